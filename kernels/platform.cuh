@@ -1,0 +1,262 @@
+// The one file where the GPU and the CPU differ. Every kernel is written once on top of it.
+//
+// On the GPU (NVRTC, no include path) a kernel is a __global__ function and a loop over items is a
+// grid-stride loop. On the CPU (g++) a kernel is a plain function that every worker thread of
+// cpu_runtime.cpp calls; the same loop then walks the worker's own contiguous slice of the items.
+#ifndef SOK_PLATFORM_CUH_
+#define SOK_PLATFORM_CUH_
+
+typedef long long i64;
+typedef unsigned long long u64;
+typedef int i32;
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+typedef float f32;
+typedef double f64;
+
+// 16-bit row formats, kept as their bits: arithmetic is always done in f32.
+struct f16 {
+  u16 bits;
+};
+struct bf16 {
+  u16 bits;
+};
+
+// The row number of a key that has no row.
+#define SOK_ABSENT 0xFFFFFFFFu
+
+#ifdef __CUDACC__
+// ------------------------------------------------------------------------------------------- GPU
+#define SOK_DEVICE __device__ __forceinline__
+#define SOK_KERNEL(name) extern "C" __global__ void name
+#define SOK_ROW_KERNEL(name) extern "C" __global__ void name
+#define SOK_EXPORT(name)
+
+// Lanes that share one row in a row kernel. A warp per row reads 128 bytes of f32 at a time.
+#ifndef SOK_ROW_LANES
+#define SOK_ROW_LANES 32
+#endif
+// Items that a thread handles together, and how many rows ahead it asks for: hiding the latency of
+// memory is the hardware's work here.
+#define SOK_BLOCK 1
+#define SOK_AHEAD 0
+
+SOK_DEVICE i64 sok_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
+SOK_DEVICE i64 sok_num_threads() { return (i64)gridDim.x * blockDim.x; }
+
+#define SOK_FOR_EACH(i, n) for (i64 i = sok_thread(); i < (n); i += sok_num_threads())
+#define SOK_FOR_EACH_BLOCK(first, count, n) \
+  for (i64 first = sok_thread(), count = 1; first < (n); first += sok_num_threads())
+#define SOK_FOR_EACH_ROW(r, n)                             \
+  for (i64 r = sok_thread() / SOK_ROW_LANES; r < (n);      \
+       r += sok_num_threads() / SOK_ROW_LANES)
+#define SOK_FOR_EACH_COLUMN(c, dim) \
+  for (i64 c = threadIdx.x % SOK_ROW_LANES; c < (dim); c += SOK_ROW_LANES)
+// True on one lane of the tile that shares a row: it writes what a row has only one of.
+SOK_DEVICE bool sok_leads_row() { return threadIdx.x % SOK_ROW_LANES == 0; }
+
+SOK_DEVICE void sok_prefetch(const void*) {}
+
+SOK_DEVICE i64 sok_load(const i64* p) { return *(const volatile i64*)p; }
+SOK_DEVICE i32 sok_load(const i32* p) { return *(const volatile i32*)p; }
+SOK_DEVICE void sok_store(i32* p, i32 v) { *(volatile i32*)p = v; }
+SOK_DEVICE i64 sok_cas(i64* p, i64 expected, i64 desired) {
+  return (i64)atomicCAS((u64*)p, (u64)expected, (u64)desired);
+}
+SOK_DEVICE u32 sok_cas(u32* p, u32 expected, u32 desired) {
+  return atomicCAS(p, expected, desired);
+}
+SOK_DEVICE i32 sok_cas(i32* p, i32 expected, i32 desired) {
+  return atomicCAS(p, expected, desired);
+}
+SOK_DEVICE void sok_min(i32* p, i32 v) { atomicMin(p, v); }
+SOK_DEVICE void sok_max(i32* p, i32 v) { atomicMax(p, v); }
+SOK_DEVICE void sok_add(i64* p, i64 v) { atomicAdd((u64*)p, (u64)v); }
+
+SOK_DEVICE u32 sok_f32_bits(f32 x) { return __float_as_uint(x); }
+SOK_DEVICE f32 sok_bits_f32(u32 x) { return __uint_as_float(x); }
+SOK_DEVICE u64 sok_f64_bits(f64 x) { return (u64)__double_as_longlong(x); }
+SOK_DEVICE f64 sok_bits_f64(u64 x) { return __longlong_as_double((i64)x); }
+SOK_DEVICE u32 sok_high_u32(u32 a, u32 b) { return __umulhi(a, b); }
+
+SOK_DEVICE f32 sok_sqrt(f32 x) { return sqrtf(x); }
+SOK_DEVICE f64 sok_sqrt(f64 x) { return sqrt(x); }
+SOK_DEVICE f32 sok_pow(f32 x, f32 y) { return powf(x, y); }
+
+SOK_DEVICE f32 to_f32(f16 x) {
+  f32 y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+SOK_DEVICE f16 to_f16(f32 x) {
+  f16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+
+#else
+// ------------------------------------------------------------------------------------------- CPU
+#include <math.h>
+#include <string.h>
+
+#include <utility>
+
+#define SOK_DEVICE static inline
+#define SOK_KERNEL(name) static void name
+#define SOK_ROW_KERNEL(name) static void name
+
+// Items whose memory is asked for before the first of them is worked on, and how many rows ahead a
+// row kernel asks for. A miss to memory takes about 100 ns, a row's work 5 to 20.
+#define SOK_BLOCK 32
+#define SOK_AHEAD 8
+
+// This worker's number and how many there are; cpu_runtime.cpp sets them around every call.
+extern thread_local int sok_worker;
+extern thread_local int sok_num_workers;
+
+SOK_DEVICE i64 sok_slice_begin(i64 n) { return n * sok_worker / sok_num_workers; }
+SOK_DEVICE i64 sok_slice_end(i64 n) { return n * (sok_worker + 1) / sok_num_workers; }
+
+#define SOK_FOR_EACH(i, n) \
+  for (i64 i = sok_slice_begin(n), i##_end = sok_slice_end(n); i < i##_end; ++i)
+#define SOK_FOR_EACH_BLOCK(first, count, n)                                                \
+  for (i64 first = sok_slice_begin(n), first##_end = sok_slice_end(n), count;              \
+       count = first##_end - first < SOK_BLOCK ? first##_end - first : SOK_BLOCK, count > 0; \
+       first += count)
+#define SOK_FOR_EACH_ROW(r, n) SOK_FOR_EACH(r, n)
+#define SOK_FOR_EACH_COLUMN(c, dim) for (i64 c = 0; c < (dim); ++c)
+SOK_DEVICE bool sok_leads_row() { return true; }
+
+SOK_DEVICE void sok_prefetch(const void* p) { __builtin_prefetch(p); }
+
+SOK_DEVICE i64 sok_load(const i64* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+SOK_DEVICE i32 sok_load(const i32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+SOK_DEVICE void sok_store(i32* p, i32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+// Returns what was there: equal to `expected` where the exchange happened.
+template <class T>
+static inline T sok_cas(T* p, T expected, T desired) {
+  __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  return expected;
+}
+SOK_DEVICE void sok_min(i32* p, i32 v) {
+  i32 seen = __atomic_load_n(p, __ATOMIC_RELAXED);
+  while (v < seen &&
+         !__atomic_compare_exchange_n(p, &seen, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+SOK_DEVICE void sok_max(i32* p, i32 v) {
+  i32 seen = __atomic_load_n(p, __ATOMIC_RELAXED);
+  while (v > seen &&
+         !__atomic_compare_exchange_n(p, &seen, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+SOK_DEVICE void sok_add(i64* p, i64 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+
+SOK_DEVICE u32 sok_f32_bits(f32 x) {
+  u32 y;
+  memcpy(&y, &x, sizeof y);
+  return y;
+}
+SOK_DEVICE f32 sok_bits_f32(u32 x) {
+  f32 y;
+  memcpy(&y, &x, sizeof y);
+  return y;
+}
+SOK_DEVICE u64 sok_f64_bits(f64 x) {
+  u64 y;
+  memcpy(&y, &x, sizeof y);
+  return y;
+}
+SOK_DEVICE f64 sok_bits_f64(u64 x) {
+  f64 y;
+  memcpy(&y, &x, sizeof y);
+  return y;
+}
+SOK_DEVICE u32 sok_high_u32(u32 a, u32 b) { return (u32)(((u64)a * b) >> 32); }
+
+SOK_DEVICE f32 sok_sqrt(f32 x) { return __builtin_sqrtf(x); }
+SOK_DEVICE f64 sok_sqrt(f64 x) { return __builtin_sqrt(x); }
+SOK_DEVICE f32 sok_pow(f32 x, f32 y) { return powf(x, y); }
+
+SOK_DEVICE f32 to_f32(f16 x) {
+  _Float16 h;
+  memcpy(&h, &x.bits, sizeof h);
+  return (f32)h;
+}
+SOK_DEVICE f16 to_f16(f32 x) {
+  _Float16 h = (_Float16)x;
+  f16 y;
+  memcpy(&y.bits, &h, sizeof h);
+  return y;
+}
+
+// How Python calls a kernel on the CPU: an array of pointers to the arguments, as cudaLaunchKernel
+// takes them, and a text with one letter per argument by which Python checks what it passes.
+template <class T>
+struct SokCode;
+#define SOK_CODE(type, letter)            \
+  template <>                             \
+  struct SokCode<type> {                  \
+    static constexpr char value = letter; \
+  };
+SOK_CODE(i64*, 'q')
+SOK_CODE(const i64*, 'q')
+SOK_CODE(u64*, 'Q')
+SOK_CODE(const u64*, 'Q')
+SOK_CODE(i32*, 'i')
+SOK_CODE(const i32*, 'i')
+SOK_CODE(u32*, 'I')
+SOK_CODE(const u32*, 'I')
+SOK_CODE(u16*, 'H')
+SOK_CODE(const u16*, 'H')
+SOK_CODE(u8*, 'B')
+SOK_CODE(const u8*, 'B')
+SOK_CODE(f32*, 'f')
+SOK_CODE(const f32*, 'f')
+SOK_CODE(f64*, 'd')
+SOK_CODE(const f64*, 'd')
+SOK_CODE(i64, '#')
+SOK_CODE(f32, '.')
+#undef SOK_CODE
+
+template <class... A>
+static inline const char* sok_signature(void (*)(A...)) {
+  static const char text[] = {SokCode<A>::value..., 0};
+  return text;
+}
+template <class... A, size_t... I>
+static inline void sok_apply(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
+  kernel(*(A*)args[I]...);
+}
+template <class... A>
+static inline void sok_apply(void (*kernel)(A...), void** args) {
+  sok_apply(kernel, args, std::index_sequence_for<A...>{});
+}
+#define SOK_EXPORT(name)                                                         \
+  extern "C" __attribute__((visibility("default"))) void sok_run_##name(void** args) { \
+    sok_apply(&name, args);                                                      \
+  }                                                                              \
+  extern "C" __attribute__((visibility("default"))) const char* sok_signature_##name() { \
+    return sok_signature(&name);                                                 \
+  }
+#endif
+
+// ------------------------------------------------------------------------------------------ both
+SOK_DEVICE f32 to_f32(f32 x) { return x; }
+SOK_DEVICE f32 to_f32(bf16 x) { return sok_bits_f32((u32)x.bits << 16); }
+// Rounds to nearest even; a NaN stays a NaN.
+SOK_DEVICE bf16 to_bf16(f32 x) {
+  u32 bits = sok_f32_bits(x);
+  bf16 y;
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u)
+    y.bits = (u16)((bits >> 16) | 0x40u);
+  else
+    y.bits = (u16)((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+  return y;
+}
+SOK_DEVICE void from_f32(f32 x, f32* out) { *out = x; }
+SOK_DEVICE void from_f32(f32 x, f16* out) { *out = to_f16(x); }
+SOK_DEVICE void from_f32(f32 x, bf16* out) { *out = to_bf16(x); }
+
+#endif  // SOK_PLATFORM_CUH_

@@ -1,0 +1,107 @@
+// Rows between the row store and dense arrays. Nothing here knows a key.
+#include "rows.cuh"
+
+// Copies rows out of a column; an absent row gives zeros.
+//
+// rows  (n,)
+// out   (n, dim)  out
+template <class T>
+SOK_DEVICE void rows_read(const u64* chunks, i64 shift, i64 dim, const u32* rows, T* out, i64 n) {
+  SOK_FOR_EACH_ROW(r, n) {
+    if (SOK_AHEAD > 0 && r + SOK_AHEAD < n)
+      sok_prefetch_row<T>(chunks, shift, dim, rows[r + SOK_AHEAD]);
+    T* to = out + r * dim;
+    if (rows[r] == SOK_ABSENT) {
+      SOK_FOR_EACH_COLUMN(c, dim) { to[c] = T(0); }
+    } else {
+      const T* from = sok_row<T>(chunks, shift, dim, rows[r]);
+      SOK_FOR_EACH_COLUMN(c, dim) { to[c] = from[c]; }
+    }
+  }
+}
+
+// Copies rows into a column; an absent row is skipped. The rows are distinct.
+//
+// rows    (n,)
+// values  (m, dim)
+// source  (n,)      row r takes values[source[r]]; null: values[r]
+template <class T>
+SOK_DEVICE void rows_write(const u64* chunks, i64 shift, i64 dim, const u32* rows, const T* values,
+                           const i32* source, i64 n) {
+  SOK_FOR_EACH_ROW(r, n) {
+    if (rows[r] == SOK_ABSENT) continue;
+    const T* from = values + (source ? (i64)source[r] : r) * dim;
+    T* to = sok_row<T>(chunks, shift, dim, rows[r]);
+    SOK_FOR_EACH_COLUMN(c, dim) { to[c] = from[c]; }
+  }
+}
+
+// Adds scale * deltas to distinct rows; an absent row is skipped.
+//
+// deltas  (n, dim)
+template <class T>
+SOK_DEVICE void rows_add(const u64* chunks, i64 shift, i64 dim, const u32* rows, const f32* deltas,
+                         f32 scale, i64 n) {
+  SOK_FOR_EACH_ROW(r, n) {
+    if (rows[r] == SOK_ABSENT) continue;
+    const f32* from = deltas + r * dim;
+    T* to = sok_row<T>(chunks, shift, dim, rows[r]);
+    SOK_FOR_EACH_COLUMN(c, dim) { from_f32(to_f32(to[c]) + scale * from[c], to + c); }
+  }
+}
+
+// Sets every element of some rows of a state column.
+SOK_ROW_KERNEL(rows_fill)
+(const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value, i64 n) {
+  SOK_FOR_EACH_ROW(r, n) {
+    if (rows[r] == SOK_ABSENT) continue;
+    f32* to = sok_row<f32>(chunks, shift, dim, rows[r]);
+    SOK_FOR_EACH_COLUMN(c, dim) { to[c] = value; }
+  }
+}
+SOK_EXPORT(rows_fill)
+
+// out[i] = x[index[i]] for dense rows of `dim` elements.
+template <class T>
+SOK_DEVICE void dense_gather(const T* x, i64 dim, const i32* index, T* out, i64 n) {
+  SOK_FOR_EACH_ROW(r, n) {
+    if (SOK_AHEAD > 0 && r + SOK_AHEAD < n) sok_prefetch(x + index[r + SOK_AHEAD] * dim);
+    const T* from = x + index[r] * dim;
+    T* to = out + r * dim;
+    SOK_FOR_EACH_COLUMN(c, dim) { to[c] = from[c]; }
+  }
+}
+
+#define SOK_COPY_KERNELS(suffix, type)                                                          \
+  SOK_ROW_KERNEL(rows_read_##suffix)                                                            \
+  (const u64* chunks, i64 shift, i64 dim, const u32* rows, type* out, i64 n) {                  \
+    rows_read<type>(chunks, shift, dim, rows, out, n);                                          \
+  }                                                                                             \
+  SOK_EXPORT(rows_read_##suffix)                                                                \
+  SOK_ROW_KERNEL(rows_write_##suffix)                                                           \
+  (const u64* chunks, i64 shift, i64 dim, const u32* rows, const type* values,                  \
+   const i32* source, i64 n) {                                                                  \
+    rows_write<type>(chunks, shift, dim, rows, values, source, n);                              \
+  }                                                                                             \
+  SOK_EXPORT(rows_write_##suffix)                                                               \
+  SOK_ROW_KERNEL(dense_gather_##suffix)                                                         \
+  (const type* x, i64 dim, const i32* index, type* out, i64 n) {                                \
+    dense_gather<type>(x, dim, index, out, n);                                                  \
+  }                                                                                             \
+  SOK_EXPORT(dense_gather_##suffix)
+
+// By width: a copy does not look at the format.
+SOK_COPY_KERNELS(u32, u32)
+SOK_COPY_KERNELS(u16, u16)
+
+#define SOK_ADD_KERNEL(type)                                                                   \
+  SOK_ROW_KERNEL(rows_add_##type)                                                              \
+  (const u64* chunks, i64 shift, i64 dim, const u32* rows, const f32* deltas, f32 scale,       \
+   i64 n) {                                                                                    \
+    rows_add<type>(chunks, shift, dim, rows, deltas, scale, n);                                \
+  }                                                                                            \
+  SOK_EXPORT(rows_add_##type)
+
+SOK_ADD_KERNEL(f32)
+SOK_ADD_KERNEL(f16)
+SOK_ADD_KERNEL(bf16)

@@ -1,0 +1,60 @@
+"""Chooses where arrays live and kernels run: "cpu" or "cuda"."""
+
+import functools
+import os
+
+from sok_lite.backend.base import Array, Backend
+
+__all__ = ["Array", "Backend", "cuda_unavailable", "get_backend"]
+
+
+@functools.cache
+def cuda_unavailable() -> str | None:
+    """Returns why the cuda backend cannot run here, or None if it can."""
+    try:
+        import cupy
+    except ImportError as error:
+        return f"CuPy cannot be imported ({error})"
+    try:
+        if cupy.cuda.runtime.getDeviceCount() > 0:
+            return None
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"CuPy sees no GPU ({error})"
+    return "CuPy sees no GPU"
+
+
+@functools.cache
+def _cpu() -> Backend:
+    from sok_lite.backend.cpu import CpuBackend
+
+    return CpuBackend()
+
+
+@functools.cache
+def _cuda() -> Backend:
+    from sok_lite.backend.cuda import CudaBackend
+
+    return CudaBackend()
+
+
+def get_backend(name: str | None = None) -> Backend:
+    """Returns the one backend of a name.
+
+    Args:
+      name: "cpu" or "cuda"; None takes SOK_LITE_BACKEND, else cuda where CuPy sees a GPU, else cpu.
+
+    Raises:
+      ValueError: no such backend.
+      RuntimeError: cuda was asked for and there is no CuPy or no GPU.
+    """
+    name = name or os.environ.get("SOK_LITE_BACKEND") or None
+    if name is None:
+        name = "cpu" if cuda_unavailable() else "cuda"
+    if name == "cpu":
+        return _cpu()
+    if name == "cuda":
+        reason = cuda_unavailable()
+        if reason is not None:
+            raise RuntimeError(f"backend 'cuda' cannot be used: {reason}. Use 'cpu'.")
+        return _cuda()
+    raise ValueError(f"backend must be 'cpu' or 'cuda'. Received: {name!r}.")

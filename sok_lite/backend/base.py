@@ -1,0 +1,65 @@
+"""What the engine asks of a backend."""
+
+from abc import ABC, abstractmethod
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+Array = Any  # numpy.ndarray or cupy.ndarray: CuPy is imported only where it is used
+
+
+class Backend(ABC):
+    """Where arrays live and kernels run.
+
+    Attributes:
+      name: "cpu" or "cuda".
+      xp: NumPy or CuPy.
+      chunk_bytes: the most bytes that a row store allocates at a time.
+    """
+
+    name: str
+    xp: ModuleType
+    chunk_bytes: int
+
+    @abstractmethod
+    def launch(self, kernel: str, num_items: int, *args: Any) -> None:
+        """Runs a kernel over `num_items` items. On the GPU it returns before the kernel ends.
+
+        Args:
+          kernel: the kernel's name in `kernels/`.
+          num_items: items (rows for a row kernel) of the main loop; 0 runs nothing.
+          args: in the kernel's order: C-contiguous arrays of this backend, None for a null
+            pointer, int for i64, float for f32.
+
+        Raises:
+          TypeError: an argument does not fit the kernel's signature (CPU).
+        """
+
+    @abstractmethod
+    def zeros_chunk(self, num_bytes: int) -> Array:
+        """Returns zeroed memory, (num_bytes,) uint8, that costs nothing until it is touched.
+
+        Raises:
+          MemoryError: there is not that much.
+        """
+
+    @abstractmethod
+    def address(self, array: Array) -> int:
+        """Returns the address of an array's first byte."""
+
+    @abstractmethod
+    def to_host(self, array: Array) -> np.ndarray:
+        """Returns the array as a NumPy array; waits for kernels that write it."""
+
+    @abstractmethod
+    def from_host(self, array: Any) -> Array:
+        """Returns an array-like as a C-contiguous array of this backend."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Waits for every kernel launched so far."""
+
+    @abstractmethod
+    def stable_argsort(self, array: Array) -> Array:
+        """Returns the order that sorts `array` and keeps equal elements in their order."""

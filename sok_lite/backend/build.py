@@ -1,0 +1,108 @@
+"""The CPU kernel library: the one in the wheel, or one compiled here from the sources.
+
+A wheel ships it in `sok_lite/lib`. A checkout has none: the library is then compiled with the
+machine's own g++ on first use, into a cache keyed by the sources and the flags, so an edited kernel
+is never run from an old library.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from sok_lite.backend.sources import kernel_files, kernel_folder
+
+# -ffp-contract=off: a fused multiply-add would round differently from the GPU and from other CPUs.
+FLAGS = (
+    "-std=c++17 -O3 -fPIC -shared -pthread -fvisibility=hidden -ffp-contract=off -fno-math-errno "
+    "-Wall -Wextra -Werror"
+).split()
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    for line in text.splitlines():
+        if line.startswith("flags"):
+            return set(line.split(":", 1)[1].split())
+    return set()
+
+
+def has_x86_64_v3() -> bool:
+    """Whether this processor runs code compiled with -march=x86-64-v3."""
+    return {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"} <= _cpu_flags()
+
+
+def cache_folder() -> Path:
+    """Returns the folder for what is compiled on this machine."""
+    root = os.environ.get("SOK_LITE_CACHE")
+    if root is None:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        root = os.path.join(base, "sok_lite")
+    return Path(root)
+
+
+def shipped_library() -> Path | None:
+    """Returns the library in the installed wheel that suits this processor, or None."""
+    folder = Path(__file__).resolve().parent.parent / "lib"
+    names = ["libsok_lite_cpu_v3.so"] if has_x86_64_v3() else []
+    for name in [*names, "libsok_lite_cpu.so"]:
+        if (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def compile_library(extra_flags: Sequence[str] = ()) -> Path:
+    """Compiles every kernel into one shared library and returns its path.
+
+    Args:
+      extra_flags: further compiler flags, such as a sanitizer's.
+
+    Raises:
+      RuntimeError: there is no C++ compiler, or it failed; its own words are in the message.
+    """
+    folder = kernel_folder()
+    sources = [*kernel_files(), folder / "cpu_runtime.cpp"]
+    flags = [*FLAGS, *extra_flags]
+    digest = hashlib.sha256(" ".join([platform.machine(), *flags]).encode())
+    for path in sorted([*sources, *folder.rglob("*.cuh")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    target = cache_folder() / "kernels" / f"libsok_lite_cpu-{digest.hexdigest()[:16]}.so"
+    if target.is_file():
+        return target
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise RuntimeError(
+            "The CPU kernels are not built and there is no C++ compiler to build them with. "
+            "Install sok_lite from a wheel, or install g++ (Debian/Ubuntu: apt-get install g++)."
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        # Renamed into place when whole: several ranks may compile at once.
+        built = Path(scratch) / target.name
+        inputs = [part for path in sources for part in ("-x", "c++", str(path))]
+        command = [compiler, *flags, "-I", str(folder), *inputs, "-o", str(built)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(
+                f"Compiling the CPU kernels failed:\n{' '.join(command)}\n{done.stderr[:4000]}"
+            )
+        os.replace(built, target)
+    return target
+
+
+def find_library() -> Path:
+    """Returns the CPU kernel library: SOK_LITE_CPU_LIBRARY, the wheel's, or one compiled here."""
+    named = os.environ.get("SOK_LITE_CPU_LIBRARY")
+    if named:
+        return Path(named)
+    shipped = shipped_library()
+    if shipped is not None:
+        return shipped
+    return compile_library(["-march=x86-64-v3"] if has_x86_64_v3() else [])

@@ -1,0 +1,128 @@
+"""Kernels on the CPU: the compiled library, called through ctypes, which drops the GIL."""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_lite.backend.base import Array, Backend
+from sok_lite.backend.build import find_library
+
+# The letters of SokCode in kernels/platform.cuh.
+_DTYPES = {
+    "q": np.dtype(np.int64),
+    "Q": np.dtype(np.uint64),
+    "i": np.dtype(np.int32),
+    "I": np.dtype(np.uint32),
+    "H": np.dtype(np.uint16),
+    "B": np.dtype(np.uint8),
+    "f": np.dtype(np.float32),
+    "d": np.dtype(np.float64),
+}
+
+
+class _Kernel(NamedTuple):
+    run: Any
+    signature: str
+
+
+def default_num_threads() -> int:
+    """Returns the threads of one rank: its share of the cores this process may use.
+
+    SOK_LITE_NUM_THREADS overrides it. Several ranks on one machine share its cores.
+    """
+    named = os.environ.get("SOK_LITE_NUM_THREADS")
+    if named:
+        return max(1, int(named))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    ranks = 1
+    for name in ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        if os.environ.get(name, "").isdigit():
+            ranks = max(ranks, int(os.environ[name]))
+    return max(1, (cores or 1) // ranks)
+
+
+class CpuBackend(Backend):
+    """NumPy arrays and the CPU kernel library.
+
+    Attributes:
+      num_threads: the most worker threads of one launch.
+      grain: the fewest items that are worth one more thread.
+    """
+
+    name = "cpu"
+    xp = np
+    # Touched pages alone cost memory, so a chunk can be large enough for huge pages.
+    chunk_bytes = 1 << 24
+
+    def __init__(self, library: Path | None = None, num_threads: int | None = None) -> None:
+        self.num_threads = default_num_threads() if num_threads is None else num_threads
+        self.grain = 1024
+        self._library = ctypes.CDLL(str(library or find_library()))
+        self._launch = self._library.sok_launch
+        self._launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+        self._launch.restype = None
+        self._kernels: dict[str, _Kernel] = {}
+
+    def _kernel(self, name: str) -> _Kernel:
+        kernel = self._kernels.get(name)
+        if kernel is None:
+            describe: Callable[[], bytes] = getattr(self._library, f"sok_signature_{name}")
+            describe.restype = ctypes.c_char_p  # type: ignore[attr-defined]
+            run = ctypes.cast(getattr(self._library, f"sok_run_{name}"), ctypes.c_void_p)
+            kernel = self._kernels[name] = _Kernel(run, describe().decode())
+        return kernel
+
+    def launch(self, kernel: str, num_items: int, *args: Any) -> None:
+        if num_items <= 0:
+            return
+        run, signature = self._kernel(kernel)
+        if len(args) != len(signature):
+            raise TypeError(f"{kernel} takes {len(signature)} arguments. Received: {len(args)}.")
+        # One 8-byte cell per argument, and a table of the cells' addresses.
+        cells = (ctypes.c_uint64 * len(args))()
+        for i, (arg, code) in enumerate(zip(args, signature, strict=True)):
+            if code == "#":
+                cells[i] = int(arg) & 0xFFFFFFFFFFFFFFFF
+            elif code == ".":
+                cells[i] = int(np.float32(arg).view(np.uint32))
+            elif arg is not None:
+                if arg.dtype != _DTYPES[code] or not arg.flags.c_contiguous:
+                    raise TypeError(
+                        f"Argument {i} of {kernel} must be a C-contiguous array of "
+                        f"{_DTYPES[code]}. Received: {arg.dtype}, strides {arg.strides}."
+                    )
+                cells[i] = arg.ctypes.data
+        base = ctypes.addressof(cells)
+        table = (ctypes.c_void_p * len(args))(*range(base, base + 8 * len(args), 8))
+        workers = min(self.num_threads, max(1, num_items // self.grain))
+        self._launch(run, table, workers)
+
+    def zeros_chunk(self, num_bytes: int) -> Array:
+        try:
+            memory = mmap.mmap(-1, max(1, num_bytes))
+        except OSError as error:
+            raise MemoryError(f"No {num_bytes:,} bytes of memory for rows: {error}") from error
+        if hasattr(mmap, "MADV_HUGEPAGE") and num_bytes >= 1 << 22:
+            # Random rows touch a page each: 2 MB pages save most of the page-table misses.
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(memory, dtype=np.uint8, count=num_bytes)
+
+    def address(self, array: Array) -> int:
+        return int(array.ctypes.data)
+
+    def to_host(self, array: Array) -> np.ndarray:
+        return np.asarray(array)
+
+    def from_host(self, array: Any) -> Array:
+        return np.ascontiguousarray(array)
+
+    def synchronize(self) -> None:
+        pass
+
+    def stable_argsort(self, array: Array) -> Array:
+        return np.argsort(array, kind="stable")

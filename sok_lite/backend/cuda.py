@@ -1,0 +1,94 @@
+"""Kernels on the GPU: the same sources, compiled by NVRTC through cupy.RawModule."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+
+from sok_lite.backend.base import Array, Backend
+from sok_lite.backend.sources import inlined, kernel_files
+
+# --fmad=false: the CPU does not fuse multiply and add either, and results must be the same.
+NVRTC_FLAGS = ("--std=c++17", "--fmad=false")
+_THREADS_PER_BLOCK = 256
+_ROW_LANES = 32  # SOK_ROW_LANES of kernels/platform.cuh
+_NAME = re.compile(r"\b(SOK_(?:ROW_)?KERNEL)\((\w+?)(?:##\w+)?\)")
+
+
+class CudaBackend(Backend):
+    """CuPy arrays on the current device and the kernels compiled for it."""
+
+    name = "cuda"
+    xp = cupy
+    chunk_bytes = 1 << 21
+
+    def __init__(self) -> None:
+        self._modules: dict[Path, Any] = {}
+        self._kernels: dict[str, tuple[Any, int]] = {}
+        # (text before a ## or whole name, is it a prefix, file, lanes per item)
+        self._names: list[tuple[str, bool, Path, int]] = []
+        for path in kernel_files():
+            for match in _NAME.finditer(path.read_text()):
+                lanes = _ROW_LANES if match.group(1) == "SOK_ROW_KERNEL" else 1
+                self._names.append((match.group(2), "##" in match.group(0), path, lanes))
+        device = cupy.cuda.Device()
+        self._max_blocks = 32 * device.attributes["MultiProcessorCount"]
+
+    def _kernel(self, name: str) -> tuple[Any, int]:
+        kernel = self._kernels.get(name)
+        if kernel is None:
+            # The longest matching name: update_adam_ beats update_.
+            fits = [
+                entry
+                for entry in self._names
+                if (name.startswith(entry[0]) if entry[1] else name == entry[0])
+            ]
+            if not fits:
+                raise AttributeError(f"No kernel {name!r} in kernels/.")
+            _, _, path, lanes = max(fits, key=lambda entry: len(entry[0]))
+            module = self._modules.get(path)
+            if module is None:
+                module = cupy.RawModule(code=inlined(path), options=NVRTC_FLAGS)
+                self._modules[path] = module
+            kernel = self._kernels[name] = (module.get_function(name), lanes)
+        return kernel
+
+    def launch(self, kernel: str, num_items: int, *args: Any) -> None:
+        if num_items <= 0:
+            return
+        function, lanes = self._kernel(kernel)
+        values = []
+        for arg in args:
+            if arg is None:
+                values.append(np.uint64(0))
+            elif isinstance(arg, cupy.ndarray):
+                values.append(arg)
+            elif isinstance(arg, (float, np.floating)):
+                values.append(np.float32(arg))
+            else:
+                values.append(np.int64(arg))
+        blocks = -(-num_items * lanes // _THREADS_PER_BLOCK)
+        function((min(blocks, self._max_blocks),), (_THREADS_PER_BLOCK,), tuple(values))
+
+    def zeros_chunk(self, num_bytes: int) -> Array:
+        try:
+            return cupy.zeros(num_bytes, dtype=cupy.uint8)
+        except cupy.cuda.memory.OutOfMemoryError as error:
+            raise MemoryError(f"No {num_bytes:,} bytes of GPU memory for rows: {error}") from error
+
+    def address(self, array: Array) -> int:
+        return int(array.data.ptr)
+
+    def to_host(self, array: Array) -> np.ndarray:
+        return cupy.asnumpy(array)
+
+    def from_host(self, array: Any) -> Array:
+        return cupy.ascontiguousarray(cupy.asarray(array))
+
+    def synchronize(self) -> None:
+        cupy.cuda.get_current_stream().synchronize()
+
+    def stable_argsort(self, array: Array) -> Array:
+        return cupy.argsort(array, kind="stable")

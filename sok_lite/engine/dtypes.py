@@ -1,0 +1,130 @@
+"""The types of keys and rows, and how they are stored."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array
+
+
+class RowDtype(NamedTuple):
+    """A row format.
+
+    Attributes:
+      name: "float32", "float16" or "bfloat16".
+      storage: the NumPy dtype of the arrays that hold it. NumPy has no bfloat16 of its own, so
+        those are uint16 arrays of its bits.
+      suffix: ends the name of the kernels for it.
+    """
+
+    name: str
+    storage: np.dtype
+    suffix: str
+
+    @property
+    def copy_suffix(self) -> str:
+        """Ends the name of the kernels that copy rows without looking at the format."""
+        return f"u{8 * self.storage.itemsize}"
+
+    def bits(self, array: Array) -> Array:
+        """Returns a view as the unsigned integers that copy kernels take."""
+        return array.view(f"uint{8 * self.storage.itemsize}")
+
+    def kernel_view(self, array: Array) -> Array:
+        """Returns a view as what the kernels of this format take: f32, or 16-bit rows' bits."""
+        return array if self.name == "float32" else array.view(np.uint16)
+
+
+_ROW_DTYPES = {
+    "float32": RowDtype("float32", np.dtype(np.float32), "f32"),
+    "float16": RowDtype("float16", np.dtype(np.float16), "f16"),
+    "bfloat16": RowDtype("bfloat16", np.dtype(np.uint16), "bf16"),
+}
+
+
+def row_dtype(name: str) -> RowDtype:
+    """Returns the row format of a name.
+
+    Raises:
+      ValueError: no such format.
+    """
+    if name not in _ROW_DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(_ROW_DTYPES)}. Received: {name!r}.")
+    return _ROW_DTYPES[name]
+
+
+class KeyDtype(NamedTuple):
+    """A key type. Inside the engine every key is an int64; uint64 keys keep their bits.
+
+    Attributes:
+      name: "int64", "int32" or "uint64".
+      dtype: of the user's arrays.
+      empty_key, reclaim_key: the two marks of an index, as SOK documents them for the type.
+    """
+
+    name: str
+    dtype: np.dtype
+    empty_key: int
+    reclaim_key: int
+
+    def to_int64(self, xp: Any, keys: Any) -> Array:
+        """Returns keys as a C-contiguous int64 array of the same shape.
+
+        Raises:
+          TypeError: they are not integers.
+          ValueError: one of them does not fit the key type; the message names the first.
+        """
+        keys = xp.asarray(keys)
+        if keys.size == 0 and keys.dtype == np.float64:
+            keys = keys.astype(self.dtype)  # NumPy's dtype for an empty list
+        if keys.dtype.kind not in "iu":
+            raise TypeError(
+                f"keys must be integers that fit {self.name}. Received: dtype {keys.dtype}. "
+                "Cast them first if they really are keys."
+            )
+        if keys.dtype != self.dtype:
+            self._check_range(xp, keys)
+        if self.name == "uint64":
+            keys = keys.astype(np.uint64, copy=False)
+            return xp.ascontiguousarray(keys).view(np.int64).reshape(keys.shape)
+        return xp.ascontiguousarray(keys, dtype=np.int64).reshape(keys.shape)
+
+    def from_int64(self, xp: Any, keys: Array) -> Array:
+        """Returns engine keys in the user's type."""
+        if self.name == "uint64":
+            return keys.view(np.uint64)
+        return keys.astype(self.dtype, copy=False)
+
+    def _check_range(self, xp: Any, keys: Array) -> None:
+        mine, theirs = np.iinfo(self.dtype), np.iinfo(keys.dtype)
+        bad = xp.zeros(keys.shape, dtype=bool)
+        if theirs.max > mine.max:
+            bad |= keys > keys.dtype.type(mine.max)
+        if theirs.min < mine.min:
+            bad |= keys < keys.dtype.type(mine.min)
+        if bool(bad.any()):
+            first = keys[bad].reshape(-1)[0]
+            raise ValueError(
+                f"keys must fit {self.name} ({mine.min} to {mine.max}). Received: {int(first)}. "
+                "Use a wider key_type."
+            )
+
+
+_I64 = np.iinfo(np.int64)
+_KEY_DTYPES = {
+    "int64": KeyDtype("int64", np.dtype(np.int64), int(_I64.max), int(_I64.min)),
+    "int32": KeyDtype("int32", np.dtype(np.int32), int(_I64.max), int(_I64.min)),
+    # The largest two, as int64 bit patterns.
+    "uint64": KeyDtype("uint64", np.dtype(np.uint64), -1, -2),
+}
+
+
+def key_dtype(name: str) -> KeyDtype:
+    """Returns the key type of a name.
+
+    Raises:
+      ValueError: no such type.
+    """
+    if name not in _KEY_DTYPES:
+        raise ValueError(f"key_type must be one of {', '.join(_KEY_DTYPES)}. Received: {name!r}.")
+    return _KEY_DTYPES[name]
