@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# Sets up the project in .venv: TensorFlow, the test tools, Horovod, and sok_lite itself, editable.
+# Run it as often as you like: it takes no time when nothing changed.
+#
+#   bash scripts/setup.sh          TensorFlow for the CPU, Horovod with Gloo (and MPI if mpicc is found)
+#   bash scripts/setup.sh --gpu    TensorFlow with CUDA, CuPy, Horovod with NCCL: what the Dockerfile runs
+#
+# SOK_LITE_PYTHON  the Python to use (3.10 to 3.13); else the first suitable python3 on PATH
+# SOK_LITE_VENV    where the environment goes; else .venv in the project
+# SOK_LITE_CACHE   where the Horovod wheel is kept; else ~/.cache/sok_lite
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+die() {
+  printf 'error: %s\n' "$@" >&2
+  exit 1
+}
+
+extra=cpu
+horovod_flags=()
+for argument in "$@"; do
+  case "$argument" in
+    --gpu)
+      extra=gpu
+      horovod_flags=(--gpu)
+      ;;
+    -h | --help)
+      sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+      exit 0
+      ;;
+    *) die "unknown argument '$argument'. Expected: --gpu or nothing." ;;
+  esac
+done
+
+venv="${SOK_LITE_VENV:-.venv}"
+# In a shell where .venv is activated its own python3 and mpicc must not be taken for the system's.
+case "$venv" in /*) own="$venv/bin" ;; *) own="$PWD/$venv/bin" ;; esac
+PATH=":$PATH:"
+PATH="${PATH//":$own:"/:}"
+PATH="${PATH#:}"
+PATH="${PATH%:}"
+
+# ---------------------------------------------------------------- what pip cannot install
+suits='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'
+python=
+found=
+for candidate in ${SOK_LITE_PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+  command -v "$candidate" >/dev/null 2>&1 || continue
+  found="$found $("$candidate" --version 2>&1 | tail -n 1) ($candidate)"
+  if "$candidate" -c "$suits" >/dev/null 2>&1; then
+    python="$(command -v "$candidate")"
+    break
+  fi
+done
+if [ -z "$python" ]; then
+  die "sok_lite needs Python 3.10, 3.11, 3.12 or 3.13 (what TensorFlow supports). Found:${found:- none}." \
+    "  Debian, Ubuntu:  sudo apt-get install python3 python3-venv" \
+    "  Fedora, RHEL:    sudo dnf install python3.12" \
+    "  any system:      https://docs.astral.sh/uv/  then: uv python install 3.12" \
+    "and, if it is not the first python3 on PATH, name it: SOK_LITE_PYTHON=/path/to/python3.12 bash scripts/setup.sh"
+fi
+if ! "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+  version="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
+  die "$python has no venv module (Debian and Ubuntu ship it apart)." \
+    "  Debian, Ubuntu:  sudo apt-get install python$version-venv"
+fi
+if ! command -v "${CXX:-g++}" >/dev/null 2>&1; then
+  die "no C++ compiler: '${CXX:-g++}' is not on PATH. The kernels and Horovod are compiled here." \
+    "  Debian, Ubuntu:  sudo apt-get install g++" \
+    "  Fedora, RHEL:    sudo dnf install gcc-c++" \
+    "  conda:           conda install -c conda-forge gxx   (and CXX set to its name)"
+fi
+
+# ---------------------------------------------------------------- is there anything to do?
+stamp="$venv/sok_lite-setup.txt"
+running="$venv/sok_lite-setup.running"
+# All that decides what is installed. A project that moved has another path in its editable install.
+wanted="$(
+  "$python" - "$extra" pyproject.toml scripts/setup.sh scripts/build_horovod.py <<'PY'
+import hashlib, os, shutil, sys
+digest = hashlib.sha256()
+for path in sys.argv[2:]:
+    digest.update(open(path, "rb").read())
+print(sys.argv[1], os.path.realpath(sys.executable), sys.version.split()[0], os.getcwd(),
+      "mpicc" if shutil.which("mpicc") else "no-mpicc", digest.hexdigest())
+PY
+)"
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && [ -x "$venv/bin/python" ]; then
+  exit 0
+fi
+
+# ---------------------------------------------------------------- do it
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+export PIP_RETRIES="${PIP_RETRIES:-10}" PIP_DEFAULT_TIMEOUT="${PIP_DEFAULT_TIMEOUT:-60}"
+
+# pip's own retries do not cover a download that breaks off.
+pip_install() {
+  local try
+  for try in 1 2 3; do
+    if "$venv/bin/python" -m pip install -qq "$@"; then return 0; fi
+    echo "pip failed (try $try of 3): pip install $*" >&2
+    sleep $((try * 3))
+  done
+  die "pip could not install: $*" "Its reason is above. What is installed stays; run this again to go on."
+}
+
+step() { printf '[setup %4ds] %s\n' "$SECONDS" "$1"; }
+
+clear=()
+if [ -e "$running" ]; then
+  step "the last set-up was killed midway: starting over"
+  clear=(--clear)
+elif [ -e "$venv" ] && ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+  clear=(--clear)
+elif [ -e "$venv" ] &&
+  [ "$("$venv/bin/python" -c 'import sys; print(sys.version_info[:2])')" != "$("$python" -c 'import sys; print(sys.version_info[:2])')" ]; then
+  clear=(--clear)
+fi
+if [ ! -e "$venv" ] || [ ${#clear[@]} -gt 0 ]; then
+  step "making $venv with $("$python" --version)"
+  "$python" -m venv ${clear[@]+"${clear[@]}"} "$venv" || die "could not make $venv."
+fi
+rm -f "$stamp"
+: >"$running"
+# pip undoes a step that fails or is interrupted; only a killed pip leaves the marker.
+trap 'rm -f "$running"' EXIT
+
+step "pip"
+pip_install --upgrade pip "setuptools>=65" wheel
+step "TensorFlow ($extra), the test tools and sok_lite (editable)"
+pip_install --editable ".[$extra,test]"
+# It is released in step with TensorFlow, and its metadata would pull the full `tensorflow` in.
+release="$("$venv/bin/python" - <<'PY'
+from importlib.metadata import PackageNotFoundError, version
+try:
+    found = version("tensorflow-cpu")
+except PackageNotFoundError:
+    found = version("tensorflow")
+print(".".join(found.split(".")[:2]))
+PY
+)"
+step "tf_keras $release"
+pip_install --no-deps "tf_keras==$release.*"
+step "Horovod"
+"$venv/bin/python" scripts/build_horovod.py ${horovod_flags[@]+"${horovod_flags[@]}"}
+printf '%s\n' "$wanted" >"$stamp"
+step "ready: $venv"
