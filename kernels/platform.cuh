@@ -51,6 +51,9 @@ SOK_DEVICE i64 sok_num_threads() { return (i64)gridDim.x * blockDim.x; }
 #define SOK_FOR_EACH_ROW(r, n)                             \
   for (i64 r = sok_thread() / SOK_ROW_LANES; r < (n);      \
        r += sok_num_threads() / SOK_ROW_LANES)
+#define SOK_FOR_EACH_ROW_BLOCK(first, count, n)                            \
+  for (i64 first = sok_thread() / SOK_ROW_LANES, count = 1; first < (n);   \
+       first += sok_num_threads() / SOK_ROW_LANES)
 #define SOK_FOR_EACH_COLUMN(c, dim) \
   for (i64 c = threadIdx.x % SOK_ROW_LANES; c < (dim); c += SOK_ROW_LANES)
 // True on one lane of the tile that shares a row: it writes what a row has only one of.
@@ -125,6 +128,7 @@ SOK_DEVICE i64 sok_slice_end(i64 n) { return n * (sok_worker + 1) / sok_num_work
        count = first##_end - first < SOK_BLOCK ? first##_end - first : SOK_BLOCK, count > 0; \
        first += count)
 #define SOK_FOR_EACH_ROW(r, n) SOK_FOR_EACH(r, n)
+#define SOK_FOR_EACH_ROW_BLOCK(first, count, n) SOK_FOR_EACH_BLOCK(first, count, n)
 #define SOK_FOR_EACH_COLUMN(c, dim) for (i64 c = 0; c < (dim); ++c)
 SOK_DEVICE bool sok_leads_row() { return true; }
 

@@ -7,11 +7,12 @@ writes nothing.
 
 import hashlib
 import threading
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
 from sok_lite.engine.row_store import ABSENT, RowStore
 from sok_lite.engine.unique import last_of_each, unique
@@ -22,6 +23,18 @@ _MIN_CAPACITY = 64
 _MAX_LOAD_FACTOR = 0.7
 # Erased slots lengthen every probe until the index is rebuilt.
 _MAX_RECLAIM_FACTOR = 0.15
+
+
+class Lookup(NamedTuple):
+    """What a lookup gives.
+
+    Attributes:
+      values: (n, dim) of the table's storage dtype.
+      rows: (n,) uint32, the row numbers: good until the table's generation changes.
+    """
+
+    values: Array
+    rows: Array
 
 
 class FillsRows(Protocol):
@@ -131,23 +144,46 @@ class DetTable:
         with self.lock:
             rows, num_missing = self._find(keys)
             if num_missing:
-                at = self.backend.xp.flatnonzero(rows == np.uint32(ABSENT))
-                missing = keys[at]
-                if unique_keys:
-                    rows[at] = self._insert(missing, initialise=True)
-                else:
-                    distinct, inverse = unique(self.backend, missing)
-                    rows[at] = self._insert(distinct, initialise=True)[inverse]
+                self._insert_missing(keys, rows, unique_keys)
             return rows
 
-    def lookup(self, keys: Any, out: Array | None = None) -> Array:
-        """Returns the row of every key, (n, dim) in storage format; new keys are inserted.
+    def lookup(self, keys: Any, *, unique_keys: bool = False, out: Array | None = None) -> Lookup:
+        """Returns the row of every key and its number; new keys are inserted.
 
         Args:
-          out: (n, dim) C-contiguous, to write into; None: a new array.
+          keys: (n,).
+          unique_keys: a promise that no key repeats, which saves a pass when keys are new.
+          out: (n, dim) of the storage dtype, C-contiguous, to write into; None: a new array.
+
+        Raises:
+          MemoryError: no memory for the new keys; the table is as it was.
         """
+        keys = self._keys(keys)
+        xp, store = self.backend.xp, self.store
+        n = int(keys.size)
+        if out is None:
+            out = xp.empty((n, self.dim), self.row_dtype.storage)
+        rows = xp.empty(n, np.uint32)
+        missing = xp.zeros(1, np.int64)
         with self.lock:
-            return self.store.read(self.find_or_insert(keys), out=out)
+            self.backend.launch(
+                f"det_lookup_{self.row_dtype.copy_suffix}",
+                n,
+                self._slots,
+                *self._index(),
+                keys,
+                rows,
+                store.column().pointers,
+                store.chunk_shift,
+                self.dim,
+                self.row_dtype.bits(out),
+                missing,
+                n,
+            )
+            if int(missing[0]):
+                self._insert_missing(keys, rows, unique_keys)
+                store.read(rows, out=out)
+        return Lookup(out, rows)
 
     # ---------------------------------------------------------------- writes
 
@@ -173,9 +209,6 @@ class DetTable:
         Args:
           deltas: (n, dim), summed in float32 whatever the row format.
         """
-        # Needs no module above this one but segment_sum, which stands beside it.
-        from sok_lite.engine.combine import segment_sum
-
         keys = self._keys(keys)
         xp = self.backend.xp
         deltas = xp.ascontiguousarray(xp.asarray(deltas), dtype=np.float32)
@@ -284,13 +317,21 @@ class DetTable:
         if initialise:
             self.initializer.fill(self.backend, self.store, rows, keys, self._table_seed)
         reclaimed = self.backend.xp.zeros(1, np.int64)
-        self.backend.launch(
-            "det_insert", n, self._slots, *self._index(), keys, rows, reclaimed, n
-        )
+        self.backend.launch("det_insert", n, self._slots, *self._index(), keys, rows, reclaimed, n)
         self._size += n
         if self._reclaimed:
             self._reclaimed -= int(reclaimed[0])
         return rows
+
+    def _insert_missing(self, keys: Array, rows: Array, unique_keys: bool) -> None:
+        """Inserts the keys whose row is absent and writes their new row numbers into `rows`."""
+        at = self.backend.xp.flatnonzero(rows == np.uint32(ABSENT))
+        missing = keys[at]
+        if unique_keys:
+            rows[at] = self._insert(missing, initialise=True)
+        else:
+            distinct, inverse = unique(self.backend, missing)
+            rows[at] = self._insert(distinct, initialise=True)[inverse]
 
     def _write(self, keys: Any, values: Any, *, insert: bool) -> None:
         keys = self._keys(keys)

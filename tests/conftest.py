@@ -1,0 +1,20 @@
+"""What every test module shares: the backends, and the switch for long variants."""
+
+import os
+
+import pytest
+
+from sok_lite.backend import cuda_unavailable, get_backend
+
+# One switch for everything that takes long: SOK_LITE_LONG=1.
+LONG = os.environ.get("SOK_LITE_LONG", "") not in ("", "0")
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def backend(request):
+    """Each backend in turn; cuda is skipped, with the reason, where it cannot run."""
+    if request.param == "cuda":
+        reason = cuda_unavailable()
+        if reason is not None:
+            pytest.skip(f"no cuda backend: {reason}")
+    return get_backend(request.param)

@@ -1,0 +1,23 @@
+"""A first row that a reader can compute in the head, and tables that use it."""
+
+import numpy as np
+
+from sok_lite.engine.table import make_table
+
+
+class KeyInitializer:
+    """The first row of key k is k mod 1000 in every column."""
+
+    def fill(self, backend, store, rows, keys, table_seed):
+        values = (backend.to_host(keys) % 1000).astype(np.float32)
+        values = np.repeat(values[:, None], store.dim, axis=1)
+        store.write(rows, backend.from_host(store.to_storage(backend.from_host(values))))
+
+
+def first_row(dim):
+    """The same for the oracle."""
+    return lambda key: np.full(dim, key % 1000, np.float32)
+
+
+def new_table(backend, dim=4, **options):
+    return make_table("hbm", backend, dim, initializer=KeyInitializer(), **options)

@@ -1,0 +1,103 @@
+"""Launching kernels: argument checks, worker threads, forks."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from sok_lite.backend import get_backend
+from sok_lite.backend.cpu import CpuBackend, default_num_threads
+from sok_lite.engine.unique import gather_rows
+
+
+def gather(backend, n, dim=5):
+    x = np.arange(n * dim, dtype=np.float32).reshape(n, dim)
+    index = np.random.default_rng(0).permutation(n).astype(np.int32)
+    out = gather_rows(backend, backend.from_host(x), backend.from_host(index))
+    np.testing.assert_array_equal(backend.to_host(out), x[index])
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000, 4097, 100_003])
+def test_every_item_is_worked_on_once(backend, n):
+    gather(backend, n)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_any_number_of_threads_covers_every_item(threads):
+    backend = CpuBackend(num_threads=threads)
+    backend.grain = 1
+    for n in (1, 2, 7, 8, 9, 1000):
+        gather(backend, n)
+
+
+def test_launches_from_several_python_threads_at_once():
+    backend = CpuBackend(num_threads=3)
+    backend.grain = 1
+    failures = []
+
+    def work():
+        try:
+            for _ in range(200):
+                gather(backend, 50)
+        except AssertionError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_worker_threads_of_its_own():
+    backend = CpuBackend(num_threads=2)
+    backend.grain = 1
+    gather(backend, 100)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            gather(backend, 100)
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_arguments_are_checked_against_the_kernel():
+    backend = get_backend("cpu")
+    index = np.zeros(3, np.int32)
+    x = np.zeros((3, 2), np.uint32)
+    with pytest.raises(TypeError, match="takes 5 arguments. Received: 2"):
+        backend.launch("dense_gather_u32", 3, x, 2)
+    with pytest.raises(TypeError, match="Argument 2 .* array of int32. Received: int64"):
+        backend.launch("dense_gather_u32", 3, x, 2, index.astype(np.int64), x.copy(), 3)
+    with pytest.raises(TypeError, match="C-contiguous"):
+        backend.launch("dense_gather_u32", 3, x.T, 2, index, x.copy(), 3)
+    with pytest.raises(AttributeError, match="no_such_kernel"):
+        backend.launch("no_such_kernel", 3)
+
+
+def test_ranks_of_one_machine_share_its_cores(monkeypatch):
+    monkeypatch.delenv("SOK_LITE_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setenv("HOROVOD_LOCAL_SIZE", "4")
+    assert default_num_threads() == 2
+    monkeypatch.setenv("HOROVOD_LOCAL_SIZE", "100")
+    assert default_num_threads() == 1
+    monkeypatch.setenv("SOK_LITE_NUM_THREADS", "5")
+    assert default_num_threads() == 5
+
+
+def test_unknown_backends_are_refused():
+    with pytest.raises(ValueError, match="'cpu' or 'cuda'. Received: 'gpu'"):
+        get_backend("gpu")
+
+
+def test_more_memory_than_there_is_raises():
+    with pytest.raises(MemoryError, match="bytes of memory for rows"):
+        get_backend("cpu").zeros_chunk(1 << 60)

@@ -1,0 +1,105 @@
+"""Imports point down only: a module may import from its own layer's list, and from nothing above."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "sok_lite"
+
+# From the ground up. A module belongs to the longest name that starts its own. It may import
+# sok_lite modules of its own line or of the lines before it.
+LAYERS = [
+    ["sok_lite._version"],
+    ["sok_lite.backend"],
+    ["sok_lite.comm"],
+    ["sok_lite.engine.dtypes", "sok_lite.engine"],
+    ["sok_lite.engine.unique"],
+    ["sok_lite.engine.row_store", "sok_lite.engine.combine"],
+    ["sok_lite.engine.initializer"],
+    ["sok_lite.engine.table"],
+    ["sok_lite.engine.update_rules"],
+    ["sok_lite.engine.owner", "sok_lite.engine.agreement"],
+    ["sok_lite.engine.exchange"],
+    ["sok_lite.engine.step"],
+    ["sok_lite.tensor"],
+    ["sok_lite.communication"],
+    ["sok_lite.variable_spec"],
+    ["sok_lite.dynamic_variable"],
+    ["sok_lite.lookup", "sok_lite.optimizer"],
+    ["sok_lite"],
+]
+# What else each part of the package may import, besides the standard library and NumPy.
+OUTSIDE = {
+    "sok_lite.backend.cuda": {"cupy"},
+    "sok_lite.backend": {"cupy"},
+    "sok_lite.comm.horovod": {"horovod", "tensorflow"},
+    "sok_lite.comm.mpi": {"mpi4py"},
+    "sok_lite.comm": set(),
+    "sok_lite.engine": set(),
+}
+
+
+def layer_of(module):
+    fits = [
+        (len(name), number)
+        for number, names in enumerate(LAYERS)
+        for name in names
+        if module == name or (module.startswith(name + ".") and name != "sok_lite")
+    ]
+    return max(fits)[1] if fits else None
+
+
+def module_name(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(source):
+    """Every module that a source imports, wherever in it, with `from a import b` as a and a.b."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def faults(module, source):
+    """What a module imports and may not."""
+    known = {module_name(path) for path in PACKAGE.rglob("*.py")}
+    found = []
+    for name in set(imports(source)):
+        top = name.split(".")[0]
+        if top == "sok_lite":
+            if name in known and name != module and layer_of(name) > layer_of(module):
+                found.append(name)
+        elif top in {"tensorflow", "keras", "tf_keras", "horovod", "cupy", "mpi4py"}:
+            fits = [n for n in OUTSIDE if module == n or module.startswith(n + ".")]
+            if fits and top not in OUTSIDE[max(fits, key=len)]:
+                found.append(name)
+    return found
+
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_point_down(path):
+    module = module_name(path)
+    assert layer_of(module) is not None, f"{module} is in no layer: add it to LAYERS"
+    assert faults(module, path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("sok_lite.comm.single", "from sok_lite.engine import exchange"),
+        ("sok_lite.engine.unique", "def f():\n    import sok_lite.engine.table.det"),
+        ("sok_lite.engine.combine", "import tensorflow as tf"),
+        ("sok_lite.backend.cpu", "from horovod import tensorflow"),
+    ],
+)
+def test_a_planted_import_is_found(module, source):
+    assert faults(module, source)
