@@ -1,0 +1,19 @@
+"""How ranks talk: one protocol, and a transport for each way of launching. Re-exports only."""
+
+from sok_lite.comm.launch import TOOLS, launched_ranks, make_communicator
+from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, JobAborted
+from sok_lite.comm.single import SingleCommunicator
+from sok_lite.comm.threads import ThreadsCommunicator, run_ranks
+
+__all__ = [
+    "TOOLS",
+    "Communicator",
+    "CommunicatorError",
+    "Gathered",
+    "JobAborted",
+    "SingleCommunicator",
+    "ThreadsCommunicator",
+    "launched_ranks",
+    "make_communicator",
+    "run_ranks",
+]

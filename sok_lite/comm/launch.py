@@ -1,0 +1,95 @@
+"""Which communicator a process gets: what was launched, what was asked for, what is installed."""
+
+import importlib.util
+import os
+import sys
+import warnings
+
+from sok_lite.comm.protocol import Communicator, CommunicatorError
+from sok_lite.comm.single import SingleCommunicator
+
+TOOLS = ("horovod", "mpi", "single")
+
+# Set by horovodrun, Open MPI, MPICH and its kin, MVAPICH2, and srun.
+_SIZE_VARIABLES = (
+    "HOROVOD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+)
+
+
+def launched_ranks() -> int:
+    """Returns how many ranks the launcher started, by its environment variables; 1 if none."""
+    values = [os.environ.get(name, "").strip() for name in _SIZE_VARIABLES]
+    return max([1, *(int(value) for value in values if value.isdigit())])
+
+
+def make_communicator(tool: str = "horovod") -> Communicator:
+    """Makes the communicator of this process. Every rank must call it with the same tool.
+
+    With one rank, "horovod" and "mpi" need nothing installed and give the single communicator.
+    "single" is obeyed even where a launcher started several ranks (a process that a rank starts
+    inherits the launcher's variables), with a warning: such ranks share no table.
+
+    Args:
+      tool: "horovod", "mpi" or "single".
+
+    Raises:
+      ValueError: unknown tool.
+      CommunicatorError: several ranks were launched and the tool cannot connect them.
+    """
+    if tool not in TOOLS:
+        raise ValueError(
+            f"The communication tool must be one of {', '.join(map(repr, TOOLS))}. "
+            f"Received: {tool!r}."
+        )
+    launched = launched_ranks()
+    if tool == "single":
+        if launched > 1:
+            warnings.warn(
+                f"{launched} ranks were launched, but comm_tool='single': each keeps tables of its "
+                "own and learns from its own data only.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return SingleCommunicator()
+    if launched == 1 and not _is_started(tool):
+        return SingleCommunicator()
+    try:
+        comm = _connect(tool)
+    except CommunicatorError as error:
+        if launched == 1:
+            return SingleCommunicator()
+        raise CommunicatorError(
+            f"{launched} ranks were launched, but comm_tool={tool!r} cannot connect them. {error}"
+        ) from error
+    if comm.size < launched:
+        raise CommunicatorError(
+            f"{launched} ranks were launched, but comm_tool={tool!r} sees {comm.size}: {tool} does "
+            "not belong to this launcher. Start Horovod programs with `horovodrun`, or with the "
+            "mpirun of the MPI it was built with."
+        )
+    return SingleCommunicator() if comm.size == 1 else comm
+
+
+def _connect(tool: str) -> Communicator:
+    if tool == "mpi":
+        from sok_lite.comm.mpi import MpiCommunicator
+
+        return MpiCommunicator()
+    from sok_lite.comm.horovod import HorovodCommunicator
+
+    return HorovodCommunicator()
+
+
+def _is_started(tool: str) -> bool:
+    """Returns whether the program itself runs the tool, whatever launched it."""
+    if tool == "mpi":
+        mpi = sys.modules.get("mpi4py.MPI")
+        return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+    if "horovod" not in sys.modules or importlib.util.find_spec("horovod.tensorflow") is None:
+        return False
+    hvd = sys.modules.get("horovod.tensorflow")
+    return hvd is not None and bool(hvd.is_initialized())

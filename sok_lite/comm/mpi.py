@@ -1,0 +1,114 @@
+"""The communicator of `mpirun` without Horovod: NumPy rows through mpi4py."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
+
+_MAX_MPI_COUNT = 2**31 - 1
+
+
+class MpiCommunicator(Communicator):
+    """All processes of MPI.COMM_WORLD, on a channel of their own.
+
+    Rows are sent as one derived datatype a row, so MPI's int32 counts and offsets count rows: the
+    limit is 2^31 - 1 rows in one call, whatever their length.
+
+    Raises:
+      CommunicatorError: mpi4py or the MPI library is missing, or MPI allows no second thread.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:  # RuntimeError: no MPI library to load
+            raise CommunicatorError(
+                "mpi4py cannot be imported. Install `sok_lite[mpi]` and an MPI library. "
+                f"It says: {type(error).__name__}: {error}"
+            ) from error
+        self._mpi: Any = MPI
+        if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+            raise CommunicatorError(
+                "MPI was started for one thread only, but TensorFlow calls from its own threads. "
+                "Let mpi4py start MPI with its default, THREAD_MULTIPLE."
+            )
+        # A duplicate: our messages never meet those of the program's own MPI calls.
+        self._comm: Any = MPI.COMM_WORLD.Dup()
+        self.rank = self._comm.Get_rank()
+        self.size = self._comm.Get_size()
+        machine = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+        self.local_rank = machine.Get_rank()
+        machine.Free()
+        self._row_types: dict[int, Any] = {}
+
+    def abort(self, message: str) -> None:
+        """Writes the message and ends all processes of the job with status 1."""
+        print(f"sok_lite: rank {self.rank} aborts: {message}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        self._mpi.COMM_WORLD.Abort(1)
+
+    def _alltoallv(
+        self, rows: np.ndarray, send_splits: np.ndarray, recv_splits: np.ndarray | None
+    ) -> Gathered:
+        with self._running("alltoallv"):
+            if recv_splits is None:
+                recv_splits = np.empty(self.size, np.int32)
+                self._comm.Alltoall(send_splits, recv_splits)
+            received = _empty_rows(recv_splits, rows)
+            self._comm.Alltoallv(
+                self._message(rows, send_splits), self._message(received, recv_splits)
+            )
+        return Gathered(received, recv_splits)
+
+    def _allgatherv(self, rows: np.ndarray, recv_splits: np.ndarray | None) -> Gathered:
+        with self._running("allgatherv"):
+            if recv_splits is None:
+                recv_splits = np.empty(self.size, np.int32)
+                self._comm.Allgather(np.array([len(rows)], np.int32), recv_splits)
+            received = _empty_rows(recv_splits, rows)
+            row_type = self._row_type(rows)
+            self._comm.Allgatherv(
+                [_bytes(rows), len(rows), row_type], self._message(received, recv_splits)
+            )
+        return Gathered(received, recv_splits)
+
+    def _barrier(self) -> None:
+        with self._running("barrier"):
+            self._comm.Barrier()
+
+    def _message(self, rows: np.ndarray, splits: np.ndarray) -> list[Any]:
+        return [_bytes(rows), (splits, split_offsets(splits)[:-1]), self._row_type(rows)]
+
+    def _row_type(self, rows: np.ndarray) -> Any:
+        row_bytes = rows.shape[1] * rows.dtype.itemsize
+        if row_bytes not in self._row_types:
+            self._row_types[row_bytes] = self._mpi.BYTE.Create_contiguous(row_bytes).Commit()
+        return self._row_types[row_bytes]
+
+    @contextlib.contextmanager
+    def _running(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except self._mpi.Exception as error:
+            raise CommunicatorError(
+                f"`{name}` failed on rank {self.rank} of {self.size}: another rank has died, or "
+                f"the ranks make different calls. MPI says: {error}"
+            ) from error
+
+
+def _empty_rows(splits: np.ndarray, like: np.ndarray) -> np.ndarray:
+    num_rows = int(splits.sum(dtype=np.int64))
+    if num_rows > _MAX_MPI_COUNT:
+        raise CommunicatorError(
+            f"MPI receives at most {_MAX_MPI_COUNT} rows at once. The other ranks send {num_rows}. "
+            "Use smaller batches."
+        )
+    return np.empty((num_rows, like.shape[1]), like.dtype)
+
+
+def _bytes(rows: np.ndarray) -> np.ndarray:
+    return rows.reshape(-1).view(np.uint8)

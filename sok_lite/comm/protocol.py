@@ -1,0 +1,327 @@
+"""What ranks say to each other: the protocol every transport answers to.
+
+Rows go in and rows come out, as NumPy arrays. A transport supplies two primitives, `_alltoallv` and
+`_allgatherv`; argument checks, reductions and broadcasts are built on them here, once, so that a
+result is the same, bit for bit, on every rank and over every transport.
+"""
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# One line per collective on standard error; the way to see which rank is ahead in a deadlock.
+TRACE_VARIABLE = "SOK_LITE_COMM_TRACE"
+
+_MAX_ROWS = 2**31 - 1
+_SUPPORTED = frozenset(
+    np.dtype(name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64"),
+    )
+)
+_REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+# Below this many bytes one allgather costs less than a reduce-scatter followed by an allgather.
+_SMALL_REDUCE_BYTES = 64 * 1024
+
+
+class CommunicatorError(RuntimeError):
+    """Ranks cannot reach each other, disagree about a collective, or one of them has died."""
+
+
+class JobAborted(CommunicatorError):
+    """A rank called `Communicator.abort`."""
+
+
+class Gathered(NamedTuple):
+    """What arrived on this rank, and how much of it from whom.
+
+    Attributes:
+      rows: (m, ...), the rows of rank 0 first, then those of rank 1, and so on.
+      recv_splits: (size,) int32, number of rows from each rank; they sum to m.
+    """
+
+    rows: np.ndarray
+    recv_splits: np.ndarray
+
+
+class Communicator(ABC):
+    """This process among all processes of the job.
+
+    Every method below `local_rank` is a collective unless it says otherwise: every rank must call
+    it, in the same order, and it blocks until all have. Calls come from one thread at a time.
+
+    Rows are NumPy arrays of bool, (u)int8 to (u)int64 or float16 to float64, of any strides; their
+    dtype and trailing shape must be equal on all ranks. bfloat16 rows travel as uint16, GPU arrays
+    through the host (`Backend.to_host`). What is returned belongs to the caller, but for one case:
+    with a single rank it may be the argument itself.
+
+    Wrong arguments raise ValueError or TypeError before anything is sent. A dead or disagreeing
+    rank raises CommunicatorError.
+
+    Attributes:
+      rank: number of this process, 0 to size - 1.
+      size: number of processes.
+      local_rank: number of this process among those of the same machine.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+
+    # ---- the protocol ---------------------------------------------------------------------------
+
+    def alltoallv(
+        self, rows: Any, send_splits: Any, recv_splits: np.ndarray | None = None
+    ) -> Gathered:
+        """Sends a part of the rows to each rank. Every rank must call it.
+
+        Args:
+          rows: (n, ...), those for rank 0 first, then those for rank 1, and so on.
+          send_splits: (size,) integers, number of rows for each rank; they sum to n.
+          recv_splits: (size,) int32, number of rows that will come from each rank, where the caller
+            knows it (a way back along a route). It saves some transports a round of messages.
+
+        Returns:
+          Gathered(rows (m, ...), recv_splits (size,) int32): what the others sent to this rank.
+
+        Raises:
+          ValueError: rows is a scalar, or send_splits has another length than size, is negative
+            or does not sum to n.
+          TypeError: a dtype that does not travel, or splits that are no integers.
+          CommunicatorError: a rank has died, or ranks disagree.
+        """
+        array = _rows(rows, "alltoallv")
+        splits = _splits(send_splits, self.size, "send_splits")
+        if splits.sum() != len(array):
+            raise ValueError(
+                f"`send_splits` must sum to the number of rows. Received: rows of shape "
+                f"{array.shape}, send_splits={splits.tolist()} with sum {splits.sum()}."
+            )
+        expected = None if recv_splits is None else _splits(recv_splits, self.size, "recv_splits")
+        self._trace("alltoallv", array, splits)
+        flat = _flat(array)
+        received = self._alltoallv(
+            flat, splits.astype(np.int32), None if expected is None else expected.astype(np.int32)
+        )
+        if expected is not None and not np.array_equal(received.recv_splits, expected):
+            raise CommunicatorError(
+                f"Rank {self.rank} expected {expected.tolist()} rows from ranks 0 to "
+                f"{self.size - 1} and received {received.recv_splits.tolist()}: the ranks do not "
+                "follow the same route. Call the collectives in the same order on every rank."
+            )
+        return Gathered(_unflat(received.rows, array), received.recv_splits)
+
+    def allgatherv(self, rows: Any) -> Gathered:
+        """Gives the rows of all ranks to all ranks. Every rank must call it.
+
+        Args:
+          rows: (n, ...); n may differ between ranks.
+
+        Returns:
+          Gathered(rows (m, ...), recv_splits (size,) int32): the rows of all ranks in rank order.
+
+        Raises:
+          ValueError: rows is a scalar (give `x[None]`).
+          TypeError: a dtype that does not travel.
+          CommunicatorError: a rank has died, or ranks disagree.
+        """
+        array = _rows(rows, "allgatherv")
+        self._trace("allgatherv", array)
+        received = self._allgatherv(_flat(array), None)
+        return Gathered(_unflat(received.rows, array), received.recv_splits)
+
+    def allreduce(self, x: Any, op: str = "sum") -> np.ndarray:
+        """Reduces arrays of one shape elementwise over ranks. Every rank must call it.
+
+        The ranks are added in rank order, so the result repeats bit for bit and is equal on all
+        ranks. Integer sums wrap around; float16 is summed in float16.
+
+        Args:
+          x: any shape, equal on all ranks; a Python number is taken as a 0-d array.
+          op: "sum", "max" or "min".
+
+        Returns:
+          An array of the shape and dtype of x.
+
+        Raises:
+          ValueError: unknown op, or a sum of booleans.
+          TypeError: a dtype that does not travel.
+          CommunicatorError: a rank has died, or ranks disagree.
+        """
+        if op not in _REDUCE:
+            raise ValueError(f"`op` must be one of {sorted(_REDUCE)}. Received: op={op!r}.")
+        array = _array(x, "allreduce")
+        if op == "sum" and array.dtype == np.bool_:
+            raise ValueError(
+                "`allreduce` cannot sum booleans. Received: dtype=bool. Give integers to count, "
+                "or use op='max' for any and op='min' for all."
+            )
+        self._trace(f"allreduce {op}", array)
+        if self.size == 1 or array.size == 0:
+            return array
+        flat = np.ascontiguousarray(array).reshape(-1)
+        if flat.nbytes <= _SMALL_REDUCE_BYTES:
+            one_each = np.ones(self.size, np.int32)
+            part = self._reduce(self._allgatherv(flat.reshape(1, -1), one_each).rows, op)
+            return part.reshape(array.shape)
+        # Reduce-scatter, then gather: each rank sends and receives its array twice, whatever size.
+        splits = np.full(self.size, flat.size // self.size, np.int32)
+        splits[: flat.size % self.size] += 1
+        mine = np.full(self.size, splits[self.rank], np.int32)
+        received = self._alltoallv(flat.reshape(-1, 1), splits, mine).rows
+        part = self._reduce(received.reshape(self.size, -1), op)
+        return self._allgatherv(part.reshape(-1, 1), splits).rows.reshape(array.shape)
+
+    def broadcast(self, x: Any, root: int = 0) -> np.ndarray:
+        """Gives the array of one rank to all ranks. Every rank must call it.
+
+        Args:
+          x: any shape; shape and dtype equal on all ranks, only the content of root's is used.
+          root: the rank that gives, equal on all ranks.
+
+        Returns:
+          An array of the shape and dtype of x.
+
+        Raises:
+          ValueError: root is no rank.
+          TypeError: a dtype that does not travel.
+          CommunicatorError: a rank has died, or ranks disagree.
+        """
+        if not 0 <= root < self.size:
+            raise ValueError(f"`root` must be a rank, 0 to {self.size - 1}. Received: root={root}.")
+        array = _array(x, "broadcast")
+        self._trace(f"broadcast from {root}", array)
+        if self.size == 1:
+            return array
+        if array.size == 0:
+            return array
+        row = np.ascontiguousarray(array).reshape(1, array.size)
+        splits = (np.arange(self.size) == root).astype(np.int32)
+        rows = self._allgatherv(row if self.rank == root else row[:0], splits).rows
+        return rows.reshape(array.shape)
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it. Every rank must call it."""
+        self._trace("barrier", None)
+        self._barrier()
+
+    @abstractmethod
+    def abort(self, message: str) -> None:
+        """Ends the job on all ranks; one rank alone may call it. Does not return.
+
+        A real job writes the message to standard error and ends its processes with exit status 1.
+        With one rank, and with ranks that are threads, JobAborted is raised instead.
+
+        Args:
+          message: why, for people.
+        """
+
+    # ---- what a transport supplies --------------------------------------------------------------
+
+    @abstractmethod
+    def _alltoallv(
+        self, rows: np.ndarray, send_splits: np.ndarray, recv_splits: np.ndarray | None
+    ) -> Gathered:
+        """Does `alltoallv` for checked arguments: rows (n, k) contiguous, k > 0, int32 splits."""
+
+    @abstractmethod
+    def _allgatherv(self, rows: np.ndarray, recv_splits: np.ndarray | None) -> Gathered:
+        """Does `allgatherv` for checked arguments: rows (n, k) contiguous, k > 0."""
+
+    def _barrier(self) -> None:
+        self._allgatherv(np.zeros((1, 1), np.uint8), np.ones(self.size, np.int32))
+
+    # ---- helpers --------------------------------------------------------------------------------
+
+    def _reduce(self, stacked: np.ndarray, op: str) -> np.ndarray:
+        """Reduces (size, k) to (k,), rank 0 first: a fixed order, so that floats repeat."""
+        if len(stacked) != self.size:
+            raise CommunicatorError(
+                f"`allreduce` got {len(stacked)} arrays for {self.size} ranks: their shapes differ."
+            )
+        result = stacked[0].copy()
+        for other in stacked[1:]:
+            _REDUCE[op](result, other, out=result)
+        return result
+
+    def _trace(self, name: str, array: np.ndarray | None, splits: np.ndarray | None = None) -> None:
+        if not os.environ.get(TRACE_VARIABLE):
+            return
+        what = "" if array is None else f" {array.dtype}{list(array.shape)}"
+        where = "" if splits is None else f" -> {splits.tolist()}"
+        print(f"r{self.rank} | {name}{what}{where}", file=sys.stderr, flush=True)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
+
+
+def split_offsets(splits: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Returns (size + 1,) int64: where each rank's rows start, and the end of the last."""
+    return np.concatenate([[0], np.cumsum(splits, dtype=np.int64)]).astype(np.int64)
+
+
+def _array(x: Any, caller: str) -> np.ndarray:
+    if hasattr(x, "__cuda_array_interface__"):
+        raise TypeError(
+            f"`{caller}` takes arrays in host memory. Received: {type(x).__module__}."
+            f"{type(x).__name__}. Use the backend's `to_host` first."
+        )
+    array = np.asarray(x)
+    if array.dtype not in _SUPPORTED:
+        hint = " View it as uint16." if array.dtype.name == "bfloat16" else ""
+        raise TypeError(
+            f"`{caller}` takes booleans, integers of 8 to 64 bits and floats of 16 to 64 bits. "
+            f"Received: dtype={array.dtype}.{hint}"
+        )
+    return array
+
+
+def _rows(rows: Any, caller: str) -> np.ndarray:
+    array = _array(rows, caller)
+    if array.ndim == 0:
+        raise ValueError(
+            f"`{caller}` takes rows, an array of at least one dimension. Received: a scalar of "
+            f"dtype {array.dtype}. Give `x[None]` to send it as one row."
+        )
+    if len(array) > _MAX_ROWS:
+        raise ValueError(f"`{caller}` takes at most {_MAX_ROWS} rows. Received: {len(array)}.")
+    return array
+
+
+def _splits(splits: Any, size: int, name: str) -> np.ndarray:
+    """Checks splits and returns them as (size,) int64, so that their sum cannot wrap."""
+    array = np.asarray(splits)
+    if array.ndim != 1 or array.shape[0] != size:
+        raise ValueError(
+            f"`{name}` must have one entry per rank, shape ({size},). "
+            f"Received: shape {array.shape}."
+        )
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"`{name}` must be integers. Received: dtype={array.dtype}.")
+    if (array < 0).any() or (array > _MAX_ROWS).any():
+        raise ValueError(
+            f"`{name}` must be 0 to {_MAX_ROWS} rows a rank. Received: {name}={array.tolist()}."
+        )
+    return array.astype(np.int64)
+
+
+def _flat(rows: np.ndarray) -> np.ndarray:
+    """Returns rows as contiguous (n, k), k > 0; rows without content become one byte each."""
+    num_rows = rows.shape[0]
+    if int(np.prod(rows.shape[1:], dtype=np.int64)) == 0:
+        return np.zeros((num_rows, 1), np.uint8)
+    return np.ascontiguousarray(rows).reshape(num_rows, int(np.prod(rows.shape[1:])))
+
+
+def _unflat(flat: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Returns flat rows in the trailing shape and dtype of `like`."""
+    shape = (flat.shape[0], *like.shape[1:])
+    if 0 in like.shape[1:]:
+        return np.empty(shape, like.dtype)
+    return flat.reshape(shape)

@@ -1,0 +1,42 @@
+"""What must be equal on all ranks is: checked once, before anything depends on it."""
+
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+
+from sok_lite.comm.protocol import Communicator, split_offsets
+
+
+def check_equal_on_all_ranks(comm: Communicator, description: dict[str, Any], what: str) -> None:
+    """Raises on every rank if one rank's description differs. Every rank must call it.
+
+    Args:
+      comm: the ranks.
+      description: field -> value; values are what JSON knows, anything else counts by its repr.
+      what: what is described, for the message, such as "table 'user'".
+
+    Raises:
+      ValueError: a field differs; the message names the first such rank, the field, both values.
+    """
+    if comm.size == 1:
+        return
+    text = json.dumps(description, sort_keys=True, default=_plain).encode()
+    gathered = comm.allgatherv(np.frombuffer(text, np.uint8))
+    ends = split_offsets(gathered.recv_splits)
+    mine, *others = (
+        json.loads(gathered.rows[start:end].tobytes()) for start, end in itertools.pairwise(ends)
+    )
+    for rank, theirs in enumerate(others, start=1):
+        for field in sorted({*mine, *theirs}):
+            a, b = (repr(x[field]) if field in x else "missing" for x in (mine, theirs))
+            if a != b:
+                raise ValueError(
+                    f"{what} must be the same on all ranks. Received: {field} is {a} on rank 0 and "
+                    f"{b} on rank {rank}."
+                )
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else repr(value)

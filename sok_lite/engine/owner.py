@@ -1,0 +1,87 @@
+"""Who owns a key: one rule for lookups, loading and tools, on host and device."""
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.engine.dtypes import KeyDtype, key_dtype
+
+# "mod", "hash", or a function (keys of the table's key type, size) -> owners in [0, size).
+Partitioner = str | Callable[[Array, int], Array]
+
+
+def owner(
+    keys: Array,
+    size: int,
+    kind: KeyDtype | str = "int64",
+    partitioner: Partitioner = "mod",
+) -> Array:
+    """Returns the rank that stores each key; the same on every rank, backend and machine.
+
+    "mod" is key mod size, never negative; uint64 keys are divided as unsigned numbers. "hash"
+    spreads keys that "mod" would crowd on one rank: with h the 64-bit hash of the key
+    (kernels/hash.cuh), ((h >> 32) * size) >> 32. It looks at the high half of h, the tables' slots
+    at the low bits, so a rank's keys still spread over its slots.
+
+    Args:
+      keys: (n,) int64; those of uint64 tables as their bit pattern.
+      size: number of ranks.
+      kind: key type of the table.
+      partitioner: "mod", "hash" or a function (keys in the table's key type, size) -> owners.
+
+    Returns:
+      (n,) int32, each in [0, size).
+
+    Raises:
+      ValueError: unknown partitioner, or one that returns other than n ranks.
+    """
+    kind = key_dtype(kind) if isinstance(kind, str) else kind
+    if callable(partitioner):
+        return _owners_of_function(keys, size, kind, partitioner)
+    if partitioner == "hash":
+        return _owners_by_hash(keys, size).astype(np.int32)
+    if partitioner != "mod":
+        raise ValueError(
+            "`partitioner` must be 'mod', 'hash' or a function (keys, size) -> owners. "
+            f"Received: {partitioner!r}."
+        )
+    if size & (size - 1) == 0:
+        # The low bits are the floor mod of signed and unsigned numbers alike, without a division.
+        return (keys & np.int64(size - 1)).astype(np.int32)
+    if kind.name == "uint64":
+        return (keys.view(np.uint64) % np.uint64(size)).astype(np.int32)
+    return (keys % np.int64(size)).astype(np.int32)  # of the sign of size: -1 mod 3 is 2
+
+
+def _owners_by_hash(keys: Array, size: int) -> Array:
+    h = keys.view(np.uint64).copy()
+    # In-place array arithmetic wraps silently; NumPy warns for scalars only.
+    h ^= h >> np.uint64(33)
+    h *= np.uint64(0xFF51AFD7ED558CCD)
+    h ^= h >> np.uint64(33)
+    h *= np.uint64(0xC4CEB9FE1A85EC53)
+    h ^= h >> np.uint64(33)
+    return ((h >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32)
+
+
+def _owners_of_function(
+    keys: Array,
+    size: int,
+    kind: KeyDtype,
+    partitioner: Callable[[Array, int], Array],
+) -> Array:
+    xp = sys.modules[type(keys).__module__.partition(".")[0]]  # numpy, or cupy if keys are its own
+    owners = xp.asarray(partitioner(kind.from_int64(xp, keys), size))
+    if owners.shape != keys.shape or owners.dtype.kind not in "iu":
+        raise ValueError(
+            f"`partitioner` must return one integer per key, shape {keys.shape}. "
+            f"Received: {owners.dtype} of shape {owners.shape}."
+        )
+    if owners.size and (int(owners.min()) < 0 or int(owners.max()) >= size):
+        raise ValueError(
+            f"`partitioner` must return ranks, 0 to {size - 1}. "
+            f"Received: {int(owners.min())} to {int(owners.max())}."
+        )
+    return owners.astype(np.int32)

@@ -1,0 +1,256 @@
+"""Communicators: the facts on threads and on one process, broken runs, and what a process gets."""
+
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from sok_lite.comm import (
+    CommunicatorError,
+    JobAborted,
+    SingleCommunicator,
+    launched_ranks,
+    make_communicator,
+    run_ranks,
+)
+from tests.comm_facts import FACTS
+
+LAUNCHER_VARIABLES = [
+    "HOROVOD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+]
+
+
+@pytest.fixture
+def not_launched(monkeypatch):
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_on_threads(fact, size):
+    run_ranks(size, fact)
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
+def test_on_one_process(fact):
+    fact(SingleCommunicator())
+
+
+def test_one_process_copies_nothing():
+    comm, rows = SingleCommunicator(), np.arange(6.0).reshape(3, 2)
+    for result in (
+        comm.alltoallv(rows, [3]).rows,
+        comm.allgatherv(rows).rows,
+        comm.allreduce(rows),
+        comm.broadcast(rows),
+    ):
+        assert np.shares_memory(result, rows)
+
+
+def test_cupy_arrays_are_refused_with_the_way_out():
+    class OnTheGpu:
+        __cuda_array_interface__ = ()
+
+    with pytest.raises(TypeError, match="to_host"):
+        SingleCommunicator().allgatherv(OnTheGpu())
+
+
+def test_bfloat16_is_refused_with_the_way_out():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    with pytest.raises(TypeError, match="View it as uint16"):
+        SingleCommunicator().allgatherv(np.zeros(3, ml_dtypes.bfloat16))
+
+
+def test_trace_prints_one_line_per_collective(monkeypatch, capsys):
+    monkeypatch.setenv("SOK_LITE_COMM_TRACE", "1")
+    comm = SingleCommunicator()
+    comm.alltoallv(np.zeros((3, 2), np.float32), [3])
+    comm.barrier()
+    assert capsys.readouterr().err == "r0 | alltoallv float32[3, 2] -> [3]\nr0 | barrier\n"
+
+
+# ---- runs that break ----------------------------------------------------------------------------
+
+
+def elapsed(function):
+    start = time.monotonic()
+    function()
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_an_error_on_one_rank_ends_the_run_with_that_error(bad):
+    seen = {}
+
+    def program(comm):
+        if comm.rank == bad:
+            raise KeyError("lost")
+        try:
+            comm.barrier()
+        except CommunicatorError as error:
+            seen[comm.rank] = str(error)
+            raise
+
+    def run():
+        with pytest.raises(KeyError, match="lost"):
+            run_ranks(3, program, timeout=50)
+
+    assert elapsed(run) < 25  # at once, not when the others' patience ends
+    assert len(seen) == 2
+    assert all(f"Rank {bad} failed: KeyError" in text for text in seen.values())
+
+
+def test_a_rank_that_returns_early_ends_the_run():
+    def program(comm):
+        if comm.rank != 1:
+            comm.barrier()
+
+    def run():
+        with pytest.raises(CommunicatorError, match=r"Rank 1 returned, rank \d is in barrier"):
+            run_ranks(3, program, timeout=50)
+
+    assert elapsed(run) < 25
+
+
+def test_different_calls_on_different_ranks_raise_on_all():
+    seen = []
+
+    def program(comm):
+        try:
+            if comm.rank == 0:
+                comm.allgatherv(np.zeros((2, 3), np.float32))
+            else:
+                comm.alltoallv(np.zeros((2, 3), np.float32), [1, 1])
+        except CommunicatorError as error:
+            seen.append(str(error))
+            raise
+
+    with pytest.raises(CommunicatorError, match="Ranks make different calls"):
+        run_ranks(2, program)
+    assert len(seen) == 2
+    assert all("rank 0: allgatherv float32(n, 3), rank 1: alltoallv" in text for text in seen)
+
+
+@pytest.mark.parametrize(
+    "rows", [np.zeros((2, 4), np.float32), np.zeros((2, 3), np.int32)], ids=["dim", "dtype"]
+)
+def test_rows_of_another_format_on_one_rank_raise(rows):
+    def program(comm):
+        comm.allgatherv(rows if comm.rank else np.zeros((2, 3), np.float32))
+
+    with pytest.raises(CommunicatorError, match="different calls"):
+        run_ranks(2, program)
+
+
+def test_recv_splits_that_are_wrong_raise():
+    def program(comm):
+        comm.alltoallv(np.zeros(4), [2, 2], np.array([2, 3], np.int32))
+
+    with pytest.raises(CommunicatorError, match=r"expected \[2, 3\].*received \[2, 2\]"):
+        run_ranks(2, program)
+
+
+def test_arrays_of_different_shapes_in_allreduce_raise():
+    with pytest.raises(CommunicatorError, match="different calls"):
+        run_ranks(2, lambda comm: comm.allreduce(np.zeros(3 + comm.rank)))
+
+
+def test_a_rank_that_hangs_is_named():
+    release = threading.Event()
+
+    def program(comm):
+        if comm.rank == 1:
+            release.wait(60)
+        comm.barrier()
+
+    with pytest.raises(
+        TimeoutError, match=r"still running after 0.2 s\. Rank 0 waits in barrier\.$"
+    ):
+        run_ranks(2, program, timeout=0.2)
+    release.set()
+
+
+def test_ranks_that_run_too_long_are_named():
+    release = threading.Event()
+    with pytest.raises(TimeoutError, match=r"Ranks \[0, 1\] were still running after 0.2 s"):
+        run_ranks(2, lambda comm: release.wait(60), timeout=0.2)
+    release.set()
+
+
+def test_abort_ends_all_ranks():
+    seen = []
+
+    def program(comm):
+        if comm.rank == 0:
+            comm.abort("no more disk")
+        try:
+            comm.barrier()
+        except CommunicatorError as error:
+            seen.append(str(error))
+            raise
+
+    with pytest.raises(JobAborted, match="no more disk"):
+        run_ranks(2, program)
+    assert seen == ["Rank 0 aborted: no more disk"]
+
+
+def test_abort_of_one_process_raises():
+    with pytest.raises(JobAborted, match="why"):
+        SingleCommunicator().abort("why")
+
+
+# ---- what a process gets ------------------------------------------------------------------------
+
+
+def test_unknown_tool_names_the_known_ones():
+    with pytest.raises(ValueError, match="'horovod', 'mpi', 'single'.*'nccl'"):
+        make_communicator("nccl")
+
+
+@pytest.mark.parametrize("name", LAUNCHER_VARIABLES)
+def test_launched_ranks_reads_the_launcher(not_launched, name):
+    assert launched_ranks() == 1
+    not_launched.setenv(name, "3")
+    assert launched_ranks() == 3
+    not_launched.setenv(name, "many")
+    assert launched_ranks() == 1
+
+
+@pytest.mark.parametrize("tool", ["horovod", "mpi", "single"])
+def test_one_rank_needs_nothing_installed(not_launched, tool):
+    hide(not_launched)
+    assert isinstance(make_communicator(tool), SingleCommunicator)
+
+
+@pytest.mark.parametrize("tool, package", [("horovod", "Horovod"), ("mpi", "mpi4py")])
+def test_several_ranks_without_the_tool_raise_one_clear_error(not_launched, tool, package):
+    hide(not_launched)
+    not_launched.setenv("HOROVOD_SIZE", "2")
+    with pytest.raises(
+        CommunicatorError, match=f"2 ranks were launched.*{tool}.*{package} cannot be imported"
+    ):
+        make_communicator(tool)
+
+
+def test_single_is_obeyed_among_several_ranks_with_a_warning(not_launched):
+    not_launched.setenv("PMI_SIZE", "2")
+    with pytest.warns(RuntimeWarning, match="2 ranks were launched"):
+        assert isinstance(make_communicator("single"), SingleCommunicator)
+
+
+def hide(monkeypatch):
+    """Makes both tools impossible to import, as on a machine that has neither."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("horovod", "mpi4py"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+    monkeypatch.setitem(sys.modules, "mpi4py", None)

@@ -1,0 +1,295 @@
+"""Owners, and the trips of keys, rows and gradients, for ranks that are threads."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sok_lite.backend import get_backend
+from sok_lite.comm import CommunicatorError, SingleCommunicator, run_ranks
+from sok_lite.comm.threads import ThreadsCommunicator
+from sok_lite.engine.exchange import (
+    Route,
+    check_equal_on_all_ranks,
+    owner,
+    return_rows,
+    send_grads,
+    send_keys,
+)
+from tests.exchange_facts import EDGE_KEYS, FACTS, python_owner
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_round_trip(fact, size, backend):
+    run_ranks(size, lambda comm: fact(comm, backend))
+
+
+# ---- owners -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key_type", ["int64", "uint64"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 1000])
+def test_owner_is_the_floor_mod(backend, size, key_type):
+    rng = np.random.default_rng(size)
+    keys = np.array([*EDGE_KEYS, *rng.integers(-(2**63), 2**63 - 1, 1000)], np.int64)
+    owners = backend.to_host(owner(backend.from_host(keys), size, key_type))
+    assert owners.dtype == np.int32
+    assert owners.tolist() == [python_owner(int(key), size, key_type) for key in keys]
+
+
+def test_owner_of_no_keys(backend):
+    for partitioner in ("mod", "hash"):
+        assert owner(backend.xp.zeros(0, np.int64), 3, "int64", partitioner).shape == (0,)
+
+
+def python_hash(key):
+    """MurmurHash3's finaliser in unbounded integers."""
+    h = key % 2**64
+    h ^= h >> 33
+    h = h * 0xFF51AFD7ED558CCD % 2**64
+    h ^= h >> 33
+    h = h * 0xC4CEB9FE1A85EC53 % 2**64
+    return h ^ (h >> 33)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_hash_owner_scales_the_high_half_of_the_hash(backend, size):
+    rng = np.random.default_rng(size)
+    keys = np.array([*EDGE_KEYS, *rng.integers(-(2**63), 2**63 - 1, 1000)], np.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        owners = backend.to_host(owner(backend.from_host(keys), size, "int64", "hash"))
+    assert owners.tolist() == [(python_hash(int(key)) >> 32) * size >> 32 for key in keys]
+
+
+def test_hash_spreads_keys_that_mod_would_crowd(backend):
+    keys = backend.from_host(np.arange(0, 4 * 10_000, 4, dtype=np.int64))
+    assert not backend.to_host(owner(keys, 4)).any()
+    counts = np.bincount(backend.to_host(owner(keys, 4, "int64", "hash")), minlength=4)
+    assert (np.abs(counts - 2500) < 250).all()  # 5 standard deviations of a fair choice
+
+
+@pytest.mark.parametrize(
+    "result, message",
+    [
+        (lambda keys, size: keys % size + 1, "0 to 1. Received: 1 to 2"),
+        (lambda keys, size: keys % size - 1, "0 to 1. Received: -1 to 0"),
+        (lambda keys, size: keys[:1], r"shape \(3,\). Received: int64 of shape \(1,\)"),
+        (lambda keys, size: keys / 7.0, "one integer per key.*float64"),
+    ],
+)
+def test_a_bad_partitioner_is_named(result, message):
+    with pytest.raises(ValueError, match=message):
+        owner(np.arange(3), 2, "int64", result)
+
+
+def test_an_unknown_partitioner_is_named():
+    with pytest.raises(ValueError, match="'mod', 'hash' or a function.*'range'"):
+        owner(np.arange(3), 2, "int64", "range")
+
+
+# ---- trips --------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    size=st.integers(1, 4),
+    keys=st.lists(
+        st.lists(st.lists(INT64 | st.integers(-5, 5), unique=True), min_size=2, max_size=2),
+        min_size=4,
+        max_size=4,
+    ),
+    key_type=st.sampled_from(["int64", "uint64"]),
+    partitioner=st.sampled_from(["mod", "hash"]),
+)
+def test_every_rank_gets_the_row_of_each_of_its_keys(size, keys, key_type, partitioner):
+    """keys[rank][table] are any int64; a row is its key's bits, so a wrong row cannot hide."""
+    backend = get_backend("cpu")
+
+    def program(comm):
+        mine = [np.array(table, np.int64) for table in keys[comm.rank]]
+        received, route = send_keys(backend, comm, mine, [key_type] * 2, partitioner)
+        route = Route.unpack(route.pack(), backend, comm)
+        rows = return_rows(route, [k.reshape(-1, 1).view(np.float32) for k in received])
+        for got, wanted in zip(rows, mine, strict=True):
+            np.testing.assert_array_equal(
+                got.view(np.uint32), wanted.reshape(-1, 1).view(np.uint32)
+            )
+        return [k.tolist() for k in received]
+
+    received = run_ranks(size, program)
+    for table in range(2):
+        sent = [key for rank in range(size) for key in keys[rank][table]]
+        assert sorted(sent) == sorted(key for rank in range(size) for key in received[rank][table])
+
+
+def count_collectives(monkeypatch, size, program):
+    calls = []
+    for name in ("_alltoallv", "_allgatherv"):
+        original = getattr(ThreadsCommunicator, name)
+
+        def counted(self, *args, original=original, name=name):
+            if self.rank == 0:
+                calls.append(name)
+            return original(self, *args)
+
+        monkeypatch.setattr(ThreadsCommunicator, name, counted)
+    run_ranks(size, program)
+    return calls
+
+
+def test_number_of_collectives(monkeypatch):
+    """One for the keys of all tables; rows and gradients one per (dim, dtype): 2 formats here."""
+    backend = get_backend("cpu")
+    dims = [4, 8, 4]
+
+    def program(comm):
+        keys = [np.arange(10, dtype=np.int64)] * 3
+        recv_keys, route = send_keys(backend, comm, keys, ["int64", "uint64", "int32"])
+        return_rows(
+            route, [np.zeros((len(k), d), np.float32) for k, d in zip(recv_keys, dims, strict=True)]
+        )
+        send_grads(route, [np.zeros((10, d), np.float32) for d in dims])
+
+    assert count_collectives(monkeypatch, 2, program) == ["_alltoallv"] * 5
+
+
+def test_one_rank_copies_nothing_and_sends_nothing(monkeypatch):
+    comm, backend = SingleCommunicator(), get_backend("cpu")
+    monkeypatch.setattr(comm, "alltoallv", None)
+    keys, rows = np.arange(3), np.zeros((3, 2), np.float32)
+    (recv_keys,), route = send_keys(backend, comm, [keys], ["int64"])
+    assert recv_keys is keys
+    assert return_rows(route, [rows])[0] is rows
+    assert send_grads(route, [rows])[0] is rows
+    assert Route.unpack(route.pack(), backend, comm).send_counts.tolist() == [[3]]
+
+
+def test_a_run_repeats_bit_for_bit():
+    backend = get_backend("cpu")
+    keys = np.random.default_rng(0).permutation(5000).astype(np.int64)
+
+    def program(comm):
+        received, route = send_keys(backend, comm, [keys, keys[:77]], ["int64"] * 2)
+        return [k.tolist() for k in received], route.pack().tolist()
+
+    assert run_ranks(3, program) == run_ranks(3, program)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_inputs_that_do_not_fit_raise_before_anything_is_sent(size):
+    backend = get_backend("cpu")
+
+    def program(comm):
+        keys = np.arange(4, dtype=np.int64)
+        if comm.rank == 0:
+            with pytest.raises(TypeError, match=r"shape \(4,\), dtype int32 for table 1"):
+                send_keys(backend, comm, [keys, keys.astype(np.int32)], ["int64"] * 2)
+            with pytest.raises(TypeError, match=r"shape \(2, 2\), dtype int64 for table 0"):
+                send_keys(backend, comm, [keys.reshape(2, 2)], ["int64"])
+            with pytest.raises(ValueError, match="1 arrays of keys, 2 key types"):
+                send_keys(backend, comm, [keys], ["int64"] * 2)
+        recv_keys, route = send_keys(backend, comm, [keys], ["int64"])
+        rows = np.zeros((len(recv_keys[0]), 2), np.float32)
+        if comm.rank == 0:
+            with pytest.raises(ValueError, match=r"`return_rows` takes \d rows for table 0"):
+                return_rows(route, [rows[1:]])
+            with pytest.raises(ValueError, match=r"Received: shape \(\d,\)"):
+                return_rows(route, [rows[:, 0]])
+            with pytest.raises(
+                ValueError, match="one array per table of the route, 1. Received: 2"
+            ):
+                send_grads(route, [rows, rows])
+            with pytest.raises(ValueError, match=r"`send_grads` takes 4 rows for table 0"):
+                send_grads(route, [np.zeros((3, 2), np.float32)])
+        return_rows(route, [rows])
+
+    run_ranks(size, program)
+
+
+def test_ranks_with_other_tables_raise_on_all_ranks():
+    errors = []
+
+    def program(comm):
+        keys = [np.arange(5, dtype=np.int64)] * (2 if comm.rank else 3)
+        try:
+            send_keys(get_backend("cpu"), comm, keys, ["int64"] * len(keys))
+        except CommunicatorError as error:
+            errors.append(str(error))
+
+    run_ranks(2, program)
+    assert sorted(errors)[0].startswith("Rank 0 looks up 3 tables with tag 0, rank 1 sent [tag, t")
+    assert sorted(errors)[1].startswith("Rank 1 looks up 2 tables with tag 0, rank 0 sent [tag, t")
+
+
+def test_ranks_in_other_lookups_raise_on_all_ranks():
+    def program(comm):
+        with pytest.raises(CommunicatorError, match="same lookups in the same order"):
+            send_keys(get_backend("cpu"), comm, [np.arange(5)], ["int64"], tag=comm.rank)
+
+    run_ranks(2, program)
+
+
+# ---- routes as arrays ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "packed, message",
+    [
+        ([], "0 numbers"),
+        ([2, 1], r"start with \[2, 1\]"),
+        ([3, 1, 0, 0, 0, 0, 0, 0], r"route of 2 ranks.*start with \[3, 1\]"),
+        ([2, 1, 1, 0, 1, 0], "route of 1 keys was expected. Received: one of 0"),
+    ],
+)
+def test_a_broken_packed_route_is_named(packed, message):
+    def program(comm):
+        with pytest.raises(ValueError, match=message):
+            Route.unpack(np.array(packed, np.int64), get_backend("cpu"), comm)
+
+    run_ranks(2, program)
+
+
+def test_packed_route_layout():
+    """[size, num_tables, send_counts, recv_counts, order], pinned."""
+
+    def program(comm):
+        keys = np.array([5, 2, 3] if comm.rank == 0 else [4], np.int64)
+        return send_keys(get_backend("cpu"), comm, [keys], ["int64"])[1].pack().tolist()
+
+    assert run_ranks(2, program) == [
+        [2, 1, 1, 2, 1, 1, 1, 0, 2],
+        [2, 1, 1, 0, 2, 0, 0],
+    ]
+
+
+# ---- agreement ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_equal_descriptions_pass(size):
+    description = {"dim": np.int64(4), "combiner": "sum", "seed": 0, "dims": (1, 2)}
+    run_ranks(size, lambda comm: check_equal_on_all_ranks(comm, description, "table 'user'"))
+
+
+@pytest.mark.parametrize("field, there", [("dim", "8"), ("seed", "missing"), ("extra", "1")])
+def test_a_different_rank_is_named_on_every_rank(field, there):
+    def program(comm):
+        description = {"dim": 4, "seed": 0}
+        if comm.rank == 2:
+            changes = {"dim": {"dim": 8, "seed": 0}, "seed": {"dim": 4}}
+            description = changes.get(field, {**description, "extra": 1})
+        with pytest.raises(ValueError) as caught:
+            check_equal_on_all_ranks(comm, description, "table 'user'")
+        return str(caught.value)
+
+    here = {"dim": "4", "seed": "0", "extra": "missing"}[field]
+    assert set(run_ranks(4, program)) == {
+        "table 'user' must be the same on all ranks. "
+        f"Received: {field} is {here} on rank 0 and {there} on rank 2."
+    }
