@@ -5,6 +5,8 @@
 #   bash scripts/setup.sh          TensorFlow for the CPU, Horovod with Gloo (and MPI if mpicc is found)
 #   bash scripts/setup.sh --gpu    TensorFlow with CUDA, CuPy, Horovod with NCCL: what the Dockerfile runs
 #
+# An environment made with --gpu stays one when a later call, such as demo.sh's, does not say so.
+#
 # SOK_LITE_PYTHON  the Python to use (3.10 to 3.13); else the first suitable python3 on PATH
 # SOK_LITE_VENV    where the environment goes; else .venv in the project
 # SOK_LITE_CACHE   where the Horovod wheel is kept; else ~/.cache/sok_lite
@@ -12,20 +14,17 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 die() {
-  printf 'error: %s\n' "$@" >&2
+  printf 'error: ' >&2
+  printf '%s\n' "$@" >&2
   exit 1
 }
 
-extra=cpu
-horovod_flags=()
+gpu=
 for argument in "$@"; do
   case "$argument" in
-    --gpu)
-      extra=gpu
-      horovod_flags=(--gpu)
-      ;;
+    --gpu) gpu=1 ;;
     -h | --help)
-      sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+      sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
       exit 0
       ;;
     *) die "unknown argument '$argument'. Expected: --gpu or nothing." ;;
@@ -46,7 +45,8 @@ python=
 found=
 for candidate in ${SOK_LITE_PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
   command -v "$candidate" >/dev/null 2>&1 || continue
-  found="$found $("$candidate" --version 2>&1 | tail -n 1) ($candidate)"
+  # A pyenv shim is on PATH whether or not there is a Python behind it: then --version fails.
+  found="$found $("$candidate" --version 2>&1 | tail -n 1 || true) ($candidate)"
   if "$candidate" -c "$suits" >/dev/null 2>&1; then
     python="$(command -v "$candidate")"
     break
@@ -74,6 +74,13 @@ fi
 # ---------------------------------------------------------------- is there anything to do?
 stamp="$venv/sok_lite-setup.txt"
 running="$venv/sok_lite-setup.running"
+case "$(cat "$stamp" 2>/dev/null)" in 'gpu '*) gpu=1 ;; esac
+extra=cpu
+horovod_flags=()
+if [ -n "$gpu" ]; then
+  extra=gpu
+  horovod_flags=(--gpu)
+fi
 # All that decides what is installed. A project that moved has another path in its editable install.
 wanted="$(
   "$python" - "$extra" pyproject.toml scripts/setup.sh scripts/build_horovod.py <<'PY'

@@ -1,0 +1,27 @@
+# The GPU image: CUDA 12, TensorFlow with CUDA, CuPy, Horovod with NCCL, and sok_lite.
+# It does its work through the scripts that a checkout uses, so that what runs here is what runs there.
+#
+#   docker build -t sok_lite .
+#   docker run --gpus all --ipc=host sok_lite bash scripts/demo.sh
+#   docker run --gpus all --ipc=host sok_lite bash scripts/gpu_check.sh
+FROM nvidia/cuda:12.6.3-cudnn-devel-ubuntu22.04
+
+# What pip cannot install. nvcc, NCCL and its headers are in the base image.
+RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+      g++ git libopenmpi-dev openmpi-bin openssh-client python3 python3-dev python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /workspace/sok_lite
+ENV SOK_LITE_CACHE=/opt/sok_lite \
+    OMPI_ALLOW_RUN_AS_ROOT=1 \
+    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+# First what changes seldom: editing a kernel or a test does not build TensorFlow's environment again.
+COPY pyproject.toml README.md LICENSE ./
+COPY scripts/setup.sh scripts/build_horovod.py scripts/
+COPY sok_lite/_version.py sok_lite/
+RUN bash scripts/setup.sh --gpu
+
+COPY . .
+ENV PATH=/workspace/sok_lite/.venv/bin:$PATH
+CMD ["bash", "scripts/gpu_check.sh"]

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Checks the engine on a machine with a GPU: its tests on the cuda back end, once more under
+# compute-sanitizer where that is found, and the engine benchmark.
+# Needs python3 with numpy, cupy, pytest and hypothesis. Needs no TensorFlow, no Horovod, no pip.
+#
+#   bash scripts/gpu_check.sh
+#
+# SOK_LITE_PYTHON  the Python to use; else python3
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python="${SOK_LITE_PYTHON:-python3}"
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+
+"$python" - <<'PY' || exit 1
+import importlib, sys
+
+missing = []
+for name in ("numpy", "cupy", "pytest", "hypothesis"):
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        missing.append(f"{name} ({error})")
+if missing:
+    sys.exit(f"error: {sys.executable} lacks {', '.join(missing)}. "
+             "pip install numpy cupy-cuda12x pytest hypothesis")
+import cupy
+
+try:
+    count = cupy.cuda.runtime.getDeviceCount()
+except cupy.cuda.runtime.CUDARuntimeError as error:
+    sys.exit(f"error: CuPy finds no GPU: {error}")
+if count == 0:
+    sys.exit("error: CuPy finds no GPU.")
+device = cupy.cuda.runtime.getDeviceProperties(0)
+print(f"Python {sys.version.split()[0]}, CuPy {cupy.__version__}, "
+      f"{device['name'].decode()}, {device['totalGlobalMem'] >> 30} GiB")
+PY
+
+failed=0
+
+stage() { # name, command...
+  local name="$1" start="$SECONDS" code=0
+  shift
+  printf '\n=== %s\n' "$name"
+  "$@" </dev/null || code=$?
+  [ "$code" -eq 0 ] || failed=$((failed + 1))
+  printf -- '--- %s: exit code %d, %d s\n' "$name" "$code" "$((SECONDS - start))"
+}
+
+# -k cuda: the tests of the cpu back end need a C++ compiler, which this machine may lack.
+pytest=("$python" -m pytest -q -p no:cacheprovider)
+SOK_LITE_BACKEND=cuda stage 'engine tests on the GPU' "${pytest[@]}" tests/engine -k 'not cpu'
+
+sanitizer="$(command -v compute-sanitizer || true)"
+for folder in "${CUDA_HOME:-/usr/local/cuda}"/bin "${CUDA_HOME:-/usr/local/cuda}"/compute-sanitizer; do
+  if [ -z "$sanitizer" ] && [ -x "$folder/compute-sanitizer" ]; then sanitizer="$folder/compute-sanitizer"; fi
+done
+if [ -n "$sanitizer" ]; then
+  # The large sizes would take hours under it, and find nothing that the awkward small ones do not.
+  SOK_LITE_BACKEND=cuda stage 'memcheck' "$sanitizer" --tool memcheck --error-exitcode 9 \
+    "${pytest[@]}" tests/engine -k 'cuda and not 100_003 and not 100003 and not million'
+else
+  printf '\n=== memcheck: left out, no compute-sanitizer\n'
+fi
+
+if [ -f scripts/bench_engine.py ]; then
+  SOK_LITE_BACKEND=cuda stage 'benchmark' "$python" scripts/bench_engine.py
+fi
+
+printf '\n%d stages failed, %d s\n' "$failed" "$SECONDS"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Sets everything up and runs every check: the one command before a commit, and what CI runs.
+# All stages run even when one fails. The last line counts the tests of all of them.
+#
+#   bash scripts/test.sh                      everything but the long tests
+#   SOK_LITE_LONG=1 bash scripts/test.sh      everything
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+bash scripts/setup.sh || exit 1
+venv="${SOK_LITE_VENV:-.venv}"
+case "$venv" in /*) ;; *) venv="$PWD/$venv" ;; esac
+export PATH="$venv/bin:$PATH" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
+# Open MPI refuses root, which is who runs in most containers, and more ranks than cores.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_rmaps_base_oversubscribe=1
+
+logs="$(mktemp -d)"
+trap 'rm -rf "$logs"' EXIT
+pytest=(python -m pytest -q)
+# pyproject.toml leaves the long ones out; the last -m wins.
+case "${SOK_LITE_LONG:-0}" in 0 | '') ;; *) pytest+=(-m '') ;; esac
+
+passed=0 failed=0 skipped=0
+
+# Adds the counts of a stage: those of pytest's closing line, else the stage itself is one test.
+# Under a launcher every rank prints the same line; a count is the largest of them.
+count() { # name, exit code
+  local log="$logs/$1" ok bad skip
+  tally() {
+    grep -aE '(^|>:)=* ?([0-9]+ [a-z]+,? ?)+ in [0-9.]+s' "$log" |
+      grep -aoE "[0-9]+ ($1)" | sort -rn | head -n 1 | cut -d' ' -f1
+  }
+  ok="$(tally passed)" bad="$(tally 'failed|errors?')" skip="$(tally skipped)"
+  if [ "$2" -ne 0 ] && [ -z "$bad" ]; then bad=1; fi
+  if [ "$2" -eq 0 ] && [ -z "$ok$skip" ]; then ok=1; fi
+  passed=$((passed + ${ok:-0})) failed=$((failed + ${bad:-0})) skipped=$((skipped + ${skip:-0}))
+}
+
+# Runs one stage, with a time limit: a hang must not hold up whoever waits for the result.
+stage() { # name, seconds, command...
+  local name="$1" limit="$2" start="$SECONDS" code
+  shift 2
+  printf '\n=== %s\n' "$name"
+  timeout --kill-after=20 "$limit" "$@" </dev/null 2>&1 | tee "$logs/$name"
+  code="${PIPESTATUS[0]}"
+  if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then echo "stopped after its limit of $limit s"; fi
+  count "$name" "$code"
+  if [ "$code" -eq 0 ]; then code=ok; else code="FAILED, exit code $code"; fi
+  printf -- '--- %s: %s, %d s\n' "$name" "$code" "$((SECONDS - start))"
+}
+
+stage 'ruff format' 60 ruff format --check .
+stage 'ruff check' 60 ruff check .
+stage mypy 300 mypy
+mapfile -t sources < <(find kernels tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
+stage clang-format 60 clang-format --dry-run -Werror "${sources[@]}"
+stage 'tests' 900 "${pytest[@]}" tests --ignore=tests/parallel --ignore=tests/test_tsan.py
+stage 'tests, 2 ranks, horovodrun' 400 horovodrun -np 2 "${pytest[@]}" -p no:cacheprovider tests/parallel
+if command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/null; then
+  stage 'tests, 2 ranks, mpirun' 400 mpirun -np 2 "${pytest[@]}" -p no:cacheprovider tests/parallel
+else
+  printf '\n=== tests, 2 ranks, mpirun: left out, no mpirun or no mpi4py\n'
+fi
+stage 'tests, ThreadSanitizer' 300 "${pytest[@]}" tests/test_tsan.py
+
+printf '\n%d passed, %d failed, %d skipped in %d s\n' "$passed" "$failed" "$skipped" "$SECONDS"
+[ "$failed" -eq 0 ]
