@@ -1,0 +1,1 @@
+"""Parts of `examples/train_ctr.py`: the data, the model and the metrics of a click model."""
