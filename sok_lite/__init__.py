@@ -1,0 +1,68 @@
+"""Dynamic embeddings for TensorFlow: SparseOperationKit's names, on one GPU, many, or none.
+
+The names below are imported on first use, so that `import sok_lite` works, and gives the engine
+(`sok_lite.engine`, `sok_lite.comm`, `sok_lite.backend`), where there is no TensorFlow.
+"""
+
+import importlib
+from typing import Any
+
+from sok_lite._version import __version__
+
+_MODULE_OF_NAME = {
+    "DynamicVariable": "dynamic_variable",
+    "assign": "dynamic_variable",
+    "export": "dynamic_variable",
+    "filter_variables": "dynamic_variable",
+    "init": "communication",
+    "set_comm_tool": "communication",
+    "lookup_sparse": "lookup",
+    "OptimizerWrapper": "optimizer",
+    "SGD": "optimizer",
+}
+_TENSORFLOW_MODULES = ("communication", "dynamic_variable", "lookup", "optimizer", "tensor")
+
+__all__ = ["__version__", "communication", "tf_version", *_MODULE_OF_NAME]
+
+
+def _tensorflow_module(name: str) -> Any:
+    try:
+        importlib.import_module("tensorflow")
+    except ImportError as error:
+        raise ImportError(
+            f"This part of sok_lite needs TensorFlow, which cannot be imported ({error}). "
+            'Install it with `pip install "sok_lite[cpu]"`, or `pip install "sok_lite[gpu]"` on a '
+            "machine with an NVIDIA GPU. The engine (sok_lite.engine) works without it."
+        ) from error
+    return importlib.import_module(f"sok_lite.{name}")
+
+
+def _tf_version() -> list[int]:
+    version = importlib.import_module("tensorflow").__version__
+    # "2.21.0-rc1" is [2, 21, 0]: only the leading digits of each part count.
+    return [
+        int("".join(digits)) for digits in map(_leading_digits, version.split(".")[:3]) if digits
+    ]
+
+
+def _leading_digits(text: str) -> str:
+    end = next((i for i, letter in enumerate(text) if not letter.isdigit()), len(text))
+    return text[:end]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF_NAME:
+        value = getattr(_tensorflow_module(_MODULE_OF_NAME[name]), name)
+    elif name in _TENSORFLOW_MODULES:
+        value = _tensorflow_module(name)
+    elif name == "tf_version":
+        _tensorflow_module("communication")
+        value = _tf_version()
+    else:
+        raise AttributeError(f"module 'sok_lite' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_TENSORFLOW_MODULES})

@@ -1,0 +1,749 @@
+"""`sok.DynamicVariable`: a table that TensorFlow takes for a variable of shape [None, dimension].
+
+The rows live in the engine's table, not in TensorFlow. The resource variable underneath holds an
+empty [0, dimension] tensor; its handle is what gradient tapes and `tf.gradients` know the table by.
+Whatever TensorFlow would do with that empty tensor instead of the rows is overridden here, or raises.
+"""
+
+import itertools
+import json
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
+
+from sok_lite import communication
+from sok_lite.backend import get_backend
+from sok_lite.engine.dtypes import KeyDtype, RowDtype, key_dtype, row_dtype
+from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.table import DetTable, make_table
+from sok_lite.tensor import empty, host_call, to_array, to_tensor
+from sok_lite.variable_spec import DynamicVariableSpec
+
+__all__ = ["DynamicVariable", "assign", "export", "filter_variables"]
+
+# SOK's options for its "hybrid" table. SOK ignores them for "hbm", where they have no meaning; so
+# programs pass them to either. `init_capacity` is honoured, with no effect on results.
+_SOK_OPTIONS = frozenset(
+    {
+        *("init_capacity", "max_capacity", "max_hbm_for_vectors", "max_load_factor"),
+        *("max_bucket_size", "block_size", "device_id", "io_by_cpu", "evict_strategy"),
+        "filter_ratio",
+    }
+)
+_OPTIONS = _SOK_OPTIONS | {"seed"}
+
+_serial = itertools.count()
+
+
+def _checked_dimension(dimension: Any) -> int:
+    if isinstance(dimension, (bool, np.bool_)) or not isinstance(dimension, (int, np.integer)):
+        raise TypeError(
+            "`dimension` must be an integer, the length of a row. "
+            f"Received: dimension={dimension!r}."
+        )
+    if dimension < 1:
+        raise ValueError(f"`dimension` must be at least 1. Received: dimension={dimension}.")
+    return int(dimension)
+
+
+def _checked_options(options: dict[str, Any]) -> None:
+    unknown = sorted(set(options) - _OPTIONS)
+    if unknown:
+        raise TypeError(
+            f"DynamicVariable got an unexpected keyword argument {unknown[0]!r}. "
+            f"Known options: {', '.join(sorted(_OPTIONS))}."
+        )
+    for name, least in (("seed", None), ("init_capacity", 0)):
+        value = options.get(name, 0)
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+            raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
+        if least is not None and value < least:
+            raise ValueError(f"`{name}` must be at least {least}. Received: {name}={value}.")
+
+
+def _checked_mode(mode: Any) -> int:
+    """Returns the rank of "localized:<rank>", or -1 for a table spread over all ranks."""
+    if mode is None or mode == "distributed":
+        return -1
+    if isinstance(mode, str) and mode.startswith("localized:") and mode[10:].isdigit():
+        return int(mode[10:])
+    raise ValueError(
+        "`mode` must be None, 'distributed' or 'localized:<rank>' such as 'localized:0'. "
+        f"Received: mode={mode!r}."
+    )
+
+
+def _dtype_name(dtype: Any, default: str, argument: str) -> str:
+    try:
+        return tf.as_dtype(default if dtype is None else dtype).name
+    except TypeError as error:
+        raise TypeError(
+            f"`{argument}` must be a dtype such as tf.{default}. Received: {argument}={dtype!r}."
+        ) from error
+
+
+class DynamicVariable(resource_variable_ops.ResourceVariable):
+    """A trainable table that has a row for every key it was ever asked for.
+
+    A lookup of a key that has no row gives it one, whose first value is a function of the seed,
+    the variable's name and the key alone. Every value of the key type is a key.
+
+    In a job of several ranks each rank holds the part of the keys it owns; what is said here is
+    about this rank's part. Only `sok.lookup_sparse` reaches the other ranks.
+
+    Args:
+      dimension: length of a row.
+      initializer: first value of a row: "random" (also None and ""; uniform from -0.05 to 0.05),
+        "normal", "uniform", "ones", "zeros", a number or its string such as "13", or a Keras or
+        tf.initializers object.
+      var_type: "hbm" (also None): all rows in GPU memory, or in RAM without a GPU, growing without
+        bound.
+      name: in TensorFlow. It also seeds the rows.
+      constraint: must be None.
+      trainable: whether gradient tapes watch it.
+      key_type: tf.int64 (also None), tf.int32 or tf.uint64.
+      dtype: of the rows: tf.float32 (also None), tf.float16 or tf.bfloat16.
+      mode: None, "distributed" or "localized:<rank>" as in SOK.
+      **kwargs: `seed` (an integer, 0 by default), `init_capacity` (keys to make room for at
+        once), and SOK's other options for its "hybrid" table, which "hbm" ignores.
+
+    Raises:
+      TypeError: unknown keyword, or an argument of a wrong type.
+      ValueError: an argument out of range, or a variable made inside a tf.function.
+      NotImplementedError: var_type "hybrid", a constraint, or a tf.distribute strategy.
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        initializer: Any = None,
+        var_type: str | None = None,
+        name: str | None = None,
+        constraint: Any = None,
+        trainable: bool = True,
+        key_type: Any = None,
+        dtype: Any = None,
+        mode: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _checked_options(kwargs)
+        dimension = _checked_dimension(dimension)
+        target_rank = _checked_mode(mode)
+        keys: KeyDtype = key_dtype(_dtype_name(key_type, "int64", "key_type"))
+        rows: RowDtype = row_dtype(_dtype_name(dtype, "float32", "dtype"))
+        if constraint is not None:
+            raise NotImplementedError(
+                "DynamicVariable has no constraints: an update touches single rows. "
+                f"Received: constraint={constraint!r}. Leave it out and clip what you look up."
+            )
+        if tf.inside_function():
+            raise ValueError(
+                "A DynamicVariable must be made outside of a tf.function, once, and used inside."
+            )
+        if tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            raise NotImplementedError(
+                "DynamicVariable does not work under a tf.distribute strategy with several "
+                "replicas. Start one process per GPU with horovodrun and use sok.init()."
+            )
+        if name is None:
+            name = f"sok_dynamic_Variable_{next(_serial)}"
+        self._table = make_table(
+            "hbm" if var_type is None else var_type,
+            get_backend(),
+            dimension,
+            initializer=make_initializer("" if initializer is None else initializer, dimension),
+            key_type=keys.name,
+            dtype=rows.name,
+            name=name,
+            seed=int(kwargs.get("seed", 0)),
+            init_capacity=int(kwargs.get("init_capacity", 0)),
+        )
+        self._dimension = dimension
+        self._key_type = tf.as_dtype(keys.name)
+        self._initializer_str = initializer if isinstance(initializer, str) else repr(initializer)
+        self._mode = mode
+        self._target_rank = target_rank
+        self._config_dict = dict(kwargs)
+        # Not TensorFlow's own alias ids, which start at 0 in every call of a tf.function: a function
+        # traced for one table must never be reused for another.
+        self._trace_id = (1 << 32) + next(_serial)
+        super().__init__(
+            initial_value=lambda: tf.zeros([0, dimension], rows.name),
+            trainable=trainable,
+            name=name,
+            dtype=tf.as_dtype(rows.name),
+            shape=tf.TensorShape([None, dimension]),
+        )
+
+    # ---------------------------------------------------------------- facts
+
+    @property
+    def table(self) -> DetTable:
+        """The engine's table: this rank's keys, rows and optimizer states."""
+        return self._table
+
+    @property
+    def dimension(self) -> int:
+        """Length of a row."""
+        return self._dimension
+
+    @property
+    def key_type(self) -> tf.DType:
+        """Type of the keys."""
+        return self._key_type
+
+    @property
+    def handle_dtype(self) -> tf.DType:
+        """Type of the rows."""
+        return self.dtype
+
+    @property
+    def backend_type(self) -> str:
+        """Kind of table: "hbm"."""
+        return self._table.var_type
+
+    @property
+    def config_dict(self) -> dict[str, Any]:
+        """The keyword options as given."""
+        return self._config_dict
+
+    @property
+    def initializer_str(self) -> str:
+        """The initializer as given."""
+        return self._initializer_str
+
+    @property
+    def mode(self) -> str | None:
+        """The mode as given."""
+        return self._mode
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of ranks. Raises RuntimeError before `sok.init`."""
+        return communication.num_gpus()
+
+    @property
+    def target_gpu(self) -> int:
+        """The rank that holds the whole table, or -1 where it is spread over all ranks."""
+        return self._target_rank
+
+    def key_map(self, indices: Any) -> Any:
+        """Returns the keys unchanged: a dynamic table stores them as they are."""
+        return indices
+
+    @property
+    def size(self) -> tf.Tensor:
+        """int32 tensor [rows on this rank, dimension]."""
+        reference = weakref.ref(self)
+
+        def run() -> Sequence[tf.Tensor]:
+            shape = [alive(reference).table.size, self_dimension]
+            return (tf.constant(shape, tf.int32),)
+
+        self_dimension = self._dimension
+        (size,) = host_call(run, [], [tf.int32], self._table.backend, f"The size of {self.name!r}")
+        size.set_shape([2])
+        return size
+
+    def __repr__(self) -> str:
+        table = self._table
+        return (
+            f"<sok.DynamicVariable {self.name!r} shape={self.shape} dtype={self.dtype.name} "
+            f"keys={table.size:,} fill={table.load_factor:.0%} of {table.capacity:,} slots "
+            f"memory={_bytes(table.store.num_bytes + table.index_bytes)} "
+            f"on {table.backend.name}>"
+        )
+
+    def _repr_html_(self) -> str:
+        table = self._table
+        facts = {
+            "keys": f"{table.size:,}",
+            "row": f"{self._dimension} x {self.dtype.name}",
+            "key type": self._key_type.name,
+            "table": f"{table.var_type} on {table.backend.name}",
+            "fill": f"{table.load_factor:.0%} of {table.capacity:,} slots",
+            "optimizer states": ", ".join(table.store.state_names) or "none",
+            "memory of rows and states": _bytes(table.store.num_bytes),
+            "memory of the index": _bytes(table.index_bytes),
+        }
+        cells = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in facts.items())
+        return f"<table><caption>sok.DynamicVariable {self.name}</caption>{cells}</table>"
+
+    # ---------------------------------------------------------------- reading
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Returns the rows of keys; new keys are inserted.
+
+        `tf.nn.embedding_lookup`, its sparse forms and `tf.gather` come here.
+
+        Args:
+          indices: integer keys of any shape.
+
+        Returns:
+          indices.shape + [dimension], of the rows' dtype. Its gradient is an IndexedSlices of the
+          keys as given, repeated ones included.
+        """
+        # Imported here: lookup needs this class.
+        from sok_lite.lookup import local_lookup
+
+        try:
+            return local_lookup(self, indices)
+        except AttributeError as error:
+            # tf.gather takes an AttributeError for "no sparse_read" and would read a dense tensor.
+            raise RuntimeError(f"The lookup in {self.name!r} failed: {error}") from error
+
+    def export(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns this rank's keys, ascending, and their rows.
+
+        Returns:
+          (indices (n,) of the key type, values (n, dimension) of the rows' dtype).
+        """
+        reference = weakref.ref(self)
+        backend = self._table.backend
+        dtypes = [self._key_type, self.dtype]
+
+        def run() -> Sequence[tf.Tensor]:
+            table = alive(reference).table
+            with table.lock:
+                keys, rows = table.export_rows()
+                values = empty((int(keys.size), table.dim), dtypes[1], backend)
+                table.store.read(backend.xp.ascontiguousarray(rows), out=values)
+            return to_tensor(keys, dtypes[0], backend), to_tensor(values, dtypes[1], backend)
+
+        indices, values = host_call(run, [], dtypes, backend, f"The export of {self.name!r}")
+        indices.set_shape([None])
+        values.set_shape([None, self._dimension])
+        return indices, values
+
+    # ---------------------------------------------------------------- writing
+
+    def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
+        """Adds rows to the rows of keys that are in the table; repeated keys are summed."""
+        return self._scatter(
+            "scatter_add", sparse_delta, lambda table, keys, rows: table.accumulate(keys, rows)
+        )
+
+    def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
+        """Subtracts rows from the rows of keys that are in the table; repeated keys are summed."""
+        return self._scatter(
+            "scatter_sub",
+            sparse_delta,
+            lambda table, keys, rows: table.accumulate(keys, rows, scale=-1.0),
+        )
+
+    def scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
+        """Sets the rows of keys that are in the table; of a repeated key the last row counts."""
+        return self._scatter(
+            "scatter_update", sparse_delta, lambda table, keys, rows: table.assign(keys, rows)
+        )
+
+    def _scatter(
+        self, what: str, sparse_delta: Any, write: Callable[[DetTable, Any, Any], None]
+    ) -> Any:
+        if not isinstance(sparse_delta, tf.IndexedSlices):
+            raise TypeError(
+                f"{what} takes a tf.IndexedSlices of keys and rows. "
+                f"sparse_delta is not IndexedSlices: {sparse_delta!r}"
+            )
+        keys = checked_keys(self, sparse_delta.indices)
+        values = self._checked_values(keys, sparse_delta.values, what)
+        if what != "scatter_update":
+            values = tf.cast(values, tf.float32)
+        return self._write(what, keys, values, write)
+
+    def _checked_values(self, keys: tf.Tensor, values: Any, what: str) -> tf.Tensor:
+        if not tf.is_tensor(values):
+            values = tf.convert_to_tensor(
+                values, dtype_hint=self.dtype if np.asarray(values).dtype.kind in "iuf" else None
+            )
+        if not values.dtype.is_floating:
+            raise TypeError(
+                f"{what}: `values` must be {self.dtype.name}. Received: dtype {values.dtype.name}."
+            )
+        expected = f"(n, {self._dimension}), one row for each of the n keys"
+        if keys.shape.rank is not None and keys.shape.rank != 1:
+            raise ValueError(
+                f"{what}: `indices` must have shape (n,). Received: shape {keys.shape}."
+            )
+        if not values.shape.is_compatible_with([keys.shape[0] if keys.shape.rank else None, None]):
+            raise ValueError(
+                f"{what}: `values` must have shape {expected}. Received: indices of shape "
+                f"{keys.shape} and values of shape {values.shape}."
+            )
+        if not values.shape.is_compatible_with([None, self._dimension]):
+            raise ValueError(
+                f"{what}: `values` must have shape {expected}: {self.name!r} has dimension "
+                f"{self._dimension}. Received: values of shape {values.shape}."
+            )
+        return values
+
+    def _write(
+        self,
+        what: str,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        write: Callable[[DetTable, Any, Any], None],
+    ) -> Any:
+        reference = weakref.ref(self)
+        backend = self._table.backend
+
+        def run(key_tensor: tf.Tensor, value_tensor: tf.Tensor) -> Sequence[tf.Tensor]:
+            rows = to_array(value_tensor, backend)
+            if value_tensor.dtype == tf.bfloat16:
+                # Marks uint16 bits as bfloat16, whatever the rows' own format.
+                rows = rows.view(tf.bfloat16.as_numpy_dtype)
+            write(alive(reference).table, to_array(key_tensor, backend), rows)
+            return ()
+
+        done = host_call(run, [keys, values], [], backend, f"{what} on {self.name!r}")
+        return self if tf.executing_eagerly() else done
+
+    # ---------------------------------------------------------------- TensorFlow's checkpoints
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        """Returns what `tf.train.Checkpoint` saves: keys, rows and optimizer states of this rank."""
+        table = self._table
+        backend = table.backend
+        with table.lock:
+            keys, rows = table.export_rows()
+            rows = backend.xp.ascontiguousarray(rows)
+            columns = {name: table.store.column(name).dim for name in table.store.state_names}
+            tensors = {
+                "keys": to_tensor(keys, self._key_type, backend),
+                "values": to_tensor(table.store.read(rows), self.dtype, backend),
+                "state_columns": tf.constant(json.dumps(columns)),
+                "states": to_tensor(
+                    backend.xp.concatenate(
+                        [
+                            backend.xp.empty((int(rows.size), 0), np.float32),
+                            *(table.store.read(rows, column=name) for name in columns),
+                        ],
+                        axis=1,
+                    ),
+                    tf.float32,
+                    backend,
+                ),
+            }
+        return tensors
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        """Makes the table what was saved: other keys are removed."""
+        missing = {"keys", "values", "state_columns", "states"} - set(restored_tensors)
+        if missing:
+            raise ValueError(
+                f"The checkpoint has no {', '.join(sorted(missing))} for {self.name!r}: it was not "
+                "written from a sok.DynamicVariable."
+            )
+        keys = checked_keys(self, restored_tensors["keys"])
+        values = self._checked_values(keys, restored_tensors["values"], "restore")
+        return self._write_restored(keys, values, restored_tensors)
+
+    def _write_restored(
+        self, keys: tf.Tensor, values: tf.Tensor, restored_tensors: dict[str, tf.Tensor]
+    ) -> Any:
+        reference = weakref.ref(self)
+        backend = self._table.backend
+
+        def run(
+            key_tensor: tf.Tensor,
+            value_tensor: tf.Tensor,
+            column_tensor: tf.Tensor,
+            state_tensor: tf.Tensor,
+        ) -> Sequence[tf.Tensor]:
+            table = alive(reference).table
+            columns = json.loads(bytes(column_tensor.numpy()))
+            states = to_array(state_tensor, backend)
+            key_array = to_array(key_tensor, backend)
+            with table.lock:
+                table.clear()
+                table.insert_or_assign(key_array, to_array(value_tensor, backend))
+                rows = table.find(key_array)
+                start = 0
+                for name, dim in columns.items():
+                    initial = 0.0
+                    if name in table.store.state_names:
+                        initial = table.store.column(name).initial
+                    table.store.ensure_state(name, initial, dim)
+                    part = states[:, start : start + dim]
+                    table.store.write(rows, backend.xp.ascontiguousarray(part), column=name)
+                    start += dim
+            return ()
+
+        inputs = [keys, values, restored_tensors["state_columns"], restored_tensors["states"]]
+        done = host_call(run, inputs, [], backend, f"The restore of {self.name!r}")
+        return tf.no_op() if tf.executing_eagerly() else done
+
+    # ---------------------------------------------------------------- functions and structures
+
+    @property
+    def _type_spec(self) -> DynamicVariableSpec:
+        return DynamicVariableSpec.from_value(self)
+
+    def __tf_tracing_type__(self, signature_context: Any) -> DynamicVariableSpec:
+        signature_context.add_placeholder(self._trace_id, self)
+        return DynamicVariableSpec.from_value(self, alias_id=self._trace_id)
+
+    # ---------------------------------------------------------------- what a table cannot do
+
+    def _refuse(self, method: str, instead: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{method}() is not supported: {self.name!r} is a sok.DynamicVariable, whose rows are "
+            f"known by key and have no place in a dense tensor. {instead}"
+        )
+
+    def _refuse_dense(self, method: str) -> NoReturn:
+        self._refuse(
+            method,
+            "Use tf.nn.embedding_lookup(variable, keys) for some rows and sok.export(variable) for "
+            "all. A list of several variables cannot be given to tf.nn.embedding_lookup; look each "
+            "up by itself, or all at once with sok.lookup_sparse.",
+        )
+
+    def _refuse_write(self, method: str) -> NoReturn:
+        self._refuse(
+            method,
+            "Use sok.assign(variable, keys, rows), scatter_add, scatter_sub or scatter_update.",
+        )
+
+    def _refuse_copy(self, method: str) -> NoReturn:
+        self._refuse(
+            method,
+            "To copy a table, make a new DynamicVariable and sok.assign to it what sok.export gives.",
+        )
+
+    def value(self) -> NoReturn:
+        self._refuse_dense("value")
+
+    def read_value(self) -> NoReturn:
+        self._refuse_dense("read_value")
+
+    def read_value_no_copy(self) -> NoReturn:
+        self._refuse_dense("read_value_no_copy")
+
+    def _read_variable_op(self, no_copy: bool = False) -> NoReturn:
+        self._refuse_dense("_read_variable_op")
+
+    def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_dense("convert_to_tensor")
+
+    def _as_graph_element(self) -> NoReturn:
+        self._refuse_dense("session.run")
+
+    def numpy(self) -> NoReturn:
+        self._refuse_dense("numpy")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_dense("__array__")
+
+    def __bool__(self) -> NoReturn:
+        self._refuse_dense("__bool__")
+
+    def __int__(self) -> NoReturn:
+        self._refuse_dense("__int__")
+
+    def __float__(self) -> NoReturn:
+        self._refuse_dense("__float__")
+
+    def __complex__(self) -> NoReturn:
+        self._refuse_dense("__complex__")
+
+    def eval(self, session: Any = None) -> NoReturn:
+        self._refuse_dense("eval")
+
+    def gather_nd(self, indices: Any, name: Any = None) -> NoReturn:
+        self._refuse_dense("gather_nd")
+
+    def initialized_value(self) -> NoReturn:
+        self._refuse_dense("initialized_value")
+
+    @property
+    def initial_value(self) -> NoReturn:
+        self._refuse_dense("initial_value")
+
+    def count_up_to(self, limit: Any) -> NoReturn:
+        self._refuse_write("count_up_to")
+
+    def assign(self, *args: Any, **kwargs: Any) -> Any:
+        """`variable.assign(indices, values)` is `sok.assign`; there is no dense value to assign."""
+        if len(args) == 2 and not kwargs:
+            return assign(self, *args)
+        self._refuse_write("assign")
+
+    def assign_add(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("assign_add")
+
+    def assign_sub(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("assign_sub")
+
+    def scatter_max(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_max")
+
+    def scatter_min(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_min")
+
+    def scatter_mul(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_mul")
+
+    def scatter_div(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_div")
+
+    def batch_scatter_update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("batch_scatter_update")
+
+    def scatter_nd_add(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_add")
+
+    def scatter_nd_sub(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_sub")
+
+    def scatter_nd_update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_update")
+
+    def scatter_nd_max(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_max")
+
+    def scatter_nd_min(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_min")
+
+    def _strided_slice_assign(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("_strided_slice_assign")
+
+    def set_shape(self, shape: Any) -> NoReturn:
+        self._refuse("set_shape", "Its shape is [None, dimension].")
+
+    def __copy__(self) -> NoReturn:
+        self._refuse_copy("__copy__")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self._refuse_copy("__deepcopy__")
+
+    def __reduce__(self) -> NoReturn:
+        self._refuse_copy("__reduce__")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self._refuse_copy("__reduce_ex__")
+
+    def to_proto(self, export_scope: Any = None) -> NoReturn:
+        self._refuse_copy("to_proto")
+
+    @staticmethod
+    def from_proto(variable_def: Any, import_scope: Any = None) -> NoReturn:
+        raise NotImplementedError(
+            "from_proto() is not supported for sok.DynamicVariable. Make one with its dimension."
+        )
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse(
+            "tf.saved_model.save",
+            "Save the dense part of the model alone, and the table with sok.export.",
+        )
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> NoReturn:
+        self._refuse_copy("_copy_trackable_to_cpu")
+
+    def _write_object_proto(self, proto: Any, options: Any) -> NoReturn:
+        self._refuse(
+            "tf.saved_model.save",
+            "Save the dense part of the model alone, and the table with sok.export.",
+        )
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def alive(reference: "weakref.ref[DynamicVariable]") -> DynamicVariable:
+    """Returns the variable of a reference that a graph keeps.
+
+    A graph keeps references only: TensorFlow never drops the Python functions of a graph, and they
+    would keep every table they ever used.
+
+    Raises:
+      ValueError: the variable is gone.
+    """
+    variable = reference()
+    if variable is None:
+        raise ValueError(
+            "A tf.function or graph uses a sok.DynamicVariable that was deleted. Keep the "
+            "variable for as long as the function is called."
+        )
+    return variable
+
+
+def checked_keys(variable: DynamicVariable, keys: Any) -> tf.Tensor:
+    """Returns keys as a tensor of integers that the table accepts.
+
+    Raises:
+      TypeError: they are not integers.
+    """
+    if not tf.is_tensor(keys):
+        array = np.asarray(keys)
+        if array.size == 0 and array.dtype == np.float64:
+            array = array.astype(np.int64)  # NumPy's dtype for an empty list
+        keys = tf.convert_to_tensor(array) if array.dtype.kind in "iuf" else array
+    dtype = getattr(keys, "dtype", None)
+    if not isinstance(dtype, tf.DType) or not dtype.is_integer:
+        name = dtype.name if isinstance(dtype, (tf.DType, np.dtype)) else type(keys).__name__
+        raise TypeError(
+            f"Keys of {variable.name!r} must be integers ({variable.key_type.name}). "
+            f"Received: {name}. Cast them first if they really are keys."
+        )
+    return keys
+
+
+def export(var: DynamicVariable) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns this rank's keys, ascending, and their rows. No communication.
+
+    Returns:
+      (indices (n,) of the key type, values (n, dimension) of the rows' dtype).
+
+    Raises:
+      TypeError: `var` is no DynamicVariable.
+    """
+    return _checked_variable(var, "export").export()
+
+
+def assign(var: DynamicVariable, indices: Any, values: Any) -> Any:
+    """Sets the rows of keys on this rank, inserting keys that are new. No communication.
+
+    Args:
+      var: the variable.
+      indices: (n,) integers; of a repeated key the last row counts.
+      values: (n, dimension).
+
+    Returns:
+      The variable in eager mode, the operation in a graph.
+
+    Raises:
+      TypeError: `var` is no DynamicVariable, keys are no integers or rows no floats.
+      ValueError: shapes do not fit, or a key does not fit the key type. Nothing has changed then.
+    """
+    var = _checked_variable(var, "assign")
+    keys = checked_keys(var, indices)
+    rows = var._checked_values(keys, values, "sok.assign")
+    return var._write(
+        "sok.assign", keys, rows, lambda table, key, row: table.insert_or_assign(key, row)
+    )
+
+
+def _checked_variable(var: Any, what: str) -> DynamicVariable:
+    if not isinstance(var, DynamicVariable):
+        raise TypeError(f"sok.{what} takes a sok.DynamicVariable. Received: {type(var).__name__}.")
+    return var
+
+
+def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """Splits variables into (sok's own, others), each in the given order."""
+    ours, others = [], []
+    for var in vars:
+        (ours if isinstance(var, DynamicVariable) else others).append(var)
+    return ours, others

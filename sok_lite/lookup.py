@@ -1,0 +1,283 @@
+"""Lookups: keys in, rows or combined rows out, with their gradients.
+
+`lookup_sparse` is the distributed one: every rank asks for keys of any rank, and the rows of all
+tables of the call travel together. `local_lookup` is what `tf.nn.embedding_lookup` and its kin end
+in: the rows of this rank's table.
+"""
+
+import sys
+import weakref
+import zlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
+
+from sok_lite import communication
+from sok_lite.backend import Backend
+from sok_lite.comm import Communicator
+from sok_lite.dynamic_variable import DynamicVariable, alive, checked_keys
+from sok_lite.engine import step
+from sok_lite.lookup_arguments import Argument, Facts, checked_arguments, row_splits
+from sok_lite.tensor import empty, host_call, to_array, to_tensor
+
+__all__ = ["local_lookup", "lookup_sparse"]
+
+
+def local_lookup(variable: DynamicVariable, keys: Any) -> tf.Tensor:
+    """Returns the rows of keys in this rank's table; new keys are inserted. No communication.
+
+    Args:
+      variable: the table.
+      keys: integers of any shape.
+
+    Returns:
+      keys.shape + [dimension], of the rows' dtype. The gradient is an IndexedSlices of the keys as
+      given, flat, with float32 rows.
+
+    Raises:
+      TypeError: keys are no integers.
+      ValueError: a key does not fit the key type, or the variable is one of a list.
+    """
+    _refuse_partitions(variable)
+    keys = checked_keys(variable, keys)
+    dim, key_type, dtype = variable.dimension, variable.key_type, variable.dtype
+    backend = variable.table.backend
+    reference = weakref.ref(variable)
+
+    def run(key_tensor: tf.Tensor) -> Sequence[tf.Tensor]:
+        table = alive(reference).table
+        rows = empty((*key_tensor.shape, dim), dtype, backend)
+        flat = to_array(key_tensor, backend).reshape(-1)
+        table.lookup(flat, out=rows.reshape(-1, dim))
+        return to_tensor(rows, dtype, backend), tf.constant([table.size, dim], tf.int64)
+
+    @tf.custom_gradient
+    def read(handle: tf.Tensor, keys: tf.Tensor) -> Any:
+        rows, size = host_call(
+            run, [keys], [dtype, tf.int64], backend, f"A lookup in {variable.name!r}"
+        )
+        rows.set_shape(keys.shape.concatenate([dim]))
+        size.set_shape([2])
+
+        def grad(row_grads: tf.Tensor) -> Any:
+            flat_grads = tf.cast(tf.reshape(row_grads, [-1, dim]), tf.float32)
+            flat_keys = tf.cast(tf.reshape(keys, [-1]), key_type)
+            return tf.IndexedSlices(flat_grads, flat_keys, size), None
+
+        return rows, grad
+
+    # What records the read on gradient tapes and in the graph of a tf.function.
+    resource_variable_ops.variable_accessed(variable)
+    return read(variable.handle, keys)
+
+
+def _refuse_partitions(variable: DynamicVariable) -> None:
+    """Raises if tf.nn.embedding_lookup was given a list of variables.
+
+    TensorFlow then takes them for the parts of one table, changes the keys and asks each part in
+    turn. Nothing but the caller's frame tells such a read from another.
+    """
+    frame = sys._getframe(1)
+    for _ in range(16):
+        if frame is None:
+            return
+        if frame.f_code.co_name == "_embedding_lookup_and_transform":
+            params = frame.f_locals.get("params")
+            if isinstance(params, list) and len(params) > 1:
+                raise ValueError(
+                    "tf.nn.embedding_lookup takes one sok.DynamicVariable. Received: a list of "
+                    f"{len(params)}, among them {variable.name!r}. TensorFlow would spread the "
+                    "keys over them. Look each up by itself, or all with sok.lookup_sparse."
+                )
+            return
+        frame = frame.f_back
+
+
+@tf.autograph.experimental.do_not_convert
+def lookup_sparse(
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any = None,
+    combiners: Any = None,
+    use_low_frequency_filter: bool = False,
+) -> Any:
+    """Looks keys up in tables that are spread over all ranks, and combines them row by row.
+
+    Every rank must call it, with the same tables in the same order; batches may differ in size. Keys
+    that no rank has seen are inserted. In a graph the whole call is one host call forward and one
+    backward. In a TF1 graph, where nothing orders two such calls, make one per step.
+
+    Args:
+      params: a DynamicVariable or a list; one may come several times.
+      sp_ids: for each a RaggedTensor or SparseTensor (in row-major order) of keys, (batch, None).
+      sp_weights: None, or for each None or the weights of the keys, ragged or sparse with rows of
+        the same lengths.
+      combiners: for each "sum", "mean" or "sqrtn" (or one for all); None: "mean". As in
+        `tf.nn.embedding_lookup_sparse`: weighted sum, divided by 1, by the sum of the weights or by
+        the root of the sum of their squares. An empty row, or a divisor of 0, gives zeros.
+      use_low_frequency_filter: not for "hbm" tables.
+
+    Returns:
+      (batch, dimension) of the variable's dtype; a list of them where `sp_ids` is a list or tuple.
+      The gradient of a variable is an IndexedSlices of distinct keys that this rank owns, with
+      float32 rows summed over all ranks: neither averaged nor to be sent through Horovod again.
+      Weights have gradients too.
+
+    Raises:
+      RuntimeError: `sok.init` was not called.
+      TypeError, ValueError: arguments that do not fit.
+      NotImplementedError: a tf.Variable, the filter, or a localized table with several ranks.
+    """
+    comm = communication.communicator()
+    arguments = checked_arguments(params, sp_ids, sp_weights, combiners, comm.size)
+    if use_low_frequency_filter:
+        raise NotImplementedError(
+            "`use_low_frequency_filter` needs tables of var_type 'hybrid'; "
+            "these are 'hbm', which keep every key. Leave it out."
+        )
+    outputs = _lookup(comm, arguments) if arguments else []
+    is_list = isinstance(sp_ids, (list, tuple)) or isinstance(sp_weights, tuple)
+    return outputs if is_list else outputs[0]
+
+
+def _lookup(comm: Communicator, arguments: list[Argument]) -> list[tf.Tensor]:
+    tables = [argument.facts for argument in arguments]
+    inputs = [tensor for argument in arguments for tensor in argument.inputs]
+    all_weights = [a.weights for a in arguments if a.weights is not None]
+    host = _Host(comm, tables)
+    num_tables = len(tables)
+
+    @tf.custom_gradient
+    def run(*handles_and_weights: tf.Tensor) -> Any:
+        weights = list(handles_and_weights[num_tables:])
+        carried: list[tf.Tensor] = []
+        if tf.executing_eagerly():
+            outputs, trail = host.forward(*inputs, *weights)
+            backward: Any = partial(host.backward, trail)
+        else:
+            dtypes = [tf.float32] * num_tables + [tf.int64]
+            *outputs, packed = host_call(
+                host.forward_packed, [*inputs, *weights], dtypes, host.backend, host.what
+            )
+            packed.set_shape([None])
+            carried, backward = [packed], host.backward_packed
+        for table, output in zip(tables, outputs, strict=True):
+            output.set_shape([table.batch, table.dim])
+
+        def grad(*out_grads: tf.Tensor) -> Any:
+            dense = [tf.cast(tf.convert_to_tensor(grads), tf.float32) for grads in out_grads]
+            dtypes = [dtype for t in tables for dtype in (t.key_type, tf.float32, tf.int64)]
+            results = host_call(
+                backward,
+                [*carried, *dense, *weights],
+                dtypes + [tf.float32] * len(weights),
+                host.backend,
+                f"The gradient of {host.what}",
+            )
+            slices = []
+            for i, table in enumerate(tables):
+                keys, row_grads, size = results[3 * i : 3 * i + 3]
+                keys.set_shape([None])
+                row_grads.set_shape([None, table.dim])
+                size.set_shape([2])
+                slices.append(tf.IndexedSlices(row_grads, keys, size))
+            weight_grads = results[3 * num_tables :]
+            for weight, weight_grad in zip(weights, weight_grads, strict=True):
+                weight_grad.set_shape(weight.shape)
+            return (*slices, *weight_grads)
+
+        return tuple(outputs), grad
+
+    variables = [alive(table.variable) for table in tables]
+    for variable in variables:
+        resource_variable_ops.variable_accessed(variable)
+    outputs = run(*(variable.handle for variable in variables), *all_weights)
+    return [
+        output if table.dtype == tf.float32 else tf.cast(output, table.dtype)
+        for output, table in zip(outputs, tables, strict=True)
+    ]
+
+
+class _Host:
+    """The host half of one call of `lookup_sparse`: eager tensors in, eager tensors out.
+
+    Attributes:
+      what: names the call in errors.
+      backend: of all its tables.
+    """
+
+    def __init__(self, comm: Communicator, tables: list[Facts]) -> None:
+        self.what = f"lookup_sparse in {', '.join(repr(table.name) for table in tables)}"
+        self.backend: Backend = alive(tables[0].variable).table.backend
+        self._comm = comm
+        self._tables = tables
+        formats = [(t.dim, t.key_type.name, t.dtype.name, t.combiner) for t in tables]
+        # Equal on all ranks for one call, and telling it from most others.
+        self._tag = zlib.crc32(f"{self.what} {formats}".encode())
+        self._new_rows = partial(empty, dtype=tf.float32, backend=self.backend)
+        self._new_trail = partial(empty, dtype=tf.int64, backend=self.backend)
+
+    def forward(self, *tensors: tf.Tensor) -> tuple[list[tf.Tensor], step.Trail]:
+        """Takes the inputs of all tables, then the weights; returns outputs and trail."""
+        parts = self._parts(tensors)
+        step.agree(self._comm, self._tag, [p.table for p in parts], [p.combiner for p in parts])
+        outputs, trail = step.forward(self.backend, self._comm, parts, self._tag, self._new_rows)
+        self.backend.synchronize()
+        return [to_tensor(output, tf.float32, self.backend) for output in outputs], trail
+
+    def forward_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Returns outputs and, as one more tensor, the packed trail."""
+        outputs, trail = self.forward(*tensors)
+        packed = step.pack(self.backend, trail, self._new_trail)
+        return [*outputs, to_tensor(packed, tf.int64, self.backend)]
+
+    def backward(self, trail: step.Trail, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Takes the outputs' gradients, then the weights; returns keys, row gradients and size of
+        each table, then the weights' gradients."""
+        num_tables = len(self._tables)
+        out_grads = [to_array(tensor, self.backend) for tensor in tensors[:num_tables]]
+        weights = iter(tensors[num_tables:])
+        parts = []
+        for facts in self._tables:
+            weight = to_array(next(weights), self.backend) if facts.has_weights else None
+            parts.append((alive(facts.variable).table, weight, facts.combiner))
+        gradients = step.backward(self.backend, parts, out_grads, trail, self._new_rows)
+        results, weight_grads = [], []
+        for facts, (table, _, _), gradient in zip(self._tables, parts, gradients, strict=True):
+            results += [
+                to_tensor(gradient.keys, facts.key_type, self.backend),
+                to_tensor(gradient.row_grads, tf.float32, self.backend),
+                tf.constant([table.size, facts.dim], tf.int64),
+            ]
+            if gradient.weight_grads is not None:
+                weight_grads.append(to_tensor(gradient.weight_grads, tf.float32, self.backend))
+        return results + weight_grads
+
+    def backward_packed(self, packed: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """`backward` with the packed trail."""
+        array = to_array(packed, self.backend)
+        trail = step.unpack(self.backend, self._comm, array, len(self._tables))
+        return self.backward(trail, *tensors)
+
+    def _parts(self, tensors: Sequence[tf.Tensor]) -> list[step.Part]:
+        stream = iter(tensors)
+        inputs = [[next(stream) for _ in range(facts.num_inputs)] for facts in self._tables]
+        parts = []
+        for i, (facts, (keys, *rows)) in enumerate(zip(self._tables, inputs, strict=True)):
+            splits = row_splits(facts.is_ragged, rows[0], rows[1], self.backend)
+            weights = to_array(next(stream), self.backend) if facts.has_weights else None
+            if facts.weights_are_ragged is not None:
+                theirs = row_splits(facts.weights_are_ragged, rows[2], rows[3], self.backend)
+                if splits.shape != theirs.shape or bool((splits != theirs).any()):
+                    raise ValueError(
+                        f"The rows of sp_weights[{i}] must be as long as those of sp_ids[{i}]. "
+                        "Received: rows of other lengths."
+                    )
+            table = alive(facts.variable).table
+            parts.append(
+                step.Part(table, to_array(keys, self.backend), splits, weights, facts.combiner)
+            )
+        return parts

@@ -1,0 +1,176 @@
+"""tf.Tensor <-> array of a backend: the only place where one becomes the other.
+
+Towards the engine an array is a view of the tensor's memory. Towards TensorFlow the engine writes
+into memory that TensorFlow then takes over, so on a CPU nothing is copied either way.
+
+On a GPU the two libraries use streams that do not wait for each other. Making a DLPack capsule
+waits for TensorFlow's work on the tensor; `host_call` waits for the backend before it gives a result
+to TensorFlow.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import control_flow_util
+
+from sok_lite.backend import Array, Backend
+
+__all__ = ["empty", "host_call", "to_array", "to_tensor"]
+
+# What TensorFlow's CPU kernels take for granted of the memory of a tensor.
+_ALIGNMENT = 64
+
+_pointer_of_capsule = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of_capsule.restype = ctypes.c_void_p
+_pointer_of_capsule.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def _storage_dtype(dtype: tf.DType) -> np.dtype:
+    """Returns the dtype of the engine's arrays: bfloat16 travels as its 16 bits."""
+    return np.dtype(np.uint16) if dtype == tf.bfloat16 else np.dtype(dtype.as_numpy_dtype)
+
+
+def _is_on_gpu(tensor: tf.Tensor) -> bool:
+    return "GPU" in tensor.backing_device
+
+
+def _gpu_view(tensor: tf.Tensor, backend: Backend) -> Array:
+    """Returns a CuPy array over a GPU tensor's memory.
+
+    Only the pointer is read from the capsule: its device number counts TensorFlow's visible GPUs,
+    which is wrong after `tf.config.set_visible_devices`.
+    """
+    cupy = backend.xp
+    dtype = _storage_dtype(tensor.dtype)
+    shape = tuple(tensor.shape)
+    if math.prod(shape) == 0:
+        return cupy.empty(shape, dtype)
+    capsule = tf.experimental.dlpack.to_dlpack(tensor)
+    # DLManagedTensor begins with DLTensor, which begins with the data pointer.
+    address = ctypes.c_void_p.from_address(_pointer_of_capsule(capsule, b"dltensor")).value
+    size = math.prod(shape) * dtype.itemsize
+    # The capsule keeps the tensor's memory for as long as the array lives.
+    memory = cupy.cuda.UnownedMemory(address, size, (tensor, capsule))
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+def to_array(tensor: tf.Tensor, backend: Backend) -> Array:
+    """Returns an eager tensor as an array of the backend, without a copy on the same processor.
+
+    The array is read only by agreement: TensorFlow may share the memory with other tensors.
+
+    Args:
+      tensor: an eager tensor of numbers; bfloat16 comes out as uint16.
+      backend: whose arrays are wanted.
+    """
+    if backend.name == "cpu" or not _is_on_gpu(tensor):
+        array = np.asarray(tensor)
+        if tensor.dtype == tf.bfloat16:
+            array = array.view(np.uint16)
+        return array if backend.name == "cpu" else backend.from_host(array)
+    return _gpu_view(tensor, backend)
+
+
+def empty(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> Array:
+    """Returns memory for a result that `to_tensor` can hand to TensorFlow without a copy.
+
+    Args:
+      shape: of the result.
+      dtype: a float or integer dtype; bfloat16 gives a uint16 array.
+      backend: whose arrays are wanted.
+
+    Returns:
+      A C-contiguous array of that shape, not initialised.
+    """
+    storage = _storage_dtype(dtype)
+    if backend.name != "cpu":
+        return backend.xp.empty(tuple(shape), storage)
+    size = math.prod(shape) * storage.itemsize
+    # NumPy's own large arrays lie on huge pages, which TensorFlow's do not: rows scattered over
+    # 4 KB pages cost a third more to write.
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(storage).reshape(tuple(shape))
+
+
+def to_tensor(array: Array, dtype: tf.DType, backend: Backend) -> tf.Tensor:
+    """Returns an array as an eager tensor. The array must not be written afterwards.
+
+    Not copied where TensorFlow can take the memory: what `empty` gave on a CPU. On a GPU it is
+    copied into memory of TensorFlow's, as CuPy might hand out memory of its own again while
+    TensorFlow still reads it.
+
+    Args:
+      array: an array of the backend; uint16 where `dtype` is bfloat16.
+      dtype: the tensor's dtype, of the same storage as the array's.
+      backend: whose array it is.
+    """
+    if backend.name != "cpu":
+        # Bits are all that counts here, and DLPack has no unsigned types for some dtypes.
+        tensor = tf.raw_ops.Empty(shape=array.shape, dtype=dtype, init=False)
+        if not _is_on_gpu(tensor):
+            return _from_host(backend.to_host(array), dtype)
+        _gpu_view(tensor, backend)[...] = array
+        return tensor
+    if array.size == 0 or array.ctypes.data % _ALIGNMENT or not array.flags.c_contiguous:
+        return _from_host(array, dtype)
+    if not array.flags.writeable:
+        return _from_host(array, dtype)
+    tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    return tf.bitcast(tensor, dtype) if dtype == tf.bfloat16 else tensor
+
+
+def _from_host(array: np.ndarray, dtype: tf.DType) -> tf.Tensor:
+    if dtype == tf.bfloat16:
+        array = np.ascontiguousarray(array).view(tf.bfloat16.as_numpy_dtype)
+    with tf.device("CPU:0"):
+        return tf.constant(array, dtype)
+
+
+def host_call(
+    function: Callable[..., Sequence[tf.Tensor]],
+    inputs: Sequence[Any],
+    output_dtypes: Sequence[tf.DType],
+    backend: Backend,
+    what: str,
+) -> Any:
+    """Calls Python with eager tensors: at once in eager mode, as one py_function in a graph.
+
+    Args:
+      function: takes eager tensors, gives a sequence of eager tensors. It raises only ValueError,
+        TypeError and MemoryError: TensorFlow keeps the kind of no other.
+      inputs: tensors.
+      output_dtypes: one per output.
+      backend: what `function` computes with; waited for before the outputs go to TensorFlow.
+      what: what the call does, for the error text ("A lookup in 'user'").
+
+    Returns:
+      A list of tensors in the order of `output_dtypes`; in a TF1 or function graph without
+      outputs, the operation.
+
+    Raises:
+      NotImplementedError: under `jit_compile=True`.
+    """
+
+    def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+        outputs = function(*tensors)
+        backend.synchronize()
+        return outputs
+
+    if tf.executing_eagerly():
+        return list(run(*inputs))
+    if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()):
+        raise NotImplementedError(
+            f"{what} cannot be compiled by XLA: the table is outside the graph. Remove "
+            "`jit_compile=True` from the tf.function around it, or compile only the dense part of "
+            "the model in a function of its own."
+        )
+    result = tf.py_function(run, list(inputs), list(output_dtypes))
+    if not output_dtypes:
+        return result
+    return result if isinstance(result, (list, tuple)) else [result]
