@@ -7,7 +7,6 @@
 // `capacity` belongs to empty_key and slot `capacity + 1` to reclaim_key, in use where its row
 // number is not absent.
 #include "hash.cuh"
-#include "rows.cuh"
 
 #define DET_WINDOW 4
 
@@ -86,58 +85,6 @@ SOK_KERNEL(det_find)
   if (missing) sok_add(num_missing, missing);
 }
 SOK_EXPORT(det_find)
-
-// Finds rows and copies them, in one pass over the keys: while one key's row is fetched from memory
-// the next keys' slots are probed. An absent key gives zeros.
-//
-// rows         (n,)      out  row number, or absent
-// out          (n, dim)  out
-// num_missing  (1,)           grows by the number of absent keys
-template <class T>
-SOK_DEVICE void det_lookup(const i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key,
-                           const i64* keys, u32* rows, const u64* chunks, i64 shift, i64 dim,
-                           T* out, i64* num_missing, i64 n) {
-  const DetSlot* table = (const DetSlot*)slots;
-  i64 missing = 0;
-  SOK_FOR_EACH_ROW_BLOCK(first, count, n) {
-    i64 start[SOK_BLOCK];
-    u32 row[SOK_BLOCK];
-    for (i64 j = 0; j < count; ++j) {
-      start[j] = det_first_slot(keys[first + j], capacity);
-      sok_prefetch(table + start[j]);
-    }
-    for (i64 j = 0; j < count; ++j) {
-      i64 slot = det_probe(table, capacity, empty_key, reclaim_key, keys[first + j], start[j]);
-      row[j] = slot < 0 ? SOK_ABSENT : table[slot].row;
-      missing += slot < 0;
-      sok_prefetch_row<T>(chunks, shift, dim, row[j]);
-    }
-    for (i64 j = 0; j < count; ++j) {
-      T* to = out + (first + j) * dim;
-      if (sok_leads_row()) rows[first + j] = row[j];
-      if (row[j] == SOK_ABSENT) {
-        SOK_FOR_EACH_COLUMN(c, dim) { to[c] = T(0); }
-      } else {
-        const T* from = sok_row<T>(chunks, shift, dim, row[j]);
-        SOK_FOR_EACH_COLUMN(c, dim) { to[c] = from[c]; }
-      }
-    }
-  }
-  if (missing && sok_leads_row()) sok_add(num_missing, missing);
-}
-
-// By width: a copy does not look at the row format.
-#define DET_LOOKUP_KERNEL(type)                                                                 \
-  SOK_ROW_KERNEL(det_lookup_##type)                                                             \
-  (const i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, const i64* keys, u32* rows,  \
-   const u64* chunks, i64 shift, i64 dim, type* out, i64* num_missing, i64 n) {                 \
-    det_lookup<type>(slots, capacity, empty_key, reclaim_key, keys, rows, chunks, shift, dim,   \
-                     out, num_missing, n);                                                      \
-  }                                                                                             \
-  SOK_EXPORT(det_lookup_##type)
-
-DET_LOOKUP_KERNEL(u32)
-DET_LOOKUP_KERNEL(u16)
 
 // Inserts keys that are distinct and in no slot. There must be room for all of them.
 //

@@ -158,31 +158,9 @@ class DetTable:
         Raises:
           MemoryError: no memory for the new keys; the table is as it was.
         """
-        keys = self._keys(keys)
-        xp, store = self.backend.xp, self.store
-        n = int(keys.size)
-        if out is None:
-            out = xp.empty((n, self.dim), self.row_dtype.storage)
-        rows = xp.empty(n, np.uint32)
-        missing = xp.zeros(1, np.int64)
         with self.lock:
-            self.backend.launch(
-                f"det_lookup_{self.row_dtype.copy_suffix}",
-                n,
-                self._slots,
-                *self._index(),
-                keys,
-                rows,
-                store.column().pointers,
-                store.chunk_shift,
-                self.dim,
-                self.row_dtype.bits(out),
-                missing,
-                n,
-            )
-            if int(missing[0]):
-                self._insert_missing(keys, rows, unique_keys)
-                store.read(rows, out=out)
+            rows = self.find_or_insert(keys, unique_keys=unique_keys)
+            out = self.store.read(rows, out=out)
         return Lookup(out, rows)
 
     # ---------------------------------------------------------------- writes
