@@ -59,7 +59,7 @@ done
 if [ -n "$sanitizer" ]; then
   # The large sizes would take hours under it, and find nothing that the awkward small ones do not.
   SOK_LITE_BACKEND=cuda stage 'memcheck' "$sanitizer" --tool memcheck --error-exitcode 9 \
-    "${pytest[@]}" tests/engine -k 'cuda and not 100_003 and not 100003 and not million'
+    "${pytest[@]}" -p tests.no_memory_pool tests/engine -k 'cuda and not 100_003 and not 100003 and not million'
 else
   printf '\n=== memcheck: left out, no compute-sanitizer\n'
 fi

@@ -22,6 +22,9 @@ pytest=(python -m pytest -q)
 # pyproject.toml leaves the long ones out; the last -m wins.
 case "${SOK_LITE_LONG:-0}" in 0 | '') ;; *) pytest+=(-m '') ;; esac
 
+# Some launchers give a rank a terminal, and pytest then colours what is counted here.
+ranks=("${pytest[@]}" --color=no -p no:cacheprovider tests/parallel)
+
 passed=0 failed=0 skipped=0
 
 # Adds the counts of a stage: those of pytest's closing line, else the stage itself is one test.
@@ -57,9 +60,9 @@ stage mypy 300 mypy
 mapfile -t sources < <(find kernels tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
 stage clang-format 60 clang-format --dry-run -Werror "${sources[@]}"
 stage 'tests' 900 "${pytest[@]}" tests --ignore=tests/parallel --ignore=tests/test_tsan.py
-stage 'tests, 2 ranks, horovodrun' 400 horovodrun -np 2 "${pytest[@]}" -p no:cacheprovider tests/parallel
+stage 'tests, 2 ranks, horovodrun' 400 horovodrun -np 2 "${ranks[@]}"
 if command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/null; then
-  stage 'tests, 2 ranks, mpirun' 400 mpirun -np 2 "${pytest[@]}" -p no:cacheprovider tests/parallel
+  stage 'tests, 2 ranks, mpirun' 400 mpirun -np 2 "${ranks[@]}"
 else
   printf '\n=== tests, 2 ranks, mpirun: left out, no mpirun or no mpi4py\n'
 fi
