@@ -1,0 +1,215 @@
+// Sums of rows: lookups pooled over ragged rows, and their gradients.
+//
+// forward   out[b] = sum over the items j of row b of weights[j] * source[inverse[j]], divided by
+// what the combiner says backward  the gradient of source[u] is the sum over the items j with
+// inverse[j] == u of coefficients[j] * out_grads[row of j]
+//
+// A sum goes over its items in ascending order, whatever the number of workers: a run repeats bit
+// for bit.
+#include "platform.cuh"
+
+// combiner: what a weighted sum is divided by.
+#define COMBINE_SUM 0    // 1
+#define COMBINE_MEAN 1   // the sum of the weights
+#define COMBINE_SQRTN 2  // the root of the sum of their squares
+
+// The divisor of one row; 0 where the row is empty or its weights cancel out, and the result is
+// zeros.
+SOK_DEVICE f32 combine_divisor(const f32* weights, i64 begin, i64 end, i64 combiner) {
+  if (begin == end) return 0.0f;
+  if (combiner == COMBINE_SUM) return 1.0f;
+  if (!weights) return combiner == COMBINE_MEAN ? (f32)(end - begin) : sok_sqrt((f32)(end - begin));
+  f32 sum = 0.0f;
+  for (i64 j = begin; j < end; ++j)
+    sum += combiner == COMBINE_MEAN ? weights[j] : weights[j] * weights[j];
+  return combiner == COMBINE_MEAN ? sum : sok_sqrt(sum);
+}
+
+// Asks for the row that an item reads, up to 512 bytes of it.
+template <class T>
+SOK_DEVICE void prefetch_source(const T* row, i64 dim) {
+  i64 bytes = dim * (i64)sizeof(T);
+  if (bytes > 512) bytes = 512;
+  for (i64 b = 0; b < bytes; b += 64) sok_prefetch((const u8*)row + b);
+}
+
+// Columns of one row that a lane sums at a time, in registers: vectors of them on the CPU.
+constexpr i64 kColumns = SOK_BLOCK;
+
+// Sums rows of a dense array by group and divides.
+//
+// source   (m, dim)
+// offsets  (num_groups + 1,)       group g has the items offsets[g] to offsets[g + 1]
+// order    (n,)                    item numbers; null: 0, 1, 2, ...
+// index    (n,)                    item j reads source[index[j]]; null: source[j]
+// weights  (n,)                    of item j; null: 1
+// out      (num_groups, dim)  out
+template <class T>
+SOK_DEVICE void sum_rows(const T* source, i64 dim, const i64* offsets, const i32* order,
+                         const i32* index, const f32* weights, i64 combiner, f32* out,
+                         i64 num_groups) {
+  const i64 n = offsets[num_groups];
+  SOK_FOR_EACH_ROW(g, num_groups) {
+    const i64 begin = offsets[g], end = offsets[g + 1];
+    f32* __restrict__ to = out + g * dim;
+    if (SOK_AHEAD > 0) {
+      // Items of one group follow those of the one before it, so this runs ahead of the sums below.
+      for (i64 k = begin + SOK_AHEAD; k < end + SOK_AHEAD && k < n; ++k) {
+        i64 j = order ? order[k] : k;
+        prefetch_source(source + (index ? (i64)index[j] : j) * dim, dim);
+      }
+    }
+    if (end - begin == 1 && !weights) {
+      // Nothing to sum and nothing to divide by.
+      i64 j = order ? order[begin] : begin;
+      const T* __restrict__ from = source + (index ? (i64)index[j] : j) * dim;
+      SOK_FOR_EACH_COLUMN(c, dim) { to[c] = to_f32(from[c]); }
+      continue;
+    }
+    const f32 divisor = combine_divisor(weights, begin, end, combiner);
+    if (divisor == 0.0f) {
+      SOK_FOR_EACH_COLUMN(c, dim) { to[c] = 0.0f; }
+      continue;
+    }
+    SOK_FOR_EACH_COLUMN(block, (dim + kColumns - 1) / kColumns) {
+      const i64 first = block * kColumns;
+      f32 sum[kColumns];
+      for (i64 c = 0; c < kColumns; ++c) sum[c] = 0.0f;
+      const i64 count = dim - first < kColumns ? dim - first : kColumns;
+      for (i64 k = begin; k < end; ++k) {
+        i64 j = order ? order[k] : k;
+        const T* from = source + (index ? (i64)index[j] : j) * dim + first;
+        const f32 weight = weights ? weights[j] : 1.0f;
+        if (count == kColumns) {
+          for (i64 c = 0; c < kColumns; ++c) sum[c] += weight * to_f32(from[c]);
+        } else {
+          for (i64 c = 0; c < count; ++c) sum[c] += weight * to_f32(from[c]);
+        }
+      }
+      for (i64 c = 0; c < count; ++c) to[first + c] = sum[c] / divisor;
+    }
+  }
+}
+
+// Pools rows over ragged rows.
+//
+// source      (u, dim)           f32; u16 bits of f16 or bf16
+// inverse     (n,)               item j reads source[inverse[j]]
+// row_splits  (batch + 1,)
+// weights     (n,)               may be null
+// out         (batch, dim)  out
+SOK_ROW_KERNEL(combine_f32)
+(const f32* source, i64 dim, const i32* inverse, const i64* row_splits, const f32* weights,
+ i64 combiner, f32* out, i64 batch) {
+  sum_rows(source, dim, row_splits, nullptr, inverse, weights, combiner, out, batch);
+}
+SOK_EXPORT(combine_f32)
+SOK_ROW_KERNEL(combine_f16)
+(const u16* source, i64 dim, const i32* inverse, const i64* row_splits, const f32* weights,
+ i64 combiner, f32* out, i64 batch) {
+  sum_rows((const f16*)source, dim, row_splits, nullptr, inverse, weights, combiner, out, batch);
+}
+SOK_EXPORT(combine_f16)
+SOK_ROW_KERNEL(combine_bf16)
+(const u16* source, i64 dim, const i32* inverse, const i64* row_splits, const f32* weights,
+ i64 combiner, f32* out, i64 batch) {
+  sum_rows((const bf16*)source, dim, row_splits, nullptr, inverse, weights, combiner, out, batch);
+}
+SOK_EXPORT(combine_bf16)
+
+// The row of every item, and what the gradient of its row is multiplied by for it.
+//
+// item_rows     (n,)  out
+// coefficients  (n,)  out  weight / divisor; null: not wanted
+SOK_KERNEL(combine_items)
+(const i64* row_splits, const f32* weights, i64 combiner, i32* item_rows, f32* coefficients,
+ i64 batch) {
+  SOK_FOR_EACH(b, batch) {
+    const i64 begin = row_splits[b], end = row_splits[b + 1];
+    for (i64 j = begin; j < end; ++j) item_rows[j] = (i32)b;
+    if (!coefficients) continue;
+    const f32 divisor = combine_divisor(weights, begin, end, combiner);
+    for (i64 j = begin; j < end; ++j)
+      coefficients[j] = divisor == 0.0f ? 0.0f : (weights ? weights[j] : 1.0f) / divisor;
+  }
+}
+SOK_EXPORT(combine_items)
+
+// Sums rows that belong to the same label, weighted or not.
+//
+// source   (m, dim)
+// offsets  (num_groups + 1,)
+// order    (n,)                    items of each label, ascending
+// index    (n,)                    item j reads source[index[j]]; null: source[j]
+// weights  (n,)                    may be null
+// out      (num_groups, dim)  out
+SOK_ROW_KERNEL(segment_sum)
+(const f32* source, i64 dim, const i64* offsets, const i32* order, const i32* index,
+ const f32* weights, f32* out, i64 num_groups) {
+  sum_rows(source, dim, offsets, order, index, weights, COMBINE_SUM, out, num_groups);
+}
+SOK_EXPORT(segment_sum)
+
+// Dot product in 8 interleaved parts, added in a fixed order: one vector instruction per 8 columns
+// on the CPU.
+template <class T>
+SOK_DEVICE f32 dot_product(const f32* a, const T* b, i64 dim) {
+  f32 part[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+  i64 c = 0;
+  for (; c + 8 <= dim; c += 8) {
+    for (i64 i = 0; i < 8; ++i) part[i] += a[c + i] * to_f32(b[c + i]);
+  }
+  for (; c < dim; ++c) part[c & 7] += a[c] * to_f32(b[c]);
+  return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+}
+
+// The gradient by the weights: with d_j = out_grads[b] . source[inverse[j]] and the divisor D of
+// row b, d_j for sum, (d_j - sum_k w_k d_k / D) / D for mean, d_j / D - w_j sum_k w_k d_k / D^3 for
+// sqrtn.
+//
+// out_grads     (batch, dim)
+// weight_grads  (n,)  out
+template <class T>
+SOK_DEVICE void weight_grads_of_rows(const f32* out_grads, const T* source, i64 dim,
+                                     const i32* inverse, const i64* row_splits, const f32* weights,
+                                     i64 combiner, f32* weight_grads, i64 batch) {
+  SOK_FOR_EACH(b, batch) {
+    const i64 begin = row_splits[b], end = row_splits[b + 1];
+    const f32 divisor = combine_divisor(weights, begin, end, combiner);
+    f32 sum = 0.0f;
+    for (i64 j = begin; j < end; ++j) {
+      weight_grads[j] =
+          divisor == 0.0f
+              ? 0.0f
+              : dot_product(out_grads + b * dim, source + (i64)inverse[j] * dim, dim) / divisor;
+      sum += weights[j] * weight_grads[j];
+    }
+    if (divisor == 0.0f || combiner == COMBINE_SUM) continue;
+    for (i64 j = begin; j < end; ++j) {
+      weight_grads[j] -=
+          combiner == COMBINE_MEAN ? sum / divisor : weights[j] * (sum / (divisor * divisor));
+    }
+  }
+}
+
+SOK_KERNEL(combine_weight_grad_f32)
+(const f32* out_grads, const f32* source, i64 dim, const i32* inverse, const i64* row_splits,
+ const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
+  weight_grads_of_rows(out_grads, source, dim, inverse, row_splits, weights, combiner, weight_grads,
+                       batch);
+}
+SOK_EXPORT(combine_weight_grad_f32)
+SOK_KERNEL(combine_weight_grad_f16)
+(const f32* out_grads, const u16* source, i64 dim, const i32* inverse, const i64* row_splits,
+ const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
+  weight_grads_of_rows(out_grads, (const f16*)source, dim, inverse, row_splits, weights, combiner,
+                       weight_grads, batch);
+}
+SOK_EXPORT(combine_weight_grad_f16)
+SOK_KERNEL(combine_weight_grad_bf16)
+(const f32* out_grads, const u16* source, i64 dim, const i32* inverse, const i64* row_splits,
+ const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
+  weight_grads_of_rows(out_grads, (const bf16*)source, dim, inverse, row_splits, weights, combiner,
+                       weight_grads, batch);
+}
+SOK_EXPORT(combine_weight_grad_bf16)

@@ -1,0 +1,228 @@
+// First values of rows: a pure function of (seed, key, column), with the same bits on every
+// processor.
+//
+// Random bits are Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as
+// 1, 2, 3", SC 2011): its key is the table's seed, its counter (key, column / 4), and word column %
+// 4 of its output belongs to the column. Nothing here calls a math library, whose last bits differ
+// between processors.
+#include "rows.cuh"
+
+struct PhiloxWords {
+  u32 word[4];
+};
+
+SOK_DEVICE void philox_round(PhiloxWords& c, u32 key0, u32 key1) {
+  const u32 multiplier0 = 0xD2511F53u, multiplier1 = 0xCD9E8D57u;
+  u32 high0 = sok_high_u32(multiplier0, c.word[0]), low0 = multiplier0 * c.word[0];
+  u32 high1 = sok_high_u32(multiplier1, c.word[2]), low1 = multiplier1 * c.word[2];
+  c.word[0] = high1 ^ c.word[1] ^ key0;
+  c.word[1] = low1;
+  c.word[2] = high0 ^ c.word[3] ^ key1;
+  c.word[3] = low0;
+}
+
+// The random words of four columns. Ten rounds, written out: the compiler then runs several columns
+// in one vector.
+SOK_DEVICE PhiloxWords philox(u64 seed, i64 key, u32 quad) {
+  const u32 weyl0 = 0x9E3779B9u, weyl1 = 0xBB67AE85u;
+  PhiloxWords c = {{(u32)(u64)key, (u32)((u64)key >> 32), quad, 0u}};
+  u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+  philox_round(c, k0, k1);
+  philox_round(c, k0 + 1u * weyl0, k1 + 1u * weyl1);
+  philox_round(c, k0 + 2u * weyl0, k1 + 2u * weyl1);
+  philox_round(c, k0 + 3u * weyl0, k1 + 3u * weyl1);
+  philox_round(c, k0 + 4u * weyl0, k1 + 4u * weyl1);
+  philox_round(c, k0 + 5u * weyl0, k1 + 5u * weyl1);
+  philox_round(c, k0 + 6u * weyl0, k1 + 6u * weyl1);
+  philox_round(c, k0 + 7u * weyl0, k1 + 7u * weyl1);
+  philox_round(c, k0 + 8u * weyl0, k1 + 8u * weyl1);
+  philox_round(c, k0 + 9u * weyl0, k1 + 9u * weyl1);
+  return c;
+}
+
+// Natural logarithm of a normal positive number to about 2 units in the last place: x = m * 2^e
+// with m around 1, log m = 2 atanh((m - 1) / (m + 1)) by its series.
+SOK_DEVICE f64 portable_log(f64 x) {
+  u64 bits = sok_f64_bits(x);
+  i64 exponent = (i64)(bits >> 52) - 1023;
+  f64 m = sok_bits_f64((bits & 0xFFFFFFFFFFFFFull) | 0x3FF0000000000000ull);
+  if (m > 1.4142135623730951) {
+    m = m * 0.5;
+    exponent += 1;
+  }
+  f64 s = (m - 1.0) / (m + 1.0);
+  f64 z = s * s;  // at most 0.0295: z^12 / 25 is below a unit in the last place of the sum
+  f64 sum = 1.0 / 23.0;
+  sum = sum * z + 1.0 / 21.0;
+  sum = sum * z + 1.0 / 19.0;
+  sum = sum * z + 1.0 / 17.0;
+  sum = sum * z + 1.0 / 15.0;
+  sum = sum * z + 1.0 / 13.0;
+  sum = sum * z + 1.0 / 11.0;
+  sum = sum * z + 1.0 / 9.0;
+  sum = sum * z + 1.0 / 7.0;
+  sum = sum * z + 1.0 / 5.0;
+  sum = sum * z + 1.0 / 3.0;
+  sum = sum * z + 1.0;
+  return (f64)exponent * 0.6931471805599453 + 2.0 * s * sum;
+}
+
+// Ratio of two polynomials of degree 7, coefficients from the constant term up.
+SOK_DEVICE f64 rational(f64 x, f64 a0, f64 a1, f64 a2, f64 a3, f64 a4, f64 a5, f64 a6, f64 a7,
+                        f64 b1, f64 b2, f64 b3, f64 b4, f64 b5, f64 b6, f64 b7) {
+  f64 top = ((((((a7 * x + a6) * x + a5) * x + a4) * x + a3) * x + a2) * x + a1) * x + a0;
+  f64 bottom = ((((((b7 * x + b6) * x + b5) * x + b4) * x + b3) * x + b2) * x + b1) * x + 1.0;
+  return top / bottom;
+}
+
+// Inverse of the normal distribution function by Wichura's method, accurate to about 1e-16
+// (Algorithm AS 241, Applied Statistics 37, 1988). 0 < p < 1.
+SOK_DEVICE f64 normal_center(f64 q) {
+  return q * rational(0.180625 - q * q, 3.3871328727963666080e0, 1.3314166789178437745e2,
+                      1.9715909503065514427e3, 1.3731693765509461125e4, 4.5921953931549871457e4,
+                      6.7265770927008700853e4, 3.3430575583588128105e4, 2.5090809287301226727e3,
+                      4.2313330701600911252e1, 6.8718700749205790830e2, 5.3941960214247511077e3,
+                      2.1213794301586595867e4, 3.9307895800092710610e4, 2.8729085735721942674e4,
+                      5.2264952788528545610e3);
+}
+SOK_DEVICE f64 normal_tail(f64 tail) {
+  f64 r = sok_sqrt(-portable_log(tail));
+  if (r <= 5.0)
+    return rational(r - 1.6, 1.42343711074968357734e0, 4.63033784615654529590e0,
+                    5.76949722146069140550e0, 3.64784832476320460504e0, 1.27045825245236838258e0,
+                    2.41780725177450611770e-1, 2.27238449892691845833e-2, 7.74545014278341407640e-4,
+                    2.05319162663775882187e0, 1.67638483018380384940e0, 6.89767334985100004550e-1,
+                    1.48103976427480074590e-1, 1.51986665636164571966e-2, 5.47593808499534494600e-4,
+                    1.05075007164441684324e-9);
+  return rational(r - 5.0, 6.65790464350110377720e0, 5.46378491116411436990e0,
+                  1.78482653991729133580e0, 2.96560571828504891230e-1, 2.65321895265761230930e-2,
+                  1.24266094738807843860e-3, 2.71155556874348757815e-5, 2.01033439929228813265e-7,
+                  5.99832206555887937690e-1, 1.36929880922735805310e-1, 1.48753612908506148525e-2,
+                  7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7,
+                  2.04426310338993978564e-15);
+}
+SOK_DEVICE f64 normal_quantile(f64 p) {
+  f64 q = p - 0.5;
+  if (q >= -0.425 && q <= 0.425) return normal_center(q);
+  return q < 0.0 ? -normal_tail(p) : normal_tail(1.0 - p);
+}
+
+// A distribution turns 32 random bits into a value. Every one is a struct with its parameters.
+
+// low + width * [0, 1), rounded to f32 and never above high.
+struct UniformDraw {
+  f32 low, width, high;
+};
+SOK_DEVICE f32 draw_value(const UniformDraw& draw, u32 word) {
+  f32 x = draw.low + draw.width * ((f32)(i32)(word >> 8) * 5.9604644775390625e-8f);
+  return x < draw.high ? x : draw.high;
+}
+
+struct NormalDraw {
+  f32 mean, stddev;
+};
+SOK_DEVICE f32 draw_value(const NormalDraw& draw, u32 word) {
+  f64 p = ((f64)word + 0.5) * 2.3283064365386962890625e-10;
+  return (f32)((f64)draw.mean + (f64)draw.stddev * normal_quantile(p));
+}
+
+// The normal distribution cut at 2 standard deviations.
+struct TruncatedDraw {
+  f32 mean, stddev;
+};
+SOK_DEVICE f32 draw_value(const TruncatedDraw& draw, u32 word) {
+  const f64 below = 0.02275013194817920720;  // of the normal distribution, below -2
+  f64 p = below + (1.0 - 2.0 * below) * (((f64)word + 0.5) * 2.3283064365386962890625e-10);
+  return (f32)((f64)draw.mean + (f64)draw.stddev * normal_quantile(p));
+}
+
+template <class T, class Draw>
+SOK_DEVICE void draw_row(const Draw& draw, u64 seed, i64 key, T* __restrict__ out, i64 dim) {
+  i64 whole = dim / 4;
+  SOK_FOR_EACH_COLUMN(quad, whole) {
+    PhiloxWords words = philox(seed, key, (u32)quad);
+    from_f32(draw_value(draw, words.word[0]), out + 4 * quad);
+    from_f32(draw_value(draw, words.word[1]), out + 4 * quad + 1);
+    from_f32(draw_value(draw, words.word[2]), out + 4 * quad + 2);
+    from_f32(draw_value(draw, words.word[3]), out + 4 * quad + 3);
+  }
+  i64 rest = dim - 4 * whole;
+  SOK_FOR_EACH_COLUMN(i, rest) {
+    PhiloxWords words = philox(seed, key, (u32)whole);
+    from_f32(draw_value(draw, words.word[i]), out + 4 * whole + i);
+  }
+}
+
+template <class T, class Draw>
+SOK_DEVICE void draw_rows(const Draw& draw, const u64* values, i64 shift, i64 dim, const u32* rows,
+                          const i64* keys, i64 seed, i64 n) {
+  SOK_FOR_EACH_ROW(r, n) {
+    if (rows[r] == SOK_ABSENT) continue;
+    draw_row(draw, (u64)seed, keys[r], sok_row<T>(values, shift, dim, rows[r]), dim);
+  }
+}
+
+template <class Draw>
+SOK_DEVICE void draw_dense(const Draw& draw, f32* out, i64 dim, const i64* keys, i64 seed, i64 n) {
+  SOK_FOR_EACH_ROW(r, n) { draw_row(draw, (u64)seed, keys[r], out + r * dim, dim); }
+}
+
+// Kernels, two for each distribution:
+//
+// init_<distribution>_<T>: the first values of rows.
+//   values  (num_chunks,)  addresses of the chunks of the `value` column, elements of T
+//   rows    (n,)           distinct row numbers; an absent one is skipped
+//   keys    (n,)           the key of each row
+//   seed                   of the table, 64 bits
+// draw_<distribution>: the same values without a table.
+//   out     (n, dim)  out
+#define SOK_INIT_ROWS(T)                                                                        \
+  SOK_ROW_KERNEL(init_uniform_##T)                                                              \
+  (const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, i64 seed, f32 low,  \
+   f32 width, f32 high, i64 n) {                                                                \
+    draw_rows<T>(UniformDraw{low, width, high}, values, shift, dim, rows, keys, seed, n);       \
+  }                                                                                             \
+  SOK_EXPORT(init_uniform_##T)                                                                  \
+  SOK_ROW_KERNEL(init_normal_##T)                                                               \
+  (const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, i64 seed, f32 mean, \
+   f32 stddev, i64 n) {                                                                         \
+    draw_rows<T>(NormalDraw{mean, stddev}, values, shift, dim, rows, keys, seed, n);            \
+  }                                                                                             \
+  SOK_EXPORT(init_normal_##T)                                                                   \
+  SOK_ROW_KERNEL(init_truncated_normal_##T)                                                     \
+  (const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, i64 seed, f32 mean, \
+   f32 stddev, i64 n) {                                                                         \
+    draw_rows<T>(TruncatedDraw{mean, stddev}, values, shift, dim, rows, keys, seed, n);         \
+  }                                                                                             \
+  SOK_EXPORT(init_truncated_normal_##T)                                                         \
+  SOK_ROW_KERNEL(init_constant_##T)                                                             \
+  (const u64* values, i64 shift, i64 dim, const u32* rows, f32 value, i64 n) {                  \
+    SOK_FOR_EACH_ROW(r, n) {                                                                    \
+      if (rows[r] == SOK_ABSENT) continue;                                                      \
+      T* out = sok_row<T>(values, shift, dim, rows[r]);                                         \
+      SOK_FOR_EACH_COLUMN(c, dim) { from_f32(value, out + c); }                                 \
+    }                                                                                           \
+  }                                                                                             \
+  SOK_EXPORT(init_constant_##T)
+
+SOK_INIT_ROWS(f32)
+SOK_INIT_ROWS(f16)
+SOK_INIT_ROWS(bf16)
+
+SOK_ROW_KERNEL(draw_uniform)
+(f32* out, i64 dim, const i64* keys, i64 seed, f32 low, f32 width, f32 high, i64 n) {
+  draw_dense(UniformDraw{low, width, high}, out, dim, keys, seed, n);
+}
+SOK_EXPORT(draw_uniform)
+
+SOK_ROW_KERNEL(draw_normal)
+(f32* out, i64 dim, const i64* keys, i64 seed, f32 mean, f32 stddev, i64 n) {
+  draw_dense(NormalDraw{mean, stddev}, out, dim, keys, seed, n);
+}
+SOK_EXPORT(draw_normal)
+
+SOK_ROW_KERNEL(draw_truncated_normal)
+(f32* out, i64 dim, const i64* keys, i64 seed, f32 mean, f32 stddev, i64 n) {
+  draw_dense(TruncatedDraw{mean, stddev}, out, dim, keys, seed, n);
+}
+SOK_EXPORT(draw_truncated_normal)

@@ -1,0 +1,289 @@
+"""Pooling of looked-up rows over the ids of a ragged row, and the gradients of it.
+
+combine goes from unique rows (u, dim) to one row per ragged row (batch, dim); combine_grad goes
+back and sums over duplicates. Sums are taken in a fixed order, so a run repeats bit for bit, on any
+number of threads.
+"""
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.engine.unique import group
+
+_COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/combine.cu
+_SPELLINGS = {
+    spelling: name
+    for name, words in {
+        "sum": ("sum",),
+        "mean": ("mean", "average"),
+        "sqrtn": ("sqrtn",),
+    }.items()
+    for word in words
+    for spelling in (word, word.capitalize(), word.upper())
+}
+_SOURCE_SUFFIXES = {"float32": "f32", "float16": "f16", "uint16": "bf16"}
+
+
+def normalise_combiner(combiner: object) -> str:
+    """Returns "sum", "mean" or "sqrtn" for any of SOK's spellings ("Sum", "MEAN", "Average", ...).
+
+    Raises:
+      ValueError: an unknown combiner.
+    """
+    if isinstance(combiner, str) and combiner in _SPELLINGS:
+        return _SPELLINGS[combiner]
+    raise ValueError(
+        "`combiner` must be 'sum', 'mean' (or 'average') or 'sqrtn'. "
+        f"Received: combiner={combiner!r}. For one row per key use `tf.nn.embedding_lookup`."
+    )
+
+
+def combine(
+    backend: Backend,
+    source: Array,
+    inverse: Array,
+    row_splits: Array,
+    weights: Array | None,
+    combiner: str,
+    out: Array | None = None,
+) -> Array:
+    """Pools rows: `out[b]` sums `weights[j] * source[inverse[j]]` over the items j of row b.
+
+    The sum is divided by 1 ("sum"), by the sum of the weights ("mean") or by the root of the sum of
+    their squares ("sqrtn").
+
+    Args:
+      backend: where the arrays live.
+      source: (u, dim) float32, float16, or uint16 bits of bfloat16.
+      inverse: (n,) int32, each in [0, u).
+      row_splits: (batch + 1,) int64, from 0 to n, ascending. That is not checked: a GPU would wait.
+      weights: (n,) float32; None: all 1.
+      combiner: any spelling `normalise_combiner` takes.
+      out: (batch, dim) float32, C-contiguous, to write into; None: a new array.
+
+    Returns:
+      (batch, dim) float32. A row with no items, or whose divisor is 0, is zeros.
+
+    Raises:
+      ValueError: an unknown combiner, or shapes that do not fit.
+      TypeError: a dtype.
+    """
+    code = _COMBINERS[normalise_combiner(combiner)]
+    source, suffix = _kernel_source(backend, source)
+    inverse, row_splits, weights = _checked_items(backend, inverse, row_splits, weights)
+    batch, dim = len(row_splits) - 1, source.shape[1]
+    if out is None:
+        out = backend.xp.empty((batch, dim), dtype=np.float32)
+    backend.launch(
+        f"combine_{suffix}", batch, source, dim, inverse, row_splits, weights, code, out, batch
+    )
+    return out
+
+
+def combine_grad(
+    backend: Backend,
+    out_grads: Array,
+    inverse: Array,
+    row_splits: Array,
+    weights: Array | None,
+    combiner: str,
+    num_unique: int,
+    out: Array | None = None,
+) -> Array:
+    """Returns the gradient of `combine` by its source, summed over duplicates.
+
+    Args:
+      backend: where the arrays live.
+      out_grads: (batch, dim) float32.
+      inverse, row_splits, weights, combiner: as `combine` had them.
+      num_unique: u.
+      out: (u, dim) float32, C-contiguous, to write into; None: a new array.
+
+    Returns:
+      (u, dim) float32; the items of a row are summed in ascending order.
+
+    Raises:
+      ValueError: an unknown combiner, or shapes that do not fit.
+      TypeError: a dtype.
+    """
+    name = normalise_combiner(combiner)
+    out_grads = _rows(backend, "out_grads", out_grads)
+    inverse, row_splits, weights = _checked_items(backend, inverse, row_splits, weights)
+    batch = len(row_splits) - 1
+    if len(out_grads) != batch:
+        raise ValueError(f"`out_grads` must have {batch} rows. Received: shape {out_grads.shape}.")
+    item_rows = backend.xp.empty(len(inverse), dtype=np.int32)
+    coefficients = None
+    if weights is not None or name != "sum":
+        coefficients = backend.xp.empty(len(inverse), dtype=np.float32)
+    backend.launch(
+        "combine_items",
+        batch,
+        row_splits,
+        weights,
+        _COMBINERS[name],
+        item_rows,
+        coefficients,
+        batch,
+    )
+    return _sum_groups(backend, out_grads, inverse, item_rows, coefficients, num_unique, out)
+
+
+def combine_weight_grad(
+    backend: Backend,
+    out_grads: Array,
+    source: Array,
+    inverse: Array,
+    row_splits: Array,
+    weights: Array,
+    combiner: str,
+) -> Array:
+    """Returns the gradient of `combine` by its weights, (n,) float32.
+
+    Args:
+      backend: where the arrays live.
+      out_grads: (batch, dim) float32.
+      source, inverse, row_splits, weights, combiner: as `combine` had them.
+
+    Raises:
+      ValueError: an unknown combiner, or shapes that do not fit.
+      TypeError: a dtype.
+    """
+    code = _COMBINERS[normalise_combiner(combiner)]
+    out_grads = _rows(backend, "out_grads", out_grads)
+    source, suffix = _kernel_source(backend, source)
+    inverse, row_splits, weights = _checked_items(backend, inverse, row_splits, weights)
+    if weights is None:
+        raise TypeError("`weights` must be given: there is no gradient by weights that are not.")
+    batch = len(row_splits) - 1
+    if out_grads.shape != (batch, source.shape[1]):
+        raise ValueError(
+            f"`out_grads` must have shape ({batch}, {source.shape[1]}). "
+            f"Received: shape {out_grads.shape}."
+        )
+    weight_grads = backend.xp.zeros(len(inverse), dtype=np.float32)
+    backend.launch(
+        f"combine_weight_grad_{suffix}",
+        batch,
+        out_grads,
+        source,
+        source.shape[1],
+        inverse,
+        row_splits,
+        weights,
+        code,
+        weight_grads,
+        batch,
+    )
+    return weight_grads
+
+
+def segment_sum(
+    backend: Backend, rows: Array, inverse: Array, num_unique: int, out: Array | None = None
+) -> Array:
+    """Sums `rows[j]` over the items j with `inverse[j] == u`, in ascending order, for every u.
+
+    Args:
+      backend: where the arrays live.
+      rows: (n, dim) float32.
+      inverse: (n,) int32, each in [0, num_unique).
+      num_unique: u.
+      out: (u, dim) float32, C-contiguous, to write into; None: a new array.
+
+    Returns:
+      (u, dim) float32; a row that no item belongs to is zeros.
+
+    Raises:
+      ValueError: shapes that do not fit.
+      TypeError: a dtype.
+    """
+    rows = _rows(backend, "rows", rows)
+    inverse = _labels(backend, inverse)
+    if len(rows) != len(inverse):
+        raise ValueError(
+            "`rows` and `inverse` must be equally long. "
+            f"Received: rows {rows.shape}, inverse {inverse.shape}."
+        )
+    return _sum_groups(backend, rows, inverse, None, None, num_unique, out)
+
+
+def _sum_groups(
+    backend: Backend,
+    source: Array,
+    labels: Array,
+    index: Array | None,
+    weights: Array | None,
+    num_groups: int,
+    out: Array | None,
+) -> Array:
+    groups = group(backend, labels, num_groups)
+    dim = source.shape[1]
+    if out is None:
+        out = backend.xp.empty((num_groups, dim), dtype=np.float32)
+    # A few labels may have many items: the work is worth as many threads as there are items.
+    num_items = max(num_groups, len(labels)) if num_groups else 0
+    backend.launch(
+        "segment_sum",
+        num_items,
+        source,
+        dim,
+        groups.offsets,
+        groups.order,
+        index,
+        weights,
+        out,
+        num_groups,
+    )
+    return out
+
+
+def _rows(backend: Backend, name: str, array: Array) -> Array:
+    if array.dtype != np.float32:
+        raise TypeError(f"`{name}` must be float32. Received: {array.dtype}.")
+    if array.ndim != 2:
+        raise ValueError(f"`{name}` must have two dimensions. Received: shape {array.shape}.")
+    return backend.xp.ascontiguousarray(array)
+
+
+def _kernel_source(backend: Backend, source: Array) -> tuple[Array, str]:
+    suffix = _SOURCE_SUFFIXES.get(source.dtype.name)
+    if suffix is None:
+        raise TypeError(
+            "`source` must be float32, float16 or uint16 (bits of bfloat16). "
+            f"Received: {source.dtype}."
+        )
+    if source.ndim != 2:
+        raise ValueError(f"`source` must have two dimensions. Received: shape {source.shape}.")
+    source = backend.xp.ascontiguousarray(source)
+    return (source.view(np.uint16) if suffix == "f16" else source), suffix
+
+
+def _labels(backend: Backend, inverse: Array) -> Array:
+    if inverse.dtype != np.int32:
+        raise TypeError(f"`inverse` must be int32. Received: {inverse.dtype}.")
+    if inverse.ndim != 1:
+        raise ValueError(f"`inverse` must have one dimension. Received: shape {inverse.shape}.")
+    return backend.xp.ascontiguousarray(inverse)
+
+
+def _checked_items(
+    backend: Backend, inverse: Array, row_splits: Array, weights: Array | None
+) -> tuple[Array, Array, Array | None]:
+    inverse = _labels(backend, inverse)
+    if row_splits.dtype != np.int64:
+        raise TypeError(f"`row_splits` must be int64. Received: {row_splits.dtype}.")
+    if row_splits.ndim != 1 or len(row_splits) == 0:
+        raise ValueError(
+            f"`row_splits` must have shape (batch + 1,). Received: shape {row_splits.shape}."
+        )
+    row_splits = backend.xp.ascontiguousarray(row_splits)
+    if weights is not None:
+        if weights.dtype != np.float32:
+            raise TypeError(f"`weights` must be float32. Received: {weights.dtype}.")
+        if weights.shape != inverse.shape:
+            raise ValueError(
+                f"`weights` must have one number per item, shape {inverse.shape}. "
+                f"Received: shape {weights.shape}."
+            )
+        weights = backend.xp.ascontiguousarray(weights)
+    return inverse, row_splits, weights

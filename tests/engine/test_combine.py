@@ -1,0 +1,275 @@
+"""combine, its gradients and segment_sum against plain NumPy loops in float64."""
+
+import numpy as np
+import pytest
+
+from sok_lite.engine.combine import (
+    combine,
+    combine_grad,
+    combine_weight_grad,
+    normalise_combiner,
+    segment_sum,
+)
+from sok_lite.engine.row_store import bfloat16_to_float32, float32_to_bfloat16
+
+COMBINERS = ["sum", "mean", "sqrtn"]
+
+
+def divisor_of(weights, combiner):
+    if combiner == "sum":
+        return 1.0
+    return weights.sum() if combiner == "mean" else np.sqrt((weights**2).sum())
+
+
+def combined(source, inverse, row_splits, weights, combiner):
+    """The oracle: out and, for every item, its row and what its row's gradient is multiplied by."""
+    n, batch = len(inverse), len(row_splits) - 1
+    weights = np.ones(n) if weights is None else weights.astype(np.float64)
+    out = np.zeros((batch, source.shape[1]))
+    rows, coefficients = np.zeros(n, int), np.zeros(n)
+    for b in range(batch):
+        items = range(row_splits[b], row_splits[b + 1])
+        divisor = divisor_of(weights[row_splits[b] : row_splits[b + 1]], combiner)
+        for j in items:
+            rows[j] = b
+            if divisor != 0:
+                coefficients[j] = weights[j] / divisor
+                out[b] += coefficients[j] * source[inverse[j]].astype(np.float64)
+    return out, rows, coefficients
+
+
+def a_batch(batch, most_ids, num_unique, dim, seed=0):
+    """Ragged ids with empty rows and repeated ids: source, inverse, row_splits, weights."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, most_ids + 1, batch)
+    row_splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    n = int(row_splits[-1])
+    inverse = rng.integers(0, max(num_unique, 1), n).astype(np.int32)
+    source = rng.normal(size=(num_unique, dim)).astype(np.float32)
+    weights = rng.uniform(0.1, 2, n).astype(np.float32)
+    return source, inverse, row_splits, weights
+
+
+def on(backend, *arrays):
+    return [None if array is None else backend.from_host(array) for array in arrays]
+
+
+SIZES = [(0, 0), (1, 0), (1, 1), (1, 33), (31, 3), (33, 1), (1000, 10)]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize("batch, most_ids", SIZES)
+@pytest.mark.parametrize("dim", [1, 3, 31, 32, 33, 64, 100])
+def test_combine_and_its_gradient(backend, dim, batch, most_ids, combiner, weighted):
+    num_unique = max(1, batch // 3)
+    source, inverse, row_splits, weights = a_batch(batch, most_ids, num_unique, dim)
+    if not weighted:
+        weights = None
+    expected, rows, coefficients = combined(source, inverse, row_splits, weights, combiner)
+    given = on(backend, inverse, row_splits, weights)
+
+    out = combine(backend, *on(backend, source), *given, combiner)
+    assert out.dtype == np.float32 and out.shape == (batch, dim)
+    # float32 sums of at most 33 numbers of size 1.
+    np.testing.assert_allclose(backend.to_host(out), expected, rtol=1e-5, atol=1e-5)
+
+    out_grads = np.random.default_rng(1).normal(size=(batch, dim)).astype(np.float32)
+    expected_grads = np.zeros((num_unique, dim))
+    np.add.at(expected_grads, inverse, coefficients[:, None] * out_grads[rows])
+    grads = combine_grad(backend, *on(backend, out_grads), *given, combiner, num_unique)
+    assert grads.dtype == np.float32 and grads.shape == (num_unique, dim)
+    np.testing.assert_allclose(backend.to_host(grads), expected_grads, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize("dim", [1, 7, 8, 64])
+def test_gradient_by_the_weights_is_the_slope(backend, combiner, dim):
+    source, inverse, row_splits, weights = a_batch(40, 5, 11, dim)
+    out_grads = np.random.default_rng(1).normal(size=(40, dim)).astype(np.float32)
+    grads = combine_weight_grad(
+        backend, *on(backend, out_grads, source, inverse, row_splits, weights), combiner
+    )
+    slopes = np.zeros(len(weights))
+    for j in range(len(weights)):
+        loss = []
+        for change in (1e-6, -1e-6):
+            moved = weights.astype(np.float64)
+            moved[j] += change
+            out, _, _ = combined(source, inverse, row_splits, moved, combiner)
+            loss.append((out * out_grads).sum())
+        slopes[j] = (loss[0] - loss[1]) / 2e-6
+    # Differences of 64 float32 products, divided by weight sums down to 0.1.
+    np.testing.assert_allclose(backend.to_host(grads), slopes, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_half_precision_rows_are_summed_in_float32(backend, dtype, combiner):
+    source, inverse, row_splits, weights = a_batch(100, 5, 50, 33)
+    if dtype == "float16":
+        stored = source.astype(np.float16)
+        exact = stored.astype(np.float32)
+    else:
+        stored = float32_to_bfloat16(np, source)
+        exact = bfloat16_to_float32(np, stored)
+    for given_weights in (None, weights):
+        items = on(backend, inverse, row_splits, given_weights)
+        out = combine(backend, *on(backend, stored), *items, combiner)
+        same = combine(backend, *on(backend, exact), *items, combiner)
+        np.testing.assert_array_equal(backend.to_host(out), backend.to_host(same))
+    out_grads = np.ones((100, 33), np.float32)
+    items = on(backend, inverse, row_splits, weights)
+    grads = combine_weight_grad(backend, *on(backend, out_grads, stored), *items, combiner)
+    same = combine_weight_grad(backend, *on(backend, out_grads, exact), *items, combiner)
+    np.testing.assert_array_equal(backend.to_host(grads), backend.to_host(same))
+
+
+def test_rows_without_ids_or_weight_are_zeros_with_zero_gradients(backend):
+    source = np.ones((2, 3), np.float32)
+    inverse = np.array([0, 1, 0, 1, 1], np.int32)
+    row_splits = np.array([0, 0, 2, 4, 5, 5], np.int64)
+    weights = np.array([0, 0, 2, -2, 3], np.float32)
+    out_grads = np.ones((5, 3), np.float32)
+    given = on(backend, inverse, row_splits, weights)
+    for combiner, rows in [("sum", [0, 0, 0, 3, 0]), ("mean", [0, 0, 0, 1, 0])]:
+        out = backend.to_host(combine(backend, *on(backend, source), *given, combiner))
+        np.testing.assert_array_equal(out, np.repeat(np.array(rows, float)[:, None], 3, axis=1))
+    grads = combine_grad(backend, *on(backend, out_grads), *given, "mean", 2)
+    np.testing.assert_array_equal(backend.to_host(grads), [[0, 0, 0], [1, 1, 1]])
+    grads = combine_weight_grad(backend, *on(backend, out_grads, source), *given, "mean")
+    np.testing.assert_array_equal(backend.to_host(grads), np.zeros(5))
+
+
+@pytest.mark.parametrize("n", [0, 1, 33, 1000, 100_003])
+def test_one_id_per_row_is_a_gather(backend, n):
+    source = np.random.default_rng(0).normal(size=(57, 3)).astype(np.float32)
+    inverse = np.random.default_rng(1).integers(0, 57, n).astype(np.int32)
+    row_splits = np.arange(n + 1, dtype=np.int64)
+    for combiner in COMBINERS:
+        out = combine(backend, *on(backend, source, inverse, row_splits), None, combiner)
+        np.testing.assert_array_equal(backend.to_host(out), source[inverse])
+
+
+@pytest.mark.parametrize("n, num_unique", [(0, 0), (0, 3), (1, 1), (33, 7), (100_003, 500)])
+@pytest.mark.parametrize("dim", [1, 33, 64])
+def test_segment_sum(backend, n, num_unique, dim):
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(n, dim)).astype(np.float32)
+    # Zipf: most items belong to a few.
+    inverse = (rng.zipf(1.5, n) % max(num_unique, 1)).astype(np.int32)
+    expected = np.zeros((num_unique, dim))
+    np.add.at(expected, inverse, rows)
+    sums = segment_sum(backend, *on(backend, rows, inverse), num_unique)
+    assert sums.shape == (num_unique, dim)
+    # A float32 sum of 40,000 numbers of size 1, one after another.
+    np.testing.assert_allclose(backend.to_host(sums), expected, rtol=1e-4, atol=5e-3)
+
+
+def test_sums_go_in_ascending_order_whatever_the_threads(backend):
+    # Float addition is not associative: any other order gives other bits somewhere.
+    rng = np.random.default_rng(0)
+    n, num_unique = 20_000, 4000
+    rows = rng.normal(size=(n, 5)).astype(np.float32)
+    inverse = rng.integers(0, num_unique, n).astype(np.int32)
+    expected = np.zeros((num_unique, 5), np.float32)
+    for j in range(n):
+        expected[inverse[j]] += rows[j]
+    sums = segment_sum(backend, *on(backend, rows, inverse), num_unique)
+    np.testing.assert_array_equal(backend.to_host(sums), expected)
+
+
+def test_arrays_need_not_be_contiguous(backend):
+    source, inverse, row_splits, weights = a_batch(20, 4, 9, 6)
+    wide = np.zeros((9, 18), np.float32)
+    wide[:, ::3] = source
+    given = on(backend, np.repeat(inverse, 2), np.repeat(row_splits, 2), np.repeat(weights, 2))
+    items = [array[::2] for array in given]
+    out = combine(backend, backend.from_host(wide)[:, ::3], *items, "mean")
+    expected, _, _ = combined(source, inverse, row_splits, weights, "mean")
+    np.testing.assert_allclose(backend.to_host(out), expected, rtol=1e-5, atol=1e-5)
+    grads = combine_grad(backend, *on(backend, np.ones((20, 6), np.float32)), *items, "mean", 9)
+    repeated = backend.from_host(np.ones((20, 12), np.float32))[:, ::2]
+    again = combine_grad(backend, repeated, *items, "mean", 9)
+    np.testing.assert_array_equal(backend.to_host(grads), backend.to_host(again))
+
+
+@pytest.mark.parametrize(
+    "name, spellings",
+    [
+        ("sum", ["sum", "Sum", "SUM"]),
+        ("mean", ["mean", "Mean", "MEAN", "average", "Average", "AVERAGE"]),
+        ("sqrtn", ["sqrtn", "Sqrtn", "SQRTN"]),
+    ],
+)
+def test_combiners_have_many_spellings(name, spellings):
+    assert [normalise_combiner(spelling) for spelling in spellings] == [name] * len(spellings)
+
+
+@pytest.mark.parametrize("combiner", ["concat", "", "sUm", None, 0, ["sum"]])
+def test_unknown_combiners_are_refused(backend, combiner):
+    with pytest.raises(ValueError, match="`combiner` must be 'sum', 'mean'"):
+        normalise_combiner(combiner)
+    source, inverse, row_splits, _ = on(backend, *a_batch(3, 2, 2, 4))
+    with pytest.raises(ValueError, match="`combiner` must be"):
+        combine(backend, source, inverse, row_splits, None, combiner)
+    with pytest.raises(ValueError, match="`combiner` must be"):
+        combine_grad(backend, source, inverse, row_splits, None, combiner, 2)
+
+
+def test_arrays_that_do_not_fit_are_refused(backend):
+    source, inverse, row_splits, weights = on(backend, *a_batch(8, 4, 5, 4))
+    out_grads = backend.xp.zeros((8, 4), np.float32)
+    for error, call, message in [
+        (
+            TypeError,
+            lambda: combine(backend, source.astype("float64"), inverse, row_splits, None, "sum"),
+            "`source` must be float32",
+        ),
+        (
+            TypeError,
+            lambda: combine(backend, source, inverse.astype("int64"), row_splits, None, "sum"),
+            "`inverse` must be int32",
+        ),
+        (
+            TypeError,
+            lambda: combine(backend, source, inverse, row_splits.astype("int32"), None, "sum"),
+            "`row_splits` must be int64",
+        ),
+        (
+            TypeError,
+            lambda: combine(backend, source, inverse, row_splits, weights.astype("f8"), "sum"),
+            "`weights` must be float32",
+        ),
+        (
+            ValueError,
+            lambda: combine(backend, source, inverse, row_splits, weights[:-1], "sum"),
+            "`weights` must have one number per item",
+        ),
+        (
+            ValueError,
+            lambda: combine_grad(backend, out_grads[:7], inverse, row_splits, None, "sum", 5),
+            "`out_grads` must have 8 rows",
+        ),
+        (
+            ValueError,
+            lambda: combine_weight_grad(
+                backend, out_grads[:, :3], source, inverse, row_splits, weights, "sum"
+            ),
+            r"`out_grads` must have shape \(8, 4\)",
+        ),
+        (
+            TypeError,
+            lambda: combine_weight_grad(
+                backend, out_grads, source, inverse, row_splits, None, "sum"
+            ),
+            "`weights` must be given",
+        ),
+        (
+            ValueError,
+            lambda: segment_sum(backend, out_grads, inverse, 5),
+            "equally long",
+        ),
+    ]:
+        with pytest.raises(error, match=message):
+            call()

@@ -1,0 +1,296 @@
+"""Initializers: the same bits everywhere, the right distribution, all that a user may give."""
+
+import math
+
+import numpy as np
+import pytest
+
+from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.initializer import Initializer, make_initializer
+from sok_lite.engine.row_store import (
+    ABSENT,
+    RowStore,
+    bfloat16_to_float32,
+    float32_to_bfloat16,
+)
+from tests import reference_initializer
+
+SEED = -0x123456789ABCDEF
+KINDS = [
+    Initializer("uniform", -0.05, 0.05),
+    Initializer("uniform", 1000.0, 1000.5),
+    Initializer("normal", 0.0, 1.0),
+    Initializer("normal", 3.0, 0.1),
+    Initializer("truncated_normal", 0.0, 0.05),
+    Initializer("truncated_normal", -1.0, 2.0),
+]
+I64 = np.iinfo(np.int64)
+
+
+def some_keys(n):
+    edge = np.array([0, 1, -1, I64.max, I64.min, 1 << 32, -(1 << 32), (1 << 31) - 1], np.int64)
+    more = np.random.default_rng(0).integers(I64.min, I64.max, max(n, 1), dtype=np.int64)
+    return np.concatenate([edge, more])[:n]
+
+
+def draw(backend, initializer, keys, dim, seed=SEED):
+    return backend.to_host(initializer.values(backend, backend.from_host(keys), dim, seed))
+
+
+def expected(initializer, keys, dim, seed=SEED):
+    twin = getattr(reference_initializer, initializer.kind)
+    return twin(keys, dim, seed, initializer.a, initializer.b)
+
+
+def test_the_twin_passes_the_published_known_answers():
+    # kat_vectors of Random123, the library of Philox's authors.
+    full = 0xFFFFFFFF
+    pi = ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0))
+    for counter, key, answer in [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((full,) * 4, (full,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (*pi, (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    ]:
+        assert tuple(int(word) for word in reference_initializer.philox(counter, key)) == answer
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 5, 31, 64, 100])
+@pytest.mark.parametrize("initializer", KINDS, ids=repr)
+def test_values_are_the_twins_bit_for_bit(backend, initializer, dim):
+    keys = some_keys(1000)
+    np.testing.assert_array_equal(
+        draw(backend, initializer, keys, dim), expected(initializer, keys, dim)
+    )
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 100_003])
+def test_any_number_of_keys(backend, n):
+    keys = some_keys(n)
+    for initializer in (KINDS[0], KINDS[2]):
+        values = draw(backend, initializer, keys, 3)
+        np.testing.assert_array_equal(values, expected(initializer, keys, 3))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("initializer", [*KINDS, Initializer("constant", 0.3)], ids=repr)
+def test_rows_of_a_table_get_the_same_values_rounded(backend, initializer, dtype):
+    keys = some_keys(1000)
+    store = RowStore(backend, 33, row_dtype(dtype))
+    rows = backend.to_host(store.allocate(1500))[np.random.default_rng(1).permutation(1500)[:1000]]
+    given = rows.copy()
+    given[::7] = ABSENT  # skipped
+    initializer.fill(backend, store, backend.from_host(given), backend.from_host(keys), SEED)
+    values = draw(backend, initializer, keys, 33)
+    values[::7] = 0
+    stored = backend.to_host(store.read(backend.from_host(rows)))
+    if dtype == "bfloat16":
+        stored, values = (
+            bfloat16_to_float32(np, stored),
+            bfloat16_to_float32(np, float32_to_bfloat16(np, values)),
+        )
+    np.testing.assert_array_equal(stored, values.astype(stored.dtype))
+
+
+def test_a_value_does_not_depend_on_order_company_or_dim(backend):
+    keys = some_keys(1000)
+    order = np.random.default_rng(2).permutation(1000)
+    for initializer in KINDS:
+        values = draw(backend, initializer, keys, 31)
+        np.testing.assert_array_equal(draw(backend, initializer, keys[order], 31), values[order])
+        np.testing.assert_array_equal(
+            draw(backend, initializer, keys[500:501], 31), values[500:501]
+        )
+        np.testing.assert_array_equal(draw(backend, initializer, keys, 64)[:, :31], values)
+
+
+def test_another_seed_draws_other_values(backend):
+    keys = some_keys(1000)
+    for initializer in KINDS:
+        values = [draw(backend, initializer, keys, 31, seed) for seed in (0, 1, 1 << 32, 1 << 63)]
+        for i in range(len(values)):
+            for j in range(i):
+                # Not all differ: a value has some 2^20 float32 numbers to choose from.
+                assert (values[i] == values[j]).mean() < 1e-3
+
+
+def ks_distance(sample, cdf):
+    """The largest distance between a sample's distribution function and `cdf`."""
+    probabilities = np.sort(cdf(sample))
+    n = len(sample)
+    return max(
+        np.max(np.arange(1, n + 1) / n - probabilities), np.max(probabilities - np.arange(n) / n)
+    )
+
+
+def normal_cdf(x):
+    return 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+@pytest.mark.parametrize("consecutive", [True, False])
+def test_distributions(backend, consecutive):
+    n, dim = 100_003, 3
+    keys = np.arange(n, dtype=np.int64) if consecutive else some_keys(n)
+    uniform = draw(backend, Initializer("uniform", -0.05, 0.05), keys, dim)
+    assert uniform.min() >= -0.05 and uniform.max() <= 0.05
+    normal = draw(backend, Initializer("normal", 1.0, 2.0), keys, dim)
+    truncated = draw(backend, Initializer("truncated_normal", 1.0, 2.0), keys, dim)
+    assert truncated.min() >= -3 and truncated.max() <= 5
+    low, high = normal_cdf(np.array([-2.0, 2.0]))
+    for values, cdf in [
+        (uniform, lambda x: (x + 0.05) / 0.1),
+        (normal, lambda x: normal_cdf((x - 1) / 2)),
+        (truncated, lambda x: (normal_cdf((x - 1) / 2) - low) / (high - low)),
+    ]:
+        for column in range(dim):
+            # A fair sample passes 1.95 / sqrt(n) once in a thousand times; the seed is fixed.
+            assert ks_distance(values[:, column].astype(np.float64), cdf) < 1.95 / np.sqrt(n)
+        # Columns of a key, and one column of neighbouring keys: 5 standard deviations.
+        between_columns = np.corrcoef(values, rowvar=False) - np.eye(dim)
+        assert np.abs(between_columns).max() < 5 / np.sqrt(n)
+        between_keys = np.corrcoef(values[:-1, 0], values[1:, 0])[0, 1]
+        assert abs(between_keys) < 5 / np.sqrt(n)
+    assert abs(normal.mean() - 1) < 5 * 2 / np.sqrt(n * dim)
+    assert abs(normal.std() - 2) < 5 * 2 / np.sqrt(2 * n * dim)
+    assert np.abs(normal - 1).max() > 2 * 4  # tails are there
+
+
+def test_constants_fill_rows(backend):
+    values = draw(backend, make_initializer("13", 5), some_keys(33), 5)
+    np.testing.assert_array_equal(values, np.full((33, 5), 13.0))
+    assert values.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "spec, expected",
+    [
+        (None, Initializer("uniform", -0.05, 0.05)),
+        ("", Initializer("uniform", -0.05, 0.05)),
+        ("random", Initializer("uniform", -0.05, 0.05)),
+        ("normal", Initializer("normal", 0.0, 1.0)),
+        ("uniform", Initializer("uniform", 0.0, 1.0)),
+        ("ones", Initializer("constant", 1.0)),
+        ("zeros", Initializer("constant", 0.0)),
+        ("13", Initializer("constant", 13.0)),
+        ("-1e-7", Initializer("constant", -1e-7)),
+        (13, Initializer("constant", 13.0)),
+        (0.5, Initializer("constant", 0.5)),
+        (np.float32(0.5), Initializer("constant", 0.5)),
+        (np.array([0.5]), Initializer("constant", 0.5)),
+        (Initializer("normal", 1.0, 2.0, seed=4), Initializer("normal", 1.0, 2.0, seed=4)),
+    ],
+)
+def test_words_and_numbers(spec, expected):
+    assert make_initializer(spec, 4) == expected
+
+
+def test_random_is_normal_in_a_hybrid_table():
+    for spec in (None, "", "random"):
+        assert make_initializer(spec, 4, var_type="hybrid") == Initializer("normal", 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "spec, error, message",
+    [
+        ("glorot", ValueError, "'random', 'normal', 'uniform', 'ones', 'zeros', or a number"),
+        ("nan", ValueError, "must be finite. Received: nan"),
+        (float("inf"), ValueError, "must be finite"),
+        (1e39, ValueError, "finite float32"),
+        (np.zeros(3), ValueError, "one number for all elements"),
+        (True, TypeError, "must be a string, a number or a Keras"),
+        (["zeros"], TypeError, "must be a string, a number or a Keras"),
+        (lambda shape: 0, TypeError, "must be a string, a number or a Keras"),
+    ],
+)
+def test_what_is_no_initializer_is_refused(spec, error, message):
+    with pytest.raises(error, match=message):
+        make_initializer(spec, 4)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("uniform", 1.0, 0.0),
+        ("normal", 0.0, -1.0),
+        ("constant", float("nan")),
+        ("uniform", -3e38, 3e38),
+        ("orthogonal",),
+    ],
+)
+def test_impossible_parameters_are_refused(arguments):
+    with pytest.raises(ValueError):
+        Initializer(*arguments)
+
+
+class _Object:
+    """What a Keras or TensorFlow initializer looks like from outside."""
+
+    def __init__(self, **config):
+        self._config = config
+
+    def get_config(self):
+        return self._config
+
+
+def keras_like(name, **config):
+    return type(name, (_Object,), {})(**config)
+
+
+@pytest.mark.parametrize(
+    "spec, expected",
+    [
+        (keras_like("Zeros"), Initializer("constant", 0.0)),
+        (type("Zeros", (_Object,), {}), Initializer("constant", 0.0)),
+        (keras_like("Ones", dtype="float32"), Initializer("constant", 1.0)),
+        (keras_like("Constant", value=0.25), Initializer("constant", 0.25)),
+        (
+            keras_like("RandomNormal", mean=0.0, stddev=0.05, seed=None),
+            Initializer("normal", 0.0, 0.05),
+        ),
+        (
+            keras_like("RandomNormal", mean=1.0, stddev=0.5, seed=7),
+            Initializer("normal", 1.0, 0.5, seed=7),
+        ),
+        (
+            keras_like("RandomUniform", minval=-0.05, maxval=0.05, seed=0),
+            Initializer("uniform", -0.05, 0.05, seed=0),
+        ),
+        (keras_like("RandomUniform", minval=0, maxval=None), Initializer("uniform", 0.0, 1.0)),
+        (
+            keras_like("TruncatedNormal", mean=0.0, stddev=0.1),
+            Initializer("truncated_normal", 0.0, 0.1),
+        ),
+    ],
+)
+def test_objects_that_look_like_keras_initializers(spec, expected):
+    assert make_initializer(spec, 4) == expected
+
+
+def test_fan_based_initializers_need_a_row_shape():
+    glorot = keras_like("GlorotUniform", seed=3)
+    with pytest.raises(ValueError, match=r"row_shape=\(fan_in, fan_out\), such as \(1000000, 16\)"):
+        make_initializer(glorot, 16)
+    limit = (6 / (1000 + 16)) ** 0.5
+    assert make_initializer(glorot, 16, row_shape=(1000, 16)) == Initializer(
+        "uniform", -limit, limit, seed=3
+    )
+    he = make_initializer(keras_like("HeNormal"), 16, row_shape=(50, 16))
+    assert he.kind == "truncated_normal"
+    np.testing.assert_allclose(he.b, (2 / 50) ** 0.5 / 0.87962566103423978)
+    plain = keras_like(
+        "VarianceScaling", scale=3.0, mode="fan_out", distribution="untruncated_normal"
+    )
+    assert make_initializer(plain, 4, row_shape=(9, 3)) == Initializer("normal", 0.0, 1.0)
+    with pytest.raises(ValueError, match="two numbers > 0"):
+        make_initializer(glorot, 16, row_shape=(0, 16))
+
+
+def test_a_cut_normal_of_variance_scaling_has_the_asked_variance(backend):
+    initializer = make_initializer(keras_like("LecunNormal"), 4, row_shape=(25, 4))
+    values = draw(backend, initializer, some_keys(100_003), 4)
+    # 5 standard deviations of the standard deviation of 400,012 numbers.
+    assert abs(values.std() - 0.2) < 5 * 0.2 / np.sqrt(2 * 400_012)
+
+
+def test_unknown_objects_are_refused():
+    with pytest.raises(ValueError, match="Received: Orthogonal"):
+        make_initializer(keras_like("Orthogonal", gain=1.0), 4)

@@ -1,0 +1,131 @@
+"""Every update rule once more, in plain NumPy float64 and in the words of the papers.
+
+The oracle of the update kernels; shares no code with sok_lite. A rule is a function of
+(w, states, g, lr, step, **hyper_parameters): `w` (u, dim) and the arrays in `states` are float64
+and changed in place; `step` is 1 for the first update.
+"""
+
+import numpy as np
+
+
+def sgd(w, states, g, lr, step, weight_decay=0.0):
+    w -= w * (weight_decay * lr)
+    w -= lr * g
+
+
+def momentum(
+    w, states, g, lr, step, momentum=0.9, nesterov=False, lr_in_state=True, weight_decay=0.0
+):
+    w -= w * (weight_decay * lr)
+    velocity = states["momentum"]
+    if lr_in_state:  # Keras: the velocity is a step that was already taken
+        velocity[:] = momentum * velocity - lr * g
+        w += momentum * velocity - lr * g if nesterov else velocity
+    else:  # tf.compat.v1 MomentumOptimizer: the velocity is a gradient
+        velocity[:] = momentum * velocity + g
+        w -= lr * g + lr * momentum * velocity if nesterov else lr * velocity
+
+
+def adagrad(
+    w,
+    states,
+    g,
+    lr,
+    step,
+    epsilon=1e-7,
+    epsilon_inside_root=True,
+    initial_accumulator=0.1,
+    weight_decay=0.0,
+):
+    w -= w * (weight_decay * lr)
+    accumulator = states["accumulator"]
+    accumulator += g**2
+    if epsilon_inside_root:
+        w -= lr * g / np.sqrt(accumulator + epsilon)
+    else:
+        w -= lr * g / (np.sqrt(accumulator) + epsilon)
+
+
+def adam(
+    w,
+    states,
+    g,
+    lr,
+    step,
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-7,
+    amsgrad=False,
+    adaptive_epsilon=False,
+    weight_decay=0.0,
+):
+    w -= w * (weight_decay * lr)
+    m, v = states["m"], states["v"]
+    m[:] = beta_1 * m + (1 - beta_1) * g
+    v[:] = beta_2 * v + (1 - beta_2) * g**2
+    if amsgrad:
+        states["vhat"][:] = np.maximum(states["vhat"], v)
+        v = states["vhat"]
+    alpha = lr * np.sqrt(1 - beta_2**step) / (1 - beta_1**step)
+    epsilon_hat = epsilon * np.sqrt(1 - beta_2**step) if adaptive_epsilon else epsilon
+    w -= alpha * m / (np.sqrt(v) + epsilon_hat)
+
+
+def adamw(w, states, g, lr, step, weight_decay=0.004, **hyper):
+    adam(w, states, g, lr, step, weight_decay=weight_decay, **hyper)
+
+
+def rmsprop(
+    w,
+    states,
+    g,
+    lr,
+    step,
+    rho=0.9,
+    momentum=0.0,
+    epsilon=1e-7,
+    centered=False,
+    epsilon_inside_root=True,
+    initial_rms=0.0,
+    weight_decay=0.0,
+):
+    w -= w * (weight_decay * lr)
+    rms = states["rms"]
+    rms[:] = rho * rms + (1 - rho) * g**2
+    variance = rms
+    if centered:
+        mean_grad = states["mean_grad"]
+        mean_grad[:] = rho * mean_grad + (1 - rho) * g
+        variance = rms - mean_grad**2
+    if epsilon_inside_root:
+        increment = lr * g / np.sqrt(variance + epsilon)
+    else:
+        increment = lr * g / (np.sqrt(variance) + epsilon)
+    if momentum > 0:
+        states["momentum"][:] = momentum * states["momentum"] + increment
+        increment = states["momentum"]
+    w -= increment
+
+
+def ftrl(
+    w,
+    states,
+    g,
+    lr,
+    step,
+    learning_rate_power=-0.5,
+    initial_accumulator=0.1,
+    l1=0.0,
+    l2=0.0,
+    l2_shrinkage=0.0,
+    beta=0.0,
+    weight_decay=0.0,
+):
+    w -= w * (weight_decay * lr)
+    accumulator, linear = states["accumulator"], states["linear"]
+    new_accumulator = accumulator + g**2
+    sigma = (new_accumulator**-learning_rate_power - accumulator**-learning_rate_power) / lr
+    linear += g + 2 * l2_shrinkage * w - sigma * w
+    quadratic = new_accumulator**-learning_rate_power / lr + 2 * (l2 + beta / (2 * lr))
+    w[:] = np.where(np.abs(linear) > l1, (np.sign(linear) * l1 - linear) / quadratic, 0.0)
+    accumulator[:] = new_accumulator
