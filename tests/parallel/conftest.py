@@ -1,0 +1,52 @@
+"""Real ranks: `horovodrun -np 2 python -m pytest tests/parallel`, or the same with mpirun.
+
+Every rank runs the same tests in the same order. Run alone, they hold for the one rank there is.
+"""
+
+import os
+
+import pytest
+
+from sok_lite.comm import Communicator, CommunicatorError, launched_ranks, make_communicator
+
+# A rank that waits in vain ends the job instead of the patience of who started it.
+os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", "30")
+os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "60")
+
+_connected: dict[str, Communicator] = {}
+_missing: dict[str, str] = {}
+
+
+def connect() -> dict[str, Communicator]:
+    """Makes each communicator that connects the ranks once, in the same order on all ranks."""
+    if not _connected:
+        for tool in ("horovod", "mpi") if launched_ranks() > 1 else ("single",):
+            try:
+                _connected[tool] = make_communicator(tool)
+            except CommunicatorError as error:
+                _missing[tool] = str(error).splitlines()[0]
+        if not _connected:
+            # Skipped tests would look like a run that went well.
+            pytest.exit(f"Nothing connects the {launched_ranks()} ranks: {_missing}", returncode=3)
+    return _connected
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with the argument `comm` runs over each transport that connects the ranks."""
+    if "comm" in metafunc.fixturenames:
+        connected = connect()
+        metafunc.parametrize("comm", connected.values(), ids=connected.keys())
+
+
+def pytest_report_header() -> list[str]:
+    return [f"{tool}: {comm}" for tool, comm in connect().items()] + [
+        f"no {tool}: {reason}" for tool, reason in _missing.items()
+    ]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Ends all ranks when a test fails on one: the others would wait in its next collective."""
+    if report.failed and launched_ranks() > 1:
+        print(f"\n{report.nodeid} failed:\n{report.longreprtext}", flush=True)
+        next(iter(_connected.values())).abort(f"{report.nodeid} failed")

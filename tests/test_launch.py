@@ -1,0 +1,145 @@
+"""Whole jobs of two ranks, started by the real launchers: what happens when a rank dies or errs."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from sok_lite.comm import launched_ranks
+
+ROOT = Path(__file__).resolve().parent.parent
+
+pytestmark = pytest.mark.skipif(launched_ranks() > 1, reason="a rank does not launch ranks")
+
+
+def launcher(name):
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+def launch(tool, program):
+    """Runs a program, given as source, on two ranks; returns its exit status and all it printed."""
+    command = launcher({"horovod": "horovodrun", "mpi": "mpirun"}[tool])
+    package = {"horovod": "horovod", "mpi": "mpi4py"}[tool]
+    if command is None or importlib.util.find_spec(package) is None:
+        pytest.skip(f"no {package}, or nothing to launch it")
+    if tool == "mpi":
+        loads = subprocess.run(
+            [sys.executable, "-c", "from mpi4py import MPI"], capture_output=True
+        )
+        if loads.returncode:
+            pytest.skip("mpi4py finds no MPI library")
+    head = f"""
+        import os, signal, sys, threading
+        import numpy as np
+        from sok_lite.comm import CommunicatorError, make_communicator
+        comm = make_communicator({tool!r})
+        """
+    source = textwrap.dedent(head) + textwrap.dedent(program)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
+        # Open MPI refuses root, and more ranks than cores.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    done = subprocess.run(
+        [command, "-np", "2", sys.executable, "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        cwd=ROOT,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("tool", ["horovod", "mpi"])
+def test_a_killed_rank_ends_the_job(tool):
+    """SIGKILL hits rank 1 among a stream of collectives, at a moment of no one's choice."""
+    code, output = launch(
+        tool,
+        """
+        if comm.rank == 1:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        rows, splits = np.zeros((200_000, 8), np.float32), [100_000, 100_000]
+        try:
+            while True:
+                comm.alltoallv(rows, splits)
+        except CommunicatorError as error:
+            print(f"rank {comm.rank} saw: {error}", flush=True)
+            sys.exit(5)
+        """,
+    )
+    assert code != 0, output
+    if tool == "horovod":  # mpirun ends rank 0 before it can see anything
+        assert "rank 0 saw: `alltoallv` failed on rank 0 of 2: another rank has died" in output
+        assert "Horovod says" in output
+
+
+@pytest.mark.parametrize("tool", ["horovod", "mpi"])
+def test_abort_ends_the_job_with_its_message(tool):
+    code, output = launch(
+        tool,
+        """
+        if comm.rank == 1:
+            comm.abort("no more disk")
+        comm.barrier()
+        print("never printed")
+        """,
+    )
+    assert code != 0
+    assert "sok_lite: rank 1 aborts: no more disk" in output
+    assert "never printed" not in output
+
+
+def test_horovod_errors_keep_their_text_and_harm_nothing():
+    code, output = launch(
+        "horovod",
+        """
+        import horovod.tensorflow as hvd
+        try:
+            comm.allgatherv(np.zeros((2, 3 + comm.rank), np.float32))
+        except CommunicatorError as error:
+            assert "ranks make different calls" in str(error), error
+            print(f"rank {comm.rank} mismatch: {error}", flush=True)
+        assert comm.allreduce(comm.rank + 1) == 3
+        hvd.shutdown()
+        try:
+            comm.barrier()
+        except CommunicatorError as error:
+            print(f"rank {comm.rank} shutdown: {error}", flush=True)
+        """,
+    )
+    assert code == 0, output
+    for rank in (0, 1):
+        assert f"rank {rank} mismatch: `allgatherv` failed on rank {rank} of 2" in output
+        assert f"rank {rank} shutdown: `allgatherv` failed on rank {rank} of 2" in output
+    assert "Mismatched ALLGATHER tensor shapes" in output
+
+
+def test_horovod_in_a_tensorflow_1_program():
+    """With eager execution off, a collective still runs at once, in and outside a session."""
+    code, output = launch(
+        "horovod",
+        """
+        import tensorflow as tf
+        tf.compat.v1.disable_eager_execution()
+        assert comm.allreduce(comm.rank + 1) == 3
+        x = tf.constant(1.5) + comm.rank
+        step = tf.numpy_function(lambda x: comm.allreduce(x), [x], tf.float32)
+        with tf.compat.v1.Session() as session:
+            print("total", session.run(step), flush=True)
+        """,
+    )
+    assert code == 0, output
+    assert output.count("total 4.0") == 2
