@@ -72,8 +72,7 @@ def combine(
     source, suffix = _kernel_source(backend, source)
     inverse, row_splits, weights = _checked_items(backend, inverse, row_splits, weights)
     batch, dim = len(row_splits) - 1, source.shape[1]
-    if out is None:
-        out = backend.xp.empty((batch, dim), dtype=np.float32)
+    out = _result(backend, out, (batch, dim))
     backend.launch(
         f"combine_{suffix}", batch, source, dim, inverse, row_splits, weights, code, out, batch
     )
@@ -218,8 +217,7 @@ def _sum_groups(
 ) -> Array:
     groups = group(backend, labels, num_groups)
     dim = source.shape[1]
-    if out is None:
-        out = backend.xp.empty((num_groups, dim), dtype=np.float32)
+    out = _result(backend, out, (num_groups, dim))
     # A few labels may have many items: the work is worth as many threads as there are items.
     num_items = max(num_groups, len(labels)) if num_groups else 0
     backend.launch(
@@ -234,6 +232,17 @@ def _sum_groups(
         out,
         num_groups,
     )
+    return out
+
+
+def _result(backend: Backend, out: Array | None, shape: tuple[int, int]) -> Array:
+    if out is None:
+        return backend.xp.empty(shape, dtype=np.float32)
+    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise ValueError(
+            f"`out` must be a C-contiguous float32 array of shape {shape}. "
+            f"Received: {out.dtype}, shape {out.shape}, strides {out.strides}."
+        )
     return out
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.combine import (
     combine,
     combine_grad,
@@ -166,7 +167,11 @@ def test_segment_sum(backend, n, num_unique, dim):
     np.testing.assert_allclose(backend.to_host(sums), expected, rtol=1e-4, atol=5e-3)
 
 
-def test_sums_go_in_ascending_order_whatever_the_threads(backend):
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_sums_go_in_ascending_order_whatever_the_threads(backend, num_threads):
+    if backend.name == "cpu":
+        backend = CpuBackend(num_threads=num_threads)
+        backend.grain = 1
     # Float addition is not associative: any other order gives other bits somewhere.
     rng = np.random.default_rng(0)
     n, num_unique = 20_000, 4000
@@ -192,6 +197,24 @@ def test_arrays_need_not_be_contiguous(backend):
     repeated = backend.from_host(np.ones((20, 12), np.float32))[:, ::2]
     again = combine_grad(backend, repeated, *items, "mean", 9)
     np.testing.assert_array_equal(backend.to_host(grads), backend.to_host(again))
+
+
+def test_results_go_into_memory_that_is_given(backend):
+    source, inverse, row_splits, _ = on(backend, *a_batch(20, 4, 9, 6))
+    out_grads = backend.xp.ones((20, 6), np.float32)
+    item_rows = backend.xp.ones((len(inverse), 6), np.float32)
+    items = (inverse, row_splits, None, "mean")
+    for num_rows, call in [
+        (20, lambda out: combine(backend, source, *items, out=out)),
+        (9, lambda out: combine_grad(backend, out_grads, *items, 9, out=out)),
+        (9, lambda out: segment_sum(backend, item_rows, inverse, 9, out=out)),
+    ]:
+        out = backend.xp.full((num_rows, 6), np.nan, np.float32)
+        assert call(out) is out
+        np.testing.assert_array_equal(backend.to_host(out), backend.to_host(call(None)))
+        for wrong in (out[:-1], out.astype(np.float64), out[:, ::-1]):
+            with pytest.raises(ValueError, match="`out` must be a C-contiguous float32"):
+                call(wrong)
 
 
 @pytest.mark.parametrize(
