@@ -1,0 +1,110 @@
+"""Initializers of Keras 3, tf_keras, TensorFlow and TF1, mapped and compared with their own."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_lite.backend import get_backend
+from sok_lite.engine.initializer import Initializer, make_initializer
+
+tf_keras = pytest.importorskip("tf_keras")
+PACKAGES = {
+    "keras": keras.initializers,
+    "tf_keras": tf_keras.initializers,
+    "tf": tf.initializers,
+    "tf1": tf.compat.v1.initializers,
+}
+TRUNCATED = "truncated_normal"
+
+# (class in Keras 3, tf_keras and tf.initializers, options, what it must become)
+NEW = [
+    ("Zeros", {}, Initializer("constant", 0.0)),
+    ("Ones", {}, Initializer("constant", 1.0)),
+    ("Constant", {"value": 0.25}, Initializer("constant", 0.25)),
+    ("RandomNormal", {}, Initializer("normal", 0.0, 0.05)),
+    ("RandomNormal", {"mean": 1.0, "stddev": 2.0, "seed": 7}, Initializer("normal", 1.0, 2.0, 7)),
+    ("RandomUniform", {}, Initializer("uniform", -0.05, 0.05)),
+    ("RandomUniform", {"minval": 0.0, "maxval": 3.0, "seed": 0}, Initializer("uniform", 0, 3, 0)),
+    ("TruncatedNormal", {}, Initializer(TRUNCATED, 0.0, 0.05)),
+    ("TruncatedNormal", {"stddev": 2.0, "seed": 5}, Initializer(TRUNCATED, 0.0, 2.0, 5)),
+]
+
+
+@pytest.mark.parametrize("package", ["keras", "tf_keras", "tf"])
+@pytest.mark.parametrize("name, options, expected", NEW, ids=lambda value: str(value))
+def test_initializers_that_depend_on_nothing(package, name, options, expected):
+    assert make_initializer(getattr(PACKAGES[package], name)(**options), 4) == expected
+
+
+@pytest.mark.parametrize(
+    "spec, expected",
+    [
+        (tf.compat.v1.zeros_initializer, Initializer("constant", 0.0)),
+        (tf.compat.v1.zeros_initializer(), Initializer("constant", 0.0)),
+        (tf.compat.v1.ones_initializer(), Initializer("constant", 1.0)),
+        (tf.compat.v1.constant_initializer(2.5), Initializer("constant", 2.5)),
+        (tf.compat.v1.random_uniform_initializer(), Initializer("uniform", 0.0, 1.0)),
+        (tf.compat.v1.random_uniform_initializer(-2, 1, 3), Initializer("uniform", -2, 1, 3)),
+        (tf.compat.v1.random_normal_initializer(), Initializer("normal", 0.0, 1.0)),
+        (tf.compat.v1.truncated_normal_initializer(1.0, 2.0), Initializer(TRUNCATED, 1.0, 2.0)),
+        (tf.random_uniform_initializer(), Initializer("uniform", -0.05, 0.05)),
+        (tf.random_normal_initializer(stddev=0.1), Initializer("normal", 0.0, 0.1)),
+        (tf.constant_initializer(7), Initializer("constant", 7.0)),
+        (keras.initializers.Zeros, Initializer("constant", 0.0)),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_initializers_of_tensorflow_itself(spec, expected):
+    assert make_initializer(spec, 4) == expected
+
+
+def test_a_seed_generator_of_keras_gives_its_seed():
+    spec = keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(11))
+    assert make_initializer(spec, 4).seed == 11
+
+
+FAN_BASED = ["Glorot", "He", "Lecun"]
+SHAPE = (400, 300)
+
+
+def same_distribution(spec):
+    """Draws as many values as TensorFlow does and compares their quantiles."""
+    backend = get_backend("cpu")
+    initializer = make_initializer(spec, SHAPE[1], row_shape=SHAPE)
+    keys = np.arange(SHAPE[0], dtype=np.int64)
+    ours = np.sort(initializer.values(backend, keys, SHAPE[1], 1).reshape(-1))
+    theirs = np.sort(np.asarray(spec(SHAPE), np.float32).reshape(-1))
+    # 120,000 values: a decile of either sample is good to 0.005 standard deviations or so.
+    deciles = np.linspace(0, len(ours) - 1, 11).astype(int)[1:-1]
+    np.testing.assert_allclose(ours[deciles], theirs[deciles], atol=0.03 * theirs.std())
+    np.testing.assert_allclose([ours[0], ours[-1]], [theirs[0], theirs[-1]], rtol=0.01)
+
+
+@pytest.mark.parametrize("package", ["keras", "tf_keras"])
+@pytest.mark.parametrize("shape", ["Uniform", "Normal"])
+@pytest.mark.parametrize("name", FAN_BASED)
+def test_fan_based_initializers_draw_what_tensorflow_draws(package, name, shape):
+    same_distribution(getattr(PACKAGES[package], name + shape)(seed=1))
+
+
+@pytest.mark.parametrize("mode", ["fan_in", "fan_out", "fan_avg"])
+@pytest.mark.parametrize("distribution", ["uniform", "truncated_normal"])
+def test_variance_scaling_draws_what_tensorflow_draws(mode, distribution):
+    for package in ("keras", "tf_keras", "tf1"):
+        scaling = {
+            "keras": keras.initializers.VarianceScaling,
+            "tf_keras": tf_keras.initializers.VarianceScaling,
+            "tf1": tf.compat.v1.variance_scaling_initializer,
+        }[package]
+        same_distribution(scaling(2.0, mode, distribution, seed=1))
+
+
+@pytest.mark.parametrize("package", ["keras", "tf_keras"])
+def test_what_a_table_cannot_do_is_refused(package):
+    with pytest.raises(ValueError, match="Received: Orthogonal"):
+        make_initializer(PACKAGES[package].Orthogonal(), 4)
+    with pytest.raises(ValueError, match="row_shape"):
+        make_initializer(PACKAGES[package].GlorotUniform(), 4)
+    with pytest.raises(ValueError, match="one number for all elements"):
+        make_initializer(tf.constant_initializer([1.0, 2.0]), 2)
