@@ -39,7 +39,7 @@ class ProgressBar:
     """
 
     def __init__(self, total: int, is_shown: bool = True, stream: TextIO | None = None) -> None:
-        """Starts the bar and its clock.
+        """Makes a bar at nothing done.
 
         Args:
           total: samples in all.
@@ -52,12 +52,15 @@ class ProgressBar:
         self._stream = stream or sys.stderr
         self._is_shown = is_shown
         self._is_terminal = self._stream.isatty()
+        self._first = 0  # samples of the first update, which ends at _start_s
         self._start_s = self._shown_s = time.perf_counter()
         self._shown_tenth = 0
 
     def update(self, num_samples: int, loss: float) -> None:
         """Counts some samples done, with their mean loss."""
         self.done += num_samples
+        if self._first == 0:
+            self._first, self._start_s = num_samples, time.perf_counter()
         # an average over about the last 50 steps, so that the eye can follow it
         self.loss = loss if self.loss != self.loss else 0.98 * self.loss + 0.02 * loss
         if not self._is_shown:
@@ -73,10 +76,15 @@ class ProgressBar:
             self._shown_tenth = tenth
         self._stream.flush()
 
+    @property
+    def samples_per_second(self) -> float:
+        """Speed since the first update, whose step traces the graph; NaN until the second."""
+        if self.done == self._first:
+            return float("nan")
+        return (self.done - self._first) / max(1e-9, time.perf_counter() - self._start_s)
+
     def __str__(self) -> str:
         share = self.done / max(1, self.total)
-        speed = self.done / max(1e-9, time.perf_counter() - self._start_s)
         bar = ("#" * int(30 * share)).ljust(30, ".")
-        return (
-            f"training [{bar}] {100 * share:3.0f}% | {speed:9,.0f} samples/s | loss {self.loss:.4f}"
-        )
+        speed = f"{self.samples_per_second:9,.0f} samples/s"
+        return f"training [{bar}] {100 * share:3.0f}% | {speed} | loss {self.loss:.4f}"

@@ -3,6 +3,7 @@
 import io
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -72,6 +73,17 @@ def test_the_loss_of_a_bar_is_a_running_one():
     for _ in range(500):
         progress.update(1, 0.0)
     assert progress.loss < 1e-3
+
+
+def test_the_speed_leaves_the_first_update_out(monkeypatch):
+    now_s = iter(range(0, 1000, 10))
+    monkeypatch.setattr("ctr.metrics.time", SimpleNamespace(perf_counter=lambda: next(now_s)))
+    progress = ProgressBar(1000, is_shown=False)
+    progress.update(500, 0.5)
+    assert math.isnan(progress.samples_per_second)
+    progress.update(60, 0.5)
+    # the clock goes on by 10 s whenever it is read: first update, then here
+    assert progress.samples_per_second == pytest.approx(60 / 10)
 
 
 def test_a_bar_of_another_rank_prints_nothing():

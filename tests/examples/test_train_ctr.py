@@ -1,0 +1,210 @@
+"""Facts about the main job, run as its users run it: one rank, two ranks, bad data.
+
+Both runs train for 20 steps, the last one with a smaller batch, and leave their tables in files.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from ctr.criteo import COLUMNS, Rows
+from ctr.metrics import auc
+
+pytest.importorskip("tensorflow")
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "train_ctr.py"
+# 1268 rows to train on: 19 batches of 64 and one of 52, of which rank 1 gets 20
+OPTIONS = ["--rows", "1585", "--batch", "64", "--dim", "8", "--seed", "7"]
+
+
+class Run(NamedTuple):
+    """What a finished run has left."""
+
+    result: dict[str, Any]
+    lines: list[str]
+    errors: str
+    workdir: Path
+
+    def tables(self):
+        """Returns {table: {key: row}}, put together from the parts of all ranks."""
+        tables: dict[str, dict[int, np.ndarray]] = {}
+        for part in range(self.result["ranks"]):
+            with np.load(self.workdir / f"part_{part}_of_{self.result['ranks']}.npz") as arrays:
+                for name in (n for n in arrays.files if n.endswith(".keys")):
+                    table = tables.setdefault(name.removesuffix(".keys"), {})
+                    rows = arrays[name.replace(".keys", ".values")]
+                    new = dict(zip(arrays[name].tolist(), rows, strict=True))
+                    assert not table.keys() & new.keys(), "a key belongs to one rank"
+                    table.update(new)
+        return tables
+
+    def dense(self):
+        with np.load(self.workdir / "dense.npz") as arrays:
+            return [arrays[name] for name in arrays.files]
+
+
+def execute(ranks, *options):
+    """Runs the script and returns the finished process; stdout without the launcher's prefixes."""
+    command = [sys.executable, str(SCRIPT), *options]
+    if ranks > 1:
+        horovodrun = shutil.which("horovodrun", path=f"{Path(sys.executable).parent}:{os.defpath}")
+        if horovodrun is None:
+            pytest.skip("no horovodrun beside this Python: scripts/setup.sh installs Horovod")
+        # Gloo: needs no mpirun
+        command = [horovodrun, "--gloo", "-np", str(ranks), *command]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
+    # a line of rank 0 begins with `[0]<stdout>:`
+    done.stdout = re.sub(r"^\[\d+\]<stdout>:", "", done.stdout, flags=re.MULTILINE)
+    done.stderr = re.sub(r"^\[\d+\]<stderr>:", "", done.stderr, flags=re.MULTILINE)
+    return done
+
+
+def run(ranks, workdir, *options):
+    done = execute(ranks, "--workdir", str(workdir), *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1].startswith("RESULT "), done.stdout
+    return Run(json.loads(lines[-1].removeprefix("RESULT ")), lines, done.stderr, workdir)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    return run(1, tmp_path_factory.mktemp("one"), *OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    return run(2, tmp_path_factory.mktemp("two"), *OPTIONS)
+
+
+def test_the_tables_are_the_same_with_one_and_with_two_ranks(one_rank, two_ranks):
+    assert one_rank.result["steps"] == two_ranks.result["steps"] == 20
+    assert (one_rank.result["ranks"], two_ranks.result["ranks"]) == (1, 2)
+    one, two = one_rank.tables(), two_ranks.tables()
+    assert one.keys() == two.keys() and len(one) == 26
+    for name in one:
+        assert one[name].keys() == two[name].keys()
+        keys = sorted(one[name])
+        # the order of the sums over a batch differs, and Adam takes what is near 0 for large
+        np.testing.assert_allclose(
+            np.stack([two[name][k] for k in keys]),
+            np.stack([one[name][k] for k in keys]),
+            rtol=0,
+            atol=1e-5,
+            err_msg=name,
+        )
+    for a, b in zip(one_rank.dense(), two_ranks.dense(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+
+
+def test_every_rank_holds_the_keys_it_owns(two_ranks):
+    for part in range(2):
+        with np.load(two_ranks.workdir / f"part_{part}_of_2.npz") as arrays:
+            keys = [arrays[name] for name in arrays.files if name.endswith(".keys")]
+            assert sum(map(len, keys)) > 1000
+            assert all((k % 2 == part).all() for k in keys)
+
+
+def test_training_moves_embeddings_and_dense_weights(two_ranks):
+    rows = np.stack([row for table in two_ranks.tables().values() for row in table.values()])
+    # new rows are uniform from -0.05 to 0.05
+    assert np.abs(rows).max() > 0.06
+    assert all(np.abs(bias).max() > 0 for bias in two_ranks.dense() if bias.ndim == 1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_process_reloads_the_parts_to_the_same_auc(request, ranks):
+    result = request.getfixturevalue({1: "one_rank", 2: "two_ranks"}[ranks]).result
+    assert result["reloaded_auc"] == pytest.approx(result["auc"], abs=1e-6)
+
+
+def test_the_result_line_says_what_was_done(two_ranks):
+    result = two_ranks.result
+    assert 0.4 < result["auc"] <= 1
+    assert result["keys"] == sum(map(len, two_ranks.tables().values()))
+    assert result["samples_per_second"] > 0
+    assert result["loss"] < np.log(2) + 0.1
+    expected = {"rows": 1585, "batch": 64, "dim": 8, "seed": 7, "optimizer": "adam", "epochs": 1}
+    assert {name: result[name] for name in expected} == expected
+    assert sum(line.startswith("RESULT ") for line in two_ranks.lines) == 1
+
+
+def test_the_best_auc_is_that_of_the_true_probabilities(one_rank, two_ranks):
+    from ctr.planted import PlantedModel
+
+    labels, probabilities, _, _ = PlantedModel(7).draw(0, 1585)
+    expected = auc(labels[1268:], probabilities[1268:])
+    assert one_rank.result["best_auc"] == two_ranks.result["best_auc"] == expected
+    np.testing.assert_array_equal(Rows.open(two_ranks.workdir).labels, labels)
+
+
+def test_rank_0_shows_a_progress_bar(two_ranks):
+    bars = [line for line in two_ranks.errors.splitlines() if "training [" in line]
+    assert len(bars) == 10
+    assert all("samples/s" in bar and "loss" in bar for bar in bars)
+    assert bars[-1].find("100%") > 0
+
+
+def hex_row(rng, i):
+    cells = [
+        str(i % 2),
+        *map(str, rng.integers(-1, 50, 13)),
+        *(f"{k:08x}" for k in rng.integers(9, size=26)),
+    ]
+    for column in rng.integers(1, 40, 6):
+        cells[column] = ""
+    return cells
+
+
+def criteo_csv(path, num_rows=30):
+    rng = np.random.default_rng(0)
+    lines = [list(COLUMNS), *(hex_row(rng, i) for i in range(num_rows))]
+    path.write_text("".join(",".join(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_csv_with_header_is_trained_on_by_ranks_that_get_no_rows(tmp_path):
+    # 24 rows to train on: in the last batch of 4, and in the evaluation, all rows are rank 0's
+    path = criteo_csv(tmp_path / "a.csv")
+    options = ["--data", str(path), "--batch", "10", "--epochs", "2", "--optimizer", "adagrad"]
+    done = run(2, tmp_path / "new", *options, "--ranks", "2")
+    assert done.result["rows"] == 30
+    assert done.result["steps"] == 6
+    assert done.result["best_auc"] is None
+    assert done.result["reloaded_auc"] == pytest.approx(done.result["auc"], abs=1e-6)
+
+
+def test_a_bad_data_file_ends_all_ranks_with_its_line(tmp_path):
+    path = criteo_csv(tmp_path / "bad.csv")
+    path.write_text(path.read_text() + "1,2,3\n")
+    done = execute(2, "--data", str(path))
+    assert done.returncode != 0
+    assert "bad.csv, line 32: expected 40 columns" in done.stderr
+    assert 'train_ctr.py", line' not in done.stderr, "a message, not a traceback"
+    assert "RESULT" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ranks", "2"], "horovodrun -np 2"),
+        (["--batch", "0"], "expected a positive integer"),
+        (["--optimizer", "lion"], "invalid choice"),
+        (["--data", "/nowhere/a.tsv"], "/nowhere/a.tsv"),
+        (["--rows", "2"], "enough rows"),
+    ],
+)
+def test_wrong_options_end_with_a_clear_message(options, message):
+    done = execute(1, *options)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
