@@ -2,7 +2,7 @@
 
 The rows live in the engine's table, not in TensorFlow. The resource variable underneath holds an
 empty [0, dimension] tensor; its handle is what gradient tapes and `tf.gradients` know the table by.
-Whatever TensorFlow would do with that empty tensor instead of the rows is overridden here, or raises.
+Whatever TensorFlow would do with that empty tensor instead of the rows is overridden, or raises.
 """
 
 import itertools
@@ -168,8 +168,8 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):
         self._mode = mode
         self._target_rank = target_rank
         self._config_dict = dict(kwargs)
-        # Not TensorFlow's own alias ids, which start at 0 in every call of a tf.function: a function
-        # traced for one table must never be reused for another.
+        # Not TensorFlow's own alias ids, which start at 0 in every call of a tf.function: a
+        # function traced for one table must never be reused for another.
         self._trace_id = (1 << 32) + next(_serial)
         super().__init__(
             initial_value=lambda: tf.zeros([0, dimension], rows.name),
@@ -405,7 +405,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):
     # ---------------------------------------------------------------- TensorFlow's checkpoints
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        """Returns what `tf.train.Checkpoint` saves: keys, rows and optimizer states of this rank."""
+        """Returns what `tf.train.Checkpoint` saves: this rank's keys, rows and optimizer states."""
         table = self._table
         backend = table.backend
         with table.lock:
@@ -512,7 +512,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):
     def _refuse_copy(self, method: str) -> NoReturn:
         self._refuse(
             method,
-            "To copy a table, make a new DynamicVariable and sok.assign to it what sok.export gives.",
+            "To copy a table, sok.assign what sok.export gives to a new DynamicVariable.",
         )
 
     def value(self) -> NoReturn:

@@ -106,9 +106,9 @@ def lookup_sparse(
 ) -> Any:
     """Looks keys up in tables that are spread over all ranks, and combines them row by row.
 
-    Every rank must call it, with the same tables in the same order; batches may differ in size. Keys
-    that no rank has seen are inserted. In a graph the whole call is one host call forward and one
-    backward. In a TF1 graph, where nothing orders two such calls, make one per step.
+    Every rank must call it, with the same tables in the same order; batches may differ in size.
+    Keys that no rank has seen are inserted. In a graph the whole call is one host call forward and
+    one backward. In a TF1 graph, where nothing orders two such calls, make one per step.
 
     Args:
       params: a DynamicVariable or a list; one may come several times.

@@ -27,8 +27,9 @@ class Rows(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What the host call of a graph needs to know of a table. Holds no tensor: TensorFlow keeps host
-    calls for ever, and a tensor would keep its graph.
+    """What the host call of a graph needs to know of a table.
+
+    Holds no tensor: TensorFlow keeps host calls for ever, and a tensor would keep its graph.
 
     Attributes:
       variable: a reference to it; see `dynamic_variable.alive`.
@@ -62,7 +63,8 @@ class Argument(NamedTuple):
 
     Attributes:
       facts: what is known without the batch.
-      inputs: keys, numbers and batch of the keys' rows, and of the weights' rows if they are others.
+      inputs: keys, numbers and batch of the keys' rows, and those of the weights' rows if these are
+        others.
       weights: (n,) float32, or None.
     """
 

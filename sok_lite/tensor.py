@@ -4,8 +4,8 @@ Towards the engine an array is a view of the tensor's memory. Towards TensorFlow
 into memory that TensorFlow then takes over, so on a CPU nothing is copied either way.
 
 On a GPU the two libraries use streams that do not wait for each other. Making a DLPack capsule
-waits for TensorFlow's work on the tensor; `host_call` waits for the backend before it gives a result
-to TensorFlow.
+waits for TensorFlow's work on the tensor; `host_call` waits for the backend before it gives a
+result to TensorFlow.
 """
 
 import ctypes

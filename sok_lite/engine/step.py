@@ -269,7 +269,7 @@ def row_splits_of(backend: Backend, row_numbers: Array, batch: int) -> Array:
     return xp.searchsorted(row_numbers, xp.arange(batch + 1, dtype=np.int64)).astype(np.int64)
 
 
-# ---- a trail as one array ------------------------------------------------------------------------
+# ---- a trail as one array ----------------------------------------------------------------------
 
 
 def pack(backend: Backend, trail: Trail, empty: Empty | None = None) -> Array:
@@ -325,7 +325,7 @@ def unpack(backend: Backend, comm: Communicator, packed: Array, num_tables: int)
     return Trail(route, tables)
 
 
-# ---- agreement -------------------------------------------------------------------------------------
+# ---- agreement ---------------------------------------------------------------------------------
 
 _agreed: "weakref.WeakKeyDictionary[Communicator, set[int]]" = weakref.WeakKeyDictionary()
 

@@ -1,0 +1,118 @@
+"""One optimizer step for rows of several tables: unique -> sum over duplicates -> update rule."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.engine.combine import segment_sum
+from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.table import DetTable
+from sok_lite.engine.unique import unique
+from sok_lite.engine.update_rules import UpdateRule, apply_rule, count_nonfinite
+
+
+class Update(NamedTuple):
+    """The step of one table.
+
+    Attributes:
+      table: the table.
+      rule: its update rule.
+      keys: (n,) integers; keys without a row are skipped.
+      grads: (n, dim) float32; those of a repeated key are summed.
+    """
+
+    table: DetTable
+    rule: UpdateRule
+    keys: Array
+    grads: Array
+
+
+class NonFiniteGradientError(ValueError, FloatingPointError):
+    """A gradient has a NaN or an infinity and the program asked for an error."""
+
+
+def apply_updates(
+    updates: Sequence[Update], learning_rate: float, step: int, on_nonfinite: str = "allow"
+) -> int:
+    """Applies one step to all tables. A table that comes several times is updated once.
+
+    Args:
+      updates: one per gradient.
+      learning_rate: of this step.
+      step: 1 for the first.
+      on_nonfinite: "allow" or "error".
+
+    Returns:
+      How many rows had a gradient with a NaN or an infinity.
+
+    Raises:
+      NonFiniteGradientError: there are such rows and `on_nonfinite` is "error".
+      ValueError, TypeError: an update does not fit its table. Nothing has changed in either case.
+    """
+    ready = [_summed(update) for update in _merged(updates)]
+    if on_nonfinite == "error":
+        _raise_if_nonfinite(ready)
+    for update in ready:
+        # Before the first row changes: a state of another optimizer raises here.
+        for name, initial in update.rule.states.items():
+            update.table.store.ensure_state(name, initial)
+        update.rule.scalars(learning_rate, step)
+    count = 0
+    for table, rule, keys, grads in ready:
+        with table.lock:
+            rows = table.find(table.key_dtype.from_int64(table.backend.xp, keys))
+            count += int(apply_rule(table, rule, rows, grads, learning_rate, step))
+    return count
+
+
+def _merged(updates: Sequence[Update]) -> list[Update]:
+    by_table: dict[int, list[Update]] = {}
+    for update in updates:
+        by_table.setdefault(id(update.table), []).append(update)
+    merged = []
+    for parts in by_table.values():
+        keys = [part.table.key_dtype.to_int64(part.table.backend.xp, part.keys) for part in parts]
+        for part, key in zip(parts, keys, strict=True):
+            _check(part, key)
+        xp = parts[0].table.backend.xp
+        first = parts[0]._replace(keys=keys[0])
+        if len(parts) > 1:
+            grads: Any = xp.concatenate([part.grads for part in parts])
+            first = first._replace(keys=xp.concatenate(keys), grads=grads)
+        merged.append(first)
+    return merged
+
+
+def _check(update: Update, keys: Array) -> None:
+    expected = (keys.size, update.table.dim)
+    if keys.ndim != 1 or update.grads.shape != expected:
+        raise ValueError(
+            f"The gradient of table {update.table.name!r} must have one row of dimension "
+            f"{update.table.dim} for each of its keys (n,). Received: keys {keys.shape}, rows "
+            f"{update.grads.shape}."
+        )
+
+
+def _summed(update: Update) -> Update:
+    backend = update.table.backend
+    distinct, inverse = unique(backend, update.keys)
+    grads = update.grads
+    if distinct.size < update.keys.size:
+        # Distinct keys keep their order, so without duplicates the gradients stay where they are.
+        grads = segment_sum(backend, grads, inverse, int(distinct.size))
+    return update._replace(keys=distinct, grads=backend.xp.ascontiguousarray(grads))
+
+
+def _raise_if_nonfinite(updates: Sequence[Update]) -> None:
+    for table, _, keys, grads in updates:
+        rows = table.find(table.key_dtype.from_int64(table.backend.xp, keys))
+        count = int(count_nonfinite(table.backend, grads, rows))
+        if count:
+            held = int((rows != np.uint32(ABSENT)).sum())
+            raise NonFiniteGradientError(
+                f"{count} of {held} gradient rows of table {table.name!r} have a NaN or an "
+                "infinity; nothing was changed. Clip the gradients or lower the learning rate, or "
+                "use on_nonfinite='allow'."
+            )

@@ -1,0 +1,321 @@
+"""`sok.OptimizerWrapper` and `sok.SGD`: gradients in, rows and optimizer states updated in place.
+
+The wrapped optimizer gives the hyper-parameters and updates the dense variables; rows of dynamic
+variables are updated by the engine's kernels, all of a call in one host call. Only the rows that
+have a gradient change, their states included.
+"""
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.backend import Backend
+from sok_lite.dynamic_variable import DynamicVariable, alive
+from sok_lite.engine import apply
+from sok_lite.engine.update_rules import SGD as SGDRule
+from sok_lite.optimizer_rules import Settings, family_of, refuse_unsupported, settings_of
+from sok_lite.slot import SlotView
+from sok_lite.tensor import host_call, to_array
+
+__all__ = ["SGD", "OptimizerWrapper"]
+
+Pairs = list[tuple[tf.IndexedSlices, DynamicVariable]]
+
+
+class _RowOptimizer(tf.Module):
+    """What both optimizers share: the host call, the counters, the states.
+
+    Attributes:
+      iterations: int64 variable, number of steps so far.
+      on_nonfinite: "allow" or "error".
+      num_nonfinite: gradient rows with a NaN or an infinity so far.
+    """
+
+    def __init__(self, on_nonfinite: str, first_step: int = 0) -> None:
+        super().__init__()
+        if on_nonfinite not in ("allow", "error"):
+            raise ValueError(
+                f"`on_nonfinite` must be 'allow' or 'error'. Received: {on_nonfinite!r}."
+            )
+        self.on_nonfinite = on_nonfinite
+        self.num_nonfinite = 0
+        self.iterations = tf.Variable(
+            first_step, dtype=tf.int64, trainable=False, name="sok_iterations"
+        )
+
+    def _update(
+        self, pairs: Pairs, settings: Sequence[Settings], learning_rate: Any, step: tf.Tensor
+    ) -> Any:
+        """Updates the rows of all pairs in one host call; returns the operation in a graph."""
+        backend = pairs[0][1].table.backend
+        host = _Host(
+            self, [variable for _, variable in pairs], [(s.rule, s.flags) for s in settings]
+        )
+        names = [list(s.numbers) for s in settings]
+        numbers = [learning_rate, *(value for s in settings for value in s.numbers.values())]
+        inputs = [tensor for grad, _ in pairs for tensor in (grad.indices, _float32(grad.values))]
+        what = f"The update of {', '.join(repr(variable.name) for _, variable in pairs)}"
+        if tf.executing_eagerly():
+            host.run(names, [float(number) for number in numbers], int(step), inputs)
+            return None
+        stacked = tf.stack([tf.cast(tf.convert_to_tensor(n), tf.float64) for n in _plain(numbers)])
+
+        def run(step: tf.Tensor, values: tf.Tensor, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+            host.run(names, [float(value) for value in values.numpy()], int(step), tensors)
+            return ()
+
+        return host_call(run, [step, stacked, *inputs], [], backend, what)
+
+
+class _Host:
+    """The host half of an update. Holds no tensor and keeps no variable alive."""
+
+    def __init__(
+        self,
+        owner: _RowOptimizer,
+        variables: Sequence[DynamicVariable],
+        rules: Sequence[tuple[Any, dict[str, Any]]],
+    ) -> None:
+        self._owner = weakref.ref(owner)
+        self._variables = [weakref.ref(variable) for variable in variables]
+        self._rules = rules
+        self._on_nonfinite = owner.on_nonfinite
+        self._backend: Backend = variables[0].table.backend
+
+    def run(
+        self,
+        names: Sequence[Sequence[str]],
+        numbers: Sequence[float],
+        step: int,
+        tensors: Sequence[tf.Tensor],
+    ) -> None:
+        """Applies one step.
+
+        Args:
+          names: hyper-parameters of each variable, in the order of `numbers` after the first.
+          numbers: learning rate, then hyper-parameters.
+          step: 1 for the first.
+          tensors: keys and gradients of each variable.
+        """
+        learning_rate, *values = numbers
+        stream = iter(values)
+        updates = []
+        for i, reference in enumerate(self._variables):
+            rule, flags = self._rules[i]
+            hyper_parameters = {name: next(stream) for name in names[i]}
+            updates.append(
+                apply.Update(
+                    alive(reference).table,
+                    rule(**hyper_parameters, **flags),
+                    to_array(tensors[2 * i], self._backend),
+                    to_array(tensors[2 * i + 1], self._backend),
+                )
+            )
+        count = apply.apply_updates(updates, learning_rate, step, self._on_nonfinite)
+        owner = self._owner()
+        if owner is not None:
+            owner.num_nonfinite += count
+
+
+class OptimizerWrapper(_RowOptimizer):
+    """Lets a TensorFlow or Keras optimizer update dynamic variables, together with dense ones.
+
+    Supported are SGD (with momentum, Nesterov), Adagrad, Adam (amsgrad), AdamW, RMSprop and Ftrl of
+    Keras 3, of tf_keras (new and legacy) and of tf.compat.v1.train. Settings that change (a learning
+    rate with its schedule, `beta_1`, ...) are read in every step. Weight decay acts on the rows that
+    have a gradient.
+
+    The step count is the wrapped optimizer's where dense variables are in the call, and this
+    object's `iterations` follows it. Without dense variables, and for tf.compat.v1.train, it is this
+    object's alone, as in SOK: the same optimizer may then be used by itself for the dense variables.
+
+    Args:
+      optimizer: the optimizer.
+      on_nonfinite: "allow": rows whose gradient has a NaN or an infinity are updated and counted in
+        `num_nonfinite`. "error": the step raises before anything has changed.
+
+    Raises:
+      TypeError: not an optimizer.
+      NotImplementedError: an optimizer without a rule, or with a setting that could not act on rows
+        (clipping, averaging, gradient accumulation, loss scaling).
+    """
+
+    def __init__(self, optimizer: Any, on_nonfinite: str = "allow") -> None:
+        self._family = family_of(optimizer)
+        inner_iterations = self._family.iterations(optimizer)
+        first_step = 0
+        if inner_iterations is not None and tf.executing_eagerly():
+            first_step = int(inner_iterations)
+        super().__init__(on_nonfinite, first_step)
+        self.optimizer = optimizer
+        settings_of(optimizer, self._family)
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+    ) -> Any:
+        """Updates variables with their gradients. No communication.
+
+        Args:
+          grads_and_vars: (gradient, variable) pairs, dynamic and dense mixed. Pairs without a
+            gradient (None) are left out. The same key twice in a gradient is summed.
+          global_step: incremented, with tf.compat.v1.train optimizers.
+          name: of the operation, where the wrapped optimizer takes one.
+
+        Returns:
+          In a TF1 graph the operation; else what the wrapped optimizer returns, or None.
+
+        Raises:
+          TypeError: the gradient of a dynamic variable is no IndexedSlices.
+          ValueError: `on_nonfinite` is "error" and a gradient is not finite, or the table's states
+            belong to another optimizer.
+        """
+        refuse_unsupported(self.optimizer)
+        pairs, dense = _separated(grads_and_vars)
+        has_dense = any(grad is not None for grad, _ in dense)
+        if not pairs and not has_dense:
+            return None
+        inner_count = self._family.iterations(self.optimizer) if has_dense else None
+        count = self.iterations if inner_count is None else inner_count
+        # Read now: the wrapped optimizer counts on when it updates the dense variables.
+        step = _next_step(count)
+        update = None
+        if pairs:
+            rate = self._family.learning_rate(self.optimizer, count)
+            settings = [self._settings(variable) for _, variable in pairs]
+            update = self._update(pairs, settings, rate, step)
+        # A TF1 graph orders nothing by itself; elsewhere only a possible error asks for an order.
+        is_free = tf.inside_function() and self.on_nonfinite == "allow"
+        first = [step] if update is None else [step, update]
+        with tf.control_dependencies([] if is_free or tf.executing_eagerly() else first):
+            done = self._dense_step(dense, has_dense, global_step, name)
+            counted = self.iterations.assign(step)
+        if tf.executing_eagerly() or tf.inside_function():
+            return done
+        return tf.group(*(op for op in (update, done, counted) if op is not None), name=name)
+
+    def _dense_step(self, dense: Any, has_dense: bool, global_step: Any, name: Any) -> Any:
+        is_v1 = isinstance(self.optimizer, tf.compat.v1.train.Optimizer)
+        if has_dense:
+            if is_v1:
+                return self.optimizer.apply_gradients(dense, global_step=global_step, name=name)
+            return self.optimizer.apply_gradients(dense)
+        if is_v1 and global_step is not None:
+            return global_step.assign_add(1)
+        return None
+
+    def _settings(self, variable: DynamicVariable) -> Settings:
+        settings = settings_of(self.optimizer, self._family)
+        decay = self._family.weight_decay(self.optimizer, variable)
+        if decay is None:
+            return settings
+        return settings._replace(numbers=settings.numbers | {"weight_decay": decay})
+
+    @property
+    def learning_rate(self) -> Any:
+        """The wrapped optimizer's learning rate in this step."""
+        return self._family.learning_rate(self.optimizer, None)
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.optimizer.learning_rate = value
+
+    @property
+    def lr(self) -> Any:
+        """The same as `learning_rate`."""
+        return self.learning_rate
+
+    @lr.setter
+    def lr(self, value: Any) -> None:
+        self.learning_rate = value
+
+    def get_slot_names(self) -> list[str]:
+        """Returns the names of the states that the rule keeps for every row."""
+        settings = settings_of(self.optimizer, self._family)
+        numbers = {name: float(value) for name, value in settings.numbers.items()}
+        return list(settings.rule(**numbers, **settings.flags).states)
+
+    def get_slot(self, var: DynamicVariable, name: str) -> Any:
+        """Returns a read-only view of a state of a variable's rows; see `SlotView`."""
+        if isinstance(var, DynamicVariable):
+            return SlotView(var, name)
+        return self.optimizer.get_slot(var, name)
+
+
+class SGD(_RowOptimizer):
+    """SOK's own optimizer for dynamic variables: `row -= lr * gradient`.
+
+    Args:
+      lr: learning rate; `self.lr` is a variable.
+      on_nonfinite: as in `OptimizerWrapper`.
+    """
+
+    def __init__(self, lr: float, on_nonfinite: str = "allow") -> None:
+        super().__init__(on_nonfinite)
+        self.lr = tf.Variable(lr, dtype=tf.float32, trainable=False, name="sok_sgd_lr")
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+    ) -> Any:
+        """Updates dynamic variables with their gradients; see `OptimizerWrapper.apply_gradients`.
+
+        Raises:
+          TypeError: a variable that is not dynamic.
+        """
+        pairs, dense = _separated(grads_and_vars)
+        if dense:
+            raise TypeError(
+                "sok.SGD updates DynamicVariables only. Received: a variable of type "
+                f"{type(dense[0][1]).__name__}. Use sok.OptimizerWrapper for both kinds."
+            )
+        if not pairs:
+            return None
+        settings = [Settings(SGDRule, {}, {})] * len(pairs)
+        step = _next_step(self.iterations)
+        update = self._update(pairs, settings, self.lr, step)
+        operations = [update, self.iterations.assign(step)]
+        if global_step is not None:
+            operations.append(global_step.assign_add(1))
+        if tf.executing_eagerly() or tf.inside_function():
+            return None
+        return tf.group(*operations, name=name)
+
+
+def _separated(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tuple[Any, Any]]]:
+    """Returns (dynamic pairs that have a gradient, dense pairs)."""
+    pairs, dense = [], []
+    for grad, variable in grads_and_vars:
+        if not isinstance(variable, DynamicVariable):
+            dense.append((grad, variable))
+        elif isinstance(grad, tf.IndexedSlices):
+            pairs.append((grad, variable))
+        elif grad is not None:
+            raise TypeError(
+                f"The gradient of {variable.name!r} must be a tf.IndexedSlices of keys and rows. "
+                f"Received: {type(grad).__name__}."
+            )
+    return pairs, dense
+
+
+def _next_step(count: Any) -> tf.Tensor:
+    """Returns the number of the coming step, int64, 1 for the first."""
+    return tf.cast(tf.convert_to_tensor(count), tf.int64) + 1
+
+
+def _float32(values: Any) -> tf.Tensor:
+    return values if values.dtype == tf.float32 else tf.cast(values, tf.float32)
+
+
+def _plain(numbers: Sequence[Any]) -> list[Any]:
+    """Returns Python numbers as float64 constants, which tf would make float32."""
+    return [
+        tf.constant(number, tf.float64) if isinstance(number, (int, float)) else number
+        for number in numbers
+    ]
