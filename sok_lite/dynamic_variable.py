@@ -9,84 +9,29 @@ import itertools
 import json
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from sok_lite import communication
 from sok_lite.backend import get_backend
+from sok_lite.communication import num_ranks
 from sok_lite.engine.dtypes import KeyDtype, RowDtype, key_dtype, row_dtype
 from sok_lite.engine.initializer import make_initializer
 from sok_lite.engine.table import DetTable, make_table
+from sok_lite.local_lookup import checked_keys, local_lookup
+from sok_lite.refusals import RefusesDense
 from sok_lite.tensor import empty, host_call, to_array, to_tensor
-from sok_lite.variable_spec import DynamicVariableSpec
+from sok_lite.variable_arguments import check_options, checked_dimension, checked_mode, dtype_name
+from sok_lite.variable_spec import DynamicVariableSpec, alive
 
 __all__ = ["DynamicVariable", "assign", "export", "filter_variables"]
-
-# SOK's options for its "hybrid" table. SOK ignores them for "hbm", where they have no meaning; so
-# programs pass them to either. `init_capacity` is honoured, with no effect on results.
-_SOK_OPTIONS = frozenset(
-    {
-        *("init_capacity", "max_capacity", "max_hbm_for_vectors", "max_load_factor"),
-        *("max_bucket_size", "block_size", "device_id", "io_by_cpu", "evict_strategy"),
-        "filter_ratio",
-    }
-)
-_OPTIONS = _SOK_OPTIONS | {"seed"}
 
 _serial = itertools.count()
 
 
-def _checked_dimension(dimension: Any) -> int:
-    if isinstance(dimension, (bool, np.bool_)) or not isinstance(dimension, (int, np.integer)):
-        raise TypeError(
-            "`dimension` must be an integer, the length of a row. "
-            f"Received: dimension={dimension!r}."
-        )
-    if dimension < 1:
-        raise ValueError(f"`dimension` must be at least 1. Received: dimension={dimension}.")
-    return int(dimension)
-
-
-def _checked_options(options: dict[str, Any]) -> None:
-    unknown = sorted(set(options) - _OPTIONS)
-    if unknown:
-        raise TypeError(
-            f"DynamicVariable got an unexpected keyword argument {unknown[0]!r}. "
-            f"Known options: {', '.join(sorted(_OPTIONS))}."
-        )
-    for name, least in (("seed", None), ("init_capacity", 0)):
-        value = options.get(name, 0)
-        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-            raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
-        if least is not None and value < least:
-            raise ValueError(f"`{name}` must be at least {least}. Received: {name}={value}.")
-
-
-def _checked_mode(mode: Any) -> int:
-    """Returns the rank of "localized:<rank>", or -1 for a table spread over all ranks."""
-    if mode is None or mode == "distributed":
-        return -1
-    if isinstance(mode, str) and mode.startswith("localized:") and mode[10:].isdigit():
-        return int(mode[10:])
-    raise ValueError(
-        "`mode` must be None, 'distributed' or 'localized:<rank>' such as 'localized:0'. "
-        f"Received: mode={mode!r}."
-    )
-
-
-def _dtype_name(dtype: Any, default: str, argument: str) -> str:
-    try:
-        return tf.as_dtype(default if dtype is None else dtype).name
-    except TypeError as error:
-        raise TypeError(
-            f"`{argument}` must be a dtype such as tf.{default}. Received: {argument}={dtype!r}."
-        ) from error
-
-
-class DynamicVariable(resource_variable_ops.ResourceVariable):
+class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
     """A trainable table that has a row for every key it was ever asked for.
 
     A lookup of a key that has no row gives it one, whose first value is a function of the seed,
@@ -130,11 +75,11 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):
         mode: str | None = None,
         **kwargs: Any,
     ) -> None:
-        _checked_options(kwargs)
-        dimension = _checked_dimension(dimension)
-        target_rank = _checked_mode(mode)
-        keys: KeyDtype = key_dtype(_dtype_name(key_type, "int64", "key_type"))
-        rows: RowDtype = row_dtype(_dtype_name(dtype, "float32", "dtype"))
+        check_options(kwargs)
+        dimension = checked_dimension(dimension)
+        target_rank = checked_mode(mode)
+        keys: KeyDtype = key_dtype(dtype_name(key_type, "int64", "key_type"))
+        rows: RowDtype = row_dtype(dtype_name(dtype, "float32", "dtype"))
         if constraint is not None:
             raise NotImplementedError(
                 "DynamicVariable has no constraints: an update touches single rows. "
@@ -224,7 +169,7 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):
     @property
     def num_gpus(self) -> int:
         """Number of ranks. Raises RuntimeError before `sok.init`."""
-        return communication.num_gpus()
+        return num_ranks()
 
     @property
     def target_gpu(self) -> int:
@@ -287,9 +232,6 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):
           indices.shape + [dimension], of the rows' dtype. Its gradient is an IndexedSlices of the
           keys as given, repeated ones included.
         """
-        # Imported here: lookup needs this class.
-        from sok_lite.lookup import local_lookup
-
         try:
             return local_lookup(self, indices)
         except AttributeError as error:
@@ -487,169 +429,11 @@ class DynamicVariable(resource_variable_ops.ResourceVariable):
         signature_context.add_placeholder(self._trace_id, self)
         return DynamicVariableSpec.from_value(self, alias_id=self._trace_id)
 
-    # ---------------------------------------------------------------- what a table cannot do
-
-    def _refuse(self, method: str, instead: str) -> NoReturn:
-        raise NotImplementedError(
-            f"{method}() is not supported: {self.name!r} is a sok.DynamicVariable, whose rows are "
-            f"known by key and have no place in a dense tensor. {instead}"
-        )
-
-    def _refuse_dense(self, method: str) -> NoReturn:
-        self._refuse(
-            method,
-            "Use tf.nn.embedding_lookup(variable, keys) for some rows and sok.export(variable) for "
-            "all. A list of several variables cannot be given to tf.nn.embedding_lookup; look each "
-            "up by itself, or all at once with sok.lookup_sparse.",
-        )
-
-    def _refuse_write(self, method: str) -> NoReturn:
-        self._refuse(
-            method,
-            "Use sok.assign(variable, keys, rows), scatter_add, scatter_sub or scatter_update.",
-        )
-
-    def _refuse_copy(self, method: str) -> NoReturn:
-        self._refuse(
-            method,
-            "To copy a table, sok.assign what sok.export gives to a new DynamicVariable.",
-        )
-
-    def value(self) -> NoReturn:
-        self._refuse_dense("value")
-
-    def read_value(self) -> NoReturn:
-        self._refuse_dense("read_value")
-
-    def read_value_no_copy(self) -> NoReturn:
-        self._refuse_dense("read_value_no_copy")
-
-    def _read_variable_op(self, no_copy: bool = False) -> NoReturn:
-        self._refuse_dense("_read_variable_op")
-
-    def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_dense("convert_to_tensor")
-
-    def _as_graph_element(self) -> NoReturn:
-        self._refuse_dense("session.run")
-
-    def numpy(self) -> NoReturn:
-        self._refuse_dense("numpy")
-
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_dense("__array__")
-
-    def __bool__(self) -> NoReturn:
-        self._refuse_dense("__bool__")
-
-    def __int__(self) -> NoReturn:
-        self._refuse_dense("__int__")
-
-    def __float__(self) -> NoReturn:
-        self._refuse_dense("__float__")
-
-    def __complex__(self) -> NoReturn:
-        self._refuse_dense("__complex__")
-
-    def eval(self, session: Any = None) -> NoReturn:
-        self._refuse_dense("eval")
-
-    def gather_nd(self, indices: Any, name: Any = None) -> NoReturn:
-        self._refuse_dense("gather_nd")
-
-    def initialized_value(self) -> NoReturn:
-        self._refuse_dense("initialized_value")
-
-    @property
-    def initial_value(self) -> NoReturn:
-        self._refuse_dense("initial_value")
-
-    def count_up_to(self, limit: Any) -> NoReturn:
-        self._refuse_write("count_up_to")
-
     def assign(self, *args: Any, **kwargs: Any) -> Any:
         """`variable.assign(indices, values)` is `sok.assign`; there is no dense value to assign."""
         if len(args) == 2 and not kwargs:
             return assign(self, *args)
         self._refuse_write("assign")
-
-    def assign_add(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("assign_add")
-
-    def assign_sub(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("assign_sub")
-
-    def scatter_max(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_max")
-
-    def scatter_min(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_min")
-
-    def scatter_mul(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_mul")
-
-    def scatter_div(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_div")
-
-    def batch_scatter_update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("batch_scatter_update")
-
-    def scatter_nd_add(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_nd_add")
-
-    def scatter_nd_sub(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_nd_sub")
-
-    def scatter_nd_update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_nd_update")
-
-    def scatter_nd_max(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_nd_max")
-
-    def scatter_nd_min(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_nd_min")
-
-    def _strided_slice_assign(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("_strided_slice_assign")
-
-    def set_shape(self, shape: Any) -> NoReturn:
-        self._refuse("set_shape", "Its shape is [None, dimension].")
-
-    def __copy__(self) -> NoReturn:
-        self._refuse_copy("__copy__")
-
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        self._refuse_copy("__deepcopy__")
-
-    def __reduce__(self) -> NoReturn:
-        self._refuse_copy("__reduce__")
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        self._refuse_copy("__reduce_ex__")
-
-    def to_proto(self, export_scope: Any = None) -> NoReturn:
-        self._refuse_copy("to_proto")
-
-    @staticmethod
-    def from_proto(variable_def: Any, import_scope: Any = None) -> NoReturn:
-        raise NotImplementedError(
-            "from_proto() is not supported for sok.DynamicVariable. Make one with its dimension."
-        )
-
-    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse(
-            "tf.saved_model.save",
-            "Save the dense part of the model alone, and the table with sok.export.",
-        )
-
-    def _copy_trackable_to_cpu(self, object_map: Any) -> NoReturn:
-        self._refuse_copy("_copy_trackable_to_cpu")
-
-    def _write_object_proto(self, proto: Any, options: Any) -> NoReturn:
-        self._refuse(
-            "tf.saved_model.save",
-            "Save the dense part of the model alone, and the table with sok.export.",
-        )
 
 
 def _bytes(count: int) -> str:
@@ -659,45 +443,6 @@ def _bytes(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
-
-
-def alive(reference: "weakref.ref[DynamicVariable]") -> DynamicVariable:
-    """Returns the variable of a reference that a graph keeps.
-
-    A graph keeps references only: TensorFlow never drops the Python functions of a graph, and they
-    would keep every table they ever used.
-
-    Raises:
-      ValueError: the variable is gone.
-    """
-    variable = reference()
-    if variable is None:
-        raise ValueError(
-            "A tf.function or graph uses a sok.DynamicVariable that was deleted. Keep the "
-            "variable for as long as the function is called."
-        )
-    return variable
-
-
-def checked_keys(variable: DynamicVariable, keys: Any) -> tf.Tensor:
-    """Returns keys as a tensor of integers that the table accepts.
-
-    Raises:
-      TypeError: they are not integers.
-    """
-    if not tf.is_tensor(keys):
-        array = np.asarray(keys)
-        if array.size == 0 and array.dtype == np.float64:
-            array = array.astype(np.int64)  # NumPy's dtype for an empty list
-        keys = tf.convert_to_tensor(array) if array.dtype.kind in "iuf" else array
-    dtype = getattr(keys, "dtype", None)
-    if not isinstance(dtype, tf.DType) or not dtype.is_integer:
-        name = dtype.name if isinstance(dtype, (tf.DType, np.dtype)) else type(keys).__name__
-        raise TypeError(
-            f"Keys of {variable.name!r} must be integers ({variable.key_type.name}). "
-            f"Received: {name}. Cast them first if they really are keys."
-        )
-    return keys
 
 
 def export(var: DynamicVariable) -> tuple[tf.Tensor, tf.Tensor]:
@@ -743,7 +488,8 @@ def _checked_variable(var: Any, what: str) -> DynamicVariable:
 
 def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     """Splits variables into (sok's own, others), each in the given order."""
-    ours, others = [], []
+    ours: list[Any] = []
+    others: list[Any] = []
     for var in vars:
         (ours if isinstance(var, DynamicVariable) else others).append(var)
     return ours, others

@@ -1,12 +1,5 @@
-"""Lookups: keys in, rows or combined rows out, with their gradients.
+"""`sok.lookup_sparse`: every rank asks for keys of any rank, for all tables of a call together."""
 
-`lookup_sparse` is the distributed one: every rank asks for keys of any rank, and the rows of all
-tables of the call travel together. `local_lookup` is what `tf.nn.embedding_lookup` and its kin end
-in: the rows of this rank's table.
-"""
-
-import sys
-import weakref
 import zlib
 from collections.abc import Sequence
 from functools import partial
@@ -15,85 +8,15 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from sok_lite import communication
 from sok_lite.backend import Backend
 from sok_lite.comm import Communicator
-from sok_lite.dynamic_variable import DynamicVariable, alive, checked_keys
+from sok_lite.communication import communicator
 from sok_lite.engine import step
 from sok_lite.lookup_arguments import Argument, Facts, checked_arguments, row_splits
 from sok_lite.tensor import empty, host_call, to_array, to_tensor
+from sok_lite.variable_spec import alive
 
-__all__ = ["local_lookup", "lookup_sparse"]
-
-
-def local_lookup(variable: DynamicVariable, keys: Any) -> tf.Tensor:
-    """Returns the rows of keys in this rank's table; new keys are inserted. No communication.
-
-    Args:
-      variable: the table.
-      keys: integers of any shape.
-
-    Returns:
-      keys.shape + [dimension], of the rows' dtype. The gradient is an IndexedSlices of the keys as
-      given, flat, with float32 rows.
-
-    Raises:
-      TypeError: keys are no integers.
-      ValueError: a key does not fit the key type, or the variable is one of a list.
-    """
-    _refuse_partitions(variable)
-    keys = checked_keys(variable, keys)
-    dim, key_type, dtype = variable.dimension, variable.key_type, variable.dtype
-    backend = variable.table.backend
-    reference = weakref.ref(variable)
-
-    def run(key_tensor: tf.Tensor) -> Sequence[tf.Tensor]:
-        table = alive(reference).table
-        rows = empty((*key_tensor.shape, dim), dtype, backend)
-        flat = to_array(key_tensor, backend).reshape(-1)
-        table.lookup(flat, out=rows.reshape(-1, dim))
-        return to_tensor(rows, dtype, backend), tf.constant([table.size, dim], tf.int64)
-
-    @tf.custom_gradient
-    def read(handle: tf.Tensor, keys: tf.Tensor) -> Any:
-        rows, size = host_call(
-            run, [keys], [dtype, tf.int64], backend, f"A lookup in {variable.name!r}"
-        )
-        rows.set_shape(keys.shape.concatenate([dim]))
-        size.set_shape([2])
-
-        def grad(row_grads: tf.Tensor) -> Any:
-            flat_grads = tf.cast(tf.reshape(row_grads, [-1, dim]), tf.float32)
-            flat_keys = tf.cast(tf.reshape(keys, [-1]), key_type)
-            return tf.IndexedSlices(flat_grads, flat_keys, size), None
-
-        return rows, grad
-
-    # What records the read on gradient tapes and in the graph of a tf.function.
-    resource_variable_ops.variable_accessed(variable)
-    return read(variable.handle, keys)
-
-
-def _refuse_partitions(variable: DynamicVariable) -> None:
-    """Raises if tf.nn.embedding_lookup was given a list of variables.
-
-    TensorFlow then takes them for the parts of one table, changes the keys and asks each part in
-    turn. Nothing but the caller's frame tells such a read from another.
-    """
-    frame = sys._getframe(1)
-    for _ in range(16):
-        if frame is None:
-            return
-        if frame.f_code.co_name == "_embedding_lookup_and_transform":
-            params = frame.f_locals.get("params")
-            if isinstance(params, list) and len(params) > 1:
-                raise ValueError(
-                    "tf.nn.embedding_lookup takes one sok.DynamicVariable. Received: a list of "
-                    f"{len(params)}, among them {variable.name!r}. TensorFlow would spread the "
-                    "keys over them. Look each up by itself, or all with sok.lookup_sparse."
-                )
-            return
-        frame = frame.f_back
+__all__ = ["lookup_sparse"]
 
 
 @tf.autograph.experimental.do_not_convert
@@ -131,7 +54,7 @@ def lookup_sparse(
       TypeError, ValueError: arguments that do not fit.
       NotImplementedError: a tf.Variable, the filter, or a localized table with several ranks.
     """
-    comm = communication.communicator()
+    comm = communicator()
     arguments = checked_arguments(params, sp_ids, sp_weights, combiners, comm.size)
     if use_low_frequency_filter:
         raise NotImplementedError(

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
-from sok_lite.dynamic_variable import DynamicVariable, checked_keys
+from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine.combine import normalise_combiner
 from sok_lite.engine.step import row_splits_of
+from sok_lite.local_lookup import checked_keys
 from sok_lite.tensor import to_array
 
 
@@ -32,7 +33,7 @@ class Facts(NamedTuple):
     Holds no tensor: TensorFlow keeps host calls for ever, and a tensor would keep its graph.
 
     Attributes:
-      variable: a reference to it; see `dynamic_variable.alive`.
+      variable: a reference to it; see `variable_spec.alive`.
       name, dim, key_type, dtype: of the variable.
       combiner: "sum", "mean" or "sqrtn".
       has_weights: whether keys have weights.

@@ -12,12 +12,13 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.backend import Backend
-from sok_lite.dynamic_variable import DynamicVariable, alive
+from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine import apply
 from sok_lite.engine.update_rules import SGD as SGDRule
 from sok_lite.optimizer_rules import Settings, family_of, refuse_unsupported, settings_of
 from sok_lite.slot import SlotView
 from sok_lite.tensor import host_call, to_array
+from sok_lite.variable_spec import alive
 
 __all__ = ["SGD", "OptimizerWrapper"]
 
@@ -123,13 +124,14 @@ class OptimizerWrapper(_RowOptimizer):
     """Lets a TensorFlow or Keras optimizer update dynamic variables, together with dense ones.
 
     Supported are SGD (with momentum, Nesterov), Adagrad, Adam (amsgrad), AdamW, RMSprop and Ftrl of
-    Keras 3, of tf_keras (new and legacy) and of tf.compat.v1.train. Settings that change (a learning
-    rate with its schedule, `beta_1`, ...) are read in every step. Weight decay acts on the rows that
-    have a gradient.
+    Keras 3, of tf_keras (new and legacy) and of tf.compat.v1.train. Settings that change (a
+    learning rate with its schedule, `beta_1`, ...) are read in every step. Weight decay acts on the
+    rows that have a gradient.
 
     The step count is the wrapped optimizer's where dense variables are in the call, and this
-    object's `iterations` follows it. Without dense variables, and for tf.compat.v1.train, it is this
-    object's alone, as in SOK: the same optimizer may then be used by itself for the dense variables.
+    object's `iterations` follows it. Without dense variables, and for tf.compat.v1.train, it is
+    this object's alone, as in SOK: the same optimizer may then be used by itself for the dense
+    variables.
 
     Args:
       optimizer: the optimizer.

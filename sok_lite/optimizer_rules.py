@@ -5,7 +5,7 @@ Four families of optimizers bear the same names and keep their settings under di
 a tensor or a callable; what may change is read anew in every step, what selects a formula is not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -40,7 +40,7 @@ class Family(NamedTuple):
     """
 
     name: str
-    settings: dict[str, Callable[[Any], Settings]]
+    settings: Mapping[str, Callable[[Any], Settings]]
     iterations: Callable[[Any], Any]
     learning_rate: Callable[[Any, Any], Any]
     weight_decay: Callable[[Any, Any], Any]

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from sok_lite.dynamic_variable import DynamicVariable, alive
+from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.tensor import host_call, to_tensor
+from sok_lite.variable_spec import alive
 
 
 class SlotView:

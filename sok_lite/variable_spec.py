@@ -6,6 +6,24 @@ from typing import Any
 from tensorflow.python.ops import resource_variable_ops
 
 
+def alive(reference: "weakref.ref[Any]") -> Any:
+    """Returns the variable of a reference that a graph keeps.
+
+    A graph keeps references only: TensorFlow never drops the Python functions of a graph, and they
+    would keep every table they ever used.
+
+    Raises:
+      ValueError: the variable is gone.
+    """
+    variable = reference()
+    if variable is None:
+        raise ValueError(
+            "A tf.function or graph uses a sok.DynamicVariable that was deleted. Keep the "
+            "variable for as long as the function is called."
+        )
+    return variable
+
+
 class DynamicVariableSpec(resource_variable_ops.VariableSpec):
     """The type of one DynamicVariable.
 
@@ -30,13 +48,7 @@ class DynamicVariableSpec(resource_variable_ops.VariableSpec):
         return cls(value.shape, value.dtype, value.trainable, alias_id, weakref.ref(value))
 
     def _from_components(self, components: Any) -> Any:
-        variable = self.variable()
-        if variable is None:
-            raise ValueError(
-                "A tf.function or graph uses a sok.DynamicVariable that was deleted. Keep the "
-                "variable for as long as the function is called."
-            )
-        return variable
+        return alive(self.variable)
 
     def _serialize(self) -> Any:
         return (*super()._serialize(), self.variable)

@@ -25,7 +25,7 @@ LAYERS = [
     ["sok_lite.tensor"],
     ["sok_lite.communication"],
     ["sok_lite.variable_spec"],
-    ["sok_lite.local_lookup"],
+    ["sok_lite.local_lookup", "sok_lite.refusals", "sok_lite.variable_arguments"],
     ["sok_lite.dynamic_variable"],
     ["sok_lite.lookup_arguments", "sok_lite.optimizer_rules", "sok_lite.slot"],
     ["sok_lite.lookup", "sok_lite.optimizer"],

@@ -164,10 +164,11 @@ def backward(
     Returns:
       One Gradients per part.
     """
-    sums, weight_grads = [], []
+    sums: list[Array] = []
+    weight_grads: list[Array | None] = []
     on_one_rank = trail.route.comm.size == 1
     for (_, weights, combiner), grads, way in zip(parts, out_grads, trail.tables, strict=True):
-        num_unique = int(trail.route.send_counts[:, len(sums)].sum())
+        num_unique = int(trail.route.send_counts.sum(axis=0)[len(sums)])
         out = None
         if empty is not None and on_one_rank:
             out = empty((num_unique, grads.shape[1]))

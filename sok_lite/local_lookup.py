@@ -1,0 +1,104 @@
+"""What `tf.nn.embedding_lookup` and its kin end in: rows of this rank's table, with gradient."""
+
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
+
+from sok_lite.tensor import empty, host_call, to_array, to_tensor
+from sok_lite.variable_spec import alive
+
+
+def local_lookup(variable: Any, keys: Any) -> tf.Tensor:
+    """Returns the rows of keys in this rank's table; new keys are inserted. No communication.
+
+    Args:
+      variable: the table.
+      keys: integers of any shape.
+
+    Returns:
+      keys.shape + [dimension], of the rows' dtype. The gradient is an IndexedSlices of the keys as
+      given, flat, with float32 rows.
+
+    Raises:
+      TypeError: keys are no integers.
+      ValueError: a key does not fit the key type, or the variable is one of a list.
+    """
+    _refuse_partitions(variable)
+    keys = checked_keys(variable, keys)
+    dim, key_type, dtype = variable.dimension, variable.key_type, variable.dtype
+    backend = variable.table.backend
+    reference = weakref.ref(variable)
+
+    def run(key_tensor: tf.Tensor) -> Sequence[tf.Tensor]:
+        table = alive(reference).table
+        rows = empty((*key_tensor.shape, dim), dtype, backend)
+        flat = to_array(key_tensor, backend).reshape(-1)
+        table.lookup(flat, out=rows.reshape(-1, dim))
+        return to_tensor(rows, dtype, backend), tf.constant([table.size, dim], tf.int64)
+
+    @tf.custom_gradient
+    def read(handle: tf.Tensor, keys: tf.Tensor) -> Any:
+        rows, size = host_call(
+            run, [keys], [dtype, tf.int64], backend, f"A lookup in {variable.name!r}"
+        )
+        rows.set_shape(keys.shape.concatenate([dim]))
+        size.set_shape([2])
+
+        def grad(row_grads: tf.Tensor) -> Any:
+            flat_grads = tf.cast(tf.reshape(row_grads, [-1, dim]), tf.float32)
+            flat_keys = tf.cast(tf.reshape(keys, [-1]), key_type)
+            return tf.IndexedSlices(flat_grads, flat_keys, size), None
+
+        return rows, grad
+
+    # What records the read on gradient tapes and in the graph of a tf.function.
+    resource_variable_ops.variable_accessed(variable)
+    return read(variable.handle, keys)
+
+
+def _refuse_partitions(variable: Any) -> None:
+    """Raises if tf.nn.embedding_lookup was given a list of variables.
+
+    TensorFlow then takes them for the parts of one table, changes the keys and asks each part in
+    turn. Nothing but the caller's frame tells such a read from another.
+    """
+    frame: Any = sys._getframe(1)
+    for _ in range(16):
+        if frame is None:
+            return
+        if frame.f_code.co_name == "_embedding_lookup_and_transform":
+            params = frame.f_locals.get("params")
+            if isinstance(params, list) and len(params) > 1:
+                raise ValueError(
+                    "tf.nn.embedding_lookup takes one sok.DynamicVariable. Received: a list of "
+                    f"{len(params)}, among them {variable.name!r}. TensorFlow would spread the "
+                    "keys over them. Look each up by itself, or all with sok.lookup_sparse."
+                )
+            return
+        frame = frame.f_back
+
+
+def checked_keys(variable: Any, keys: Any) -> tf.Tensor:
+    """Returns keys as a tensor of integers that the table accepts.
+
+    Raises:
+      TypeError: they are not integers.
+    """
+    if not tf.is_tensor(keys):
+        array = np.asarray(keys)
+        if array.size == 0 and array.dtype == np.float64:
+            array = array.astype(np.int64)  # NumPy's dtype for an empty list
+        keys = tf.convert_to_tensor(array) if array.dtype.kind in "iuf" else array
+    dtype = getattr(keys, "dtype", None)
+    if not isinstance(dtype, tf.DType) or not dtype.is_integer:
+        name = dtype.name if isinstance(dtype, (tf.DType, np.dtype)) else type(keys).__name__
+        raise TypeError(
+            f"Keys of {variable.name!r} must be integers ({variable.key_type.name}). "
+            f"Received: {name}. Cast them first if they really are keys."
+        )
+    return keys

@@ -1,0 +1,168 @@
+"""Everything a dense variable can do that a table cannot: each raises and says what to use."""
+
+from typing import Any, NoReturn
+
+
+class RefusesDense:
+    """The methods of a tf.Variable that would act on the empty tensor instead of the rows.
+
+    Left alone they would save, copy or convert a [0, dimension] tensor without a word.
+    """
+
+    name: str
+
+    def _refuse(self, method: str, instead: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{method}() is not supported: {self.name!r} is a sok.DynamicVariable, whose rows are "
+            f"known by key and have no place in a dense tensor. {instead}"
+        )
+
+    def _refuse_dense(self, method: str) -> NoReturn:
+        self._refuse(
+            method,
+            "Use tf.nn.embedding_lookup(variable, keys) for some rows and sok.export(variable) for "
+            "all. A list of several variables cannot be given to tf.nn.embedding_lookup; look each "
+            "up by itself, or all at once with sok.lookup_sparse.",
+        )
+
+    def _refuse_write(self, method: str) -> NoReturn:
+        self._refuse(
+            method,
+            "Use sok.assign(variable, keys, rows), scatter_add, scatter_sub or scatter_update.",
+        )
+
+    def _refuse_copy(self, method: str) -> NoReturn:
+        self._refuse(
+            method,
+            "To copy a table, sok.assign what sok.export gives to a new DynamicVariable.",
+        )
+
+    def value(self) -> NoReturn:
+        self._refuse_dense("value")
+
+    def read_value(self) -> NoReturn:
+        self._refuse_dense("read_value")
+
+    def read_value_no_copy(self) -> NoReturn:
+        self._refuse_dense("read_value_no_copy")
+
+    def _read_variable_op(self, no_copy: bool = False) -> NoReturn:
+        self._refuse_dense("_read_variable_op")
+
+    def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_dense("convert_to_tensor")
+
+    def _as_graph_element(self) -> NoReturn:
+        self._refuse_dense("session.run")
+
+    def numpy(self) -> NoReturn:
+        self._refuse_dense("numpy")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_dense("__array__")
+
+    def __bool__(self) -> NoReturn:
+        self._refuse_dense("__bool__")
+
+    def __int__(self) -> NoReturn:
+        self._refuse_dense("__int__")
+
+    def __float__(self) -> NoReturn:
+        self._refuse_dense("__float__")
+
+    def __complex__(self) -> NoReturn:
+        self._refuse_dense("__complex__")
+
+    def eval(self, session: Any = None) -> NoReturn:
+        self._refuse_dense("eval")
+
+    def gather_nd(self, indices: Any, name: Any = None) -> NoReturn:
+        self._refuse_dense("gather_nd")
+
+    def initialized_value(self) -> NoReturn:
+        self._refuse_dense("initialized_value")
+
+    @property
+    def initial_value(self) -> NoReturn:
+        self._refuse_dense("initial_value")
+
+    def count_up_to(self, limit: Any) -> NoReturn:
+        self._refuse_write("count_up_to")
+
+    def assign_add(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("assign_add")
+
+    def assign_sub(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("assign_sub")
+
+    def scatter_max(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_max")
+
+    def scatter_min(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_min")
+
+    def scatter_mul(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_mul")
+
+    def scatter_div(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_div")
+
+    def batch_scatter_update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("batch_scatter_update")
+
+    def scatter_nd_add(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_add")
+
+    def scatter_nd_sub(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_sub")
+
+    def scatter_nd_update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_update")
+
+    def scatter_nd_max(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_max")
+
+    def scatter_nd_min(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_min")
+
+    def _strided_slice_assign(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("_strided_slice_assign")
+
+    def set_shape(self, shape: Any) -> NoReturn:
+        self._refuse("set_shape", "Its shape is [None, dimension].")
+
+    def __copy__(self) -> NoReturn:
+        self._refuse_copy("__copy__")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self._refuse_copy("__deepcopy__")
+
+    def __reduce__(self) -> NoReturn:
+        self._refuse_copy("__reduce__")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self._refuse_copy("__reduce_ex__")
+
+    def to_proto(self, export_scope: Any = None) -> NoReturn:
+        self._refuse_copy("to_proto")
+
+    @staticmethod
+    def from_proto(variable_def: Any, import_scope: Any = None) -> NoReturn:
+        raise NotImplementedError(
+            "from_proto() is not supported for sok.DynamicVariable. Make one with its dimension."
+        )
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse(
+            "tf.saved_model.save",
+            "Save the dense part of the model alone, and the table with sok.export.",
+        )
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> NoReturn:
+        self._refuse_copy("_copy_trackable_to_cpu")
+
+    def _write_object_proto(self, proto: Any, options: Any) -> NoReturn:
+        self._refuse(
+            "tf.saved_model.save",
+            "Save the dense part of the model alone, and the table with sok.export.",
+        )
