@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 
+from sok_lite.comm.local import connect_local
 from sok_lite.comm.protocol import Communicator, CommunicatorError
 from sok_lite.comm.single import SingleCommunicator
 
@@ -28,6 +29,9 @@ def launched_ranks() -> int:
 
 def make_communicator(tool: str = "horovod") -> Communicator:
     """Makes the communicator of this process. Every rank must call it with the same tool.
+
+    Ranks that are all on one machine exchange rows through shared memory (`sok_lite.comm.local`);
+    the tool brings them together. SOK_LITE_COMM_LOCAL=0 leaves everything to the tool.
 
     With one rank, "horovod" and "mpi" need nothing installed and give the single communicator.
     "single" is obeyed even where a launcher started several ranks (a process that a rank starts
@@ -71,7 +75,7 @@ def make_communicator(tool: str = "horovod") -> Communicator:
             "not belong to this launcher. Start Horovod programs with `horovodrun`, or with the "
             "mpirun of the MPI it was built with."
         )
-    return SingleCommunicator() if comm.size == 1 else comm
+    return SingleCommunicator() if comm.size == 1 else connect_local(comm)
 
 
 def _connect(tool: str) -> Communicator:

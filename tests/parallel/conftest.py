@@ -8,6 +8,7 @@ import os
 import pytest
 
 from sok_lite.comm import Communicator, CommunicatorError, launched_ranks, make_communicator
+from sok_lite.comm.local import SWITCH_VARIABLE, connect_local
 
 # A rank that waits in vain ends the job instead of the patience of who started it.
 os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", "30")
@@ -21,10 +22,16 @@ def connect() -> dict[str, Communicator]:
     """Makes each communicator that connects the ranks once, in the same order on all ranks."""
     if not _connected:
         for tool in ("horovod", "mpi") if launched_ranks() > 1 else ("single",):
-            try:
-                _connected[tool] = make_communicator(tool)
-            except CommunicatorError as error:
-                _missing[tool] = str(error).splitlines()[0]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(SWITCH_VARIABLE, "0")
+                try:
+                    _connected[tool] = make_communicator(tool)
+                except CommunicatorError as error:
+                    _missing[tool] = str(error).splitlines()[0]
+                    continue
+            local = connect_local(_connected[tool])
+            if local is not _connected[tool]:
+                _connected[f"{tool}, local"] = local
         if not _connected:
             # Skipped tests would look like a run that went well.
             pytest.exit(f"Nothing connects the {launched_ranks()} ranks: {_missing}", returncode=3)

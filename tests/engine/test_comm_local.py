@@ -1,0 +1,176 @@
+"""Ranks that share memory: the facts, growing memory, ranks that leave, and ways to stay apart."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from sok_lite.comm import CommunicatorError, local, run_ranks
+from sok_lite.comm.local import SWITCH_VARIABLE, LocalCommunicator, connect_local
+from tests.comm_facts import FACTS, check_alltoallv, uneven
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd and abstract sockets")
+
+
+@pytest.fixture(autouse=True)
+def switched_on(monkeypatch):
+    monkeypatch.delenv(SWITCH_VARIABLE, raising=False)
+
+
+def run_local(size, program):
+    """Runs a program on ranks that are threads, brought together by their own communicator."""
+
+    def connected(base):
+        comm = connect_local(base)
+        assert isinstance(comm, LocalCommunicator)
+        assert (comm.rank, comm.size, comm.local_rank) == (base.rank, base.size, base.local_rank)
+        try:
+            return program(comm)
+        finally:
+            for link in comm._peers.values():
+                link.close()
+
+    return run_ranks(size, connected)
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_on_threads(fact, size):
+    run_local(size, fact)
+
+
+def test_memory_that_grows_and_is_used_again():
+    """Sizes go up and down, so both outboxes are replaced several times and reused in between."""
+
+    def program(comm):
+        for most in [1, 40_000, 3, 90_000, 90_000, 7, 200_000, 0, 1, 90_000]:
+            check_alltoallv(comm, uneven(comm, most), (3,), "float32")
+
+    run_local(3, program)
+
+
+def test_a_fast_rank_does_not_overwrite_what_a_slow_one_still_reads():
+    """Rank 1 reads late: rank 0 is told to be two collectives ahead, which it cannot be."""
+
+    def program(comm):
+        for turn in range(300):
+            if turn % 7 == comm.rank:
+                sum(range(20_000))
+            got = comm.allgatherv(np.full((500, 4), 10 * turn + comm.rank))
+            np.testing.assert_array_equal(
+                got.rows[:, 0], np.repeat(10 * turn + np.arange(comm.size), 500)
+            )
+
+    run_local(3, program)
+
+
+def test_different_calls_raise_on_all_ranks():
+    def program(comm):
+        rows = np.zeros((3, 2), np.float32)
+        with pytest.raises(
+            CommunicatorError, match="Ranks make different calls: rank 0 is in|rank 1"
+        ):
+            if comm.rank == 1:
+                comm.alltoallv(rows, [1, 1, 1])
+            else:
+                comm.allgatherv(rows)
+        with pytest.raises(CommunicatorError, match="different calls"):  # and ever after
+            comm.barrier()
+
+    run_local(3, program)
+
+
+@pytest.mark.parametrize(
+    "rows", [np.zeros((2, 4), np.float32), np.zeros((2, 3), np.int32)], ids=["dim", "dtype"]
+)
+def test_rows_of_another_format_raise_on_all_ranks(rows):
+    def program(comm):
+        with pytest.raises(CommunicatorError, match=r"different calls.*<f4 rows of 12 bytes"):
+            comm.allgatherv(rows if comm.rank else np.zeros((2, 3), np.float32))
+
+    run_local(2, program)
+
+
+def test_a_rank_that_leaves_is_named():
+    def program(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            return  # closes its sockets, as the end of a process does
+        with pytest.raises(CommunicatorError, match="Rank 1 has died or has left, seen by rank 0"):
+            comm.barrier()
+
+    run_local(2, program)
+
+
+def test_a_rank_that_does_not_call_is_named(monkeypatch, capfd):
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.1")
+    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "0.35")
+
+    def program(comm):
+        if comm.rank == 0:
+            with pytest.raises(CommunicatorError, match="Rank 1 did not call gather within"):
+                comm.barrier()
+        else:
+            comm._peers[0].recv(100)  # the signal, which is never answered
+            comm._peers[0].settimeout(30)
+            assert comm._peers[0].recv(100) == b""
+
+    run_local(2, program)
+    assert "rank 0 has waited 0 s in gather for rank 1" in capfd.readouterr().err
+
+
+def test_one_rank_that_is_elsewhere_keeps_all_on_the_slow_way(monkeypatch):
+    here = local._place()
+    assert here
+    answers = iter([b"elsewhere", here])
+    monkeypatch.setattr(local, "_place", lambda: next(answers))
+    assert run_ranks(2, lambda base: connect_local(base) is base) == [True, True]
+
+
+def test_ranks_that_cannot_connect_stay_on_the_slow_way(monkeypatch):
+    def refuse(peers, listener, rank, names, tokens):
+        if rank == 1:
+            raise ConnectionRefusedError("closed")
+
+    monkeypatch.setattr(local, "_connect", refuse)
+    assert run_ranks(2, lambda base: connect_local(base) is base) == [True, True]
+
+
+def test_the_switch_keeps_ranks_on_the_slow_way(monkeypatch):
+    monkeypatch.setenv(SWITCH_VARIABLE, "0")
+    assert run_ranks(2, lambda base: connect_local(base) is base) == [True, True]
+
+
+def test_one_rank_has_nothing_to_connect():
+    assert run_ranks(1, lambda base: connect_local(base) is base) == [True]
+
+
+def test_a_stranger_cannot_join():
+    """A process that calls without the job's token is turned away; the ranks still connect."""
+
+    def program(base):
+        original = base.barrier
+
+        def barrier():
+            original()
+            if base.rank == 1:
+                stranger = local._socket()
+                stranger.connect(b"\0" + names[0])
+                stranger.send(local._HELLO.pack(1, b"?" * 16))
+                strangers.append(stranger)
+
+        def remember(row, original=base.allgatherv):
+            gathered = original(row)
+            card = gathered.rows[0].tobytes()
+            names.append(card[64:128].rstrip())
+            return gathered
+
+        base.barrier, base.allgatherv = barrier, remember
+        comm = connect_local(base)
+        comm.barrier()
+        return type(comm)
+
+    names, strangers = [], []
+    assert run_ranks(2, program) == [LocalCommunicator] * 2
+    assert strangers[0].recv(10) == b""  # closed by the rank
+    strangers[0].close()
