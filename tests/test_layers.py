@@ -57,25 +57,31 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+KNOWN = {module_name(path) for path in PACKAGE.rglob("*.py")}
+
+
 def imports(source):
-    """Every module that a source imports, wherever in it, with `from a import b` as a and a.b."""
+    """Every module that a source imports, wherever in it; `from a import b` is a.b where that is one.
+
+    Names that are no module of ours come as they stand.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative import"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in KNOWN else node.module
 
 
 def faults(module, source):
     """What a module imports and may not."""
-    known = {module_name(path) for path in PACKAGE.rglob("*.py")}
     found = []
     for name in set(imports(source)):
         top = name.split(".")[0]
         if top == "sok_lite":
-            if name in known and name != module and layer_of(name) > layer_of(module):
+            if name in KNOWN and name != module and layer_of(name) > layer_of(module):
                 found.append(name)
         elif top in {"tensorflow", "keras", "tf_keras", "horovod", "cupy", "mpi4py"}:
             fits = [n for n in OUTSIDE if module == n or module.startswith(n + ".")]
