@@ -33,60 +33,85 @@ SOK_DEVICE void prefetch_source(const T* row, i64 dim) {
   for (i64 b = 0; b < bytes; b += 64) sok_prefetch((const u8*)row + b);
 }
 
-// Columns of one row that a lane sums at a time, in registers: vectors of them on the CPU.
-constexpr i64 kColumns = SOK_BLOCK;
+// The items of a sum: item k of a group is number order[k], reads source[index[number]] and has
+// weight weights[number]. Each list may be null: then k itself, source[number], 1.
+template <class T>
+struct Items {
+  const T* source;
+  i64 dim;
+  const i32* order;
+  const i32* index;
+  const f32* weights;
+};
+template <class T>
+SOK_DEVICE const T* item_row(const Items<T>& items, i64 k) {
+  i64 number = items.order ? items.order[k] : k;
+  return items.source + (items.index ? (i64)items.index[number] : number) * items.dim;
+}
+template <class T>
+SOK_DEVICE f32 item_weight(const Items<T>& items, i64 k) {
+  return items.weights ? items.weights[items.order ? items.order[k] : k] : 1.0f;
+}
 
-// Sums rows of a dense array by group and divides.
+// Columns of one row that a lane sums at a time. On the CPU as many as stay in registers: with 32,
+// g++ 12 keeps the sums in memory and takes four times as long.
+constexpr i64 kColumns = SOK_BLOCK < 16 ? SOK_BLOCK : 16;
+
+// Sums `count` columns of the items from `first` on. With kWhole, count is kColumns, which the
+// compiler then knows.
+template <bool kWhole, class T>
+SOK_DEVICE void sum_columns(const Items<T>& items, i64 begin, i64 end, f32 divisor, i64 first,
+                            i64 count, f32* __restrict__ out) {
+  const i64 width = kWhole ? kColumns : count;
+  f32 sum[kColumns];
+  for (i64 c = 0; c < width; ++c) sum[c] = 0.0f;
+  for (i64 k = begin; k < end; ++k) {
+    const T* __restrict__ from = item_row(items, k) + first;
+    const f32 weight = item_weight(items, k);
+    for (i64 c = 0; c < width; ++c) sum[c] += weight * to_f32(from[c]);
+  }
+  if (divisor == 1.0f) {
+    for (i64 c = 0; c < width; ++c) out[first + c] = sum[c];
+  } else {
+    for (i64 c = 0; c < width; ++c) out[first + c] = sum[c] / divisor;
+  }
+}
+
+// Sums the items of every group and divides as the combiner says.
 //
-// source   (m, dim)
-// offsets  (num_groups + 1,)       group g has the items offsets[g] to offsets[g + 1]
-// order    (n,)                    item numbers; null: 0, 1, 2, ...
-// index    (n,)                    item j reads source[index[j]]; null: source[j]
-// weights  (n,)                    of item j; null: 1
+// offsets  (num_groups + 1,)     group g has the items offsets[g] to offsets[g + 1]
 // out      (num_groups, dim)  out
 template <class T>
-SOK_DEVICE void sum_rows(const T* source, i64 dim, const i64* offsets, const i32* order,
-                         const i32* index, const f32* weights, i64 combiner, f32* out,
+SOK_DEVICE void sum_rows(const Items<T> items, const i64* offsets, i64 combiner, f32* out,
                          i64 num_groups) {
-  const i64 n = offsets[num_groups];
+  const i64 dim = items.dim, n = offsets[num_groups];
   SOK_FOR_EACH_ROW(g, num_groups) {
     const i64 begin = offsets[g], end = offsets[g + 1];
     f32* __restrict__ to = out + g * dim;
     if (SOK_AHEAD > 0) {
       // Items of one group follow those of the one before it, so this runs ahead of the sums below.
-      for (i64 k = begin + SOK_AHEAD; k < end + SOK_AHEAD && k < n; ++k) {
-        i64 j = order ? order[k] : k;
-        prefetch_source(source + (index ? (i64)index[j] : j) * dim, dim);
-      }
+      for (i64 k = begin + SOK_AHEAD; k < end + SOK_AHEAD && k < n; ++k)
+        prefetch_source(item_row(items, k), dim);
     }
-    if (end - begin == 1 && !weights) {
-      // Nothing to sum and nothing to divide by.
-      i64 j = order ? order[begin] : begin;
-      const T* __restrict__ from = source + (index ? (i64)index[j] : j) * dim;
-      SOK_FOR_EACH_COLUMN(c, dim) { to[c] = to_f32(from[c]); }
-      continue;
-    }
-    const f32 divisor = combine_divisor(weights, begin, end, combiner);
+    const f32 divisor = combine_divisor(items.weights, begin, end, combiner);
     if (divisor == 0.0f) {
       SOK_FOR_EACH_COLUMN(c, dim) { to[c] = 0.0f; }
-      continue;
-    }
-    SOK_FOR_EACH_COLUMN(block, (dim + kColumns - 1) / kColumns) {
-      const i64 first = block * kColumns;
-      f32 sum[kColumns];
-      for (i64 c = 0; c < kColumns; ++c) sum[c] = 0.0f;
-      const i64 count = dim - first < kColumns ? dim - first : kColumns;
-      for (i64 k = begin; k < end; ++k) {
-        i64 j = order ? order[k] : k;
-        const T* from = source + (index ? (i64)index[j] : j) * dim + first;
-        const f32 weight = weights ? weights[j] : 1.0f;
-        if (count == kColumns) {
-          for (i64 c = 0; c < kColumns; ++c) sum[c] += weight * to_f32(from[c]);
-        } else {
-          for (i64 c = 0; c < count; ++c) sum[c] += weight * to_f32(from[c]);
-        }
+    } else if (end - begin == 1) {
+      const T* __restrict__ from = item_row(items, begin);
+      const f32 weight = item_weight(items, begin);
+      if (weight == divisor) {
+        SOK_FOR_EACH_COLUMN(c, dim) { to[c] = to_f32(from[c]); }
+      } else if (divisor == 1.0f) {
+        SOK_FOR_EACH_COLUMN(c, dim) { to[c] = weight * to_f32(from[c]); }
+      } else {
+        SOK_FOR_EACH_COLUMN(c, dim) { to[c] = weight * to_f32(from[c]) / divisor; }
       }
-      for (i64 c = 0; c < count; ++c) to[first + c] = sum[c] / divisor;
+    } else {
+      SOK_FOR_EACH_COLUMN(block, dim / kColumns) {
+        sum_columns<true>(items, begin, end, divisor, block * kColumns, kColumns, to);
+      }
+      const i64 rest = dim % kColumns;
+      if (rest) sum_columns<false>(items, begin, end, divisor, dim - rest, rest, to);
     }
   }
 }
@@ -101,19 +126,21 @@ SOK_DEVICE void sum_rows(const T* source, i64 dim, const i64* offsets, const i32
 SOK_ROW_KERNEL(combine_f32)
 (const f32* source, i64 dim, const i32* inverse, const i64* row_splits, const f32* weights,
  i64 combiner, f32* out, i64 batch) {
-  sum_rows(source, dim, row_splits, nullptr, inverse, weights, combiner, out, batch);
+  sum_rows(Items<f32>{source, dim, nullptr, inverse, weights}, row_splits, combiner, out, batch);
 }
 SOK_EXPORT(combine_f32)
 SOK_ROW_KERNEL(combine_f16)
 (const u16* source, i64 dim, const i32* inverse, const i64* row_splits, const f32* weights,
  i64 combiner, f32* out, i64 batch) {
-  sum_rows((const f16*)source, dim, row_splits, nullptr, inverse, weights, combiner, out, batch);
+  sum_rows(Items<f16>{(const f16*)source, dim, nullptr, inverse, weights}, row_splits, combiner,
+           out, batch);
 }
 SOK_EXPORT(combine_f16)
 SOK_ROW_KERNEL(combine_bf16)
 (const u16* source, i64 dim, const i32* inverse, const i64* row_splits, const f32* weights,
  i64 combiner, f32* out, i64 batch) {
-  sum_rows((const bf16*)source, dim, row_splits, nullptr, inverse, weights, combiner, out, batch);
+  sum_rows(Items<bf16>{(const bf16*)source, dim, nullptr, inverse, weights}, row_splits, combiner,
+           out, batch);
 }
 SOK_EXPORT(combine_bf16)
 
@@ -146,7 +173,7 @@ SOK_EXPORT(combine_items)
 SOK_ROW_KERNEL(segment_sum)
 (const f32* source, i64 dim, const i64* offsets, const i32* order, const i32* index,
  const f32* weights, f32* out, i64 num_groups) {
-  sum_rows(source, dim, offsets, order, index, weights, COMBINE_SUM, out, num_groups);
+  sum_rows(Items<f32>{source, dim, order, index, weights}, offsets, COMBINE_SUM, out, num_groups);
 }
 SOK_EXPORT(segment_sum)
 
