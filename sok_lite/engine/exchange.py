@@ -149,9 +149,10 @@ def send_keys(
     received = comm.alltoallv(message, send_splits)
     keys, recv_counts = _without_headers(comm, received.rows, received.recv_splits, num_tables, tag)
     route = Route(backend, comm, send_counts, recv_counts, groups.order)
-    pieces = _pieces(recv_counts, range(num_tables), keys)
-    by_table = [pieces[rank][t] for t in range(num_tables) for rank in range(comm.size)]
-    return _split(backend.from_host(np.concatenate(by_table)), recv_counts.sum(axis=0)), route
+    if num_tables > 1:
+        pieces = _pieces(recv_counts, range(num_tables), keys)
+        keys = np.concatenate([pieces[r][t] for t in range(num_tables) for r in range(comm.size)])
+    return _split(backend.from_host(keys), recv_counts.sum(axis=0)), route
 
 
 def return_rows(route: Route, rows: Sequence[Array]) -> list[Array]:
@@ -176,8 +177,10 @@ def return_rows(route: Route, rows: Sequence[Array]) -> list[Array]:
     backend, ranks = route.backend, range(route.comm.size)
     results: list[Array] = [None] * route.num_tables
     for tables in _same_format(rows):
-        pieces = [_split(rows[t], route.recv_counts[:, t]) for t in tables]
-        message = _concatenate(backend, [piece[rank] for rank in ranks for piece in pieces])
+        message = rows[tables[0]]  # of one table alone they lie rank by rank already
+        if len(tables) > 1:
+            pieces = [_split(rows[t], route.recv_counts[:, t]) for t in tables]
+            message = backend.xp.concatenate([piece[rank] for rank in ranks for piece in pieces])
         received = _trip(route, message, tables, back=True)
         index = _send_order(route, tables)
         place = backend.xp.empty_like(index)
@@ -213,9 +216,12 @@ def send_grads(route: Route, grads: Sequence[Array]) -> list[Array]:
         stacked = _concatenate(backend, [grads[t] for t in tables])
         message = _gather(backend, stacked, _send_order(route, tables))
         received = _trip(route, message, tables, back=False)
+        if len(tables) == 1:
+            results[tables[0]] = received
+            continue
         pieces = _pieces(route.recv_counts, tables, received)
         for i, t in enumerate(tables):
-            results[t] = _concatenate(backend, [pieces[rank][i] for rank in ranks])
+            results[t] = backend.xp.concatenate([pieces[rank][i] for rank in ranks])
     return results
 
 
