@@ -4,6 +4,8 @@
 What a rank sends is a function of its number, so every rank can work out what it must receive.
 """
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -177,6 +179,22 @@ def barrier_returns(comm: Communicator) -> None:
         comm.barrier()
 
 
+def threads_of_a_rank_take_turns(comm: Communicator) -> None:
+    """Each of two threads makes the same calls, so any order of theirs is the same on all ranks."""
+    totals = []
+
+    def run() -> None:
+        for _ in range(40):
+            totals.append(int(comm.allreduce(np.full(10_000, comm.rank + 1, np.int64))[-1]))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert totals == [comm.size * (comm.size + 1) // 2] * 80
+
+
 def wrong_arguments_raise_on_the_rank_alone(comm: Communicator) -> None:
     """Only one rank makes the mistake; all ranks can still talk afterwards."""
     if comm.rank == comm.size - 1:
@@ -226,5 +244,6 @@ FACTS = [
     allreduce_of_a_number,
     broadcast_gives_the_array_of_the_root,
     barrier_returns,
+    threads_of_a_rank_take_turns,
     wrong_arguments_raise_on_the_rank_alone,
 ]

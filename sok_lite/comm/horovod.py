@@ -45,9 +45,7 @@ class HorovodCommunicator(Communicator):
                 hvd.init()
         except Exception as error:
             raise CommunicatorError(f"Horovod cannot start: {error}") from error
-        self.rank = hvd.rank()
-        self.size = hvd.size()
-        self.local_rank = hvd.local_rank()
+        super().__init__(hvd.rank(), hvd.size(), hvd.local_rank())
         self._counts_in_int32 = hvd.mpi_enabled()
 
     def abort(self, message: str) -> NoReturn:

@@ -1,6 +1,5 @@
 """Which communicator a process gets: what was launched, what was asked for, what is installed."""
 
-import importlib.util
 import os
 import sys
 import warnings
@@ -93,7 +92,5 @@ def _is_started(tool: str) -> bool:
     if tool == "mpi":
         mpi = sys.modules.get("mpi4py.MPI")
         return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
-    if "horovod" not in sys.modules or importlib.util.find_spec("horovod.tensorflow") is None:
-        return False
     hvd = sys.modules.get("horovod.tensorflow")
     return hvd is not None and bool(hvd.is_initialized())

@@ -42,7 +42,7 @@ class LocalCommunicator(Communicator):
 
     def __init__(self, base: Communicator, peers: dict[int, socket.socket]) -> None:
         """Takes connected sockets, one for each other rank; `connect_local` makes them."""
-        self.rank, self.size, self.local_rank = base.rank, base.size, base.local_rank
+        super().__init__(base.rank, base.size, base.local_rank)
         self._base = base
         self._peers = peers
         self._outboxes = [_Outbox(), _Outbox()]

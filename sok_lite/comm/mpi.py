@@ -38,10 +38,8 @@ class MpiCommunicator(Communicator):
             )
         # A duplicate: our messages never meet those of the program's own MPI calls.
         self._comm: Any = MPI.COMM_WORLD.Dup()
-        self.rank = self._comm.Get_rank()
-        self.size = self._comm.Get_size()
-        machine = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
-        self.local_rank = machine.Get_rank()
+        machine = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        super().__init__(self._comm.Get_rank(), self._comm.Get_size(), machine.Get_rank())
         machine.Free()
         self._row_types: dict[int, Any] = {}
 

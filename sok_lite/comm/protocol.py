@@ -7,6 +7,7 @@ result is the same, bit for bit, on every rank and over every transport.
 
 import os
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -54,7 +55,8 @@ class Communicator(ABC):
     """This process among all processes of the job.
 
     Every method below `local_rank` is a collective unless it says otherwise: every rank must call
-    it, in the same order, and it blocks until all have. Calls come from one thread at a time.
+    it, in the same order, and it blocks until all have. Any thread may call; while one is in a
+    collective the others wait, so they must come in the same order on all ranks.
 
     Rows are NumPy arrays of bool, (u)int8 to (u)int64 or float16 to float64, of any strides; their
     dtype and trailing shape must be equal on all ranks. bfloat16 rows travel as uint16, GPU arrays
@@ -70,9 +72,12 @@ class Communicator(ABC):
       local_rank: number of this process among those of the same machine.
     """
 
-    rank: int
-    size: int
-    local_rank: int
+    def __init__(self, rank: int, size: int, local_rank: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        # Two collectives of one rank at once would take each other's messages.
+        self._one_at_a_time = threading.Lock()
 
     # ---- the protocol ---------------------------------------------------------------------------
 
@@ -105,10 +110,9 @@ class Communicator(ABC):
             )
         expected = None if recv_splits is None else _splits(recv_splits, self.size, "recv_splits")
         self._trace("alltoallv", array, splits)
-        flat = _flat(array)
-        received = self._alltoallv(
-            flat, splits.astype(np.int32), None if expected is None else expected.astype(np.int32)
-        )
+        known = None if expected is None else expected.astype(np.int32)
+        with self._one_at_a_time:
+            received = self._alltoallv(_flat(array), splits.astype(np.int32), known)
         if expected is not None and not np.array_equal(received.recv_splits, expected):
             raise CommunicatorError(
                 f"Rank {self.rank} expected {expected.tolist()} rows from ranks 0 to "
@@ -133,7 +137,8 @@ class Communicator(ABC):
         """
         array = _rows(rows, "allgatherv")
         self._trace("allgatherv", array)
-        received = self._allgatherv(_flat(array), None)
+        with self._one_at_a_time:
+            received = self._allgatherv(_flat(array), None)
         return Gathered(_unflat(received.rows, array), received.recv_splits)
 
     def allreduce(self, x: Any, op: str = "sum") -> np.ndarray:
@@ -165,18 +170,9 @@ class Communicator(ABC):
         self._trace(f"allreduce {op}", array)
         if self.size == 1 or array.size == 0:
             return array
-        flat = np.ascontiguousarray(array).reshape(-1)
-        if flat.nbytes <= _SMALL_REDUCE_BYTES:
-            one_each = np.ones(self.size, np.int32)
-            part = self._reduce(self._allgatherv(flat.reshape(1, -1), one_each).rows, op)
-            return part.reshape(array.shape)
-        # Reduce-scatter, then gather: each rank sends and receives its array twice, whatever size.
-        splits = np.full(self.size, flat.size // self.size, np.int32)
-        splits[: flat.size % self.size] += 1
-        mine = np.full(self.size, splits[self.rank], np.int32)
-        received = self._alltoallv(flat.reshape(-1, 1), splits, mine).rows
-        part = self._reduce(received.reshape(self.size, -1), op)
-        return self._allgatherv(part.reshape(-1, 1), splits).rows.reshape(array.shape)
+        with self._one_at_a_time:
+            reduced = self._allreduce(np.ascontiguousarray(array).reshape(-1), op)
+        return reduced.reshape(array.shape)
 
     def broadcast(self, x: Any, root: int = 0) -> np.ndarray:
         """Gives the array of one rank to all ranks. Every rank must call it.
@@ -203,13 +199,15 @@ class Communicator(ABC):
             return array
         row = np.ascontiguousarray(array).reshape(1, array.size)
         splits = (np.arange(self.size) == root).astype(np.int32)
-        rows = self._allgatherv(row if self.rank == root else row[:0], splits).rows
+        with self._one_at_a_time:
+            rows = self._allgatherv(row if self.rank == root else row[:0], splits).rows
         return rows.reshape(array.shape)
 
     def barrier(self) -> None:
         """Returns when every rank has called it. Every rank must call it."""
         self._trace("barrier", None)
-        self._barrier()
+        with self._one_at_a_time:
+            self._barrier()
 
     @abstractmethod
     def abort(self, message: str) -> None:
@@ -238,6 +236,19 @@ class Communicator(ABC):
         self._allgatherv(np.zeros((1, 1), np.uint8), np.ones(self.size, np.int32))
 
     # ---- helpers --------------------------------------------------------------------------------
+
+    def _allreduce(self, flat: np.ndarray, op: str) -> np.ndarray:
+        """Reduces (k,) over ranks, k > 0."""
+        if flat.nbytes <= _SMALL_REDUCE_BYTES:
+            one_each = np.ones(self.size, np.int32)
+            return self._reduce(self._allgatherv(flat.reshape(1, -1), one_each).rows, op)
+        # Reduce-scatter, then gather: each rank sends and receives its array twice, whatever size.
+        splits = np.full(self.size, flat.size // self.size, np.int32)
+        splits[: flat.size % self.size] += 1
+        mine = np.full(self.size, splits[self.rank], np.int32)
+        received = self._alltoallv(flat.reshape(-1, 1), splits, mine).rows
+        part = self._reduce(received.reshape(self.size, -1), op)
+        return self._allgatherv(part.reshape(-1, 1), splits).rows.reshape(-1)
 
     def _reduce(self, stacked: np.ndarray, op: str) -> np.ndarray:
         """Reduces (size, k) to (k,), rank 0 first: a fixed order, so that floats repeat."""

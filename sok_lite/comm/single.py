@@ -11,9 +11,7 @@ class SingleCommunicator(Communicator):
     """One rank; copies nothing where the argument itself is the answer."""
 
     def __init__(self) -> None:
-        self.rank = 0
-        self.size = 1
-        self.local_rank = 0
+        super().__init__(rank=0, size=1, local_rank=0)
 
     def abort(self, message: str) -> NoReturn:
         """Raises JobAborted with the message: there is no other process to end."""

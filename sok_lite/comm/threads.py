@@ -94,9 +94,7 @@ class ThreadsCommunicator(Communicator):
     """One rank of `run_ranks`."""
 
     def __init__(self, world: _World, rank: int) -> None:
-        self.rank = rank
-        self.size = world.size
-        self.local_rank = rank
+        super().__init__(rank, world.size, local_rank=rank)
         self._world = world
 
     def abort(self, message: str) -> NoReturn:
