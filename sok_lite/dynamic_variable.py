@@ -9,6 +9,7 @@ import itertools
 import json
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from sok_lite.communication import num_ranks
 from sok_lite.engine.dtypes import KeyDtype, RowDtype, key_dtype, row_dtype
 from sok_lite.engine.initializer import make_initializer
 from sok_lite.engine.table import DetTable, make_table
-from sok_lite.local_lookup import checked_keys, local_lookup
+from sok_lite.local_lookup import checked_keys, local_lookup, refuse_partitions
 from sok_lite.refusals import RefusesDense
 from sok_lite.tensor import empty, host_call, to_array, to_tensor
 from sok_lite.variable_arguments import check_options, checked_dimension, checked_mode, dtype_name
@@ -29,6 +30,16 @@ from sok_lite.variable_spec import DynamicVariableSpec, alive
 __all__ = ["DynamicVariable", "assign", "export", "filter_variables"]
 
 _serial = itertools.count()
+
+
+@cache
+def _not_a_tensor() -> tf.Tensor:
+    """Returns the handle of a variable that no operator on numbers can read."""
+    handle = resource_variable_ops.UninitializedVariable(
+        name="sok_DynamicVariable_has_no_dense_value", shape=[], dtype=tf.string
+    ).handle
+    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant("known by key only"))
+    return handle
 
 
 class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
@@ -116,13 +127,34 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
         # Not TensorFlow's own alias ids, which start at 0 in every call of a tf.function: a
         # function traced for one table must never be reused for another.
         self._trace_id = (1 << 32) + next(_serial)
-        super().__init__(
-            initial_value=lambda: tf.zeros([0, dimension], rows.name),
-            trainable=trainable,
-            name=name,
-            dtype=tf.as_dtype(rows.name),
-            shape=tf.TensorShape([None, dimension]),
-        )
+        self._init_resource(name, trainable, tf.as_dtype(rows.name))
+
+    def _init_resource(self, name: str, trainable: bool, dtype: tf.DType) -> None:
+        """Makes the resource that tapes and graphs know the table by."""
+        shape = tf.TensorShape([None, self._dimension])
+        empty_rows = partial(tf.zeros, [0, self._dimension], dtype)
+        super().__init__(empty_rows, trainable, name=name, dtype=dtype, shape=shape)
+        self._true_handle = self._handle
+        if not self._in_graph_mode:
+            # TensorFlow's eager operators read what `_handle` names without asking this class, and
+            # would take the empty tensor for the rows. They find a text instead, and fail.
+            self._handle = _not_a_tensor()
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The resource that tapes and graphs know the table by."""
+        return self._true_handle
+
+    def gradient_source(self) -> tf.Tensor:
+        """Returns a tensor whose gradient is the variable's, and records the access.
+
+        In a graph it is a read of the empty tensor: control flow can take a gradient through a
+        read, but not through a resource.
+        """
+        resource_variable_ops.variable_accessed(self)
+        if tf.executing_eagerly():
+            return self._true_handle
+        return tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)
 
     # ---------------------------------------------------------------- facts
 
@@ -193,6 +225,16 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
         (size,) = host_call(run, [], [tf.int32], self._table.backend, f"The size of {self.name!r}")
         size.set_shape([2])
         return size
+
+    def get_shape(self) -> tf.TensorShape:
+        """Returns [None, dimension]."""
+        # The first thing TensorFlow asks of a list of variables in embedding_lookup.
+        refuse_partitions(self)
+        return self.shape
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        """Returns True: a table is ready when it is made."""
+        return tf.constant(True, name=name)
 
     def __repr__(self) -> str:
         table = self._table
@@ -299,12 +341,13 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
 
     def _checked_values(self, keys: tf.Tensor, values: Any, what: str) -> tf.Tensor:
         if not tf.is_tensor(values):
-            values = tf.convert_to_tensor(
-                values, dtype_hint=self.dtype if np.asarray(values).dtype.kind in "iuf" else None
-            )
+            # Python numbers have no dtype of their own.
+            is_plain = isinstance(values, (list, tuple)) and np.asarray(values).dtype.kind in "if"
+            values = tf.convert_to_tensor(values, self.dtype if is_plain else None)
         if not values.dtype.is_floating:
             raise TypeError(
-                f"{what}: `values` must be {self.dtype.name}. Received: dtype {values.dtype.name}."
+                f"{what}: `values` must be {self.dtype.name}. Received: dtype {values.dtype.name}. "
+                "Cast them first if they really are rows."
             )
         expected = f"(n, {self._dimension}), one row for each of the n keys"
         if keys.shape.rank is not None and keys.shape.rank != 1:

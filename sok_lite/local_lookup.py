@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import resource_variable_ops
 
 from sok_lite.tensor import empty, host_call, to_array, to_tensor
 from sok_lite.variable_spec import alive
@@ -28,7 +27,7 @@ def local_lookup(variable: Any, keys: Any) -> tf.Tensor:
       TypeError: keys are no integers.
       ValueError: a key does not fit the key type, or the variable is one of a list.
     """
-    _refuse_partitions(variable)
+    refuse_partitions(variable)
     keys = checked_keys(variable, keys)
     dim, key_type, dtype = variable.dimension, variable.key_type, variable.dtype
     backend = variable.table.backend
@@ -42,7 +41,7 @@ def local_lookup(variable: Any, keys: Any) -> tf.Tensor:
         return to_tensor(rows, dtype, backend), tf.constant([table.size, dim], tf.int64)
 
     @tf.custom_gradient
-    def read(handle: tf.Tensor, keys: tf.Tensor) -> Any:
+    def read(source: tf.Tensor, keys: tf.Tensor) -> Any:
         rows, size = host_call(
             run, [keys], [dtype, tf.int64], backend, f"A lookup in {variable.name!r}"
         )
@@ -56,12 +55,10 @@ def local_lookup(variable: Any, keys: Any) -> tf.Tensor:
 
         return rows, grad
 
-    # What records the read on gradient tapes and in the graph of a tf.function.
-    resource_variable_ops.variable_accessed(variable)
-    return read(variable.handle, keys)
+    return read(variable.gradient_source(), keys)
 
 
-def _refuse_partitions(variable: Any) -> None:
+def refuse_partitions(variable: Any) -> None:
     """Raises if tf.nn.embedding_lookup was given a list of variables.
 
     TensorFlow then takes them for the parts of one table, changes the keys and asks each part in

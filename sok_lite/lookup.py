@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import resource_variable_ops
 
 from sok_lite.backend import Backend
 from sok_lite.comm import Communicator
@@ -74,8 +73,8 @@ def _lookup(comm: Communicator, arguments: list[Argument]) -> list[tf.Tensor]:
     num_tables = len(tables)
 
     @tf.custom_gradient
-    def run(*handles_and_weights: tf.Tensor) -> Any:
-        weights = list(handles_and_weights[num_tables:])
+    def run(*sources_and_weights: tf.Tensor) -> Any:
+        weights = list(sources_and_weights[num_tables:])
         carried: list[tf.Tensor] = []
         if tf.executing_eagerly():
             outputs, trail = host.forward(*inputs, *weights)
@@ -115,9 +114,7 @@ def _lookup(comm: Communicator, arguments: list[Argument]) -> list[tf.Tensor]:
         return tuple(outputs), grad
 
     variables = [alive(table.variable) for table in tables]
-    for variable in variables:
-        resource_variable_ops.variable_accessed(variable)
-    outputs = run(*(variable.handle for variable in variables), *all_weights)
+    outputs = run(*(variable.gradient_source() for variable in variables), *all_weights)
     return [
         output if table.dtype == tf.float32 else tf.cast(output, table.dtype)
         for output, table in zip(outputs, tables, strict=True)
