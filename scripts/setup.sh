@@ -7,7 +7,7 @@
 #
 # An environment made with --gpu stays one when a later call, such as demo.sh's, does not say so.
 #
-# SOK_LITE_PYTHON  the Python to use (3.10 to 3.13); else the first suitable python3 on PATH
+# SOK_LITE_PYTHON  the Python to use (3.10 to 3.13); else that of .venv, or the first one on PATH
 # SOK_LITE_VENV    where the environment goes; else .venv in the project
 # SOK_LITE_CACHE   where the Horovod wheel is kept; else ~/.cache/sok_lite
 set -euo pipefail
@@ -43,7 +43,12 @@ PATH="${PATH%:}"
 suits='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'
 python=
 found=
-for candidate in ${SOK_LITE_PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+# An environment keeps the Python that it was made with, whatever comes first on PATH today.
+mine=
+if [ -x "$venv/bin/python" ]; then
+  mine="$("$venv/bin/python" -c 'import sys; print(sys._base_executable)' 2>/dev/null || true)"
+fi
+for candidate in ${SOK_LITE_PYTHON:-$mine python3 python3.13 python3.12 python3.11 python3.10}; do
   command -v "$candidate" >/dev/null 2>&1 || continue
   # A pyenv shim is on PATH whether or not there is a Python behind it: then --version fails.
   found="$found $("$candidate" --version 2>&1 | tail -n 1 || true) ($candidate)"
@@ -129,8 +134,10 @@ if [ ! -e "$venv" ] || [ ${#clear[@]} -gt 0 ]; then
 fi
 rm -f "$stamp"
 : >"$running"
-# pip undoes a step that fails or is interrupted; only a killed pip leaves the marker.
-trap 'rm -f "$running"' EXIT
+# pip undoes a step that fails or is interrupted; when we are killed the marker stays.
+killed=
+trap 'killed=1; exit 143' TERM HUP
+trap '[ -n "$killed" ] || rm -f "$running"' EXIT
 
 step "pip"
 pip_install --upgrade pip "setuptools>=65" wheel

@@ -246,6 +246,16 @@ def test_setup_takes_the_first_python_that_suits(plain_path, tmp_path):
     assert "no C++ compiler" in done.stderr
 
 
+def test_setup_keeps_the_python_of_its_environment(plain_path, tmp_path):
+    kept = tmp_path / "kept" / "python3"
+    # Its missing venv module makes the message name it.
+    write_tool(kept, f'case "$*" in *ensurepip*) exit 1 ;; esac\nexec {sys.executable} "$@"\n')
+    write_tool(tmp_path / "venv" / "bin" / "python", f"echo {kept}\n")
+    (plain_path / "python3").symlink_to(sys.executable)
+    done = set_up(plain_path, tmp_path)
+    assert f"{kept} has no venv module" in done.stderr
+
+
 def test_setup_refuses_an_unknown_argument(tmp_path):
     done = set_up(os.environ["PATH"], tmp_path, "--gpus")
     assert done.returncode == 1
