@@ -13,10 +13,8 @@
 #define COMBINE_MEAN 1   // the sum of the weights
 #define COMBINE_SQRTN 2  // the root of the sum of their squares
 
-// The divisor of one row; 0 where the row is empty or its weights cancel out, and the result is
-// zeros.
+// The divisor of one row; where it is 0 (no items, or weights that cancel out) the result is zeros.
 SOK_DEVICE f32 combine_divisor(const f32* weights, i64 begin, i64 end, i64 combiner) {
-  if (begin == end) return 0.0f;
   if (combiner == COMBINE_SUM) return 1.0f;
   if (!weights) return combiner == COMBINE_MEAN ? (f32)(end - begin) : sok_sqrt((f32)(end - begin));
   f32 sum = 0.0f;

@@ -13,6 +13,7 @@ from sok_lite.engine.row_store import (
     bfloat16_to_float32,
     float32_to_bfloat16,
 )
+from sok_lite.engine.table import make_table
 from tests import reference_initializer
 
 SEED = -0x123456789ABCDEF
@@ -24,6 +25,8 @@ KINDS = [
     Initializer("truncated_normal", 0.0, 0.05),
     Initializer("truncated_normal", -1.0, 2.0),
 ]
+# Both ends are the same float32, and half of the exact values would round to the one above it.
+NARROW = Initializer("uniform", 1000.000031, 1000.00009)
 I64 = np.iinfo(np.int64)
 
 
@@ -55,7 +58,7 @@ def test_the_twin_passes_the_published_known_answers():
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 5, 31, 64, 100])
-@pytest.mark.parametrize("initializer", KINDS, ids=repr)
+@pytest.mark.parametrize("initializer", [*KINDS, NARROW], ids=repr)
 def test_values_are_the_twins_bit_for_bit(backend, initializer, dim):
     keys = some_keys(1000)
     np.testing.assert_array_equal(
@@ -111,6 +114,32 @@ def test_another_seed_draws_other_values(backend):
             for j in range(i):
                 # Not all differ: a value has some 2^20 float32 numbers to choose from.
                 assert (values[i] == values[j]).mean() < 1e-3
+
+
+def table_rows(backend, keys, initializer, **options):
+    table = make_table("hbm", backend, 8, initializer=make_initializer(initializer, 8), **options)
+    return backend.to_host(table.lookup(backend.from_host(keys)).values)
+
+
+def test_tables_draw_by_seed_and_name(backend):
+    keys = some_keys(33)
+    rows = table_rows(backend, keys, "random", name="a", seed=1)
+    np.testing.assert_array_equal(rows, table_rows(backend, keys, "random", name="a", seed=1))
+    np.testing.assert_array_equal(
+        rows[::-1], table_rows(backend, keys[::-1].copy(), "random", name="a", seed=1)
+    )
+    for other in ({"name": "b", "seed": 1}, {"name": "a", "seed": 2}, {"name": "a"}):
+        assert (rows != table_rows(backend, keys, "random", **other)).mean() > 0.99
+
+
+def test_an_initializers_own_seed_replaces_the_jobs(backend):
+    keys = some_keys(33)
+    own = Initializer("normal", 0.0, 1.0, seed=5)
+    rows = table_rows(backend, keys, own, name="a", seed=1)
+    np.testing.assert_array_equal(rows, table_rows(backend, keys, own, name="a", seed=2))
+    np.testing.assert_array_equal(rows, table_rows(backend, keys, "normal", name="a", seed=5))
+    # Two tables of one seed still differ.
+    assert (rows != table_rows(backend, keys, own, name="b", seed=1)).mean() > 0.99
 
 
 def ks_distance(sample, cdf):

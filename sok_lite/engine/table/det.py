@@ -59,7 +59,8 @@ class DetTable:
     they may repeat and every value of the type is legal. Methods return arrays of the backend.
 
     Attributes:
-      backend, dim, name, seed: as given.
+      backend, dim, name: as given.
+      seed: as given, or the initializer's own where it came with one.
       key_dtype, row_dtype: formats of keys and rows.
       store: the rows and the optimizer states.
       generation: changes whenever row numbers handed out before may have become stale.
@@ -85,12 +86,13 @@ class DetTable:
         self.key_dtype: KeyDtype = key_dtype(key_type)
         self.row_dtype = row_dtype(dtype)
         self.name = name
-        self.seed = seed
+        own_seed = getattr(initializer, "seed", None)
+        self.seed = seed if own_seed is None else own_seed
         self.initializer = initializer
         self.store = RowStore(backend, dim, self.row_dtype)
         self.generation = 0
         self.lock = threading.RLock()
-        self._table_seed = table_seed(seed, name)
+        self._table_seed = table_seed(self.seed, name)
         self._init_capacity = self._capacity_for(init_capacity)
         self._reset(self._init_capacity)
 
