@@ -135,7 +135,14 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
         empty_rows = partial(tf.zeros, [0, self._dimension], dtype)
         super().__init__(empty_rows, trainable, name=name, dtype=dtype, shape=shape)
         self._true_handle = self._handle
-        if not self._in_graph_mode:
+        if self._in_graph_mode:
+            # What session.run(variable) would evaluate.
+            refusal = tf.debugging.Assert(
+                False, [f"{self.name} has no dense value. Run what sok.export(variable) gives."]
+            )
+            with tf.control_dependencies([refusal]):
+                self._graph_element = tf.zeros([0, self._dimension], dtype)
+        else:
             # TensorFlow's eager operators read what `_handle` names without asking this class, and
             # would take the empty tensor for the rows. They find a text instead, and fail.
             self._handle = _not_a_tensor()

@@ -52,9 +52,6 @@ class RefusesDense:
     def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse_dense("convert_to_tensor")
 
-    def _as_graph_element(self) -> NoReturn:
-        self._refuse_dense("session.run")
-
     def numpy(self) -> NoReturn:
         self._refuse_dense("numpy")
 

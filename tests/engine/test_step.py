@@ -1,0 +1,191 @@
+"""A whole lookup and its gradient over 1 to 4 ranks, against plain Python over all batches."""
+
+import numpy as np
+import pytest
+
+from sok_lite.comm import SingleCommunicator, run_ranks
+from sok_lite.engine import step
+from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.step import Part
+from sok_lite.engine.table import make_table
+from tests.engine.helpers import first_row, new_table
+from tests.step_oracle import flat, key_gradients, outputs, random_ragged
+
+I64 = np.iinfo(np.int64)
+
+
+def batches(size, batch, seed=0, silent=None):
+    """Each rank's (ragged keys, weights, out_grads) for two tables."""
+    result = []
+    for rank in range(size):
+        rng = np.random.default_rng([seed, rank])
+        rows = 0 if rank == silent else batch + rank  # ranks may differ in batch size
+        tables = []
+        for dim in (4, 3):
+            ragged = random_ragged(rng, rows, 5, -20, 20)
+            if rows:
+                ragged[0] = [I64.max, I64.min, -1, 0, 0]
+            weights = [[float(w) for w in rng.uniform(0.5, 2, len(row))] for row in ragged]
+            tables.append((ragged, weights, rng.normal(size=(rows, dim)).astype(np.float32)))
+        result.append(tables)
+    return result
+
+
+def parts_of(backend, tables, data, combiners, weighted):
+    parts = []
+    for table, (ragged, weights, _), combiner in zip(tables, data, combiners, strict=True):
+        keys, splits = flat(ragged, np.int64)
+        flat_weights = flat(weights, np.float32)[0] if weighted else None
+        arrays = [None if a is None else backend.from_host(a) for a in (keys, splits, flat_weights)]
+        parts.append(Part(table, *arrays, combiner))
+    return parts
+
+
+def run(backend, comm, data, combiners, weighted, packed=False):
+    """Outputs, and keys -> gradient, of one rank."""
+    tables = [new_table(backend, dim=4), new_table(backend, dim=3)]
+    parts = parts_of(backend, tables, data, combiners, weighted)
+    out, trail = step.forward(backend, comm, parts, tag=7)
+    if packed:
+        trail = step.unpack(backend, comm, step.pack(backend, trail), len(parts))
+    out_grads = [backend.from_host(grads) for _, _, grads in data]
+    ways = [(part.table, part.weights, part.combiner) for part in parts]
+    gradients = step.backward(backend, ways, out_grads, trail)
+    host = backend.to_host
+    return (
+        [host(o) for o in out],
+        [(host(g.keys), host(g.row_grads)) for g in gradients],
+        [None if g.weight_grads is None else host(g.weight_grads) for g in gradients],
+    )
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_outputs_and_gradients_are_those_of_one_big_table(backend, size, weighted):
+    combiners = ["mean", "sqrtn"]
+    data = batches(size, batch=9, silent=2)
+    results = run_ranks(size, lambda comm: run(backend, comm, data[comm.rank], combiners, weighted))
+    for t, (dim, combiner) in enumerate(zip((4, 3), combiners, strict=True)):
+        total = {}
+        for rank in range(size):
+            ragged, weights, grads = data[rank][t]
+            weights = weights if weighted else None
+            np.testing.assert_allclose(
+                results[rank][0][t],
+                outputs(ragged, first_row(dim), combiner, dim, weights),
+                rtol=1e-5,  # float32 sums of a few rows
+                atol=1e-6,
+            )
+            for key, grad in key_gradients(ragged, grads, combiner, weights).items():
+                total[key] = total.get(key, 0) + grad
+        seen = set()
+        for rank in range(size):
+            keys, row_grads = results[rank][1][t]
+            assert [key % size for key in keys.tolist()] == [rank] * len(keys)
+            assert not seen & set(keys.tolist()), "a key has two gradient rows"
+            seen |= set(keys.tolist())
+            expected = np.array([total[key] for key in keys.tolist()]).reshape(len(keys), dim)
+            np.testing.assert_allclose(row_grads, expected, rtol=1e-5, atol=1e-5)
+        assert seen == set(total)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_packed_trail_is_the_trail(backend, size):
+    data = batches(size, batch=6)
+
+    def both(comm):
+        arguments = (backend, comm, data[comm.rank], ["sum", "mean"], True)
+        return run(*arguments), run(*arguments, packed=True)
+
+    for plain, packed in run_ranks(size, both):
+        for (keys, grads), (packed_keys, packed_grads) in zip(plain[1], packed[1], strict=True):
+            np.testing.assert_array_equal(packed_keys, keys)
+            np.testing.assert_array_equal(packed_grads, grads)
+        for weight_grads, packed_weight_grads in zip(plain[2], packed[2], strict=True):
+            np.testing.assert_array_equal(packed_weight_grads, weight_grads)
+
+
+def test_a_batch_of_nothing_takes_part(backend):
+    data = batches(2, batch=5)
+    nothing = [([], [], np.zeros((0, dim), np.float32)) for dim in (4, 3)]
+    results = run_ranks(
+        2,
+        lambda comm: run(
+            backend, comm, nothing if comm.rank else data[0], ["sum", "sum"], weighted=False
+        ),
+    )
+    assert [out.shape for out in results[1][0]] == [(0, 4), (0, 3)]
+
+
+def test_one_table_may_come_twice(backend):
+    table = new_table(backend, dim=4)
+    keys, splits = backend.from_host(np.array([5, 6, 5])), backend.from_host(np.array([0, 2, 3]))
+    part = Part(table, keys, splits, None, "sum")
+    out, _ = step.forward(backend, SingleCommunicator(), [part, part])
+    np.testing.assert_array_equal(backend.to_host(out[0]), backend.to_host(out[1]))
+    assert table.size == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "splits", "weights", "error", "text"),
+    [
+        ([1.0, 2.0], [0, 2], None, TypeError, "integers"),
+        ([1, 2], [0, 1], None, ValueError, "rise from 0 to the number of its keys, 2"),
+        ([1, 2], [0, 2, 1, 2], None, ValueError, "with a fall"),
+        ([1, 2], [1, 2], None, ValueError, "Received: 1 to 2"),
+        ([[1, 2]], [0, 2], None, ValueError, r"shape \(n,\)"),
+        ([1, 2], [], None, ValueError, r"\(batch \+ 1,\)"),
+        ([1, 2], [0, 2], [1.0], ValueError, "one weight for each of its 2 keys"),
+    ],
+)
+def test_bad_parts_raise_before_a_table_changes(backend, keys, splits, weights, error, text):
+    table = new_table(backend, dim=4)
+    good = Part(
+        table, backend.from_host(np.array([9])), backend.from_host(np.array([0, 1])), None, "sum"
+    )
+    bad = Part(
+        table,
+        backend.from_host(np.array(keys)),
+        backend.from_host(np.array(splits, np.int64)),
+        None if weights is None else backend.from_host(np.array(weights, np.float32)),
+        "sum",
+    )
+    with pytest.raises(error, match=text):
+        step.forward(backend, SingleCommunicator(), [good, bad])
+    assert table.size == 0
+
+
+def test_row_splits_of_row_numbers(backend):
+    numbers = backend.from_host(np.array([0, 0, 2, 2, 2, 5], np.int64))
+    splits = backend.to_host(step.row_splits_of(backend, numbers, 7))
+    np.testing.assert_array_equal(splits, [0, 2, 2, 5, 5, 5, 6, 6])
+    none = backend.from_host(np.zeros(0, np.int64))
+    np.testing.assert_array_equal(backend.to_host(step.row_splits_of(backend, none, 2)), [0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([1, 0], "row-major"), ([0, 3], r"\[0, 3\)"), ([-1, 0], r"\[0, 3\)")]
+)
+def test_row_numbers_that_are_wrong_are_refused(backend, numbers, text):
+    with pytest.raises(ValueError, match=text):
+        step.row_splits_of(backend, backend.from_host(np.array(numbers, np.int64)), 3)
+
+
+def test_ranks_that_look_up_different_tables_all_raise(backend):
+    def program(comm):
+        table = new_table(backend, dim=4 + comm.rank)
+        with pytest.raises(ValueError, match="dimension of table 0 is 4 on rank 0 and 5 on rank 1"):
+            step.agree(comm, 1, [table], ["sum"])
+
+    run_ranks(2, program)
+
+
+def test_ranks_agree_once_per_call(backend):
+    def program(comm):
+        table = make_table("hbm", backend, 4, initializer=make_initializer("ones", 4))
+        step.agree(comm, 1, [table], ["sum"])
+        # The second one is no collective: a rank may make it alone.
+        if comm.rank == 0:
+            step.agree(comm, 1, [table], ["sum"])
+
+    run_ranks(2, program)
