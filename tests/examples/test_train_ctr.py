@@ -154,6 +154,14 @@ def test_rank_0_shows_a_progress_bar(two_ranks):
     assert bars[-1].find("100%") > 0
 
 
+@pytest.mark.long
+def test_the_default_run_comes_close_to_the_best_auc(tmp_path):
+    result = run(2, tmp_path).result
+    assert result["best_auc"] - 0.02 < result["auc"] <= result["best_auc"]
+    assert result["reloaded_auc"] == pytest.approx(result["auc"], abs=1e-6)
+    assert result["keys"] > 50_000
+
+
 def hex_row(rng, i):
     cells = [
         str(i % 2),
