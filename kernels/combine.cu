@@ -1,8 +1,8 @@
 // Sums of rows: lookups pooled over ragged rows, and their gradients.
 //
-// forward   out[b] = sum over the items j of row b of weights[j] * source[inverse[j]], divided by
-// what the combiner says backward  the gradient of source[u] is the sum over the items j with
-// inverse[j] == u of coefficients[j] * out_grads[row of j]
+// forward: out[b] sums weights[j] * source[inverse[j]] over the items j of row b, and is divided by
+// what the combiner says. backward: the gradient of source[u] sums coefficients[j] * out_grads[row
+// of j] over the items j with inverse[j] == u.
 //
 // A sum goes over its items in ascending order, whatever the number of workers: a run repeats bit
 // for bit.

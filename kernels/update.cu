@@ -1,13 +1,13 @@
 // Update rules of optimizers, in place on row numbers: gradients go in, values and states change.
 //
-// Every kernel here has the same frame. The columns of a row store share `shift`, `dim` and row
-// numbers:
+// Every kernel here has the same frame; the columns of a row store share shift, dim and row
+// numbers.
 //
-// values     (num_chunks,)      addresses of the chunks of the `value` column, elements of T
-// <state>    (num_chunks,)      the same of a state column, always f32; null where a rule is run
-// without it rows       (n,)               distinct row numbers; an absent one is skipped, whatever
-// its gradient grads      (n, dim) nonfinite  (n,)          out  1 for a row whose gradient has a
-// NaN or an infinity; else left alone. May be null
+// values     (num_chunks,)  addresses of the chunks of the `value` column, elements of T
+// <state>    (num_chunks,)  the same of a state column, always f32; null: the rule runs without it
+// rows       (n,)           distinct row numbers; an absent one is skipped
+// grads      (n, dim)
+// nonfinite  (n,)      out  1 for a row whose gradient has a NaN or an infinity; may be null
 //
 // Arithmetic is f32 in TensorFlow's order of operations, so that a row ends where TensorFlow's
 // dense optimizer puts it.
@@ -20,7 +20,6 @@
 SOK_DEVICE f32 decayed(f32 w, f32 decay) { return decay == 0.0f ? w : w - w * decay; }
 
 struct SgdRule {
-  static constexpr int kStates = 0;
   f32 lr, decay;
 };
 SOK_DEVICE f32 update_element(const SgdRule& rule, f32 w, f32 g) {
@@ -30,7 +29,6 @@ SOK_DEVICE f32 update_element(const SgdRule& rule, f32 w, f32 g) {
 // kLrInState: the state is a step that was already taken (Keras); else a sum of gradients (TF1).
 template <bool kNesterov, bool kLrInState>
 struct MomentumRule {
-  static constexpr int kStates = 1;
   f32 lr, decay, momentum;
 };
 template <bool kNesterov, bool kLrInState>
@@ -52,7 +50,6 @@ SOK_DEVICE f32 root_with_epsilon(f32 x, f32 epsilon) {
 
 template <bool kEpsilonInsideRoot>
 struct AdagradRule {
-  static constexpr int kStates = 1;
   f32 lr, decay, epsilon;
 };
 template <bool kEpsilonInsideRoot>
@@ -65,7 +62,6 @@ SOK_DEVICE f32 update_element(const AdagradRule<kEpsilonInsideRoot>& rule, f32 w
 
 // alpha is lr * sqrt(1 - beta_2^t) / (1 - beta_1^t).
 struct AdamRule {
-  static constexpr int kStates = 2;
   f32 alpha, decay, one_minus_beta_1, one_minus_beta_2, epsilon;
 };
 SOK_DEVICE f32 update_element(const AdamRule& rule, f32 w, f32 g, f32& m, f32& v) {
@@ -75,7 +71,6 @@ SOK_DEVICE f32 update_element(const AdamRule& rule, f32 w, f32 g, f32& m, f32& v
 }
 
 struct AmsgradRule {
-  static constexpr int kStates = 3;
   AdamRule adam;
 };
 SOK_DEVICE f32 update_element(const AmsgradRule& rule, f32 w, f32 g, f32& m, f32& v, f32& vhat) {
@@ -91,22 +86,18 @@ struct RmspropHyper {
 };
 template <bool kEpsilonInsideRoot>
 struct RmspropRule {
-  static constexpr int kStates = 1;
   RmspropHyper hyper;
 };
 template <bool kEpsilonInsideRoot>
 struct MomentumRmspropRule {
-  static constexpr int kStates = 2;
   RmspropHyper hyper;
 };
 template <bool kEpsilonInsideRoot>
 struct CenteredRmspropRule {
-  static constexpr int kStates = 2;
   RmspropHyper hyper;
 };
 template <bool kEpsilonInsideRoot>
 struct CenteredMomentumRmspropRule {
-  static constexpr int kStates = 3;
   RmspropHyper hyper;
 };
 SOK_DEVICE f32 rmsprop_mean(const RmspropHyper& hyper, f32 mean, f32 x) {
@@ -159,7 +150,6 @@ SOK_DEVICE f32 update_element(const CenteredMomentumRmspropRule<kEpsilonInsideRo
 // kSquareRoot: power is 0.5, the usual case, which needs no pow.
 template <bool kSquareRoot>
 struct FtrlRule {
-  static constexpr int kStates = 2;
   // power is -learning_rate_power; l2 holds beta / (2 lr) too.
   f32 lr, decay, power, l1, l2, l2_shrinkage;
 };
@@ -178,70 +168,56 @@ SOK_DEVICE f32 update_element(const FtrlRule<kSquareRoot>& rule, f32 w, f32 g, f
   return (clipped - linear) / quadratic;
 }
 
-// The loop over rows and columns, the same for every rule.
-template <class T, class Rule>
-SOK_DEVICE void update_rows(const Rule& rule, const u64* values, const u64* state0,
-                            const u64* state1, const u64* state2, i64 shift, i64 dim,
-                            const u32* rows, const f32* grads, i32* nonfinite, i64 n) {
-  // A copy that is nobody's address: the compiler keeps it in registers while rows are written.
-  const Rule hyper = rule;
+// What every kernel gets; see the top of the file.
+struct Batch {
+  const u64* values;
+  i64 shift, dim;
+  const u32* rows;
+  const f32* grads;
+  i32* nonfinite;
+  i64 n;
+};
+
+// Updates one row and returns the largest bits of its gradient without the sign: those of a NaN or
+// an infinity are at least 0x7F800000, and an unsigned maximum is one vector instruction.
+template <class T, class Rule, class... State>
+SOK_DEVICE u32 update_row(const Rule rule, i64 dim, T* __restrict__ w, const f32* __restrict__ g,
+                          State* __restrict__... states) {
+  u32 largest = 0;
+  SOK_FOR_EACH_COLUMN(c, dim) {
+    u32 bits = sok_f32_bits(g[c]) & 0x7FFFFFFFu;
+    largest = bits > largest ? bits : largest;
+    from_f32(update_element(rule, to_f32(w[c]), g[c], states[c]...), w + c);
+  }
+  return largest;
+}
+
+// The loop over rows, the same for every rule. `states` are chunk addresses of its state columns.
+template <class T, class Rule, class... Chunks>
+SOK_DEVICE void update_rows(const Rule rule, const Batch batch, Chunks... states) {
+  const i64 shift = batch.shift, dim = batch.dim, n = batch.n;
   SOK_FOR_EACH_ROW(r, n) {
     if (SOK_AHEAD > 0 && r + SOK_AHEAD < n) {
-      u32 ahead = rows[r + SOK_AHEAD];
-      sok_prefetch_row<T>(values, shift, dim, ahead);
-      if (Rule::kStates > 0) sok_prefetch_row<f32>(state0, shift, dim, ahead);
-      if (Rule::kStates > 1) sok_prefetch_row<f32>(state1, shift, dim, ahead);
-      if (Rule::kStates > 2) sok_prefetch_row<f32>(state2, shift, dim, ahead);
+      u32 ahead = batch.rows[r + SOK_AHEAD];
+      sok_prefetch_row<T>(batch.values, shift, dim, ahead);
+      (sok_prefetch_row<f32>(states, shift, dim, ahead), ...);
     }
-    u32 row = rows[r];
+    u32 row = batch.rows[r];
     if (row == SOK_ABSENT) continue;
-    const f32* __restrict__ g = grads + r * dim;
-    T* __restrict__ w = sok_row<T>(values, shift, dim, row);
-    u32 largest = 0;  // exponent and fraction bits of the gradient; an unsigned maximum is a vector
-                      // instruction
-    if constexpr (Rule::kStates == 0) {
-      SOK_FOR_EACH_COLUMN(c, dim) {
-        u32 bits = sok_f32_bits(g[c]) & 0x7FFFFFFFu;
-        largest = bits > largest ? bits : largest;
-        from_f32(update_element(hyper, to_f32(w[c]), g[c]), w + c);
-      }
-    } else if constexpr (Rule::kStates == 1) {
-      f32* __restrict__ a = sok_row<f32>(state0, shift, dim, row);
-      SOK_FOR_EACH_COLUMN(c, dim) {
-        u32 bits = sok_f32_bits(g[c]) & 0x7FFFFFFFu;
-        largest = bits > largest ? bits : largest;
-        from_f32(update_element(hyper, to_f32(w[c]), g[c], a[c]), w + c);
-      }
-    } else if constexpr (Rule::kStates == 2) {
-      f32* __restrict__ a = sok_row<f32>(state0, shift, dim, row);
-      f32* __restrict__ b = sok_row<f32>(state1, shift, dim, row);
-      SOK_FOR_EACH_COLUMN(c, dim) {
-        u32 bits = sok_f32_bits(g[c]) & 0x7FFFFFFFu;
-        largest = bits > largest ? bits : largest;
-        from_f32(update_element(hyper, to_f32(w[c]), g[c], a[c], b[c]), w + c);
-      }
-    } else {
-      f32* __restrict__ a = sok_row<f32>(state0, shift, dim, row);
-      f32* __restrict__ b = sok_row<f32>(state1, shift, dim, row);
-      f32* __restrict__ d = sok_row<f32>(state2, shift, dim, row);
-      SOK_FOR_EACH_COLUMN(c, dim) {
-        u32 bits = sok_f32_bits(g[c]) & 0x7FFFFFFFu;
-        largest = bits > largest ? bits : largest;
-        from_f32(update_element(hyper, to_f32(w[c]), g[c], a[c], b[c], d[c]), w + c);
-      }
-    }
-    if (nonfinite && largest >= 0x7F800000u) sok_store(nonfinite + r, (i32)1);
+    u32 largest = update_row(rule, dim, sok_row<T>(batch.values, shift, dim, row),
+                             batch.grads + r * dim, sok_row<f32>(states, shift, dim, row)...);
+    if (batch.nonfinite && largest >= 0x7F800000u) sok_store(batch.nonfinite + r, (i32)1);
   }
 }
 
 // w -= lr * g
-#define SOK_UPDATE_SGD(T)                                                                          \
-  SOK_ROW_KERNEL(update_sgd_##T)                                                                   \
-  (const u64* values, i64 shift, i64 dim, const u32* rows, const f32* grads, i32* nonfinite,       \
-   f32 lr, f32 decay, i64 n) {                                                                     \
-    update_rows<T>(SgdRule{lr, decay}, values, nullptr, nullptr, nullptr, shift, dim, rows, grads, \
-                   nonfinite, n);                                                                  \
-  }                                                                                                \
+#define SOK_UPDATE_SGD(T)                                                                    \
+  SOK_ROW_KERNEL(update_sgd_##T)                                                             \
+  (const u64* values, i64 shift, i64 dim, const u32* rows, const f32* grads, i32* nonfinite, \
+   f32 lr, f32 decay, i64 n) {                                                               \
+    Batch batch{values, shift, dim, rows, grads, nonfinite, n};                              \
+    update_rows<T>(SgdRule{lr, decay}, batch);                                               \
+  }                                                                                          \
   SOK_EXPORT(update_sgd_##T)
 
 // Keras: m = momentum m - lr g; w += m, or with Nesterov w += momentum m - lr g.
@@ -250,18 +226,15 @@ SOK_DEVICE void update_rows(const Rule& rule, const u64* values, const u64* stat
   SOK_ROW_KERNEL(update_momentum_##T)                                                              \
   (const u64* values, const u64* momentums, i64 shift, i64 dim, const u32* rows, const f32* grads, \
    i32* nonfinite, f32 lr, f32 decay, f32 momentum, i64 nesterov, i64 lr_in_state, i64 n) {        \
+    Batch batch{values, shift, dim, rows, grads, nonfinite, n};                                    \
     if (nesterov && lr_in_state)                                                                   \
-      update_rows<T>(MomentumRule<true, true>{lr, decay, momentum}, values, momentums, nullptr,    \
-                     nullptr, shift, dim, rows, grads, nonfinite, n);                              \
+      update_rows<T>(MomentumRule<true, true>{lr, decay, momentum}, batch, momentums);             \
     else if (nesterov)                                                                             \
-      update_rows<T>(MomentumRule<true, false>{lr, decay, momentum}, values, momentums, nullptr,   \
-                     nullptr, shift, dim, rows, grads, nonfinite, n);                              \
+      update_rows<T>(MomentumRule<true, false>{lr, decay, momentum}, batch, momentums);            \
     else if (lr_in_state)                                                                          \
-      update_rows<T>(MomentumRule<false, true>{lr, decay, momentum}, values, momentums, nullptr,   \
-                     nullptr, shift, dim, rows, grads, nonfinite, n);                              \
+      update_rows<T>(MomentumRule<false, true>{lr, decay, momentum}, batch, momentums);            \
     else                                                                                           \
-      update_rows<T>(MomentumRule<false, false>{lr, decay, momentum}, values, momentums, nullptr,  \
-                     nullptr, shift, dim, rows, grads, nonfinite, n);                              \
+      update_rows<T>(MomentumRule<false, false>{lr, decay, momentum}, batch, momentums);           \
   }                                                                                                \
   SOK_EXPORT(update_momentum_##T)
 
@@ -271,61 +244,55 @@ SOK_DEVICE void update_rows(const Rule& rule, const u64* values, const u64* stat
   (const u64* values, const u64* accumulators, i64 shift, i64 dim, const u32* rows,           \
    const f32* grads, i32* nonfinite, f32 lr, f32 decay, f32 epsilon, i64 epsilon_inside_root, \
    i64 n) {                                                                                   \
+    Batch batch{values, shift, dim, rows, grads, nonfinite, n};                               \
     if (epsilon_inside_root)                                                                  \
-      update_rows<T>(AdagradRule<true>{lr, decay, epsilon}, values, accumulators, nullptr,    \
-                     nullptr, shift, dim, rows, grads, nonfinite, n);                         \
+      update_rows<T>(AdagradRule<true>{lr, decay, epsilon}, batch, accumulators);             \
     else                                                                                      \
-      update_rows<T>(AdagradRule<false>{lr, decay, epsilon}, values, accumulators, nullptr,   \
-                     nullptr, shift, dim, rows, grads, nonfinite, n);                         \
+      update_rows<T>(AdagradRule<false>{lr, decay, epsilon}, batch, accumulators);            \
   }                                                                                           \
   SOK_EXPORT(update_adagrad_##T)
 
 // Adam; with a column vhats, AMSGrad. `alpha` carries the learning rate and the bias correction.
-#define SOK_UPDATE_ADAM(T)                                                                         \
-  SOK_ROW_KERNEL(update_adam_##T)                                                                  \
-  (const u64* values, const u64* ms, const u64* vs, const u64* vhats, i64 shift, i64 dim,          \
-   const u32* rows, const f32* grads, i32* nonfinite, f32 alpha, f32 decay, f32 one_minus_beta_1,  \
-   f32 one_minus_beta_2, f32 epsilon, i64 n) {                                                     \
-    AdamRule adam{alpha, decay, one_minus_beta_1, one_minus_beta_2, epsilon};                      \
-    if (vhats)                                                                                     \
-      update_rows<T>(AmsgradRule{adam}, values, ms, vs, vhats, shift, dim, rows, grads, nonfinite, \
-                     n);                                                                           \
-    else                                                                                           \
-      update_rows<T>(adam, values, ms, vs, nullptr, shift, dim, rows, grads, nonfinite, n);        \
-  }                                                                                                \
+#define SOK_UPDATE_ADAM(T)                                                                        \
+  SOK_ROW_KERNEL(update_adam_##T)                                                                 \
+  (const u64* values, const u64* ms, const u64* vs, const u64* vhats, i64 shift, i64 dim,         \
+   const u32* rows, const f32* grads, i32* nonfinite, f32 alpha, f32 decay, f32 one_minus_beta_1, \
+   f32 one_minus_beta_2, f32 epsilon, i64 n) {                                                    \
+    Batch batch{values, shift, dim, rows, grads, nonfinite, n};                                   \
+    AdamRule adam{alpha, decay, one_minus_beta_1, one_minus_beta_2, epsilon};                     \
+    if (vhats)                                                                                    \
+      update_rows<T>(AmsgradRule{adam}, batch, ms, vs, vhats);                                    \
+    else                                                                                          \
+      update_rows<T>(adam, batch, ms, vs);                                                        \
+  }                                                                                               \
   SOK_EXPORT(update_adam_##T)
 
 // RMSprop; with a column mean_grads, centered; with a column momentums, with momentum.
 template <class T, bool kEpsilonInsideRoot>
-SOK_DEVICE void update_rmsprop(const RmspropHyper& hyper, const u64* values, const u64* rms,
-                               const u64* mean_grads, const u64* momentums, i64 shift, i64 dim,
-                               const u32* rows, const f32* grads, i32* nonfinite, i64 n) {
+SOK_DEVICE void update_rmsprop(const RmspropHyper& hyper, const Batch& batch, const u64* rms,
+                               const u64* mean_grads, const u64* momentums) {
   if (mean_grads && momentums)
-    update_rows<T>(CenteredMomentumRmspropRule<kEpsilonInsideRoot>{hyper}, values, rms, mean_grads,
-                   momentums, shift, dim, rows, grads, nonfinite, n);
+    update_rows<T>(CenteredMomentumRmspropRule<kEpsilonInsideRoot>{hyper}, batch, rms, mean_grads,
+                   momentums);
   else if (mean_grads)
-    update_rows<T>(CenteredRmspropRule<kEpsilonInsideRoot>{hyper}, values, rms, mean_grads, nullptr,
-                   shift, dim, rows, grads, nonfinite, n);
+    update_rows<T>(CenteredRmspropRule<kEpsilonInsideRoot>{hyper}, batch, rms, mean_grads);
   else if (momentums)
-    update_rows<T>(MomentumRmspropRule<kEpsilonInsideRoot>{hyper}, values, rms, momentums, nullptr,
-                   shift, dim, rows, grads, nonfinite, n);
+    update_rows<T>(MomentumRmspropRule<kEpsilonInsideRoot>{hyper}, batch, rms, momentums);
   else
-    update_rows<T>(RmspropRule<kEpsilonInsideRoot>{hyper}, values, rms, nullptr, nullptr, shift,
-                   dim, rows, grads, nonfinite, n);
+    update_rows<T>(RmspropRule<kEpsilonInsideRoot>{hyper}, batch, rms);
 }
-#define SOK_UPDATE_RMSPROP(T)                                                                      \
-  SOK_ROW_KERNEL(update_rmsprop_##T)                                                               \
-  (const u64* values, const u64* rms, const u64* mean_grads, const u64* momentums, i64 shift,      \
-   i64 dim, const u32* rows, const f32* grads, i32* nonfinite, f32 lr, f32 decay, f32 rho,         \
-   f32 one_minus_rho, f32 epsilon, f32 momentum, i64 epsilon_inside_root, i64 n) {                 \
-    RmspropHyper hyper{lr, decay, rho, one_minus_rho, epsilon, momentum};                          \
-    if (epsilon_inside_root)                                                                       \
-      update_rmsprop<T, true>(hyper, values, rms, mean_grads, momentums, shift, dim, rows, grads,  \
-                              nonfinite, n);                                                       \
-    else                                                                                           \
-      update_rmsprop<T, false>(hyper, values, rms, mean_grads, momentums, shift, dim, rows, grads, \
-                               nonfinite, n);                                                      \
-  }                                                                                                \
+#define SOK_UPDATE_RMSPROP(T)                                                                 \
+  SOK_ROW_KERNEL(update_rmsprop_##T)                                                          \
+  (const u64* values, const u64* rms, const u64* mean_grads, const u64* momentums, i64 shift, \
+   i64 dim, const u32* rows, const f32* grads, i32* nonfinite, f32 lr, f32 decay, f32 rho,    \
+   f32 one_minus_rho, f32 epsilon, f32 momentum, i64 epsilon_inside_root, i64 n) {            \
+    Batch batch{values, shift, dim, rows, grads, nonfinite, n};                               \
+    RmspropHyper hyper{lr, decay, rho, one_minus_rho, epsilon, momentum};                     \
+    if (epsilon_inside_root)                                                                  \
+      update_rmsprop<T, true>(hyper, batch, rms, mean_grads, momentums);                      \
+    else                                                                                      \
+      update_rmsprop<T, false>(hyper, batch, rms, mean_grads, momentums);                     \
+  }                                                                                           \
   SOK_EXPORT(update_rmsprop_##T)
 
 // FTRL-proximal (McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013).
@@ -334,12 +301,13 @@ SOK_DEVICE void update_rmsprop(const RmspropHyper& hyper, const u64* values, con
   (const u64* values, const u64* accumulators, const u64* linears, i64 shift, i64 dim,             \
    const u32* rows, const f32* grads, i32* nonfinite, f32 lr, f32 decay, f32 power, f32 l1,        \
    f32 l2, f32 l2_shrinkage, i64 n) {                                                              \
+    Batch batch{values, shift, dim, rows, grads, nonfinite, n};                                    \
     if (power == 0.5f)                                                                             \
-      update_rows<T>(FtrlRule<true>{lr, decay, power, l1, l2, l2_shrinkage}, values, accumulators, \
-                     linears, nullptr, shift, dim, rows, grads, nonfinite, n);                     \
+      update_rows<T>(FtrlRule<true>{lr, decay, power, l1, l2, l2_shrinkage}, batch, accumulators,  \
+                     linears);                                                                     \
     else                                                                                           \
-      update_rows<T>(FtrlRule<false>{lr, decay, power, l1, l2, l2_shrinkage}, values,              \
-                     accumulators, linears, nullptr, shift, dim, rows, grads, nonfinite, n);       \
+      update_rows<T>(FtrlRule<false>{lr, decay, power, l1, l2, l2_shrinkage}, batch, accumulators, \
+                     linears);                                                                     \
   }                                                                                                \
   SOK_EXPORT(update_ftrl_##T)
 
@@ -357,9 +325,9 @@ SOK_UPDATE_KERNELS(bf16)
 
 // Marks the rows whose gradient has a NaN or an infinity, and changes nothing else.
 //
-// rows       (n,)               an absent row is skipped; null: none is absent
+// rows       (n,)           an absent row is skipped; null: none is absent
 // grads      (n, dim)
-// nonfinite  (n,)          out  1 for such a row; else left alone
+// nonfinite  (n,)      out  1 for such a row; else left alone
 SOK_ROW_KERNEL(count_nonfinite)(const u32* rows, const f32* grads, i64 dim, i32* nonfinite, i64 n) {
   SOK_FOR_EACH_ROW(r, n) {
     if (rows && rows[r] == SOK_ABSENT) continue;
