@@ -223,7 +223,7 @@ def build(folder: Path, mpi: str | None, gpu: bool) -> Path:
     log.write_bytes(b"")
     started = time.monotonic()
     print(f"Building Horovod {VERSION} (some minutes, once per machine). Log: {log}", flush=True)
-    run(pip("install", "--quiet", *BUILD_REQUIRES), log)
+    run(pip("install", "-qq", *BUILD_REQUIRES), log)
     with tempfile.TemporaryDirectory(prefix="horovod-", dir=folder) as name:
         work = Path(name)
         source = get_source(work, log)
@@ -264,8 +264,8 @@ def main() -> int:
         wheels = sorted(folder.glob("horovod-*.whl"))
         wheel = wheels[0] if wheels else build(folder, mpi, options.gpu)
         if not options.wheel_only and not installed_from(wheel):
-            run(pip("install", "--quiet", "--force-reinstall", "--no-deps", str(wheel)))
-            run(pip("install", "--quiet", str(wheel)))  # and what it needs, where that is missing
+            run(pip("install", "-qq", "--force-reinstall", "--no-deps", str(wheel)))
+            run(pip("install", "-qq", str(wheel)))  # and what it needs, where that is missing
         print(f"Horovod wheel: {wheel}")
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)

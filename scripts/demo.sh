@@ -25,15 +25,18 @@ for argument in "$@"; do
 done
 
 # horovodrun writes the rank before every line: `[0]<stdout>:` with Gloo, `[1,0]<stdout>:` with MPI.
-# A progress bar ends its lines with a carriage return, which sed would hold back.
+# A progress bar ends its lines with a carriage return, which sed would hold back. TensorFlow's notes
+# on this processor, which no setting of its own silences, are left out: every process prints them.
 without_ranks() {
   python -c '
 import os, re, sys
 prefix = re.compile(rb"^\[[0-9,]+\]<std(?:out|err)>: ?")
+noise = re.compile(rb"I0000 00:00:\d|WARNING: All log messages before absl::InitializeLog")
 rest = b""
 while chunk := os.read(0, 65536):
     *lines, rest = re.split(rb"(?<=[\r\n])", rest + chunk)
-    sys.stdout.buffer.write(b"".join(prefix.sub(b"", line) for line in lines))
+    lines = [prefix.sub(b"", line) for line in lines]
+    sys.stdout.buffer.write(b"".join(line for line in lines if not noise.match(line)))
     sys.stdout.buffer.flush()
 sys.stdout.buffer.write(prefix.sub(b"", rest))
 '
