@@ -51,7 +51,8 @@ def local_lookup(variable: Any, keys: Any) -> tf.Tensor:
         def grad(row_grads: tf.Tensor) -> Any:
             flat_grads = tf.cast(tf.reshape(row_grads, [-1, dim]), tf.float32)
             flat_keys = tf.cast(tf.reshape(keys, [-1]), key_type)
-            return tf.IndexedSlices(flat_grads, flat_keys, size), None
+            # A copy: the size belongs to the graph of the forward.
+            return tf.IndexedSlices(flat_grads, flat_keys, tf.identity(size)), None
 
         return rows, grad
 

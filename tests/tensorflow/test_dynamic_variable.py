@@ -1,0 +1,240 @@
+"""DynamicVariable: facts about it, export, assign, scatter, and life inside functions."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.backend import get_backend
+
+I64 = np.iinfo(np.int64)
+EDGE_KEYS = [I64.min, I64.min + 1, -4, -1, 0, 7, 2**40, I64.max - 1, I64.max]
+
+
+def rows_of(variable):
+    keys, values = sok.export(variable)
+    return dict(zip(keys.numpy().tolist(), values.numpy(), strict=True))
+
+
+def slices(keys, values):
+    return tf.IndexedSlices(tf.constant(values, tf.float32), tf.constant(keys, tf.int64))
+
+
+def test_facts():
+    v = sok.DynamicVariable(3, initializer="13", name="user", init_capacity=1000)
+    assert v.name == "user:0"
+    assert v.shape.as_list() == [None, 3]
+    assert (v.dimension, v.key_type, v.dtype, v.handle_dtype) == (
+        3,
+        tf.int64,
+        tf.float32,
+        tf.float32,
+    )
+    assert (v.backend_type, v.initializer_str, v.mode, v.target_gpu) == ("hbm", "13", None, -1)
+    assert v.config_dict == {"init_capacity": 1000}
+    assert v.trainable
+    assert v.size.dtype == tf.int32
+    np.testing.assert_array_equal(v.size, [0, 3])
+    np.testing.assert_array_equal(v.key_map([4, 5]), [4, 5])
+    assert v.table.capacity >= 1000
+
+
+def test_num_gpus_is_the_number_of_ranks(initialised):
+    assert sok.DynamicVariable(3).num_gpus == 1
+
+
+def test_num_gpus_needs_init(uninitialised):
+    with pytest.raises(RuntimeError, match="Did you forget to call sok.init"):
+        _ = sok.DynamicVariable(3).num_gpus
+
+
+def test_a_localized_variable_names_its_rank():
+    assert sok.DynamicVariable(3, mode="localized:2").target_gpu == 2
+
+
+def test_names_count_up_and_keep_their_zeros():
+    names = {sok.DynamicVariable(2).name for _ in range(12)}
+    assert len(names) == 12
+    assert sok.DynamicVariable(2, name="table_100").name == "table_100:0"
+    with tf.name_scope("outer"):
+        assert sok.DynamicVariable(2, name="inner").name == "outer/inner:0"
+
+
+def test_the_repr_tells_keys_fill_and_memory():
+    v = sok.DynamicVariable(3, name="user")
+    sok.assign(v, [1, 2], np.zeros((2, 3), np.float32))
+    text = repr(v)
+    for part in ("'user:0'", "(None, 3)", "float32", "keys=2", "fill=", "memory="):
+        assert part in text
+    for part in ("<table>", "user:0", "<th>keys</th><td>2</td>", "optimizer states"):
+        assert part in v._repr_html_()
+
+
+def test_two_variables_of_one_name_share_nothing():
+    a, b = sok.DynamicVariable(2, name="same"), sok.DynamicVariable(2, name="same")
+    sok.assign(a, [1], [[1.0, 2.0]])
+    assert list(rows_of(a)) == [1]
+    assert list(rows_of(b)) == []
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize("n", [0, 1, 33, 1000])
+def test_export_gives_what_assign_took(n, dtype, mode):
+    v = sok.DynamicVariable(4, dtype=dtype)
+    rng = np.random.default_rng(n)
+    keys = np.concatenate([EDGE_KEYS, rng.integers(-(2**62), 2**62, 1000)])[:n]
+    values = rng.normal(size=(n, 4)).astype(dtype.as_numpy_dtype)
+
+    @mode
+    def round_trip(k, x):
+        with tf.control_dependencies([] if tf.executing_eagerly() else [sok.assign(v, k, x)]):
+            if tf.executing_eagerly():
+                assert sok.assign(v, k, x) is v
+            return sok.export(v)
+
+    out_keys, out_values = round_trip(tf.constant(keys, tf.int64), tf.constant(values))
+    assert (out_keys.dtype, out_values.dtype) == (tf.int64, dtype)
+    order = np.argsort(keys)
+    np.testing.assert_array_equal(out_keys, keys[order])
+    np.testing.assert_array_equal(out_values, values[order])
+    np.testing.assert_array_equal(v.size, [n, 4])
+
+
+def test_assign_takes_the_last_of_a_repeated_key():
+    v = sok.DynamicVariable(1)
+    sok.assign(v, [5, 6, 5], [[1.0], [2.0], [3.0]])
+    assert {key: row[0] for key, row in rows_of(v).items()} == {5: 3.0, 6: 2.0}
+
+
+def test_assign_is_also_a_method():
+    v = sok.DynamicVariable(1)
+    assert v.assign([5], [[1.0]]) is v
+    assert rows_of(v)[5] == 1.0
+
+
+@pytest.mark.parametrize("key_type", [tf.int32, tf.int64, tf.uint64], ids=lambda d: d.name)
+def test_keys_of_every_type_and_value(key_type):
+    v = sok.DynamicVariable(2, key_type=key_type)
+    limits = np.iinfo(key_type.as_numpy_dtype)
+    keys = np.array([limits.min, limits.min + 1, 5, limits.max - 1, limits.max], limits.dtype)
+    sok.assign(v, keys, np.arange(10, dtype=np.float32).reshape(5, 2))
+    rows = tf.nn.embedding_lookup(v, tf.constant(keys))
+    np.testing.assert_array_equal(rows, np.arange(10).reshape(5, 2))
+    exported, _ = sok.export(v)
+    assert exported.dtype == key_type
+    np.testing.assert_array_equal(exported, keys)
+
+
+def test_scatter_changes_existing_keys_and_sums_repeated_ones(mode):
+    v = sok.DynamicVariable(2)
+    sok.assign(v, [1, 2], [[1.0, 1.0], [2.0, 2.0]])
+
+    @mode
+    def run(how):
+        keys, values = [1, 1, 9], [[1.0, 2.0], [10.0, 20.0], [5.0, 5.0]]
+        getattr(v, how)(slices(keys, values))
+        return tf.constant(0)
+
+    run("scatter_add")
+    np.testing.assert_array_equal(rows_of(v)[1], [12.0, 23.0])
+    run("scatter_sub")
+    np.testing.assert_array_equal(rows_of(v)[1], [1.0, 1.0])
+    run("scatter_update")
+    np.testing.assert_array_equal(rows_of(v)[1], [10.0, 20.0])
+    assert sorted(rows_of(v)) == [1, 2], "a scatter must not insert"
+
+
+def test_the_seed_and_the_name_make_the_first_rows():
+    def first(**options):
+        return tf.nn.embedding_lookup(sok.DynamicVariable(4, **options), [1, 2]).numpy()
+
+    start = first(name="a", seed=1)
+    np.testing.assert_array_equal(first(name="a", seed=1), start)
+    assert not np.array_equal(first(name="a", seed=2), start)
+    assert not np.array_equal(first(name="b", seed=1), start)
+
+
+@pytest.mark.parametrize(
+    ("initializer", "expected"),
+    [
+        ("13", 13.0),
+        ("ones", 1.0),
+        ("zeros", 0.0),
+        (2.5, 2.5),
+        (tf.keras.initializers.Constant(3.0), 3.0),
+        (tf.compat.v1.ones_initializer(), 1.0),
+    ],
+    ids=str,
+)
+def test_initializers(initializer, expected):
+    v = sok.DynamicVariable(2, initializer=initializer)
+    np.testing.assert_array_equal(tf.nn.embedding_lookup(v, [5]), [[expected] * 2])
+
+
+def test_a_function_traced_for_one_table_is_not_reused_for_another():
+    a, b = sok.DynamicVariable(2, initializer="1"), sok.DynamicVariable(2, initializer="2")
+
+    @tf.function
+    def read(variable):
+        return tf.nn.embedding_lookup(variable, [7])
+
+    np.testing.assert_array_equal(read(a), [[1.0, 1.0]])
+    np.testing.assert_array_equal(read(b), [[2.0, 2.0]])
+    np.testing.assert_array_equal(read(a), [[1.0, 1.0]])
+    assert read.experimental_get_tracing_count() == 2
+
+
+def test_structures_keep_the_variable():
+    v = sok.DynamicVariable(2)
+    (same,) = tf.nest.map_structure(lambda x: x, [v], expand_composites=True)
+    assert same is v
+
+
+def test_modules_and_tapes_know_it():
+    module = tf.Module()
+    module.trained = sok.DynamicVariable(2)
+    module.frozen = sok.DynamicVariable(2, trainable=False)
+    assert module.trainable_variables == (module.trained,)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(module.frozen, [1]))
+    assert tape.gradient(loss, module.frozen) is None
+
+
+def test_filter_variables_keeps_the_order():
+    a, b = sok.DynamicVariable(2), sok.DynamicVariable(2)
+    x, y = tf.Variable(1.0), tf.Variable(2.0)
+    ours, others = sok.filter_variables([x, a, y, b])
+    assert [id(v) for v in ours] == [id(a), id(b)]
+    assert [id(v) for v in others] == [id(x), id(y)]
+
+
+def test_a_function_does_not_keep_a_table_alive():
+    v = sok.DynamicVariable(2)
+    reference, table = weakref.ref(v), weakref.ref(v.table)
+    read = tf.function(lambda keys: tf.nn.embedding_lookup(reference(), keys))
+    read(tf.constant([1], tf.int64))
+    del v
+    gc.collect()
+    assert table() is None
+
+
+def test_a_function_says_when_its_table_is_gone():
+    v = sok.DynamicVariable(2, name="gone")
+    reference = weakref.ref(v)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def read(keys):
+        return tf.nn.embedding_lookup(reference(), keys)
+
+    call = read.get_concrete_function()
+    del v
+    gc.collect()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="was deleted"):
+        call(tf.constant([1], tf.int64))
+
+
+def test_it_lives_on_the_chosen_backend():
+    assert sok.DynamicVariable(2).table.backend is get_backend()

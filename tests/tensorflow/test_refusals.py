@@ -1,0 +1,231 @@
+"""What a table cannot do raises, with what to use instead, and leaves the table as it was."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+
+INSTEAD = "sok.export|sok.assign|embedding_lookup|dimension"
+
+
+@pytest.fixture
+def table():
+    v = sok.DynamicVariable(2, name="refuses")
+    sok.assign(v, [1, 2], [[1.0, 1.0], [2.0, 2.0]])
+    yield v
+    keys, values = sok.export(v)
+    np.testing.assert_array_equal(keys, [1, 2])
+    np.testing.assert_array_equal(values, [[1.0, 1.0], [2.0, 2.0]])
+
+
+DENSE_READS = {
+    "convert": lambda v: tf.convert_to_tensor(v),
+    "value": lambda v: v.value(),
+    "read_value": lambda v: v.read_value(),
+    "numpy": lambda v: v.numpy(),
+    "np.array": lambda v: np.array(v),
+    "add": lambda v: v + 1.0,
+    "slice": lambda v: v[0],
+    "bool": lambda v: bool(v),
+    "int": lambda v: int(v),
+    "float": lambda v: float(v),
+    "eval": lambda v: v.eval(),
+    "gather_nd": lambda v: tf.gather_nd(v, [[1]]),
+    "gather along axis 1": lambda v: tf.gather(v, [0], axis=1),
+    "matmul": lambda v: tf.matmul(v, v),
+    "in a function": lambda v: tf.function(lambda: tf.reduce_sum(v))(),
+    "assign a dense value": lambda v: v.assign(np.zeros((0, 2))),
+    "assign_add": lambda v: v.assign_add([[1.0, 1.0]]),
+    "assign_sub": lambda v: v.assign_sub([[1.0, 1.0]]),
+    "scatter_max": lambda v: v.scatter_max(None),
+    "scatter_nd_add": lambda v: v.scatter_nd_add([[1]], [[1.0, 1.0]]),
+    "set_shape": lambda v: v.set_shape([2, 2]),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": pickle.dumps,
+    "to_proto": lambda v: v.to_proto(),
+}
+
+
+@pytest.mark.parametrize("read", DENSE_READS.values(), ids=DENSE_READS.keys())
+def test_a_dense_use_is_refused(table, read):
+    with pytest.raises(NotImplementedError, match=INSTEAD):
+        read(table)
+
+
+@pytest.mark.parametrize(
+    "read", [tf.reduce_sum, tf.shape, tf.identity, tf.rank], ids=lambda f: f.__name__
+)
+def test_eager_operators_fail_on_it(table, read):
+    # These read the variable in C++ without asking its class.
+    with pytest.raises((tf.errors.InvalidArgumentError, NotImplementedError)):
+        read(table)
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        tf.nn.embedding_lookup,
+        tf.compat.v1.nn.embedding_lookup,
+        lambda p, k: tf.nn.embedding_lookup_sparse(p, tf.sparse.from_dense([k]), None),
+        lambda p, k: tf.nn.safe_embedding_lookup_sparse(p, tf.sparse.from_dense([k])),
+    ],
+    ids=["v2", "v1", "sparse", "safe"],
+)
+def test_a_list_of_variables_is_refused(table, look_up, mode):
+    other = sok.DynamicVariable(2)
+    keys = tf.constant([1, 2], tf.int64)
+    with pytest.raises(ValueError, match="takes one sok.DynamicVariable.*a list of 2"):
+        mode(lambda: look_up([table, other], keys))()
+
+
+def test_a_list_of_one_variable_works(table):
+    np.testing.assert_array_equal(tf.nn.embedding_lookup([table], [2]), [[2.0, 2.0]])
+
+
+def test_saved_model_is_refused(table, tmp_path):
+    module = tf.Module()
+    module.table = table
+    with pytest.raises(NotImplementedError, match="saved_model"):
+        tf.saved_model.save(module, str(tmp_path))
+
+
+def test_xla_is_refused(table):
+    read = tf.function(lambda: tf.nn.embedding_lookup(table, [1]), jit_compile=True)
+    with pytest.raises(NotImplementedError, match="jit_compile"):
+        read()
+
+
+STRATEGY = """
+import tensorflow as tf
+import sok_lite as sok
+cpus = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    try:
+        sok.DynamicVariable(2)
+    except NotImplementedError as error:
+        print("REFUSED", error)
+"""
+
+
+def test_a_strategy_with_replicas_is_refused():
+    # In a process of its own: devices are divided before TensorFlow starts.
+    run = subprocess.run(
+        [sys.executable, "-c", STRATEGY], capture_output=True, text=True, timeout=240
+    )
+    assert "REFUSED" in run.stdout and "horovodrun" in run.stdout, run.stderr[-3000:]
+
+
+def test_a_variable_inside_a_function_is_refused():
+    with pytest.raises(ValueError, match="outside of a tf.function"):
+        tf.function(lambda: sok.DynamicVariable(2).size)()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"dimension": 0}, ValueError, "at least 1. Received: dimension=0"),
+        ({"dimension": 2.0}, TypeError, "must be an integer"),
+        ({"dimension": True}, TypeError, "must be an integer"),
+        ({"var_type": "hybrid"}, NotImplementedError, "Use var_type='hbm'"),
+        ({"var_type": "ram"}, ValueError, "'hbm' or 'hybrid'. Received: 'ram'"),
+        ({"initializer": "randn"}, ValueError, "Received: initializer='randn'"),
+        ({"key_type": tf.float32}, ValueError, "int64, int32, uint64. Received: 'float32'"),
+        ({"key_type": "keys"}, TypeError, "must be a dtype"),
+        ({"dtype": tf.float64}, ValueError, "float32, float16, bfloat16. Received: 'float64'"),
+        ({"mode": "localised"}, ValueError, "'localized:<rank>'"),
+        ({"mode": "localized:x"}, ValueError, "'localized:<rank>'"),
+        ({"max_capacities": 8}, TypeError, "unexpected keyword argument 'max_capacities'"),
+        ({"seed": 1.5}, TypeError, "`seed` must be an integer"),
+        ({"init_capacity": -1}, ValueError, "`init_capacity` must be at least 0"),
+        ({"constraint": abs}, NotImplementedError, "no constraints"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(arguments, error, text):
+    with pytest.raises(error, match=text):
+        sok.DynamicVariable(**({"dimension": 2} | arguments))
+
+
+def test_options_of_sok_are_accepted():
+    sok.DynamicVariable(
+        2,
+        var_type="hbm",
+        init_capacity=1024,
+        max_capacity=2048,
+        max_hbm_for_vectors=1,
+        max_load_factor=0.5,
+        max_bucket_size=128,
+        block_size=1024,
+        device_id=0,
+        io_by_cpu=False,
+        evict_strategy="kLru",
+        filter_ratio=1.0,
+    )
+
+
+ROWS = np.zeros((2, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "error", "text"),
+    [
+        ([1, 5], np.zeros((2, 3), np.float32), ValueError, "has dimension 2.*shape \\(2, 3\\)"),
+        ([1, 5], np.zeros((3, 2), np.float32), ValueError, "indices of shape \\(2,\\)"),
+        ([1, 5], np.zeros(4, np.float32), ValueError, "must have shape"),
+        ([[1, 5]], ROWS, ValueError, "`indices` must have shape \\(n,\\)"),
+        ([1.0, 5.0], ROWS, TypeError, "must be integers \\(int64\\). Received: float"),
+        (["a", "b"], ROWS, TypeError, "must be integers"),
+        ([True, False], ROWS, TypeError, "must be integers"),
+        ([1, 5], np.zeros((2, 2), np.int32), TypeError, "must be float32. Received: dtype int32"),
+        ([1, 5], [["a", "b"]] * 2, TypeError, "must be float32. Received: dtype string"),
+    ],
+    ids=str,
+)
+def test_assign_refuses_what_does_not_fit(table, keys, values, error, text, mode):
+    with pytest.raises(error, match=text):
+        mode(lambda: sok.assign(table, keys, values) and None)()
+
+
+def test_shapes_that_only_the_data_know_are_refused_too(table):
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.int64), tf.TensorSpec(None, tf.float32)])
+    def assign(keys, values):
+        sok.assign(table, keys, values)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="dimension 2"):
+        assign([1, 5], np.zeros((2, 3), np.float32))
+
+
+@pytest.mark.parametrize("what", ["assign", "export"])
+def test_other_variables_are_refused(what):
+    arguments = ([1], [[1.0]]) if what == "assign" else ()
+    with pytest.raises(TypeError, match=f"sok.{what} takes a sok.DynamicVariable"):
+        getattr(sok, what)(tf.Variable([[1.0]]), *arguments)
+
+
+@pytest.mark.parametrize("how", ["scatter_add", "scatter_sub", "scatter_update"])
+def test_a_scatter_takes_slices(table, how):
+    with pytest.raises(TypeError, match="sparse_delta is not IndexedSlices"):
+        getattr(table, how)(tf.zeros([1, 2]))
+    wrong = tf.IndexedSlices(tf.zeros([1, 3]), tf.constant([1], tf.int64))
+    with pytest.raises(ValueError, match="has dimension 2"):
+        getattr(table, how)(wrong)
+
+
+@pytest.mark.parametrize("how", ["lookup", "assign"])
+def test_a_key_out_of_int32_is_refused(how):
+    v = sok.DynamicVariable(2, key_type=tf.int32)
+    keys = tf.constant([5, 2**31], tf.int64)
+    with pytest.raises(ValueError, match="must fit int32.*Received: 2147483648"):
+        if how == "lookup":
+            tf.nn.embedding_lookup(v, keys)
+        else:
+            sok.assign(v, keys, ROWS)
+    assert v.table.size == 0

@@ -1,0 +1,114 @@
+"""Tensors become arrays and back without a copy, and host calls work in every kind of graph."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_lite.backend import get_backend
+from sok_lite.tensor import empty, host_call, to_array, to_tensor
+
+CPU = get_backend("cpu")
+DTYPES = [tf.int32, tf.int64, tf.uint64, tf.float32, tf.float16, tf.bfloat16]
+
+
+def address(tensor):
+    return np.asarray(tensor).ctypes.data
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+def test_a_tensor_is_read_where_it_lies(dtype):
+    tensor = tf.cast(tf.reshape(tf.range(12), [3, 4]), dtype)
+    array = to_array(tensor, CPU)
+    assert array.ctypes.data == address(tensor)
+    assert array.dtype == (np.uint16 if dtype == tf.bfloat16 else dtype.as_numpy_dtype)
+    np.testing.assert_array_equal(array.view(dtype.as_numpy_dtype), tensor.numpy())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (33, 3), (1000, 64), (7,)])
+def test_a_result_is_given_away_where_it_lies(dtype, shape):
+    array = empty(shape, dtype, CPU)
+    bits = np.arange(array.size, dtype=np.uint16).reshape(shape) % 1000
+    array[...] = bits if dtype == tf.bfloat16 else bits.astype(array.dtype)
+    expected = array.copy().view(dtype.as_numpy_dtype)
+    tensor = to_tensor(array, dtype, CPU)
+    assert tensor.dtype == dtype
+    assert tuple(tensor.shape) == shape
+    if array.size:
+        assert address(tensor) == array.ctypes.data
+    del array
+    gc.collect()
+    np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
+def test_memory_that_was_given_away_is_freed_with_the_tensor():
+    array = empty((1000, 64), tf.float32, CPU)
+    base = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    watched = weakref.ref(base)
+    tensor = to_tensor(array, tf.float32, CPU)
+    del array, base
+    gc.collect()
+    assert watched() is not None
+    del tensor
+    gc.collect()
+    assert watched() is None
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(100, dtype=np.float32)[1::2],
+        np.arange(100, dtype=np.float32)[1:],
+        np.broadcast_to(np.float32(3), (4, 4)),
+        np.zeros((0, 5), np.float32),
+    ],
+    ids=["strided", "unaligned", "read-only", "empty"],
+)
+def test_what_tensorflow_cannot_take_is_copied(array):
+    np.testing.assert_array_equal(to_tensor(array, tf.float32, CPU).numpy(), array)
+
+
+def test_a_host_call_sees_eager_tensors_in_every_mode(mode):
+    seen = []
+
+    def twice(x):
+        seen.append(tf.executing_eagerly() and hasattr(x, "numpy"))
+        return (x + x,)
+
+    @mode
+    def call(x):
+        return host_call(twice, [x], [tf.float32], CPU, "A call")[0]
+
+    np.testing.assert_array_equal(call(tf.constant([1.0, 2.0])), [2.0, 4.0])
+    assert seen == [True]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError, tf.errors.InvalidArgumentError),
+        (TypeError, tf.errors.InvalidArgumentError),
+        (MemoryError, tf.errors.ResourceExhaustedError),
+    ],
+)
+def test_the_text_of_an_error_survives_a_graph(error, kind):
+    def fail(x):
+        raise error("what was expected, what came, what to do")
+
+    call = tf.function(lambda x: host_call(fail, [x], [tf.float32], CPU, "A call"))
+    with pytest.raises(kind, match="what was expected, what came, what to do"):
+        call(tf.constant(1.0))
+
+
+def test_xla_is_refused_with_the_way_out():
+    @tf.function(jit_compile=True)
+    def call(x):
+        return host_call(lambda x: (x,), [x], [tf.float32], CPU, "A call")[0]
+
+    with pytest.raises(NotImplementedError, match="A call cannot be compiled by XLA.*jit_compile"):
+        call(tf.constant(1.0))
