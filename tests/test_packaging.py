@@ -113,6 +113,20 @@ def test_wheel_holds_every_module_and_every_kernel_source(wheel):
     assert not others
 
 
+def test_libraries_show_their_kernels_and_nothing_of_libstdcxx(wheel, tmp_path):
+    if shutil.which("nm") is None:
+        pytest.skip("no nm to list symbols with")
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".so")]
+        archive.extractall(tmp_path, names)
+    for name in names:
+        lines = run("nm", "-D", "--defined-only", tmp_path / name).stdout.splitlines()
+        symbols = {line.split()[-1] for line in lines}
+        assert "sok_launch" in symbols
+        others = {s for s in symbols if not s.startswith(("sok_", "_init", "_fini"))}
+        assert not {s for s in others if s.startswith(("_ZSt", "_ZNS", "_ZNKS", "__cxa"))}
+
+
 def test_metadata_names_the_extras_and_the_license(wheel):
     with zipfile.ZipFile(wheel) as archive:
         folder = f"sok_lite-{__version__}.dist-info"
