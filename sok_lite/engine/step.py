@@ -205,11 +205,11 @@ def backward(
 
 def _read(table: DetTable, keys: Array, index: Array | None) -> Array:
     """Returns the rows of distinct keys in storage format, (k, dim), or those of keys[index]."""
+    keys = table.key_dtype.from_int64(table.backend.xp, keys)
     with table.lock:
-        rows = table.find_or_insert(
-            table.key_dtype.from_int64(table.backend.xp, keys), unique_keys=True
-        )
-        return table.store.read(rows if index is None else rows[index])
+        if index is None:
+            return table.lookup(keys, unique_keys=True).values
+        return table.store.read(table.find_or_insert(keys, unique_keys=True)[index])
 
 
 def _checked(backend: Backend, number: int, part: Part) -> Part:

@@ -1,0 +1,148 @@
+"""sok.init, sok.communication on one rank, and the import without TensorFlow."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite import communication
+
+pytestmark = pytest.mark.usefixtures("uninitialised")
+
+
+@pytest.fixture(autouse=True)
+def not_launched(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("HOROVOD_", "OMPI_", "PMI_", "MV2_", "SLURM_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("tool", ["horovod", "mpi", "single"])
+def test_one_process_needs_nothing(tool, capsys):
+    sok.init(tool)
+    assert "[SOK INFO] Initialize finished, communication tool: " + tool in capsys.readouterr().out
+    assert (sok.communication.rank(), sok.communication.num_ranks()) == (0, 1)
+    assert (sok.communication.local_rank(), sok.communication.id_in_rank()) == (0, 0)
+    assert (sok.communication.num_gpus(), sok.communication.num_gpu_per_rank()) == (1, 1)
+    assert sok.communication.global_gpu_id() == 0
+
+
+def test_the_default_is_horovod(capsys):
+    sok.init()
+    assert "communication tool: horovod" in capsys.readouterr().out
+
+
+def test_a_second_init_is_refused():
+    sok.init("single")
+    with pytest.raises(RuntimeError, match="cannot be set more than once"):
+        sok.init("single")
+
+
+def test_an_unknown_tool_is_refused():
+    with pytest.raises(ValueError, match="'horovod', 'mpi', 'single'.*Received: 'nccl'"):
+        sok.init("nccl")
+    with pytest.raises(RuntimeError, match="Did you forget to call sok.init"):
+        sok.communication.rank()
+
+
+def test_several_ranks_without_horovod_are_refused(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+    with pytest.raises(RuntimeError, match="2 ranks were launched.*[Hh]orovod"):
+        sok.init()
+
+
+def test_collectives_of_one_rank(mode):
+    sok.init("single")
+    x = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    rows, splits = mode(lambda: sok.communication.alltoall(x, [2]))()
+    np.testing.assert_array_equal(rows, x)
+    np.testing.assert_array_equal(splits, [2])
+    for op in ("sum", "average", "max", "min"):
+        reduced = mode(lambda op=op: sok.communication.allreduce(x, op))()
+        np.testing.assert_array_equal(reduced, x)
+    np.testing.assert_array_equal(mode(lambda: sok.communication.allgather(x))(), x)
+    np.testing.assert_array_equal(mode(lambda: sok.communication.broadcast(x, 0))(), x)
+    with pytest.raises(ValueError, match="'sum', 'average', 'max' or 'min'"):
+        sok.communication.allreduce(x, "product")
+
+
+def test_versions():
+    assert sok.tf_version == [int(part) for part in tf.__version__.split("-")[0].split(".")[:3]]
+    assert isinstance(sok.__version__, str)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("2.21.0", [2, 21, 0]), ("2.22.0-rc1", [2, 22, 0]), ("2.20.1.dev2", [2, 20, 1])],
+)
+def test_versions_before_a_release_are_read(text, expected, monkeypatch):
+    monkeypatch.setattr(tf, "__version__", text)
+    assert sok._tf_version() == expected
+
+
+def test_every_public_name_is_there():
+    for name in sok.__all__:
+        assert getattr(sok, name) is not None
+        assert name in dir(sok)
+    assert sok.lookup.lookup_sparse is sok.lookup_sparse
+    assert sok.optimizer.OptimizerWrapper is sok.OptimizerWrapper
+    assert sok.dynamic_variable.DynamicVariable is sok.DynamicVariable
+    assert communication is sok.communication
+    with pytest.raises(AttributeError, match="no attribute 'Optimiser'"):
+        _ = sok.Optimiser
+
+
+WITHOUT_TENSORFLOW = """
+import sys
+sys.modules["tensorflow"] = None
+import numpy as np
+import sok_lite as sok
+from sok_lite.backend import get_backend
+from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.table import make_table
+table = make_table("hbm", get_backend("cpu"), 2, initializer=make_initializer("13", 2))
+assert table.lookup(np.array([1, 2])).values.tolist() == [[13.0, 13.0]] * 2
+for name in [*sok.__all__, "lookup", "optimizer", "tensor"]:
+    if name == "__version__":
+        continue
+    try:
+        getattr(sok, name)
+    except ImportError as error:
+        assert 'pip install "sok_lite[cpu]"' in str(error), error
+    else:
+        raise AssertionError(name)
+print("FINE")
+"""
+
+
+def test_without_tensorflow_there_is_the_engine_and_a_message():
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TENSORFLOW], capture_output=True, text=True, timeout=240
+    )
+    assert "FINE" in run.stdout, run.stderr[-3000:]
+
+
+LEGACY = """
+import tensorflow as tf, tf_keras, sok_lite as sok
+sok.init("single", use_legacy_optimizer={use})
+print("IS_LEGACY", "legacy" in tf.keras.optimizers.SGD.__module__)
+"""
+
+
+@pytest.mark.parametrize("use", [True, False])
+def test_legacy_optimizers_are_the_default_where_there_are_any(use):
+    pytest.importorskip("tf_keras")
+    run = subprocess.run(
+        [sys.executable, "-c", LEGACY.format(use=use)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"TF_USE_LEGACY_KERAS": "1"},
+    )
+    assert f"IS_LEGACY {use}" in run.stdout, run.stderr[-3000:]

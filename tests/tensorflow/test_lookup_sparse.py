@@ -1,0 +1,399 @@
+"""sok.lookup_sparse on one rank, against tf.nn.embedding_lookup_sparse on dense variables."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+
+NUM_ROWS = 60
+DIMS = (4, 3, 1)
+COMBINERS = ("sum", "mean", "sqrtn")
+
+pytestmark = pytest.mark.usefixtures("initialised")
+
+
+@pytest.fixture
+def pairs():
+    """Tables and dense variables with the same rows for the keys 0 to NUM_ROWS - 1."""
+    tables, variables = [], []
+    for i, dim in enumerate(DIMS):
+        rows = np.random.default_rng(i).normal(size=(NUM_ROWS, dim)).astype(np.float32)
+        tables.append(sok.DynamicVariable(dim))
+        sok.assign(tables[-1], np.arange(NUM_ROWS), rows)
+        variables.append(tf.Variable(rows))
+    return tables, variables
+
+
+def a_batch(seed, batch, most=5):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, most + 1, batch)
+    ids = tf.constant(rng.integers(0, NUM_ROWS, lengths.sum()))
+    weights = tf.constant(rng.uniform(0.5, 2, lengths.sum()), tf.float32)
+    ragged = tf.RaggedTensor.from_row_lengths(ids, lengths)
+    return ragged, ragged.with_flat_values(weights)
+
+
+def dense_lookup(variable, ids, weights, combiner, batch):
+    sparse = ids if isinstance(ids, tf.SparseTensor) else ids.to_sparse()
+    values = weights if weights is None else tf.sparse.map_values(lambda x: x, sparse)
+    if weights is not None:
+        flat = weights.values
+        values = tf.SparseTensor(sparse.indices, flat, sparse.dense_shape)
+    out = tf.nn.embedding_lookup_sparse(variable, sparse, values, combiner=combiner)
+    # TensorFlow leaves empty rows at the end out.
+    return tf.pad(out, [[0, batch - tf.shape(out)[0]], [0, 0]])
+
+
+def as_dense(gradient, shape):
+    total = np.zeros(shape, np.float32)
+    np.add.at(total, gradient.indices.numpy(), gradient.values.numpy())
+    return total
+
+
+def tape_inside(run):
+    return tf.function(run)()
+
+
+def tape_eager(run):
+    return run()
+
+
+def loss_of(outputs):
+    return tf.add_n([tf.reduce_sum(tf.sin(out) * (i + 1)) for i, out in enumerate(outputs)])
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+@pytest.mark.parametrize("tape", [tape_eager, tape_inside], ids=lambda f: f.__name__)
+def test_outputs_and_gradients_are_tensorflows(pairs, tape, kind, weighted):
+    tables, variables = pairs
+    batch = 33
+    ids, weights = zip(*(a_batch(seed, batch) for seed in range(3)), strict=True)
+    if kind == "sparse":
+        ids = [x.to_sparse() for x in ids]
+    weights = weights if weighted else [None] * 3
+    flat_weights = [w.values for w in weights if w is not None]
+
+    def ours():
+        with tf.GradientTape() as tape:
+            tape.watch(flat_weights)
+            outputs = sok.lookup_sparse(tables, list(ids), list(weights), list(COMBINERS))
+            loss = loss_of(outputs)
+        return outputs, *tape.gradient(loss, [tables, flat_weights])
+
+    with tf.GradientTape() as dense_tape:
+        dense_tape.watch(flat_weights)
+        dense = [
+            dense_lookup(*x, batch) for x in zip(variables, ids, weights, COMBINERS, strict=True)
+        ]
+        dense_loss = loss_of(dense)
+    dense_gradients, dense_weight_gradients = dense_tape.gradient(
+        dense_loss, [variables, flat_weights]
+    )
+    outputs, gradients, weight_gradients = tape(ours)
+    for out, expected in zip(outputs, dense, strict=True):
+        assert out.shape == expected.shape
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)  # sums of 5 float32
+    for gradient, expected, dim in zip(gradients, dense_gradients, DIMS, strict=True):
+        keys = gradient.indices.numpy()
+        assert len(np.unique(keys)) == len(keys), "keys of the gradient are distinct"
+        shape = (NUM_ROWS, dim)
+        np.testing.assert_allclose(
+            as_dense(gradient, shape), as_dense(expected, shape), rtol=1e-5, atol=1e-6
+        )
+    for gradient, expected in zip(weight_gradients, dense_weight_gradients, strict=True):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_tape_outside_the_function_sees_the_gradient(pairs):
+    tables, _ = pairs
+    ids, _ = a_batch(0, 9)
+
+    def run(function):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(function() ** 2)
+        return tape.gradient(loss, tables[0])
+
+    eager = run(lambda: sok.lookup_sparse(tables[0], ids))
+    traced = run(tf.function(lambda: sok.lookup_sparse(tables[0], ids)))
+    np.testing.assert_array_equal(traced.indices, eager.indices)
+    np.testing.assert_array_equal(traced.values, eager.values)
+    np.testing.assert_array_equal(traced.dense_shape, [NUM_ROWS, DIMS[0]])
+
+
+def test_one_step_is_two_host_calls(pairs):
+    tables, _ = pairs
+    ids = [a_batch(seed, 5)[0] for seed in range(3)]
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = loss_of(sok.lookup_sparse(tables, ids))
+        return tape.gradient(loss, tables)
+
+    operations = step.get_concrete_function().graph.get_operations()
+    assert [op.type for op in operations].count("EagerPyFunc") == 2
+
+
+def test_one_variable_gives_one_tensor_and_lists_give_lists(pairs):
+    tables, _ = pairs
+    ids, _ = a_batch(0, 5)
+    one = sok.lookup_sparse(tables[0], ids)
+    assert tf.is_tensor(one)
+    for some in ([ids], (ids,)):
+        (same,) = sok.lookup_sparse([tables[0]], some)
+        np.testing.assert_array_equal(same, one)
+    assert isinstance(sok.lookup_sparse([tables[0]], [ids]), list)
+    assert sok.lookup_sparse([], []) == []
+
+
+def test_mean_is_the_default_and_one_combiner_serves_all(pairs):
+    tables, _ = pairs
+    ids, _ = a_batch(0, 5)
+    mean = sok.lookup_sparse(tables[:2], [ids, ids])
+    for combiners in ("mean", ["Average", "MEAN"]):
+        for a, b in zip(
+            sok.lookup_sparse(tables[:2], [ids, ids], combiners=combiners), mean, strict=True
+        ):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_the_same_variable_may_come_several_times(pairs, mode):
+    tables, variables = pairs
+    (a, _), (b, _) = a_batch(0, 5), a_batch(1, 5)
+
+    @mode
+    def gradient():
+        with tf.GradientTape() as tape:
+            x, y = sok.lookup_sparse([tables[0]] * 2, [a, b], combiners=["sum", "mean"])
+            loss = tf.reduce_sum(x * y)
+        return tape.gradient(loss, tables[0])
+
+    with tf.GradientTape() as tape:
+        x = dense_lookup(variables[0], a, None, "sum", 5)
+        y = dense_lookup(variables[0], b, None, "mean", 5)
+        loss = tf.reduce_sum(x * y)
+    shape = (NUM_ROWS, DIMS[0])
+    expected = as_dense(tape.gradient(loss, variables[0]), shape)
+    np.testing.assert_allclose(as_dense(gradient(), shape), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_empty_rows_and_zero_weights_give_zeros(pairs, mode):
+    tables, _ = pairs
+    ids = tf.ragged.constant([[], [1, 2], []], dtype=tf.int64)
+    zero = ids.with_flat_values(tf.zeros([2]))
+
+    @mode
+    def run():
+        with tf.GradientTape() as tape:
+            outputs = sok.lookup_sparse([tables[0]] * 2, [ids, ids], [None, zero])
+            loss = tf.reduce_sum(outputs[1])
+        return outputs, tape.gradient(loss, tables[0])
+
+    (plain, weighted), gradient = run()
+    np.testing.assert_array_equal(plain[0], np.zeros(4))
+    np.testing.assert_array_equal(plain[2], np.zeros(4))
+    np.testing.assert_array_equal(weighted, np.zeros((3, 4)))
+    assert np.isfinite(gradient.values).all()
+
+
+def test_a_batch_without_a_key(pairs, mode):
+    tables, _ = pairs
+    ids = tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.int64), [0, 0, 0])
+    np.testing.assert_array_equal(
+        mode(lambda: sok.lookup_sparse(tables[0], ids))(), np.zeros((2, 4))
+    )
+    no_rows = tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.int64), [0])
+    assert mode(lambda: sok.lookup_sparse(tables[0], no_rows))().shape == (0, 4)
+
+
+def test_ragged_and_sparse_may_meet(pairs, mode):
+    tables, _ = pairs
+    ids, weights = a_batch(3, 7)
+    expected = sok.lookup_sparse(tables[0], ids, weights)
+    mixed = [
+        (ids.to_sparse(), weights.to_sparse()),
+        (ids, weights.to_sparse()),
+        (ids.to_sparse(), weights),
+        (tf.cast(ids, tf.int32), tf.cast(weights, tf.float64)),
+        (ids, tf.RaggedTensor.from_row_lengths(weights.values, weights.row_lengths())),
+    ]
+    for some_ids, some_weights in mixed:
+        out = mode(lambda i=some_ids, w=some_weights: sok.lookup_sparse(tables[0], i, w))()
+        np.testing.assert_array_equal(out, expected)
+
+
+def test_sparse_ids_may_have_gaps(pairs):
+    tables, _ = pairs
+    gaps = tf.SparseTensor([[0, 5], [2, 0], [2, 9]], tf.constant([4, 5, 6], tf.int64), [3, 10])
+    dense_rows = tf.ragged.constant([[4], [], [5, 6]], dtype=tf.int64)
+    np.testing.assert_array_equal(
+        sok.lookup_sparse(tables[0], gaps), sok.lookup_sparse(tables[0], dense_rows)
+    )
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda d: d.name)
+def test_half_precision_rows_are_combined_in_float32(dtype, mode):
+    table = sok.DynamicVariable(2, initializer="1.5", dtype=dtype)
+    ids = tf.ragged.constant([[1, 2, 3], [4]], dtype=tf.int64)
+
+    @mode
+    def run():
+        with tf.GradientTape() as tape:
+            out = sok.lookup_sparse(table, ids, combiners="sum")
+            loss = tf.reduce_sum(out)
+        return out, tape.gradient(loss, table)
+
+    out, gradient = run()
+    assert out.dtype == dtype
+    np.testing.assert_array_equal(tf.cast(out, tf.float32), [[4.5, 4.5], [1.5, 1.5]])
+    assert gradient.values.dtype == tf.float32
+
+
+@pytest.mark.parametrize("key_type", [tf.int32, tf.uint64], ids=lambda d: d.name)
+def test_keys_of_other_types(key_type, mode):
+    table = sok.DynamicVariable(2, initializer="ones", key_type=key_type)
+    top = np.iinfo(key_type.as_numpy_dtype).max
+    keys = tf.constant(np.array([top, 0, top], key_type.as_numpy_dtype))
+    ids = tf.RaggedTensor.from_row_lengths(keys, [2, 1])
+
+    @mode
+    def run():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum"))
+        return tape.gradient(loss, table)
+
+    gradient = run()
+    assert gradient.indices.dtype == key_type
+    np.testing.assert_array_equal(gradient.indices, [top, 0])
+    np.testing.assert_array_equal(gradient.values, [[2.0, 2.0], [1.0, 1.0]])
+
+
+def test_static_shapes_are_kept(pairs):
+    tables, _ = pairs
+    shapes = []
+
+    @tf.function(
+        input_signature=[
+            tf.RaggedTensorSpec([None, None], tf.int64),
+            tf.SparseTensorSpec([7, None], tf.int64),
+        ]
+    )
+    def look_up(ragged, sparse):
+        shapes.extend(
+            out.shape.as_list() for out in sok.lookup_sparse(tables[:2], [ragged, sparse])
+        )
+
+    look_up(a_batch(0, 3)[0], a_batch(1, 7)[0].to_sparse())
+    assert shapes == [[None, 4], [7, 3]]
+
+
+# ---- bad input ---------------------------------------------------------------------------------
+
+IDS = tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)
+DENSE = tf.Variable(tf.zeros([3, 4]))
+LOCALIZED = sok.DynamicVariable(4, mode="localized:3")
+BAD_CALLS = {
+    "unknown combiner": (
+        lambda v: sok.lookup_sparse(v, IDS, combiners="max"),
+        ValueError,
+        "'sum', 'mean' \\(or 'average'\\) or 'sqrtn'. Received: combiner='max'",
+    ),
+    "float ids": (
+        lambda v: sok.lookup_sparse(v, tf.cast(IDS, tf.float32)),
+        TypeError,
+        "must be integers",
+    ),
+    "dense ids": (
+        lambda v: sok.lookup_sparse(v, tf.constant([[1, 2]])),
+        TypeError,
+        "RaggedTensor or tf.SparseTensor.*from_tensor",
+    ),
+    "rank 3": (
+        lambda v: sok.lookup_sparse(v, tf.ragged.constant([[[1], [2]]], dtype=tf.int64)),
+        ValueError,
+        "rank 2 with one ragged dimension",
+    ),
+    "sparse of rank 1": (
+        lambda v: sok.lookup_sparse(v, tf.sparse.from_dense(tf.constant([1, 2], tf.int64))),
+        ValueError,
+        "must have rank 2",
+    ),
+    "more ids than variables": (
+        lambda v: sok.lookup_sparse([v], [IDS, IDS]),
+        ValueError,
+        "equally long.*1 params, 2 sp_ids",
+    ),
+    "more weights than ids": (
+        lambda v: sok.lookup_sparse([v], [IDS], [None, None]),
+        ValueError,
+        "equally long.*2 sp_weights",
+    ),
+    "more combiners than ids": (
+        lambda v: sok.lookup_sparse([v], [IDS], combiners=["sum", "sum"]),
+        ValueError,
+        "equally long.*2 combiners",
+    ),
+    "a tf.Variable": (
+        lambda v: sok.lookup_sparse(DENSE, IDS),
+        NotImplementedError,
+        "ResourceVariable is not supported in lookup",
+    ),
+    "the filter": (
+        lambda v: sok.lookup_sparse(v, IDS, use_low_frequency_filter=True),
+        NotImplementedError,
+        "`use_low_frequency_filter` needs tables of var_type 'hybrid'",
+    ),
+    "text weights": (
+        lambda v: sok.lookup_sparse(v, IDS, IDS.with_values(tf.constant(["a", "b", "c"]))),
+        TypeError,
+        "sp_weights\\[0\\] must be float32. Received: string",
+    ),
+    "too few weights": (
+        lambda v: sok.lookup_sparse(v, IDS, tf.ragged.constant([[1.0], [2.0]])),
+        ValueError,
+        "one weight for each key",
+    ),
+    "weights of other rows": (
+        lambda v: sok.lookup_sparse(v, IDS, tf.ragged.constant([[1.0], [2.0, 3.0]])),
+        (ValueError, tf.errors.InvalidArgumentError),
+        "rows of sp_weights\\[0\\] must be as long as those of sp_ids\\[0\\]",
+    ),
+    "sparse ids out of order": (
+        lambda v: sok.lookup_sparse(
+            v, tf.SparseTensor([[1, 0], [0, 0]], tf.constant([1, 2], tf.int64), [2, 1])
+        ),
+        (ValueError, tf.errors.InvalidArgumentError),
+        "row-major order.*tf.sparse.reorder",
+    ),
+    "a rank that there is not": (
+        lambda v: sok.lookup_sparse(LOCALIZED, IDS),
+        RuntimeError,
+        "There are only 1 GPU",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "text"), BAD_CALLS.values(), ids=BAD_CALLS.keys())
+def test_bad_calls_are_refused_before_anything_changes(call, error, text, mode):
+    table = sok.DynamicVariable(4)
+    with pytest.raises(error, match=text):
+        mode(lambda: call(table))()
+    assert table.table.size == 0
+
+
+def test_a_key_out_of_range_changes_no_table(mode):
+    good, narrow = sok.DynamicVariable(4), sok.DynamicVariable(4, key_type=tf.int32)
+    far = tf.ragged.constant([[1, 2**31], [3]], dtype=tf.int64)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="must fit int32"):
+        mode(lambda: sok.lookup_sparse([good, narrow], [IDS, far]))()
+    assert good.table.size == narrow.table.size == 0
+
+
+def test_it_needs_init(monkeypatch):
+    from sok_lite import communication
+
+    monkeypatch.setattr(communication, "_communicator", None)
+    with pytest.raises(RuntimeError, match="Did you forget to call sok.init"):
+        sok.lookup_sparse(sok.DynamicVariable(4), IDS)
