@@ -48,9 +48,8 @@ SOK_DEVICE i64 sok_num_threads() { return (i64)gridDim.x * blockDim.x; }
 #define SOK_FOR_EACH(i, n) for (i64 i = sok_thread(); i < (n); i += sok_num_threads())
 #define SOK_FOR_EACH_BLOCK(first, count, n) \
   for (i64 first = sok_thread(), count = 1; first < (n); first += sok_num_threads())
-#define SOK_FOR_EACH_ROW(r, n)                             \
-  for (i64 r = sok_thread() / SOK_ROW_LANES; r < (n);      \
-       r += sok_num_threads() / SOK_ROW_LANES)
+#define SOK_FOR_EACH_ROW(r, n) \
+  for (i64 r = sok_thread() / SOK_ROW_LANES; r < (n); r += sok_num_threads() / SOK_ROW_LANES)
 #define SOK_FOR_EACH_COLUMN(c, dim) \
   for (i64 c = threadIdx.x % SOK_ROW_LANES; c < (dim); c += SOK_ROW_LANES)
 // True on one lane of the tile that shares a row: it writes what a row has only one of.
@@ -125,8 +124,8 @@ SOK_DEVICE i64 sok_slice_end(i64 n) { return n * (sok_worker + 1) / sok_num_work
 
 #define SOK_FOR_EACH(i, n) \
   for (i64 i = sok_slice_begin(n), i##_end = sok_slice_end(n); i < i##_end; ++i)
-#define SOK_FOR_EACH_BLOCK(first, count, n)                                                \
-  for (i64 first = sok_slice_begin(n), first##_end = sok_slice_end(n), count;              \
+#define SOK_FOR_EACH_BLOCK(first, count, n)                                                  \
+  for (i64 first = sok_slice_begin(n), first##_end = sok_slice_end(n), count;                \
        count = first##_end - first < SOK_BLOCK ? first##_end - first : SOK_BLOCK, count > 0; \
        first += count)
 #define SOK_FOR_EACH_ROW(r, n) SOK_FOR_EACH(r, n)
@@ -238,12 +237,12 @@ template <class... A>
 static inline void sok_apply(void (*kernel)(A...), void** args) {
   sok_apply(kernel, args, std::index_sequence_for<A...>{});
 }
-#define SOK_EXPORT(name)                                                         \
-  extern "C" __attribute__((visibility("default"))) void sok_run_##name(void** args) { \
-    sok_apply(&name, args);                                                      \
-  }                                                                              \
+#define SOK_EXPORT(name)                                                                 \
+  extern "C" __attribute__((visibility("default"))) void sok_run_##name(void** args) {   \
+    sok_apply(&name, args);                                                              \
+  }                                                                                      \
   extern "C" __attribute__((visibility("default"))) const char* sok_signature_##name() { \
-    return sok_signature(&name);                                                 \
+    return sok_signature(&name);                                                         \
   }
 #endif
 

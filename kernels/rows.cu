@@ -72,34 +72,33 @@ SOK_DEVICE void dense_gather(const T* x, i64 dim, const i32* index, T* out, i64 
   }
 }
 
-#define SOK_COPY_KERNELS(suffix, type)                                                          \
-  SOK_ROW_KERNEL(rows_read_##suffix)                                                            \
-  (const u64* chunks, i64 shift, i64 dim, const u32* rows, type* out, i64 n) {                  \
-    rows_read<type>(chunks, shift, dim, rows, out, n);                                          \
-  }                                                                                             \
-  SOK_EXPORT(rows_read_##suffix)                                                                \
-  SOK_ROW_KERNEL(rows_write_##suffix)                                                           \
-  (const u64* chunks, i64 shift, i64 dim, const u32* rows, const type* values,                  \
-   const i32* source, i64 n) {                                                                  \
-    rows_write<type>(chunks, shift, dim, rows, values, source, n);                              \
-  }                                                                                             \
-  SOK_EXPORT(rows_write_##suffix)                                                               \
-  SOK_ROW_KERNEL(dense_gather_##suffix)                                                         \
-  (const type* x, i64 dim, const i32* index, type* out, i64 n) {                                \
-    dense_gather<type>(x, dim, index, out, n);                                                  \
-  }                                                                                             \
+#define SOK_COPY_KERNELS(suffix, type)                                                            \
+  SOK_ROW_KERNEL(rows_read_##suffix)                                                              \
+  (const u64* chunks, i64 shift, i64 dim, const u32* rows, type* out, i64 n) {                    \
+    rows_read<type>(chunks, shift, dim, rows, out, n);                                            \
+  }                                                                                               \
+  SOK_EXPORT(rows_read_##suffix)                                                                  \
+  SOK_ROW_KERNEL(rows_write_##suffix)                                                             \
+  (const u64* chunks, i64 shift, i64 dim, const u32* rows, const type* values, const i32* source, \
+   i64 n) {                                                                                       \
+    rows_write<type>(chunks, shift, dim, rows, values, source, n);                                \
+  }                                                                                               \
+  SOK_EXPORT(rows_write_##suffix)                                                                 \
+  SOK_ROW_KERNEL(dense_gather_##suffix)                                                           \
+  (const type* x, i64 dim, const i32* index, type* out, i64 n) {                                  \
+    dense_gather<type>(x, dim, index, out, n);                                                    \
+  }                                                                                               \
   SOK_EXPORT(dense_gather_##suffix)
 
 // By width: a copy does not look at the format.
 SOK_COPY_KERNELS(u32, u32)
 SOK_COPY_KERNELS(u16, u16)
 
-#define SOK_ADD_KERNEL(type)                                                                   \
-  SOK_ROW_KERNEL(rows_add_##type)                                                              \
-  (const u64* chunks, i64 shift, i64 dim, const u32* rows, const f32* deltas, f32 scale,       \
-   i64 n) {                                                                                    \
-    rows_add<type>(chunks, shift, dim, rows, deltas, scale, n);                                \
-  }                                                                                            \
+#define SOK_ADD_KERNEL(type)                                                                      \
+  SOK_ROW_KERNEL(rows_add_##type)                                                                 \
+  (const u64* chunks, i64 shift, i64 dim, const u32* rows, const f32* deltas, f32 scale, i64 n) { \
+    rows_add<type>(chunks, shift, dim, rows, deltas, scale, n);                                   \
+  }                                                                                               \
   SOK_EXPORT(rows_add_##type)
 
 SOK_ADD_KERNEL(f32)

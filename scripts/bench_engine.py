@@ -19,12 +19,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sok_lite.backend import cuda_unavailable, get_backend  # noqa: E402
-from sok_lite.engine.combine import combine, combine_grad  # noqa: E402
-from sok_lite.engine.initializer import make_initializer  # noqa: E402
-from sok_lite.engine.table import make_table  # noqa: E402
-from sok_lite.engine.unique import group, unique  # noqa: E402
-from sok_lite.engine.update_rules import SGD, Adagrad, Adam, apply_rule  # noqa: E402
+from sok_lite.backend import cuda_unavailable, get_backend
+from sok_lite.engine.combine import combine, combine_grad
+from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.table import make_table
+from sok_lite.engine.unique import group, unique
+from sok_lite.engine.update_rules import SGD, Adagrad, Adam, apply_rule
 
 
 def timed(backend, call, rounds):

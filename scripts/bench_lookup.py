@@ -38,7 +38,7 @@ NUM_BATCHES = 8
 LEARNING_RATE = 1e-3
 
 
-# ------------------------------------------------------------------------------ work
+# ----------------------------------------------------------------- the work
 
 
 def make_keys(num_keys):
@@ -84,9 +84,7 @@ class Ours:
         variable = self.new_variable()
         for part in np.array_split(keys, 20):
             self.insert(variable, self.tf.constant(part))
-        self.optimizer = self.sok.OptimizerWrapper(
-            self.tf.keras.optimizers.Adam(LEARNING_RATE)
-        )
+        self.optimizer = self.sok.OptimizerWrapper(self.tf.keras.optimizers.Adam(LEARNING_RATE))
         return variable
 
     def ids(self, keys, positions):
@@ -175,11 +173,11 @@ class Tfra(Ours):
 SYSTEMS = {system.name: system for system in (Ours, Dense, Tfra)}
 
 
-# ------------------------------------------------------------------------------ one system's process
+# ----------------------------------------------------------------- the process of one system
 
 
 def timed_calls(system, args, case):
-    """Yields functions of the step number; each call is what is timed."""
+    """Returns a function of the step number that does one call and returns its seconds."""
     tf = system.tf
     keys = make_keys(args.keys)
     if case == "insert":
@@ -220,24 +218,20 @@ def timed_calls(system, args, case):
 
 
 def work_loop(args):
-    """Answers on standard output: a line `ready` per case, then milliseconds for each `go`."""
+    """Reads a case; answers `ready`, then milliseconds for every further line."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
     system = SYSTEMS[args.worker](args)
-    call, number = None, 0
-    for line in sys.stdin:
-        word = line.strip()
-        if word == "go":
-            answers.write(f"{1000 * call(number)}\n")
-            number += 1
-        else:
-            call, number = None, 0
-            call = timed_calls(system, args, word)
-            answers.write("ready\n")
+    case = sys.stdin.readline().strip()
+    call = timed_calls(system, args, case)
+    answers.write("ready\n")
+    answers.flush()
+    for number, _ in enumerate(sys.stdin):
+        answers.write(f"{1000 * call(number)}\n")
         answers.flush()
 
 
-# ------------------------------------------------------------------------------ the process in front
+# ----------------------------------------------------------------- the process in front
 
 
 class Worker:
@@ -262,27 +256,29 @@ class Worker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
         )
 
-    def ask(self, word):
+    def ask(self, word: str) -> str:
+        """Sends a line and returns the answer; ends this program if the process has died."""
+        assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.write(word + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass
+            pass  # its last words are told below
         answer = self.process.stdout.readline().strip()
         if not answer:
             raise SystemExit(f"The process of {self.name} died in {word!r}; its words are above.")
         return answer
 
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
+    def close(self) -> None:
+        """Ends the process."""
+        self.process.communicate()
 
 
 def measure(args, case, workers):
     """Times one case in turns and returns its RESULT as a dict."""
     for worker in workers:
         worker.ask(case)
-    times = {worker.name: [] for worker in workers}
+    times: dict[str, list[float]] = {worker.name: [] for worker in workers}
     rounds = 3 if case == "insert" else args.rounds
     warm = 1 if case == "insert" else 3
     for number in range(warm + rounds):

@@ -73,6 +73,8 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
       NotImplementedError: var_type "hybrid", a constraint, or a tf.distribute strategy.
     """
 
+    _handle: Any  # TensorFlow's own name for the resource
+
     def __init__(
         self,
         dimension: int,

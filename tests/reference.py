@@ -1,4 +1,4 @@
-"""The oracle: a table and its neighbours in plain Python and NumPy, sharing no code with sok_lite."""
+"""The oracle: a table in plain Python and NumPy, sharing no code with sok_lite."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Imports point down only: a module may import from its own layer's list, and from nothing above."""
+"""Imports point down only: a module imports from its own layer and those below."""
 
 import ast
 from pathlib import Path
@@ -61,7 +61,7 @@ KNOWN = {module_name(path) for path in PACKAGE.rglob("*.py")}
 
 
 def imports(source):
-    """Every module that a source imports, wherever in it; `from a import b` is a.b where that is one.
+    """Every module that a source imports; `from a import b` is a.b where that is one.
 
     Names that are no module of ours come as they stand.
     """

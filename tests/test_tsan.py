@@ -1,4 +1,4 @@
-"""The CPU kernels under ThreadSanitizer, with real threads; and a planted race that it must find."""
+"""The CPU kernels under ThreadSanitizer, with real threads, and a planted race to find."""
 
 import os
 import platform

@@ -96,8 +96,7 @@ SOK_KERNEL(det_insert)
   DetSlot* table = (DetSlot*)slots;
   i64 reclaimed = 0;
   SOK_FOR_EACH_BLOCK(first, count, n) {
-    for (i64 j = 0; j < count; ++j)
-      sok_prefetch(table + det_first_slot(keys[first + j], capacity));
+    for (i64 j = 0; j < count; ++j) sok_prefetch(table + det_first_slot(keys[first + j], capacity));
     for (i64 j = 0; j < count; ++j) {
       i64 key = keys[first + j];
       i64 was = det_claim(table, capacity, empty_key, reclaim_key, key, rows[first + j]);
@@ -144,8 +143,7 @@ SOK_EXPORT(det_erase)
 
 // Moves every key of one index to an empty one of another capacity; row numbers stay.
 SOK_KERNEL(det_rehash)
-(const i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64* new_slots,
- i64 new_capacity) {
+(const i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64* new_slots, i64 new_capacity) {
   const DetSlot* from = (const DetSlot*)slots;
   DetSlot* to = (DetSlot*)new_slots;
   SOK_FOR_EACH_BLOCK(first, count, capacity) {
