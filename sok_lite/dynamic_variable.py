@@ -497,8 +497,11 @@ def _bytes(count: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def export(var: DynamicVariable) -> tuple[tf.Tensor, tf.Tensor]:
+def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns this rank's keys, ascending, and their rows. No communication.
+
+    Args:
+      var: a DynamicVariable, or a view of an optimizer state of one.
 
     Returns:
       (indices (n,) of the key type, values (n, dimension) of the rows' dtype).
@@ -506,7 +509,10 @@ def export(var: DynamicVariable) -> tuple[tf.Tensor, tf.Tensor]:
     Raises:
       TypeError: `var` is no DynamicVariable.
     """
-    return _checked_variable(var, "export").export()
+    # A view of a state has the same method; no variable of TensorFlow has.
+    if not hasattr(var, "export"):
+        _checked_variable(var, "export")
+    return var.export()
 
 
 def assign(var: DynamicVariable, indices: Any, values: Any) -> Any:

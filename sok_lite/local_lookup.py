@@ -50,7 +50,12 @@ def local_lookup(variable: Any, keys: Any) -> tf.Tensor:
 
         def grad(row_grads: tf.Tensor) -> Any:
             flat_grads = tf.cast(tf.reshape(row_grads, [-1, dim]), tf.float32)
-            flat_keys = tf.cast(tf.reshape(keys, [-1]), key_type)
+            # A session runs only what it needs, and a gradient may need no row: the lookup must
+            # run all the same, or an update would not find the key.
+            is_pruned = not tf.executing_eagerly() and not tf.inside_function()
+            with tf.control_dependencies([size] if is_pruned else []):
+                flat_keys = tf.cast(tf.reshape(keys, [-1]), key_type)
+                flat_keys = tf.identity(flat_keys) if is_pruned else flat_keys
             # A copy: the size belongs to the graph of the forward.
             return tf.IndexedSlices(flat_grads, flat_keys, tf.identity(size)), None
 

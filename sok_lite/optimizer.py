@@ -235,6 +235,14 @@ class OptimizerWrapper(_RowOptimizer):
     def lr(self, value: Any) -> None:
         self.learning_rate = value
 
+    def __dir__(self) -> list[str]:
+        """Leaves `get_slot_names` out.
+
+        tf.train.Checkpoint looks for it here, and would want every state as a dense variable. The
+        states are saved with their table.
+        """
+        return [name for name in super().__dir__() if name != "get_slot_names"]
+
     def get_slot_names(self) -> list[str]:
         """Returns the names of the states that the rule keeps for every row."""
         settings = settings_of(self.optimizer, self._family)

@@ -6,6 +6,7 @@ a tensor or a callable; what may change is read anew in every step, what selects
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -28,7 +29,8 @@ class Settings(NamedTuple):
     flags: dict[str, Any]
 
 
-class Family(NamedTuple):
+@dataclass(frozen=True)
+class Family:
     """What the optimizers of one family have in common.
 
     Attributes:
@@ -345,7 +347,7 @@ def _keras_weight_decay(optimizer: Any, variable: Any) -> Any:
 _KERAS = Family(
     "Keras 3", _KERAS_SETTINGS, lambda o: o.iterations, _keras_learning_rate, _keras_weight_decay
 )
-_TF_KERAS = _KERAS._replace(name="tf_keras")
+_TF_KERAS = replace(_KERAS, name="tf_keras")
 _LEGACY = Family(
     "tf_keras.optimizers.legacy",
     _LEGACY_SETTINGS,

@@ -1,0 +1,117 @@
+"""tf.train.Checkpoint keeps keys, rows, optimizer states and the step counter."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+
+
+def trained(seed, name="table", dtype=tf.float32):
+    table = sok.DynamicVariable(3, name=name, dtype=dtype, initializer="uniform")
+    optimizer = sok.OptimizerWrapper(keras.optimizers.Adam(0.1))
+    step(table, optimizer, seed, 4)
+    return table, optimizer
+
+
+def step(table, optimizer, seed, steps):
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        keys = tf.constant(rng.integers(-20, 20, 30))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, keys) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+
+def facts(table):
+    keys, values = sok.export(table)
+    states = [
+        sok.OptimizerWrapper(keras.optimizers.Adam()).get_slot(table, name).export()[1].numpy()
+        for name in table.table.store.state_names
+    ]
+    return [keys.numpy(), values.numpy(), *states]
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda d: d.name)
+def test_training_goes_on_where_it_stopped(tmp_path, dtype):
+    table, optimizer = trained(0, dtype=dtype)
+    path = tf.train.Checkpoint(table=table, optimizer=optimizer).save(str(tmp_path / "c"))
+    other, other_optimizer = trained(7, dtype=dtype)
+    # Keys that the checkpoint does not have must go.
+    sok.assign(other, [1000], np.ones((1, 3), np.float32))
+    status = tf.train.Checkpoint(table=other, optimizer=other_optimizer).restore(path)
+    status.assert_consumed()
+    for restored, saved in zip(facts(other), facts(table), strict=True):
+        np.testing.assert_array_equal(restored, saved)
+    assert int(other_optimizer.iterations) == int(optimizer.iterations) == 4
+    for pair in ((table, optimizer), (other, other_optimizer)):
+        step(*pair, seed=3, steps=2)
+    for restored, saved in zip(facts(other), facts(table), strict=True):
+        np.testing.assert_array_equal(restored, saved)
+
+
+def test_a_fresh_table_takes_the_states_as_well(tmp_path):
+    table, _ = trained(0)
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
+    fresh = sok.DynamicVariable(3, name="table", initializer="uniform")
+    tf.train.Checkpoint(table=fresh).restore(path).assert_consumed()
+    for restored, saved in zip(facts(fresh), facts(table), strict=True):
+        np.testing.assert_array_equal(restored, saved)
+
+
+def test_an_empty_table_is_saved_and_restored(tmp_path):
+    table = sok.DynamicVariable(3)
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
+    other, _ = trained(0)
+    tf.train.Checkpoint(table=other).restore(path).assert_consumed()
+    assert other.table.size == 0
+
+
+def test_a_checkpoint_restored_before_the_variable_is_made(tmp_path):
+    table, _ = trained(0)
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
+    late = tf.train.Checkpoint()
+    late.restore(path)
+    late.table = sok.DynamicVariable(3, name="table", initializer="uniform")
+    for restored, saved in zip(facts(late.table), facts(table), strict=True):
+        np.testing.assert_array_equal(restored, saved)
+
+
+def test_another_dimension_is_refused(tmp_path):
+    table, _ = trained(0)
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
+    other = sok.DynamicVariable(5)
+    with pytest.raises(ValueError, match="has dimension 5"):
+        tf.train.Checkpoint(table=other).restore(path)
+    assert other.table.size == 0
+
+
+def test_a_dense_variable_in_its_place_is_refused(tmp_path):
+    path = tf.train.Checkpoint(table=tf.Variable(tf.zeros([2, 3]))).save(str(tmp_path / "c"))
+    table = sok.DynamicVariable(3)
+    sok.assign(table, [1], [[1.0, 2.0, 3.0]])
+    with pytest.raises((ValueError, tf.errors.NotFoundError)):
+        tf.train.Checkpoint(table=table).restore(path).assert_consumed()
+    assert table.table.size == 1
+
+
+def test_models_of_keras_2_save_it(tmp_path):
+    tf_keras = pytest.importorskip("tf_keras")
+
+    class Model(tf_keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table = sok.DynamicVariable(3, name="table")
+
+        def call(self, keys):
+            return tf.nn.embedding_lookup(self.table, keys)
+
+    model = Model()
+    model(tf.constant([1, 2], tf.int64))
+    assert model.trainable_variables == [model.table]
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "c"))
+    other = Model()
+    tf.train.Checkpoint(model=other).restore(path).assert_consumed()
+    for restored, saved in zip(sok.export(other.table), sok.export(model.table), strict=True):
+        np.testing.assert_array_equal(restored, saved)

@@ -1,0 +1,408 @@
+"""OptimizerWrapper and SGD: rows against the same optimizer on a dense variable of those rows."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+
+tf_keras = pytest.importorskip("tf_keras")
+k3, new, legacy = keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy
+v1 = tf.compat.v1.train
+
+KEYS = [5, -7, 2**40]
+DIM = 4
+
+
+def every_optimizer():
+    for name, module in {"Keras 3": k3, "tf_keras": new, "legacy": legacy}.items():
+        makers = {
+            "SGD": lambda m=module: m.SGD(0.1),
+            "Momentum": lambda m=module: m.SGD(0.1, momentum=0.9),
+            "Nesterov": lambda m=module: m.SGD(0.1, momentum=0.9, nesterov=True),
+            "Adagrad": lambda m=module: m.Adagrad(0.1),
+            "Adam": lambda m=module: m.Adam(0.1),
+            "AMSGrad": lambda m=module: m.Adam(0.1, amsgrad=True),
+            "RMSprop": lambda m=module: m.RMSprop(0.1),
+            "RMSprop momentum": lambda m=module: m.RMSprop(0.1, momentum=0.5),
+            "RMSprop centered": lambda m=module: m.RMSprop(0.1, centered=True),
+            "Ftrl": lambda m=module: m.Ftrl(
+                0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.02, beta=0.1
+            ),
+        }
+        if module is not legacy:
+            makers["AdamW"] = lambda m=module: m.AdamW(0.1, weight_decay=0.05)
+            makers["SGD decay"] = lambda m=module: m.SGD(0.1, weight_decay=0.05)
+        for rule, make in makers.items():
+            yield pytest.param(make, id=f"{name} {rule}")
+    makers = {
+        "SGD": lambda: v1.GradientDescentOptimizer(0.1),
+        "Momentum": lambda: v1.MomentumOptimizer(0.1, 0.9),
+        "Nesterov": lambda: v1.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+        "Adam": lambda: v1.AdamOptimizer(0.1),
+        "Adagrad": lambda: v1.AdagradOptimizer(0.1),
+        "RMSProp": lambda: v1.RMSPropOptimizer(0.1),
+        "RMSProp centered": lambda: v1.RMSPropOptimizer(0.1, momentum=0.5, centered=True),
+        "Ftrl": lambda: v1.FtrlOptimizer(0.1),
+    }
+    for rule, make in makers.items():
+        yield pytest.param(make, id=f"v1 {rule}")
+
+
+def new_pair():
+    table = sok.DynamicVariable(DIM, initializer="uniform")
+    return table, tf.Variable(tf.nn.embedding_lookup(table, KEYS))
+
+
+def rows_of(table):
+    return tf.nn.embedding_lookup(table, KEYS).numpy()
+
+
+def applying(optimizer, pairs):
+    """A function of nothing that applies gradients and returns nothing."""
+
+    def apply():
+        optimizer.apply_gradients(pairs())
+
+    return apply
+
+
+def slices(grads, keys=KEYS):
+    return tf.IndexedSlices(tf.convert_to_tensor(grads, tf.float32), tf.constant(keys, tf.int64))
+
+
+def some_grads(seed=0, steps=4):
+    return np.random.default_rng(seed).normal(size=(steps, len(KEYS), DIM)).astype(np.float32)
+
+
+@pytest.mark.parametrize("make", list(every_optimizer()))
+def test_rows_move_as_a_dense_variable_does(make, mode):
+    table, variable = new_pair()
+    ours, theirs = sok.OptimizerWrapper(make()), make()
+
+    @mode
+    def step(grads):
+        # The same gradient in two halves: repeated keys are summed.
+        halves = slices(tf.concat([grads * 0.25, grads * 0.75], 0), KEYS * 2)
+        ours.apply_gradients([(halves, table)])
+
+    for grads in some_grads():
+        step(tf.constant(grads))
+        theirs.apply_gradients([(tf.constant(grads), variable)])
+    # v1 Adam keeps beta powers as float32 products, we as powers: 2e-6 after 4 steps of 0.1.
+    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=5e-6)
+    assert ours.iterations == 4
+
+
+@pytest.mark.parametrize("module", [k3, new, legacy], ids=["Keras 3", "tf_keras", "legacy"])
+def test_dense_and_dynamic_variables_in_one_call(module, mode):
+    table, variable = new_pair()
+    shared, alone = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
+    inner, theirs = module.Adam(0.1), module.Adam(0.1)
+    ours = sok.OptimizerWrapper(inner)
+
+    @mode
+    def step(grads, dense_grads):
+        ours.apply_gradients([(dense_grads, shared), (slices(grads), table), (None, table)])
+
+    for i, grads in enumerate(some_grads()):
+        dense_grads = tf.constant([0.5, -1.0]) * (i + 1)
+        step(tf.constant(grads), dense_grads)
+        theirs.apply_gradients([(dense_grads, alone), (tf.constant(grads), variable)])
+    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(shared, alone, rtol=1e-6)
+    assert int(inner.iterations) == int(theirs.iterations) == int(ours.iterations) == 4
+
+
+def test_the_wrapped_optimizer_may_serve_dense_variables_by_itself(mode):
+    # SOK's programs do this: its wrapper counts its own steps.
+    table, variable = new_pair()
+    shared, alone = tf.Variable([1.0]), tf.Variable([1.0])
+    inner = k3.Adam(0.1)
+    ours, dense, sparse = sok.OptimizerWrapper(inner), k3.Adam(0.1), k3.Adam(0.1)
+
+    @mode
+    def step(grads):
+        ours.apply_gradients([(slices(grads), table)])
+        inner.apply_gradients([(tf.constant([0.5]), shared)])
+
+    for grads in some_grads():
+        step(tf.constant(grads))
+        sparse.apply_gradients([(tf.constant(grads), variable)])
+        dense.apply_gradients([(tf.constant([0.5]), alone)])
+    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(shared, alone)
+
+
+class Halving(k3.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.5 ** tf.cast(step, tf.float32)
+
+    def get_config(self):
+        return {}
+
+
+class OldHalving(tf_keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.5 ** tf.cast(step, tf.float32)
+
+    def get_config(self):
+        return {}
+
+
+@pytest.mark.parametrize("with_dense", [False, True], ids=["rows only", "with dense"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: k3.SGD(Halving()),
+        lambda: new.SGD(OldHalving()),
+        lambda: legacy.SGD(OldHalving()),
+    ],
+    ids=["Keras 3", "tf_keras", "legacy"],
+)
+def test_a_schedule_is_read_in_every_step(make, with_dense, mode):
+    table = sok.DynamicVariable(1, initializer="zeros")
+    tf.nn.embedding_lookup(table, [1])
+    ours, dense = sok.OptimizerWrapper(make()), tf.Variable([0.0])
+
+    @mode
+    def step():
+        pairs = [(slices([[1.0]], [1]), table)]
+        ours.apply_gradients(pairs + [(tf.constant([1.0]), dense)] * with_dense)
+
+    expected = 0.0
+    for rate in (1.0, 0.5, 0.25, 0.125):
+        step()
+        expected -= rate
+        np.testing.assert_array_equal(tf.nn.embedding_lookup(table, [1]), [[expected]])
+        if with_dense:
+            np.testing.assert_array_equal(dense, [expected])
+
+
+def test_legacy_decay_is_read_in_every_step(mode):
+    table = sok.DynamicVariable(1, initializer="zeros")
+    tf.nn.embedding_lookup(table, [1])
+    ours = sok.OptimizerWrapper(legacy.SGD(1.0, decay=1.0))
+    step = mode(applying(ours, lambda: [(slices([[1.0]], [1]), table)]))
+    for _ in range(3):
+        step()
+    expected = -(1.0 + 1 / 2 + 1 / 3)
+    np.testing.assert_allclose(tf.nn.embedding_lookup(table, [1]), [[expected]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("module", [k3, new, legacy], ids=["Keras 3", "tf_keras", "legacy"])
+def test_an_assigned_learning_rate_counts_from_the_next_step(module, mode):
+    table = sok.DynamicVariable(1, initializer="zeros")
+    tf.nn.embedding_lookup(table, [1])
+    ours = sok.OptimizerWrapper(module.SGD(1.0))
+    step = mode(applying(ours, lambda: [(slices([[1.0]], [1]), table)]))
+    step()
+    ours.learning_rate = 0.25
+    step()
+    np.testing.assert_array_equal(tf.nn.embedding_lookup(table, [1]), [[-1.25]])
+    assert float(ours.learning_rate) == float(ours.lr) == 0.25
+
+
+def test_a_v1_learning_rate_may_be_a_variable_or_a_function(mode):
+    rate = tf.Variable(1.0)
+    for given in (rate, lambda: rate):
+        rate.assign(1.0)
+        table = sok.DynamicVariable(1, initializer="zeros")
+        tf.nn.embedding_lookup(table, [1])
+        ours = sok.OptimizerWrapper(v1.GradientDescentOptimizer(given))
+        step = mode(applying(ours, lambda t=table: [(slices([[1.0]], [1]), t)]))
+        step()
+        rate.assign(0.25)
+        step()
+        np.testing.assert_array_equal(tf.nn.embedding_lookup(table, [1]), [[-1.25]])
+
+
+def test_excluded_variables_do_not_decay():
+    decayed, kept = sok.DynamicVariable(1, initializer="1"), sok.DynamicVariable(1, initializer="1")
+    optimizer = k3.AdamW(0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=[kept])
+    for table in (decayed, kept):
+        tf.nn.embedding_lookup(table, [1])
+    ours = sok.OptimizerWrapper(optimizer)
+    ours.apply_gradients([(slices([[0.0]], [1]), decayed), (slices([[0.0]], [1]), kept)])
+    np.testing.assert_allclose(tf.nn.embedding_lookup(decayed, [1]), [[0.95]], rtol=1e-6)
+    np.testing.assert_array_equal(tf.nn.embedding_lookup(kept, [1]), [[1.0]])
+
+
+def test_only_touched_rows_move():
+    table, _ = new_pair()
+    before = rows_of(table)
+    sok.OptimizerWrapper(k3.Adam(0.1)).apply_gradients([(slices(np.ones((1, DIM)), [5]), table)])
+    after = rows_of(table)
+    assert not np.array_equal(after[0], before[0])
+    np.testing.assert_array_equal(after[1:], before[1:])
+
+
+def test_nothing_to_do_is_nothing_done(mode):
+    table, _ = new_pair()
+    ours = sok.OptimizerWrapper(k3.Adam(0.1))
+
+    @mode
+    def step():
+        assert ours.apply_gradients([(None, table)]) is None
+        assert ours.apply_gradients([(None, table), (None, tf.constant(0.0))]) is None
+
+    step()
+    assert ours.iterations == 0
+
+
+def test_dense_variables_alone_go_to_the_wrapped_optimizer(mode):
+    dense, inner = tf.Variable([1.0]), k3.SGD(0.5)
+    ours = sok.OptimizerWrapper(inner)
+    mode(applying(ours, lambda: [(tf.constant([1.0]), dense)]))()
+    np.testing.assert_array_equal(dense, [0.5])
+    assert (int(inner.iterations), int(ours.iterations)) == (1, 1)
+
+
+def test_states_can_be_exported_as_slots():
+    table, variable = new_pair()
+    ours, theirs = sok.OptimizerWrapper(legacy.Adam(0.1)), legacy.Adam(0.1)
+    grads = some_grads(steps=1)[0]
+    ours.apply_gradients([(slices(grads), table)])
+    theirs.apply_gradients([(tf.constant(grads), variable)])
+    assert ours.get_slot_names() == ["m", "v"]
+    for name in ours.get_slot_names():
+        keys, values = sok.export(ours.get_slot(table, name))
+        order = np.argsort(KEYS)
+        np.testing.assert_array_equal(keys, np.array(KEYS)[order])
+        np.testing.assert_allclose(
+            values, theirs.get_slot(variable, name).numpy()[order], rtol=1e-6
+        )
+    with pytest.raises(ValueError, match="no optimizer state 'vhat'. It has 'm', 'v'"):
+        ours.get_slot(table, "vhat")
+
+
+def test_nonfinite_gradients_are_counted(mode):
+    table, _ = new_pair()
+    ours = sok.OptimizerWrapper(k3.SGD(0.1))
+    grads = np.zeros((3, DIM), np.float32)
+    grads[0, 0], grads[2, 1] = np.nan, np.inf
+    mode(applying(ours, lambda: [(slices(grads), table)]))()
+    assert ours.num_nonfinite == 2
+
+
+def test_nonfinite_gradients_can_be_an_error_before_anything_changes(mode):
+    table, _ = new_pair()
+    dense, inner = tf.Variable([1.0]), k3.Adam(0.1)
+    ours = sok.OptimizerWrapper(inner, on_nonfinite="error")
+    before = rows_of(table)
+    grads = np.ones((3, DIM), np.float32)
+    grads[1, 2] = np.inf
+    step = mode(applying(ours, lambda: [(slices(grads), table), (tf.constant([1.0]), dense)]))
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="1 of 3 gradient rows"):
+        step()
+    np.testing.assert_array_equal(rows_of(table), before)
+    np.testing.assert_array_equal(dense, [1.0])
+    assert int(inner.iterations) == 0
+
+
+def test_sgd_is_plain_descent_on_rows(mode):
+    table, _ = new_pair()
+    before, grads = rows_of(table), some_grads(steps=1)[0]
+    ours = sok.SGD(lr=0.5)
+    step = mode(applying(ours, lambda: [(slices(grads), table), (None, table)]))
+    step()
+    np.testing.assert_allclose(rows_of(table), before - 0.5 * grads, rtol=1e-6)
+    ours.lr.assign(0.0)
+    middle = rows_of(table)
+    step()
+    np.testing.assert_array_equal(rows_of(table), middle)
+    with pytest.raises(TypeError, match="sok.SGD updates DynamicVariables only"):
+        ours.apply_gradients([(tf.constant([1.0]), tf.Variable([1.0]))])
+
+
+def test_the_step_of_a_lookup_and_its_gradient(initialised, mode):
+    table = sok.DynamicVariable(2, initializer="ones")
+    ours = sok.OptimizerWrapper(k3.SGD(1.0))
+    ids = tf.ragged.constant([[1, 2, 1], [2]], dtype=tf.int64)
+
+    @mode
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum"))
+            loss += tf.reduce_sum(tf.nn.embedding_lookup(table, [2, 3]))
+        ours.apply_gradients([(tape.gradient(loss, table), table)])
+
+    step()
+    rows = tf.nn.embedding_lookup(table, [1, 2, 3])
+    np.testing.assert_array_equal(rows, [[-1.0] * 2, [-2.0] * 2, [0.0] * 2])
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: k3.SGD(clipnorm=1.0), NotImplementedError, "clipnorm=1.0"),
+        (lambda: k3.SGD(clipvalue=1.0), NotImplementedError, "clipvalue=1.0"),
+        (lambda: k3.SGD(global_clipnorm=1.0), NotImplementedError, "global_clipnorm=1.0"),
+        (lambda: new.SGD(clipnorm=1.0), NotImplementedError, "clipnorm=1.0"),
+        (lambda: legacy.SGD(clipvalue=1.0), NotImplementedError, "clipvalue=1.0"),
+        (lambda: k3.SGD(use_ema=True), NotImplementedError, "use_ema=True"),
+        (lambda: new.SGD(use_ema=True), NotImplementedError, "use_ema=True"),
+        (
+            lambda: k3.SGD(gradient_accumulation_steps=2),
+            NotImplementedError,
+            "gradient_accumulation_steps=2",
+        ),
+        (lambda: k3.SGD(loss_scale_factor=2.0), NotImplementedError, "loss_scale_factor=2.0"),
+        (lambda: k3.LossScaleOptimizer(k3.SGD()), NotImplementedError, "LossScaleOptimizer"),
+        (lambda: k3.Lion(), NotImplementedError, "no update rule for Lion of Keras 3"),
+        (lambda: new.Adamax(), NotImplementedError, "no update rule for Adamax of tf_keras"),
+        (lambda: legacy.Nadam(), NotImplementedError, "no update rule for Nadam"),
+        (lambda: v1.AdadeltaOptimizer(), NotImplementedError, "no update rule for Adadelta"),
+        (lambda: "adam", TypeError, "must be a Keras 3, tf_keras or tf.compat.v1.train optimizer"),
+    ],
+)
+def test_what_would_not_act_on_rows_is_refused(make, error, text):
+    with pytest.raises(error, match=text):
+        sok.OptimizerWrapper(make())
+
+
+def test_a_setting_that_comes_later_is_refused_too():
+    table, _ = new_pair()
+    inner = k3.SGD(0.1)
+    ours = sok.OptimizerWrapper(inner)
+    inner.clipnorm = 1.0
+    with pytest.raises(NotImplementedError, match="clipnorm=1.0"):
+        ours.apply_gradients([(slices(some_grads()[0]), table)])
+
+
+def test_a_subclass_with_a_rule_of_its_own_is_refused():
+    class Mine(k3.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            variable.assign_sub(gradient)
+
+    class Same(k3.SGD):
+        def __init__(self):
+            super().__init__(0.5)
+
+    with pytest.raises(NotImplementedError, match="Mine, which has its own update_step"):
+        sok.OptimizerWrapper(Mine())
+    sok.OptimizerWrapper(Same())
+
+
+def test_bad_gradients_are_refused():
+    table, _ = new_pair()
+    ours = sok.OptimizerWrapper(k3.SGD(0.1))
+    with pytest.raises(TypeError, match="must be a tf.IndexedSlices"):
+        ours.apply_gradients([(tf.zeros([3, DIM]), table)])
+    with pytest.raises(ValueError, match=f"one row of dimension {DIM}"):
+        ours.apply_gradients([(slices(np.ones((1, 2)), [5]), table)])
+    with pytest.raises(ValueError, match="'allow' or 'error'"):
+        sok.OptimizerWrapper(k3.SGD(0.1), on_nonfinite="skip")
+
+
+def test_another_optimizer_on_the_same_table_is_refused():
+    table, _ = new_pair()
+    sok.OptimizerWrapper(k3.Adagrad(0.1)).apply_gradients([(slices(some_grads()[0]), table)])
+    other = sok.OptimizerWrapper(k3.Adagrad(0.1, initial_accumulator_value=0.5))
+    with pytest.raises(ValueError, match="one optimizer per table"):
+        other.apply_gradients([(slices(some_grads()[0]), table)])

@@ -1,0 +1,125 @@
+"""TF1 graphs and sessions: lookups, gradients, optimizers, export and assign as operations."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+
+v1 = tf.compat.v1
+
+pytestmark = pytest.mark.usefixtures("initialised")
+
+
+@pytest.fixture
+def session():
+    with tf.Graph().as_default(), v1.Session() as session:
+        yield session
+
+
+def test_lookup_gradient_and_update(session):
+    table = sok.DynamicVariable(2, initializer="1", name="table")
+    dense = v1.get_variable("dense", [2], initializer=v1.ones_initializer(), use_resource=True)
+    keys = v1.placeholder(tf.int64, [None])
+    rows = tf.nn.embedding_lookup(table, keys)
+    loss = tf.reduce_sum(rows * dense)
+    gradients = v1.gradients(loss, [table, dense])
+    assert isinstance(gradients[0], tf.IndexedSlices)
+    global_step = v1.train.get_or_create_global_step()
+    optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(0.25))
+    train = optimizer.apply_gradients(
+        zip(gradients, [table, dense], strict=True), global_step=global_step
+    )
+    session.run(v1.global_variables_initializer())
+    # Rows and dense variable start at 1; the gradient of each is the other.
+    assert session.run([loss, train], {keys: [7, 8]})[0] == 4.0
+    out_rows, out_dense, step, own = session.run(
+        [rows, dense, global_step, optimizer.iterations], {keys: [7, 8]}
+    )
+    np.testing.assert_array_equal(out_rows, np.full((2, 2), 0.75))
+    np.testing.assert_array_equal(out_dense, [0.5, 0.5])
+    assert (step, own) == (1, 1)
+
+
+@pytest.mark.parametrize("with_dense", [False, True], ids=["rows only", "with dense"])
+def test_adam_counts_its_steps(session, with_dense):
+    table = sok.DynamicVariable(2, initializer="1")
+    dense = v1.get_variable("dense", [3, 2], initializer=v1.ones_initializer(), use_resource=True)
+    keys = tf.constant([1, 2, 3], tf.int64)
+    weights = tf.constant([[1.0, 2.0], [3.0, -1.0], [0.5, 0.1]])
+    rows = tf.nn.embedding_lookup(table, keys)
+    (slices,) = v1.gradients(tf.reduce_sum(tf.sin(rows) * weights), [table])
+    (gradient,) = v1.gradients(tf.reduce_sum(tf.sin(dense) * weights), [dense])
+    optimizer = sok.OptimizerWrapper(v1.train.AdamOptimizer(0.1))
+    if with_dense:
+        train = optimizer.apply_gradients([(slices, table), (gradient, dense)])
+    else:
+        train = tf.group(
+            optimizer.apply_gradients([(slices, table)]),
+            v1.train.AdamOptimizer(0.1).apply_gradients([(gradient, dense)]),
+        )
+    session.run(v1.global_variables_initializer())
+    for _ in range(4):
+        session.run(train)
+    np.testing.assert_allclose(*session.run([rows, dense]), rtol=1e-5, atol=5e-6)
+
+
+def test_legacy_keras_optimizers(session):
+    legacy = pytest.importorskip("tf_keras").optimizers.legacy
+    table = sok.DynamicVariable(1, initializer="0")
+    dense = v1.get_variable("dense", [1], initializer=v1.zeros_initializer(), use_resource=True)
+    rows = tf.nn.embedding_lookup(table, tf.constant([1], tf.int64))
+    gradients = v1.gradients(tf.reduce_sum(rows) + tf.reduce_sum(dense), [table, dense])
+    optimizer = sok.OptimizerWrapper(legacy.Adam(0.1))
+    train = optimizer.apply_gradients(zip(gradients, [table, dense], strict=True))
+    session.run(v1.global_variables_initializer())
+    for _ in range(3):
+        session.run(train)
+    np.testing.assert_allclose(*session.run([rows, dense[None]]), rtol=1e-5)
+    assert session.run(optimizer.iterations) == 3
+
+
+def test_lookup_sparse(session):
+    table = sok.DynamicVariable(2, initializer="1")
+    values = v1.placeholder(tf.int64, [None])
+    ids = tf.RaggedTensor.from_row_lengths(values, [2, 1])
+    out = sok.lookup_sparse(table, ids, combiners="sum")
+    (slices,) = v1.gradients(tf.reduce_sum(out), [table])
+    train = sok.SGD(0.5).apply_gradients([(slices, table)])
+    session.run(v1.global_variables_initializer())
+    np.testing.assert_array_equal(session.run(out, {values: [5, 6, 5]}), [[2.0] * 2, [1.0] * 2])
+    session.run(train, {values: [5, 6, 5]})
+    np.testing.assert_array_equal(session.run(out, {values: [5, 5, 6]}), [[0.0] * 2, [0.5] * 2])
+
+
+def test_export_assign_scatter_and_size(session):
+    table = sok.DynamicVariable(2)
+    assign = sok.assign(table, tf.constant([3, 1]), tf.constant([[3.0, 3.0], [1.0, 1.0]]))
+    delta = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([3], tf.int64))
+    scatter = table.scatter_add(delta)
+    exported, size = sok.export(table), table.size
+    assert isinstance(assign, tf.Operation)
+    session.run(v1.global_variables_initializer())
+    session.run(assign)
+    session.run(scatter)
+    keys, rows = session.run(exported)
+    np.testing.assert_array_equal(keys, [1, 3])
+    np.testing.assert_array_equal(rows, [[1.0, 1.0], [4.0, 4.0]])
+    np.testing.assert_array_equal(session.run(size), [2, 2])
+
+
+def test_variables_are_in_the_collections(session):
+    table = sok.DynamicVariable(2, name="table")
+    frozen = sok.DynamicVariable(2, name="table", trainable=False)
+    assert [v.name for v in v1.global_variables()] == ["table:0", "table_1:0"]
+    assert v1.trainable_variables() == [table]
+    session.run(v1.global_variables_initializer())
+    assert session.run(v1.report_uninitialized_variables()).size == 0
+    assert frozen.table is not table.table
+
+
+def test_running_the_variable_itself_fails(session):
+    table = sok.DynamicVariable(2, name="table")
+    session.run(v1.global_variables_initializer())
+    with pytest.raises(tf.errors.InvalidArgumentError, match="has no dense value"):
+        session.run(table)
