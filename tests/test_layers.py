@@ -18,7 +18,7 @@ LAYERS = [
     ["sok_lite.engine.row_store", "sok_lite.engine.combine"],
     ["sok_lite.engine.initializer"],
     ["sok_lite.engine.table"],
-    ["sok_lite.engine.update_rules"],
+    ["sok_lite.engine.update_rules", "sok_lite.engine.recent"],
     ["sok_lite.engine.owner", "sok_lite.engine.agreement"],
     ["sok_lite.engine.exchange"],
     ["sok_lite.engine.step", "sok_lite.engine.apply"],

@@ -1,12 +1,14 @@
 """One optimizer step for rows of several tables: unique -> sum over duplicates -> update rule."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.engine.combine import segment_sum
+from sok_lite.engine.recent import recall
 from sok_lite.engine.row_store import ABSENT
 from sok_lite.engine.table import DetTable
 from sok_lite.engine.unique import unique
@@ -51,20 +53,29 @@ def apply_updates(
       NonFiniteGradientError: there are such rows and `on_nonfinite` is "error".
       ValueError, TypeError: an update does not fit its table. Nothing has changed in either case.
     """
-    ready = [_summed(update) for update in _merged(updates)]
-    if on_nonfinite == "error":
-        _raise_if_nonfinite(ready)
-    for update in ready:
-        # Before the first row changes: a state of another optimizer raises here.
-        for name, initial in update.rule.states.items():
-            update.table.store.ensure_state(name, initial)
-        update.rule.scalars(learning_rate, step)
-    count = 0
-    for table, rule, keys, grads in ready:
-        with table.lock:
-            rows = table.find(table.key_dtype.from_int64(table.backend.xp, keys))
-            count += int(apply_rule(table, rule, rows, grads, learning_rate, step))
-    return count
+    with ExitStack() as locks:
+        # Held from the first look at a table to its last change: row numbers stay good. In one
+        # order for all threads, so that none waits for another that waits for it.
+        for table in sorted({update.table for update in updates}, key=id):
+            locks.enter_context(table.lock)
+        ready = [_ready(update) for update in _merged(updates)]
+        if on_nonfinite == "error":
+            _raise_if_nonfinite(ready)
+        for item in ready:
+            # Before the first row changes: a state of another optimizer raises here.
+            for name, initial in item.rule.states.items():
+                item.table.store.ensure_state(name, initial)
+            item.rule.scalars(learning_rate, step)
+        return sum(int(apply_rule(*item, learning_rate, step)) for item in ready)
+
+
+class _Ready(NamedTuple):
+    """An update by row numbers: rows (u,) uint32 distinct, grads (u, dim) float32."""
+
+    table: DetTable
+    rule: UpdateRule
+    rows: Array
+    grads: Array
 
 
 def _merged(updates: Sequence[Update]) -> list[Update]:
@@ -95,19 +106,21 @@ def _check(update: Update, keys: Array) -> None:
         )
 
 
-def _summed(update: Update) -> Update:
-    backend = update.table.backend
-    distinct, inverse = unique(backend, update.keys)
-    grads = update.grads
-    if distinct.size < update.keys.size:
-        # Distinct keys keep their order, so without duplicates the gradients stay where they are.
-        grads = segment_sum(backend, grads, inverse, int(distinct.size))
-    return update._replace(keys=distinct, grads=backend.xp.ascontiguousarray(grads))
+def _ready(update: Update) -> _Ready:
+    table, rule, keys, grads = update
+    backend = table.backend
+    rows = recall(table, keys)
+    if rows is None:
+        distinct, inverse = unique(backend, keys)
+        if distinct.size < keys.size:
+            # Distinct keys keep their order: without duplicates the gradients stay where they are.
+            grads = segment_sum(backend, grads, inverse, int(distinct.size))
+        rows = table.find(table.key_dtype.from_int64(backend.xp, distinct))
+    return _Ready(table, rule, rows, backend.xp.ascontiguousarray(grads))
 
 
-def _raise_if_nonfinite(updates: Sequence[Update]) -> None:
-    for table, _, keys, grads in updates:
-        rows = table.find(table.key_dtype.from_int64(table.backend.xp, keys))
+def _raise_if_nonfinite(updates: Sequence[_Ready]) -> None:
+    for table, _, rows, grads in updates:
         count = int(count_nonfinite(table.backend, grads, rows))
         if count:
             held = int((rows != np.uint32(ABSENT)).sum())

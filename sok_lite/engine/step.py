@@ -19,6 +19,7 @@ from sok_lite.comm import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.combine import combine, combine_grad, combine_weight_grad, segment_sum
 from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
+from sok_lite.engine.recent import remember
 from sok_lite.engine.table import DetTable
 from sok_lite.engine.unique import unique
 
@@ -205,11 +206,15 @@ def backward(
 
 def _read(table: DetTable, keys: Array, index: Array | None) -> Array:
     """Returns the rows of distinct keys in storage format, (k, dim), or those of keys[index]."""
-    keys = table.key_dtype.from_int64(table.backend.xp, keys)
+    table_keys = table.key_dtype.from_int64(table.backend.xp, keys)
     with table.lock:
         if index is None:
-            return table.lookup(keys, unique_keys=True).values
-        return table.store.read(table.find_or_insert(keys, unique_keys=True)[index])
+            values, rows = table.lookup(table_keys, unique_keys=True)
+        else:
+            rows = table.find_or_insert(table_keys, unique_keys=True)
+            values = table.store.read(rows[index])
+        remember(table, keys, rows)
+        return values
 
 
 def _checked(backend: Backend, number: int, part: Part) -> Part:
