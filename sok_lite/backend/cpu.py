@@ -104,7 +104,8 @@ class CpuBackend(Backend):
 
     def zeros_chunk(self, num_bytes: int) -> Array:
         try:
-            memory = mmap.mmap(-1, max(1, num_bytes))
+            # Private: a forked child gets rows of its own, and huge pages are for private memory.
+            memory = mmap.mmap(-1, max(1, num_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise MemoryError(f"No {num_bytes:,} bytes of memory for rows: {error}") from error
         if hasattr(mmap, "MADV_HUGEPAGE") and num_bytes >= 1 << 22:

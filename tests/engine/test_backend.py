@@ -68,6 +68,17 @@ def test_a_forked_child_has_worker_threads_of_its_own():
     assert os.waitstatus_to_exitcode(status) == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_writes_to_memory_of_its_own():
+    chunk = get_backend("cpu").zeros_chunk(100)
+    child = os.fork()
+    if child == 0:
+        chunk[:] = 7
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not chunk.any()
+
+
 def test_arguments_are_checked_against_the_kernel():
     backend = get_backend("cpu")
     index = np.zeros(3, np.int32)
