@@ -17,7 +17,13 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.comm import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
-from sok_lite.engine.combine import combine, combine_grad, combine_weight_grad, segment_sum
+from sok_lite.engine.combine import (
+    combine,
+    combine_grad,
+    combine_weight_grad,
+    normalise_combiner,
+    segment_sum,
+)
 from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
 from sok_lite.engine.recent import remember
 from sok_lite.engine.table import DetTable
@@ -109,8 +115,8 @@ def forward(
       ([(batch, dim) float32 per part], trail).
 
     Raises:
-      TypeError, ValueError: keys, row splits or weights do not fit; raised before the exchange and
-        before a table has changed.
+      TypeError, ValueError: keys, row splits, weights or combiner do not fit; raised before the
+        exchange and before a table has changed.
     """
     checked = [_checked(backend, i, part) for i, part in enumerate(parts)]
     distinct = [unique(backend, part.keys) for part in checked]
@@ -235,12 +241,19 @@ def _checked(backend: Backend, number: int, part: Part) -> Part:
             f"{len(keys)}. Received: {ends[0]} to {ends[1]}"
             f"{' with a fall between them' if ends == (0, len(keys)) else ''}."
         )
-    if part.weights is not None and part.weights.shape != keys.shape:
-        raise ValueError(
-            f"Table {number} must have one weight for each of its {len(keys)} keys. "
-            f"Received: weights of shape {part.weights.shape}."
-        )
-    return part._replace(keys=keys)
+    if splits.dtype != np.int64:
+        raise TypeError(f"`row_splits` of table {number} must be int64. Received: {splits.dtype}.")
+    if part.weights is not None:
+        if part.weights.shape != keys.shape:
+            raise ValueError(
+                f"Table {number} must have one weight for each of its {len(keys)} keys. "
+                f"Received: weights of shape {part.weights.shape}."
+            )
+        if part.weights.dtype != np.float32:
+            raise TypeError(
+                f"Weights of table {number} must be float32. Received: {part.weights.dtype}."
+            )
+    return part._replace(keys=keys, combiner=normalise_combiner(part.combiner))
 
 
 # ---- row splits -------------------------------------------------------------------------------

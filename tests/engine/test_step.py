@@ -155,6 +155,25 @@ def test_bad_parts_raise_before_a_table_changes(backend, keys, splits, weights, 
     assert table.size == 0
 
 
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"row_splits": np.array([0, 2], np.int32)}, TypeError, "must be int64. Received: int32"),
+        ({"weights": np.ones(2)}, TypeError, "must be float32. Received: float64"),
+        ({"combiner": "max"}, ValueError, "Received: combiner='max'"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_wrong_formats_raise_before_a_table_changes(backend, change, error, text):
+    table = new_table(backend, dim=4)
+    arrays = {"keys": np.array([1, 2]), "row_splits": np.array([0, 2]), "weights": None} | change
+    combiner = arrays.pop("combiner", "sum")
+    on_backend = {k: None if a is None else backend.from_host(a) for k, a in arrays.items()}
+    with pytest.raises(error, match=text):
+        step.forward(backend, SingleCommunicator(), [Part(table, combiner=combiner, **on_backend)])
+    assert table.size == 0
+
+
 def test_row_splits_of_row_numbers(backend):
     numbers = backend.from_host(np.array([0, 0, 2, 2, 2, 5], np.int64))
     splits = backend.to_host(step.row_splits_of(backend, numbers, 7))
