@@ -53,6 +53,8 @@ def apply_updates(
       NonFiniteGradientError: there are such rows and `on_nonfinite` is "error".
       ValueError, TypeError: an update does not fit its table. Nothing has changed in either case.
     """
+    if on_nonfinite not in ("allow", "error"):
+        raise ValueError(f"`on_nonfinite` must be 'allow' or 'error'. Received: {on_nonfinite!r}.")
     with ExitStack() as locks:
         # Held from the first look at a table to its last change: row numbers stay good. In one
         # order for all threads, so that none waits for another that waits for it.
@@ -87,6 +89,11 @@ def _merged(updates: Sequence[Update]) -> list[Update]:
         keys = [part.table.key_dtype.to_int64(part.table.backend.xp, part.keys) for part in parts]
         for part, key in zip(parts, keys, strict=True):
             _check(part, key)
+            if part.rule != parts[0].rule:
+                raise ValueError(
+                    f"Table {part.table.name!r} comes with two update rules in one step: "
+                    f"{parts[0].rule} and {part.rule}. Use one optimizer per table."
+                )
         xp = parts[0].table.backend.xp
         first = parts[0]._replace(keys=keys[0])
         if len(parts) > 1:
@@ -103,6 +110,11 @@ def _check(update: Update, keys: Array) -> None:
             f"The gradient of table {update.table.name!r} must have one row of dimension "
             f"{update.table.dim} for each of its keys (n,). Received: keys {keys.shape}, rows "
             f"{update.grads.shape}."
+        )
+    if update.grads.dtype != np.float32:
+        raise TypeError(
+            f"The gradient of table {update.table.name!r} must be float32. "
+            f"Received: {update.grads.dtype}."
         )
 
 

@@ -103,3 +103,28 @@ def test_gradients_of_a_wrong_shape_are_refused(backend, shape):
     grads = backend.from_host(np.zeros(shape, np.float32))
     with pytest.raises(ValueError, match="one row of dimension 2"):
         apply_updates([Update(table, SGD(), keys, grads)], 1.0, 1)
+
+
+def test_gradients_of_a_wrong_dtype_raise_before_anything_changes(backend):
+    tables = [new_table(backend, dim=2), new_table(backend, dim=2)]
+    for table in tables:
+        table.find_or_insert(backend.from_host(np.array([1])))
+    good = update(tables[0], SGD(), [1], [[1, 1]])
+    bad = update(tables[1], SGD(), [1], [[1, 1]])
+    with pytest.raises(TypeError, match="must be float32. Received: float64"):
+        apply_updates([good, bad._replace(grads=bad.grads.astype(np.float64))], 1.0, 1)
+    np.testing.assert_array_equal(rows_of(tables[0])[1], [1, 1])
+
+
+def test_two_rules_for_one_table_are_refused(backend):
+    table = new_table(backend, dim=2)
+    table.find_or_insert(backend.from_host(np.array([1])))
+    updates = [update(table, rule, [1], [[1, 1]]) for rule in (SGD(), Momentum())]
+    with pytest.raises(ValueError, match="two update rules in one step"):
+        apply_updates(updates, 1.0, 1)
+    np.testing.assert_array_equal(rows_of(table)[1], [1, 1])
+
+
+def test_an_unknown_answer_to_nonfinite_gradients_is_refused(backend):
+    with pytest.raises(ValueError, match="'allow' or 'error'. Received: 'raise'"):
+        apply_updates([], 1.0, 1, on_nonfinite="raise")
