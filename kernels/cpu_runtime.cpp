@@ -4,8 +4,13 @@
 // being worker 0, and returns when all are done. Threads are started on first use and kept. One
 // launch uses them at a time; a second one that comes from another Python thread meanwhile runs
 // alone on its caller, which is always correct and never waits.
+//
+// -DSOK_START_TOGETHER makes the workers of a launch wait for each other before they begin. A race
+// detector then sees them overlap: a short slice would else be over, and its end known to the next
+// worker, before that one begins.
 #include <pthread.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -27,6 +32,7 @@ class Pool {
       workers_ = workers;
       pending_ = workers - 1;
       ++round_;
+      arrived_.store(0, std::memory_order_relaxed);
       while (started_ < workers - 1) {
         std::thread(&Pool::work, this, ++started_, round_ - 1).detach();
       }
@@ -40,7 +46,12 @@ class Pool {
   std::mutex busy;
 
  private:
-  static void call(void (*run)(void**), void** args, int worker, int workers) {
+  void call(void (*run)(void**), void** args, int worker, int workers) {
+#ifdef SOK_START_TOGETHER
+    // Relaxed: it must not order anything else.
+    arrived_.fetch_add(1, std::memory_order_relaxed);
+    while (arrived_.load(std::memory_order_relaxed) < workers) std::this_thread::yield();
+#endif
     sok_worker = worker;
     sok_num_workers = workers;
     run(args);
@@ -72,6 +83,7 @@ class Pool {
   int workers_ = 0;
   int pending_ = 0;
   int started_ = 0;
+  std::atomic<int> arrived_{0};
 };
 
 Pool* pool = nullptr;

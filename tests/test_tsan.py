@@ -12,7 +12,7 @@ import pytest
 from sok_lite.backend import build, sources
 
 ROOT = Path(__file__).resolve().parent.parent
-TSAN_FLAGS = ["-O1", "-g", "-fsanitize=thread"]
+TSAN_FLAGS = ["-O1", "-g", "-fsanitize=thread", "-DSOK_START_TOGETHER"]
 
 
 def tsan_runtime():
