@@ -142,6 +142,37 @@ def test_erased_rows_are_used_again_and_the_index_stays_small(backend):
     assert backend.to_host(table.find_or_insert(np.arange(1000))).max() < 1000
 
 
+def test_a_full_index_is_not_rebuilt_for_every_erased_key(backend, monkeypatch):
+    table = new_table(backend, dim=1)
+    full = int(0.7 * 4096)
+    table.find_or_insert(np.arange(full))
+    rebuilds, rehash = [], table._rehash
+    monkeypatch.setattr(table, "_rehash", lambda n: (rebuilds.append(n), rehash(n)))
+    for i in range(500):
+        assert table.erase([i]) == 1
+        table.find_or_insert([full + i])
+    assert len(rebuilds) <= 3
+    assert table.capacity == 4096
+    exported = backend.to_host(table.export()[0])
+    np.testing.assert_array_equal(exported, np.arange(500, full + 500))
+
+
+def test_erase_needs_no_memory(backend, monkeypatch):
+    table, oracle = new_table(backend), DictTable(4, first_row(4))
+    for each in (table, oracle):
+        each.find_or_insert(np.arange(40))
+
+    def no_memory(capacity):
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(table, "_new_slots", no_memory)
+    for first in range(0, 400, 40):
+        assert table.erase(np.arange(first, first + 40)) == oracle.erase(range(first, first + 40))
+        for each in (table, oracle):
+            each.find_or_insert(np.arange(first + 40, first + 80))
+        assert_same(backend, table, oracle)
+
+
 def test_erase_tells_stale_row_numbers_by_the_generation(backend):
     table = new_table(backend)
     table.find_or_insert(np.arange(10))
@@ -161,6 +192,36 @@ def test_clear_empties_the_table(backend):
     assert table.size == 0 and table.load_factor == 0.0
     assert backend.to_host(table.export()[0]).size == 0
     np.testing.assert_array_equal(backend.to_host(table.lookup([7]).values)[0], 7)
+
+
+def test_clear_without_memory_leaves_the_table_whole(backend, monkeypatch):
+    table, oracle = new_table(backend), DictTable(4, first_row(4))
+    for each in (table, oracle):
+        each.find_or_insert(np.arange(40))
+
+    def no_memory(capacity):
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(table, "_new_slots", no_memory)
+    with pytest.raises(MemoryError):
+        table.clear()
+    assert_same(backend, table, oracle)
+
+
+def test_an_initializer_that_raises_costs_no_rows(backend):
+    class Fails(KeyInitializer):
+        def fill(self, *args):
+            if failing:
+                raise ZeroDivisionError
+            super().fill(*args)
+
+    failing = True
+    table = make_table("hbm", backend, 4, initializer=Fails())
+    with pytest.raises(ZeroDivisionError):
+        table.find_or_insert(np.arange(10))
+    assert table.size == 0
+    failing = False
+    assert sorted(backend.to_host(table.find_or_insert(np.arange(10)))) == list(range(10))
 
 
 def test_reserve_makes_growth_unnecessary(backend):

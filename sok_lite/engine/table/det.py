@@ -5,6 +5,7 @@ inserted, so that the index and the rows grow by what is really new, and a looku
 writes nothing.
 """
 
+import contextlib
 import hashlib
 import threading
 from typing import Any, NamedTuple, Protocol
@@ -21,8 +22,10 @@ _MIN_CAPACITY = 64
 # Windows of 4 slots stay short up to here (1.2 windows a hit), and an index that has just doubled
 # still costs less than 48 bytes a key.
 _MAX_LOAD_FACTOR = 0.7
-# Erased slots lengthen every probe until the index is rebuilt.
+# Erased slots lengthen every probe until the index is rebuilt: at once where there are many, and
+# where keys crowd the index from a few on. Never for one or two, for a rebuild walks all slots.
 _MAX_RECLAIM_FACTOR = 0.15
+_MIN_RECLAIM_FACTOR = 0.05
 
 
 class Lookup(NamedTuple):
@@ -94,7 +97,8 @@ class DetTable:
         self.lock = threading.RLock()
         self._table_seed = table_seed(self.seed, name)
         self._init_capacity = self._capacity_for(init_capacity)
-        self._reset(self._init_capacity)
+        self._capacity = self._size = 0
+        self._begin(self._new_slots(self._init_capacity))
 
     # ---------------------------------------------------------------- sizes
 
@@ -217,15 +221,19 @@ class DetTable:
                 self._size -= count
                 self.store.release(freed[held])
                 self.generation += 1
-                if self._reclaimed > _MAX_RECLAIM_FACTOR * self._capacity:
-                    self._rehash(self._capacity)
+                self._rebuild_above(_MAX_RECLAIM_FACTOR)
             return count
 
     def clear(self) -> None:
-        """Removes every key and gives the memory back."""
+        """Removes every key and gives the memory back.
+
+        Raises:
+          MemoryError: no memory for the empty index; the table is as it was.
+        """
         with self.lock:
+            slots = self._new_slots(self._init_capacity)
             self.store.clear()
-            self._reset(self._init_capacity)
+            self._begin(slots)
             self.generation += 1
 
     def reserve(self, num_keys: int) -> None:
@@ -291,11 +299,18 @@ class DetTable:
     def _insert(self, keys: Array, *, initialise: bool) -> Array:
         """Gives rows to keys that are distinct and absent."""
         n = int(keys.size)
-        if self._size + self._reclaimed + n > _MAX_LOAD_FACTOR * self._capacity:
-            self._rehash(max(self._capacity, self._capacity_for(self._size + n)))
+        most = _MAX_LOAD_FACTOR * self._capacity
+        if self._size + n > most:
+            self._rehash(self._capacity_for(self._size + n))
+        elif self._size + self._reclaimed + n > most:
+            self._rebuild_above(_MIN_RECLAIM_FACTOR)
         rows = self.store.allocate(n)
         if initialise:
-            self.initializer.fill(self.backend, self.store, rows, keys, self._table_seed)
+            try:
+                self.initializer.fill(self.backend, self.store, rows, keys, self._table_seed)
+            except BaseException:
+                self.store.release(rows)
+                raise
         reclaimed = self.backend.xp.zeros(1, np.int64)
         self.backend.launch("det_insert", n, self._slots, *self._index(), keys, rows, reclaimed, n)
         self._size += n
@@ -345,11 +360,18 @@ class DetTable:
         slots[:, 1] = ABSENT
         return slots
 
-    def _reset(self, capacity: int) -> None:
-        self._capacity = capacity
+    def _begin(self, slots: Array) -> None:
+        self._slots = slots
+        self._capacity = len(slots) - 2
         self._size = 0
         self._reclaimed = 0
-        self._slots = self._new_slots(capacity)
+
+    def _rebuild_above(self, reclaim_factor: float) -> None:
+        """Rids the index of erased slots if there are many and there is memory to do so."""
+        if self._reclaimed > reclaim_factor * self._capacity:
+            # Erased slots cost time only: the index works on without the memory to be rebuilt.
+            with contextlib.suppress(MemoryError):
+                self._rehash(self._capacity)
 
     def _rehash(self, capacity: int) -> None:
         slots = self._new_slots(capacity)
