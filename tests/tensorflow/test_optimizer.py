@@ -406,3 +406,60 @@ def test_another_optimizer_on_the_same_table_is_refused():
     other = sok.OptimizerWrapper(k3.Adagrad(0.1, initial_accumulator_value=0.5))
     with pytest.raises(ValueError, match="one optimizer per table"):
         other.apply_gradients([(slices(some_grads()[0]), table)])
+
+
+@pytest.mark.parametrize("how", ["embedding_lookup", "lookup_sparse"])
+def test_a_loop_inside_a_function_trains_step_by_step(initialised, how):
+    batches = np.random.default_rng(0).integers(0, 10, (30, 8))
+
+    def new_step():
+        table = sok.DynamicVariable(DIM, name="looped", initializer="uniform")
+        optimizer = sok.OptimizerWrapper(k3.Adam(0.1))
+
+        def step(keys):
+            with tf.GradientTape() as tape:
+                if how == "embedding_lookup":
+                    rows = tf.nn.embedding_lookup(table, keys)
+                else:
+                    splits = tf.constant([0, 3, 3, 8], tf.int64)
+                    ids = tf.RaggedTensor.from_row_splits(keys, splits)
+                    rows = sok.lookup_sparse(table, ids)
+                loss = tf.reduce_sum((rows - 1.0) ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+        return table, step
+
+    (one, one_step), (other, other_step) = new_step(), new_step()
+    for keys in batches:
+        one_step(tf.constant(keys))
+
+    @tf.function
+    def loop(dataset):
+        for keys in dataset:
+            other_step(keys)
+
+    loop(tf.data.Dataset.from_tensor_slices(batches))
+    for looped, stepped in zip(sok.export(other), sok.export(one), strict=True):
+        np.testing.assert_array_equal(looped, stepped)
+
+
+def test_a_traced_step_keeps_no_table_alive(initialised):
+    import gc
+    import weakref
+
+    table = sok.DynamicVariable(DIM)
+    optimizer = sok.OptimizerWrapper(k3.Adam(0.1))
+    ids = tf.ragged.constant([[1, 2]], dtype=tf.int64)
+    reference = weakref.ref(table)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.lookup_sparse(reference(), ids))
+        optimizer.apply_gradients([(tape.gradient(loss, reference()), reference())])
+
+    step()
+    held = weakref.ref(table.table)
+    del table
+    gc.collect()
+    assert held() is None
