@@ -1,0 +1,180 @@
+"""The documentation is true: its Python blocks run, and what it links to or names exists.
+
+A block that starts with ```python runs with TensorFlow; all such blocks of a file run in order, in
+one process. One that starts with ```python ranks=2 is a program of its own and runs under
+horovodrun on that many ranks. A block ```text output holds what the Python block above it prints.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "kernels" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+TIME_LIMIT_S = 240
+_FENCE = re.compile(r"^```(.*)\n((?s:.*?))^```$", re.MULTILINE)
+_END_OF_BLOCK = "---- end of block"
+
+
+class Block(NamedTuple):
+    """A fenced Python block.
+
+    Attributes:
+      line: of its first line in the page.
+      ranks: how many ranks it asks for; 0: it runs in the page's one process.
+      code: what is between the fences.
+      output: what it must print, or None where the page does not say.
+    """
+
+    line: int
+    ranks: int
+    code: str
+    output: str | None
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+def blocks_of(text):
+    """Returns the Python blocks of a page; raises on a fence that is neither code nor plain."""
+    found: list[Block] = []
+    for match in _FENCE.finditer(text):
+        info, body = match.groups()
+        line = text.count("\n", 0, match.start()) + 2
+        ranks = re.fullmatch(r"python(?: ranks=([1-9]))?", info)
+        if ranks:
+            found.append(Block(line, int(ranks.group(1) or 0), body, None))
+        elif info == "text output":
+            assert found and found[-1].output is None, f"line {line}: output of which block?"
+            found[-1] = found[-1]._replace(output=body)
+        else:
+            assert info in ("", "bash", "cpp", "text"), f"line {line}: unknown fence {info!r}"
+    return found
+
+
+def run(command, program, tmp_path):
+    """Runs a program in an empty folder; returns what it printed, or fails with its errors."""
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    done = subprocess.run(
+        [*command, sys.executable, str(path)],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+    )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+    return done.stdout
+
+
+def printed_by(blocks, tmp_path):
+    """Returns what each of the blocks of one process prints."""
+    parts = []
+    for block in blocks:
+        # compile: an error names the line of the page
+        code = "\n" * (block.line - 1) + block.code
+        parts.append(f"exec(compile({code!r}, 'page', 'exec'))\nprint({_END_OF_BLOCK!r})\n")
+    return run([], "".join(parts), tmp_path).split(_END_OF_BLOCK + "\n")[: len(blocks)]
+
+
+PYTHON_PAGES = [page for page in PAGES if blocks_of(page.read_text())]
+RANK_BLOCKS = [
+    (page, block) for page in PYTHON_PAGES for block in blocks_of(page.read_text()) if block.ranks
+]
+
+
+@pytest.mark.parametrize("page", PYTHON_PAGES, ids=name_of)
+def test_the_blocks_of_a_page_run_and_print_what_it_says(page, tmp_path):
+    pytest.importorskip("tensorflow")
+    blocks = [block for block in blocks_of(page.read_text()) if not block.ranks]
+    for block, printed in zip(blocks, printed_by(blocks, tmp_path), strict=True):
+        if block.output is not None:
+            assert printed == block.output, f"{name_of(page)}, line {block.line}"
+
+
+@pytest.mark.parametrize(
+    ("page", "block"), RANK_BLOCKS, ids=lambda x: name_of(x) if isinstance(x, Path) else x.line
+)
+def test_a_block_for_several_ranks_runs_on_them(page, block, tmp_path):
+    pytest.importorskip("tensorflow")
+    horovodrun = shutil.which("horovodrun", path=str(Path(sys.executable).parent))
+    if horovodrun is None:
+        pytest.skip("no horovodrun beside this Python: scripts/setup.sh installs Horovod")
+    printed = run([horovodrun, "--gloo", "-np", str(block.ranks)], block.code, tmp_path)
+    # Ranks print in any order, with their number before every line.
+    lines = sorted(re.sub(r"^\[\d+\]<stdout>: ?", "", line) for line in printed.splitlines())
+    if block.output is not None:
+        assert lines == sorted(block.output.splitlines())
+
+
+def test_the_kernels_of_the_kernel_page_compile(tmp_path):
+    compiler = os.environ.get("CXX") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    fences = _FENCE.findall((ROOT / "kernels" / "README.md").read_text())
+    kernels = [body for info, body in fences if info == "cpp"]
+    assert kernels
+    for body in kernels:
+        path = tmp_path / "kernel.cu"
+        path.write_text(body)
+        flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+        command = [compiler, *flags, "-I", str(ROOT / "kernels"), "-x", "c++", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_relative_link_leads_to_a_file(page):
+    text = _FENCE.sub("", page.read_text())
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:|#", target):
+            continue
+        assert (page.parent / target.split("#")[0]).exists(), f"{name_of(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_path_named_exists(page):
+    folders = "|".join(p.name for p in ROOT.iterdir() if p.is_dir() and not p.name.startswith("."))
+    for path in re.findall(rf"(?<![\w/.-])((?:{folders})/[\w./*-]*[\w*])", page.read_text()):
+        assert list(ROOT.glob(path.rstrip("."))), f"{name_of(page)} names {path}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lines_of_a_page_are_short(page):
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        assert len(line) <= 120, f"{name_of(page)}, line {number}: {len(line)}"
+
+
+def test_every_environment_variable_is_in_the_guide():
+    known = set()
+    for folder in ("sok_lite", "scripts", "tests"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".sh") and path != Path(__file__):
+                known |= set(re.findall(r"\bSOK_LITE_[A-Z_]+\b", path.read_text()))
+    named = set(re.findall(r"`(SOK_LITE_[A-Z_]+)`", (ROOT / "docs" / "guide.md").read_text()))
+    assert known == named
+
+
+def test_a_fence_of_an_unknown_kind_is_refused():
+    with pytest.raises(AssertionError, match="notest"):
+        blocks_of("```python notest\nx\n```\n")
+
+
+def test_output_belongs_to_the_block_above():
+    text = "```python\na\n```\ntext\n```text output\nb\n```\n```python ranks=2\nc\n```\n"
+    assert blocks_of(text) == [Block(2, 0, "a\n", "b\n"), Block(9, 2, "c\n", None)]
