@@ -65,7 +65,8 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
       dtype: of the rows: tf.float32 (also None), tf.float16 or tf.bfloat16.
       mode: None, "distributed" or "localized:<rank>" as in SOK.
       **kwargs: `seed` (an integer, 0 by default), `init_capacity` (keys to make room for at
-        once), and SOK's other options for its "hybrid" table, which "hbm" ignores.
+        once), `row_shape` (the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling
+        initializer is to count with: a table has none), and SOK's other options for its "hybrid" table, which "hbm" ignores.
 
     Raises:
       TypeError: unknown keyword, or an argument of a wrong type.
@@ -113,7 +114,9 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
             "hbm" if var_type is None else var_type,
             get_backend(),
             dimension,
-            initializer=make_initializer("" if initializer is None else initializer, dimension),
+            initializer=make_initializer(
+                "" if initializer is None else initializer, dimension, kwargs.get("row_shape")
+            ),
             key_type=keys.name,
             dtype=rows.name,
             name=name,

@@ -14,7 +14,7 @@ _SOK_OPTIONS = frozenset(
         "filter_ratio",
     }
 )
-_OPTIONS = _SOK_OPTIONS | {"seed"}
+_OPTIONS = _SOK_OPTIONS | {"row_shape", "seed"}
 
 
 def checked_dimension(dimension: Any) -> int:

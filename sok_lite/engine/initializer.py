@@ -245,9 +245,12 @@ def _variance_scaling(
             "rows. Give the shape it should count with, row_shape=(fan_in, fan_out), such as "
             f"(1000000, {dim}), or use RandomNormal, RandomUniform or TruncatedNormal."
         )
+    if not isinstance(row_shape, (tuple, list)) or len(row_shape) != 2 or min(row_shape) <= 0:
+        raise ValueError(
+            "`row_shape` must be (fan_in, fan_out), two numbers above 0. "
+            f"Received: row_shape={row_shape!r}."
+        )
     fan_in, fan_out = (float(fan) for fan in row_shape)
-    if not (fan_in > 0 and fan_out > 0):
-        raise ValueError(f"`row_shape` must be two numbers > 0. Received: row_shape={row_shape}.")
     fans = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
     if mode not in fans:
         raise ValueError(f"`mode` must be one of {', '.join(fans)}. Received: mode={mode!r}.")

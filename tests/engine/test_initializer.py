@@ -309,7 +309,7 @@ def test_fan_based_initializers_need_a_row_shape():
         "VarianceScaling", scale=3.0, mode="fan_out", distribution="untruncated_normal"
     )
     assert make_initializer(plain, 4, row_shape=(9, 3)) == Initializer("normal", 0.0, 1.0)
-    with pytest.raises(ValueError, match="two numbers > 0"):
+    with pytest.raises(ValueError, match="two numbers above 0"):
         make_initializer(glorot, 16, row_shape=(0, 16))
 
 

@@ -42,6 +42,19 @@ def test_facts():
     assert v.table.capacity >= 1000
 
 
+def test_a_fan_based_initializer_counts_with_the_row_shape():
+    glorot = tf.keras.initializers.GlorotUniform()
+    v = sok.DynamicVariable(64, initializer=glorot, row_shape=(1000, 64))
+    rows = tf.nn.embedding_lookup(v, tf.range(500, dtype=tf.int64)).numpy()
+    limit = np.sqrt(6 / (1000 + 64))
+    assert 0.99 * limit < np.abs(rows).max() <= np.float32(limit)
+    with pytest.raises(ValueError, match=r"row_shape=\(fan_in, fan_out\)"):
+        sok.DynamicVariable(64, initializer=glorot)
+    for wrong in (5, (1, 2, 3), (0, 64)):
+        with pytest.raises(ValueError, match="two numbers above 0"):
+            sok.DynamicVariable(64, initializer=glorot, row_shape=wrong)
+
+
 def test_num_gpus_is_the_number_of_ranks(initialised):
     assert sok.DynamicVariable(3).num_gpus == 1
 
