@@ -101,22 +101,27 @@ class LocalCommunicator(Communicator):
         leaving = sum(parts[peer].nbytes for peer in self._peers)
         if everyone_the_same:
             leaving = parts[self.rank].nbytes
-        new_memory = outbox.reserve(leaving)
+        file = outbox.reserve(leaving)
         offset = 0
-        for i, (peer, link) in enumerate(self._peers.items()):
-            part = parts[peer]
-            if i == 0 or not everyone_the_same:
-                outbox.memory[offset : offset + part.nbytes] = part.reshape(-1).view(np.uint8)
-            signal = _SIGNAL.pack(*header, offset, len(part))
-            try:
-                if new_memory:
-                    socket.send_fds(link, [signal], [outbox.file])
-                else:
-                    link.send(signal)
-            except OSError as error:
-                self._fail(_died(self.rank, peer, header[1], error))
-            if not everyone_the_same:
-                offset += part.nbytes
+        try:
+            for i, (peer, link) in enumerate(self._peers.items()):
+                part = parts[peer]
+                if i == 0 or not everyone_the_same:
+                    outbox.memory[offset : offset + part.nbytes] = part.reshape(-1).view(np.uint8)
+                signal = _SIGNAL.pack(*header, offset, len(part))
+                try:
+                    if file is not None:
+                        socket.send_fds(link, [signal], [file])
+                    else:
+                        link.send(signal)
+                except OSError as error:
+                    self._fail(_died(self.rank, peer, header[1], error))
+                if not everyone_the_same:
+                    offset += part.nbytes
+        finally:
+            # Whoever needs it has it now; the memory lives as long as somebody maps it.
+            if file is not None:
+                os.close(file)
 
     def _receive(self, peer: int, kind: bytes) -> bytes:
         """Waits for a rank's signal and maps its outbox anew where that has grown."""
@@ -163,21 +168,25 @@ class _Outbox:
     """Memory of this rank that the others may map; grows by powers of two."""
 
     def __init__(self) -> None:
-        self.file = -1
         self.memory = np.empty(0, np.uint8)
 
-    def reserve(self, num_bytes: int) -> bool:
-        """Makes room; returns whether the memory is a new one, which the others must map."""
+    def reserve(self, num_bytes: int) -> int | None:
+        """Makes room; returns a file of new memory, which the others must map, or None.
+
+        The caller closes the file.
+        """
         if num_bytes <= len(self.memory):
-            return False
-        if self.file >= 0:
-            os.close(self.file)
+            return None
         size = max(_SMALLEST_BOX_BYTES, 1 << (num_bytes - 1).bit_length())
         # Anonymous: not bound by the size of /dev/shm, and nothing is left behind by a crash.
-        self.file = os.memfd_create("sok_lite")
-        os.ftruncate(self.file, size)
-        self.memory = np.frombuffer(mmap.mmap(self.file, size), np.uint8)
-        return True
+        file = os.memfd_create("sok_lite")
+        try:
+            os.ftruncate(file, size)
+            self.memory = np.frombuffer(mmap.mmap(file, size), np.uint8)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
 
 
 def connect_local(base: Communicator) -> Communicator:
@@ -201,13 +210,15 @@ def connect_local(base: Communicator) -> Communicator:
         return base
     names = [other[_NAME_BYTES : 2 * _NAME_BYTES].rstrip() for other in cards]
     tokens = [other[2 * _NAME_BYTES :] for other in cards]
+    listener = _listener(name, base.size)
+    # Nobody connects before everybody listens.
+    if not base.allreduce(listener is not None, "min") or listener is None:
+        if listener is not None:
+            listener.close()
+        return base
     peers: dict[int, socket.socket] = {}
     try:
-        with _socket() as listener:
-            listener.bind(b"\0" + name)
-            listener.listen(base.size)
-            # Nobody connects before everybody listens.
-            base.barrier()
+        with listener:
             _connect(peers, listener, base.rank, names, tokens)
         connected = True
     except OSError:
@@ -243,6 +254,20 @@ def _connect(
             peers[_HELLO.unpack(hello)[0]] = link
         else:
             link.close()
+
+
+def _listener(name: bytes, size: int) -> socket.socket | None:
+    """Returns a socket that waits for calls, or None where the system allows none."""
+    listener = None
+    try:
+        listener = _socket()
+        listener.bind(b"\0" + name)
+        listener.listen(size)
+    except OSError:
+        if listener is not None:
+            listener.close()
+        return None
+    return listener
 
 
 def _socket() -> socket.socket:

@@ -1,6 +1,9 @@
 """Ranks that share memory: the facts, growing memory, ranks that leave, and ways to stay apart."""
 
+import gc
+import os
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -47,6 +50,22 @@ def test_memory_that_grows_and_is_used_again():
             check_alltoallv(comm, uneven(comm, most), (3,), "float32")
 
     run_local(3, program)
+
+
+def test_ranks_that_are_done_leave_no_files_open():
+    def open_files():
+        return set(os.listdir("/proc/self/fd"))
+
+    def program(comm):
+        for most in [10, 90_000, 10]:
+            check_alltoallv(comm, uneven(comm, most), (3,), "float32")
+
+    run_local(3, program)
+    gc.collect()
+    before = open_files()
+    run_local(3, program)
+    gc.collect()
+    assert len(open_files()) <= len(before)
 
 
 def test_a_fast_rank_does_not_overwrite_what_a_slow_one_still_reads():
@@ -136,6 +155,22 @@ def test_ranks_that_cannot_connect_stay_on_the_slow_way(monkeypatch):
     assert run_ranks(2, lambda base: connect_local(base) is base) == [True, True]
 
 
+def test_one_rank_without_sockets_keeps_all_on_the_slow_way(monkeypatch):
+    original = local._socket
+
+    def refuse():
+        if threading.current_thread().name == "rank-1":
+            raise PermissionError("no sockets here")
+        return original()
+
+    def program(base):
+        assert connect_local(base) is base
+        return base.allreduce(base.rank).tolist()  # the ranks are still in step
+
+    monkeypatch.setattr(local, "_socket", refuse)
+    assert run_ranks(3, program) == [3, 3, 3]
+
+
 def test_the_switch_keeps_ranks_on_the_slow_way(monkeypatch):
     monkeypatch.setenv(SWITCH_VARIABLE, "0")
     assert run_ranks(2, lambda base: connect_local(base) is base) == [True, True]
@@ -149,15 +184,14 @@ def test_a_stranger_cannot_join():
     """A process that calls without the job's token is turned away; the ranks still connect."""
 
     def program(base):
-        original = base.barrier
-
-        def barrier():
-            original()
-            if base.rank == 1:
+        def when_all_listen(x, op, original=base.allreduce):
+            reduced = original(x, op)
+            if base.rank == 1 and not strangers:
                 stranger = local._socket()
                 stranger.connect(b"\0" + names[0])
                 stranger.send(local._HELLO.pack(1, b"?" * 16))
                 strangers.append(stranger)
+            return reduced
 
         def remember(row, original=base.allgatherv):
             gathered = original(row)
@@ -165,7 +199,7 @@ def test_a_stranger_cannot_join():
             names.append(card[64:128].rstrip())
             return gathered
 
-        base.barrier, base.allgatherv = barrier, remember
+        base.allreduce, base.allgatherv = when_all_listen, remember
         comm = connect_local(base)
         comm.barrier()
         return type(comm)
