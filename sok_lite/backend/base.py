@@ -33,7 +33,7 @@ class Backend(ABC):
             pointer, int for i64, float for f32.
 
         Raises:
-          TypeError: an argument does not fit the kernel's signature (CPU).
+          TypeError: an array is not contiguous, or does not fit the kernel's signature (CPU).
         """
 
     @abstractmethod

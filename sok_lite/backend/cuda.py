@@ -64,6 +64,11 @@ class CudaBackend(Backend):
             if arg is None:
                 values.append(np.uint64(0))
             elif isinstance(arg, cupy.ndarray):
+                if not arg.flags.c_contiguous:
+                    raise TypeError(
+                        f"{kernel} takes C-contiguous arrays. "
+                        f"Received: {arg.dtype}, strides {arg.strides}."
+                    )
                 values.append(arg)
             elif isinstance(arg, (float, np.floating)):
                 values.append(np.float32(arg))

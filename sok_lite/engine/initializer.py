@@ -58,6 +58,9 @@ class Initializer:
                 f"({_PARAMETERS[self.kind]}), low <= high, stddev >= 0. "
                 f"Received: {self.a}, {self.b}."
             )
+        # A kernel takes a float for f32 and an int for i64.
+        object.__setattr__(self, "a", float(self.a))
+        object.__setattr__(self, "b", float(self.b))
 
     def fill(self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int) -> None:
         """Writes the first values of rows into the `value` column.

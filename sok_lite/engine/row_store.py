@@ -204,10 +204,19 @@ class RowStore:
 
         Returns:
           (n, dim) of the column's storage dtype.
+
+        Raises:
+          ValueError: `out` is not such an array.
         """
         col = self._columns[column]
+        shape = (rows.size, col.dim)
         if out is None:
-            out = self.backend.xp.empty((rows.size, col.dim), col.dtype)
+            out = self.backend.xp.empty(shape, col.dtype)
+        elif out.shape != shape or out.dtype != col.dtype or not out.flags.c_contiguous:
+            raise ValueError(
+                f"`out` must be a C-contiguous {col.dtype} array of shape {shape}. "
+                f"Received: {out.dtype}, shape {out.shape}, strides {out.strides}."
+            )
         width = 8 * col.dtype.itemsize
         self.backend.launch(
             f"rows_read_u{width}",

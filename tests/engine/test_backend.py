@@ -93,6 +93,15 @@ def test_arguments_are_checked_against_the_kernel():
         backend.launch("no_such_kernel", 3)
 
 
+def test_arrays_with_gaps_are_refused(backend):
+    x = backend.from_host(np.zeros((3, 3), np.uint32))
+    index = backend.from_host(np.zeros(6, np.int32))
+    with pytest.raises(TypeError, match="C-contiguous"):
+        backend.launch("dense_gather_u32", 3, x.T, 3, index[:3], x.copy(), 3)
+    with pytest.raises(TypeError, match="C-contiguous"):
+        backend.launch("dense_gather_u32", 3, x, 3, index[::2], x.copy(), 3)
+
+
 def test_ranks_of_one_machine_share_its_cores(monkeypatch):
     monkeypatch.delenv("SOK_LITE_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)

@@ -323,3 +323,9 @@ def test_a_cut_normal_of_variance_scaling_has_the_asked_variance(backend):
 def test_unknown_objects_are_refused():
     with pytest.raises(ValueError, match="Received: Orthogonal"):
         make_initializer(keras_like("Orthogonal", gain=1.0), 4)
+
+
+def test_parameters_are_floats_whatever_was_given():
+    # A GPU kernel tells f32 from i64 by the type of the argument.
+    initializer = Initializer("uniform", 0, np.int64(1))
+    assert [type(x) for x in (initializer.a, initializer.b)] == [float, float]

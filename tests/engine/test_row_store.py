@@ -40,6 +40,14 @@ def test_rows_do_not_move_when_the_store_grows(backend):
     np.testing.assert_array_equal(backend.to_host(store.read(first)), values)
 
 
+def test_memory_that_does_not_fit_is_not_read_into(backend):
+    store = new_store(backend)
+    rows = store.allocate(5)
+    for out in (np.zeros((4, 3), np.float32), np.zeros((5, 3), np.int32), np.zeros((5, 3)).T):
+        with pytest.raises(ValueError, match=r"C-contiguous float32 array of shape \(5, 3\)"):
+            store.read(rows, out=backend.from_host(out))
+
+
 def test_an_absent_row_reads_zeros_and_is_not_written(backend):
     store = new_store(backend)
     rows = backend.to_host(store.allocate(2))
