@@ -248,6 +248,16 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
         """Returns True: a table is ready when it is made."""
         return tf.constant(True, name=name)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same variable: a table has no elements to compare one by one."""
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
     def __repr__(self) -> str:
         table = self._table
         return (

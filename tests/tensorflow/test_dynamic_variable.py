@@ -200,6 +200,14 @@ def test_a_function_traced_for_one_table_is_not_reused_for_another():
     assert read.experimental_get_tracing_count() == 2
 
 
+def test_a_variable_equals_itself_only():
+    a, b = sok.DynamicVariable(2, name="same"), sok.DynamicVariable(2, name="same")
+    assert a == a and a != b
+    assert [a, b].index(b) == 1
+    assert {a: "a", b: "b"}[b] == "b"
+    assert {a.ref(): "a"}[a.ref()] == "a"
+
+
 def test_structures_keep_the_variable():
     v = sok.DynamicVariable(2)
     (same,) = tf.nest.map_structure(lambda x: x, [v], expand_composites=True)
