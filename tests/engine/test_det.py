@@ -312,6 +312,16 @@ def test_values_of_a_wrong_shape_are_refused_and_nothing_changes(backend):
     assert table.size == 0
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "int64", "bool", "complex64"])
+def test_deltas_that_are_no_floats_are_refused(backend, dtype):
+    table = new_table(backend, dtype="bfloat16")
+    table.find_or_insert([1])
+    before = backend.to_host(table.export()[1])
+    with pytest.raises(TypeError, match=f"floating-point.*Received: dtype {dtype}"):
+        table.accumulate([1], np.ones((1, 4), dtype))
+    np.testing.assert_array_equal(backend.to_host(table.export()[1]), before)
+
+
 def test_unknown_kinds_are_refused(backend):
     with pytest.raises(ValueError, match="'hbm' or 'hybrid'.*'hmb'"):
         make_table("hmb", backend, 4, initializer=KeyInitializer())

@@ -191,11 +191,21 @@ class DetTable:
         """Adds `scale * deltas` to the rows of the keys that have one; a repeated key sums.
 
         Args:
-          deltas: (n, dim), summed in float32 whatever the row format.
+          deltas: (n, dim) of a real floating dtype, summed in float32 whatever the row format.
+
+        Raises:
+          ValueError, TypeError: shape or dtype do not fit; the table is as it was.
         """
         keys = self._keys(keys)
         xp = self.backend.xp
-        deltas = xp.ascontiguousarray(xp.asarray(deltas), dtype=np.float32)
+        deltas = xp.asarray(deltas)
+        if deltas.dtype.kind != "f" and deltas.dtype.name != "bfloat16":
+            # Not taken for numbers: the bits of bfloat16 rows, in which `export` gives them.
+            raise TypeError(
+                f"deltas must be real floating-point numbers. Received: dtype {deltas.dtype}. "
+                "Cast them first."
+            )
+        deltas = xp.ascontiguousarray(deltas, dtype=np.float32)
         self._check_rows(keys, deltas)
         distinct, inverse = unique(self.backend, keys)
         summed = segment_sum(self.backend, deltas, inverse, int(distinct.size))
