@@ -66,7 +66,8 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
       mode: None, "distributed" or "localized:<rank>" as in SOK.
       **kwargs: `seed` (an integer, 0 by default), `init_capacity` (keys to make room for at
         once), `row_shape` (the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling
-        initializer is to count with: a table has none), and SOK's other options for its "hybrid" table, which "hbm" ignores.
+        initializer is to count with: a table has none), and SOK's other options for its "hybrid"
+        table, which "hbm" ignores.
 
     Raises:
       TypeError: unknown keyword, or an argument of a wrong type.
