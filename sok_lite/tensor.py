@@ -158,6 +158,7 @@ def host_call(
     """
 
     def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+        backend.activate()
         outputs = function(*tensors)
         backend.synchronize()
         return outputs

@@ -22,6 +22,10 @@ class Backend(ABC):
     xp: ModuleType
     chunk_bytes: int
 
+    def activate(self) -> None:
+        """Makes the calling thread use this backend's device. A GPU is chosen per thread."""
+        return None
+
     @abstractmethod
     def launch(self, kernel: str, num_items: int, *args: Any) -> None:
         """Runs a kernel over `num_items` items. On the GPU it returns before the kernel ends.

@@ -11,6 +11,7 @@ import numpy as np
 
 from sok_lite.backend.base import Array, Backend
 from sok_lite.backend.build import find_library
+from sok_lite.backend.local_ranks import local_size
 
 # The letters of SokCode in kernels/platform.cuh.
 _DTYPES = {
@@ -39,11 +40,7 @@ def default_num_threads() -> int:
     if named:
         return max(1, int(named))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    ranks = 1
-    for name in ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
-        if os.environ.get(name, "").isdigit():
-            ranks = max(ranks, int(os.environ[name]))
-    return max(1, (cores or 1) // ranks)
+    return max(1, (cores or 1) // local_size())
 
 
 class CpuBackend(Backend):

@@ -8,6 +8,7 @@ import cupy
 import numpy as np
 
 from sok_lite.backend.base import Array, Backend
+from sok_lite.backend.local_ranks import local_rank
 from sok_lite.backend.sources import inlined, kernel_files
 
 # --fmad=false: the CPU does not fuse multiply and add either, and results must be the same.
@@ -18,7 +19,7 @@ _NAME = re.compile(r"\b(SOK_(?:ROW_)?KERNEL)\((\w+?)(?:##\w+)?\)")
 
 
 class CudaBackend(Backend):
-    """CuPy arrays on the current device and the kernels compiled for it."""
+    """CuPy arrays on this rank's GPU and the kernels compiled for it."""
 
     name = "cuda"
     xp = cupy
@@ -33,8 +34,10 @@ class CudaBackend(Backend):
             for match in _NAME.finditer(path.read_text()):
                 lanes = _ROW_LANES if match.group(1) == "SOK_ROW_KERNEL" else 1
                 self._names.append((match.group(2), "##" in match.group(0), path, lanes))
-        device = cupy.cuda.Device()
-        self._max_blocks = 32 * device.attributes["MultiProcessorCount"]
+        # One GPU per rank; a launcher that shows each rank its own GPU alone shows one device.
+        self._device = cupy.cuda.Device(local_rank() % cupy.cuda.runtime.getDeviceCount())
+        self.activate()
+        self._max_blocks = 32 * self._device.attributes["MultiProcessorCount"]
 
     def _kernel(self, name: str) -> tuple[Any, int]:
         kernel = self._kernels.get(name)
@@ -54,6 +57,9 @@ class CudaBackend(Backend):
                 self._modules[path] = module
             kernel = self._kernels[name] = (module.get_function(name), lanes)
         return kernel
+
+    def activate(self) -> None:
+        self._device.use()
 
     def launch(self, kernel: str, num_items: int, *args: Any) -> None:
         if num_items <= 0:

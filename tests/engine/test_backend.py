@@ -1,12 +1,14 @@
 """Launching kernels: argument checks, worker threads, forks."""
 
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 
-from sok_lite.backend import get_backend
+from sok_lite.backend import get_backend, local_ranks
 from sok_lite.backend.cpu import CpuBackend, default_num_threads
 from sok_lite.engine.unique import gather_rows
 
@@ -49,6 +51,24 @@ def test_launches_from_several_python_threads_at_once():
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_where_no_thread_can_be_started_the_caller_does_the_work():
+    program = """
+import resource
+from sok_lite.backend.cpu import CpuBackend
+from tests.engine.test_backend import gather
+
+backend = CpuBackend(num_threads=4)
+backend.grain = 1
+gather(CpuBackend(num_threads=1), 100)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+room = used + (4 << 20)  # a thread's stack takes 8 MB
+resource.setrlimit(resource.RLIMIT_AS, (room, room))
+gather(backend, 100)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -111,6 +131,15 @@ def test_ranks_of_one_machine_share_its_cores(monkeypatch):
     assert default_num_threads() == 1
     monkeypatch.setenv("SOK_LITE_NUM_THREADS", "5")
     assert default_num_threads() == 5
+
+
+def test_a_rank_knows_its_place_on_its_machine(monkeypatch):
+    for name in (*local_ranks._RANK, *local_ranks._SIZE):
+        monkeypatch.delenv(name, raising=False)
+    assert (local_ranks.local_rank(), local_ranks.local_size()) == (0, 1)
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "4")
+    assert (local_ranks.local_rank(), local_ranks.local_size()) == (3, 4)
 
 
 def test_unknown_backends_are_refused():
