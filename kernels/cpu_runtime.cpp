@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <thread>
 
@@ -27,15 +28,21 @@ class Pool {
   void launch(void (*run)(void**), void** args, int workers) {
     {
       std::lock_guard<std::mutex> guard(mutex_);
+      try {
+        while (started_ < workers - 1) {
+          std::thread(&Pool::work, this, started_ + 1, round_).detach();
+          ++started_;
+        }
+      } catch (const std::exception&) {
+        // The system allows no more threads: those there are do all the work.
+        workers = started_ + 1;
+      }
       run_ = run;
       args_ = args;
       workers_ = workers;
       pending_ = workers - 1;
       ++round_;
       arrived_.store(0, std::memory_order_relaxed);
-      while (started_ < workers - 1) {
-        std::thread(&Pool::work, this, ++started_, round_ - 1).detach();
-      }
     }
     wake_.notify_all();
     call(run, args, 0, workers);
