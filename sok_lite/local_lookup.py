@@ -55,7 +55,6 @@ def local_lookup(variable: Any, keys: Any) -> tf.Tensor:
             is_pruned = not tf.executing_eagerly() and not tf.inside_function()
             with tf.control_dependencies([size] if is_pruned else []):
                 flat_keys = tf.cast(tf.reshape(keys, [-1]), key_type)
-                flat_keys = tf.identity(flat_keys) if is_pruned else flat_keys
             # A copy: the size belongs to the graph of the forward.
             return tf.IndexedSlices(flat_grads, flat_keys, tf.identity(size)), None
 

@@ -135,6 +135,27 @@ def test_the_wrapped_optimizer_may_serve_dense_variables_by_itself(mode):
     np.testing.assert_array_equal(shared, alone)
 
 
+def test_with_dense_variables_the_step_is_the_wrapped_optimizers(mode):
+    # As after loading a model whose optimizer has gone 100 steps.
+    table, variable = new_pair()
+    shared, alone = tf.Variable([1.0]), tf.Variable([1.0])
+    inner, theirs = k3.Adam(0.1), k3.Adam(0.1)
+    ours = sok.OptimizerWrapper(inner)
+    for optimizer in (inner, theirs):
+        optimizer.iterations.assign(100)
+    theirs.build([alone, variable])
+
+    @mode
+    def step(grads):
+        ours.apply_gradients([(tf.constant([0.5]), shared), (slices(grads), table)])
+
+    for grads in some_grads(steps=2):
+        step(tf.constant(grads))
+        theirs.apply_gradients([(tf.constant([0.5]), alone), (tf.constant(grads), variable)])
+    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-6)
+    assert int(inner.iterations) == int(ours.iterations) == 102
+
+
 class Halving(k3.schedules.LearningRateSchedule):
     def __call__(self, step):
         return 0.5 ** tf.cast(step, tf.float32)
@@ -216,6 +237,26 @@ def test_a_v1_learning_rate_may_be_a_variable_or_a_function(mode):
         rate.assign(0.25)
         step()
         np.testing.assert_array_equal(tf.nn.embedding_lookup(table, [1]), [[-1.25]])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda rate: v1.MomentumOptimizer(rate, 0.9), lambda rate: new.SGD(rate, momentum=0.9)],
+    ids=["v1", "tf_keras"],
+)
+def test_momentum_holds_what_the_optimizer_puts_in_it(make):
+    # v1 keeps gradients in it, Keras steps: they part when the learning rate changes.
+    table, variable = new_pair()
+    rate = tf.Variable(0.1)
+    ours, theirs = sok.OptimizerWrapper(make(rate)), make(rate)
+    for number, grads in enumerate(some_grads()):
+        for optimizer in (ours.optimizer, theirs):
+            if hasattr(optimizer, "learning_rate"):
+                optimizer.learning_rate = 0.1 / (1 + number)
+        rate.assign(0.1 / (1 + number))
+        ours.apply_gradients([(slices(grads), table)])
+        theirs.apply_gradients([(tf.constant(grads), variable)])
+    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-6)
 
 
 def test_excluded_variables_do_not_decay():
