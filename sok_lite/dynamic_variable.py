@@ -264,7 +264,7 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
         return (
             f"<sok.DynamicVariable {self.name!r} shape={self.shape} dtype={self.dtype.name} "
             f"keys={table.size:,} fill={table.load_factor:.0%} of {table.capacity:,} slots "
-            f"memory={_bytes(table.store.num_bytes + table.index_bytes)} "
+            f"memory={_bytes(table.store.used_bytes + table.index_bytes)} "
             f"on {table.backend.name}>"
         )
 
@@ -277,7 +277,8 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
             "table": f"{table.var_type} on {table.backend.name}",
             "fill": f"{table.load_factor:.0%} of {table.capacity:,} slots",
             "optimizer states": ", ".join(table.store.state_names) or "none",
-            "memory of rows and states": _bytes(table.store.num_bytes),
+            "memory of rows and states": _bytes(table.store.used_bytes),
+            "set aside for more": _bytes(table.store.num_bytes - table.store.used_bytes),
             "memory of the index": _bytes(table.index_bytes),
         }
         cells = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in facts.items())

@@ -24,7 +24,7 @@ class Column:
       dim: elements of a row.
       dtype: storage dtype of an element.
       initial: what unheld rows hold.
-      pointers: (num_chunks,) uint64, on the backend: the chunks' addresses, for kernels.
+      pointers: (at least num_chunks,) uint64, on the backend: the chunks' addresses, for kernels.
     """
 
     def __init__(
@@ -60,9 +60,15 @@ class Column:
 
     def attach(self, chunks: list[Array]) -> None:
         """Makes chunks part of the column."""
+        start, end = len(self._chunks), len(self._chunks) + len(chunks)
+        if end > self.pointers.size:
+            # Doubled: a large table has tens of thousands of chunks and gets them one by one.
+            grown = self._backend.xp.zeros(max(end, 2 * self.pointers.size), np.uint64)
+            grown[:start] = self.pointers[:start]
+            self.pointers = grown
+        addresses = [self._backend.address(chunk) for chunk in chunks]
+        self.pointers[start:end] = self._backend.from_host(np.array(addresses, np.uint64))
         self._chunks.extend(chunks)
-        addresses = [self._backend.address(chunk) for chunk in self._chunks]
-        self.pointers = self._backend.from_host(np.array(addresses, np.uint64))
 
 
 class RowStore:
@@ -131,6 +137,12 @@ class RowStore:
     def state_names(self) -> list[str]:
         """The optimizer states, in the order in which they were made."""
         return [name for name in self._columns if name != "value"]
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of the rows and states that were handed out so far, free ones included."""
+        row_bytes = sum(column.dim * column.dtype.itemsize for column in self._columns.values())
+        return self._num_rows * row_bytes
 
     @property
     def num_bytes(self) -> int:

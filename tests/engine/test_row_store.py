@@ -48,6 +48,28 @@ def test_memory_that_does_not_fit_is_not_read_into(backend):
             store.read(rows, out=backend.from_host(out))
 
 
+def test_a_store_of_many_chunks_knows_them_all(backend):
+    store = new_store(backend, 4096)
+    expected = []
+    for number in range(37):
+        rows = store.allocate(1 << store.chunk_shift)
+        store.write(rows[:1], backend.from_host(np.full((1, 4096), number, np.float32)))
+        expected.append(int(rows[0]))
+    assert store.column().num_chunks == 37
+    firsts = store.read(backend.from_host(np.array(expected, np.uint32)))
+    np.testing.assert_array_equal(backend.to_host(firsts)[:, 0], np.arange(37))
+
+
+def test_used_memory_counts_rows_and_states(backend):
+    store = new_store(backend)
+    store.ensure_state("m", 0.0)
+    store.ensure_state("v", 0.0, dim=1)
+    assert store.used_bytes == 0
+    store.allocate(10)
+    assert store.used_bytes == 10 * (3 + 3 + 1) * 4
+    assert store.num_bytes >= store.used_bytes
+
+
 def test_an_absent_row_reads_zeros_and_is_not_written(backend):
     store = new_store(backend)
     rows = backend.to_host(store.allocate(2))
