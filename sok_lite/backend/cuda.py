@@ -1,6 +1,5 @@
 """Kernels on the GPU: the same sources, compiled by NVRTC through cupy.RawModule."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,12 @@ import numpy as np
 
 from sok_lite.backend.base import Array, Backend
 from sok_lite.backend.local_ranks import local_rank
-from sok_lite.backend.sources import inlined, kernel_files
+from sok_lite.backend.sources import all_kernels, find_kernel, inlined
 
 # --fmad=false: the CPU does not fuse multiply and add either, and results must be the same.
 NVRTC_FLAGS = ("--std=c++17", "--fmad=false")
 _THREADS_PER_BLOCK = 256
 _ROW_LANES = 32  # SOK_ROW_LANES of kernels/platform.cuh
-_NAME = re.compile(r"\b(SOK_(?:ROW_)?KERNEL)\((\w+?)(?:##\w+)?\)")
 
 
 class CudaBackend(Backend):
@@ -28,12 +26,7 @@ class CudaBackend(Backend):
     def __init__(self) -> None:
         self._modules: dict[Path, Any] = {}
         self._kernels: dict[str, tuple[Any, int]] = {}
-        # (text before a ## or whole name, is it a prefix, file, lanes per item)
-        self._names: list[tuple[str, bool, Path, int]] = []
-        for path in kernel_files():
-            for match in _NAME.finditer(path.read_text()):
-                lanes = _ROW_LANES if match.group(1) == "SOK_ROW_KERNEL" else 1
-                self._names.append((match.group(2), "##" in match.group(0), path, lanes))
+        self._sources = all_kernels()
         # One GPU per rank; a launcher that shows each rank its own GPU alone shows one device.
         self._device = cupy.cuda.Device(local_rank() % cupy.cuda.runtime.getDeviceCount())
         self.activate()
@@ -42,15 +35,8 @@ class CudaBackend(Backend):
     def _kernel(self, name: str) -> tuple[Any, int]:
         kernel = self._kernels.get(name)
         if kernel is None:
-            # The longest matching name: update_adam_ beats update_.
-            fits = [
-                entry
-                for entry in self._names
-                if (name.startswith(entry[0]) if entry[1] else name == entry[0])
-            ]
-            if not fits:
-                raise AttributeError(f"No kernel {name!r} in kernels/.")
-            _, _, path, lanes = max(fits, key=lambda entry: len(entry[0]))
+            source = find_kernel(name, self._sources)
+            path, lanes = source.path, _ROW_LANES if source.is_row_kernel else 1
             module = self._modules.get(path)
             if module is None:
                 module = cupy.RawModule(code=inlined(path), options=NVRTC_FLAGS)

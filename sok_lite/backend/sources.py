@@ -2,8 +2,11 @@
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+# A name made by a macro ends in ## and the macro's parameter.
+_KERNEL = re.compile(r"\bSOK_(ROW_)?KERNEL\((\w+)(##\w+)?\)")
 _INCLUDE = re.compile(r'^#include "([\w./]+)"$', re.MULTILINE)
 
 
@@ -42,3 +45,45 @@ def inlined(path: Path) -> str:
         return _INCLUDE.sub(replace, text)
 
     return expand(path.read_text())
+
+
+class KernelSource(NamedTuple):
+    """Where a kernel is defined.
+
+    Attributes:
+      name: the kernel's name, or its first part where a macro makes several of them.
+      is_prefix: whether it is the first part.
+      is_row_kernel: whether several GPU threads share an item of its main loop.
+      path: the file.
+    """
+
+    name: str
+    is_prefix: bool
+    is_row_kernel: bool
+    path: Path
+
+
+def all_kernels() -> list[KernelSource]:
+    """Returns the kernels of all files."""
+    return [
+        KernelSource(match.group(2), match.group(3) is not None, match.group(1) is not None, path)
+        for path in kernel_files()
+        for match in _KERNEL.finditer(path.read_text())
+    ]
+
+
+def find_kernel(name: str, kernels: list[KernelSource]) -> KernelSource:
+    """Returns the source of a kernel.
+
+    Raises:
+      AttributeError: there is no such kernel.
+    """
+    fits = [
+        kernel
+        for kernel in kernels
+        if name == kernel.name or (kernel.is_prefix and name.startswith(kernel.name))
+    ]
+    if not fits:
+        raise AttributeError(f"No kernel {name!r} in {kernel_folder()}.")
+    # The longest: init_normal_ and not init_ for init_normal_f32.
+    return max(fits, key=lambda kernel: len(kernel.name))

@@ -1,6 +1,7 @@
 """Every kernel source compiles for the GPU too, whether or not there is one here."""
 
 import re
+import subprocess
 
 import pytest
 
@@ -36,10 +37,38 @@ def compile_for(nvrtc, source, arch):
     return None
 
 
+def entry_points(nvrtc, source):
+    """Returns the names of the kernels in the code that NVRTC makes of a source."""
+    program = nvrtc.createProgram(source, "kernel.cu", [], [])
+    try:
+        nvrtc.compileProgram(program, [*FLAGS, "-arch=sm_90"])
+        ptx = nvrtc.getPTX(program)
+    finally:
+        nvrtc.destroyProgram(program)
+    return re.findall(r"\.entry (\w+)", ptx.decode() if isinstance(ptx, bytes) else ptx)
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_kernels_compile_with_nvrtc_without_any_include_path(path, arch):
     assert compile_for(nvrtc(), sources.inlined(path), arch) is None
+
+
+def test_the_gpu_has_the_kernels_of_the_cpu_and_they_are_found_by_name():
+    library = find_library()
+    symbols = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True)
+    on_cpu = set(re.findall(r"\bsok_run_(\w+)", symbols.stdout))
+    kernels = sources.all_kernels()
+    on_gpu = set()
+    for path in FILES:
+        for name in entry_points(nvrtc(), sources.inlined(path)):
+            assert sources.find_kernel(name, kernels).path == path
+            on_gpu.add(name)
+    assert on_gpu == on_cpu
+    assert sources.find_kernel("rows_read_u32", kernels).is_row_kernel
+    assert not sources.find_kernel("unique_insert", kernels).is_row_kernel
+    with pytest.raises(AttributeError, match="No kernel 'rows_eat_u32'"):
+        sources.find_kernel("rows_eat_u32", kernels)
 
 
 def test_nvrtc_refuses_what_is_no_kernel():
