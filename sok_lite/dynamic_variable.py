@@ -23,6 +23,7 @@ from sok_lite.engine.initializer import make_initializer
 from sok_lite.engine.table import DetTable, make_table
 from sok_lite.local_lookup import checked_keys, local_lookup, refuse_partitions
 from sok_lite.refusals import RefusesDense
+from sok_lite.row_gradient import size_tensor
 from sok_lite.tensor import empty, host_call, to_array, to_tensor
 from sok_lite.variable_arguments import check_options, checked_dimension, checked_mode, dtype_name
 from sok_lite.variable_spec import DynamicVariableSpec, alive
@@ -137,9 +138,9 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
 
     def _init_resource(self, name: str, trainable: bool, dtype: tf.DType) -> None:
         """Makes the resource that tapes and graphs know the table by."""
-        shape = tf.TensorShape([None, self._dimension])
+        # The handle's shape is [0, dimension]: of it TensorFlow can make an empty gradient.
         empty_rows = partial(tf.zeros, [0, self._dimension], dtype)
-        super().__init__(empty_rows, trainable, name=name, dtype=dtype, shape=shape)
+        super().__init__(empty_rows, trainable, name=name, dtype=dtype)
         self._true_handle = self._handle
         if self._in_graph_mode:
             # What session.run(variable) would evaluate.
@@ -175,6 +176,11 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
     def table(self) -> DetTable:
         """The engine's table: this rank's keys, rows and optimizer states."""
         return self._table
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[None, dimension]."""
+        return tf.TensorShape([None, self._dimension])
 
     @property
     def dimension(self) -> int:
@@ -231,10 +237,8 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
         reference = weakref.ref(self)
 
         def run() -> Sequence[tf.Tensor]:
-            shape = [alive(reference).table.size, self_dimension]
-            return (tf.constant(shape, tf.int32),)
+            return (size_tensor(alive(reference).table),)
 
-        self_dimension = self._dimension
         (size,) = host_call(run, [], [tf.int32], self._table.backend, f"The size of {self.name!r}")
         size.set_shape([2])
         return size

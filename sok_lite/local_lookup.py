@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.row_gradient import row_gradient, size_tensor
 from sok_lite.tensor import empty, host_call, to_array, to_tensor
 from sok_lite.variable_spec import alive
 
@@ -29,7 +30,12 @@ def local_lookup(variable: Any, keys: Any) -> tf.Tensor:
     """
     refuse_partitions(variable)
     keys = checked_keys(variable, keys)
-    dim, key_type, dtype = variable.dimension, variable.key_type, variable.dtype
+    name, dim, key_type, dtype = (
+        variable.name,
+        variable.dimension,
+        variable.key_type,
+        variable.dtype,
+    )
     backend = variable.table.backend
     reference = weakref.ref(variable)
 
@@ -38,13 +44,11 @@ def local_lookup(variable: Any, keys: Any) -> tf.Tensor:
         rows = empty((*key_tensor.shape, dim), dtype, backend)
         flat = to_array(key_tensor, backend).reshape(-1)
         table.lookup(flat, out=rows.reshape(-1, dim))
-        return to_tensor(rows, dtype, backend), tf.constant([table.size, dim], tf.int64)
+        return to_tensor(rows, dtype, backend), size_tensor(table)
 
     @tf.custom_gradient
     def read(source: tf.Tensor, keys: tf.Tensor) -> Any:
-        rows, size = host_call(
-            run, [keys], [dtype, tf.int64], backend, f"A lookup in {variable.name!r}"
-        )
+        rows, size = host_call(run, [keys], [dtype, tf.int32], backend, f"A lookup in {name!r}")
         rows.set_shape(keys.shape.concatenate([dim]))
         size.set_shape([2])
 
@@ -56,7 +60,7 @@ def local_lookup(variable: Any, keys: Any) -> tf.Tensor:
             with tf.control_dependencies([size] if is_pruned else []):
                 flat_keys = tf.cast(tf.reshape(keys, [-1]), key_type)
             # A copy: the size belongs to the graph of the forward.
-            return tf.IndexedSlices(flat_grads, flat_keys, tf.identity(size)), None
+            return row_gradient(name, flat_keys, flat_grads, tf.identity(size)), None
 
         return rows, grad
 

@@ -12,6 +12,7 @@ from sok_lite.comm import Communicator
 from sok_lite.communication import communicator
 from sok_lite.engine import step
 from sok_lite.lookup_arguments import Argument, Facts, checked_arguments, row_splits
+from sok_lite.row_gradient import row_gradient, size_tensor
 from sok_lite.tensor import empty, host_call, to_array, to_tensor
 from sok_lite.variable_spec import alive
 
@@ -91,7 +92,7 @@ def _lookup(comm: Communicator, arguments: list[Argument]) -> list[tf.Tensor]:
 
         def grad(*out_grads: tf.Tensor) -> Any:
             dense = [tf.cast(tf.convert_to_tensor(grads), tf.float32) for grads in out_grads]
-            dtypes = [dtype for t in tables for dtype in (t.key_type, tf.float32, tf.int64)]
+            dtypes = [dtype for t in tables for dtype in (t.key_type, tf.float32, tf.int32)]
             results = host_call(
                 backward,
                 [*carried, *dense, *weights],
@@ -105,7 +106,7 @@ def _lookup(comm: Communicator, arguments: list[Argument]) -> list[tf.Tensor]:
                 keys.set_shape([None])
                 row_grads.set_shape([None, table.dim])
                 size.set_shape([2])
-                slices.append(tf.IndexedSlices(row_grads, keys, size))
+                slices.append(row_gradient(table.name, keys, row_grads, size))
             weight_grads = results[3 * num_tables :]
             for weight, weight_grad in zip(weights, weight_grads, strict=True):
                 weight_grad.set_shape(weight.shape)
@@ -170,7 +171,7 @@ class _Host:
             results += [
                 to_tensor(gradient.keys, facts.key_type, self.backend),
                 to_tensor(gradient.row_grads, tf.float32, self.backend),
-                tf.constant([table.size, facts.dim], tf.int64),
+                size_tensor(table),
             ]
             if gradient.weight_grads is not None:
                 weight_grads.append(to_tensor(gradient.weight_grads, tf.float32, self.backend))

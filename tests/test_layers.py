@@ -22,7 +22,7 @@ LAYERS = [
     ["sok_lite.engine.owner", "sok_lite.engine.agreement"],
     ["sok_lite.engine.exchange"],
     ["sok_lite.engine.step", "sok_lite.engine.apply"],
-    ["sok_lite.tensor"],
+    ["sok_lite.tensor", "sok_lite.row_gradient"],
     ["sok_lite.communication"],
     ["sok_lite.variable_spec"],
     ["sok_lite.local_lookup", "sok_lite.refusals", "sok_lite.variable_arguments"],

@@ -188,6 +188,29 @@ def test_a_branch_of_a_condition_may_look_up():
         np.testing.assert_array_equal(slices.values, [[value, value]])
 
 
+@pytest.mark.parametrize("key_type", [tf.int64, tf.int32])
+@pytest.mark.parametrize("kind", ["local", "lookup_sparse"])
+def test_only_one_branch_of_a_condition_may_look_up(kind, key_type, initialised):
+    table = sok.DynamicVariable(2, initializer="ones", key_type=key_type)
+
+    def look_up():
+        if kind == "local":
+            return tf.nn.embedding_lookup(table, [1, -7])
+        ids = tf.RaggedTensor.from_row_splits([1, -7], [0, 1, 2])
+        return sok.lookup_sparse(table, ids, combiners="sum")
+
+    @tf.function
+    def gradient(flag):
+        with tf.GradientTape() as tape:
+            loss = tf.cond(flag, lambda: tf.reduce_sum(look_up() * 3), lambda: 0.0)
+        return tape.gradient(loss, table)
+
+    slices = gradient(tf.constant(True))
+    assert sorted(slices.indices.numpy().tolist()) == [-7, 1]
+    np.testing.assert_array_equal(slices.values, np.full((2, 2), 3.0))
+    assert gradient(tf.constant(False)).values.shape == (0, 2)
+
+
 def test_a_loop_may_look_up():
     table = sok.DynamicVariable(2, initializer="2")
 
