@@ -1,9 +1,10 @@
 """The gradient of a table, keys and rows, in the form that TensorFlow's control flow asks for."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import ops
 
 from sok_lite.engine.table import DetTable
 
@@ -28,6 +29,36 @@ def row_gradient(name: str, keys: tf.Tensor, row_grads: tf.Tensor, size: tf.Tens
     """
     if tf.executing_eagerly():
         return tf.IndexedSlices(row_grads, keys, size)
+    if _leaves_a_loop():
+        keys = _refusing(name, keys)
     keys = tf.compat.v1.placeholder_with_default(keys, [None])
     row_grads = tf.compat.v1.placeholder_with_default(row_grads, [None, row_grads.shape[1]])
     return tf.IndexedSlices(row_grads, keys, size)
+
+
+def _leaves_a_loop() -> bool:
+    """Whether this is the way back through a loop that the tape is outside of."""
+    graph: Any = ops.get_default_graph()
+    while graph is not None:
+        if type(graph).__name__ == "_WhileBodyGradFuncGraph":
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def _refusing(name: str, keys: tf.Tensor) -> tf.Tensor:
+    """Returns keys that raise where something asks for them.
+
+    TensorFlow makes the gradients of everything that a loop uses, and runs those that are wanted:
+    a gradient of dense variables alone must go on.
+    """
+
+    def refuse(_: np.ndarray) -> NoReturn:
+        raise NotImplementedError(
+            f"The gradient of a lookup in {name!r} cannot leave the loop that the lookup is in "
+            "(tf.while_loop, tf.map_fn, `for` over a tensor): TensorFlow adds dense gradients "
+            "there, and a table has none. Look all keys up before the loop, or put the "
+            "GradientTape inside it."
+        )
+
+    return tf.numpy_function(refuse, [keys], keys.dtype, stateful=False)

@@ -225,6 +225,23 @@ def test_a_loop_may_look_up():
     assert table.table.size == 5
 
 
+def test_the_gradient_of_a_table_cannot_leave_a_loop_but_others_can(mode):
+    table = sok.DynamicVariable(2, initializer="2", name="looped")
+    scale = tf.Variable(3.0)
+
+    @tf.function
+    def gradients(sources):
+        with tf.GradientTape() as tape:
+            loss = tf.constant(0.0)
+            for i in tf.range(4):
+                loss += tf.reduce_sum(scale * tf.nn.embedding_lookup(table, [i]))
+        return tape.gradient(loss, sources)
+
+    assert float(mode(lambda: gradients([scale]))()[0]) == 16.0
+    with pytest.raises(tf.errors.UnimplementedError, match="'looped:0' cannot leave the loop"):
+        mode(lambda: gradients([table]))()
+
+
 def test_an_attribute_error_inside_does_not_become_a_dense_read(monkeypatch):
     table = sok.DynamicVariable(2)
 
