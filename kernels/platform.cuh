@@ -52,8 +52,6 @@ SOK_DEVICE i64 sok_num_threads() { return (i64)gridDim.x * blockDim.x; }
   for (i64 r = sok_thread() / SOK_ROW_LANES; r < (n); r += sok_num_threads() / SOK_ROW_LANES)
 #define SOK_FOR_EACH_COLUMN(c, dim) \
   for (i64 c = threadIdx.x % SOK_ROW_LANES; c < (dim); c += SOK_ROW_LANES)
-// True on one lane of the tile that shares a row: it writes what a row has only one of.
-SOK_DEVICE bool sok_leads_row() { return threadIdx.x % SOK_ROW_LANES == 0; }
 
 SOK_DEVICE void sok_prefetch(const void*) {}
 
@@ -130,7 +128,6 @@ SOK_DEVICE i64 sok_slice_end(i64 n) { return n * (sok_worker + 1) / sok_num_work
        first += count)
 #define SOK_FOR_EACH_ROW(r, n) SOK_FOR_EACH(r, n)
 #define SOK_FOR_EACH_COLUMN(c, dim) for (i64 c = 0; c < (dim); ++c)
-SOK_DEVICE bool sok_leads_row() { return true; }
 
 SOK_DEVICE void sok_prefetch(const void* p) { __builtin_prefetch(p); }
 
