@@ -86,15 +86,17 @@ def _merged(updates: Sequence[Update]) -> list[Update]:
         by_table.setdefault(id(update.table), []).append(update)
     merged = []
     for parts in by_table.values():
-        keys = [part.table.key_dtype.to_int64(part.table.backend.xp, part.keys) for part in parts]
+        table = parts[0].table
+        what = f"keys of table {table.name!r}"
+        keys = [table.key_dtype.to_int64(table.backend.xp, part.keys, what) for part in parts]
         for part, key in zip(parts, keys, strict=True):
             _check(part, key)
             if part.rule != parts[0].rule:
                 raise ValueError(
-                    f"Table {part.table.name!r} comes with two update rules in one step: "
+                    f"Table {table.name!r} comes with two update rules in one step: "
                     f"{parts[0].rule} and {part.rule}. Use one optimizer per table."
                 )
-        xp = parts[0].table.backend.xp
+        xp = table.backend.xp
         first = parts[0]._replace(keys=keys[0])
         if len(parts) > 1:
             grads: Any = xp.concatenate([part.grads for part in parts])

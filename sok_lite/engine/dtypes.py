@@ -67,8 +67,13 @@ class KeyDtype(NamedTuple):
     empty_key: int
     reclaim_key: int
 
-    def to_int64(self, xp: Any, keys: Any) -> Array:
+    def to_int64(self, xp: Any, keys: Any, what: str = "keys") -> Array:
         """Returns keys as a C-contiguous int64 array of the same shape.
+
+        Args:
+          xp: NumPy or CuPy.
+          keys: integers.
+          what: names them in errors.
 
         Raises:
           TypeError: they are not integers.
@@ -79,11 +84,11 @@ class KeyDtype(NamedTuple):
             keys = keys.astype(self.dtype)  # NumPy's dtype for an empty list
         if keys.dtype.kind not in "iu":
             raise TypeError(
-                f"keys must be integers that fit {self.name}. Received: dtype {keys.dtype}. "
+                f"{what} must be integers that fit {self.name}. Received: dtype {keys.dtype}. "
                 "Cast them first if they really are keys."
             )
         if keys.dtype != self.dtype:
-            self._check_range(xp, keys)
+            self._check_range(xp, keys, what)
         if self.name == "uint64":
             keys = keys.astype(np.uint64, copy=False)
             return xp.ascontiguousarray(keys).view(np.int64).reshape(keys.shape)
@@ -95,7 +100,7 @@ class KeyDtype(NamedTuple):
             return keys.view(np.uint64)
         return keys.astype(self.dtype, copy=False)
 
-    def _check_range(self, xp: Any, keys: Array) -> None:
+    def _check_range(self, xp: Any, keys: Array, what: str) -> None:
         mine, theirs = np.iinfo(self.dtype), np.iinfo(keys.dtype)
         bad = xp.zeros(keys.shape, dtype=bool)
         if theirs.max > mine.max:
@@ -105,8 +110,8 @@ class KeyDtype(NamedTuple):
         if bool(bad.any()):
             first = keys[bad].reshape(-1)[0]
             raise ValueError(
-                f"keys must fit {self.name} ({mine.min} to {mine.max}). Received: {int(first)}. "
-                "Use a wider key_type."
+                f"{what} must fit {self.name} ({mine.min} to {mine.max}). Received: {int(first)}. "
+                "Make the table with a key_type that holds such keys."
             )
 
 

@@ -225,7 +225,8 @@ def _read(table: DetTable, keys: Array, index: Array | None) -> Array:
 
 def _checked(backend: Backend, number: int, part: Part) -> Part:
     """Returns the part with engine keys, or raises."""
-    keys = part.table.key_dtype.to_int64(backend.xp, part.keys)
+    what = f"keys of table {part.table.name!r}"
+    keys = part.table.key_dtype.to_int64(backend.xp, part.keys, what)
     if keys.ndim != 1:
         raise ValueError(f"Keys of table {number} must have shape (n,). Received: {keys.shape}.")
     splits = part.row_splits

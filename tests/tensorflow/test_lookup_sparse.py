@@ -384,9 +384,12 @@ def test_bad_calls_are_refused_before_anything_changes(call, error, text, mode):
 
 
 def test_a_key_out_of_range_changes_no_table(mode):
-    good, narrow = sok.DynamicVariable(4), sok.DynamicVariable(4, key_type=tf.int32)
+    good = sok.DynamicVariable(4)
+    narrow = sok.DynamicVariable(4, key_type=tf.int32, name="narrow")
     far = tf.ragged.constant([[1, 2**31], [3]], dtype=tf.int64)
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="must fit int32"):
+    with pytest.raises(
+        (ValueError, tf.errors.InvalidArgumentError), match="keys of table 'narrow' must fit int32"
+    ):
         mode(lambda: sok.lookup_sparse([good, narrow], [IDS, far]))()
     assert good.table.size == narrow.table.size == 0
 

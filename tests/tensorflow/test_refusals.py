@@ -219,13 +219,15 @@ def test_a_scatter_takes_slices(table, how):
         getattr(table, how)(wrong)
 
 
-@pytest.mark.parametrize("how", ["lookup", "assign"])
+@pytest.mark.parametrize("how", ["lookup", "assign", "update"])
 def test_a_key_out_of_int32_is_refused(how):
-    v = sok.DynamicVariable(2, key_type=tf.int32)
+    v = sok.DynamicVariable(2, key_type=tf.int32, name="narrow")
     keys = tf.constant([5, 2**31], tf.int64)
-    with pytest.raises(ValueError, match="must fit int32.*Received: 2147483648"):
+    with pytest.raises(ValueError, match="keys of table 'narrow' must fit int32.*: 2147483648"):
         if how == "lookup":
             tf.nn.embedding_lookup(v, keys)
+        elif how == "update":
+            sok.SGD(1.0).apply_gradients([(tf.IndexedSlices(tf.constant(ROWS), keys), v)])
         else:
             sok.assign(v, keys, ROWS)
     assert v.table.size == 0

@@ -283,7 +283,8 @@ class DetTable:
     # ---------------------------------------------------------------- inside
 
     def _keys(self, keys: Any) -> Array:
-        keys = self.key_dtype.to_int64(self.backend.xp, keys)
+        what = f"keys of table {self.name!r}"
+        keys = self.key_dtype.to_int64(self.backend.xp, keys, what)
         if keys.ndim != 1:
             raise ValueError(f"keys must have shape (n,). Received: shape {keys.shape}.")
         return keys
