@@ -31,13 +31,15 @@ from sok_lite.variable_spec import DynamicVariableSpec, alive
 __all__ = ["DynamicVariable", "assign", "export", "filter_variables"]
 
 _serial = itertools.count()
+# Stands in what TensorFlow says of a place where it wants a dense value.
+_NO_VALUE = "sok_DynamicVariable_has_no_dense_value"
 
 
 @cache
 def _not_a_tensor() -> tf.Tensor:
     """Returns the handle of a variable that no operator on numbers can read."""
     handle = resource_variable_ops.UninitializedVariable(
-        name="sok_DynamicVariable_has_no_dense_value", shape=[], dtype=tf.string
+        name=_NO_VALUE, shape=[], dtype=tf.string
     ).handle
     tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant("known by key only"))
     return handle
@@ -143,12 +145,12 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
         super().__init__(empty_rows, trainable, name=name, dtype=dtype)
         self._true_handle = self._handle
         if self._in_graph_mode:
-            # What session.run(variable) would evaluate.
+            # What session.run(variable) would evaluate; a TF1 Saver names it and raises.
             refusal = tf.debugging.Assert(
                 False, [f"{self.name} has no dense value. Run what sok.export(variable) gives."]
             )
             with tf.control_dependencies([refusal]):
-                self._graph_element = tf.zeros([0, self._dimension], dtype)
+                self._graph_element = tf.zeros([0, self._dimension], dtype, name=_NO_VALUE)
         else:
             # TensorFlow's eager operators read what `_handle` names without asking this class, and
             # would take the empty tensor for the rows. They find a text instead, and fail.

@@ -123,3 +123,16 @@ def test_running_the_variable_itself_fails(session):
     session.run(v1.global_variables_initializer())
     with pytest.raises(tf.errors.InvalidArgumentError, match="has no dense value"):
         session.run(table)
+
+
+def test_a_tf1_saver_saves_dense_variables_and_refuses_tables(session, tmp_path):
+    table = sok.DynamicVariable(2, name="table")
+    dense = v1.get_variable("dense", [2], initializer=v1.ones_initializer(), use_resource=True)
+    session.run(v1.global_variables_initializer())
+    with pytest.raises(TypeError, match="DynamicVariable_has_no_dense_value"):
+        v1.train.Saver()
+    saver = v1.train.Saver(sok.filter_variables([table, dense])[1])
+    path = saver.save(session, str(tmp_path / "dense"))
+    session.run(dense.assign([5.0, 5.0]))
+    saver.restore(session, path)
+    np.testing.assert_array_equal(session.run(dense), [1.0, 1.0])
