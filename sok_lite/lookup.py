@@ -11,6 +11,7 @@ from sok_lite.backend import Backend
 from sok_lite.comm import Communicator
 from sok_lite.communication import communicator
 from sok_lite.engine import step
+from sok_lite.engine.failure import shared_failure
 from sok_lite.lookup_arguments import Argument, Facts, checked_arguments, row_splits
 from sok_lite.row_gradient import row_gradient, size_tensor
 from sok_lite.tensor import empty, host_call, to_array, to_tensor
@@ -143,8 +144,10 @@ class _Host:
 
     def forward(self, *tensors: tf.Tensor) -> tuple[list[tf.Tensor], step.Trail]:
         """Takes the inputs of all tables, then the weights; returns outputs and trail."""
-        parts = self._parts(tensors)
-        step.agree(self._comm, self._tag, [p.table for p in parts], [p.combiner for p in parts])
+        tables = [alive(facts.variable).table for facts in self._tables]
+        step.agree(self._comm, self._tag, tables, [facts.combiner for facts in self._tables])
+        with shared_failure(self._comm):
+            parts = self._parts(tensors)
         outputs, trail = step.forward(self.backend, self._comm, parts, self._tag, self._new_rows)
         self.backend.synchronize()
         return [to_tensor(output, tf.float32, self.backend) for output in outputs], trail

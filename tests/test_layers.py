@@ -19,7 +19,7 @@ LAYERS = [
     ["sok_lite.engine.initializer"],
     ["sok_lite.engine.table"],
     ["sok_lite.engine.update_rules", "sok_lite.engine.recent"],
-    ["sok_lite.engine.owner", "sok_lite.engine.agreement"],
+    ["sok_lite.engine.owner", "sok_lite.engine.agreement", "sok_lite.engine.failure"],
     ["sok_lite.engine.exchange"],
     ["sok_lite.engine.step", "sok_lite.engine.apply"],
     ["sok_lite.tensor", "sok_lite.row_gradient"],

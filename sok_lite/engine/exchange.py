@@ -19,6 +19,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import KeyDtype, key_dtype
+from sok_lite.engine.failure import reason_in
 from sok_lite.engine.owner import Partitioner, owner
 from sok_lite.engine.unique import gather_rows, group
 
@@ -123,7 +124,8 @@ def send_keys(
 
     Raises:
       ValueError, TypeError: keys that are not such arrays, or a bad partitioner.
-      CommunicatorError: another rank sends other tables or another tag, or has died.
+      CommunicatorError: another rank sends other tables or another tag, failed before it could
+        send (`shared_failure`), or has died.
     """
     _check_keys(unique_keys, key_dtypes)
     num_tables = len(unique_keys)
@@ -252,6 +254,9 @@ def _without_headers(
     parts = []
     for rank in range(comm.size):
         part = message[ends[rank] : ends[rank + 1]]
+        reason = reason_in(part)
+        if reason is not None:
+            raise CommunicatorError(f"Rank {rank} could not make this lookup. {reason}")
         if part[:2].tolist() != [tag, num_tables]:
             raise CommunicatorError(
                 f"Rank {comm.rank} looks up {num_tables} tables with tag {tag}, rank {rank} sent "

@@ -25,6 +25,7 @@ from sok_lite.engine.combine import (
     segment_sum,
 )
 from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
+from sok_lite.engine.failure import shared_failure
 from sok_lite.engine.recent import remember
 from sok_lite.engine.table import DetTable
 from sok_lite.engine.unique import unique
@@ -115,11 +116,12 @@ def forward(
       ([(batch, dim) float32 per part], trail).
 
     Raises:
-      TypeError, ValueError: keys, row splits, weights or combiner do not fit; raised before the
-        exchange and before a table has changed.
+      TypeError, ValueError: keys, row splits, weights or combiner do not fit. No table has changed,
+        and the other ranks raise a CommunicatorError with the same reason.
     """
-    checked = [_checked(backend, i, part) for i, part in enumerate(parts)]
-    distinct = [unique(backend, part.keys) for part in checked]
+    with shared_failure(comm):
+        checked = [_checked(backend, i, part) for i, part in enumerate(parts)]
+        distinct = [unique(backend, part.keys) for part in checked]
     received, route = send_keys(
         backend,
         comm,

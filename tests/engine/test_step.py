@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sok_lite.comm import SingleCommunicator, run_ranks
+from sok_lite.comm import CommunicatorError, SingleCommunicator, run_ranks
 from sok_lite.engine import step
 from sok_lite.engine.initializer import make_initializer
 from sok_lite.engine.step import Part
@@ -197,6 +197,27 @@ def test_ranks_that_look_up_different_tables_all_raise(backend):
             step.agree(comm, 1, [table], ["sum"])
 
     run_ranks(2, program)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_fails_alone_fails_the_lookup_on_all_ranks(backend, size):
+    def lookup(comm, table, key):
+        part = Part(table, np.array([key]), np.array([0, 1]), None, "sum")
+        return backend.to_host(step.forward(backend, comm, [part])[0][0])
+
+    def work(comm):
+        table = new_table(backend, key_type="int32")
+        error = ValueError if comm.rank == 1 else CommunicatorError
+        with pytest.raises(error, match="must fit int32.*Received: 1099511627776") as caught:
+            lookup(comm, table, 2**40 if comm.rank == 1 else 7)
+        if comm.rank != 1:
+            assert "Rank 1 could not make this lookup. ValueError" in str(caught.value)
+        assert table.size == 0
+        # The ranks are still in step.
+        return lookup(comm, table, 7 + comm.rank)
+
+    for rank, rows in enumerate(run_ranks(size, work)):
+        np.testing.assert_array_equal(rows, [first_row(4)(7 + rank)])
 
 
 def test_ranks_agree_once_per_call(backend):

@@ -191,6 +191,24 @@ def test_different_lookups_on_different_ranks_raise_on_all(comm):
     assert table.table.size == 0
 
 
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
+def test_a_key_that_fits_on_no_rank_fails_on_all_of_them(comm, traced):
+    table = sok.DynamicVariable(DIM, key_type=tf.int32, name=f"narrow_{traced}")
+
+    def lookup(keys, splits):
+        ids = tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
+        return sok.lookup_sparse(table, ids, combiners="sum")
+
+    call = tf.function(lookup, reduce_retracing=True) if traced else lookup
+    splits = tf.constant([0, 1], tf.int64)
+    last = comm.size - 1
+    key = 2**40 if comm.rank == last else 5
+    with pytest.raises((ValueError, RuntimeError, tf.errors.OpError), match="must fit int32"):
+        call(tf.constant([key], tf.int64), splits)
+    assert table.table.size == 0
+    assert call(tf.constant([5], tf.int64), splits).shape == (1, DIM)
+
+
 def test_a_localized_table_of_several_ranks_is_refused(comm):
     table = sok.DynamicVariable(DIM, mode="localized:0")
     if comm.size == 1:

@@ -1,0 +1,45 @@
+"""A rank that fails alone, before it has sent its keys, makes the lookup fail on all ranks."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+
+from sok_lite.comm.protocol import Communicator, CommunicatorError
+
+# First word of a message that takes the place of keys: no tag of a lookup is negative.
+_FAILED = -1
+_LONGEST_REASON_BYTES = 4096
+
+
+@contextmanager
+def shared_failure(comm: Communicator) -> Iterator[None]:
+    """Makes what fails inside fail on every rank.
+
+    For work that comes before `exchange.send_keys` and may fail on one rank alone, at a key that
+    does not fit, say. The other ranks are in `send_keys` then, or come to it. They raise a
+    CommunicatorError with the reason there instead of waiting, and no table has changed.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, MemoryError) as error:
+        # Where another rank has died, the reason that counts here is still this one.
+        with suppress(CommunicatorError):
+            _send_reason(comm, f"{type(error).__name__}: {error}")
+        raise
+
+
+def reason_in(part: np.ndarray) -> str | None:
+    """Returns the reason in what a rank sent, (n,) int64, or None where it sent keys."""
+    if part[0] != _FAILED:
+        return None
+    return part[2:].tobytes()[: int(part[1])].decode(errors="replace")
+
+
+def _send_reason(comm: Communicator, reason: str) -> None:
+    if comm.size == 1:
+        return
+    text = reason.encode()[:_LONGEST_REASON_BYTES]
+    words = np.frombuffer(text.ljust(-(-len(text) // 8) * 8), np.int64)
+    message = np.concatenate([np.array([_FAILED, len(text)], np.int64), words])
+    comm.alltoallv(np.tile(message, comm.size), np.full(comm.size, len(message), np.int32))
