@@ -20,6 +20,18 @@ _MODULE_OF_NAME = {
     "OptimizerWrapper": "optimizer",
     "SGD": "optimizer",
 }
+# Names of SparseOperationKit that are not here yet, and what to use meanwhile.
+_NOT_YET = {
+    "Variable": "a tf.Variable, or a DynamicVariable",
+    "DistributedVariable": "a DynamicVariable",
+    "LocalizedVariable": "a tf.Variable",
+    "dump": "export, or tf.train.Checkpoint",
+    "load": "assign, or tf.train.Checkpoint",
+    "incremental_model_dump": "export",
+    "all2all_dense_embedding": "lookup_sparse with one id in each row",
+    "sparse_read_and_evict": "tf.nn.embedding_lookup: an 'hbm' table never evicts",
+    "raw_ops": "the methods of DynamicVariable",
+}
 _TENSORFLOW_MODULES = ("communication", "dynamic_variable", "lookup", "optimizer", "tensor")
 
 __all__ = ["__version__", "communication", "tf_version", *_MODULE_OF_NAME]
@@ -58,6 +70,11 @@ def __getattr__(name: str) -> Any:
     elif name == "tf_version":
         _tensorflow_module("communication")
         value = _tf_version()
+    elif name in _NOT_YET:
+        raise AttributeError(
+            f"sok_lite has no {name!r} yet. Use {_NOT_YET[name]}. docs/migrating_from_sok.md lists "
+            "what differs."
+        )
     else:
         raise AttributeError(f"module 'sok_lite' has no attribute {name!r}")
     globals()[name] = value

@@ -98,6 +98,13 @@ def test_every_public_name_is_there():
         _ = sok.Optimiser
 
 
+@pytest.mark.parametrize("name", sok._NOT_YET)
+def test_a_name_that_is_not_there_yet_says_what_to_use(name):
+    assert not hasattr(sok, name)
+    with pytest.raises(AttributeError, match=f"no '{name}' yet. Use .* docs/migrating_from_sok.md"):
+        getattr(sok, name)
+
+
 WITHOUT_TENSORFLOW = """
 import sys
 sys.modules["tensorflow"] = None
