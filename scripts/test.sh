@@ -59,14 +59,14 @@ stage 'ruff check' 60 ruff check .
 stage mypy 300 mypy
 mapfile -t sources < <(find kernels tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
 stage clang-format 60 clang-format --dry-run -Werror "${sources[@]}"
-stage 'tests' 900 "${pytest[@]}" tests --ignore=tests/parallel --ignore=tests/test_tsan.py
+stage 'tests' 900 "${pytest[@]}" tests --ignore=tests/parallel --ignore=tests/test_sanitizers.py
 stage 'tests, 2 ranks, horovodrun' 400 horovodrun -np 2 "${ranks[@]}"
 if command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/null; then
   stage 'tests, 2 ranks, mpirun' 400 mpirun -np 2 "${ranks[@]}"
 else
   printf '\n=== tests, 2 ranks, mpirun: left out, no mpirun or no mpi4py\n'
 fi
-stage 'tests, ThreadSanitizer' 300 "${pytest[@]}" tests/test_tsan.py
+stage 'tests, sanitizers' 300 "${pytest[@]}" tests/test_sanitizers.py
 
 printf '\n%d passed, %d failed, %d skipped in %d s\n' "$passed" "$failed" "$skipped" "$SECONDS"
 [ "$failed" -eq 0 ]

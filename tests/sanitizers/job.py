@@ -1,6 +1,6 @@
-"""Runs every CPU kernel on several threads at once. test_tsan.py runs it under ThreadSanitizer.
+"""Runs every CPU kernel on several threads at once. test_sanitizers.py runs it under them.
 
-Usage: python -m tests.tsan.job engine|racy
+Usage: python -m tests.sanitizers.job engine|faulty_count|faulty_end|faulty_shift
 """
 
 import sys
@@ -83,10 +83,15 @@ def engine():
         thread.join()
 
 
-def racy():
-    new_backend().launch("racy_count", 100_000, np.zeros(1, np.int64), 100_000)
+def faulty(kernel):
+    n = {"faulty_count": 100_000, "faulty_end": 100, "faulty_shift": 2}[kernel]
+    new_backend().launch(kernel, n, np.zeros(n, np.int64), n)
 
 
 if __name__ == "__main__":
-    {"engine": engine, "racy": racy}[sys.argv[1]]()
+    job = sys.argv[1]
+    if job == "engine":
+        engine()
+    else:
+        faulty(job)
     print("done")
