@@ -426,7 +426,8 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
         with table.lock:
             keys, rows = table.export_rows()
             rows = backend.xp.ascontiguousarray(rows)
-            columns = {name: table.store.column(name).dim for name in table.store.state_names}
+            states = [table.store.column(name) for name in table.store.state_names]
+            columns = {state.name: [state.dim, state.initial] for state in states}
             tensors = {
                 "keys": to_tensor(keys, self._key_type, backend),
                 "values": to_tensor(table.store.read(rows), self.dtype, backend),
@@ -474,15 +475,14 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
             states = to_array(state_tensor, backend)
             key_array = to_array(key_tensor, backend)
             with table.lock:
+                # Before the first key goes: a state of another optimizer raises here.
+                for name, (dim, initial) in columns.items():
+                    table.store.ensure_state(name, initial, dim)
                 table.clear()
                 table.insert_or_assign(key_array, to_array(value_tensor, backend))
                 rows = table.find(key_array)
                 start = 0
-                for name, dim in columns.items():
-                    initial = 0.0
-                    if name in table.store.state_names:
-                        initial = table.store.column(name).initial
-                    table.store.ensure_state(name, initial, dim)
+                for name, (dim, _) in columns.items():
                     part = states[:, start : start + dim]
                     table.store.write(rows, backend.xp.ascontiguousarray(part), column=name)
                     start += dim

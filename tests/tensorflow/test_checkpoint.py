@@ -60,6 +60,35 @@ def test_a_fresh_table_takes_the_states_as_well(tmp_path):
         np.testing.assert_array_equal(restored, saved)
 
 
+def adagrad(initial):
+    return sok.OptimizerWrapper(keras.optimizers.Adagrad(0.1, initial_accumulator_value=initial))
+
+
+def test_a_fresh_table_trains_on_with_a_state_that_does_not_start_at_zero(tmp_path):
+    table = sok.DynamicVariable(3, name="table", initializer="uniform")
+    step(table, adagrad(0.3), 0, 4)
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
+    fresh = sok.DynamicVariable(3, name="table", initializer="uniform")
+    tf.train.Checkpoint(table=fresh).restore(path)
+    for each in (table, fresh):
+        step(each, adagrad(0.3), 1, 2)
+    for restored, saved in zip(facts(fresh), facts(table), strict=True):
+        np.testing.assert_array_equal(restored, saved)
+
+
+def test_a_state_of_another_optimizer_is_refused_before_a_key_is_lost(tmp_path):
+    table = sok.DynamicVariable(3, name="table")
+    step(table, adagrad(0.3), 0, 1)
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
+    other = sok.DynamicVariable(3, name="table")
+    step(other, adagrad(0.5), 1, 1)
+    before = facts(other)
+    with pytest.raises(ValueError, match="'accumulator' exists"):
+        tf.train.Checkpoint(table=other).restore(path)
+    for now, then in zip(facts(other), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
 def test_an_empty_table_is_saved_and_restored(tmp_path):
     table = sok.DynamicVariable(3)
     path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
