@@ -146,6 +146,9 @@ def allreduce(tensor: Any, op: str) -> tf.Tensor:
         raise ValueError(f"`op` must be 'sum', 'average', 'max' or 'min'. Received: op={op!r}.")
     comm = communicator()
     tensor = tf.convert_to_tensor(tensor)
+    if tensor.dtype == tf.bfloat16:
+        # It travels as its bits, which cannot be added or compared.
+        return tf.cast(allreduce(tf.cast(tensor, tf.float32), op), tf.bfloat16)
 
     def run(x: tf.Tensor) -> Sequence[tf.Tensor]:
         backend = get_backend("cpu")

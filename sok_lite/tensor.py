@@ -69,7 +69,8 @@ def to_array(tensor: tf.Tensor, backend: Backend) -> Array:
       backend: whose arrays are wanted.
     """
     if backend.name == "cpu" or not _is_on_gpu(tensor):
-        array = np.asarray(tensor)
+        # Of a bfloat16 scalar TensorFlow gives NumPy no array.
+        array = np.asarray(tensor if tensor.shape.rank else tensor.numpy())
         if tensor.dtype == tf.bfloat16:
             array = array.view(np.uint16)
         return array if backend.name == "cpu" else backend.from_host(array)
@@ -127,7 +128,7 @@ def to_tensor(array: Array, dtype: tf.DType, backend: Backend) -> tf.Tensor:
 
 def _from_host(array: np.ndarray, dtype: tf.DType) -> tf.Tensor:
     if dtype == tf.bfloat16:
-        array = np.ascontiguousarray(array).view(tf.bfloat16.as_numpy_dtype)
+        array = np.asarray(array, order="C").view(tf.bfloat16.as_numpy_dtype)
     with tf.device("CPU:0"):
         return tf.constant(array, dtype)
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite import communication
+from sok_lite.comm import Communicator
+from sok_lite.comm.threads import run_ranks
 
 pytestmark = pytest.mark.usefixtures("uninitialised")
 
@@ -70,6 +73,24 @@ def test_collectives_of_one_rank(mode):
     np.testing.assert_array_equal(mode(lambda: sok.communication.broadcast(x, 0))(), x)
     with pytest.raises(ValueError, match="'sum', 'average', 'max' or 'min'"):
         sok.communication.allreduce(x, "product")
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [("sum", [4.5, -6.0]), ("average", [2.25, -3.0]), ("max", [3.0, -2.0]), ("min", [1.5, -4.0])],
+)
+def test_bfloat16_is_reduced_as_numbers_not_as_bits(monkeypatch, op, expected):
+    mine = threading.local()
+    monkeypatch.setattr(communication, "communicator", lambda: mine.comm)
+
+    def reduce(comm: Communicator) -> tf.Tensor:
+        mine.comm = comm
+        x = tf.constant([1.5, -2.0], tf.bfloat16) * (comm.rank + 1)
+        return sok.communication.allreduce(x, op)
+
+    for reduced in run_ranks(2, reduce):
+        assert reduced.dtype == tf.bfloat16
+        np.testing.assert_array_equal(tf.cast(reduced, tf.float32), expected)
 
 
 def test_versions():

@@ -44,6 +44,15 @@ def test_a_result_is_given_away_where_it_lies(dtype, shape):
     np.testing.assert_array_equal(tensor.numpy(), expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+def test_a_scalar_stays_a_scalar(dtype):
+    array = to_array(tf.cast(3, dtype), CPU)
+    assert array.shape == ()
+    tensor = to_tensor(array, dtype, CPU)
+    assert tensor.shape == ()
+    assert float(tensor) == 3.0
+
+
 def test_memory_that_was_given_away_is_freed_with_the_tensor():
     array = empty((1000, 64), tf.float32, CPU)
     base = array
