@@ -224,6 +224,11 @@ class OptimizerWrapper(_RowOptimizer):
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
+        if isinstance(self.optimizer, tf.compat.v1.train.Optimizer):
+            raise NotImplementedError(
+                f"The learning rate of {type(self.optimizer).__name__} of tf.compat.v1.train "
+                "cannot be set. Make the optimizer with a tf.Variable and assign to that."
+            )
         self.optimizer.learning_rate = value
 
     @property

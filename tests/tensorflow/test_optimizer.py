@@ -239,6 +239,12 @@ def test_a_v1_learning_rate_may_be_a_variable_or_a_function(mode):
         np.testing.assert_array_equal(tf.nn.embedding_lookup(table, [1]), [[-1.25]])
 
 
+def test_setting_a_v1_learning_rate_is_refused():
+    ours = sok.OptimizerWrapper(v1.GradientDescentOptimizer(0.1))
+    with pytest.raises(NotImplementedError, match=r"Make the optimizer with a tf\.Variable"):
+        ours.lr = 0.5
+
+
 @pytest.mark.parametrize(
     "make",
     [lambda rate: v1.MomentumOptimizer(rate, 0.9), lambda rate: new.SGD(rate, momentum=0.9)],
