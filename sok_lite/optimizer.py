@@ -219,8 +219,8 @@ class OptimizerWrapper(_RowOptimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """The wrapped optimizer's learning rate in this step."""
-        return self._family.learning_rate(self.optimizer, None)
+        """The wrapped optimizer's learning rate after `iterations` steps."""
+        return self._family.learning_rate(self.optimizer, self.iterations)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:

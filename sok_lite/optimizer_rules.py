@@ -37,7 +37,7 @@ class Family:
       name: for messages.
       settings: class name -> function of the optimizer.
       iterations: the optimizer's own step counter, or None.
-      learning_rate: of the step after `iterations` steps; None asks for the optimizer's own count.
+      learning_rate: of the step after `iterations` steps.
       weight_decay: of a variable, or None.
     """
 
@@ -303,8 +303,6 @@ _V1_SETTINGS = {
 
 def _keras_learning_rate(optimizer: Any, iterations: Any) -> Any:
     rate = optimizer._learning_rate
-    if iterations is None:
-        iterations = optimizer.iterations
     if hasattr(rate, "assign"):
         return rate
     if not callable(rate):
@@ -315,8 +313,6 @@ def _keras_learning_rate(optimizer: Any, iterations: Any) -> Any:
 
 
 def _legacy_learning_rate(optimizer: Any, iterations: Any) -> Any:
-    if iterations is None:
-        return optimizer._decayed_lr(tf.float32)
     rate = optimizer._get_hyper("learning_rate", tf.float32)
     if any("LearningRateSchedule" in base.__name__ for base in type(rate).__mro__):
         rate = tf.cast(rate(tf.cast(iterations, tf.float32)), tf.float32)

@@ -225,6 +225,21 @@ def test_an_assigned_learning_rate_counts_from_the_next_step(module, mode):
     assert float(ours.learning_rate) == float(ours.lr) == 0.25
 
 
+@pytest.mark.parametrize("module", [k3, new, legacy], ids=["Keras 3", "tf_keras", "legacy"])
+def test_the_learning_rate_of_a_schedule_is_that_of_the_coming_step(module, mode):
+    schedule = (k3 if module is k3 else new).schedules.ExponentialDecay(1.0, 1, 0.5)
+    table = sok.DynamicVariable(1, initializer="zeros")
+    tf.nn.embedding_lookup(table, [1])
+    ours = sok.OptimizerWrapper(module.SGD(schedule))
+    step = mode(applying(ours, lambda: [(slices([[1.0]], [1]), table)]))
+    rates = []
+    for _ in range(3):
+        rates.append(float(ours.learning_rate))
+        step()
+    assert rates == [1.0, 0.5, 0.25]
+    np.testing.assert_array_equal(tf.nn.embedding_lookup(table, [1]), [[-sum(rates)]])
+
+
 def test_a_v1_learning_rate_may_be_a_variable_or_a_function(mode):
     rate = tf.Variable(1.0)
     for given in (rate, lambda: rate):
