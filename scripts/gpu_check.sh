@@ -48,7 +48,7 @@ stage() { # name, command...
   printf -- '--- %s: exit code %d, %d s\n' "$name" "$code" "$((SECONDS - start))"
 }
 
-# -k cuda: the tests of the cpu back end need a C++ compiler, which this machine may lack.
+# Not cpu: the tests of the cpu back end need a C++ compiler, which this machine may lack.
 pytest=("$python" -m pytest -q -p no:cacheprovider)
 SOK_LITE_BACKEND=cuda stage 'engine tests on the GPU' "${pytest[@]}" tests/engine -k 'not cpu'
 
