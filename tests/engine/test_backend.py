@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from sok_lite.backend import get_backend, local_ranks
+from sok_lite.backend import build, get_backend, local_ranks
 from sok_lite.backend.cpu import CpuBackend, default_num_threads
 from sok_lite.engine.unique import gather_rows
 
@@ -150,3 +150,14 @@ def test_unknown_backends_are_refused():
 def test_more_memory_than_there_is_raises():
     with pytest.raises(MemoryError, match="bytes of memory for rows"):
         get_backend("cpu").zeros_chunk(1 << 60)
+
+
+# What gcc may use under -march=x86-64-v3 beyond SSE4, as the x86-64 psABI lists it, in the words of
+# /proc/cpuinfo: lzcnt is "abm" there.
+V3_FLAGS = {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+
+
+@pytest.mark.parametrize("missing", [None, *sorted(V3_FLAGS)])
+def test_the_faster_library_is_for_processors_with_all_it_may_use(monkeypatch, missing):
+    monkeypatch.setattr(build, "_cpu_flags", lambda: V3_FLAGS - {missing})
+    assert build.has_x86_64_v3() == (missing is None)
