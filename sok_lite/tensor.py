@@ -172,7 +172,45 @@ def host_call(
             "`jit_compile=True` from the tf.function around it, or compile only the dense part of "
             "the model in a function of its own."
         )
-    result = tf.py_function(run, list(inputs), list(output_dtypes))
+    result = _in_order(lambda: tf.py_function(run, list(inputs), list(output_dtypes)))
     if not output_dtypes:
         return result
     return result if isinstance(result, (list, tuple)) else [result]
+
+
+def _in_order(call: Callable[[], Any]) -> Any:
+    """Returns what `call` gives, in a tf.function as the successor of all host calls before it.
+
+    TensorFlow orders host calls within one function. One in a function called from there, or in a
+    branch or a loop, it orders by the variables alone that this function reads or writes: so each
+    writes one of its own, else a lookup could pass an update, and ranks each other's collectives.
+    """
+    turn = _turn() if tf.inside_function() else None
+    if turn is None:
+        return call()
+    with tf.control_dependencies([tf.raw_ops.ReadVariableOp(resource=turn, dtype=tf.int64)]):
+        result = call()
+    with tf.control_dependencies(tf.nest.flatten(result)):
+        tf.raw_ops.AssignAddVariableOp(resource=turn, value=tf.constant(0, tf.int64))
+    return result
+
+
+# TensorFlow's classes of graphs that are a part of a function.
+_BRANCHES_AND_LOOPS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
+_turn_variable: tf.Variable | None = None
+
+
+def _turn() -> tf.Tensor | None:
+    """Returns the variable that host calls are ordered by; None where a TF1 graph is outside."""
+    global _turn_variable
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            return None
+        if _turn_variable is None:
+            with tf.device("CPU:0"):
+                _turn_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="sok_turn")
+    graph: Any = ops.get_default_graph()
+    # The gradient of a branch can take a resource from the function around it only.
+    while any(base.__name__ in _BRANCHES_AND_LOOPS for base in type(graph).__mro__):
+        graph = graph.outer_graph
+    return graph.capture(_turn_variable.handle)

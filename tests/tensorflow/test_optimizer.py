@@ -292,6 +292,26 @@ def test_excluded_variables_do_not_decay():
     np.testing.assert_array_equal(tf.nn.embedding_lookup(kept, [1]), [[1.0]])
 
 
+def test_a_lookup_in_an_inner_function_sees_the_update_before_it():
+    table = sok.DynamicVariable(1, initializer="zeros")
+    ours = sok.OptimizerWrapper(k3.SGD(1.0))
+
+    @tf.function
+    def lookup():
+        return tf.nn.embedding_lookup(table, [1])
+
+    @tf.function
+    def step():
+        before = lookup()
+        ours.apply_gradients([(slices([[1.0]], [1]), table)])
+        return before, lookup()
+
+    for number in range(3):
+        before, after = step()
+        np.testing.assert_array_equal(before, [[-number]])
+        np.testing.assert_array_equal(after, [[-number - 1]])
+
+
 def test_only_touched_rows_move():
     table, _ = new_pair()
     before = rows_of(table)

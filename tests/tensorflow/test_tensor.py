@@ -1,6 +1,7 @@
 """Tensors become arrays and back without a copy, and host calls work in every kind of graph."""
 
 import gc
+import time
 import weakref
 
 import numpy as np
@@ -125,3 +126,39 @@ def test_xla_is_refused_with_the_way_out():
 
     with pytest.raises(NotImplementedError, match="A call cannot be compiled by XLA.*jit_compile"):
         call(tf.constant(1.0))
+
+
+def test_host_calls_run_in_program_order_also_within_inner_functions_branches_and_loops():
+    log = []
+    read = tf.Variable(0.0)
+
+    def note(number, delay_s=0.0):
+        read.read_value()  # as a lookup does; else TensorFlow orders all calls by itself
+
+        def run():
+            time.sleep(delay_s)  # time for a later call that does not wait to pass
+            log.append(number)
+            return ()
+
+        host_call(run, [], [], CPU, "A note")
+
+    inner = tf.function(lambda: note(1))
+    late_inner = tf.function(lambda: note(3, 0.05))
+
+    def body(i):
+        note(5)
+        return (i + 1,)
+
+    @tf.function
+    def outer(flag):
+        note(0, 0.05)
+        inner()
+        note(2, 0.05)
+        late_inner()
+        tf.cond(flag, lambda: note(4, 0.05), lambda: None)
+        tf.while_loop(lambda i: i < 2, body, [tf.constant(0)])
+        note(6)
+
+    for _ in range(3):
+        outer(tf.constant(True))
+    assert log == [0, 1, 2, 3, 4, 5, 5, 6] * 3
