@@ -63,7 +63,3 @@ class Backend(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Waits for every kernel launched so far."""
-
-    @abstractmethod
-    def stable_argsort(self, array: Array) -> Array:
-        """Returns the order that sorts `array` and keeps equal elements in their order."""

@@ -121,6 +121,3 @@ class CpuBackend(Backend):
 
     def synchronize(self) -> None:
         pass
-
-    def stable_argsort(self, array: Array) -> Array:
-        return np.argsort(array, kind="stable")

@@ -86,6 +86,3 @@ class CudaBackend(Backend):
 
     def synchronize(self) -> None:
         cupy.cuda.get_current_stream().synchronize()
-
-    def stable_argsort(self, array: Array) -> Array:
-        return cupy.argsort(array, kind="stable")

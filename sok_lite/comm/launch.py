@@ -1,9 +1,9 @@
 """Which communicator a process gets: what was launched, what was asked for, what is installed."""
 
-import os
 import sys
 import warnings
 
+from sok_lite.backend.local_ranks import largest_variable
 from sok_lite.comm.local import connect_local
 from sok_lite.comm.protocol import Communicator, CommunicatorError
 from sok_lite.comm.single import SingleCommunicator
@@ -22,8 +22,7 @@ _SIZE_VARIABLES = (
 
 def launched_ranks() -> int:
     """Returns how many ranks the launcher started, by its environment variables; 1 if none."""
-    values = [os.environ.get(name, "").strip() for name in _SIZE_VARIABLES]
-    return max([1, *(int(value) for value in values if value.isdigit())])
+    return largest_variable(_SIZE_VARIABLES, 1)
 
 
 def make_communicator(tool: str = "horovod") -> Communicator:

@@ -21,18 +21,15 @@ class RowDtype(NamedTuple):
     storage: np.dtype
     suffix: str
 
-    @property
-    def copy_suffix(self) -> str:
-        """Ends the name of the kernels that copy rows without looking at the format."""
-        return f"u{8 * self.storage.itemsize}"
 
-    def bits(self, array: Array) -> Array:
-        """Returns a view as the unsigned integers that copy kernels take."""
-        return array.view(f"uint{8 * self.storage.itemsize}")
+def as_words(array: Array) -> tuple[str, Array]:
+    """Returns an array as unsigned integers of its width, for kernels that only copy elements.
 
-    def kernel_view(self, array: Array) -> Array:
-        """Returns a view as what the kernels of this format take: f32, or 16-bit rows' bits."""
-        return array if self.name == "float32" else array.view(np.uint16)
+    Returns:
+      (what ends the kernel's name, "u16" or "u32"; the view).
+    """
+    bits = 8 * array.dtype.itemsize
+    return f"u{bits}", array.view(f"uint{bits}")
 
 
 _ROW_DTYPES = {

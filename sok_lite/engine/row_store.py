@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.engine.dtypes import RowDtype
+from sok_lite.engine.dtypes import RowDtype, as_words
 
 ABSENT = 0xFFFFFFFF  # the row number of a key that has no row; SOK_ABSENT in kernels/platform.cuh
 
@@ -229,15 +229,15 @@ class RowStore:
                 f"`out` must be a C-contiguous {col.dtype} array of shape {shape}. "
                 f"Received: {out.dtype}, shape {out.shape}, strides {out.strides}."
             )
-        width = 8 * col.dtype.itemsize
+        suffix, words = as_words(out)
         self.backend.launch(
-            f"rows_read_u{width}",
+            f"rows_read_{suffix}",
             rows.size,
             col.pointers,
             self.chunk_shift,
             col.dim,
             rows,
-            out.view(f"uint{width}"),
+            words,
             rows.size,
         )
         return out
@@ -253,15 +253,15 @@ class RowStore:
           source: (n,) int32, row i takes values[source[i]]; None: values[i].
         """
         col = self._columns[column]
-        width = 8 * col.dtype.itemsize
+        suffix, words = as_words(values)
         self.backend.launch(
-            f"rows_write_u{width}",
+            f"rows_write_{suffix}",
             rows.size,
             col.pointers,
             self.chunk_shift,
             col.dim,
             rows,
-            values.view(f"uint{width}"),
+            words,
             source,
             rows.size,
         )

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.engine.dtypes import as_words
 
 # Items per counter when first occurrences are numbered: a CPU worker walks long blocks, a GPU
 # thread short ones.
@@ -81,7 +82,7 @@ def group(backend: Backend, labels: Array, num_groups: int) -> Groups:
     if backend.name == "cuda":
         # A thread that reads every label, as the CPU's workers do, would be far too much reading
         # for thousands of threads.
-        order = backend.stable_argsort(labels).astype(np.int32)
+        order = xp.argsort(labels, kind="stable").astype(np.int32)
         counts[1:] = xp.bincount(labels, minlength=num_groups)
         return Groups(xp.cumsum(counts), order)
     backend.launch("group_count", max(n, num_groups), labels, counts, num_groups, n)
@@ -110,15 +111,9 @@ def gather_rows(backend: Backend, x: Array, index: Array) -> Array:
       (n, dim) of x's dtype.
     """
     out = backend.xp.empty((index.size, x.shape[1]), x.dtype)
-    bits = 8 * x.dtype.itemsize
-    view = f"uint{bits}"
+    suffix, words = as_words(x)
+    _, out_words = as_words(out)
     backend.launch(
-        f"dense_gather_u{bits}",
-        index.size,
-        x.view(view),
-        x.shape[1],
-        index,
-        out.view(view),
-        index.size,
+        f"dense_gather_{suffix}", index.size, words, x.shape[1], index, out_words, index.size
     )
     return out
