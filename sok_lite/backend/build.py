@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sok_lite.backend.sources import kernel_files, kernel_folder
+from sok_lite.backend.sources import kernel_defines, kernel_files, kernel_folder
 
 # -ffp-contract=off: a fused multiply-add would round differently from the GPU and from other CPUs.
 FLAGS = (
@@ -70,7 +70,8 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
     """
     folder = kernel_folder()
     sources = [*kernel_files(), folder / "cpu_runtime.cpp"]
-    flags = [*FLAGS, *extra_flags]
+    defines = [f"-D{name}={value}" for name, value in kernel_defines().items()]
+    flags = [*FLAGS, *extra_flags, *defines]
     digest = hashlib.sha256(" ".join([platform.machine(), *flags]).encode())
     for path in sorted([*sources, *folder.rglob("*.cuh")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -103,7 +104,8 @@ def find_library() -> Path:
     named = os.environ.get("SOK_LITE_CPU_LIBRARY")
     if named:
         return Path(named)
-    shipped = shipped_library()
+    # The wheel's library has the default tunables.
+    shipped = None if kernel_defines() else shipped_library()
     if shipped is not None:
         return shipped
     return compile_library(["-march=x86-64-v3"] if has_x86_64_v3() else [])

@@ -8,12 +8,15 @@ import numpy as np
 
 from sok_lite.backend.base import Array, Backend
 from sok_lite.backend.local_ranks import local_rank
-from sok_lite.backend.sources import all_kernels, find_kernel, inlined
+from sok_lite.backend.sources import all_kernels, find_kernel, inlined, kernel_defines
 
 # --fmad=false: the CPU does not fuse multiply and add either, and results must be the same.
 NVRTC_FLAGS = ("--std=c++17", "--fmad=false")
-_THREADS_PER_BLOCK = 256
-_ROW_LANES = 32  # SOK_ROW_LANES of kernels/platform.cuh
+# Tunables of a launch; SOK_LITE_KERNEL_DEFINES sets others, and those of the kernels.
+_TUNABLES = {
+    "SOK_THREADS_PER_BLOCK": 256,
+    "SOK_ROW_LANES": 32,  # as in kernels/platform.cuh
+}
 
 
 class CudaBackend(Backend):
@@ -27,6 +30,10 @@ class CudaBackend(Backend):
         self._modules: dict[Path, Any] = {}
         self._kernels: dict[str, tuple[Any, int]] = {}
         self._sources = all_kernels()
+        self._defines = kernel_defines()
+        tunables = {**_TUNABLES, **self._defines}
+        self._threads_per_block = tunables["SOK_THREADS_PER_BLOCK"]
+        self._row_lanes = tunables["SOK_ROW_LANES"]
         # One GPU per rank; a launcher that shows each rank its own GPU alone shows one device.
         self._device = cupy.cuda.Device(local_rank() % cupy.cuda.runtime.getDeviceCount())
         self.activate()
@@ -36,10 +43,11 @@ class CudaBackend(Backend):
         kernel = self._kernels.get(name)
         if kernel is None:
             source = find_kernel(name, self._sources)
-            path, lanes = source.path, _ROW_LANES if source.is_row_kernel else 1
+            path, lanes = source.path, self._row_lanes if source.is_row_kernel else 1
             module = self._modules.get(path)
             if module is None:
-                module = cupy.RawModule(code=inlined(path), options=NVRTC_FLAGS)
+                defines = [f"-D{name}={value}" for name, value in self._defines.items()]
+                module = cupy.RawModule(code=inlined(path), options=(*NVRTC_FLAGS, *defines))
                 self._modules[path] = module
             kernel = self._kernels[name] = (module.get_function(name), lanes)
         return kernel
@@ -66,8 +74,9 @@ class CudaBackend(Backend):
                 values.append(np.float32(arg))
             else:
                 values.append(np.int64(arg))
-        blocks = -(-num_items * lanes // _THREADS_PER_BLOCK)
-        function((min(blocks, self._max_blocks),), (_THREADS_PER_BLOCK,), tuple(values))
+        blocks = -(-num_items * lanes // self._threads_per_block)
+        grid = (min(blocks, self._max_blocks),)
+        function(grid, (self._threads_per_block,), tuple(values))
 
     def zeros_chunk(self, num_bytes: int) -> Array:
         try:

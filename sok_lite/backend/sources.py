@@ -1,5 +1,6 @@
 """Where the kernel sources are, and which file holds which kernel."""
 
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -8,6 +9,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 # A name made by a macro ends in ## and the macro's parameter.
 _KERNEL = re.compile(r"\bSOK_(ROW_)?KERNEL\((\w+)(##\w+)?\)")
 _INCLUDE = re.compile(r'^#include "([\w./]+)"$', re.MULTILINE)
+_DEFINE = re.compile(r"([A-Za-z_]\w*)=(\d+)")
 
 
 def kernel_folder() -> Path:
@@ -24,6 +26,27 @@ def kernel_folder() -> Path:
 def kernel_files() -> list[Path]:
     """Returns every .cu file, sorted by name."""
     return sorted(kernel_folder().rglob("*.cu"))
+
+
+def kernel_defines() -> dict[str, int]:
+    """Returns the macros that SOK_LITE_KERNEL_DEFINES sets, such as "SOK_LINE=8 SOK_TILE=8".
+
+    They are the tunables of the kernels. Both backends compile with them; one without a value here
+    has the default of the sources.
+
+    Raises:
+      ValueError: the variable is not a list of NAME=NUMBER.
+    """
+    defines = {}
+    for text in os.environ.get("SOK_LITE_KERNEL_DEFINES", "").split():
+        match = _DEFINE.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                "SOK_LITE_KERNEL_DEFINES must be a list of NAME=NUMBER, such as "
+                f"'SOK_LINE=8 SOK_TILE=8'. Received: {text!r}."
+            )
+        defines[match.group(1)] = int(match.group(2))
+    return defines
 
 
 def inlined(path: Path) -> str:

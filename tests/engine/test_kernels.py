@@ -1,18 +1,34 @@
 """Every kernel source compiles for the GPU too, whether or not there is one here."""
 
+import functools
+import importlib.util
+import os
 import re
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from sok_lite.backend import cpu, sources
 from sok_lite.backend.build import compile_library, find_library
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 FILES = sources.kernel_files()
-# The flags of sok_lite/backend/cuda.py, which cannot be imported without CuPy.
-FLAGS = ["--std=c++17", "--fmad=false"]
 
 
+def load_script(name):
+    path = ROOT / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+registers = load_script("kernel_registers")
+
+
+@functools.cache
 def nvrtc():
     pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy is not installed")
     from cupy_backends.cuda.libs import nvrtc
@@ -24,34 +40,37 @@ def nvrtc():
     return nvrtc
 
 
-def compile_for(nvrtc, source, arch):
-    """Returns the compiler's words, or None if it was content."""
-    program = nvrtc.createProgram(source, "kernel.cu", [], [])
-    try:
-        nvrtc.compileProgram(program, [*FLAGS, f"-arch={arch}"])
-        assert len(nvrtc.getPTX(program)) > 0
-    except nvrtc.NVRTCError:
-        return nvrtc.getProgramLog(program)
-    finally:
-        nvrtc.destroyProgram(program)
-    return None
+@functools.cache
+def compiled(path, arch):
+    """What NVRTC makes of a file: compiled once for all tests."""
+    return registers.compile_source(nvrtc(), sources.inlined(path), arch)
 
 
-def entry_points(nvrtc, source):
-    """Returns the names of the kernels in the code that NVRTC makes of a source."""
-    program = nvrtc.createProgram(source, "kernel.cu", [], [])
-    try:
-        nvrtc.compileProgram(program, [*FLAGS, "-arch=sm_90"])
-        ptx = nvrtc.getPTX(program)
-    finally:
-        nvrtc.destroyProgram(program)
-    return re.findall(r"\.entry (\w+)", ptx.decode() if isinstance(ptx, bytes) else ptx)
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("arch", registers.ARCHS)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_kernels_compile_with_nvrtc_without_any_include_path(path, arch):
-    assert compile_for(nvrtc(), sources.inlined(path), arch) is None
+    assert compiled(path, arch).error is None
+
+
+@pytest.mark.parametrize("arch", registers.ARCHS)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_no_kernel_spills(path, arch):
+    usage = compiled(path, arch).kernels
+    assert set(usage) == set(re.findall(r"\.entry (\w+)", compiled(path, arch).ptx))
+    assert usage, path.name
+    assert {name: each for name, each in usage.items() if each.spill_bytes} == {}
+
+
+def test_a_kernel_that_spills_is_seen():
+    source = sources.inlined(sources.kernel_folder() / "update.cu")
+    few = registers.compile_source(nvrtc(), source, "sm_80", ["--maxrregcount=24"]).kernels
+    assert any(usage.spill_bytes for usage in few.values())
+    assert max(usage.registers for usage in few.values()) <= 24
+
+
+def test_a_report_that_is_not_understood_is_an_error():
+    with pytest.raises(ValueError, match="another format"):
+        registers.parse_usage("ptxas info : Compiling entry function 'k' for 'sm_90'\nUsed many")
 
 
 def test_the_gpu_has_the_kernels_of_the_cpu_and_they_are_found_by_name():
@@ -61,7 +80,7 @@ def test_the_gpu_has_the_kernels_of_the_cpu_and_they_are_found_by_name():
     kernels = sources.all_kernels()
     on_gpu = set()
     for path in FILES:
-        for name in entry_points(nvrtc(), sources.inlined(path)):
+        for name in re.findall(r"\.entry (\w+)", compiled(path, "sm_90").ptx):
             assert sources.find_kernel(name, kernels).path == path
             on_gpu.add(name)
     assert on_gpu == on_cpu
@@ -73,13 +92,13 @@ def test_the_gpu_has_the_kernels_of_the_cpu_and_they_are_found_by_name():
 
 def test_nvrtc_refuses_what_is_no_kernel():
     source = sources.inlined(FILES[0]) + "\nSOK_KERNEL(broken)(i64 n) { not_a_function(n); }\n"
-    assert "not_a_function" in compile_for(nvrtc(), source, "sm_90")
+    assert "not_a_function" in registers.compile_source(nvrtc(), source, "sm_90").error
 
 
 def test_nvrtc_flags_are_the_ones_that_the_cuda_backend_uses():
     text = (sources.kernel_folder().parent / "sok_lite" / "backend" / "cuda.py").read_text()
     named = re.search(r"NVRTC_FLAGS = \((.*)\)", text).group(1)
-    assert re.findall(r'"(.*?)"', named) == FLAGS
+    assert re.findall(r'"(.*?)"', named) == list(registers.FLAGS)
 
 
 def exported_names():
@@ -136,3 +155,60 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(tmp_path, monkeypa
 def test_a_named_library_is_taken(tmp_path, monkeypatch):
     monkeypatch.setenv("SOK_LITE_CPU_LIBRARY", str(tmp_path / "mine.so"))
     assert find_library() == tmp_path / "mine.so"
+
+
+def test_tunables_reach_both_compilers(tmp_path, monkeypatch):
+    recorder = tmp_path / "cxx"
+    recorder.write_text('#!/bin/sh\necho "$@" > "$0.log"\nfor last; do :; done\n: > "$last"\n')
+    recorder.chmod(0o755)
+    monkeypatch.setenv("CXX", str(recorder))
+    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
+    monkeypatch.setenv("SOK_LITE_KERNEL_DEFINES", "")
+    default = compile_library()
+    monkeypatch.setenv("SOK_LITE_KERNEL_DEFINES", " SOK_LINE=8  SOK_TILE=2")
+    assert sources.kernel_defines() == {"SOK_LINE": 8, "SOK_TILE": 2}
+    # Another library: one with other tunables must not be taken from the cache.
+    assert compile_library() != default
+    assert "-DSOK_LINE=8 -DSOK_TILE=2" in (tmp_path / "cxx.log").read_text()
+    assert find_library() not in (default, None)
+    source = 'extern "C" __global__ void k(int* p) { p[0] = 7000 + SOK_LINE; }'
+    assert "7008" in registers.compile_source(nvrtc(), source, "sm_90").ptx
+
+
+def test_the_cuda_backend_compiles_with_the_tunables():
+    # A stand-in for CuPy that records what would be compiled and launched.
+    program = """
+import os, sys, types
+from unittest import mock
+sys.modules["cupy"] = cupy = mock.MagicMock()
+cupy.ndarray = type("ndarray", (), {})
+cupy.cuda.runtime.getDeviceCount.return_value = 1
+cupy.cuda.Device.return_value.attributes = {"MultiProcessorCount": 4}
+from sok_lite.backend.cuda import CudaBackend
+CudaBackend().launch("rows_fill", 100, 1, 2, 3)
+print(cupy.RawModule.call_args.kwargs["options"])
+print(cupy.RawModule.return_value.get_function.return_value.call_args.args[:2])
+"""
+    for defines, flags, launch in (
+        ("", "('--std=c++17', '--fmad=false')", "((13,), (256,))"),
+        (
+            "SOK_ROW_LANES=8 SOK_THREADS_PER_BLOCK=128",
+            "('--std=c++17', '--fmad=false', '-DSOK_ROW_LANES=8', '-DSOK_THREADS_PER_BLOCK=128')",
+            "((7,), (128,))",
+        ),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "SOK_LITE_KERNEL_DEFINES": defines},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.splitlines() == [flags, launch], done.stderr
+
+
+@pytest.mark.parametrize("text", ["SOK_LINE", "SOK_LINE=", "SOK_LINE=x", "SOK LINE=8", "=8"])
+def test_tunables_that_are_no_numbers_are_refused(monkeypatch, text):
+    monkeypatch.setenv("SOK_LITE_KERNEL_DEFINES", text)
+    with pytest.raises(ValueError, match="list of NAME=NUMBER"):
+        sources.kernel_defines()
