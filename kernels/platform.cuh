@@ -26,12 +26,24 @@ struct bf16 {
 // The row number of a key that has no row.
 #define SOK_ABSENT 0xFFFFFFFFu
 
+// Slots of an index in one cache line of 64 bytes, the piece that a search reads at a time.
+#ifndef SOK_LINE
+#define SOK_LINE 4
+#endif
+
 #ifdef __CUDACC__
 // ------------------------------------------------------------------------------------------- GPU
 #define SOK_DEVICE __device__ __forceinline__
 #define SOK_KERNEL(name) extern "C" __global__ void name
 #define SOK_ROW_KERNEL(name) extern "C" __global__ void name
+#define SOK_TILE_KERNEL(name) extern "C" __global__ void name
 #define SOK_EXPORT(name)
+
+// Lanes that search for one key together: a power of two up to 32. One lane per slot of a line
+// reads the line with a single request.
+#ifndef SOK_TILE
+#define SOK_TILE SOK_LINE
+#endif
 
 // Lanes that share one row in a row kernel. A warp per row reads 128 bytes of f32 at a time.
 #ifndef SOK_ROW_LANES
@@ -52,12 +64,65 @@ SOK_DEVICE i64 sok_num_threads() { return (i64)gridDim.x * blockDim.x; }
   for (i64 r = sok_thread() / SOK_ROW_LANES; r < (n); r += sok_num_threads() / SOK_ROW_LANES)
 #define SOK_FOR_EACH_COLUMN(c, dim) \
   for (i64 c = threadIdx.x % SOK_ROW_LANES; c < (dim); c += SOK_ROW_LANES)
+#define SOK_FOR_EACH_TILE(i, n) \
+  for (i64 i = sok_thread() / SOK_TILE; i < (n); i += sok_num_threads() / SOK_TILE)
+
+// A tile is SOK_TILE neighbouring lanes of a warp. All of them walk through a kernel on one path,
+// since what they decide by is voted; one of them, the leader, writes.
+SOK_DEVICE u32 sok_tile_first_lane() { return threadIdx.x & 31u & ~(SOK_TILE - 1u); }
+SOK_DEVICE u32 sok_tile_threads() {
+  return (SOK_TILE == 32 ? ~0u : (1u << (SOK_TILE & 31)) - 1u) << sok_tile_first_lane();
+}
+SOK_DEVICE bool sok_is_leader() { return (threadIdx.x & (SOK_TILE - 1u)) == 0; }
+// What the leader has, for all lanes.
+template <class T>
+SOK_DEVICE T sok_from_leader(T x) {
+  return __shfl_sync(sok_tile_threads(), x, 0, SOK_TILE);
+}
+// The smallest number that a lane of the tile has, for all lanes.
+SOK_DEVICE u64 sok_tile_min(u64 x) {
+  for (int distance = SOK_TILE / 2; distance > 0; distance /= 2) {
+    u64 other = __shfl_xor_sync(sok_tile_threads(), x, distance, SOK_TILE);
+    x = other < x ? other : x;
+  }
+  return x;
+}
+// The lanes of a tile share the items of a loop.
+#define SOK_FOR_EACH_OF_TILE(w, count) \
+  for (i64 w = threadIdx.x & (SOK_TILE - 1u); w < (count); w += SOK_TILE)
+// Bit w of the result says whether is(w), for w < kCount <= 32.
+template <int kCount, class Is>
+SOK_DEVICE u32 sok_vote(Is is) {
+  u32 bits = 0;
+  for (int first = 0; first < kCount; first += SOK_TILE) {
+    int w = first + (int)(threadIdx.x & (SOK_TILE - 1u));
+    u32 votes = __ballot_sync(sok_tile_threads(), w < kCount && is(w)) >> sok_tile_first_lane();
+    bits |= (SOK_TILE == 32 ? votes : votes & ((1u << (SOK_TILE & 31)) - 1u)) << first;
+  }
+  return bits;
+}
+// The number of the lowest bit that is set.
+SOK_DEVICE int sok_lowest_bit(u32 bits) { return __ffs((int)bits) - 1; }
 
 SOK_DEVICE void sok_prefetch(const void*) {}
 
 SOK_DEVICE i64 sok_load(const i64* p) { return *(const volatile i64*)p; }
 SOK_DEVICE i32 sok_load(const i32* p) { return *(const volatile i32*)p; }
 SOK_DEVICE void sok_store(i32* p, i32 v) { *(volatile i32*)p = v; }
+SOK_DEVICE u32 sok_load(const u32* p) { return *(const volatile u32*)p; }
+SOK_DEVICE u64 sok_load(const u64* p) { return *(const volatile u64*)p; }
+SOK_DEVICE void sok_store(u32* p, u32 v) { *(volatile u32*)p = v; }
+SOK_DEVICE void sok_store(u64* p, u64 v) { *(volatile u64*)p = v; }
+SOK_DEVICE void sok_store(i64* p, i64 v) { *(volatile i64*)p = v; }
+// What was written before a released value is there for whoever acquires that value.
+SOK_DEVICE i64 sok_load_acquire(const i64* p) {
+  i64 v;
+  asm volatile("ld.acquire.gpu.s64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+SOK_DEVICE void sok_store_release(i64* p, i64 v) {
+  asm volatile("st.release.gpu.s64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
 SOK_DEVICE i64 sok_cas(i64* p, i64 expected, i64 desired) {
   return (i64)atomicCAS((u64*)p, (u64)expected, (u64)desired);
 }
@@ -102,6 +167,13 @@ SOK_DEVICE f16 to_f16(f32 x) {
 #define SOK_DEVICE static inline
 #define SOK_KERNEL(name) static void name
 #define SOK_ROW_KERNEL(name) static void name
+#define SOK_TILE_KERNEL(name) static void name
+
+// One thread searches by itself. A larger tile walks through its lanes in turn, which tests the
+// arithmetic of tiles without a GPU.
+#ifndef SOK_TILE
+#define SOK_TILE 1
+#endif
 
 // Items whose memory is asked for before the first of them is worked on, and how many rows ahead a
 // row kernel asks for. A miss to memory takes about 100 ns, a row's work 5 to 20; on a 2-core
@@ -128,12 +200,39 @@ SOK_DEVICE i64 sok_slice_end(i64 n) { return n * (sok_worker + 1) / sok_num_work
        first += count)
 #define SOK_FOR_EACH_ROW(r, n) SOK_FOR_EACH(r, n)
 #define SOK_FOR_EACH_COLUMN(c, dim) for (i64 c = 0; c < (dim); ++c)
+#define SOK_FOR_EACH_TILE(i, n) SOK_FOR_EACH(i, n)
+
+SOK_DEVICE bool sok_is_leader() { return true; }
+template <class T>
+static inline T sok_from_leader(T x) {
+  return x;
+}
+static inline u64 sok_tile_min(u64 x) { return x; }
+#define SOK_FOR_EACH_OF_TILE(w, count) for (i64 w = 0; w < (count); ++w)
+template <int kCount, class Is>
+static inline u32 sok_vote(Is is) {
+  u32 bits = 0;
+  for (int first = 0; first < kCount; first += SOK_TILE)
+    for (int lane = 0; lane < SOK_TILE; ++lane) {
+      int w = first + lane;
+      bits |= (u32)(w < kCount && is(w)) << w;
+    }
+  return bits;
+}
+SOK_DEVICE int sok_lowest_bit(u32 bits) { return __builtin_ctz(bits); }
 
 SOK_DEVICE void sok_prefetch(const void* p) { __builtin_prefetch(p); }
 
 SOK_DEVICE i64 sok_load(const i64* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 SOK_DEVICE i32 sok_load(const i32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 SOK_DEVICE void sok_store(i32* p, i32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+SOK_DEVICE u32 sok_load(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+SOK_DEVICE u64 sok_load(const u64* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+SOK_DEVICE void sok_store(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+SOK_DEVICE void sok_store(u64* p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+SOK_DEVICE void sok_store(i64* p, i64 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+SOK_DEVICE i64 sok_load_acquire(const i64* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+SOK_DEVICE void sok_store_release(i64* p, i64 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 // Returns what was there: equal to `expected` where the exchange happened.
 template <class T>
 static inline T sok_cas(T* p, T expected, T desired) {

@@ -20,7 +20,7 @@ from sok_lite.backend import get_backend
 from sok_lite.communication import num_ranks
 from sok_lite.engine.dtypes import KeyDtype, RowDtype, key_dtype, row_dtype
 from sok_lite.engine.initializer import make_initializer
-from sok_lite.engine.table import DetTable, make_table
+from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.local_lookup import checked_keys, local_lookup, refuse_partitions
 from sok_lite.refusals import RefusesDense
 from sok_lite.row_gradient import size_tensor
@@ -175,7 +175,7 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
     # ---------------------------------------------------------------- facts
 
     @property
-    def table(self) -> DetTable:
+    def table(self) -> EmbeddingTable:
         """The engine's table: this rank's keys, rows and optimizer states."""
         return self._table
 
@@ -356,7 +356,7 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
         )
 
     def _scatter(
-        self, what: str, sparse_delta: Any, write: Callable[[DetTable, Any, Any], None]
+        self, what: str, sparse_delta: Any, write: Callable[[EmbeddingTable, Any, Any], None]
     ) -> Any:
         if not isinstance(sparse_delta, tf.IndexedSlices):
             raise TypeError(
@@ -401,7 +401,7 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
         what: str,
         keys: tf.Tensor,
         values: tf.Tensor,
-        write: Callable[[DetTable, Any, Any], None],
+        write: Callable[[EmbeddingTable, Any, Any], None],
     ) -> Any:
         reference = weakref.ref(self)
         backend = self._table.backend

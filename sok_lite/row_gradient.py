@@ -6,10 +6,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from sok_lite.engine.table import DetTable
+from sok_lite.engine.table import EmbeddingTable
 
 
-def size_tensor(table: DetTable) -> tf.Tensor:
+def size_tensor(table: EmbeddingTable) -> tf.Tensor:
     """Returns an eager int32 tensor, [rows on this rank, dimension]; the largest int32 for more."""
     return tf.constant([min(table.size, np.iinfo(np.int32).max), table.dim], tf.int32)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 # A name made by a macro ends in ## and the macro's parameter.
-_KERNEL = re.compile(r"\bSOK_(ROW_)?KERNEL\((\w+)(##\w+)?\)")
+_KERNEL = re.compile(r"\bSOK_(ROW_|TILE_)?KERNEL\((\w+)(##\w+)?\)")
 _INCLUDE = re.compile(r'^#include "([\w./]+)"$', re.MULTILINE)
 _DEFINE = re.compile(r"([A-Za-z_]\w*)=(\d+)")
 
@@ -76,20 +76,25 @@ class KernelSource(NamedTuple):
     Attributes:
       name: the kernel's name, or its first part where a macro makes several of them.
       is_prefix: whether it is the first part.
-      is_row_kernel: whether several GPU threads share an item of its main loop.
+      kind: "" for one GPU thread per item of its main loop, "row" or "tile" for several.
       path: the file.
     """
 
     name: str
     is_prefix: bool
-    is_row_kernel: bool
+    kind: str
     path: Path
 
 
 def all_kernels() -> list[KernelSource]:
     """Returns the kernels of all files."""
     return [
-        KernelSource(match.group(2), match.group(3) is not None, match.group(1) is not None, path)
+        KernelSource(
+            match.group(2),
+            match.group(3) is not None,
+            (match.group(1) or "").rstrip("_").lower(),
+            path,
+        )
         for path in kernel_files()
         for match in _KERNEL.finditer(path.read_text())
     ]

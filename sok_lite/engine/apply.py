@@ -10,7 +10,7 @@ from sok_lite.backend import Array
 from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.recent import recall
 from sok_lite.engine.row_store import ABSENT
-from sok_lite.engine.table import DetTable
+from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.unique import unique
 from sok_lite.engine.update_rules import UpdateRule, apply_rule, count_nonfinite
 
@@ -25,7 +25,7 @@ class Update(NamedTuple):
       grads: (n, dim) float32; those of a repeated key are summed.
     """
 
-    table: DetTable
+    table: EmbeddingTable
     rule: UpdateRule
     keys: Array
     grads: Array
@@ -74,7 +74,7 @@ def apply_updates(
 class _Ready(NamedTuple):
     """An update by row numbers: rows (u,) uint32 distinct, grads (u, dim) float32."""
 
-    table: DetTable
+    table: EmbeddingTable
     rule: UpdateRule
     rows: Array
     grads: Array

@@ -7,6 +7,7 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.engine.dtypes import KeyDtype, key_dtype
+from sok_lite.engine.hashing import hash_keys
 
 # "mod", "hash", or a function (keys of the table's key type, size) -> owners in [0, size).
 Partitioner = str | Callable[[Array, int], Array]
@@ -56,14 +57,7 @@ def owner(
 
 
 def _owners_by_hash(keys: Array, size: int) -> Array:
-    h = keys.view(np.uint64).copy()
-    # In-place array arithmetic wraps silently; NumPy warns for scalars only.
-    h ^= h >> np.uint64(33)
-    h *= np.uint64(0xFF51AFD7ED558CCD)
-    h ^= h >> np.uint64(33)
-    h *= np.uint64(0xC4CEB9FE1A85EC53)
-    h ^= h >> np.uint64(33)
-    return ((h >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32)
+    return ((hash_keys(keys) >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32)
 
 
 def _owners_of_function(

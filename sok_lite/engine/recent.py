@@ -9,7 +9,7 @@ import weakref
 from typing import NamedTuple
 
 from sok_lite.backend import Array
-from sok_lite.engine.table import DetTable
+from sok_lite.engine.table import EmbeddingTable
 
 
 class _Lookup(NamedTuple):
@@ -18,10 +18,10 @@ class _Lookup(NamedTuple):
     generation: int
 
 
-_last: "weakref.WeakKeyDictionary[DetTable, _Lookup]" = weakref.WeakKeyDictionary()
+_last: "weakref.WeakKeyDictionary[EmbeddingTable, _Lookup]" = weakref.WeakKeyDictionary()
 
 
-def remember(table: DetTable, keys: Array, rows: Array) -> None:
+def remember(table: EmbeddingTable, keys: Array, rows: Array) -> None:
     """Keeps the keys of a lookup, and their rows.
 
     Args:
@@ -32,7 +32,7 @@ def remember(table: DetTable, keys: Array, rows: Array) -> None:
     _last[table] = _Lookup(keys, rows, table.generation)
 
 
-def recall(table: DetTable, keys: Array) -> Array | None:
+def recall(table: EmbeddingTable, keys: Array) -> Array | None:
     """Returns the rows of keys (n,) int64 if they are those remembered, and so distinct; else None.
 
     On a GPU it waits for the comparison.

@@ -27,7 +27,7 @@ from sok_lite.engine.combine import (
 from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
 from sok_lite.engine.failure import shared_failure
 from sok_lite.engine.recent import remember
-from sok_lite.engine.table import DetTable
+from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.unique import unique
 
 Empty = Callable[[tuple[int, ...]], Array]
@@ -48,13 +48,17 @@ class Part(NamedTuple):
       row_splits: (batch + 1,) int64, where each row of the batch begins and ends.
       weights: (n,) float32; None: all 1.
       combiner: "sum", "mean" or "sqrtn".
+      insert, missing, filter_ratio: of the table's `lookup`.
     """
 
-    table: DetTable
+    table: EmbeddingTable
     keys: Array
     row_splits: Array
     weights: Array | None
     combiner: str
+    insert: bool = True
+    missing: str = "initial"
+    filter_ratio: float = 1.0
 
 
 class TableTrail(NamedTuple):
@@ -136,7 +140,7 @@ def forward(
             keys, local_inverse = unique(backend, keys)
         local_keys.append(keys)
         local_inverses.append(local_inverse)
-        rows.append(_read(part.table, keys, local_inverse))
+        rows.append(_read(part, keys, local_inverse))
     sources = return_rows(route, rows)
     outputs, trails = [], []
     for i, part in enumerate(checked):
@@ -156,7 +160,7 @@ def forward(
 
 def backward(
     backend: Backend,
-    parts: Sequence[tuple[DetTable, Array | None, str]],
+    parts: Sequence[tuple[EmbeddingTable, Array | None, str]],
     out_grads: Sequence[Array],
     trail: Trail,
     empty: Empty | None = None,
@@ -212,16 +216,20 @@ def backward(
     return results
 
 
-def _read(table: DetTable, keys: Array, index: Array | None) -> Array:
+def _read(part: Part, keys: Array, index: Array | None) -> Array:
     """Returns the rows of distinct keys in storage format, (k, dim), or those of keys[index]."""
-    table_keys = table.key_dtype.from_int64(table.backend.xp, keys)
+    table = part.table
     with table.lock:
-        if index is None:
-            values, rows = table.lookup(table_keys, unique_keys=True)
-        else:
-            rows = table.find_or_insert(table_keys, unique_keys=True)
-            values = table.store.read(rows[index])
-        remember(table, keys, rows)
+        values, rows, num_absent = table.lookup(
+            table.key_dtype.from_int64(table.backend.xp, keys),
+            unique_keys=True,
+            index=index,
+            insert=part.insert,
+            missing=part.missing,
+            filter_ratio=part.filter_ratio,
+        )
+        if num_absent == 0:
+            remember(table, keys, rows)
         return values
 
 
@@ -353,7 +361,7 @@ _agreed: "weakref.WeakKeyDictionary[Communicator, set[int]]" = weakref.WeakKeyDi
 
 
 def agree(
-    comm: Communicator, tag: int, tables: Sequence[DetTable], combiners: Sequence[str]
+    comm: Communicator, tag: int, tables: Sequence[EmbeddingTable], combiners: Sequence[str]
 ) -> None:
     """Checks once per tag that all ranks make the same call. Every rank must call it.
 

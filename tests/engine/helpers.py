@@ -13,11 +13,15 @@ class KeyInitializer:
         values = np.repeat(values[:, None], store.dim, axis=1)
         store.write(rows, backend.from_host(store.to_storage(backend.from_host(values))))
 
+    def values(self, backend, keys, dim, table_seed):
+        values = (backend.to_host(keys) % 1000).astype(np.float32)
+        return backend.from_host(np.repeat(values[:, None], dim, axis=1))
+
 
 def first_row(dim):
     """The same for the oracle."""
     return lambda key: np.full(dim, key % 1000, np.float32)
 
 
-def new_table(backend, dim=4, **options):
-    return make_table("hbm", backend, dim, initializer=KeyInitializer(), **options)
+def new_table(backend, dim=4, var_type="hbm", **options):
+    return make_table(var_type, backend, dim, initializer=KeyInitializer(), **options)

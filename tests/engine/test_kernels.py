@@ -84,8 +84,9 @@ def test_the_gpu_has_the_kernels_of_the_cpu_and_they_are_found_by_name():
             assert sources.find_kernel(name, kernels).path == path
             on_gpu.add(name)
     assert on_gpu == on_cpu
-    assert sources.find_kernel("rows_read_u32", kernels).is_row_kernel
-    assert not sources.find_kernel("unique_insert", kernels).is_row_kernel
+    assert sources.find_kernel("rows_read_u32", kernels).kind == "row"
+    assert sources.find_kernel("unique_insert", kernels).kind == ""
+    assert sources.find_kernel("det_find", kernels).kind == "tile"
     with pytest.raises(AttributeError, match="No kernel 'rows_eat_u32'"):
         sources.find_kernel("rows_eat_u32", kernels)
 
@@ -111,7 +112,7 @@ def exported_names():
 def test_every_kernel_is_exported_to_the_cpu():
     for path in FILES:
         text = path.read_text()
-        kernels = set(re.findall(r"SOK_(?:ROW_)?KERNEL\(([\w#]+)\)", text))
+        kernels = set(re.findall(r"SOK_(?:ROW_|TILE_)?KERNEL\(([\w#]+)\)", text))
         assert kernels, path.name
         assert kernels <= set(re.findall(r"SOK_EXPORT\(([\w#]+)\)", text)), path.name
 

@@ -3,29 +3,37 @@
 from typing import Any
 
 from sok_lite.backend import Backend
+from sok_lite.engine.table.base import EmbeddingTable, Entries, Lookup, Statistics
 from sok_lite.engine.table.det import DetTable
+from sok_lite.engine.table.hkv import HkvTable
 
-__all__ = ["DetTable", "make_table"]
+__all__ = [
+    "DetTable",
+    "EmbeddingTable",
+    "Entries",
+    "HkvTable",
+    "Lookup",
+    "Statistics",
+    "make_table",
+]
+
+_TABLES: dict[str, type[EmbeddingTable]] = {"hbm": DetTable, "hybrid": HkvTable}
 
 
-def make_table(var_type: str, backend: Backend, dim: int, **options: Any) -> DetTable:
+def make_table(var_type: str, backend: Backend, dim: int, **options: Any) -> EmbeddingTable:
     """Makes an empty table.
 
     Args:
-      var_type: "hbm": all in the backend's memory, growing without bound.
+      var_type: "hbm": all in the backend's memory, growing without bound; "hybrid": up to a number
+        of keys, with eviction, in two tiers of memory.
       backend: where it lives.
       dim: elements of a row.
       options: of the table's constructor.
 
     Raises:
-      ValueError: no such kind of table.
-      NotImplementedError: "hybrid", which is not built yet.
+      ValueError: no such kind of table, or an option out of range.
+      TypeError: an option that the table does not have.
     """
-    if var_type == "hbm":
-        return DetTable(backend, dim, **options)
-    if var_type == "hybrid":
-        raise NotImplementedError(
-            "var_type='hybrid' (GPU and host memory with eviction) is not available in this "
-            "version. Use var_type='hbm', which grows as long as there is memory."
-        )
-    raise ValueError(f"var_type must be 'hbm' or 'hybrid'. Received: {var_type!r}.")
+    if var_type not in _TABLES:
+        raise ValueError(f"var_type must be 'hbm' or 'hybrid'. Received: {var_type!r}.")
+    return _TABLES[var_type](backend, dim, **options)

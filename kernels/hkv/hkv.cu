@@ -1,0 +1,349 @@
+// The "hybrid" index: buckets of slots with a score; a full table evicts the lowest score.
+//
+// slots  (capacity + 2) of {key, row number, stamp}: buckets of `bucket` slots, one after another.
+//        capacity and bucket are powers of two. The last two slots belong to the two reserved keys,
+//        as in det.cu; they are never evicted.
+// scores (capacity + 2,) u64; null: the stamp is the score (kLru)
+//
+// A key is in one of two buckets, which different bits of its hash name. In each it is looked for
+// from one line of 4 slots on, the same line for insertion: as long as a bucket is not crowded, a
+// key is in the first line that is read. empty_key marks a free slot, an erased one included, since
+// a search reads the whole of both buckets before it gives up. reclaim_key marks a slot that a
+// thread is about to fill.
+//
+// stamp is the number of the current lookup. A slot that has it belongs to a key of this batch and
+// is not evicted: so a batch never loses a key that it has just found or inserted. A search stamps
+// what it finds, insertion is the next launch: hits need no lock.
+#include "hash.cuh"
+#include "slots.cuh"
+
+// How scores are kept; sok_lite/engine/table/hkv_index.py names them.
+#define HKV_LRU 0
+#define HKV_LFU 1
+#define HKV_EPOCH_LRU 2
+#define HKV_EPOCH_LFU 3
+#define HKV_CUSTOMIZED 4
+
+// Where a bucket counts as crowded, in quarters of it: from there on a new key goes to the emptier
+// of its two buckets. Before, it goes to its first one, where a search looks first.
+#ifndef HKV_CROWDED_QUARTERS
+#define HKV_CROWDED_QUARTERS 3
+#endif
+
+struct HkvTable {
+  Slot* slots;
+  u64* scores;
+  i64 capacity, bucket, empty_key, reclaim_key;
+};
+
+// The first slots of a key's two buckets, and where in a bucket its first line begins.
+struct HkvPlace {
+  i64 first, second, line;
+};
+
+SOK_DEVICE HkvPlace hkv_place_of(const HkvTable& table, i64 key) {
+  u64 h = sok_hash(key);
+  u64 mask = (u64)(table.capacity / table.bucket - 1);
+  HkvPlace place;
+  place.first = (i64)((h & 0xFFFFFFFFull) & mask) * table.bucket;
+  place.second = (i64)((h >> 32) & mask) * table.bucket;
+  place.line = (i64)((h >> 24) & (u64)(table.bucket - 1)) & ~(i64)(SOK_LINE - 1);
+  return place;
+}
+
+SOK_DEVICE bool hkv_is_reserved(const HkvTable& table, i64 key) {
+  return key == table.empty_key || key == table.reclaim_key;
+}
+
+SOK_DEVICE i64 hkv_side_slot(const HkvTable& table, i64 key) {
+  return table.capacity + (key == table.reclaim_key);
+}
+
+// The slot of `key` in a line, or -1.
+SOK_DEVICE i64 hkv_search_line(const HkvTable& table, i64 first, i64 key) {
+  const Slot* line = table.slots + first;
+  u32 found = sok_vote<SOK_LINE>([=](int w) { return sok_load(&line[w].key) == key; });
+  return found ? first + sok_lowest_bit(found) : -1;
+}
+
+// The slot of a key in the lines of a bucket, from the `skipped`-th on, or -1.
+SOK_DEVICE i64 hkv_search_bucket(const HkvTable& table, i64 bucket, i64 line, i64 skipped,
+                                 i64 key) {
+  for (i64 s = skipped * SOK_LINE; s < table.bucket; s += SOK_LINE) {
+    i64 slot = hkv_search_line(table, bucket + ((line + s) & (table.bucket - 1)), key);
+    if (slot >= 0) return slot;
+  }
+  return -1;
+}
+
+// The slot of a key, or -1.
+SOK_DEVICE i64 hkv_probe(const HkvTable& table, i64 key) {
+  if (hkv_is_reserved(table, key)) {
+    i64 side = hkv_side_slot(table, key);
+    return table.slots[side].row == SOK_ABSENT ? -1 : side;
+  }
+  HkvPlace place = hkv_place_of(table, key);
+  i64 slot = hkv_search_bucket(table, place.first, place.line, 0, key);
+  if (slot < 0 && place.second != place.first)
+    slot = hkv_search_bucket(table, place.second, place.line, 0, key);
+  return slot;
+}
+
+SOK_DEVICE void hkv_prefetch(const HkvTable& table, i64 key) {
+  HkvPlace place = hkv_place_of(table, key);
+  sok_prefetch(table.slots + place.first + place.line);
+}
+
+// The score that a key has after it was seen once more.
+//
+// old    the one before; 0 for a new key
+// given  what the caller says: the increment (kLfu, kEpochLfu) or the score itself (kCustomized)
+SOK_DEVICE u64 hkv_score(i64 strategy, u64 old, u64 given, u64 stamp, u64 epoch) {
+  if (strategy == HKV_LFU) return old + given < old ? ~0ull : old + given;
+  if (strategy == HKV_EPOCH_LRU) return (epoch << 32) | stamp;
+  if (strategy == HKV_EPOCH_LFU) {
+    u64 count = (old & 0xFFFFFFFFull) + given;
+    return (epoch << 32) | (count > 0xFFFFFFFFull ? 0xFFFFFFFFull : count);
+  }
+  return given;
+}
+
+SOK_DEVICE u64 hkv_slot_score(const HkvTable& table, i64 slot) {
+  return table.scores ? sok_load(table.scores + slot) : (u64)sok_load(&table.slots[slot].stamp);
+}
+
+// Finds the row numbers of keys. They are distinct where a score other than the stamp is updated.
+//
+// stamp        written to the slots that are found; 0: neither stamps nor scores are written
+// given        (n,)       see hkv_score; null: 1, or the score stays (kCustomized)
+// keys         (n,)
+// rows         (n,)  out  row number, or absent
+// num_missing  (1,)       grows by the number of absent ones
+SOK_TILE_KERNEL(hkv_find)
+(i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp,
+ i64 strategy, i64 epoch, const u64* given, const i64* keys, u32* rows, i64* num_missing, i64 n) {
+  HkvTable table{(Slot*)slots, scores, capacity, bucket, empty_key, reclaim_key};
+  i64 missing = 0;
+  SOK_FOR_EACH_TILE(i, n) {
+    if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n) hkv_prefetch(table, keys[i + 2 * SOK_AHEAD]);
+    i64 slot = hkv_probe(table, keys[i]);
+    if (!sok_is_leader()) continue;
+    rows[i] = slot < 0 ? SOK_ABSENT : table.slots[slot].row;
+    missing += slot < 0;
+    if (!stamp || slot < 0) continue;
+    sok_stamp(table.slots + slot, (u32)stamp);
+    if (scores && (given || strategy != HKV_CUSTOMIZED))
+      scores[slot] =
+          hkv_score(strategy, scores[slot], given ? given[i] : 1, (u64)stamp, (u64)epoch);
+  }
+  if (missing) sok_add(num_missing, missing);
+}
+SOK_EXPORT(hkv_find)
+
+// Counts the free slots of a bucket and names the first, from the key's line on; -1: there is none.
+SOK_DEVICE i64 hkv_free_slot(const HkvTable& table, i64 bucket, i64 line, i64* count) {
+  i64 slot = -1, free = 0;
+  for (i64 s = 0; s < table.bucket; s += SOK_LINE) {
+    i64 first = bucket + ((line + s) & (table.bucket - 1));
+    const Slot* at = table.slots + first;
+    i64 empty_key = table.empty_key;
+    u32 open = sok_vote<SOK_LINE>([=](int w) { return sok_load(&at[w].key) == empty_key; });
+    if (open && slot < 0) slot = first + sok_lowest_bit(open);
+    for (; open; open &= open - 1) ++free;
+  }
+  *count = free;
+  return slot;
+}
+
+// The free slot that a key should take, or -1.
+SOK_DEVICE i64 hkv_open_slot(const HkvTable& table, const HkvPlace& place) {
+  i64 free_first, free_second;
+  i64 first = hkv_free_slot(table, place.first, place.line, &free_first);
+  if (free_first * 4 > table.bucket * (4 - HKV_CROWDED_QUARTERS)) return first;
+  i64 second = hkv_free_slot(table, place.second, place.line, &free_second);
+  return free_second > free_first ? second : first;
+}
+
+// What eviction would take: a slot of the lowest score in both buckets that is not of this batch.
+struct HkvVictim {
+  u64 score;
+  i64 slot, key;  // slot -1: every slot is of this batch
+};
+
+SOK_DEVICE HkvVictim hkv_victim(const HkvTable& table, const HkvPlace& place, u32 stamp) {
+  u64 lowest = ~0ull, at = ~0ull;
+  SOK_FOR_EACH_OF_TILE(w, 2 * table.bucket) {
+    i64 slot = w < table.bucket ? place.first + w : place.second + w - table.bucket;
+    // The key first: whoever sees the key of this batch then sees its stamp too.
+    i64 key = sok_load_acquire(&table.slots[slot].key);
+    if (key == table.reclaim_key || sok_load(&table.slots[slot].stamp) == stamp) continue;
+    u64 score = hkv_slot_score(table, slot);
+    if (at == ~0ull || score < lowest) {
+      lowest = score;
+      at = (u64)w;
+    }
+  }
+  u64 best = sok_tile_min(lowest);
+  u64 w = sok_tile_min(lowest == best ? at : ~0ull);
+  HkvVictim victim{best, -1, 0};
+  if (w == ~0ull) return victim;
+  victim.slot = (i64)w < table.bucket ? place.first + (i64)w : place.second + (i64)w - table.bucket;
+  victim.key = sok_from_leader(sok_load_acquire(&table.slots[victim.slot].key));
+  return victim;
+}
+
+// Gives slots to keys that are distinct and in no slot. Their row numbers come with hkv_set_rows.
+//
+// stamp           of this batch, not 0
+// may_evict       whether a key whose buckets are full takes the place of another
+// given           (n,)       see hkv_score; null: 1, or 0 (kCustomized)
+// may_refuse      whether a key is refused whose score is below all it could evict
+// placed          (n,)  out  slot, or -1 for a refused key
+// evicted_keys    (n,)  out  where evicted_rows is not absent: the key that was there
+// evicted_rows    (n,)  out  its row number; absent: the slot was free
+// evicted_scores  (n,)  out  its score
+SOK_TILE_KERNEL(hkv_insert)
+(i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp,
+ i64 strategy, i64 epoch, i64 may_evict, i64 may_refuse, const u64* given, const i64* keys,
+ i64* placed, i64* evicted_keys, u32* evicted_rows, u64* evicted_scores, i64 n) {
+  HkvTable table{(Slot*)slots, scores, capacity, bucket, empty_key, reclaim_key};
+  SOK_FOR_EACH_TILE(i, n) {
+    if (SOK_AHEAD > 0 && i + SOK_AHEAD < n) hkv_prefetch(table, keys[i + SOK_AHEAD]);
+    i64 key = keys[i];
+    u64 mine = strategy == HKV_CUSTOMIZED && !given ? 0 : given ? given[i] : 1;
+    u64 score = hkv_score(strategy, 0, mine, (u64)stamp, (u64)epoch);
+    i64 slot = -1, evicted_key = 0;
+    u32 evicted_row = SOK_ABSENT;
+    u64 evicted_score = 0;
+    bool is_reserved = hkv_is_reserved(table, key);
+    if (is_reserved) {
+      slot = hkv_side_slot(table, key);
+    } else {
+      HkvPlace place = hkv_place_of(table, key);
+      for (;;) {
+        i64 open = hkv_open_slot(table, place);
+        HkvVictim victim{0, open, empty_key};
+        if (open < 0) {
+          if (!may_evict) break;
+          victim = hkv_victim(table, place, (u32)stamp);
+          if (victim.slot < 0 || (may_refuse && score < victim.score)) break;
+          // Another tile took the slot since: look again.
+          if (victim.key == reclaim_key) continue;
+        }
+        i64 seen = 0;
+        if (sok_is_leader()) {
+          seen = sok_cas(&table.slots[victim.slot].key, victim.key, reclaim_key);
+          if (seen == victim.key && open < 0 &&
+              sok_load(&table.slots[victim.slot].stamp) == (u32)stamp) {
+            // The key that was looked at had left and one of this batch had come.
+            sok_store_release(&table.slots[victim.slot].key, seen);
+            seen = reclaim_key;
+          }
+        }
+        seen = sok_from_leader(seen);
+        if (seen != victim.key) continue;
+        slot = victim.slot;
+        if (open < 0) {
+          evicted_key = seen;
+          evicted_row = table.slots[slot].row;
+          evicted_score = victim.score;
+        }
+        break;
+      }
+    }
+    if (!sok_is_leader()) continue;
+    placed[i] = slot;
+    evicted_keys[i] = evicted_key;
+    evicted_rows[i] = evicted_row;
+    evicted_scores[i] = evicted_score;
+    if (slot < 0) continue;
+    table.slots[slot].row = SOK_ABSENT;
+    sok_store(&table.slots[slot].stamp, (u32)stamp);
+    if (scores) sok_store(scores + slot, score);
+    if (!is_reserved) sok_store_release(&table.slots[slot].key, key);
+  }
+}
+SOK_EXPORT(hkv_insert)
+
+// Writes the row numbers of slots; slot -1 is skipped.
+SOK_KERNEL(hkv_set_rows)(i64* slots, const i64* placed, const u32* rows, i64 n) {
+  Slot* table = (Slot*)slots;
+  SOK_FOR_EACH(i, n) {
+    if (placed[i] >= 0) table[placed[i]].row = rows[i];
+  }
+}
+SOK_EXPORT(hkv_set_rows)
+
+// Writes row numbers, stamps or scores of keys that are distinct; a key in no slot is skipped.
+//
+// new_rows, new_stamps, new_scores  (n,)  null: they stay
+SOK_TILE_KERNEL(hkv_update)
+(i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys,
+ const u32* new_rows, const u32* new_stamps, const u64* new_scores, i64 n) {
+  HkvTable table{(Slot*)slots, scores, capacity, bucket, empty_key, reclaim_key};
+  SOK_FOR_EACH_TILE(i, n) {
+    i64 slot = hkv_probe(table, keys[i]);
+    if (!sok_is_leader() || slot < 0) continue;
+    if (new_rows) table.slots[slot].row = new_rows[i];
+    if (new_stamps) table.slots[slot].stamp = new_stamps[i];
+    if (new_scores) scores[slot] = new_scores[i];
+  }
+}
+SOK_EXPORT(hkv_update)
+
+// Reads the scores of keys; 0 for a key in no slot.
+//
+// out  (n,)  out
+SOK_TILE_KERNEL(hkv_scores)
+(i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys,
+ u64* out, i64 n) {
+  HkvTable table{(Slot*)slots, scores, capacity, bucket, empty_key, reclaim_key};
+  SOK_FOR_EACH_TILE(i, n) {
+    i64 slot = hkv_probe(table, keys[i]);
+    if (sok_is_leader()) out[i] = slot < 0 ? 0 : hkv_slot_score(table, slot);
+  }
+}
+SOK_EXPORT(hkv_scores)
+
+// Erases keys that are distinct; a key in no slot is skipped.
+//
+// freed  (n,)  out  the row number that the key had, or absent
+SOK_TILE_KERNEL(hkv_erase)
+(i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys,
+ u32* freed, i64 n) {
+  HkvTable table{(Slot*)slots, scores, capacity, bucket, empty_key, reclaim_key};
+  SOK_FOR_EACH_TILE(i, n) {
+    i64 slot = hkv_probe(table, keys[i]);
+    if (!sok_is_leader()) continue;
+    freed[i] = slot < 0 ? SOK_ABSENT : table.slots[slot].row;
+    if (slot < 0) continue;
+    table.slots[slot].row = SOK_ABSENT;
+    table.slots[slot].stamp = 0;
+    if (scores) scores[slot] = 0;
+    if (slot < capacity) sok_store(&table.slots[slot].key, empty_key);
+  }
+}
+SOK_EXPORT(hkv_erase)
+
+// Spreads every bucket over two buckets of an empty index of twice the capacity: a key whose bucket
+// was b goes to b or, by the next bit of its hash, to b + the number of buckets. So both have room.
+SOK_KERNEL(hkv_split)
+(const i64* slots, const u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key,
+ i64* new_slots, u64* new_scores) {
+  HkvTable from{(Slot*)slots, (u64*)scores, capacity, bucket, empty_key, reclaim_key};
+  HkvTable to{(Slot*)new_slots, new_scores, 2 * capacity, bucket, empty_key, reclaim_key};
+  SOK_FOR_EACH(b, capacity / bucket) {
+    for (i64 s = b * bucket; s < (b + 1) * bucket; ++s) {
+      Slot slot = from.slots[s];
+      if (slot.key == empty_key) continue;
+      HkvPlace place = hkv_place_of(to, slot.key);
+      bool is_first = hkv_place_of(from, slot.key).first == b * bucket;
+      i64 target = is_first ? place.first : place.second;
+      i64 at = target + place.line;
+      while (to.slots[at].key != empty_key) at = target + ((at + 1) & (bucket - 1));
+      to.slots[at] = slot;
+      if (scores) new_scores[at] = scores[s];
+    }
+  }
+}
+SOK_EXPORT(hkv_split)

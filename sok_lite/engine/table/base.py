@@ -1,0 +1,709 @@
+"""Rows by key, whatever the index: lookups, writes, removal, export, statistics.
+
+A lookup first finds. Only the keys that are missing are then made distinct, admitted, given rows
+and inserted, so that the index and the rows grow by what is really new, and a lookup of known keys
+writes nothing but when they were last seen.
+"""
+
+import hashlib
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.engine.combine import segment_sum
+from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
+from sok_lite.engine.row_store import ABSENT, RowStore, bfloat16_to_float32
+from sok_lite.engine.table.clock import Clock
+from sok_lite.engine.table.index import Found, Index
+from sok_lite.engine.unique import last_of_each, unique
+
+# Slots that a walk over the whole table looks at together: 16 MB of index.
+_CHUNK_SLOTS = 1 << 20
+
+
+class Lookup(NamedTuple):
+    """What a lookup gives.
+
+    Attributes:
+      values: (n, dim) of the table's storage dtype.
+      rows: (k,) uint32, the row number of each key: good until the table's generation changes.
+      num_absent: how many of the keys have no row.
+    """
+
+    values: Array
+    rows: Array
+    num_absent: int
+
+
+class Entries(NamedTuple):
+    """Some keys of a table and what it knows of them.
+
+    Attributes:
+      keys: (n,) of the table's key type, distinct.
+      rows: (n,) uint32, row numbers.
+      scores: (n,) uint64; an "hbm" table's scores are those of kLru: when a key was last seen.
+      store: the rows.
+    """
+
+    keys: Array
+    rows: Array
+    scores: Array
+    store: RowStore
+
+    @property
+    def values(self) -> Array:
+        """(n, dim), the rows in their storage format. Read anew at every use."""
+        return self.store.read(self.rows)
+
+
+# What says which entries to take: a function of some of them that returns (n,) bool.
+Predicate = Callable[[Entries], Array]
+
+
+class Statistics(NamedTuple):
+    """What a table has done and holds. The counters begin when it is made or cleared.
+
+    Attributes:
+      size: keys held.
+      capacity: slots of the index.
+      load_factor: size / capacity.
+      found, missed: keys that lookups (`find`, `find_or_insert`, `lookup`) found and did not.
+      inserted: keys that got a row.
+      evicted: keys that lost it to another key.
+      refused: keys that got none for want of room.
+      not_admitted: times that a key got none since it had not been seen often enough, or not
+        drawn.
+      erased: keys that were removed.
+      num_rehashes: how often the index was written anew.
+      mean_probe, longest_probe: lines of slots that a search for a held key reads.
+      index_bytes: memory of the index.
+      near_bytes, far_bytes: memory of rows and optimizer states handed out so far, by tier.
+    """
+
+    size: int
+    capacity: int
+    load_factor: float
+    found: int
+    missed: int
+    inserted: int
+    evicted: int
+    refused: int
+    not_admitted: int
+    erased: int
+    num_rehashes: int
+    mean_probe: float
+    longest_probe: int
+    index_bytes: int
+    near_bytes: int
+    far_bytes: int
+
+
+_COUNTERS = ("found", "missed", "inserted", "evicted", "refused", "not_admitted", "erased")
+
+
+class GivesFirstRows(Protocol):
+    """What a table asks of an initializer."""
+
+    def fill(
+        self, backend: Backend, store: RowStore, rows: Array, keys: Array, table_seed: int
+    ) -> None:
+        """Writes the first values of rows (n,) of keys (n,) int64; an absent row is skipped."""
+
+    def values(self, backend: Backend, keys: Array, dim: int, table_seed: int) -> Array:
+        """Returns the first values of keys (n,) int64, (n, dim) float32."""
+
+
+def table_seed(seed: int, name: str) -> int:
+    """Returns the 64-bit seed of a table: the same on every machine for a seed and a name."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+class EmbeddingTable(ABC):
+    """Rows by key. Every method may be called from several threads; each call is one at a time.
+
+    Keys are integer arrays (n,) of the table's key type, or anything NumPy makes such an array of;
+    they may repeat and every value of the type is legal. Methods return arrays of the backend.
+
+    Attributes:
+      backend, dim, name: as given.
+      seed: as given, or the initializer's own where it came with one.
+      key_dtype, row_dtype: formats of keys and rows.
+      store: the rows and the optimizer states.
+      generation: changes whenever row numbers handed out before may have become stale.
+      lock: held during every method; hold it to do several as one.
+    """
+
+    var_type: str
+    index: Index
+
+    def __init__(
+        self,
+        backend: Backend,
+        dim: int,
+        *,
+        initializer: GivesFirstRows,
+        key_type: str,
+        dtype: str,
+        name: str,
+        seed: int,
+        store: dict[str, Any] | None = None,
+    ) -> None:
+        self.backend = backend
+        self.dim = dim
+        self.key_dtype: KeyDtype = key_dtype(key_type)
+        self.row_dtype = row_dtype(dtype)
+        self.name = name
+        own_seed = getattr(initializer, "seed", None)
+        self.seed = seed if own_seed is None else own_seed
+        self.initializer = initializer
+        self.store = RowStore(backend, dim, self.row_dtype, **(store or {}))
+        self.generation = 0
+        self.lock = threading.RLock()
+        self._table_seed = table_seed(self.seed, name)
+        self._clock = Clock()
+        self._counts = dict.fromkeys(_COUNTERS, 0)
+
+    # ---------------------------------------------------------------- sizes
+
+    @property
+    def size(self) -> int:
+        """Keys held."""
+        return self.index.size
+
+    @property
+    def capacity(self) -> int:
+        """Slots of the index."""
+        return self.index.capacity
+
+    @property
+    def load_factor(self) -> float:
+        """size / capacity."""
+        return self.size / self.capacity
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory of the index."""
+        return self.index.num_bytes
+
+    @property
+    def num_lookups(self) -> int:
+        """Lookups so far that could insert: the time by which `scores` and `expire` count."""
+        return self._clock.now
+
+    def statistics(self) -> Statistics:
+        """Returns counters and sizes. It walks through the whole index for the probe lengths."""
+        with self.lock:
+            probes = self.index.probe_lengths()
+            return Statistics(
+                size=self.size,
+                capacity=self.capacity,
+                load_factor=self.load_factor,
+                **self._counts,
+                num_rehashes=self.index.num_rehashes,
+                mean_probe=probes.mean,
+                longest_probe=probes.longest,
+                index_bytes=self.index_bytes,
+                near_bytes=self.store.used_bytes,
+                far_bytes=0,
+            )
+
+    # ---------------------------------------------------------------- lookups
+
+    def find(self, keys: Any) -> Array:
+        """Returns the row number of every key, (n,) uint32; ABSENT where it has none.
+
+        It changes nothing: no key is inserted and none counts as seen.
+        """
+        keys = self._keys(keys)
+        with self.lock:
+            found = self._find(keys)
+            self._count_found(keys, found)
+            return found.rows
+
+    def contains(self, keys: Any) -> Array:
+        """Returns whether each key has a row, (n,) bool. It changes nothing."""
+        with self.lock:
+            return self._find(self._keys(keys)).rows != np.uint32(ABSENT)
+
+    def scores(self, keys: Any) -> Array:
+        """Returns the score of every key, (n,) uint64; 0 where it has no row.
+
+        An "hbm" table keeps that of kLru: the number of the lookup that last saw the key.
+        """
+        with self.lock:
+            return self._scores(self._keys(keys))
+
+    def find_or_insert(
+        self,
+        keys: Any,
+        *,
+        unique_keys: bool = False,
+        scores: Any = None,
+        filter_ratio: float = 1.0,
+    ) -> Array:
+        """Returns the row number of every key; keys without one get a row and its first value.
+
+        Args:
+          keys: (n,).
+          unique_keys: a promise that no key repeats, which saves a pass when keys are new.
+          scores: (n,) uint64, for a "hybrid" table whose strategy takes scores from the caller.
+          filter_ratio: chance of a key without a row to get one this time.
+
+        Returns:
+          (n,) uint32; ABSENT for a key that was refused or not admitted.
+
+        Raises:
+          MemoryError: no memory for the new keys; the table is as it was.
+        """
+        keys = self._keys(keys)
+        with self.lock:
+            return self._find_or_insert(keys, unique_keys, scores, filter_ratio)[0]
+
+    def lookup(
+        self,
+        keys: Any,
+        *,
+        unique_keys: bool = False,
+        index: Array | None = None,
+        out: Array | None = None,
+        insert: bool = True,
+        missing: str = "initial",
+        filter_ratio: float = 1.0,
+    ) -> Lookup:
+        """Returns the row of every key and its number; new keys are inserted.
+
+        Args:
+          keys: (k,).
+          unique_keys: a promise that no key repeats, which saves a pass when keys are new.
+          index: (n,) int32, which key each row of the result belongs to; None: every key once.
+          out: (n, dim) of the storage dtype, C-contiguous, to write into; None: a new array.
+          insert: whether keys without a row get one; if not, nothing changes at all.
+          missing: what a key gives that has no row afterwards: "initial", the value it would start
+            with, or "zeros".
+          filter_ratio: chance of a key without a row to get one this time.
+
+        Raises:
+          MemoryError: no memory for the new keys; the table is as it was.
+        """
+        if missing not in ("initial", "zeros"):
+            raise ValueError(f"`missing` must be 'initial' or 'zeros'. Received: {missing!r}.")
+        keys = self._keys(keys)
+        with self.lock:
+            if insert:
+                rows, num_absent = self._find_or_insert(keys, unique_keys, None, filter_ratio)
+            else:
+                found = self._find(keys)
+                self._count_found(keys, found)
+                rows, num_absent = found
+            wanted = rows if index is None else rows[index]
+            out = self.store.read(wanted, out=out)
+            if num_absent and missing == "initial":
+                xp = self.backend.xp
+                at = xp.flatnonzero(wanted == np.uint32(ABSENT))
+                absent = keys[at] if index is None else keys[index[at]]
+                out[at] = self._first_values(absent)
+        return Lookup(out, rows, num_absent)
+
+    # ---------------------------------------------------------------- writes
+
+    def insert_or_assign(self, keys: Any, values: Any, scores: Any = None) -> None:
+        """Sets the rows of keys, inserting those that have none. A repeated key: the last wins.
+
+        Args:
+          values: (n, dim).
+          scores: (n,) uint64, kept with the keys whatever the strategy; None: as a lookup would.
+
+        Raises:
+          ValueError, TypeError: shape or dtype do not fit. MemoryError: no memory for new keys.
+            The table is as it was.
+        """
+        self._write(keys, values, insert=True, scores=scores)
+
+    def assign(self, keys: Any, values: Any) -> None:
+        """Sets the rows of the keys that have one and skips the others. The last of a key wins."""
+        self._write(keys, values, insert=False)
+
+    def accumulate(self, keys: Any, deltas: Any, scale: float = 1.0) -> None:
+        """Adds `scale * deltas` to the rows of the keys that have one; a repeated key sums.
+
+        Args:
+          deltas: (n, dim) of a real floating dtype, summed in float32 whatever the row format.
+
+        Raises:
+          ValueError, TypeError: shape or dtype do not fit; the table is as it was.
+        """
+        keys = self._keys(keys)
+        xp = self.backend.xp
+        deltas = xp.asarray(deltas)
+        if deltas.dtype.kind != "f" and deltas.dtype.name != "bfloat16":
+            # Not taken for numbers: the bits of bfloat16 rows, in which `export` gives them.
+            raise TypeError(
+                f"deltas must be real floating-point numbers. Received: dtype {deltas.dtype}. "
+                "Cast them first."
+            )
+        deltas = xp.ascontiguousarray(deltas, dtype=np.float32)
+        self._check_rows(keys, deltas)
+        distinct, inverse = unique(self.backend, keys)
+        summed = segment_sum(self.backend, deltas, inverse, int(distinct.size))
+        with self.lock:
+            self.store.add(self._find(distinct).rows, summed, scale)
+
+    def accum_or_assign(self, keys: Any, values: Any, is_found: Any) -> None:
+        """Adds to rows that the caller found before and inserts those that it did not.
+
+        A key whose flag no longer says what the table holds is skipped: another caller has
+        inserted or removed it since.
+
+        Args:
+          values: (n, dim) of a real floating dtype: what to add, or the first row.
+          is_found: (n,) bool.
+
+        Raises:
+          ValueError, TypeError: shape or dtype do not fit; the table is as it was.
+        """
+        keys = self._keys(keys)
+        xp = self.backend.xp
+        values = xp.asarray(values)
+        flags = xp.asarray(is_found)
+        self._check_rows(keys, values)
+        self.store.to_storage(values[:0])  # an unfit dtype raises before anything has changed
+        if flags.shape != keys.shape or flags.dtype != np.bool_:
+            raise ValueError(
+                f"`is_found` must be bool of shape {keys.shape}. "
+                f"Received: {flags.dtype} of shape {flags.shape}."
+            )
+        users = self.key_dtype.from_int64(xp, keys)
+        with self.lock:
+            is_held = self._find(keys).rows != np.uint32(ABSENT)
+            self.accumulate(users[flags & is_held], values[flags & is_held])
+            self.insert_or_assign(users[~flags & ~is_held], values[~flags & ~is_held])
+
+    def assign_scores(self, keys: Any, scores: Any) -> None:
+        """Sets the scores of the keys that have a row. The last of a repeated key wins.
+
+        Args:
+          scores: (n,) non-negative integers; in a table that keeps when keys were last seen, such
+            numbers of lookups.
+        """
+        keys = self._keys(keys)
+        scores = self._checked_scores(keys, scores)
+        distinct, inverse = unique(self.backend, keys)
+        last = last_of_each(self.backend, inverse, int(distinct.size))
+        with self.lock:
+            self._set_scores(distinct, scores[last])
+
+    # ---------------------------------------------------------------- removal
+
+    def erase(self, keys: Any) -> int:
+        """Removes keys with their rows and optimizer states; returns how many were there."""
+        keys = self._keys(keys)
+        distinct, _ = unique(self.backend, keys)
+        with self.lock:
+            return self._erase(distinct)
+
+    def erase_if(self, predicate: Predicate) -> int:
+        """Removes the entries that a predicate chooses; returns how many.
+
+        Args:
+          predicate: called with some entries at a time. All are asked before the first goes.
+        """
+        with self.lock:
+            doomed = [entries.keys for entries in self._chosen(predicate)]
+            return sum(self.erase(keys) for keys in doomed)
+
+    def expire(self, *, num_lookups: int | None = None, seconds: float | None = None) -> int:
+        """Removes keys that were not seen lately; returns how many.
+
+        Args:
+          num_lookups: those that none of the last `num_lookups` lookups asked for. A training step
+            is one lookup of a table where it is looked up once a step.
+          seconds: those that no lookup asked for within that time. Times are kept to about a
+            second, and not in checkpoints: there, what is restored counts as seen.
+
+        Raises:
+          ValueError: not exactly one of the two is given, or it is negative.
+        """
+        if (num_lookups is None) == (seconds is None):
+            raise ValueError(
+                "Give `num_lookups` or `seconds`, one of them. "
+                f"Received: num_lookups={num_lookups}, seconds={seconds}."
+            )
+        if min(num_lookups or 0, seconds or 0) < 0:
+            raise ValueError(
+                "`num_lookups` and `seconds` must not be negative. "
+                f"Received: num_lookups={num_lookups}, seconds={seconds}."
+            )
+        with self.lock:
+            if seconds is not None:
+                oldest = self._clock.first_since(time.monotonic() - seconds)
+            else:
+                oldest = max(0, self._clock.now - int(num_lookups or 0) + 1)
+            return self._erase(self._keys_seen_before(oldest))
+
+    def erase_below(self, cutoff: float) -> int:
+        """Removes the keys whose rows are nearly zero: every |element| < cutoff; returns how many.
+
+        Raises:
+          ValueError: the cutoff is not above 0.
+        """
+        if not cutoff > 0:
+            raise ValueError(f"`cutoff` must be above 0. Received: {cutoff}.")
+        return self.erase_if(
+            lambda entries: (abs(self._as_float32(entries.values)) < cutoff).all(axis=1)
+        )
+
+    def clear(self) -> None:
+        """Removes every key and gives the memory back. Counters begin anew.
+
+        Raises:
+          MemoryError: no memory for the empty index; the table is as it was.
+        """
+        with self.lock:
+            self.index.clear()
+            self.store.clear()
+            self._counts = dict.fromkeys(_COUNTERS, 0)
+            self.generation += 1
+
+    def reserve(self, num_keys: int) -> None:
+        """Makes the index large enough for `num_keys` keys, so that it need not grow later."""
+        with self.lock:
+            self.index.reserve(num_keys)
+
+    # ---------------------------------------------------------------- whole table
+
+    @property
+    def num_slots(self) -> int:
+        """How many slots `export_chunk` can be asked for. It changes when the table grows."""
+        return self.index.num_slots
+
+    def export_chunk(self, first_slot: int, num_slots: int) -> Entries:
+        """Returns what is in the slots [first_slot, first_slot + num_slots), in their order."""
+        with self.lock:
+            keys, rows, stamps, slots = self.index.entries(first_slot, num_slots)
+            scores = self._slot_scores(stamps, slots)
+            return Entries(
+                self.key_dtype.from_int64(self.backend.xp, keys), rows, scores, self.store
+            )
+
+    def chunks(self, num_slots: int = _CHUNK_SLOTS) -> Iterator[Entries]:
+        """Yields the whole table in pieces. Hold `lock` if it may change meanwhile."""
+        first = 0
+        while first < self.num_slots:
+            yield self.export_chunk(first, num_slots)
+            first += num_slots
+
+    def export_rows(self) -> tuple[Array, Array]:
+        """Returns all keys, ascending, and their row numbers: (size,) key type, (size,) uint32."""
+        return self._sorted(self.export_chunk(0, self.num_slots))
+
+    def export(self) -> tuple[Array, Array]:
+        """Returns all keys, ascending, and their rows: (size,) key type, (size, dim) storage."""
+        with self.lock:
+            keys, rows = self.export_rows()
+            return keys, self.store.read(rows)
+
+    def export_if(self, predicate: Predicate) -> tuple[Array, Array]:
+        """Returns the entries that a predicate chooses, as `export` does all.
+
+        Args:
+          predicate: such as `lambda entries: entries.scores >= 100`; called with some at a time.
+        """
+        xp = self.backend.xp
+        with self.lock:
+            chosen = list(self._chosen(predicate))
+            keys = xp.concatenate([entries.keys for entries in chosen])
+            rows = xp.concatenate([entries.rows for entries in chosen])
+            keys, rows = self._sorted(Entries(keys, rows, rows, self.store))
+            return keys, self.store.read(rows)
+
+    # ---------------------------------------------------------------- what an index decides
+
+    @abstractmethod
+    def _find(self, keys: Array, stamp: int = 0, scores: Array | None = None) -> Found:
+        """Finds keys; with a stamp they count as seen by the lookup of that number."""
+
+    @abstractmethod
+    def _insert(self, keys: Array, stamp: int, scores: Array | None, *, initialise: bool) -> Array:
+        """Gives rows to keys that are distinct and absent; ABSENT for those that it refuses."""
+
+    @abstractmethod
+    def _erase_index(self, keys: Array) -> Array:
+        """Erases distinct keys and returns their row numbers, or ABSENT."""
+
+    @abstractmethod
+    def _scores(self, keys: Array) -> Array:
+        """Returns the scores (n,) uint64 of keys; 0 for a missing one."""
+
+    @abstractmethod
+    def _set_scores(self, keys: Array, scores: Array) -> None:
+        """Writes the scores (n,) uint64 of distinct keys; a missing one is skipped."""
+
+    def _slot_scores(self, stamps: Array, slots: Array) -> Array:
+        """Returns the scores (n,) uint64 of entries of the index."""
+        return stamps.astype(np.uint64)
+
+    def _admitted(self, keys: Array, filter_ratio: float) -> Array | None:
+        """Returns which of some distinct absent keys get a row now, (n,) bool; None: all."""
+        return None
+
+    # ---------------------------------------------------------------- inside
+
+    def _keys(self, keys: Any) -> Array:
+        what = f"keys of table {self.name!r}"
+        keys = self.key_dtype.to_int64(self.backend.xp, keys, what)
+        if keys.ndim != 1:
+            raise ValueError(f"keys must have shape (n,). Received: shape {keys.shape}.")
+        return keys
+
+    def _check_rows(self, keys: Array, values: Array) -> None:
+        if values.shape != (keys.size, self.dim):
+            raise ValueError(
+                f"values must have shape ({keys.size}, {self.dim}): one row of dimension "
+                f"{self.dim} for each of {keys.size} keys. Received: shape {values.shape}."
+            )
+
+    def _checked_scores(self, keys: Array, scores: Any) -> Array:
+        xp = self.backend.xp
+        scores = xp.asarray(scores)
+        if scores.shape != keys.shape or scores.dtype.kind not in "iu":
+            raise ValueError(
+                f"scores must be integers of shape {keys.shape}, one for each key. "
+                f"Received: {scores.dtype} of shape {scores.shape}."
+            )
+        if scores.dtype.kind == "i" and bool((scores < 0).any()):
+            raise ValueError(f"scores must not be negative. Received: {int(scores.min())}.")
+        return xp.ascontiguousarray(scores, dtype=np.uint64)
+
+    def _as_float32(self, values: Array) -> Array:
+        if self.row_dtype.name == "bfloat16":
+            return bfloat16_to_float32(self.backend.xp, values)
+        return values.astype(np.float32, copy=False)
+
+    def _first_values(self, keys: Array) -> Array:
+        values = self.initializer.values(self.backend, keys, self.dim, self._table_seed)
+        return self.store.to_storage(values)
+
+    def _count_found(self, keys: Array, found: Found) -> None:
+        self._counts["found"] += int(keys.size) - found.num_missing
+        self._counts["missed"] += found.num_missing
+
+    def _next_lookup(self) -> int:
+        """Begins a lookup that may insert, and returns its number."""
+        if self._clock.is_full:
+            self.index.age()
+            self._clock.halve()
+        return self._clock.tick()
+
+    def _find_or_insert(
+        self, keys: Array, unique_keys: bool, scores: Any, filter_ratio: float
+    ) -> tuple[Array, int]:
+        """Returns row numbers, and how many are still absent."""
+        given = None if scores is None else self._checked_scores(keys, scores)
+        stamp = self._next_lookup()
+        found = self._find(keys, stamp, given)
+        self._count_found(keys, found)
+        if not found.num_missing:
+            return found
+        return found.rows, self._insert_missing(
+            keys, found.rows, stamp, unique_keys, given, filter_ratio
+        )
+
+    def _insert_missing(
+        self,
+        keys: Array,
+        rows: Array,
+        stamp: int,
+        unique_keys: bool,
+        scores: Array | None,
+        filter_ratio: float,
+    ) -> int:
+        """Inserts the keys whose row is absent and writes their new row numbers into `rows`.
+
+        Returns:
+          How many of `rows` are absent still.
+        """
+        xp = self.backend.xp
+        at = xp.flatnonzero(rows == np.uint32(ABSENT))
+        missing, inverse = keys[at], None
+        given = None if scores is None else scores[at]
+        if not unique_keys:
+            missing, inverse = unique(self.backend, missing)
+            if given is not None:
+                given = given[last_of_each(self.backend, inverse, int(missing.size))]
+        is_admitted = self._admitted(missing, filter_ratio)
+        if is_admitted is None:
+            new_rows = self._insert(missing, stamp, given, initialise=True)
+        else:
+            new_rows = xp.full(missing.size, ABSENT, np.uint32)
+            let_in = xp.flatnonzero(is_admitted)
+            self._counts["not_admitted"] += int(missing.size - let_in.size)
+            if let_in.size:
+                given = None if given is None else given[let_in]
+                new_rows[let_in] = self._insert(missing[let_in], stamp, given, initialise=True)
+        rows[at] = new_rows if inverse is None else new_rows[inverse]
+        return int((rows[at] == np.uint32(ABSENT)).sum())
+
+    def _write(self, keys: Any, values: Any, *, insert: bool, scores: Any = None) -> None:
+        keys = self._keys(keys)
+        values = self.store.to_storage(values)
+        self._check_rows(keys, values)
+        given = None if scores is None else self._checked_scores(keys, scores)
+        distinct, inverse = unique(self.backend, keys)
+        last = last_of_each(self.backend, inverse, int(distinct.size))
+        with self.lock:
+            if not insert:
+                rows = self._find(distinct).rows
+            else:
+                stamp = self._next_lookup()
+                rows, num_missing = self._find(distinct, stamp)
+                if num_missing:
+                    at = self.backend.xp.flatnonzero(rows == np.uint32(ABSENT))
+                    new_scores = None if given is None else given[last[at]]
+                    rows[at] = self._insert(distinct[at], stamp, new_scores, initialise=False)
+                if given is not None:
+                    self._set_scores(distinct, given[last])
+            self.store.write(rows, values, source=last)
+
+    def _erase(self, keys: Array) -> int:
+        """Erases distinct keys."""
+        freed = self._erase_index(keys)
+        held = freed != np.uint32(ABSENT)
+        count = int(held.sum())
+        if count:
+            self._release(freed[held])
+            self._counts["erased"] += count
+            self.generation += 1
+        return count
+
+    def _release(self, rows: Array) -> None:
+        """Gives rows back."""
+        self.store.release(rows)
+
+    def _keys_seen_before(self, stamp: int) -> Array:
+        """Returns the keys (n,) int64 that no lookup from number `stamp` on has seen."""
+        xp = self.backend.xp
+        found = []
+        for first in range(0, self.num_slots, _CHUNK_SLOTS):
+            held = self.index.entries(first, _CHUNK_SLOTS)
+            found.append(held.keys[held.stamps < stamp])
+        return xp.concatenate(found)
+
+    def _chosen(self, predicate: Predicate) -> Iterator[Entries]:
+        for entries in self.chunks():
+            mask = self.backend.xp.asarray(predicate(entries))
+            if mask.shape != entries.keys.shape or mask.dtype != np.bool_:
+                raise ValueError(
+                    f"A predicate must return one bool per key, shape {entries.keys.shape}. "
+                    f"Received: {mask.dtype} of shape {mask.shape}."
+                )
+            yield Entries(entries.keys[mask], entries.rows[mask], entries.scores[mask], self.store)
+
+    def _sorted(self, entries: Entries) -> tuple[Array, Array]:
+        order = self.backend.xp.argsort(entries.keys)
+        return entries.keys[order], entries.rows[order]

@@ -1,0 +1,255 @@
+"""The "hybrid" table: up to a number of keys, then the lowest score goes; two tiers of rows."""
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.table.admission import SightingCounter, drawn
+from sok_lite.engine.table.base import EmbeddingTable, GivesFirstRows
+from sok_lite.engine.table.hkv_index import HkvIndex, Placed
+from sok_lite.engine.table.hkv_options import HkvOptions
+from sok_lite.engine.table.index import Found
+from sok_lite.engine.unique import unique
+
+
+class Evicted(NamedTuple):
+    """Keys that lost their place to others.
+
+    Attributes:
+      keys: (n,) of the table's key type.
+      values: (n, dim) of the storage dtype, their last rows.
+      scores: (n,) uint64.
+    """
+
+    keys: Array
+    values: Array
+    scores: Array
+
+
+class RefusedError(RuntimeError):
+    """A batch needs more room than the buckets of its keys have, and the table must not refuse."""
+
+
+class HkvTable(EmbeddingTable):
+    """A table over buckets with scores. See EmbeddingTable for what every table does.
+
+    It doubles up to `max_capacity` slots. A new key that then finds both of its buckets full takes
+    the place of the key with the lowest score there; a key that the same lookup has found or
+    inserted is never taken. Where a batch has more keys for two buckets than they have slots, the
+    surplus is refused: it gets no row this time.
+
+    Args:
+      backend, dim, initializer, key_type, dtype, name, seed: as of DetTable.
+      options: the fields of HkvOptions.
+    """
+
+    var_type = "hybrid"
+
+    def __init__(
+        self,
+        backend: Backend,
+        dim: int,
+        *,
+        initializer: GivesFirstRows,
+        key_type: str = "int64",
+        dtype: str = "float32",
+        name: str = "table",
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        self.options = HkvOptions.checked(options)
+        super().__init__(
+            backend,
+            dim,
+            initializer=initializer,
+            key_type=key_type,
+            dtype=dtype,
+            name=name,
+            seed=seed,
+        )
+        self.index: HkvIndex = HkvIndex(
+            backend,
+            self.key_dtype,
+            name,
+            init_capacity=self.options.init_capacity,
+            max_capacity=self.options.max_capacity,
+            bucket=self.options.bucket,
+            max_load_factor=self.options.max_load_factor,
+            strategy=self.options.evict_strategy,
+        )
+        self.sightings: SightingCounter | None = None
+        if self.options.enter_threshold > 1:
+            self.sightings = SightingCounter(
+                backend, self.key_dtype, name, self.options.enter_threshold
+            )
+        self._has_warned = False
+        self._evicted: list[Evicted] | None = None
+
+    # ---------------------------------------------------------------- scores and eviction
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that kEpochLru and kEpochLfu stamp: a later one outweighs every earlier."""
+        return self.index.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        if not 0 <= epoch <= 0xFFFFFFFF:
+            raise ValueError(f"`epoch` must be in [0, 2**32). Received: {epoch}.")
+        with self.lock:
+            self.index.epoch = int(epoch)
+
+    def lookup_and_evict(
+        self, keys: Any, *, unique_keys: bool = False, out: Array | None = None
+    ) -> tuple[Array, Evicted]:
+        """Does what `lookup` does and returns, beside the rows, what was evicted for new keys.
+
+        Returns:
+          ((n, dim) of the storage dtype, the evicted entries in no order).
+        """
+        with self.lock:
+            self._evicted = []
+            try:
+                values = self.lookup(keys, unique_keys=unique_keys, out=out).values
+                return values, self._gathered(self._evicted)
+            finally:
+                self._evicted = None
+
+    def insert_and_evict(self, keys: Any, values: Any, scores: Any = None) -> Evicted:
+        """Does what `insert_or_assign` does and returns what was evicted for new keys."""
+        with self.lock:
+            self._evicted = []
+            try:
+                self.insert_or_assign(keys, values, scores)
+                return self._gathered(self._evicted)
+            finally:
+                self._evicted = None
+
+    def clear(self) -> None:
+        with self.lock:
+            super().clear()
+            if self.sightings is not None:
+                self.sightings.clear()
+
+    # ---------------------------------------------------------------- what the index decides
+
+    def _find(self, keys: Array, stamp: int = 0, scores: Array | None = None) -> Found:
+        return self.index.find(keys, stamp, scores)
+
+    def _find_or_insert(
+        self, keys: Array, unique_keys: bool, scores: Any, filter_ratio: float
+    ) -> tuple[Array, int]:
+        if not self.index.has_scores or unique_keys:
+            return super()._find_or_insert(keys, unique_keys, scores, filter_ratio)
+        # A repeated key counts once, and two threads must not write one score.
+        distinct, inverse = unique(self.backend, keys)
+        if scores is not None:
+            # The last in the batch counts, as for values.
+            given = self._checked_scores(keys, scores)
+            scores = self.backend.xp.empty(distinct.size, np.uint64)
+            scores[inverse] = given
+        rows, num_absent = super()._find_or_insert(distinct, True, scores, filter_ratio)
+        rows = rows[inverse]
+        if num_absent:
+            num_absent = int((rows == np.uint32(ABSENT)).sum())
+        return rows, num_absent
+
+    def _insert(self, keys: Array, stamp: int, scores: Array | None, *, initialise: bool) -> Array:
+        xp = self.backend.xp
+        n = int(keys.size)
+        # Whatever may fail for lack of memory comes before the first change.
+        self.index.make_room(n)
+        self.store.reserve(min(n, self.index.room))
+        rows = xp.full(n, ABSENT, np.uint32)
+        at = xp.arange(n)
+        while True:
+            part = keys[at]
+            given = None if scores is None else scores[at]
+            placed = self.index.insert(part, stamp, given, may_refuse=scores is not None)
+            rows[at] = self._rows_for(part, placed)
+            at = at[placed.slots < 0]
+            if at.size == 0 or self.index.is_full_size:
+                break
+            # Both buckets full before the table is: it grows early rather than lose a key.
+            self.index.double()
+        if initialise:
+            self.initializer.fill(self.backend, self.store, rows, keys, self._table_seed)
+        self._counts["inserted"] += n - int(at.size)
+        if at.size:
+            self._refuse(int(at.size), n)
+        return rows
+
+    def _rows_for(self, keys: Array, placed: Placed) -> Array:
+        """Gives row numbers to keys that were placed: those of the evicted, and free ones."""
+        xp = self.backend.xp
+        has_evicted = placed.evicted_rows != np.uint32(ABSENT)
+        num_evicted = int(has_evicted.sum())
+        rows = placed.evicted_rows
+        if num_evicted:
+            freed = rows[has_evicted]
+            if self._evicted is not None:
+                evicted_keys = placed.evicted_keys[has_evicted]
+                self._evicted.append(
+                    Evicted(
+                        evicted_keys, self.store.read(freed), placed.evicted_scores[has_evicted]
+                    )
+                )
+            for state in self.store.state_names:
+                self.store.fill(state, freed)
+            self._counts["evicted"] += num_evicted
+            self.generation += 1
+        is_new = (placed.slots >= 0) & ~has_evicted
+        num_new = int(is_new.sum())
+        if num_new:
+            rows = rows.copy()
+            rows[xp.flatnonzero(is_new)] = self.store.allocate(num_new)
+        self.index.set_rows(placed, rows)
+        return rows
+
+    def _refuse(self, count: int, num_new: int) -> None:
+        self._counts["refused"] += count
+        if self.options.on_refused == "ignore":
+            return
+        text = (
+            f"Table {self.name!r} had no room for {count:,} of {num_new:,} new keys of one lookup: "
+            f"their buckets are full of keys of the same lookup. It holds {self.size:,} keys in "
+            f"{self.capacity:,} slots. They get no row this time. Use a larger max_capacity or "
+            "smaller batches."
+        )
+        if self.options.on_refused == "error":
+            raise RefusedError(f"{text} The other keys of the lookup are in the table.")
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{text} (Said once for a table.)", RuntimeWarning, stacklevel=2)
+
+    def _erase_index(self, keys: Array) -> Array:
+        return self.index.erase(keys)
+
+    def _scores(self, keys: Array) -> Array:
+        return self.index.scores(keys)
+
+    def _set_scores(self, keys: Array, scores: Array) -> None:
+        self.index.update(keys, scores=scores)
+
+    def _slot_scores(self, stamps: Array, slots: Array) -> Array:
+        return self.index.slot_scores(stamps, slots)
+
+    def _admitted(self, keys: Array, filter_ratio: float) -> Array | None:
+        is_admitted = None
+        if filter_ratio < 1.0:
+            is_admitted = drawn(keys, filter_ratio, self._table_seed, self.num_lookups)
+        if self.sightings is not None:
+            has_entered = self.sightings.count(keys, is_admitted)
+            is_admitted = has_entered if is_admitted is None else has_entered & is_admitted
+        return is_admitted
+
+    def _gathered(self, parts: list[Evicted]) -> Evicted:
+        xp = self.backend.xp
+        keys = xp.concatenate([xp.empty(0, np.int64), *(part.keys for part in parts)])
+        empty = xp.empty((0, self.dim), self.row_dtype.storage)
+        values = xp.concatenate([empty, *(part.values for part in parts)])
+        scores = xp.concatenate([xp.empty(0, np.uint64), *(part.scores for part in parts)])
+        return Evicted(self.key_dtype.from_int64(xp, keys), values, scores)

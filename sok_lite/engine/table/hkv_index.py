@@ -1,0 +1,236 @@
+"""The index of the "hybrid" table: buckets with scores (kernels/hkv), up to a number of slots."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.engine.dtypes import KeyDtype
+from sok_lite.engine.hashing import hash_keys
+from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.table.index import LAST_STAMP, LINE, Found, Index, ProbeLengths
+
+# What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cu.
+STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
+
+
+class Placed(NamedTuple):
+    """What became of keys that were inserted.
+
+    Attributes:
+      slots: (n,) int64, -1 for a refused key.
+      evicted_keys, evicted_rows, evicted_scores: (n,) int64, uint32, uint64: what was in the slot;
+        row ABSENT where it was free.
+    """
+
+    slots: Array
+    evicted_keys: Array
+    evicted_rows: Array
+    evicted_scores: Array
+
+
+class HkvIndex(Index):
+    """Row numbers and scores by key. Keys are int64 arrays (n,).
+
+    Attributes:
+      max_capacity: it doubles up to this number of slots; then insertion evicts.
+      bucket: slots of a bucket.
+      max_load_factor: share of the slots in use above which it doubles.
+      strategy: one of STRATEGIES.
+      epoch: the current one, for kEpochLru and kEpochLfu.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        key_dtype: KeyDtype,
+        name: str,
+        *,
+        init_capacity: int,
+        max_capacity: int,
+        bucket: int,
+        max_load_factor: float,
+        strategy: str,
+    ) -> None:
+        self.max_capacity = max_capacity
+        self.bucket = bucket
+        self.max_load_factor = max_load_factor
+        self.strategy = strategy
+        self.epoch = 0
+        self._scores: Array | None = None
+        super().__init__(backend, key_dtype, name, init_capacity)
+        self._scores = self._new_scores(init_capacity)
+
+    @property
+    def num_bytes(self) -> int:
+        scores = 0 if self._scores is None else int(self._scores.nbytes)
+        return super().num_bytes + scores
+
+    @property
+    def is_full_size(self) -> bool:
+        """Whether it grows no more."""
+        return self.capacity >= self.max_capacity
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether scores are kept beside the stamps."""
+        return self._scores is not None
+
+    @property
+    def room(self) -> int:
+        """The most keys that can still come without eviction."""
+        return self.max_capacity + 2 - self.size
+
+    def find(self, keys: Array, stamp: int = 0, given: Array | None = None) -> Found:
+        """Finds keys; they are distinct where `has_scores` and a stamp is given.
+
+        Args:
+          stamp: number of this lookup: stamps and scores are refreshed; 0: nothing is written.
+          given: (n,) uint64, increments (kLfu, kEpochLfu) or scores (kCustomized).
+        """
+        xp = self.backend.xp
+        n = int(keys.size)
+        rows = xp.empty(n, np.uint32)
+        missing = xp.zeros(1, np.int64)
+        self._launch("hkv_find", n, stamp, *self._scoring(), given, keys, rows, missing, n)
+        return Found(rows, int(missing[0]))
+
+    def make_room(self, count: int) -> None:
+        """Doubles, as far as it may, until `count` more keys keep below the load factor.
+
+        Raises:
+          MemoryError: no memory; the index is as it was.
+        """
+        while not self.is_full_size and self.size + count > self.max_load_factor * self.capacity:
+            self.double()
+
+    def insert(
+        self, keys: Array, stamp: int, given: Array | None, *, may_refuse: bool = False
+    ) -> Placed:
+        """Gives slots to distinct keys that are not there; `set_rows` gives them row numbers.
+
+        It evicts only at `max_capacity`; before, it refuses what finds both buckets full.
+
+        Args:
+          given: (n,) uint64, as in `find`.
+          may_refuse: whether a key is refused whose score is below all that it could evict.
+        """
+        xp = self.backend.xp
+        n = int(keys.size)
+        placed = Placed(
+            xp.empty(n, np.int64),
+            xp.empty(n, np.int64),
+            xp.empty(n, np.uint32),
+            xp.empty(n, np.uint64),
+        )
+        may_evict = self.is_full_size
+        self._launch(
+            *("hkv_insert", n, stamp, *self._scoring(), int(may_evict), int(may_refuse)),
+            *(given, keys, *placed, n),
+        )
+        came = placed.slots >= 0
+        self.size += int(came.sum()) - int((placed.evicted_rows != np.uint32(ABSENT)).sum())
+        return placed
+
+    def set_rows(self, placed: Placed, rows: Array) -> None:
+        """Writes the row numbers (n,) uint32 of keys that were inserted."""
+        n = int(rows.size)
+        self.backend.launch("hkv_set_rows", n, self._slots, placed.slots, rows, n)
+
+    def update(self, keys: Array, rows: Array | None = None, scores: Array | None = None) -> None:
+        """Writes row numbers (n,) uint32 or scores (n,) uint64 of distinct keys."""
+        n = int(keys.size)
+        stamps = None
+        if scores is not None and self._scores is None:
+            stamps, scores = scores.clip(max=LAST_STAMP).astype(np.uint32), None
+        self._launch("hkv_update", n, keys, rows, stamps, scores, n)
+
+    def scores(self, keys: Array) -> Array:
+        """Returns the scores (n,) uint64 of keys; 0 for a missing one."""
+        n = int(keys.size)
+        out = self.backend.xp.empty(n, np.uint64)
+        self._launch("hkv_scores", n, keys, out, n)
+        return out
+
+    def slot_scores(self, stamps: Array, slots: Array) -> Array:
+        """Returns the scores (n,) uint64 of entries."""
+        return stamps.astype(np.uint64) if self._scores is None else self._scores[slots]
+
+    def erase(self, keys: Array) -> Array:
+        """Erases distinct keys; returns the row numbers they had, (n,) uint32, or ABSENT."""
+        n = int(keys.size)
+        freed = self.backend.xp.empty(n, np.uint32)
+        self._launch("hkv_erase", n, keys, freed, n)
+        self.size -= int((freed != np.uint32(ABSENT)).sum())
+        return freed
+
+    def clear(self) -> None:
+        slots, scores = self._new_slots(self._init_capacity), self._new_scores(self._init_capacity)
+        self._slots, self._scores = slots, scores
+        self.capacity = self._init_capacity
+        self.size = 0
+
+    def reserve(self, num_keys: int) -> None:
+        self.make_room(max(0, num_keys - self.size))
+
+    def double(self) -> None:
+        """Doubles the slots. Row numbers, stamps and scores stay.
+
+        Raises:
+          MemoryError: no memory; the index is as it was.
+        """
+        capacity = 2 * self.capacity
+        slots, scores = self._new_slots(capacity), self._new_scores(capacity)
+        self._launch("hkv_split", self.capacity // self.bucket, slots, scores)
+        slots[-2:] = self._slots[-2:]
+        if scores is not None and self._scores is not None:
+            scores[-2:] = self._scores[-2:]
+        self._slots, self._scores = slots, scores
+        self.capacity = capacity
+        self.num_rehashes += 1
+
+    def probe_lengths(self) -> ProbeLengths:
+        held = self.entries(0, self.capacity)
+        if held.keys.size == 0:
+            return ProbeLengths(0.0, 0)
+        first, _, line = self.place_of(held.keys)
+        in_bucket = held.slots & (self.bucket - 1)
+        lines = ((in_bucket - line) & (self.bucket - 1)) // LINE + 1
+        lines += np.int64(self.bucket // LINE) * (held.slots - in_bucket != first)
+        return ProbeLengths(float(lines.mean()), int(lines.max()))
+
+    def place_of(self, keys: Array) -> tuple[Array, Array, Array]:
+        """Returns the first slots of each key's two buckets and its line there, (n,) int64 each.
+
+        The same rule as in kernels/hkv/hkv.cu.
+        """
+        h = hash_keys(keys)
+        mask = np.uint64(self.capacity // self.bucket - 1)
+        low = h & np.uint64(0xFFFFFFFF)
+        bucket = np.int64(self.bucket)
+        first = (low & mask).astype(np.int64) * bucket
+        second = ((h >> np.uint64(32)) & mask).astype(np.int64) * bucket
+        line = (h >> np.uint64(24)).astype(np.int64) & (bucket - 1) & ~np.int64(LINE - 1)
+        return first, second, line
+
+    # ---------------------------------------------------------------- inside
+
+    def _scoring(self) -> tuple[int, int]:
+        return STRATEGIES.index(self.strategy), self.epoch
+
+    def _launch(self, kernel: str, num_items: int, *args: object) -> None:
+        self.backend.launch(
+            *(kernel, num_items, self._slots, self._scores, self.capacity, self.bucket),
+            *(*self._reserved(), *args),
+        )
+
+    def _new_scores(self, capacity: int) -> Array | None:
+        if self.strategy == "kLru":
+            return None  # the stamps are the scores
+        try:
+            return self.backend.zeros_chunk(8 * (capacity + 2)).view(np.uint64)
+        except MemoryError as error:
+            raise MemoryError(
+                f"No memory for the scores of table {self.name!r}: {8 * capacity:,} bytes for "
+                f"{capacity:,} slots. It is as it was, with {self.size:,} keys."
+            ) from error

@@ -1,0 +1,151 @@
+"""The options of the "hybrid" table, with SOK's names, checked before anything is made."""
+
+import numbers
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sok_lite.engine.table.hkv_index import STRATEGIES
+from sok_lite.engine.table.index import LINE
+
+_ON_REFUSED = ("ignore", "warn", "error")
+_MAX_CAPACITY = 1 << 31
+
+
+@dataclass(frozen=True)
+class HkvOptions:
+    """What a "hybrid" table is made with.
+
+    Attributes:
+      init_capacity: slots to begin with, a power of two.
+      max_capacity: slots to double up to, a power of two; then new keys evict others.
+      max_hbm_for_vectors: gigabytes (2**30 bytes) of rows in near memory, the GPU's; what is
+        beyond lives in far memory, the host's. As in SOK it counts for the rows, and again for
+        each optimizer state.
+      max_bucket_size: slots of a bucket, a power of two from 4 on. (SOK's 128 belong to one bucket
+        per key; here a key has two, and fills them better with 16.)
+      max_load_factor: share of the slots in use above which the table doubles, if it still may.
+      evict_strategy: "kLru", "kLfu", "kEpochLru", "kEpochLfu" or "kCustomized".
+      filter_ratio: chance of a new key to get a row at a lookup with the low-frequency filter.
+      enter_threshold: lookups that must have seen a key before it gets a row; 0 and 1: the first.
+      on_refused: what happens when a batch has more keys for two buckets than they have slots:
+        "ignore", "warn" (once a table) or "error".
+      far_path: a folder for far memory in files, on a machine without a GPU; None: in memory.
+      block_size: threads per block of this table's kernels on a GPU; 0: the library's choice.
+      device_id: the GPU; -1: that of this process.
+      io_by_cpu: whether the CPU copies far rows rather than the GPU; on a machine without a GPU
+        it always does.
+    """
+
+    init_capacity: int = 1 << 16
+    max_capacity: int = 1 << 26
+    max_hbm_for_vectors: float = 16
+    max_bucket_size: int = 16
+    max_load_factor: float = 0.75
+    evict_strategy: str = "kLru"
+    filter_ratio: float = 1.0
+    enter_threshold: int = 0
+    on_refused: str = "warn"
+    far_path: str | None = None
+    block_size: int = 0
+    device_id: int = -1
+    io_by_cpu: bool = False
+
+    @property
+    def bucket(self) -> int:
+        """Slots of a bucket."""
+        return min(self.max_bucket_size, self.init_capacity)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The names of all options."""
+        return [field.name for field in fields(cls)]
+
+    @classmethod
+    def checked(cls, options: dict[str, Any]) -> "HkvOptions":
+        """Makes options of what a user gave.
+
+        Raises:
+          TypeError: an unknown option, or a value of a wrong type.
+          ValueError: a value out of range.
+        """
+        unknown = sorted(set(options) - set(cls.names()))
+        if unknown:
+            raise TypeError(
+                f"A hybrid table got an unexpected option {unknown[0]!r}. "
+                f"Known options: {', '.join(sorted(cls.names()))}."
+            )
+        given = {name: value for name, value in options.items() if value is not None}
+        for name in ("init_capacity", "max_capacity", "max_bucket_size"):
+            if name in given:
+                given[name] = _power_of_two(name, given[name])
+        for name, least in (("enter_threshold", 0), ("block_size", 0), ("device_id", -1)):
+            if name in given:
+                given[name] = _integer(name, given[name], least)
+        for name, low, high in (
+            ("max_hbm_for_vectors", 0.0, float("inf")),
+            ("filter_ratio", 0.0, 1.0),
+            ("max_load_factor", 0.0, 1.0),
+        ):
+            if name in given:
+                given[name] = _number(name, given[name], low, high)
+        if given.get("max_load_factor") == 0.0:
+            raise ValueError("`max_load_factor` must be above 0. Received: max_load_factor=0.")
+        if given.get("block_size", 0) % 32 or given.get("block_size", 0) > 1024:
+            raise ValueError(
+                "`block_size` must be a multiple of 32 up to 1024. "
+                f"Received: block_size={given['block_size']}."
+            )
+        for name, words in (("evict_strategy", STRATEGIES), ("on_refused", _ON_REFUSED)):
+            if name in given and given[name] not in words:
+                raise ValueError(
+                    f"`{name}` must be one of {', '.join(words)}. Received: {name}={given[name]!r}."
+                )
+        if not isinstance(given.get("io_by_cpu", False), (bool, int)):
+            raise TypeError(
+                f"`io_by_cpu` must be True or False. Received: io_by_cpu={given['io_by_cpu']!r}."
+            )
+        if "init_capacity" not in given:
+            given["init_capacity"] = min(
+                cls.init_capacity, given.get("max_capacity", cls.max_capacity)
+            )
+        if "max_capacity" not in given:
+            given["max_capacity"] = max(cls.max_capacity, given["init_capacity"])
+        checked = cls(**given)
+        if checked.init_capacity > checked.max_capacity:
+            raise ValueError(
+                "`init_capacity` must not exceed `max_capacity`. Received: "
+                f"init_capacity={checked.init_capacity}, max_capacity={checked.max_capacity}."
+            )
+        return checked
+
+
+def _integer(name: str, value: Any, least: int) -> int:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or value != int(value):
+        raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
+    if value < least:
+        raise ValueError(f"`{name}` must be at least {least}. Received: {name}={value}.")
+    return int(value)
+
+
+def _power_of_two(name: str, value: Any) -> int:
+    number = _integer(name, value, 1)
+    if number & (number - 1):
+        raise ValueError(
+            f"`{name}` must be a power of two. Received: {name}={number}. "
+            f"The next one is {1 << number.bit_length()}."
+        )
+    if not LINE <= number <= _MAX_CAPACITY:
+        raise ValueError(
+            f"`{name}` must be from {LINE} to {_MAX_CAPACITY}. Received: {name}={number}."
+        )
+    return number
+
+
+def _number(name: str, value: Any, low: float, high: float) -> float:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number:
+        raise TypeError(f"`{name}` must be a number. Received: {name}={value!r}.")
+    if not low <= value <= high:
+        raise ValueError(f"`{name}` must be from {low:g} to {high:g}. Received: {name}={value}.")
+    return float(value)

@@ -1,0 +1,133 @@
+"""What both kinds of index have in common: an array of slots {key, row number, stamp}.
+
+kernels/slots.cuh describes a slot. Behind the last one there are two more, which belong to the two
+keys that mark free slots: so every key is legal.
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.engine.dtypes import KeyDtype
+from sok_lite.engine.row_store import ABSENT
+
+LINE = 4  # SOK_LINE of kernels/platform.cuh: slots that a search reads at a time
+# The largest stamp. Lookups are counted up to it; see Index.age.
+LAST_STAMP = 0xFFFFFFFF
+
+
+class Found(NamedTuple):
+    """Row numbers (n,) uint32, ABSENT where there is none, and how many are absent."""
+
+    rows: Array
+    num_missing: int
+
+
+class IndexEntries(NamedTuple):
+    """Slots that hold a key: keys (n,) int64, rows and stamps (n,) uint32, slots (n,) int64."""
+
+    keys: Array
+    rows: Array
+    stamps: Array
+    slots: Array
+
+
+class ProbeLengths(NamedTuple):
+    """Lines of slots that a search for a held key reads: the mean over all keys, and the most."""
+
+    mean: float
+    longest: int
+
+
+class Index(ABC):
+    """Slots on a backend.
+
+    Attributes:
+      backend: where they are.
+      key_dtype: key type of the table; it names the two reserved keys.
+      name: of the table, for errors.
+      capacity: number of slots, the two reserved ones not counted.
+      size: keys held.
+      num_rehashes: how often all slots were written anew.
+    """
+
+    def __init__(self, backend: Backend, key_dtype: KeyDtype, name: str, capacity: int) -> None:
+        self.backend = backend
+        self.key_dtype = key_dtype
+        self.name = name
+        self.capacity = self.size = self.num_rehashes = 0
+        self._init_capacity = capacity
+        self._slots = self._new_slots(capacity)
+        self.capacity = capacity
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the index."""
+        return int(self._slots.nbytes)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that `entries` can be asked for."""
+        return self.capacity + 2
+
+    def entries(self, first: int = 0, count: int | None = None) -> IndexEntries:
+        """Returns what the slots [first, first + count) hold; None: all from `first` on."""
+        xp = self.backend.xp
+        end = self.num_slots if count is None else min(first + count, self.num_slots)
+        part = self._slots[first:end]
+        words = part.view(np.uint32)
+        keys = part[:, 0].copy()
+        live = (keys != self.key_dtype.empty_key) & (keys != self.key_dtype.reclaim_key)
+        # The two slots at the end do not hold their key: it is known from their place.
+        reserved = (self.key_dtype.empty_key, self.key_dtype.reclaim_key)
+        for slot, key in enumerate(reserved, self.capacity):
+            if first <= slot < end:
+                keys[slot - first] = key
+                live[slot - first] = words[slot - first, 2] != np.uint32(ABSENT)
+        at = xp.flatnonzero(live)
+        return IndexEntries(keys[at], words[at, 2], words[at, 3], at + first)
+
+    @abstractmethod
+    def probe_lengths(self) -> ProbeLengths:
+        """Returns how long the searches for the keys are. It looks at every slot."""
+
+    @abstractmethod
+    def reserve(self, num_keys: int) -> None:
+        """Makes the index large enough for `num_keys` keys in all, as far as it may grow.
+
+        Raises:
+          MemoryError: no memory; the index is as it was.
+        """
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Removes every key and gives the memory back.
+
+        Raises:
+          MemoryError: no memory for the empty index; it is as it was.
+        """
+
+    def age(self) -> None:
+        """Halves every stamp, so that counting can go on below LAST_STAMP."""
+        self._slots.view(np.uint32)[:, 3] >>= np.uint32(1)
+
+    def _reserved(self) -> tuple[int, int]:
+        """The two reserved keys, for kernels."""
+        return self.key_dtype.empty_key, self.key_dtype.reclaim_key
+
+    def _new_slots(self, capacity: int) -> Array:
+        num_bytes = 16 * (capacity + 2)
+        try:
+            # Not xp.empty: a line of slots is a cache line, and large pages save address lookups.
+            slots = self.backend.zeros_chunk(num_bytes).view(np.int64).reshape(-1, 2)
+        except MemoryError as error:
+            raise MemoryError(
+                f"No memory for the index of table {self.name!r} to grow from {self.capacity:,} "
+                f"to {capacity:,} slots ({num_bytes:,} bytes). It is as it was, with "
+                f"{self.size:,} keys."
+            ) from error
+        slots[:, 0] = self.key_dtype.empty_key
+        slots[:, 1] = ABSENT  # and stamp 0
+        return slots
