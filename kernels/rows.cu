@@ -50,6 +50,28 @@ SOK_DEVICE void rows_add(const u64* chunks, i64 shift, i64 dim, const u32* rows,
   }
 }
 
+// Exchanges rows[r] and others[r]. All of them are distinct and none is absent.
+//
+// rows    (n,)
+// others  (n,)
+template <class T>
+SOK_DEVICE void rows_swap(const u64* chunks, i64 shift, i64 dim, const u32* rows, const u32* others,
+                          i64 n) {
+  SOK_FOR_EACH_ROW(r, n) {
+    if (SOK_AHEAD > 0 && r + SOK_AHEAD < n) {
+      sok_prefetch_row<T>(chunks, shift, dim, rows[r + SOK_AHEAD]);
+      sok_prefetch_row<T>(chunks, shift, dim, others[r + SOK_AHEAD]);
+    }
+    T* a = sok_row<T>(chunks, shift, dim, rows[r]);
+    T* b = sok_row<T>(chunks, shift, dim, others[r]);
+    SOK_FOR_EACH_COLUMN(c, dim) {
+      T x = a[c];
+      a[c] = b[c];
+      b[c] = x;
+    }
+  }
+}
+
 // Sets every element of some rows of a state column.
 SOK_ROW_KERNEL(rows_fill)
 (const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value, i64 n) {
@@ -60,6 +82,33 @@ SOK_ROW_KERNEL(rows_fill)
   }
 }
 SOK_EXPORT(rows_fill)
+
+// The heat of a row that nobody holds; engine/row_tiers.py.
+#define SOK_NOT_HELD 255
+
+// Adds 1 to the heat of distinct rows, up to SOK_NOT_HELD - 1; an absent row is skipped.
+//
+// heat  (num_rows,)
+// rows  (n,)
+SOK_KERNEL(rows_warm)(u8* heat, const u32* rows, i64 n) {
+  SOK_FOR_EACH_BLOCK(first, count, n) {
+    for (i64 i = first; i < first + count; ++i)
+      if (rows[i] != SOK_ABSENT) sok_prefetch(heat + rows[i]);
+    for (i64 i = first; i < first + count; ++i)
+      if (rows[i] != SOK_ABSENT && heat[rows[i]] < SOK_NOT_HELD - 1) ++heat[rows[i]];
+  }
+}
+SOK_EXPORT(rows_warm)
+
+// Halves the heat of all rows that are held.
+//
+// heat  (n,)
+SOK_KERNEL(rows_cool)(u8* heat, i64 n) {
+  SOK_FOR_EACH(i, n) {
+    if (heat[i] != SOK_NOT_HELD) heat[i] = (u8)(heat[i] >> 1);
+  }
+}
+SOK_EXPORT(rows_cool)
 
 // out[i] = x[index[i]] for dense rows of `dim` elements.
 template <class T>
@@ -84,6 +133,11 @@ SOK_DEVICE void dense_gather(const T* x, i64 dim, const i32* index, T* out, i64 
     rows_write<type>(chunks, shift, dim, rows, values, source, n);                                \
   }                                                                                               \
   SOK_EXPORT(rows_write_##suffix)                                                                 \
+  SOK_ROW_KERNEL(rows_swap_##suffix)                                                              \
+  (const u64* chunks, i64 shift, i64 dim, const u32* rows, const u32* others, i64 n) {            \
+    rows_swap<type>(chunks, shift, dim, rows, others, n);                                         \
+  }                                                                                               \
+  SOK_EXPORT(rows_swap_##suffix)                                                                  \
   SOK_ROW_KERNEL(dense_gather_##suffix)                                                           \
   (const type* x, i64 dim, const i32* index, type* out, i64 n) {                                  \
     dense_gather<type>(x, dim, index, out, n);                                                    \

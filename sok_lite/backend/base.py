@@ -15,12 +15,14 @@ class Backend(ABC):
     Attributes:
       name: "cpu" or "cuda".
       xp: NumPy or CuPy.
-      chunk_bytes: the most bytes that a row store allocates at a time.
+      chunk_bytes: about how many bytes of near rows a row store allocates at a time.
+      far_chunk_bytes: the same of far rows.
     """
 
     name: str
     xp: ModuleType
     chunk_bytes: int
+    far_chunk_bytes: int
 
     def activate(self) -> None:
         """Makes the calling thread use this backend's device. A GPU is chosen per thread."""
@@ -49,8 +51,16 @@ class Backend(ABC):
         """
 
     @abstractmethod
+    def far_chunk(self, num_bytes: int) -> np.ndarray:
+        """Returns zeroed memory, (num_bytes,) uint8, outside the device, that kernels can use.
+
+        Raises:
+          MemoryError: there is not that much.
+        """
+
+    @abstractmethod
     def address(self, array: Array) -> int:
-        """Returns the address of an array's first byte."""
+        """Returns the address of the first byte of an array of this backend or of a far chunk."""
 
     @abstractmethod
     def to_host(self, array: Array) -> np.ndarray:

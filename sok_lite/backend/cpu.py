@@ -54,7 +54,7 @@ class CpuBackend(Backend):
     name = "cpu"
     xp = np
     # Touched pages alone cost memory, so a chunk can be large enough for huge pages.
-    chunk_bytes = 1 << 24
+    chunk_bytes = far_chunk_bytes = 1 << 24
 
     def __init__(self, library: Path | None = None, num_threads: int | None = None) -> None:
         self.num_threads = default_num_threads() if num_threads is None else num_threads
@@ -109,6 +109,9 @@ class CpuBackend(Backend):
             # Random rows touch a page each: 2 MB pages save most of the page-table misses.
             memory.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(memory, dtype=np.uint8, count=num_bytes)
+
+    def far_chunk(self, num_bytes: int) -> np.ndarray:
+        return self.zeros_chunk(num_bytes)
 
     def address(self, array: Array) -> int:
         return int(array.ctypes.data)

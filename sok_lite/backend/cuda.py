@@ -25,6 +25,7 @@ class CudaBackend(Backend):
     name = "cuda"
     xp = cupy
     chunk_bytes = 1 << 21
+    far_chunk_bytes = 1 << 26  # to pin memory is a slow call, about a millisecond
 
     def __init__(self) -> None:
         self._modules: dict[Path, Any] = {}
@@ -84,8 +85,20 @@ class CudaBackend(Backend):
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise MemoryError(f"No {num_bytes:,} bytes of GPU memory for rows: {error}") from error
 
+    def far_chunk(self, num_bytes: int) -> np.ndarray:
+        try:
+            # Not from CuPy's pool: what goes back to it can be given out again while a kernel still
+            # writes it, and freeing pinned memory itself waits for the GPU.
+            memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(num_bytes), 0)
+        except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.memory.OutOfMemoryError) as error:
+            raise MemoryError(f"No {num_bytes:,} bytes of pinned memory: {error}") from error
+        chunk = np.frombuffer(memory, np.uint8, num_bytes)
+        chunk.fill(0)
+        return chunk
+
     def address(self, array: Array) -> int:
-        return int(array.data.ptr)
+        # Pinned memory has one address for both processors.
+        return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
     def to_host(self, array: Array) -> np.ndarray:
         return cupy.asnumpy(array)

@@ -1,8 +1,15 @@
 """The row store: chunks, columns, row numbers."""
 
+import gc
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from sok_lite.backend import get_backend
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.row_store import (
     ABSENT,
@@ -162,3 +169,292 @@ def test_values_of_another_kind_are_refused(backend):
     store = new_store(backend)
     with pytest.raises(TypeError, match=r"must be float32.*int64"):
         store.to_storage(backend.from_host(np.ones((1, 3), np.int64)))
+
+
+# ---------------------------------------------------------------- two tiers
+
+
+def tiered(backend, near_rows, dim=3, **options):
+    return RowStore(backend, dim, row_dtype("float32"), near_rows=near_rows, **options)
+
+
+@pytest.mark.parametrize("near_rows", [0, 1, 31, 33, 1000])
+def test_rows_of_both_tiers_read_back_what_was_written(backend, near_rows):
+    store = tiered(backend, near_rows)
+    store.ensure_state("m", 0.5)
+    rows = store.allocate(700)
+    store.ensure_state("v", 0.0, dim=1)
+    rows = backend.xp.concatenate([rows, store.allocate(700)])
+    rng = np.random.default_rng(near_rows)
+    for name in ("value", "m", "v"):
+        column = store.column(name)
+        held = backend.to_host(store.read(rows, column=name))
+        np.testing.assert_array_equal(held, np.full(held.shape, column.initial, np.float32))
+        values = rng.random((1400, column.dim), np.float32)
+        store.write(rows, backend.from_host(values), column=name)
+        order = rng.permutation(1400)
+        read = store.read(backend.from_host(backend.to_host(rows)[order]), column=name)
+        np.testing.assert_array_equal(backend.to_host(read), values[order])
+
+
+@pytest.mark.parametrize("near_rows", [1, 31, 63, 64, 100, 1000, 123_456, 10**8])
+def test_the_near_part_is_close_to_what_was_asked_for(backend, near_rows):
+    store = tiered(backend, near_rows)
+    assert store.near_rows <= near_rows
+    assert store.near_rows > near_rows * 31 / 32 or store.near_rows == near_rows
+    assert store.near_rows == near_rows or near_rows >= 64
+
+
+def test_near_rows_are_handed_out_first_and_freed_ones_before_new_ones(backend):
+    store = tiered(backend, 4)
+    assert backend.to_host(store.allocate(2)).tolist() == [0, 1]
+    assert store.num_far_rows == 0
+    assert backend.to_host(store.allocate(5)).tolist() == [2, 3, 4, 5, 6]
+    assert store.num_far_rows == 3
+    store.release(backend.from_host(np.array([5, 1, 4, 2], np.uint32)))
+    assert sorted(backend.to_host(store.allocate(1)).tolist())[0] in (1, 2)
+    assert set(backend.to_host(store.allocate(4)).tolist()) <= {1, 2, 4, 5, 7}
+    assert store.num_rows == 8
+
+
+def test_memory_is_told_by_tier(backend):
+    store = tiered(backend, 64)
+    store.ensure_state("v", 0.0, dim=1)
+    assert store.tier_bytes() == (0, 0, 0, 0)
+    store.allocate(100)
+    near_used, far_used, near, far = store.tier_bytes()
+    assert (near_used, far_used, near) == (64 * 16, 36 * 16, 64 * 16)
+    assert far >= far_used
+    assert store.used_bytes == near_used + far_used
+    assert store.num_bytes == near + far
+    everything = new_store(backend)
+    everything.allocate(100)
+    assert everything.tier_bytes()[:2] == (1200, 0)
+    assert everything.tier_bytes().far == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
+def test_swapped_rows_exchange_values_and_states(backend, n, dtype):
+    store = RowStore(backend, 5, row_dtype(dtype), near_rows=n)
+    store.ensure_state("v", 0.0, dim=1)
+    rows = store.allocate(2 * n)
+    rng = np.random.default_rng(n)
+    written = {}
+    for name in ("value", "v"):
+        column = store.column(name)
+        written[name] = rng.random((2 * n, column.dim)).astype(column.dtype)
+        store.write(rows, backend.from_host(written[name]), column=name)
+    order = rng.permutation(2 * n)[: n + n // 2].astype(np.uint32)
+    near, far = order[: n // 2], order[n // 2 : n // 2 * 2]
+    store.swap(backend.from_host(near), backend.from_host(far))
+    for name, expected in written.items():
+        expected[near], expected[far] = expected[far], expected[near]
+        np.testing.assert_array_equal(backend.to_host(store.read(rows, column=name)), expected)
+
+
+def test_far_memory_comes_in_pieces_that_grow(backend, monkeypatch):
+    store = tiered(backend, 1, dim=4096)
+    real, sizes = backend.far_chunk, []
+
+    def counted(num_bytes):
+        sizes.append(num_bytes)
+        return real(num_bytes)
+
+    monkeypatch.setattr(backend, "far_chunk", counted)
+    while store.num_rows < 200_000:
+        store.allocate(1000)
+    far_bytes = (store.num_rows - 1) * 4096 * 4
+    assert far_bytes <= sum(sizes) < 1.2 * far_bytes
+    assert len(sizes) < 40  # 200 of the smallest
+
+
+def test_running_out_of_far_memory_leaves_the_store_as_it_was(backend, monkeypatch):
+    store = tiered(backend, 8)
+    store.ensure_state("m", 0.5)
+    rows = store.allocate(7)
+    store.write(rows, backend.from_host(np.ones((7, 3), np.float32)))
+    real, calls = backend.far_chunk, []
+
+    def fails_on_second_column(num_bytes):
+        calls.append(num_bytes)
+        if len(calls) > 1:
+            raise MemoryError("no more")
+        return real(num_bytes)
+
+    monkeypatch.setattr(backend, "far_chunk", fails_on_second_column)
+    with pytest.raises(MemoryError):
+        store.allocate(2)
+    with pytest.raises(MemoryError):
+        store.reserve(2)
+    monkeypatch.undo()
+    assert store.column().num_chunks == store.column("m").num_chunks
+    assert store.tier_bytes().far == 0
+    assert backend.to_host(store.allocate(2)).tolist() == [7, 8]
+    assert (backend.to_host(store.read(rows)) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"near_rows": -1}, "at least 0"),
+        ({"near_rows": None, "far_path": "/tmp"}, "Give near_rows"),
+    ],
+)
+def test_tiers_that_make_no_sense_are_refused(backend, options, match):
+    with pytest.raises(ValueError, match=match):
+        RowStore(backend, 3, row_dtype("float32"), **options)
+
+
+# ---------------------------------------------------------------- far rows in a file
+
+
+@pytest.fixture
+def cpu():
+    return get_backend("cpu")
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_far_rows_in_a_file_grow_with_their_states_and_the_file_goes_with_them(
+    cpu, tmp_path, is_folder
+):
+    path = tmp_path if is_folder else tmp_path / "rows"
+    store = tiered(cpu, 100, 64, far_path=path)
+    store.ensure_state("m", 0.5)
+    rng = np.random.default_rng(0)
+    values = rng.random((200_000, 64), np.float32)
+    for start in range(0, 200_000, 50_000):
+        rows = store.allocate(50_000)
+        store.write(rows, values[start : start + 50_000])
+    store.ensure_state("v", 0.0, dim=1)
+    rows = np.arange(200_000, dtype=np.uint32)
+    np.testing.assert_array_equal(store.read(rows), values)
+    assert (store.read(rows, column="m") == 0.5).all()
+    assert (store.read(rows, column="v") == 0).all()
+    if not is_folder:
+        assert path.stat().st_size == store.tier_bytes().far
+    store.clear()
+    rows = store.allocate(1000)
+    assert (store.read(rows) == 0).all()
+    assert (store.read(rows, column="m") == 0.5).all()
+    assert bool(list(tmp_path.iterdir())) is not is_folder
+    del store
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_tables_do_not_share_a_file(cpu, tmp_path):
+    path = tmp_path / "rows"
+    store = tiered(cpu, 10, far_path=path)
+    rows = store.allocate(100)
+    store.write(rows, np.ones((100, 3), np.float32))
+    with pytest.raises(FileExistsError, match="that no other table uses"):
+        tiered(cpu, 10, far_path=path)
+    assert (store.read(rows) == 1).all()
+    others = [tiered(cpu, 10, far_path=tmp_path) for _ in range(2)]
+    for number, other in enumerate(others):
+        other.write(other.allocate(100), np.full((100, 3), number, np.float32))
+    for number, other in enumerate(others):
+        assert (other.read(rows) == number).all()
+
+
+def test_a_file_that_is_there_is_never_touched(cpu, tmp_path):
+    path = tmp_path / "checkpoint"
+    path.write_text("dear to me")
+    with pytest.raises(FileExistsError):
+        tiered(cpu, 10, far_path=path)
+    gc.collect()
+    assert path.read_text() == "dear to me"
+
+
+def test_a_file_in_no_folder_is_refused(cpu, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        tiered(cpu, 10, far_path=tmp_path / "none" / "rows")
+
+
+def run_limited(program, *args):
+    """Runs a program in a process of its own, which may limit itself; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_full_disk_leaves_the_store_whole(tmp_path):
+    # The limit on the size of a file stands for the disk: 16 MB have room for two more pieces of
+    # 4 MB for the values, but then not for those of `m`.
+    program = """
+        import os, resource, sys
+        import numpy as np
+        from sok_lite.backend import get_backend
+        from sok_lite.engine.dtypes import row_dtype
+        from sok_lite.engine.row_store import RowStore
+
+        backend = get_backend("cpu")
+        backend.far_chunk_bytes = 1 << 22
+        store = RowStore(backend, 64, row_dtype("float32"), near_rows=64, far_path=sys.argv[1])
+        store.ensure_state("m", 0.5)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 24, 1 << 24))
+        rows = store.allocate(64 + (1 << 14))
+        values = np.random.default_rng(0).random((rows.size, 64), np.float32)
+        store.write(rows, values)
+        before = store.tier_bytes(), os.stat(sys.argv[1]).st_size
+        for make in (lambda: store.allocate(1 << 15), lambda: store.ensure_state("v", 0.0, 200)):
+            try:
+                make()
+            except MemoryError as error:
+                print(str(error).count("bytes"))
+            assert (store.tier_bytes(), os.stat(sys.argv[1]).st_size) == before
+        np.testing.assert_array_equal(store.read(rows), values)
+        assert (store.read(rows, column="m") == 0.5).all()
+        more = store.allocate(1 << 14)
+        assert (store.read(more, column="m") == 0.5).all() and (store.read(more) == 0).all()
+        print("whole")
+    """
+    assert run_limited(program, tmp_path / "rows") == ["2", "2", "whole"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_path):
+    # 400 MB of rows and states; the process may have 200 MB of memory of its own on top of what it
+    # has when it starts. A shared mapping of a file does not count.
+    program = """
+        import resource, sys
+        from types import SimpleNamespace
+        import numpy as np
+        from sok_lite.backend import get_backend
+        from sok_lite.engine.dtypes import row_dtype
+        from sok_lite.engine.row_store import RowStore
+        from sok_lite.engine.update_rules import RULES, apply_rule
+
+        path = sys.argv[1] if len(sys.argv) > 1 else None
+        backend = get_backend("cpu")
+        with open("/proc/self/status") as status:
+            data = next(int(line.split()[1]) for line in status if line.startswith("VmData"))
+        limit = (data << 10) + (200 << 20)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        dim, n, batch = 64, 800_000, 20_000
+        store = RowStore(backend, dim, row_dtype("float32"), near_rows=10_000, far_path=path)
+        table = SimpleNamespace(backend=backend, store=store)
+        rule = RULES["Adagrad"]()
+        initial = rule.states["accumulator"]
+        store.ensure_state("accumulator", initial)
+        for start in range(0, n, batch):
+            rows = store.allocate(batch)
+            grads = np.repeat((1 + rows % 7).astype(np.float32)[:, None], dim, axis=1)
+            apply_rule(table, rule, rows, grads, 0.5, 1)
+        for start in range(0, n, batch):
+            rows = np.arange(start, start + batch, dtype=np.uint32)
+            g = (1 + rows % 7).astype(np.float32)[:, None]
+            values = -np.float32(0.5) * g / np.sqrt(np.float32(initial) + g * g)
+            np.testing.assert_allclose(store.read(rows)[:, :1], values, rtol=1e-3)
+        print(store.tier_bytes().far >> 20 > 200)
+    """
+    assert run_limited(program, tmp_path) == ["True"]
+    with pytest.raises(AssertionError, match="MemoryError: No .* bytes of memory"):
+        run_limited(program)

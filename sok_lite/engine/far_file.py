@@ -1,0 +1,85 @@
+"""A scratch file for rows that do not fit in memory, mapped piece by piece as a table grows.
+
+The file is not a checkpoint: nothing in it can be read back without the table, and it is gone when
+the table is. Its space is taken from the disk when a piece is made, because a disk found full at
+the first write to mapped memory would kill the process.
+"""
+
+import contextlib
+import mmap
+import os
+import tempfile
+import weakref
+
+import numpy as np
+
+
+class FarFile:
+    """Zeroed memory that is backed by a file. Of one process: a forked child shares its rows.
+
+    Args:
+      path: an existing folder, for a file without a name in it, which the system removes even if
+        the process is killed; or the name of a file, which must not exist yet.
+
+    Attributes:
+      path: as given.
+      num_bytes: length of the file.
+
+    Raises:
+      FileExistsError: there is a file of this name: another table's, or what a killed process left.
+      OSError: the file cannot be made.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.num_bytes = 0
+        if os.path.isdir(self.path):
+            self._fd, unnamed = tempfile.mkstemp(prefix="sok_lite_rows_", dir=self.path)
+            os.unlink(unnamed)
+            name = None
+        else:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            try:
+                self._fd = os.open(self.path, flags, 0o600)
+            except FileExistsError as error:
+                raise FileExistsError(
+                    f"far_path {self.path!r} exists. It must be a folder, or a new file that no "
+                    "other table uses. If a killed process left it, remove it."
+                ) from error
+            name = os.path.abspath(self.path)
+        self.close = weakref.finalize(self, _close, self._fd, name, os.getpid())
+
+    def zeros(self, num_bytes: int) -> np.ndarray:
+        """Returns new zeroed memory at the end of the file, (num_bytes,) uint8.
+
+        Raises:
+          MemoryError: the disk, or the limit on the size of a file, has no room; the file is as it
+            was.
+        """
+        length = -(-num_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        try:
+            os.posix_fallocate(self._fd, self.num_bytes, length)
+            memory = mmap.mmap(self._fd, length, mmap.MAP_SHARED, offset=self.num_bytes)
+        except (OSError, OverflowError) as error:
+            self.truncate(self.num_bytes)
+            raise MemoryError(
+                f"No {num_bytes:,} bytes for rows in far_path {self.path!r}, which holds "
+                f"{self.num_bytes:,} bytes: {error}"
+            ) from error
+        # Rows are read in no order: what lies beside them is not worth reading from the disk.
+        memory.madvise(mmap.MADV_RANDOM)
+        self.num_bytes += length
+        return np.frombuffer(memory, np.uint8, num_bytes)
+
+    def truncate(self, num_bytes: int) -> None:
+        """Gives back what lies behind `num_bytes`; nobody may use that memory any more."""
+        os.ftruncate(self._fd, num_bytes)
+        self.num_bytes = num_bytes
+
+
+def _close(fd: int, name: str | None, pid: int) -> None:
+    # A forked child has the descriptor too, but the file is its parent's.
+    os.close(fd)
+    if name is not None and os.getpid() == pid:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)

@@ -1,0 +1,227 @@
+"""Which rows of a store are worth being near: sightings per row, and rows that change places.
+
+Every lookup warms its rows by one, and every so often all rows cool down by half: the heat of a row
+is about how many of the last lookups saw it, the older the less. Then the hottest far rows change
+places with the coldest near ones.
+
+* A far row must be hotter than the near one by more than chance explains. Sightings are about
+  Poisson numbers, so the difference of two equal rows has the standard deviation of the root of
+  their sum. Without this, rows that are all alike would move for ever.
+* The time between two passes is counted in sightings, half as many as there are rows. A pass walks
+  through all rows, so its share of a lookup stays the same however large the table is.
+
+Nothing here knows an index: `rebalance` says which keys have which rows now.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.engine.row_store import RowStore
+
+_NOT_HELD = 255  # the heat of a row that nobody holds; SOK_NOT_HELD in kernels/rows.cu
+# Between two passes. In a table that is small beside a batch a key is seen once a lookup, whatever
+# its share: a few lookups must pass before the hot can differ from the cold.
+_MIN_LOOKUPS = 8
+_LOOKED_UP_PER_ROW = 0.5
+# In standard deviations. For 1M rows of which 10 % are near, Zipf(1.05), 65,536 keys a lookup:
+# 1.0 moves 2 % of the rows looked up when all keys are alike, 1.5 moves 0.4 % and 2.0 hardly any,
+# at 0.993, 0.991 and 0.974 of the best share of lookups served near.
+_MARGIN = 1.5
+# The least heat that exceeds 0 by the margin: colder far rows need not be looked at.
+_LEAST_HEAT = 4
+_SCAN = 1 << 22  # rows whose positions are listed at a time
+
+
+class Moved(NamedTuple):
+    """Keys whose row numbers have changed.
+
+    Attributes:
+      keys: (m,) int64, distinct.
+      rows: (m,) uint32, where each now is.
+    """
+
+    keys: Array
+    rows: Array
+
+
+class RowTiers:
+    """The heat of every row of a store of two tiers, and the key that holds it.
+
+    The table must hold its lock around every method.
+
+    Attributes:
+      num_moved: rows that have moved so far.
+      num_passes: calls of `rebalance` that looked at all rows.
+    """
+
+    def __init__(self, store: RowStore) -> None:
+        self._store = store
+        self._backend: Backend = store.backend
+        self.num_moved = self.num_passes = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all rows, after the store did."""
+        xp = self._backend.xp
+        self._heat = xp.empty(0, np.uint8)
+        self._keys = xp.empty(0, np.int64)
+        self._begin_period()
+
+    def _begin_period(self) -> None:
+        self._lookups = self._looked_up = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the heat and the keys: 9 bytes a row."""
+        return int(self._heat.nbytes + self._keys.nbytes)
+
+    # ---------------------------------------------------------------- what the table says
+
+    def reserve(self, num_rows: int) -> None:
+        """Makes room for rows below `num_rows`, so that `assigned` cannot run out of memory.
+
+        Raises:
+          MemoryError: nothing has changed.
+        """
+        if self._store.near_rows is None or num_rows <= self._heat.size:
+            return
+        xp = self._backend.xp
+        size = max(num_rows, self._heat.size + self._heat.size // 2)
+        heat = xp.full(size, _NOT_HELD, np.uint8)
+        keys = xp.zeros(size, np.int64)
+        heat[: self._heat.size] = self._heat
+        keys[: self._keys.size] = self._keys
+        self._heat, self._keys = heat, keys
+
+    def assigned(self, rows: Array, keys: Array) -> None:
+        """Says that rows belong to keys from now on.
+
+        Args:
+          rows: (n,) uint32, distinct and none absent.
+          keys: (n,) int64.
+
+        Raises:
+          MemoryError: nothing has changed.
+        """
+        if self._store.near_rows is None:
+            return
+        self.reserve(self._store.num_rows)
+        self._heat[rows] = 0
+        self._keys[rows] = keys
+
+    def touched(self, rows: Array) -> None:
+        """Says that a lookup saw rows.
+
+        Args:
+          rows: (n,) uint32, held and distinct; absent ones are skipped. Of a row that comes twice,
+            one or both are counted.
+        """
+        if self._store.num_far_rows:
+            self.reserve(self._store.num_rows)
+            self._backend.launch("rows_warm", rows.size, self._heat, rows, rows.size)
+            self._lookups += 1
+            self._looked_up += int(rows.size)
+
+    def released(self, rows: Array) -> None:
+        """Says that nobody holds rows (n,) any more, none absent."""
+        if self._store.near_rows is not None:
+            self._heat[rows] = _NOT_HELD
+
+    # ---------------------------------------------------------------- what the table asks
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough was looked up since the last pass that another one is worth its time."""
+        return (
+            self._lookups >= _MIN_LOOKUPS
+            and self._looked_up >= _LOOKED_UP_PER_ROW * self._store.num_rows
+        )
+
+    def rebalance(self) -> Moved | None:
+        """Moves hot rows near and cold ones far, and cools all. Near rows must not be in use.
+
+        Returns:
+          The keys that have moved, whose row numbers the table must change and whose generation it
+          must bump; None if there are none.
+
+        Raises:
+          MemoryError: nothing has moved.
+        """
+        self.num_passes += 1
+        self._begin_period()
+        moved = self._promote() if self._store.num_far_rows and self._store.near_rows else None
+        num_rows = min(self._store.num_rows, self._heat.size)
+        self._backend.launch("rows_cool", num_rows, self._heat, num_rows)
+        return moved
+
+    # ---------------------------------------------------------------- inside
+
+    def _promote(self) -> Moved | None:
+        store, xp = self._store, self._backend.xp
+        num_near = store.near_rows
+        assert num_near is not None
+        # As uint8 a row that is not held wraps round to 255: it is the last to be moved anywhere.
+        coldness = np.uint8(_NOT_HELD - 1) - self._heat[num_near : store.num_rows]
+        hot = coldness <= np.uint8(_NOT_HELD - 1 - _LEAST_HEAT)
+        count = min(int(xp.count_nonzero(hot)), num_near)
+        if count == 0:
+            return None
+        far = (lowest(xp, coldness, count) + num_near).astype(np.uint32)
+        free = store.free_near(count)
+        num_free = int(free.size)
+        near = lowest(xp, self._heat[:num_near], count - num_free).astype(np.uint32)
+        # A free near row is a gain without a loss; the place of another one must be worth it.
+        pays = self._exceeds(self._heat[far[num_free:]], self._heat[near])
+        near = xp.concatenate([free, near[pays]])
+        far, freed = xp.concatenate([far[:num_free], far[num_free:][pays]]), far[:num_free]
+        if far.size == 0:
+            return None
+        moved = Moved(
+            xp.concatenate([self._keys[far], self._keys[near[num_free:]]]),
+            xp.concatenate([near, far[num_free:]]),
+        )
+        store.exchange_free(free, freed)
+        store.swap(near, far)
+        for held in (self._heat, self._keys):
+            held[near], held[far] = held[far], held[near]
+        self.num_moved += int(moved.rows.size)
+        return moved
+
+    @staticmethod
+    def _exceeds(far_heat: Array, near_heat: Array) -> Array:
+        """Returns where far rows are hotter than near ones by the margin; never where not held."""
+        far_heat, near_heat = far_heat.astype(np.int32), near_heat.astype(np.int32)
+        more = far_heat - near_heat
+        return (more > 0) & (more * more > _MARGIN**2 * (far_heat + near_heat + 1))
+
+
+def lowest(xp: Any, values: Array, count: int) -> Array:
+    """Returns where the `count` lowest of `values` (n,) uint8 are, ascending, ties in order.
+
+    It sorts no more than what it returns.
+
+    Returns:
+      (min(count, n),) int64.
+    """
+    count = min(count, int(values.size))
+    if count == 0:
+        return xp.empty(0, np.int64)
+    low, high = 0, 255  # the least value that `count` of them do not exceed is in between
+    while low < high:
+        middle = (low + high) // 2
+        if int(xp.count_nonzero(values <= np.uint8(middle))) >= count:
+            high = middle
+        else:
+            low = middle + 1
+    parts = [xp.flatnonzero(values < np.uint8(low))]
+    count -= int(parts[0].size)
+    for first in range(0, int(values.size), _SCAN):
+        if count == 0:
+            break
+        equal = xp.flatnonzero(values[first : first + _SCAN] == np.uint8(low))[:count] + first
+        parts.append(equal)
+        count -= int(equal.size)
+    at = xp.concatenate(parts)
+    return at[xp.argsort(values[at], kind="stable")]

@@ -1,0 +1,351 @@
+"""Two tiers of rows: what a key holds follows it through every move, and the hot rows are near."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sok_lite.backend import cuda_unavailable, get_backend
+from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.row_store import ABSENT, RowStore
+from sok_lite.engine.row_tiers import RowTiers, lowest
+from tests.conftest import LONG
+
+STATES = {"m": (0.25, None), "v": (0.0, 1)}  # initial value, dim
+
+
+class DictTable:
+    """A table whose index is a dict: what a key holds is known beside it, column by column."""
+
+    def __init__(self, backend, near_rows, dim=3, dtype="float32", far_path=None):
+        self.backend = backend
+        self.store = RowStore(
+            backend, dim, row_dtype(dtype), near_rows=near_rows, far_path=far_path
+        )
+        self.tiers = RowTiers(self.store)
+        self.row_of = {}
+        self.contents = {"value": {}}
+        self.numbers = itertools.count(1)
+
+    def columns(self):
+        return ["value", *self.store.state_names]
+
+    def array(self, numbers, dtype):
+        return self.backend.from_host(np.array(numbers, dtype))
+
+    def rows(self, keys):
+        return self.array([self.row_of.get(key, ABSENT) for key in keys], np.uint32)
+
+    def write(self, keys, columns=None):
+        """Writes a number of its own into every row of some columns."""
+        for name in columns or self.columns():
+            column = self.store.column(name)
+            rows = self.rows(keys)
+            content = [next(self.numbers) % 2048 for _ in keys]
+            values = np.repeat(np.array(content, column.dtype)[:, None], column.dim, axis=1)
+            self.store.write(rows, self.backend.from_host(values), column=name)
+            self.contents[name].update(zip(keys, content, strict=True))
+
+    def insert(self, keys):
+        rows = self.store.allocate(len(keys))
+        self.tiers.assigned(rows, self.array(keys, np.int64))
+        self.row_of.update(zip(keys, self.backend.to_host(rows).tolist(), strict=True))
+        self.write(keys, ["value"])
+        for name in self.store.state_names:
+            self.contents[name].update(dict.fromkeys(keys, self.store.column(name).initial))
+
+    def erase(self, keys):
+        rows = self.rows(keys)
+        self.tiers.released(rows)
+        self.store.release(rows)
+        for key in keys:
+            del self.row_of[key]
+            for content in self.contents.values():
+                del content[key]
+
+    def ensure_state(self, name):
+        initial, dim = STATES[name]
+        self.store.ensure_state(name, initial, dim)
+        self.contents.setdefault(name, dict.fromkeys(self.row_of, initial))
+
+    def rebalance(self):
+        moved = self.tiers.rebalance()
+        if moved is None:
+            return {}
+        keys = self.backend.to_host(moved.keys).tolist()
+        rows = self.backend.to_host(moved.rows).tolist()
+        assert len(set(keys)) == len(keys) and set(keys) <= set(self.row_of)
+        assert all(self.row_of[key] != row for key, row in zip(keys, rows, strict=True))
+        self.row_of.update(zip(keys, rows, strict=True))
+        return dict(zip(keys, rows, strict=True))
+
+    def check(self):
+        assert len(set(self.row_of.values())) == len(self.row_of)
+        keys = list(self.row_of)
+        for name, contents in self.contents.items():
+            column = self.store.column(name)
+            read = self.backend.to_host(self.store.read(self.rows(keys), column=name))
+            expected = np.array([contents[key] for key in keys], column.dtype)[:, None]
+            np.testing.assert_array_equal(read, np.repeat(expected, column.dim, axis=1))
+
+    def near_keys(self):
+        return {key for key, row in self.row_of.items() if row < self.store.near_rows}
+
+
+def lookup(table, keys, times=1):
+    for _ in range(times):
+        table.tiers.touched(table.rows(keys))
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000, 100_000])
+def test_the_lowest_are_found_in_order(backend, n):
+    values = np.random.default_rng(n).integers(0, 7, n).astype(np.uint8)
+    values[n // 2 :] = 255
+    for count in (0, 1, n // 3, n, n + 5):
+        expected = np.argsort(values, kind="stable")[:count]
+        found = lowest(backend.xp, backend.from_host(values), count)
+        np.testing.assert_array_equal(backend.to_host(found), expected)
+
+
+def test_the_lowest_are_found_across_pieces(backend, monkeypatch):
+    monkeypatch.setattr("sok_lite.engine.row_tiers._SCAN", 7)
+    test_the_lowest_are_found_in_order(backend, 1000)
+
+
+@pytest.mark.parametrize("near_rows", [1, 2, 31, 33, 300])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_contents_follow_their_key_through_random_rebalances(backend, near_rows, dtype):
+    rng = np.random.default_rng(near_rows)
+    table = DictTable(backend, near_rows, dtype=dtype)
+    moves = 0
+    for step in range(25):
+        table.insert(range(1000 * step, 1000 * step + int(rng.integers(0, 120))))
+        if step in (3, 5):
+            table.ensure_state("mv"[step // 5])
+        keys = list(table.row_of)
+        for _ in range(3):
+            lookup(table, rng.permutation(keys)[: len(keys) // 4].tolist(), 2)
+        table.write(rng.permutation(keys)[:20].tolist())
+        table.erase(rng.permutation(keys)[: int(rng.integers(0, 50))].tolist())
+        moves += len(table.rebalance())
+        table.check()
+    assert moves > 10
+    assert moves == table.tiers.num_moved
+
+
+def test_the_hot_rows_become_the_near_ones_and_follow_a_change(backend):
+    table = DictTable(backend, 32)
+    table.insert(range(1000))
+    for hot in (range(900, 932), range(400, 432)):
+        for _ in range(5):
+            lookup(table, hot, 8)
+            lookup(table, range(1000))
+            table.rebalance()
+        assert table.near_keys() == set(hot)
+    table.check()
+
+
+def test_a_row_moves_only_where_chance_does_not_explain_it(backend):
+    # (far - near)^2 > 2.25 (far + near + 1): 4 against 0 and 7 against 2, not 3 or 6.
+    for near, far, moves in [(0, 3, 0), (0, 4, 1), (2, 6, 0), (2, 7, 1), (9, 5, 0)]:
+        table = DictTable(backend, 1)
+        table.insert([5, 6])
+        assert table.near_keys() == {5}
+        lookup(table, [5], near)
+        lookup(table, [6], far)
+        assert len(table.rebalance()) == 2 * moves
+        assert table.near_keys() == {6 if moves else 5}
+
+
+def test_rows_that_are_alike_do_not_move_for_ever(backend):
+    rng = np.random.default_rng(1)
+    table = DictTable(backend, 512)
+    table.insert(range(5000))
+    lookups = 0
+    for _ in range(40):
+        while not table.tiers.is_due:
+            keys = np.unique(rng.integers(0, 5000, 320))
+            lookup(table, keys.tolist())
+            lookups += keys.size
+        table.rebalance()
+    assert table.tiers.num_moved < 0.02 * lookups
+
+
+def test_heat_is_bounded_and_cools(backend):
+    table = DictTable(backend, 1)
+    table.insert([1, 2])
+    lookup(table, [1], 300)
+    for _ in range(7):
+        assert not table.rebalance()
+    lookup(table, [2], 12)  # against 254 / 2^7 = 1
+    assert table.rebalance() == {1: 1, 2: 0}
+
+
+def test_hot_rows_take_near_rows_that_were_freed(backend):
+    table = DictTable(backend, 4)
+    table.ensure_state("m")
+    table.insert(range(8))
+    table.write(range(8))
+    lookup(table, [0, 1], 200)
+    lookup(table, [6, 7], 50)
+    table.erase([2, 3])
+    moved = table.rebalance()
+    assert set(moved) == {6, 7} and set(moved.values()) == {2, 3}
+    table.check()
+    # Their old rows are free now, with fresh states.
+    old = backend.to_host(table.store.allocate(2))
+    assert set(old.tolist()) == {6, 7}
+    state = table.store.read(backend.from_host(old), column="m")
+    assert (backend.to_host(state) == 0.25).all()
+
+
+def test_a_row_that_nobody_holds_is_not_moved(backend):
+    table = DictTable(backend, 2)
+    table.insert(range(6))
+    lookup(table, [4, 5], 100)
+    table.erase([0, 1, 4])
+    # Key 5 goes near, into one of two free rows; the other stays free, and so does that of key 4.
+    assert set(table.rebalance()) == {5}
+    table.check()
+    assert set(backend.to_host(table.store.allocate(3)).tolist()) <= {0, 1, 4, 5}
+
+
+def test_a_table_that_fits_near_pays_nothing(backend):
+    table = DictTable(backend, 5000)
+    table.insert(range(1000))
+    lookup(table, range(1000), 100)
+    assert not table.tiers.is_due
+    assert table.rebalance() == {}
+    assert table.store.num_far_rows == 0
+
+
+def test_a_store_without_tiers_has_no_heat(backend):
+    table = DictTable(backend, None)
+    table.insert(range(100))
+    lookup(table, range(100), 20)
+    table.tiers.released(table.rows([1]))
+    assert not table.tiers.is_due
+    assert table.rebalance() == {}
+    assert table.tiers.num_bytes == 0
+
+
+def test_with_no_near_rows_nothing_moves(backend):
+    table = DictTable(backend, 0)
+    table.insert(range(50))
+    lookup(table, range(25), 30)
+    assert table.rebalance() == {}
+    table.check()
+
+
+def test_a_pass_is_due_after_half_a_sighting_per_row_and_eight_lookups(backend):
+    table = DictTable(backend, 32)
+    table.insert(range(100))
+    lookup(table, [1], 49)
+    assert not table.tiers.is_due
+    lookup(table, [1])
+    assert table.tiers.is_due
+    table.rebalance()
+    lookup(table, range(100), 7)
+    assert not table.tiers.is_due
+    lookup(table, [])
+    assert table.tiers.is_due
+
+
+def test_absent_rows_are_skipped(backend):
+    table = DictTable(backend, 1)
+    table.insert([1, 2])
+    lookup(table, [7, 2, 8], 20)
+    assert table.rebalance() == {1: 1, 2: 0}
+
+
+def test_a_cleared_table_begins_again(backend):
+    table = DictTable(backend, 2)
+    table.insert(range(6))
+    lookup(table, [5], 100)
+    table.store.clear()
+    table.tiers.clear()
+    table.row_of, table.contents = {}, {"value": {}}
+    table.insert(range(10, 16))
+    assert table.rebalance() == {}
+    lookup(table, [15], 100)
+    assert set(table.rebalance()) == {15, 10}
+    table.check()
+
+
+def test_no_memory_for_a_pass_moves_nothing(backend, monkeypatch):
+    table = DictTable(backend, 4)
+    table.insert(range(20))
+    table.erase([0])
+    lookup(table, [18, 19], 100)
+
+    def no_memory(*_, **__):
+        raise MemoryError("no more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sok_lite.engine.row_tiers.lowest", no_memory)
+        with pytest.raises(MemoryError):
+            table.rebalance()
+    table.check()
+    lookup(table, [18, 19], 100)
+    assert {18, 19} <= set(table.rebalance())
+    table.check()
+
+
+KEYS = st.lists(st.integers(-60, 60), max_size=40, unique=True)
+
+
+class TierMachine(RuleBasedStateMachine):
+    """What keys hold does not change, whatever happens to the tiers."""
+
+    backend_name = "cpu"
+
+    @initialize(near_rows=st.sampled_from([0, 1, 2, 5, 20, 64, 200]))
+    def begin(self, near_rows):
+        self.table = DictTable(get_backend(self.backend_name), near_rows)
+
+    @rule(keys=KEYS)
+    def insert(self, keys):
+        self.table.insert([key for key in keys if key not in self.table.row_of])
+
+    @rule(keys=KEYS, times=st.sampled_from([1, 3, 10, 300]))
+    def look_up(self, keys, times):
+        lookup(self.table, keys, times)
+
+    @rule(keys=KEYS)
+    def erase(self, keys):
+        self.table.erase([key for key in keys if key in self.table.row_of])
+
+    @rule(keys=KEYS)
+    def write(self, keys):
+        self.table.write([key for key in keys if key in self.table.row_of])
+
+    @rule(name=st.sampled_from(list(STATES)))
+    def ensure_state(self, name):
+        self.table.ensure_state(name)
+
+    @precondition(lambda self: self.table.store.num_far_rows)
+    @rule()
+    def rebalance(self):
+        self.table.rebalance()
+
+    @invariant()
+    def contents_are_those_written(self):
+        if hasattr(self, "table"):
+            self.table.check()
+
+
+class CudaTierMachine(TierMachine):
+    backend_name = "cuda"
+
+
+TestTierMachine = TierMachine.TestCase
+TestTierMachine.settings = settings(
+    max_examples=1000 if LONG else 60, stateful_step_count=40, deadline=None
+)
+TestCudaTierMachine = pytest.mark.skipif(
+    cuda_unavailable() is not None, reason=f"no cuda backend: {cuda_unavailable()}"
+)(CudaTierMachine.TestCase)
+TestCudaTierMachine.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
