@@ -109,6 +109,8 @@ SOK_DEVICE void sok_prefetch(const void*) {}
 SOK_DEVICE i64 sok_load(const i64* p) { return *(const volatile i64*)p; }
 SOK_DEVICE i32 sok_load(const i32* p) { return *(const volatile i32*)p; }
 SOK_DEVICE void sok_store(i32* p, i32 v) { *(volatile i32*)p = v; }
+SOK_DEVICE u8 sok_load(const u8* p) { return *(const volatile u8*)p; }
+SOK_DEVICE void sok_store(u8* p, u8 v) { *(volatile u8*)p = v; }
 SOK_DEVICE u32 sok_load(const u32* p) { return *(const volatile u32*)p; }
 SOK_DEVICE u64 sok_load(const u64* p) { return *(const volatile u64*)p; }
 SOK_DEVICE void sok_store(u32* p, u32 v) { *(volatile u32*)p = v; }
@@ -164,7 +166,8 @@ SOK_DEVICE f16 to_f16(f32 x) {
 
 #include <utility>
 
-#define SOK_DEVICE static inline
+// Always: g++ drops calls of a function that does nothing but prefetch.
+#define SOK_DEVICE static inline __attribute__((always_inline))
 #define SOK_KERNEL(name) static void name
 #define SOK_ROW_KERNEL(name) static void name
 #define SOK_TILE_KERNEL(name) static void name
@@ -226,6 +229,8 @@ SOK_DEVICE void sok_prefetch(const void* p) { __builtin_prefetch(p); }
 SOK_DEVICE i64 sok_load(const i64* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 SOK_DEVICE i32 sok_load(const i32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 SOK_DEVICE void sok_store(i32* p, i32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+SOK_DEVICE u8 sok_load(const u8* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+SOK_DEVICE void sok_store(u8* p, u8 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 SOK_DEVICE u32 sok_load(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 SOK_DEVICE u64 sok_load(const u64* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 SOK_DEVICE void sok_store(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }

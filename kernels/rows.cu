@@ -86,7 +86,8 @@ SOK_EXPORT(rows_fill)
 // The heat of a row that nobody holds; engine/row_tiers.py.
 #define SOK_NOT_HELD 255
 
-// Adds 1 to the heat of distinct rows, up to SOK_NOT_HELD - 1; an absent row is skipped.
+// Adds 1 to the heat of rows, up to SOK_NOT_HELD - 1; an absent row is skipped. Of a row that comes
+// twice, one or both are counted.
 //
 // heat  (num_rows,)
 // rows  (n,)
@@ -94,8 +95,11 @@ SOK_KERNEL(rows_warm)(u8* heat, const u32* rows, i64 n) {
   SOK_FOR_EACH_BLOCK(first, count, n) {
     for (i64 i = first; i < first + count; ++i)
       if (rows[i] != SOK_ABSENT) sok_prefetch(heat + rows[i]);
-    for (i64 i = first; i < first + count; ++i)
-      if (rows[i] != SOK_ABSENT && heat[rows[i]] < SOK_NOT_HELD - 1) ++heat[rows[i]];
+    for (i64 i = first; i < first + count; ++i) {
+      if (rows[i] == SOK_ABSENT) continue;
+      u8 old = sok_load(heat + rows[i]);
+      if (old < SOK_NOT_HELD - 1) sok_store(heat + rows[i], (u8)(old + 1));
+    }
   }
 }
 SOK_EXPORT(rows_warm)

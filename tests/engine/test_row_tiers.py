@@ -13,6 +13,7 @@ from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.row_store import ABSENT, RowStore
 from sok_lite.engine.row_tiers import RowTiers, lowest
 from tests.conftest import LONG
+from tests.engine.helpers import new_table
 
 STATES = {"m": (0.25, None), "v": (0.0, 1)}  # initial value, dim
 
@@ -349,3 +350,101 @@ TestCudaTierMachine = pytest.mark.skipif(
     cuda_unavailable() is not None, reason=f"no cuda backend: {cuda_unavailable()}"
 )(CudaTierMachine.TestCase)
 TestCudaTierMachine.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+
+
+# ---------------------------------------------------------------- the table that uses them
+
+
+def hybrid(backend, near_rows, dim=8, **options):
+    return new_table(
+        backend,
+        dim,
+        var_type="hybrid",
+        max_hbm_for_vectors=near_rows * dim * 4 / 2**30,
+        **{"init_capacity": 64, "max_capacity": 4096, **options},
+    )
+
+
+@pytest.mark.parametrize("near_rows", [0, 5, 64, 5000])
+@pytest.mark.parametrize("strategy", ["kLru", "kLfu"])
+def test_a_hybrid_table_trains_the_same_with_rows_that_move(backend, near_rows, strategy):
+    rng = np.random.default_rng(near_rows)
+    table = hybrid(backend, near_rows, evict_strategy=strategy)
+    expected = {}
+    for step in range(60):
+        keys = np.minimum(rng.zipf(1.3, 400), 1500) * (7 if step < 30 else 11)
+        values = backend.to_host(table.lookup(keys).values)
+        for key in keys.tolist():
+            expected.setdefault(key, key % 1000)
+        np.testing.assert_array_equal(values[:, 0], [expected[key] for key in keys.tolist()])
+        distinct = np.unique(keys)
+        table.accumulate(distinct, np.ones((distinct.size, 8), np.float32))
+        for key in distinct.tolist():
+            expected[key] += 1
+        if step % 10 == 9:
+            gone = rng.permutation(list(expected))[:20]
+            table.erase(gone)
+            for key in gone.tolist():
+                del expected[key]
+    keys, values = (backend.to_host(array) for array in table.export())
+    assert keys.tolist() == sorted(expected)
+    np.testing.assert_array_equal(values[:, 0], [expected[key] for key in keys.tolist()])
+    assert (table.tiers.num_moved > 0) == (near_rows in (5, 64))
+
+
+def test_keys_take_over_the_heat_of_nobody_when_others_are_evicted(backend):
+    table = hybrid(backend, 64, init_capacity=256, max_capacity=256, on_refused="ignore")
+    rng = np.random.default_rng(3)
+    for step in range(80):
+        hot = np.arange(40) + 1000 * (step // 40)
+        keys = np.unique(np.concatenate([hot, rng.integers(10_000, 10**6, 40)]))
+        lookup = table.lookup(keys)
+        held = backend.to_host(lookup.rows) != ABSENT
+        values = backend.to_host(lookup.values)[:, 0]
+        np.testing.assert_array_equal(values[held], keys[held] % 1000)
+        if step % 40 == 39:
+            assert (backend.to_host(table.find(hot)) < table.store.near_rows).mean() > 0.9
+    assert table.statistics().evicted > 1000
+
+
+def test_moved_rows_change_the_generation(backend):
+    table = hybrid(backend, 32)
+    table.lookup(np.arange(1000))
+    before = table.generation
+    for _ in range(30):
+        for _ in range(4):
+            table.lookup(np.arange(900, 932))
+        table.lookup(np.arange(500))
+    assert table.generation > before
+    assert (backend.to_host(table.find(np.arange(900, 932))) < table.store.near_rows).all()
+
+
+def test_a_hybrid_table_tells_its_memory_by_tier(backend):
+    table = hybrid(backend, 64)
+    table.lookup(np.arange(100))
+    statistics = table.statistics()
+    assert (statistics.near_bytes, statistics.far_bytes) == (64 * 32, 36 * 32)
+    table.clear()
+    table.lookup(np.arange(10))
+    statistics = table.statistics()
+    assert (statistics.near_bytes, statistics.far_bytes) == (10 * 32, 0)
+
+
+def test_a_table_that_cannot_outgrow_its_near_part_has_no_tiers(backend):
+    table = hybrid(backend, 5000)
+    table.lookup(np.arange(1000))
+    assert table.store.near_rows is None
+    assert table.tiers.num_bytes == 0
+
+
+def test_a_hybrid_table_keeps_far_rows_in_a_file(tmp_path):
+    cpu = get_backend("cpu")
+    path = tmp_path / "rows"
+    table = hybrid(cpu, 64, far_path=str(path))
+    keys = np.arange(1000)
+    np.testing.assert_array_equal(table.lookup(keys).values[:, 0], keys)
+    assert path.stat().st_size >= (1000 - 64) * 32
+    for _ in range(20):
+        table.lookup(keys[-50:])
+    assert table.tiers.num_moved >= 100
+    np.testing.assert_array_equal(table.lookup(keys).values[:, 0], keys)

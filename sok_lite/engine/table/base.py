@@ -200,6 +200,7 @@ class EmbeddingTable(ABC):
         """Returns counters and sizes. It walks through the whole index for the probe lengths."""
         with self.lock:
             probes = self.index.probe_lengths()
+            tiers = self.store.tier_bytes()
             return Statistics(
                 size=self.size,
                 capacity=self.capacity,
@@ -209,8 +210,8 @@ class EmbeddingTable(ABC):
                 mean_probe=probes.mean,
                 longest_probe=probes.longest,
                 index_bytes=self.index_bytes,
-                near_bytes=self.store.used_bytes,
-                far_bytes=0,
+                near_bytes=tiers.near_used,
+                far_bytes=tiers.far_used,
             )
 
     # ---------------------------------------------------------------- lookups

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.row_tiers import RowTiers
 from sok_lite.engine.table.admission import SightingCounter, drawn
 from sok_lite.engine.table.base import EmbeddingTable, GivesFirstRows
 from sok_lite.engine.table.hkv_index import HkvIndex, Placed
@@ -44,6 +46,10 @@ class HkvTable(EmbeddingTable):
     Args:
       backend, dim, initializer, key_type, dtype, name, seed: as of DetTable.
       options: the fields of HkvOptions.
+
+    Attributes:
+      tiers: which rows are hot. A lookup that may insert warms its rows and, every so often,
+        moves hot rows near first: then `generation` changes.
     """
 
     var_type = "hybrid"
@@ -69,7 +75,9 @@ class HkvTable(EmbeddingTable):
             dtype=dtype,
             name=name,
             seed=seed,
+            store=self._tiers_of_store(dim, dtype),
         )
+        self.tiers = RowTiers(self.store)
         self.index: HkvIndex = HkvIndex(
             backend,
             self.key_dtype,
@@ -131,8 +139,29 @@ class HkvTable(EmbeddingTable):
     def clear(self) -> None:
         with self.lock:
             super().clear()
+            self.tiers.clear()
             if self.sightings is not None:
                 self.sightings.clear()
+
+    # ---------------------------------------------------------------- tiers
+
+    def _tiers_of_store(self, dim: int, dtype: str) -> dict[str, Any]:
+        """The arguments of RowStore that split it."""
+        row_bytes = dim * row_dtype(dtype).storage.itemsize
+        near_rows = self.options.max_hbm_for_vectors * 2**30 / max(1, row_bytes)
+        if near_rows >= self.options.max_capacity + 2:
+            return {}
+        return {"near_rows": int(near_rows), "far_path": self.options.far_path}
+
+    def _rebalance(self) -> None:
+        moved = self.tiers.rebalance()
+        if moved is not None:
+            self.index.update(moved.keys, rows=moved.rows)
+            self.generation += 1
+
+    def _release(self, rows: Array) -> None:
+        self.tiers.released(rows)
+        super()._release(rows)
 
     # ---------------------------------------------------------------- what the index decides
 
@@ -142,8 +171,13 @@ class HkvTable(EmbeddingTable):
     def _find_or_insert(
         self, keys: Array, unique_keys: bool, scores: Any, filter_ratio: float
     ) -> tuple[Array, int]:
+        if self.tiers.is_due:
+            # Before any row number of this lookup is known.
+            self._rebalance()
         if not self.index.has_scores or unique_keys:
-            return super()._find_or_insert(keys, unique_keys, scores, filter_ratio)
+            found = super()._find_or_insert(keys, unique_keys, scores, filter_ratio)
+            self.tiers.touched(found[0])
+            return found
         # A repeated key counts once, and two threads must not write one score.
         distinct, inverse = unique(self.backend, keys)
         if scores is not None:
@@ -152,6 +186,7 @@ class HkvTable(EmbeddingTable):
             scores = self.backend.xp.empty(distinct.size, np.uint64)
             scores[inverse] = given
         rows, num_absent = super()._find_or_insert(distinct, True, scores, filter_ratio)
+        self.tiers.touched(rows)
         rows = rows[inverse]
         if num_absent:
             num_absent = int((rows == np.uint32(ABSENT)).sum())
@@ -163,6 +198,7 @@ class HkvTable(EmbeddingTable):
         # Whatever may fail for lack of memory comes before the first change.
         self.index.make_room(n)
         self.store.reserve(min(n, self.index.room))
+        self.tiers.reserve(self.store.num_rows + n)
         rows = xp.full(n, ABSENT, np.uint32)
         at = xp.arange(n)
         while True:
@@ -207,6 +243,8 @@ class HkvTable(EmbeddingTable):
             rows = rows.copy()
             rows[xp.flatnonzero(is_new)] = self.store.allocate(num_new)
         self.index.set_rows(placed, rows)
+        held = xp.flatnonzero(placed.slots >= 0)
+        self.tiers.assigned(rows[held], keys[held])
         return rows
 
     def _refuse(self, count: int, num_new: int) -> None:
