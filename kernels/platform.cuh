@@ -66,6 +66,9 @@ SOK_DEVICE i64 sok_num_threads() { return (i64)gridDim.x * blockDim.x; }
   for (i64 c = threadIdx.x % SOK_ROW_LANES; c < (dim); c += SOK_ROW_LANES)
 #define SOK_FOR_EACH_TILE(i, n) \
   for (i64 i = sok_thread() / SOK_TILE; i < (n); i += sok_num_threads() / SOK_TILE)
+#define SOK_FOR_EACH_TILE_BLOCK(first, count, n)                    \
+  for (i64 first = sok_thread() / SOK_TILE, count = 1; first < (n); \
+       first += sok_num_threads() / SOK_TILE)
 
 // A tile is SOK_TILE neighbouring lanes of a warp. All of them walk through a kernel on one path,
 // since what they decide by is voted; one of them, the leader, writes.
@@ -204,6 +207,7 @@ SOK_DEVICE i64 sok_slice_end(i64 n) { return n * (sok_worker + 1) / sok_num_work
 #define SOK_FOR_EACH_ROW(r, n) SOK_FOR_EACH(r, n)
 #define SOK_FOR_EACH_COLUMN(c, dim) for (i64 c = 0; c < (dim); ++c)
 #define SOK_FOR_EACH_TILE(i, n) SOK_FOR_EACH(i, n)
+#define SOK_FOR_EACH_TILE_BLOCK(first, count, n) SOK_FOR_EACH_BLOCK(first, count, n)
 
 SOK_DEVICE bool sok_is_leader() { return true; }
 template <class T>

@@ -34,7 +34,14 @@ struct HkvTable {
   Slot* slots;
   u64* scores;
   i64 capacity, bucket, empty_key, reclaim_key;
+  u64 bucket_mask;  // number of buckets - 1
 };
+
+SOK_DEVICE HkvTable hkv_table(const i64* slots, const u64* scores, i64 capacity, i64 bucket,
+                              i64 empty_key, i64 reclaim_key) {
+  u64 mask = (u64)capacity / (u64)bucket - 1;
+  return HkvTable{(Slot*)slots, (u64*)scores, capacity, bucket, empty_key, reclaim_key, mask};
+}
 
 // The first slots of a key's two buckets, and where in a bucket its first line begins.
 struct HkvPlace {
@@ -43,10 +50,9 @@ struct HkvPlace {
 
 SOK_DEVICE HkvPlace hkv_place_of(const HkvTable& table, i64 key) {
   u64 h = sok_hash(key);
-  u64 mask = (u64)(table.capacity / table.bucket - 1);
   HkvPlace place;
-  place.first = (i64)((h & 0xFFFFFFFFull) & mask) * table.bucket;
-  place.second = (i64)((h >> 32) & mask) * table.bucket;
+  place.first = (i64)((h & 0xFFFFFFFFull) & table.bucket_mask) * table.bucket;
+  place.second = (i64)((h >> 32) & table.bucket_mask) * table.bucket;
   place.line = (i64)((h >> 24) & (u64)(table.bucket - 1)) & ~(i64)(SOK_LINE - 1);
   return place;
 }
@@ -66,7 +72,7 @@ SOK_DEVICE i64 hkv_search_line(const HkvTable& table, i64 first, i64 key) {
   return found ? first + sok_lowest_bit(found) : -1;
 }
 
-// The slot of a key in the lines of a bucket, from the `skipped`-th on, or -1.
+// The slot of a key in the lines of a bucket from the `skipped`-th on, or -1.
 SOK_DEVICE i64 hkv_search_bucket(const HkvTable& table, i64 bucket, i64 line, i64 skipped,
                                  i64 key) {
   for (i64 s = skipped * SOK_LINE; s < table.bucket; s += SOK_LINE) {
@@ -76,22 +82,47 @@ SOK_DEVICE i64 hkv_search_bucket(const HkvTable& table, i64 bucket, i64 line, i6
   return -1;
 }
 
-// The slot of a key, or -1.
-SOK_DEVICE i64 hkv_probe(const HkvTable& table, i64 key) {
+// A search has two steps. The first reads the line where a key most likely is.
+SOK_DEVICE i64 hkv_probe_first(const HkvTable& table, i64 key) {
   if (hkv_is_reserved(table, key)) {
     i64 side = hkv_side_slot(table, key);
     return table.slots[side].row == SOK_ABSENT ? -1 : side;
   }
   HkvPlace place = hkv_place_of(table, key);
-  i64 slot = hkv_search_bucket(table, place.first, place.line, 0, key);
+  return hkv_search_line(table, place.first + place.line, key);
+}
+
+// The second reads all other lines of both buckets.
+SOK_DEVICE i64 hkv_probe_rest(const HkvTable& table, i64 key) {
+  if (hkv_is_reserved(table, key)) return -1;
+  HkvPlace place = hkv_place_of(table, key);
+  i64 slot = hkv_search_bucket(table, place.first, place.line, 1, key);
   if (slot < 0 && place.second != place.first)
     slot = hkv_search_bucket(table, place.second, place.line, 0, key);
   return slot;
 }
 
-SOK_DEVICE void hkv_prefetch(const HkvTable& table, i64 key) {
+// The slot of a key, or -1.
+SOK_DEVICE i64 hkv_probe(const HkvTable& table, i64 key) {
+  i64 slot = hkv_probe_first(table, key);
+  return slot < 0 ? hkv_probe_rest(table, key) : slot;
+}
+
+SOK_DEVICE void hkv_prefetch_first(const HkvTable& table, i64 key) {
   HkvPlace place = hkv_place_of(table, key);
   sok_prefetch(table.slots + place.first + place.line);
+}
+
+// Asks for both buckets, up to 256 bytes of each: a bucket that is longer streams by itself.
+SOK_DEVICE void hkv_prefetch_all(const HkvTable& table, i64 key) {
+  if (SOK_AHEAD == 0) return;
+  HkvPlace place = hkv_place_of(table, key);
+  i64 most = table.bucket < 4 * SOK_LINE ? table.bucket : 4 * SOK_LINE;
+  for (i64 s = 0; s < most; s += SOK_LINE) {
+    i64 line = (place.line + s) & (table.bucket - 1);
+    sok_prefetch(table.slots + place.first + line);
+    sok_prefetch(table.slots + place.second + line);
+  }
 }
 
 // The score that a key has after it was seen once more.
@@ -122,19 +153,28 @@ SOK_DEVICE u64 hkv_slot_score(const HkvTable& table, i64 slot) {
 SOK_TILE_KERNEL(hkv_find)
 (i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp,
  i64 strategy, i64 epoch, const u64* given, const i64* keys, u32* rows, i64* num_missing, i64 n) {
-  HkvTable table{(Slot*)slots, scores, capacity, bucket, empty_key, reclaim_key};
+  HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   i64 missing = 0;
-  SOK_FOR_EACH_TILE(i, n) {
-    if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n) hkv_prefetch(table, keys[i + 2 * SOK_AHEAD]);
-    i64 slot = hkv_probe(table, keys[i]);
-    if (!sok_is_leader()) continue;
-    rows[i] = slot < 0 ? SOK_ABSENT : table.slots[slot].row;
-    missing += slot < 0;
-    if (!stamp || slot < 0) continue;
-    sok_stamp(table.slots + slot, (u32)stamp);
-    if (scores && (given || strategy != HKV_CUSTOMIZED))
-      scores[slot] =
-          hkv_score(strategy, scores[slot], given ? given[i] : 1, (u64)stamp, (u64)epoch);
+  SOK_FOR_EACH_TILE_BLOCK(first, count, n) {
+    i64 found[SOK_BLOCK];
+    for (i64 j = 0; j < count; ++j) {
+      i64 ahead = first + j + 2 * SOK_AHEAD;
+      if (SOK_AHEAD > 0 && ahead < n) hkv_prefetch_first(table, keys[ahead]);
+      found[j] = hkv_probe_first(table, keys[first + j]);
+      if (found[j] < 0) hkv_prefetch_all(table, keys[first + j]);
+    }
+    for (i64 j = 0; j < count; ++j) {
+      i64 i = first + j, slot = found[j];
+      if (slot < 0) slot = hkv_probe_rest(table, keys[i]);
+      if (!sok_is_leader()) continue;
+      rows[i] = slot < 0 ? SOK_ABSENT : table.slots[slot].row;
+      missing += slot < 0;
+      if (!stamp || slot < 0) continue;
+      sok_stamp(table.slots + slot, (u32)stamp);
+      if (scores && (given || strategy != HKV_CUSTOMIZED))
+        scores[slot] =
+            hkv_score(strategy, scores[slot], given ? given[i] : 1, (u64)stamp, (u64)epoch);
+    }
   }
   if (missing) sok_add(num_missing, missing);
 }
@@ -206,9 +246,9 @@ SOK_TILE_KERNEL(hkv_insert)
 (i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp,
  i64 strategy, i64 epoch, i64 may_evict, i64 may_refuse, const u64* given, const i64* keys,
  i64* placed, i64* evicted_keys, u32* evicted_rows, u64* evicted_scores, i64 n) {
-  HkvTable table{(Slot*)slots, scores, capacity, bucket, empty_key, reclaim_key};
+  HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
-    if (SOK_AHEAD > 0 && i + SOK_AHEAD < n) hkv_prefetch(table, keys[i + SOK_AHEAD]);
+    if (i + SOK_AHEAD / 4 < n) hkv_prefetch_all(table, keys[i + SOK_AHEAD / 4]);
     i64 key = keys[i];
     u64 mine = strategy == HKV_CUSTOMIZED && !given ? 0 : given ? given[i] : 1;
     u64 score = hkv_score(strategy, 0, mine, (u64)stamp, (u64)epoch);
@@ -280,7 +320,7 @@ SOK_EXPORT(hkv_set_rows)
 SOK_TILE_KERNEL(hkv_update)
 (i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys,
  const u32* new_rows, const u32* new_stamps, const u64* new_scores, i64 n) {
-  HkvTable table{(Slot*)slots, scores, capacity, bucket, empty_key, reclaim_key};
+  HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
     i64 slot = hkv_probe(table, keys[i]);
     if (!sok_is_leader() || slot < 0) continue;
@@ -297,7 +337,7 @@ SOK_EXPORT(hkv_update)
 SOK_TILE_KERNEL(hkv_scores)
 (i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys,
  u64* out, i64 n) {
-  HkvTable table{(Slot*)slots, scores, capacity, bucket, empty_key, reclaim_key};
+  HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
     i64 slot = hkv_probe(table, keys[i]);
     if (sok_is_leader()) out[i] = slot < 0 ? 0 : hkv_slot_score(table, slot);
@@ -311,7 +351,7 @@ SOK_EXPORT(hkv_scores)
 SOK_TILE_KERNEL(hkv_erase)
 (i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys,
  u32* freed, i64 n) {
-  HkvTable table{(Slot*)slots, scores, capacity, bucket, empty_key, reclaim_key};
+  HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
     i64 slot = hkv_probe(table, keys[i]);
     if (!sok_is_leader()) continue;
@@ -330,8 +370,8 @@ SOK_EXPORT(hkv_erase)
 SOK_KERNEL(hkv_split)
 (const i64* slots, const u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key,
  i64* new_slots, u64* new_scores) {
-  HkvTable from{(Slot*)slots, (u64*)scores, capacity, bucket, empty_key, reclaim_key};
-  HkvTable to{(Slot*)new_slots, new_scores, 2 * capacity, bucket, empty_key, reclaim_key};
+  HkvTable from = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
+  HkvTable to = hkv_table(new_slots, new_scores, 2 * capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH(b, capacity / bucket) {
     for (i64 s = b * bucket; s < (b + 1) * bucket; ++s) {
       Slot slot = from.slots[s];
