@@ -55,10 +55,11 @@ class Clock:
         return self._numbers[position] if position >= 0 else 0
 
     def restart(self, now: int) -> None:
-        """Goes on counting after another number, without a memory of times."""
+        """Goes on counting after another number; what was counted before counts as of this time."""
         self.now = now
-        self._numbers.clear()
-        self._times.clear()
+        self._last_time = time.monotonic()
+        self._numbers = [now + 1]
+        self._times = [self._last_time]
 
     def halve(self) -> None:
         """Halves the number of every lookup, as the stamps of keys are halved."""

@@ -213,6 +213,101 @@ class HkvIndex(Index):
         line = (h >> np.uint64(24)).astype(np.int64) & (bucket - 1) & ~np.int64(LINE - 1)
         return first, second, line
 
+    # ---------------------------------------------------------------- made anew from what was saved
+
+    def emptied(self, capacity: int | None = None) -> "HkvIndex":
+        """Returns an index like this one without keys, of `capacity` slots; None: as at first."""
+        index = HkvIndex(
+            self.backend,
+            self.key_dtype,
+            self.name,
+            init_capacity=self._init_capacity if capacity is None else capacity,
+            max_capacity=self.max_capacity,
+            bucket=self.bucket,
+            max_load_factor=self.max_load_factor,
+            strategy=self.strategy,
+        )
+        index._init_capacity = self._init_capacity
+        return index
+
+    def insert_all(self, keys: Array) -> int:
+        """Inserts distinct keys (n,) into an empty index, whose row numbers become 0 to n - 1.
+
+        Returns:
+          How many found no room at `max_capacity`.
+        """
+        xp = self.backend.xp
+        at = xp.arange(keys.size)
+        while True:
+            placed = self.insert(keys[at], 1, None)
+            self.set_rows(placed, at.astype(np.uint32))
+            at = at[placed.slots < 0]
+            if at.size == 0 or self.is_full_size:
+                return int(at.size)
+            self.double()
+
+    def with_keys_in(self, keys: Array, slots: Array, capacity: int) -> "tuple[HkvIndex, Array]":
+        """Returns a new index with distinct keys in the slots that they had in another like it.
+
+        Args:
+          slots: (n,) int64.
+          capacity: of the other; if it is less than this one begins with, the new one is doubled.
+
+        Returns:
+          (index, slots (n,) int64 of the keys in it).
+
+        Raises:
+          ValueError: a slot is none of its key's.
+        """
+        xp = self.backend.xp
+        index = self.emptied(capacity)
+        first, second, _ = index.place_of(keys)
+        at = slots & ~np.int64(self.bucket - 1)
+        fits = (at == first) | (at == second)
+        for side, key in enumerate(self._reserved()):
+            fits = xp.where(keys == np.int64(key), slots == capacity + side, fits)
+        if not bool(fits.all()) or int(xp.unique(slots).size) < int(keys.size):
+            raise ValueError(
+                f"What was saved of table {self.name!r} is damaged: keys and slots contradict "
+                "each other. Nothing was changed."
+            )
+        usual = slots < capacity  # the last two slots do not hold their key
+        index._slots[slots[usual], 0] = keys[usual]
+        index._slots.view(np.uint32)[slots, 2] = xp.arange(keys.size, dtype=np.uint32)
+        index.size = int(keys.size)
+        while index.capacity < self._init_capacity:
+            index.double()
+        return index, index.slots_of_rows(int(keys.size))
+
+    def slots_of_rows(self, n: int) -> Array:
+        """Returns the slots (n,) int64 of keys whose row numbers are 0 to n - 1."""
+        held = self.entries()
+        slots = self.backend.xp.empty(n, np.int64)
+        slots[held.rows] = held.slots
+        return slots
+
+    def write(self, slots: Array, rows: Array, stamps: Array, scores: Array | None) -> None:
+        """Writes what slots know of their keys.
+
+        Args:
+          slots: (n,) int64, distinct, all of them held.
+          rows, stamps: (n,) uint32.
+          scores: (n,) uint64; None where the stamps are the scores.
+        """
+        words = self._slots.view(np.uint32)
+        words[slots, 2] = rows
+        words[slots, 3] = stamps
+        if self._scores is not None:
+            self._scores[slots] = scores
+
+    def first_scores(self, stamps: Array) -> Array:
+        """Returns the scores (n,) uint64 of keys that lookups of those numbers saw first."""
+        epoch = np.uint64(self.epoch << 32)
+        if self.strategy == "kEpochLru":
+            return epoch | stamps.astype(np.uint64)
+        one = {"kLfu": np.uint64(1), "kEpochLfu": epoch | np.uint64(1)}
+        return self.backend.xp.full(stamps.size, one.get(self.strategy, np.uint64(0)), np.uint64)
+
     # ---------------------------------------------------------------- inside
 
     def _scoring(self) -> tuple[int, int]:

@@ -1,0 +1,213 @@
+"""A table that was saved and put back holds the same and goes on the same way."""
+
+import time
+
+import numpy as np
+import pytest
+
+from sok_lite.engine.table import snapshot
+from sok_lite.engine.table.hkv_index import STRATEGIES
+from tests.engine.helpers import first_row, new_table
+
+INT64 = np.iinfo(np.int64)
+OPTIONS = {"var_type": "hybrid", "init_capacity": 16, "max_capacity": 64, "on_refused": "ignore"}
+KINDS = {"hbm": {"var_type": "hbm"}} | {
+    name: OPTIONS | {"evict_strategy": name} for name in STRATEGIES
+}
+
+
+def moved(source, target):
+    """Puts what `source` holds into `target`, as a checkpoint does."""
+    backend = source.backend
+    with source.lock, target.lock:
+        saved = snapshot.take(source)
+        values = source.store.read(saved.rows)
+        # Through the host, as a file would.
+        on_host = [backend.to_host(array) for array in saved[:-1]]
+        saved = snapshot.Snapshot(*(backend.from_host(a) for a in on_host), saved.facts)
+        target.store.write(snapshot.restore(target, saved), values)
+
+
+def content(table):
+    """Keys, rows and scores, by key."""
+    keys, values = (table.backend.to_host(array) for array in table.export())
+    scores = table.backend.to_host(table.scores(keys))
+    return {int(k): (v.tolist(), int(s)) for k, v, s in zip(keys, values, scores, strict=True)}
+
+
+def full_table(backend, options, seed=0):
+    """A table of 64 slots, none of them free, beside the two keys that mark free slots."""
+    table = new_table(backend, name="full", **options)
+    rng = np.random.default_rng(seed)
+    table.find_or_insert([INT64.max, INT64.min])
+    while table.size < 66:
+        table.find_or_insert(rng.integers(-1000, 1000, 5))
+        if rng.random() < 0.3 and hasattr(table, "epoch"):
+            table.epoch += 1
+    return table
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
+def test_all_is_as_it_was(backend, kind, n):
+    options = KINDS[kind] | ({"max_capacity": 4096} if kind != "hbm" else {})
+    table = new_table(backend, **options)
+    keys = np.random.default_rng(n).integers(-(2**60), 2**60, n)
+    for part in (keys, keys[::2], keys[:5]):
+        table.find_or_insert(part)
+    other = new_table(backend, **options)
+    other.find_or_insert([1, 2, 3])
+    moved(table, other)
+    assert content(other) == content(table)
+    assert set(content(other)) == set(keys.tolist())
+    assert (other.size, other.num_lookups) == (n, 3)
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_a_completely_full_table_comes_back_whole_and_evicts_the_same(backend, kind):
+    table = full_table(backend, KINDS[kind])
+    other = new_table(backend, name="full", **KINDS[kind])
+    moved(table, other)
+    assert other.size == 66
+    assert content(other) == content(table)
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        # One key at a time: which of several takes which slot may differ from run to run.
+        key = rng.integers(-1000, 1000, 1)
+        gone = [t.lookup_and_evict(key)[1] for t in (table, other)]
+        np.testing.assert_array_equal(*(backend.to_host(g.keys) for g in gone))
+        np.testing.assert_array_equal(*(backend.to_host(g.values) for g in gone))
+        np.testing.assert_array_equal(*(backend.to_host(g.scores) for g in gone))
+        assert table.epoch == other.epoch
+    assert content(other) == content(table)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"init_capacity": 64},
+        {"init_capacity": 128, "max_capacity": 256},
+        {"max_bucket_size": 4, "max_capacity": 256},
+        {"max_bucket_size": 8, "init_capacity": 8, "max_capacity": 512},
+    ],
+    ids=str,
+)
+def test_other_options_with_room_take_all(backend, change):
+    table = full_table(backend, OPTIONS)
+    other = new_table(backend, name="full", **(OPTIONS | change))
+    moved(table, other)
+    assert content(other) == content(table)
+    assert other.capacity >= change.get("init_capacity", 64)
+    np.testing.assert_array_equal(
+        backend.to_host(other.lookup([5000]).values)[0], first_row(4)(5000)
+    )
+
+
+@pytest.mark.parametrize("change", [{"max_capacity": 32}, {"max_bucket_size": 4}], ids=str)
+def test_what_has_no_room_raises_and_changes_nothing(backend, change):
+    table = full_table(backend, OPTIONS)
+    other = new_table(backend, name="full", **(OPTIONS | change))
+    other.find_or_insert([1, 2, 3])
+    before = content(other)
+    with pytest.raises(ValueError, match="66 keys that were saved: max_capacity is"):
+        moved(table, other)
+    assert content(other) == before
+    assert other.num_lookups == 1
+
+
+def test_tables_of_one_kind_take_those_of_the_other(backend):
+    table = full_table(backend, OPTIONS)
+    hbm = new_table(backend)
+    moved(table, hbm)
+    assert content(hbm) == content(table)
+    hybrid = new_table(backend, **(OPTIONS | {"max_capacity": 256}))
+    moved(hbm, hybrid)
+    assert content(hybrid) == content(table)
+
+
+@pytest.mark.parametrize(
+    ("kind", "score"),
+    [
+        ("kLru", lambda seen: seen),
+        ("kLfu", lambda seen: 1),
+        ("kEpochLru", lambda seen: (7 << 32) + seen),
+        ("kEpochLfu", lambda seen: (7 << 32) + 1),
+        ("kCustomized", lambda seen: 0),
+    ],
+)
+def test_scores_of_another_strategy_begin_as_those_of_new_keys(backend, kind, score):
+    from_kind = "kLfu" if kind != "kLfu" else "kLru"
+    table = new_table(backend, **KINDS[from_kind])
+    table.epoch = 7
+    for key in (10, 11, 10):
+        table.find_or_insert([key])
+    other = new_table(backend, **KINDS[kind])
+    moved(table, other)
+    seen = {10: 3, 11: 2}
+    assert {k: s for k, (_, s) in content(other).items()} == {k: score(n) for k, n in seen.items()}
+
+
+def test_sightings_go_on(backend):
+    options = OPTIONS | {"enter_threshold": 3}
+    table = new_table(backend, **options)
+    table.find_or_insert([1, 2])
+    table.find_or_insert([2, INT64.max])
+    other = new_table(backend, **options)
+    other.find_or_insert([9])
+    moved(table, other)
+    other.find_or_insert([1, 2, INT64.max])
+    assert set(content(other)) == {2}
+    other.find_or_insert([1, INT64.max, 9])
+    assert set(content(other)) == {1, 2, INT64.max}
+
+
+@pytest.mark.parametrize("kind", ["hbm", "kLru", "kLfu"])
+def test_expiry_goes_on_by_lookups_and_begins_anew_by_time(backend, kind):
+    table = new_table(backend, **KINDS[kind])
+    for key in (1, 2, 3):
+        table.find_or_insert([key])
+    other = new_table(backend, **KINDS[kind])
+    moved(table, other)
+    assert other.expire(seconds=5) == 0
+    assert other.expire(num_lookups=2) == 1
+    assert set(content(other)) == {2, 3}
+    time.sleep(0.05)
+    other.find_or_insert([4])
+    assert other.expire(seconds=0.03) == 2
+    assert set(content(other)) == {4}
+
+
+def test_a_damaged_snapshot_changes_nothing(backend):
+    xp = backend.xp
+    table = full_table(backend, OPTIONS)
+    saved = snapshot.take(table)
+    slots = saved.slots.copy()
+    slots[0] = slots[1]
+    wrong_bucket = (saved.slots + 16) % 64
+    for damaged, text in (
+        (saved._replace(slots=slots), "keys and slots contradict"),
+        (saved._replace(slots=wrong_bucket), "keys and slots contradict"),
+        (saved._replace(stamps=saved.stamps[:5]), "damaged: 5 stamps for 66 keys"),
+        (saved._replace(keys=xp.zeros_like(saved.keys)), "its keys repeat"),
+    ):
+        other = new_table(backend, name="full", **OPTIONS)
+        other.find_or_insert([4])
+        with pytest.raises(ValueError, match=text):
+            snapshot.restore(other, damaged)
+        assert set(content(other)) == {4}
+
+
+def test_the_highest_scores_get_near_rows(backend):
+    # 16 near rows of 16 bytes.
+    options = OPTIONS | {"max_hbm_for_vectors": 256 / 2**30}
+    table = new_table(backend, **options)
+    for first in (0, 10, 20):
+        table.find_or_insert(np.arange(first, first + 10))
+    table.find_or_insert(np.arange(10))
+    other = new_table(backend, **options)
+    moved(table, other)
+    assert content(other) == content(table)
+    assert other.store.near_rows == 16
+    rows = backend.to_host(other.find(np.arange(30)))
+    assert (rows[:10] < 16).all()
+    assert int((rows[20:] < 16).sum()) == 6
