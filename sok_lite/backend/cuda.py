@@ -15,7 +15,9 @@ NVRTC_FLAGS = ("--std=c++17", "--fmad=false")
 # Tunables of a launch; SOK_LITE_KERNEL_DEFINES sets others, and those of the kernels.
 _TUNABLES = {
     "SOK_THREADS_PER_BLOCK": 256,
-    "SOK_ROW_LANES": 32,  # as in kernels/platform.cuh
+    # As in kernels/platform.cuh; SOK_TILE is SOK_LINE where it has no value of its own.
+    "SOK_ROW_LANES": 32,
+    "SOK_LINE": 4,
 }
 
 
@@ -34,7 +36,12 @@ class CudaBackend(Backend):
         self._defines = kernel_defines()
         tunables = {**_TUNABLES, **self._defines}
         self._threads_per_block = tunables["SOK_THREADS_PER_BLOCK"]
-        self._row_lanes = tunables["SOK_ROW_LANES"]
+        # GPU threads that share an item of the main loop, by kind of kernel.
+        self._lanes = {
+            "": 1,
+            "row": tunables["SOK_ROW_LANES"],
+            "tile": tunables.get("SOK_TILE", tunables["SOK_LINE"]),
+        }
         # One GPU per rank; a launcher that shows each rank its own GPU alone shows one device.
         self._device = cupy.cuda.Device(local_rank() % cupy.cuda.runtime.getDeviceCount())
         self.activate()
@@ -44,7 +51,7 @@ class CudaBackend(Backend):
         kernel = self._kernels.get(name)
         if kernel is None:
             source = find_kernel(name, self._sources)
-            path, lanes = source.path, self._row_lanes if source.is_row_kernel else 1
+            path, lanes = source.path, self._lanes[source.kind]
             module = self._modules.get(path)
             if module is None:
                 defines = [f"-D{name}={value}" for name, value in self._defines.items()]

@@ -186,17 +186,23 @@ cupy.ndarray = type("ndarray", (), {})
 cupy.cuda.runtime.getDeviceCount.return_value = 1
 cupy.cuda.Device.return_value.attributes = {"MultiProcessorCount": 4}
 from sok_lite.backend.cuda import CudaBackend
-CudaBackend().launch("rows_fill", 100, 1, 2, 3)
+backend = CudaBackend()
+# One thread an item, a row of lanes, a tile of lanes.
+for kernel in ("unique_insert", "rows_fill", "det_find"):
+    backend.launch(kernel, 1000, 1, 2, 3)
 print(cupy.RawModule.call_args.kwargs["options"])
-print(cupy.RawModule.return_value.get_function.return_value.call_args.args[:2])
+for call in cupy.RawModule.return_value.get_function.return_value.call_args_list:
+    print(*call.args[:2])
 """
-    for defines, flags, launch in (
-        ("", "('--std=c++17', '--fmad=false')", "((13,), (256,))"),
+    for defines, options, launches in (
+        ("", [], ["(4,) (256,)", "(125,) (256,)", "(16,) (256,)"]),
         (
-            "SOK_ROW_LANES=8 SOK_THREADS_PER_BLOCK=128",
-            "('--std=c++17', '--fmad=false', '-DSOK_ROW_LANES=8', '-DSOK_THREADS_PER_BLOCK=128')",
-            "((7,), (128,))",
+            "SOK_ROW_LANES=8 SOK_THREADS_PER_BLOCK=128 SOK_TILE=2",
+            ["-DSOK_ROW_LANES=8", "-DSOK_THREADS_PER_BLOCK=128", "-DSOK_TILE=2"],
+            ["(8,) (128,)", "(63,) (128,)", "(16,) (128,)"],
         ),
+        # A tile is as many lanes as a line has slots.
+        ("SOK_LINE=8", ["-DSOK_LINE=8"], ["(4,) (256,)", "(125,) (256,)", "(32,) (256,)"]),
     ):
         done = subprocess.run(
             [sys.executable, "-c", program],
@@ -205,7 +211,8 @@ print(cupy.RawModule.return_value.get_function.return_value.call_args.args[:2])
             capture_output=True,
             text=True,
         )
-        assert done.stdout.splitlines() == [flags, launch], done.stderr
+        flags = (*registers.FLAGS, *options)
+        assert done.stdout.splitlines() == [str(flags), *launches], done.stderr
 
 
 @pytest.mark.parametrize("text", ["SOK_LINE", "SOK_LINE=", "SOK_LINE=x", "SOK LINE=8", "=8"])
