@@ -1,0 +1,293 @@
+"""The benchmark scripts run, on tiny sizes, and say what they should. No time is asserted."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "scripts"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts_on_path():
+    sys.path.insert(0, str(SCRIPTS))
+    yield
+    sys.path.remove(str(SCRIPTS))
+
+
+def run(script, *args):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / script), *map(str, args)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SOK_LITE_NUM_THREADS": "2"},
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [
+        json.loads(line.removeprefix("RESULT "))
+        for line in done.stdout.splitlines()
+        if line.startswith("RESULT ")
+    ]
+    for fields in results:
+        numbers = [value for value in fields.values() if isinstance(value, (int, float))]
+        assert len(numbers) > 2
+        assert all(np.isfinite(value) and value > 0 for value in numbers), fields
+    return results, done.stdout
+
+
+SMALL = "--backends cpu --capacity 4096 --batch 200 --rounds 1 --mark-keys 2000".split()
+
+
+def test_every_operation_of_both_tables_is_measured():
+    from bench_tables import MARKS, OPS, TRAFFIC
+
+    results, text = run("bench_tables.py", *SMALL, "--dims", 3, 8, "--loads", 0.5, 1.0)
+    cases = {(r["case"], r.get("table"), r.get("dim"), r.get("load_factor")) for r in results}
+    for table, loads in (("hbm", [0.5]), ("hybrid", [0.5, 1.0])):
+        ops = set(TRAFFIC) - ({"insert_and_evict"} if table == "hbm" else set())
+        expected = {(op, table, dim, load) for op in ops for dim in (3, 8) for load in loads}
+        expected |= {(op, table, 64, None) for op in MARKS}
+        assert {case for case in cases if case[1] == table} == expected
+    assert {case[0] for case in cases} == {*OPS, "copy", "random_read", "gather"}
+    assert "hbm cannot hold load factor 1.0" in text
+    for r in results:
+        if r["case"] in TRAFFIC:
+            # Compulsory bytes cannot be read faster than the caches of this machine give them.
+            assert r["share_of_limit"] < 100
+            assert r["keys_in_table"] >= 0.98 * r["load_factor"] * r["capacity"]
+
+
+def test_a_subset_can_be_chosen():
+    args = "--tables hbm --dims 8 --loads 0.5 --ops find".split()
+    results, text = run("bench_tables.py", *SMALL, *args)
+    assert [r["case"] for r in results] == ["copy", "random_read", "find"]
+    assert "hybrid" not in text
+    find = results[-1]
+    # 8 bytes of key, 4 of row number, a line of 64.
+    assert find["bytes_per_second"] == pytest.approx(76 * find["keys_per_second"], rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 1000])
+def test_the_keys_of_the_benchmarks_are_distinct(backend, count):
+    from bench_tables import distinct_keys
+
+    first = backend.to_host(distinct_keys(backend, 0, count))
+    second = backend.to_host(distinct_keys(backend, count, 1000))
+    assert np.unique(np.concatenate([first, second])).size == count + 1000
+    np.testing.assert_array_equal(second[:1], backend.to_host(distinct_keys(backend, count, 1)))
+
+
+def test_a_filled_table_gives_known_and_new_keys(backend):
+    import argparse
+
+    from bench_tables import NEW_SHARE, Bench
+
+    args = argparse.Namespace(batch=100, near_share=1.0, table_options=[])
+    bench = Bench(backend, "hbm", 4, 4096, 0.5, args)
+    assert (bench.table.capacity, bench.table.size) == (4096, 2048)
+    seen = set()
+    for _ in range(15):
+        keys = bench.known(100)
+        assert bool(bench.table.contains(keys).all())
+        seen |= set(backend.to_host(keys).tolist())
+    assert len(seen) == 1500
+    for _ in range(3):
+        keys = bench.mixed(100)
+        assert np.unique(backend.to_host(keys)).size == 100
+        assert int(bench.table.contains(keys).sum()) == 100 - int(100 * NEW_SHARE)
+        bench.table.find_or_insert(keys)
+        bench.remove_new(keys, 2048)
+        assert bench.table.size == 2048
+        assert int(bench.table.contains(keys).sum()) == 100 - int(100 * NEW_SHARE)
+
+
+@pytest.mark.parametrize("n", [1, 31, 33, 1000])
+def test_the_kernels_that_measure_the_limits_copy_what_they_should(backend, n):
+    from bench_limits import limits_of
+
+    limits, xp = limits_of(backend), backend.xp
+    memory = backend.from_host(np.random.default_rng(0).integers(0, 1 << 60, (50, 6)).astype("u8"))
+    rows = np.random.default_rng(1).integers(0, 50, n).astype(np.uint32)
+    out = xp.zeros((n, 6), np.uint64)
+    lane_bits = 0 if backend.name == "cpu" else 2
+    limits.launch("limit_gather", 4 * n, memory, 3, lane_bits, backend.from_host(rows), out, n)
+    np.testing.assert_array_equal(backend.to_host(out), backend.to_host(memory)[rows])
+    copied = xp.zeros_like(out)
+    limits.launch("limit_copy", 3 * n, out, copied, 3 * n)
+    np.testing.assert_array_equal(backend.to_host(copied), backend.to_host(out))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_the_kernels_that_measure_the_limits_compile_for_a_gpu(arch):
+    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy is not installed")
+    from bench_limits import READS, SOURCE
+    from kernel_registers import compile_source
+
+    from sok_lite.backend import sources
+
+    try:
+        compiled = compile_source(nvrtc, sources.inlined(SOURCE), arch)
+    except (RuntimeError, OSError) as error:
+        pytest.skip(f"NVRTC cannot be loaded: {error}")
+    assert compiled.error is None
+    wanted = {f"limit_read_{width}_{lanes}" for width in READS for lanes in READS[width]}
+    assert set(compiled.kernels) == {*wanted, "limit_copy", "limit_gather"}
+    assert not any(usage.spill_bytes for usage in compiled.kernels.values())
+
+
+def test_the_limits_are_measured():
+    args = "--backends cpu --footprints-gb 0.001 0.002 --reads 1000 --rounds 1".split()
+    results, _ = run("bench_limits.py", *args)
+    assert [r["case"] for r in results] == ["copy"] + ["random_read"] * 8 + ["gather"] * 5
+    assert {r["footprint_bytes"] for r in results if r["case"] == "random_read"} == {
+        1048 << 10,
+        2097 << 10,
+    }
+
+
+def test_the_engine_around_the_tables_is_measured():
+    results, _ = run(
+        "bench_engine.py", *"--backends cpu --keys 2000 --batch 400 --dim 4 --rounds 1".split()
+    )
+    assert {"unique", "group", "combine_grad", "update_adam"} <= {r["case"] for r in results}
+
+
+def test_a_power_law_has_the_distinct_keys_that_were_asked_for():
+    from bench_workloads import keys_for_unique, power_law_keys
+
+    num_keys = keys_for_unique(20_000, 7_000, 1.05)
+    keys = power_law_keys(num_keys, 20_000, 1.05, np.random.default_rng(0))
+    assert 0 <= keys.min() <= keys.max() < num_keys
+    # The standard deviation of the number of distinct keys is below sqrt(7,000), 84.
+    assert abs(np.unique(keys).size - 7_000) < 420
+    # Key 0 comes 2^1.05 times as often as key 1, and about 1,600 times.
+    assert np.mean(keys == 0) / np.mean(keys == 1) == pytest.approx(2**1.05, rel=0.2)
+
+
+def test_the_dynamicemb_workload_runs_on_both_tables():
+    results, _ = run(
+        "bench_tables.py",
+        *SMALL,
+        *"--workload dynamicemb --lookups 3000 --unique 1000".split(),
+    )
+    assert [r["table"] for r in results] == ["hbm", "hybrid"]
+    for r in results:
+        assert abs(r["unique"] - 1000) < 150
+        assert r["step_ms"] == pytest.approx(r["forward_ms"] + r["backward_ms"], rel=1e-2)
+
+
+PEER = """
+Warming up
+* GPU: 1 x Some Card: 9.0
+* Key-Values per OP = 1048576
+### One mode:
+
+* dim = 8, capacity = 1 Million-KV, HBM = 4 GB, HMEM = 0 GB
+
+|    \u03bb | find | find_or_insert* |
+|-----:|-----:|----------------:|
+| 0.50 | 1.500 | 2.000 |
+| 1.00 | 0.250 |  0.125 |
+
+|    \u03bb | contains |
+|-----:|---------:|
+| 0.50 |    3.000 |
+
+### Another mode:
+
+* dim = 64, capacity = 128 Million-KV, HBM = 16 GB, HMEM = 16 GB
+
+|    \u03bb | find |
+|-----:|-----:|
+| 0.75 | 0.500 |
+"""
+
+
+def test_the_figures_of_hkv_are_read():
+    from bench_peer import parse_hkv, peer_of
+
+    unit = 1.073741824
+    mega = 1 << 20
+    expected = [
+        (8, mega, 0.5, "find", 1.5 * unit),
+        (8, mega, 0.5, "find_or_insert*", 2 * unit),
+        (8, mega, 1.0, "find", 0.25 * unit),
+        (8, mega, 1.0, "find_or_insert*", 0.125 * unit),
+        (8, mega, 0.5, "contains", 3 * unit),
+        (64, 128 * mega, 0.75, "find", 0.5 * unit),
+    ]
+    cases = parse_hkv(PEER)
+    assert [tuple(case) for case in cases] == [pytest.approx(case) for case in expected]
+    keys = [case.key for case in cases]
+    assert peer_of(keys, 8, mega, 0.5, "contains") == (8, mega, 0.5, "contains")
+    assert peer_of(keys, 8, 2 * mega, 0.5, "contains") is None
+    assert parse_hkv("") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("| \u03bb | find |\n| 0.5 | 1.0 |\n", "without a configuration"),
+        ("dim = 8, capacity = 1 Million\n| \u03bb | find |\n| 0.5 |\n", "A row with 1 cells"),
+        ("dim = 8, capacity = 1 Million\n| \u03bb | find |\n| 0.5 | x |\n", "could not convert"),
+    ],
+)
+def test_a_table_that_is_not_understood_is_an_error(text, message):
+    from bench_peer import parse_hkv
+
+    with pytest.raises(ValueError, match=message):
+        parse_hkv(text)
+
+
+def test_a_peer_runs_in_turns_with_our_tables(tmp_path):
+    peer = tmp_path / "peer"
+    peer.write_text(f'#!/bin/sh\necho turn >> "$0.log"\ncat <<END\n{PEER}\nEND\n')
+    peer.chmod(0o755)
+    args = "--backends cpu --tables hbm hybrid --dims 8 --loads 0.5 1.0 --batch 32768 --rounds 1"
+    results, text = run(
+        "bench_tables.py",
+        *args.split(),
+        *("--hkv-ops", "find", "find_or_insert*", "insert_or_assign", "--capacity", 1 << 20),
+        *("--turns", 1, "--peer", "hkv", "--peer-bin", peer),
+    )
+    assert (tmp_path / "peer.log").read_text() == "turn\n"
+    ratios = {(r["table"], r["load_factor"], r["op"]): r for r in results if r["case"] == "ratio"}
+    assert set(ratios) == {
+        ("hbm", 0.5, "find"),
+        ("hbm", 0.5, "find_or_insert*"),
+        ("hybrid", 0.5, "find"),
+        ("hybrid", 0.5, "find_or_insert*"),
+        ("hybrid", 1.0, "find"),
+        ("hybrid", 1.0, "find_or_insert*"),
+    }
+    for (table, load, op), r in ratios.items():
+        (own,) = [
+            other
+            for other in results
+            if other.get("keys_are") == "best_of_two"
+            and (other["table"], other["load_factor"], other["case"]) == (table, load, op)
+        ]
+        ours = own["keys_per_second"] / 1e9
+        assert r["ours_giga_keys_per_second"] == pytest.approx(ours, rel=2e-3)
+        peers = {"find": {0.5: 1.5, 1.0: 0.25}, "find_or_insert*": {0.5: 2, 1.0: 0.125}}
+        assert r["ratio"] == pytest.approx(ours / (peers[op][load] * 1.0737), rel=2e-3)
+    assert "has no insert_or_assign for dim 8" in text
+
+
+def test_a_peer_that_fails_is_an_error(tmp_path):
+    peer = tmp_path / "peer"
+    peer.write_text("#!/bin/sh\necho no memory >&2\nexit 3\n")
+    peer.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "bench_tables.py", *SMALL, "--peer", "hkv", "--peer-bin", peer],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "ended with 3: no memory" in done.stderr
