@@ -28,6 +28,24 @@ class Backend(ABC):
         """Makes the calling thread use this backend's device. A GPU is chosen per thread."""
         return None
 
+    def for_table(
+        self, block_size: int = 0, device_id: int = -1, io_by_cpu: bool = False
+    ) -> "Backend":
+        """Returns the backend that a table with these options launches its kernels by.
+
+        Without a GPU they have no effect.
+
+        Args:
+          block_size: threads per block; 0: as this backend.
+          device_id: the GPU that the table is to be on; -1: this backend's.
+          io_by_cpu: whether the CPU is to copy rows that are outside the GPU.
+
+        Raises:
+          ValueError: the backend is on another GPU.
+          NotImplementedError: the CPU is to copy rows of a table on a GPU.
+        """
+        return self
+
     @abstractmethod
     def launch(self, kernel: str, num_items: int, *args: Any) -> None:
         """Runs a kernel over `num_items` items. On the GPU it returns before the kernel ends.

@@ -1,5 +1,6 @@
 """Kernels on the GPU: the same sources, compiled by NVRTC through cupy.RawModule."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,26 @@ class CudaBackend(Backend):
 
     def activate(self) -> None:
         self._device.use()
+
+    def for_table(
+        self, block_size: int = 0, device_id: int = -1, io_by_cpu: bool = False
+    ) -> "CudaBackend":
+        if device_id not in (-1, self._device.id):
+            raise ValueError(
+                f"`device_id` must be -1 or {self._device.id}, the GPU of this process. Received: "
+                f"device_id={device_id}. Start one process per GPU, or choose the GPU with "
+                "CUDA_VISIBLE_DEVICES."
+            )
+        if io_by_cpu:
+            raise NotImplementedError(
+                "io_by_cpu=True is not available on a GPU: its kernels read and write far rows in "
+                "place. Leave it out."
+            )
+        if block_size in (0, self._threads_per_block):
+            return self
+        tuned = copy.copy(self)  # the compiled kernels are shared
+        tuned._threads_per_block = block_size
+        return tuned
 
     def launch(self, kernel: str, num_items: int, *args: Any) -> None:
         if num_items <= 0:

@@ -67,6 +67,9 @@ class HkvTable(EmbeddingTable):
         **options: Any,
     ) -> None:
         self.options = HkvOptions.checked(options)
+        backend = backend.for_table(
+            self.options.block_size, self.options.device_id, bool(self.options.io_by_cpu)
+        )
         super().__init__(
             backend,
             dim,

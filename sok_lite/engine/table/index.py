@@ -10,10 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.sources import kernel_defines
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.row_store import ABSENT
 
-LINE = 4  # SOK_LINE of kernels/platform.cuh: slots that a search reads at a time
+# SOK_LINE of kernels/platform.cuh: slots that a search reads at a time.
+LINE = kernel_defines().get("SOK_LINE", 4)
 # The largest stamp. Lookups are counted up to it; see Index.age.
 LAST_STAMP = 0xFFFFFFFF
 
