@@ -1,6 +1,8 @@
 """The "hybrid" table: up to a number of keys, then the lowest score goes; two tiers of rows."""
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +16,7 @@ from sok_lite.engine.table.base import EmbeddingTable, GivesFirstRows
 from sok_lite.engine.table.hkv_index import HkvIndex, Placed
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.index import Found
-from sok_lite.engine.unique import unique
+from sok_lite.engine.unique import last_of_each, unique
 
 
 class Evicted(NamedTuple):
@@ -32,7 +34,13 @@ class Evicted(NamedTuple):
 
 
 class RefusedError(RuntimeError):
-    """A batch needs more room than the buckets of its keys have, and the table must not refuse."""
+    """A batch needs more room than the buckets of its keys have, and the table must not refuse.
+
+    Attributes:
+      evicted: what the other keys of the batch evicted, where the call was to return it.
+    """
+
+    evicted: Evicted | None = None
 
 
 class HkvTable(EmbeddingTable):
@@ -97,6 +105,8 @@ class HkvTable(EmbeddingTable):
                 backend, self.key_dtype, name, self.options.enter_threshold
             )
         self._has_warned = False
+        # Of the call that is under way: new keys refused, and all of them.
+        self._refused = (0, 0)
         self._evicted: list[Evicted] | None = None
 
     # ---------------------------------------------------------------- scores and eviction
@@ -121,23 +131,15 @@ class HkvTable(EmbeddingTable):
         Returns:
           ((n, dim) of the storage dtype, the evicted entries in no order).
         """
-        with self.lock:
-            self._evicted = []
-            try:
-                values = self.lookup(keys, unique_keys=unique_keys, out=out).values
-                return values, self._gathered(self._evicted)
-            finally:
-                self._evicted = None
+        with self._reporting() as evicted:
+            values = self.lookup(keys, unique_keys=unique_keys, out=out).values
+            return values, self._gathered(evicted)
 
     def insert_and_evict(self, keys: Any, values: Any, scores: Any = None) -> Evicted:
         """Does what `insert_or_assign` does and returns what was evicted for new keys."""
-        with self.lock:
-            self._evicted = []
-            try:
-                self.insert_or_assign(keys, values, scores)
-                return self._gathered(self._evicted)
-            finally:
-                self._evicted = None
+        with self._reporting() as evicted:
+            self.insert_or_assign(keys, values, scores)
+            return self._gathered(evicted)
 
     def clear(self) -> None:
         with self.lock:
@@ -152,8 +154,8 @@ class HkvTable(EmbeddingTable):
         """The arguments of RowStore that split it."""
         row_bytes = dim * row_dtype(dtype).storage.itemsize
         near_rows = self.options.max_hbm_for_vectors * 2**30 / max(1, row_bytes)
-        if near_rows >= self.options.max_capacity + 2:
-            return {}
+        if near_rows >= self.options.max_capacity:
+            return {}  # the rows of the two reserved keys do not make a second tier worth it
         return {"near_rows": int(near_rows), "far_path": self.options.far_path}
 
     def _rebalance(self) -> None:
@@ -180,20 +182,28 @@ class HkvTable(EmbeddingTable):
         if not self.index.has_scores or unique_keys:
             found = super()._find_or_insert(keys, unique_keys, scores, filter_ratio)
             self.tiers.touched(found[0])
+            self._report_refused()
             return found
         # A repeated key counts once, and two threads must not write one score.
         distinct, inverse = unique(self.backend, keys)
         if scores is not None:
             # The last in the batch counts, as for values.
-            given = self._checked_scores(keys, scores)
-            scores = self.backend.xp.empty(distinct.size, np.uint64)
-            scores[inverse] = given
+            last = last_of_each(self.backend, inverse, int(distinct.size))
+            scores = self._checked_scores(keys, scores)[last]
         rows, num_absent = super()._find_or_insert(distinct, True, scores, filter_ratio)
         self.tiers.touched(rows)
         rows = rows[inverse]
         if num_absent:
             num_absent = int((rows == np.uint32(ABSENT)).sum())
+        self._report_refused()
         return rows, num_absent
+
+    def _write(
+        self, keys: Any, values: Any, *, insert: bool, scores: Any = None, stamp: int | None = None
+    ) -> None:
+        with self.lock:
+            super()._write(keys, values, insert=insert, scores=scores, stamp=stamp)
+            self._report_refused()
 
     def _insert(self, keys: Array, stamp: int, scores: Array | None, *, initialise: bool) -> Array:
         xp = self.backend.xp
@@ -204,21 +214,28 @@ class HkvTable(EmbeddingTable):
         self.tiers.reserve(self.store.num_rows + n)
         rows = xp.full(n, ABSENT, np.uint32)
         at = xp.arange(n)
-        while True:
-            part = keys[at]
-            given = None if scores is None else scores[at]
-            placed = self.index.insert(part, stamp, given, may_refuse=scores is not None)
-            rows[at] = self._rows_for(part, placed)
-            at = at[placed.slots < 0]
-            if at.size == 0 or self.index.is_full_size:
-                break
-            # Both buckets full before the table is: it grows early rather than lose a key.
-            self.index.double()
-        if initialise:
-            self.initializer.fill(self.backend, self.store, rows, keys, self._table_seed)
+        try:
+            while True:
+                part = keys[at]
+                given = None if scores is None else scores[at]
+                placed = self.index.insert(part, stamp, given, given_is_score=not initialise)
+                rows[at] = self._rows_for(part, placed)
+                at = at[placed.slots < 0]
+                if at.size == 0 or self.index.is_full_size:
+                    break
+                # Both buckets full before the table is: it grows early rather than lose a key.
+                self.index.double()
+            if initialise:
+                self.initializer.fill(self.backend, self.store, rows, keys, self._table_seed)
+        except BaseException:
+            # No memory to grow early, or an initializer that failed: no key stays without a value.
+            came = rows != np.uint32(ABSENT)
+            self.index.erase(keys[came])
+            self._release(rows[came])
+            raise
         self._counts["inserted"] += n - int(at.size)
-        if at.size:
-            self._refuse(int(at.size), n)
+        self._counts["refused"] += int(at.size)
+        self._refused = (int(at.size), n)
         return rows
 
     def _rows_for(self, keys: Array, placed: Placed) -> Array:
@@ -250,9 +267,23 @@ class HkvTable(EmbeddingTable):
         self.tiers.assigned(rows[held], keys[held])
         return rows
 
-    def _refuse(self, count: int, num_new: int) -> None:
-        self._counts["refused"] += count
-        if self.options.on_refused == "ignore":
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[list[Evicted]]:
+        """Gives a list that grows by what is evicted."""
+        with self.lock:
+            self._evicted = evicted = []
+            try:
+                yield evicted
+            except RefusedError as error:
+                error.evicted = self._gathered(evicted)
+                raise
+            finally:
+                self._evicted = None
+
+    def _report_refused(self) -> None:
+        """Warns or raises if keys of this call were refused. All the rest of it is done by then."""
+        (count, num_new), self._refused = self._refused, (0, 0)
+        if not count or self.options.on_refused == "ignore":
             return
         text = (
             f"Table {self.name!r} had no room for {count:,} of {num_new:,} new keys of one lookup: "
