@@ -14,9 +14,11 @@ _MODULE_OF_NAME = {
     "assign": "dynamic_variable",
     "export": "dynamic_variable",
     "filter_variables": "dynamic_variable",
+    "inference_mode": "inference",
     "init": "communication",
     "set_comm_tool": "communication",
     "lookup_sparse": "lookup",
+    "sparse_read_and_evict": "lookup",
     "OptimizerWrapper": "optimizer",
     "SGD": "optimizer",
 }
@@ -29,7 +31,6 @@ _NOT_YET = {
     "load": "assign, or tf.train.Checkpoint",
     "incremental_model_dump": "export",
     "all2all_dense_embedding": "lookup_sparse with one id in each row",
-    "sparse_read_and_evict": "tf.nn.embedding_lookup: an 'hbm' table never evicts",
     "raw_ops": "the methods of DynamicVariable",
 }
 _TENSORFLOW_MODULES = ("communication", "dynamic_variable", "lookup", "optimizer", "tensor")

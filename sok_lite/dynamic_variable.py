@@ -6,13 +6,11 @@ Whatever TensorFlow would do with that empty tensor instead of the rows is overr
 """
 
 import itertools
-import json
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
@@ -24,8 +22,12 @@ from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.local_lookup import checked_keys, local_lookup, refuse_partitions
 from sok_lite.refusals import RefusesDense
 from sok_lite.row_gradient import size_tensor
-from sok_lite.tensor import empty, host_call, to_array, to_tensor
-from sok_lite.variable_arguments import check_options, checked_dimension, checked_mode, dtype_name
+from sok_lite.row_writes import WritesRows, checked_rows, write_rows
+from sok_lite.table_checkpoint import NAMES, restore_tensors, saved_tensors
+from sok_lite.table_methods import TableMethods, checked_scores
+from sok_lite.table_summary import summary, table_facts
+from sok_lite.tensor import empty, host_call, to_tensor
+from sok_lite.variable_arguments import checked_dimension, checked_mode, checked_options, dtype_name
 from sok_lite.variable_spec import DynamicVariableSpec, alive
 
 __all__ = ["DynamicVariable", "assign", "export", "filter_variables"]
@@ -45,7 +47,9 @@ def _not_a_tensor() -> tf.Tensor:
     return handle
 
 
-class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
+class DynamicVariable(
+    RefusesDense, TableMethods, WritesRows, resource_variable_ops.ResourceVariable
+):
     """A trainable table that has a row for every key it was ever asked for.
 
     A lookup of a key that has no row gives it one, whose first value is a function of the seed,
@@ -56,11 +60,12 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
 
     Args:
       dimension: length of a row.
-      initializer: first value of a row: "random" (also None and ""; uniform from -0.05 to 0.05),
-        "normal", "uniform", "ones", "zeros", a number or its string such as "13", or a Keras or
-        tf.initializers object.
+      initializer: first value of a row: "random" (also None and ""; uniform from -0.05 to 0.05 for
+        "hbm", normal with mean 0 and deviation 1 for "hybrid", as in SOK), "normal", "uniform",
+        "ones", "zeros", a number or its string such as "13", or a Keras or tf.initializers object.
       var_type: "hbm" (also None): all rows in GPU memory, or in RAM without a GPU, growing without
-        bound.
+        bound. "hybrid": up to `max_capacity` keys, then the key of the lowest score goes; rows in
+        two tiers of memory.
       name: in TensorFlow. It also seeds the rows.
       constraint: must be None.
       trainable: whether gradient tapes watch it.
@@ -69,13 +74,14 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
       mode: None, "distributed" or "localized:<rank>" as in SOK.
       **kwargs: `seed` (an integer, 0 by default), `init_capacity` (keys to make room for at
         once), `row_shape` (the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling
-        initializer is to count with: a table has none), and SOK's other options for its "hybrid"
-        table, which "hbm" ignores.
+        initializer is to count with: a table has none), and the options of a "hybrid" table: see
+        `sok_lite.engine.table.hkv_options.HkvOptions`. "hbm" ignores those of them that SOK has.
 
     Raises:
       TypeError: unknown keyword, or an argument of a wrong type.
-      ValueError: an argument out of range, or a variable made inside a tf.function.
-      NotImplementedError: var_type "hybrid", a constraint, or a tf.distribute strategy.
+      ValueError: an argument out of range, an option that only "hybrid" has, or a variable made
+        inside a tf.function.
+      NotImplementedError: a constraint, or a tf.distribute strategy.
     """
 
     _handle: Any  # TensorFlow's own name for the resource
@@ -93,7 +99,8 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
         mode: str | None = None,
         **kwargs: Any,
     ) -> None:
-        check_options(kwargs)
+        var_type = "hbm" if var_type is None else var_type
+        options = checked_options(var_type, kwargs)
         dimension = checked_dimension(dimension)
         target_rank = checked_mode(mode)
         keys: KeyDtype = key_dtype(dtype_name(key_type, "int64", "key_type"))
@@ -115,17 +122,20 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
         if name is None:
             name = f"sok_dynamic_Variable_{next(_serial)}"
         self._table = make_table(
-            "hbm" if var_type is None else var_type,
+            var_type,
             get_backend(),
             dimension,
             initializer=make_initializer(
-                "" if initializer is None else initializer, dimension, kwargs.get("row_shape")
+                "" if initializer is None else initializer,
+                dimension,
+                kwargs.get("row_shape"),
+                var_type,
             ),
             key_type=keys.name,
             dtype=rows.name,
             name=name,
             seed=int(kwargs.get("seed", 0)),
-            init_capacity=int(kwargs.get("init_capacity", 0)),
+            **options,
         )
         self._dimension = dimension
         self._key_type = tf.as_dtype(keys.name)
@@ -201,7 +211,7 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
 
     @property
     def backend_type(self) -> str:
-        """Kind of table: "hbm"."""
+        """Kind of table: "hbm" or "hybrid"."""
         return self._table.var_type
 
     @property
@@ -266,46 +276,40 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
         return id(self)
 
     def __repr__(self) -> str:
-        table = self._table
-        return (
-            f"<sok.DynamicVariable {self.name!r} shape={self.shape} dtype={self.dtype.name} "
-            f"keys={table.size:,} fill={table.load_factor:.0%} of {table.capacity:,} slots "
-            f"memory={_bytes(table.store.used_bytes + table.index_bytes)} "
-            f"on {table.backend.name}>"
-        )
+        kind = f"shape={self.shape} dtype={self.dtype.name}"
+        return f"<sok.DynamicVariable {self.name!r} {kind} {summary(self._table)}>"
 
     def _repr_html_(self) -> str:
-        table = self._table
-        facts = {
-            "keys": f"{table.size:,}",
-            "row": f"{self._dimension} x {self.dtype.name}",
-            "key type": self._key_type.name,
-            "table": f"{table.var_type} on {table.backend.name}",
-            "fill": f"{table.load_factor:.0%} of {table.capacity:,} slots",
-            "optimizer states": ", ".join(table.store.state_names) or "none",
-            "memory of rows and states": _bytes(table.store.used_bytes),
-            "set aside for more": _bytes(table.store.num_bytes - table.store.used_bytes),
-            "memory of the index": _bytes(table.index_bytes),
-        }
+        facts = table_facts(self._table, self.dtype.name)
         cells = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in facts.items())
         return f"<table><caption>sok.DynamicVariable {self.name}</caption>{cells}</table>"
 
     # ---------------------------------------------------------------- reading
 
-    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+    def sparse_read(
+        self,
+        indices: Any,
+        name: str | None = None,
+        training: bool | None = None,
+        missing: str | None = None,
+    ) -> tf.Tensor:
         """Returns the rows of keys; new keys are inserted.
 
         `tf.nn.embedding_lookup`, its sparse forms and `tf.gather` come here.
 
         Args:
           indices: integer keys of any shape.
+          training: False: nothing is inserted and no score changes. True: it is, even within
+            `sok.inference_mode`. None: as that says.
+          missing: what a key gives that has no row: "initial", the value it would start with, or
+            "zeros". None: as `sok.inference_mode` says, else "initial".
 
         Returns:
           indices.shape + [dimension], of the rows' dtype. Its gradient is an IndexedSlices of the
           keys as given, repeated ones included.
         """
         try:
-            return local_lookup(self, indices)
+            return local_lookup(self, indices, training, missing)
         except AttributeError as error:
             # tf.gather takes an AttributeError for "no sparse_read" and would read a dense tensor.
             raise RuntimeError(f"The lookup in {self.name!r} failed: {error}") from error
@@ -333,162 +337,30 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
         values.set_shape([None, self._dimension])
         return indices, values
 
-    # ---------------------------------------------------------------- writing
-
-    def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
-        """Adds rows to the rows of keys that are in the table; repeated keys are summed."""
-        return self._scatter(
-            "scatter_add", sparse_delta, lambda table, keys, rows: table.accumulate(keys, rows)
-        )
-
-    def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
-        """Subtracts rows from the rows of keys that are in the table; repeated keys are summed."""
-        return self._scatter(
-            "scatter_sub",
-            sparse_delta,
-            lambda table, keys, rows: table.accumulate(keys, rows, scale=-1.0),
-        )
-
-    def scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
-        """Sets the rows of keys that are in the table; of a repeated key the last row counts."""
-        return self._scatter(
-            "scatter_update", sparse_delta, lambda table, keys, rows: table.assign(keys, rows)
-        )
-
-    def _scatter(
-        self, what: str, sparse_delta: Any, write: Callable[[EmbeddingTable, Any, Any], None]
-    ) -> Any:
-        if not isinstance(sparse_delta, tf.IndexedSlices):
-            raise TypeError(
-                f"{what} takes a tf.IndexedSlices of keys and rows. "
-                f"sparse_delta is not IndexedSlices: {sparse_delta!r}"
-            )
-        keys = checked_keys(self, sparse_delta.indices)
-        values = self._checked_values(keys, sparse_delta.values, what)
-        if what != "scatter_update":
-            values = tf.cast(values, tf.float32)
-        return self._write(what, keys, values, write)
-
-    def _checked_values(self, keys: tf.Tensor, values: Any, what: str) -> tf.Tensor:
-        if not tf.is_tensor(values):
-            # Python numbers have no dtype of their own.
-            is_plain = isinstance(values, (list, tuple)) and np.asarray(values).dtype.kind in "if"
-            values = tf.convert_to_tensor(values, self.dtype if is_plain else None)
-        if not values.dtype.is_floating:
-            raise TypeError(
-                f"{what}: `values` must be {self.dtype.name}. Received: dtype {values.dtype.name}. "
-                "Cast them first if they really are rows."
-            )
-        expected = f"(n, {self._dimension}), one row for each of the n keys"
-        if keys.shape.rank is not None and keys.shape.rank != 1:
-            raise ValueError(
-                f"{what}: `indices` must have shape (n,). Received: shape {keys.shape}."
-            )
-        if not values.shape.is_compatible_with([keys.shape[0] if keys.shape.rank else None, None]):
-            raise ValueError(
-                f"{what}: `values` must have shape {expected}. Received: indices of shape "
-                f"{keys.shape} and values of shape {values.shape}."
-            )
-        if not values.shape.is_compatible_with([None, self._dimension]):
-            raise ValueError(
-                f"{what}: `values` must have shape {expected}: {self.name!r} has dimension "
-                f"{self._dimension}. Received: values of shape {values.shape}."
-            )
-        return values
-
-    def _write(
-        self,
-        what: str,
-        keys: tf.Tensor,
-        values: tf.Tensor,
-        write: Callable[[EmbeddingTable, Any, Any], None],
-    ) -> Any:
-        reference = weakref.ref(self)
-        backend = self._table.backend
-
-        def run(key_tensor: tf.Tensor, value_tensor: tf.Tensor) -> Sequence[tf.Tensor]:
-            rows = to_array(value_tensor, backend)
-            if value_tensor.dtype == tf.bfloat16:
-                # Marks uint16 bits as bfloat16, whatever the rows' own format.
-                rows = rows.view(tf.bfloat16.as_numpy_dtype)
-            write(alive(reference).table, to_array(key_tensor, backend), rows)
-            return ()
-
-        done = host_call(run, [keys, values], [], backend, f"{what} on {self.name!r}")
-        return self if tf.executing_eagerly() else done
-
     # ---------------------------------------------------------------- TensorFlow's checkpoints
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        """Returns what `tf.train.Checkpoint` saves: this rank's keys, rows and optimizer states."""
-        table = self._table
-        backend = table.backend
-        with table.lock:
-            keys, rows = table.export_rows()
-            rows = backend.xp.ascontiguousarray(rows)
-            states = [table.store.column(name) for name in table.store.state_names]
-            columns = {state.name: [state.dim, state.initial] for state in states}
-            tensors = {
-                "keys": to_tensor(keys, self._key_type, backend),
-                "values": to_tensor(table.store.read(rows), self.dtype, backend),
-                "state_columns": tf.constant(json.dumps(columns)),
-                "states": to_tensor(
-                    backend.xp.concatenate(
-                        [
-                            backend.xp.empty((int(rows.size), 0), np.float32),
-                            *(table.store.read(rows, column=name) for name in columns),
-                        ],
-                        axis=1,
-                    ),
-                    tf.float32,
-                    backend,
-                ),
-            }
-        return tensors
+        """Returns what `tf.train.Checkpoint` saves of this rank's part."""
+        return saved_tensors(self._table, self._key_type, self.dtype)
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         """Makes the table what was saved: other keys are removed."""
-        missing = {"keys", "values", "state_columns", "states"} - set(restored_tensors)
+        missing = set(NAMES) - set(restored_tensors)
         if missing:
             raise ValueError(
                 f"The checkpoint has no {', '.join(sorted(missing))} for {self.name!r}: it was not "
-                "written from a sok.DynamicVariable."
+                "written from a sok.DynamicVariable of this version."
             )
         keys = checked_keys(self, restored_tensors["keys"])
-        values = self._checked_values(keys, restored_tensors["values"], "restore")
-        return self._write_restored(keys, values, restored_tensors)
-
-    def _write_restored(
-        self, keys: tf.Tensor, values: tf.Tensor, restored_tensors: dict[str, tf.Tensor]
-    ) -> Any:
+        checked_rows(self, keys, restored_tensors["values"], "restore")
         reference = weakref.ref(self)
         backend = self._table.backend
 
-        def run(
-            key_tensor: tf.Tensor,
-            value_tensor: tf.Tensor,
-            column_tensor: tf.Tensor,
-            state_tensor: tf.Tensor,
-        ) -> Sequence[tf.Tensor]:
-            table = alive(reference).table
-            columns = json.loads(bytes(column_tensor.numpy()))
-            states = to_array(state_tensor, backend)
-            key_array = to_array(key_tensor, backend)
-            with table.lock:
-                # Before the first key goes: a state of another optimizer raises here.
-                for name, (dim, initial) in columns.items():
-                    table.store.ensure_state(name, initial, dim)
-                table.clear()
-                table.insert_or_assign(key_array, to_array(value_tensor, backend))
-                rows = table.find(key_array)
-                start = 0
-                for name, (dim, _) in columns.items():
-                    part = states[:, start : start + dim]
-                    table.store.write(rows, backend.xp.ascontiguousarray(part), column=name)
-                    start += dim
+        def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+            restore_tensors(alive(reference).table, dict(zip(NAMES, tensors, strict=True)))
             return ()
 
-        inputs = [keys, values, restored_tensors["state_columns"], restored_tensors["states"]]
+        inputs = [restored_tensors[name] for name in NAMES]
         done = host_call(run, inputs, [], backend, f"The restore of {self.name!r}")
         return tf.no_op() if tf.executing_eagerly() else done
 
@@ -504,18 +376,9 @@ class DynamicVariable(RefusesDense, resource_variable_ops.ResourceVariable):
 
     def assign(self, *args: Any, **kwargs: Any) -> Any:
         """`variable.assign(indices, values)` is `sok.assign`; there is no dense value to assign."""
-        if len(args) == 2 and not kwargs:
+        if len(args) in (2, 3) and not kwargs:
             return assign(self, *args)
         self._refuse_write("assign")
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -536,13 +399,16 @@ def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
     return var.export()
 
 
-def assign(var: DynamicVariable, indices: Any, values: Any) -> Any:
+def assign(var: DynamicVariable, indices: Any, values: Any, scores: Any = None) -> Any:
     """Sets the rows of keys on this rank, inserting keys that are new. No communication.
 
     Args:
       var: the variable.
       indices: (n,) integers; of a repeated key the last row counts.
       values: (n, dimension).
+      scores: (n,) non-negative integers, kept with the keys whatever the strategy; None: as a
+        lookup would. A "hybrid" table refuses a new key whose score is below all that it could
+        evict.
 
     Returns:
       The variable in eager mode, the operation in a graph.
@@ -553,9 +419,15 @@ def assign(var: DynamicVariable, indices: Any, values: Any) -> Any:
     """
     var = _checked_variable(var, "assign")
     keys = checked_keys(var, indices)
-    rows = var._checked_values(keys, values, "sok.assign")
-    return var._write(
-        "sok.assign", keys, rows, lambda table, key, row: table.insert_or_assign(key, row)
+    rows = checked_rows(var, keys, values, "sok.assign")
+    others = [] if scores is None else [checked_scores(var.name, scores)]
+    return write_rows(
+        var,
+        "sok.assign",
+        keys,
+        rows,
+        lambda table, *arrays: table.insert_or_assign(*arrays),
+        *others,
     )
 
 

@@ -2,23 +2,29 @@
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.engine.table import HkvTable
+from sok_lite.inference import checked_missing, checked_training, reading
 from sok_lite.row_gradient import row_gradient, size_tensor
 from sok_lite.tensor import empty, host_call, to_array, to_tensor
 from sok_lite.variable_spec import alive
 
 
-def local_lookup(variable: Any, keys: Any) -> tf.Tensor:
-    """Returns the rows of keys in this rank's table; new keys are inserted. No communication.
+def local_lookup(
+    variable: Any, keys: Any, training: bool | None = None, missing: str | None = None
+) -> tf.Tensor:
+    """Returns the rows of keys in this rank's table. No communication.
 
     Args:
       variable: the table.
       keys: integers of any shape.
+      training: whether new keys are inserted; None: unless `sok.inference_mode` is open.
+      missing: what a key gives that has no row: "initial" or "zeros".
 
     Returns:
       keys.shape + [dimension], of the rows' dtype. The gradient is an IndexedSlices of the keys as
@@ -29,30 +35,86 @@ def local_lookup(variable: Any, keys: Any) -> tf.Tensor:
       ValueError: a key does not fit the key type, or the variable is one of a list.
     """
     refuse_partitions(variable)
+    training, missing = checked_training(training), checked_missing(missing)
+    dim, dtype, backend = variable.dimension, variable.dtype, variable.table.backend
+
+    def look_up(table: Any, keys: Any) -> Sequence[tf.Tensor]:
+        insert, absent = reading(training, missing)
+        rows = empty((*keys.shape, dim), dtype, backend)
+        flat_rows = rows.reshape(-1, dim)
+        table.lookup(keys.reshape(-1), out=flat_rows, insert=insert, missing=absent)
+        return (to_tensor(rows, dtype, backend),)
+
+    (rows,) = _differentiable(variable, keys, look_up, [dtype], [])
+    return rows
+
+
+def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Does what `local_lookup` does and returns also what lost its place for it.
+
+    Returns:
+      (keys.shape + [dimension] rows, (m,) evicted keys, (m, dimension) their last rows).
+    """
+    dim, dtype, key_type = variable.dimension, variable.dtype, variable.key_type
+    backend = variable.table.backend
+
+    def look_up(table: Any, keys: Any) -> Sequence[tf.Tensor]:
+        insert, absent = reading(None, None)
+        rows = empty((*keys.shape, dim), dtype, backend)
+        flat, flat_rows = keys.reshape(-1), rows.reshape(-1, dim)
+        if insert and isinstance(table, HkvTable):
+            _, (evicted_keys, evicted_rows, _) = table.lookup_and_evict(flat, out=flat_rows)
+        else:
+            table.lookup(flat, out=flat_rows, insert=insert, missing=absent)
+            evicted_keys = table.key_dtype.from_int64(backend.xp, backend.xp.empty(0, np.int64))
+            evicted_rows = flat_rows[:0]
+        return (
+            to_tensor(rows, dtype, backend),
+            to_tensor(evicted_keys, key_type, backend),
+            to_tensor(evicted_rows, dtype, backend),
+        )
+
+    dtypes = [dtype, key_type, dtype]
+    rows, *evicted = _differentiable(variable, keys, look_up, dtypes, [[None], [None, dim]])
+    return rows, *evicted
+
+
+def _differentiable(
+    variable: Any,
+    keys: Any,
+    look_up: Callable[[Any, Any], Sequence[tf.Tensor]],
+    dtypes: list[tf.DType],
+    other_shapes: list[list[int | None]],
+) -> Any:
+    """Returns what a lookup gives, the first of it with a gradient for the variable.
+
+    Args:
+      variable: the table.
+      keys: integers of any shape.
+      look_up: takes the engine's table and an array of keys; gives keys.shape + [dim], and more.
+      dtypes: of all that it gives.
+      other_shapes: of what it gives beside the rows.
+    """
     keys = checked_keys(variable, keys)
-    name, dim, key_type, dtype = (
-        variable.name,
-        variable.dimension,
-        variable.key_type,
-        variable.dtype,
-    )
+    name, dim, key_type = variable.name, variable.dimension, variable.key_type
     backend = variable.table.backend
     reference = weakref.ref(variable)
 
     def run(key_tensor: tf.Tensor) -> Sequence[tf.Tensor]:
         table = alive(reference).table
-        rows = empty((*key_tensor.shape, dim), dtype, backend)
-        flat = to_array(key_tensor, backend).reshape(-1)
-        table.lookup(flat, out=rows.reshape(-1, dim))
-        return to_tensor(rows, dtype, backend), size_tensor(table)
+        return *look_up(table, to_array(key_tensor, backend)), size_tensor(table)
 
     @tf.custom_gradient
     def read(source: tf.Tensor, keys: tf.Tensor) -> Any:
-        rows, size = host_call(run, [keys], [dtype, tf.int32], backend, f"A lookup in {name!r}")
+        rows, *others, size = host_call(
+            run, [keys], [*dtypes, tf.int32], backend, f"A lookup in {name!r}"
+        )
         rows.set_shape(keys.shape.concatenate([dim]))
+        for other, shape in zip(others, other_shapes, strict=True):
+            other.set_shape(shape)
         size.set_shape([2])
 
-        def grad(row_grads: tf.Tensor) -> Any:
+        def grad(row_grads: tf.Tensor, *_: tf.Tensor) -> Any:
             flat_grads = tf.cast(tf.reshape(row_grads, [-1, dim]), tf.float32)
             # A session runs only what it needs, and a gradient may need no row: the lookup must
             # run all the same, or an update would not find the key.
@@ -62,7 +124,7 @@ def local_lookup(variable: Any, keys: Any) -> tf.Tensor:
             # A copy: the size belongs to the graph of the forward.
             return row_gradient(name, flat_keys, flat_grads, tf.identity(size)), None
 
-        return rows, grad
+        return (rows, *others), grad
 
     return read(variable.gradient_source(), keys)
 

@@ -3,21 +3,25 @@
 import zlib
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from sok_lite.backend import Backend
 from sok_lite.comm import Communicator
 from sok_lite.communication import communicator
+from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine import step
 from sok_lite.engine.failure import shared_failure
+from sok_lite.engine.table import HkvTable
+from sok_lite.inference import checked_missing, checked_training, reading
+from sok_lite.local_lookup import local_lookup_and_evict
 from sok_lite.lookup_arguments import Argument, Facts, checked_arguments, row_splits
 from sok_lite.row_gradient import row_gradient, size_tensor
 from sok_lite.tensor import empty, host_call, to_array, to_tensor
 from sok_lite.variable_spec import alive
 
-__all__ = ["lookup_sparse"]
+__all__ = ["lookup_sparse", "sparse_read_and_evict"]
 
 
 @tf.autograph.experimental.do_not_convert
@@ -27,6 +31,9 @@ def lookup_sparse(
     sp_weights: Any = None,
     combiners: Any = None,
     use_low_frequency_filter: bool = False,
+    *,
+    training: bool | None = None,
+    missing: str | None = None,
 ) -> Any:
     """Looks keys up in tables that are spread over all ranks, and combines them row by row.
 
@@ -42,7 +49,14 @@ def lookup_sparse(
       combiners: for each "sum", "mean" or "sqrtn" (or one for all); None: "mean". As in
         `tf.nn.embedding_lookup_sparse`: weighted sum, divided by 1, by the sum of the weights or by
         the root of the sum of their squares. An empty row, or a divisor of 0, gives zeros.
-      use_low_frequency_filter: not for "hbm" tables.
+      use_low_frequency_filter: a key without a row gets one with the chance `filter_ratio` of its
+        table, drawn anew at each lookup; else it gives zeros and still counts in a mean. For
+        "hybrid" tables only.
+      training: False: nothing is inserted and no score changes. True: it is, even within
+        `sok.inference_mode`. None: as that says. It counts on the rank that owns a key.
+      missing: what a key gives that has no row: "initial", the value it would start with, or
+        "zeros". None: as `sok.inference_mode` says, else "zeros" with the filter and "initial"
+        without.
 
     Returns:
       (batch, dimension) of the variable's dtype; a list of them where `sp_ids` is a list or tuple.
@@ -53,25 +67,77 @@ def lookup_sparse(
     Raises:
       RuntimeError: `sok.init` was not called.
       TypeError, ValueError: arguments that do not fit.
-      NotImplementedError: a tf.Variable, the filter, or a localized table with several ranks.
+      NotImplementedError: a tf.Variable, the filter for an "hbm" table, or a localized table with
+        several ranks.
     """
+    treatment = Treatment(
+        checked_training(training), checked_missing(missing), bool(use_low_frequency_filter)
+    )
     comm = communicator()
     arguments = checked_arguments(params, sp_ids, sp_weights, combiners, comm.size)
     if use_low_frequency_filter:
-        raise NotImplementedError(
-            "`use_low_frequency_filter` needs tables of var_type 'hybrid'; "
-            "these are 'hbm', which keep every key. Leave it out."
-        )
-    outputs = _lookup(comm, arguments) if arguments else []
+        _check_filter(arguments)
+    outputs = _lookup(comm, arguments, treatment) if arguments else []
     is_list = isinstance(sp_ids, (list, tuple)) or isinstance(sp_weights, tuple)
     return outputs if is_list else outputs[0]
 
 
-def _lookup(comm: Communicator, arguments: list[Argument]) -> list[tf.Tensor]:
+@tf.autograph.experimental.do_not_convert
+def sparse_read_and_evict(
+    var: DynamicVariable, indices: Any
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Does what `tf.nn.embedding_lookup` does and returns also what was evicted for new keys.
+
+    It looks into the table of this rank only. An "hbm" table evicts nothing, and so does a lookup
+    within `sok.inference_mode`.
+
+    Args:
+      var: the variable.
+      indices: integer keys of any shape.
+
+    Returns:
+      (embedding: indices.shape + [dimension] of the rows' dtype, the only one with a gradient;
+      evicted_keys: (m,) of the key type, in no order; evicted_values: (m, dimension), their rows).
+
+    Raises:
+      TypeError: `var` is no DynamicVariable, or keys are no integers.
+      ValueError: a key does not fit the key type.
+    """
+    if not isinstance(var, DynamicVariable):
+        raise TypeError(
+            "sok.sparse_read_and_evict takes a sok.DynamicVariable. "
+            f"Received: {type(var).__name__}."
+        )
+    return local_lookup_and_evict(var, indices)
+
+
+def _check_filter(arguments: list[Argument]) -> None:
+    for facts, _, _ in arguments:
+        if not isinstance(alive(facts.variable).table, HkvTable):
+            raise NotImplementedError(
+                "`use_low_frequency_filter` needs tables of var_type 'hybrid'; "
+                f"{facts.name!r} is 'hbm', which keeps every key. Leave it out."
+            )
+
+
+class Treatment(NamedTuple):
+    """How a call treats keys without a row: the arguments as given.
+
+    Attributes:
+      training, missing: see `inference.reading`.
+      has_filter: whether new keys are drawn.
+    """
+
+    training: bool | None
+    missing: str | None
+    has_filter: bool
+
+
+def _lookup(comm: Communicator, arguments: list[Argument], treatment: Treatment) -> list[tf.Tensor]:
     tables = [argument.facts for argument in arguments]
     inputs = [tensor for argument in arguments for tensor in argument.inputs]
     all_weights = [a.weights for a in arguments if a.weights is not None]
-    host = _Host(comm, tables)
+    host = _Host(comm, tables, treatment)
     num_tables = len(tables)
 
     @tf.custom_gradient
@@ -131,11 +197,12 @@ class _Host:
       backend: of all its tables.
     """
 
-    def __init__(self, comm: Communicator, tables: list[Facts]) -> None:
+    def __init__(self, comm: Communicator, tables: list[Facts], treatment: Treatment) -> None:
         self.what = f"lookup_sparse in {', '.join(repr(table.name) for table in tables)}"
         self.backend: Backend = alive(tables[0].variable).table.backend
         self._comm = comm
         self._tables = tables
+        self._treatment = treatment
         formats = [(t.dim, t.key_type.name, t.dtype.name, t.combiner) for t in tables]
         # Equal on all ranks for one call, and telling it from most others.
         self._tag = zlib.crc32(f"{self.what} {formats}".encode())
@@ -189,6 +256,8 @@ class _Host:
     def _parts(self, tensors: Sequence[tf.Tensor]) -> list[step.Part]:
         stream = iter(tensors)
         inputs = [[next(stream) for _ in range(facts.num_inputs)] for facts in self._tables]
+        training, missing, has_filter = self._treatment
+        insert, missing = reading(training, missing, "zeros" if has_filter else "initial")
         parts = []
         for i, (facts, (keys, *rows)) in enumerate(zip(self._tables, inputs, strict=True)):
             splits = row_splits(facts.is_ragged, rows[0], rows[1], self.backend)
@@ -201,7 +270,11 @@ class _Host:
                         "Received: rows of other lengths."
                     )
             table = alive(facts.variable).table
+            ratio = 1.0
+            if has_filter and isinstance(table, HkvTable):
+                ratio = table.options.filter_ratio
+            items = to_array(keys, self.backend)
             parts.append(
-                step.Part(table, to_array(keys, self.backend), splits, weights, facts.combiner)
+                step.Part(table, items, splits, weights, facts.combiner, insert, missing, ratio)
             )
         return parts

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.engine.table.hkv_options import HkvOptions
+
 # SOK's options for its "hybrid" table. SOK ignores them for "hbm", where they have no meaning; so
 # programs pass them to either. `init_capacity` is honoured, with no effect on results.
 _SOK_OPTIONS = frozenset(
@@ -14,7 +16,9 @@ _SOK_OPTIONS = frozenset(
         "filter_ratio",
     }
 )
-_OPTIONS = _SOK_OPTIONS | {"row_shape", "seed"}
+_OPTIONS_OF_HYBRID = frozenset(HkvOptions.names())
+_OPTIONS_OF_ALL = frozenset({"row_shape", "seed"})
+_OPTIONS = _SOK_OPTIONS | _OPTIONS_OF_HYBRID | _OPTIONS_OF_ALL
 
 
 def checked_dimension(dimension: Any) -> int:
@@ -28,19 +32,42 @@ def checked_dimension(dimension: Any) -> int:
     return int(dimension)
 
 
-def check_options(options: dict[str, Any]) -> None:
+def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of the table of that kind among keyword arguments.
+
+    Raises:
+      TypeError: an unknown one, or one of a wrong type.
+      ValueError: one out of range, or one that "hbm" has not and SOK neither.
+    """
+    if var_type not in ("hbm", "hybrid"):
+        raise ValueError(f"`var_type` must be 'hbm' or 'hybrid'. Received: var_type={var_type!r}.")
     unknown = sorted(set(options) - _OPTIONS)
     if unknown:
         raise TypeError(
             f"DynamicVariable got an unexpected keyword argument {unknown[0]!r}. "
             f"Known options: {', '.join(sorted(_OPTIONS))}."
         )
-    for name, least in (("seed", None), ("init_capacity", 0)):
-        value = options.get(name, 0)
-        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-            raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
-        if least is not None and value < least:
-            raise ValueError(f"`{name}` must be at least {least}. Received: {name}={value}.")
+    _check_integer("seed", options.get("seed", 0))
+    if var_type == "hybrid":
+        return {name: value for name, value in options.items() if name not in _OPTIONS_OF_ALL}
+    for name in sorted(_OPTIONS_OF_HYBRID - _SOK_OPTIONS):
+        if options.get(name) is not None:
+            raise ValueError(
+                f"`{name}` is an option of var_type='hybrid'. Received: {name}={options[name]!r} "
+                f"for var_type={var_type!r}. Use var_type='hybrid', or leave it out."
+            )
+    init_capacity = options.get("init_capacity", 0)
+    _check_integer("init_capacity", init_capacity)
+    if init_capacity < 0:
+        raise ValueError(
+            f"`init_capacity` must be at least 0. Received: init_capacity={init_capacity}."
+        )
+    return {"init_capacity": int(init_capacity)}
+
+
+def _check_integer(name: str, value: Any) -> None:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
 
 
 def checked_mode(mode: Any) -> int:

@@ -10,6 +10,7 @@ integer array, so that a graph can carry it from forward to backward without any
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from sok_lite.engine.combine import (
 from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
 from sok_lite.engine.failure import shared_failure
 from sok_lite.engine.recent import remember
-from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table import EmbeddingTable, HkvTable
 from sok_lite.engine.unique import unique
 
 Empty = Callable[[tuple[int, ...]], Array]
@@ -381,6 +382,16 @@ def agree(
             f"seed of table {i}": table.seed,
             f"initializer of table {i}": repr(table.initializer),
             f"combiner of table {i}": combiner,
+            f"var_type of table {i}": table.var_type,
         }
+        description |= {f"{name} of table {i}": value for name, value in _options(table).items()}
     check_equal_on_all_ranks(comm, description, "A lookup")
     agreed.add(tag)
+
+
+def _options(table: EmbeddingTable) -> dict[str, Any]:
+    """Returns the options that ranks must have in common: not what belongs to one machine."""
+    if not isinstance(table, HkvTable):
+        return {}
+    of_machine = ("device_id", "far_path")
+    return {name: x for name, x in asdict(table.options).items() if name not in of_machine}

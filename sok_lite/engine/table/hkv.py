@@ -123,6 +123,11 @@ class HkvTable(EmbeddingTable):
         with self.lock:
             self.index.epoch = int(epoch)
 
+    @property
+    def num_evicted(self) -> int:
+        """Keys that lost their row to another key since the counters began."""
+        return self._counts["evicted"]
+
     def lookup_and_evict(
         self, keys: Any, *, unique_keys: bool = False, out: Array | None = None
     ) -> tuple[Array, Evicted]:

@@ -1,0 +1,92 @@
+"""`sok.inference_mode`: while it is open, lookups change no table."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["inference_mode"]
+
+_MISSING = ("initial", "zeros")
+
+
+class Reading(NamedTuple):
+    """How a lookup treats keys that have no row.
+
+    Attributes:
+      insert: whether they get one; if not, nothing changes at all.
+      missing: what a key gives that has none afterwards: "initial" or "zeros".
+    """
+
+    insert: bool
+    missing: str
+
+
+# What the blocks that are open say, the latest last. TensorFlow runs host calls on threads of its
+# own, so this cannot belong to a thread. It is replaced as a whole: who reads it needs no lock.
+_open: tuple[tuple[object, str], ...] = ()
+_changing = threading.Lock()
+
+
+@contextmanager
+def inference_mode(missing: str = "initial") -> Iterator[None]:
+    """A `with` block in which lookups insert nothing, evict nothing and refresh no score.
+
+    It holds for all tables and all threads of the process, and for functions that were traced
+    before. Of several open blocks the one opened last says what a missing key gives. A lookup with
+    `training=True` inserts all the same. In a job of several ranks the mode of the rank that owns a
+    key counts, so open it on every rank; ranks that differ do not wait for each other.
+
+    Args:
+      missing: what a key without a row gives: "initial", the value it would start with, or "zeros".
+
+    Raises:
+      ValueError: another `missing`.
+    """
+    global _open
+    checked_missing(missing)
+    entry = (object(), missing)
+    with _changing:
+        _open = (*_open, entry)
+    try:
+        yield
+    finally:
+        with _changing:
+            _open = tuple(other for other in _open if other is not entry)
+
+
+def reading(training: bool | None, missing: str | None, usually: str = "initial") -> Reading:
+    """Returns what holds now, in the host call of a lookup.
+
+    Args:
+      training: as given to the lookup; None: not within `inference_mode`.
+      missing: as given to the lookup; None: what an open `inference_mode` says.
+      usually: `missing` where nobody says anything.
+    """
+    mode = _open
+    insert = not mode if training is None else training
+    if missing is None:
+        missing = mode[-1][1] if mode and not insert else usually
+    return Reading(insert, missing)
+
+
+def checked_training(training: Any) -> bool | None:
+    """Returns the argument of a lookup, or raises TypeError."""
+    if training is None:
+        return None
+    if not isinstance(training, (bool, np.bool_)):
+        raise TypeError(
+            "`training` must be True, False or None, known when the lookup is built. "
+            f"Received: training={training!r}. For a mode that changes while a tf.function stays, "
+            "use sok.inference_mode()."
+        )
+    return bool(training)
+
+
+def checked_missing(missing: Any) -> str | None:
+    """Returns the argument of a lookup, or raises ValueError."""
+    if missing is not None and missing not in _MISSING:
+        raise ValueError(f"`missing` must be 'initial' or 'zeros'. Received: missing={missing!r}.")
+    return missing

@@ -1,0 +1,113 @@
+"""What `tf.train.Checkpoint` saves of a table, and how a table takes it back.
+
+Saved is the part of this rank. The tensors, n keys and m keys that were seen but have no row:
+
+  keys           (n,)                key type, ascending
+  values         (n, dimension)      rows
+  states         (n, all of them)    float32, the optimizer states side by side
+  state_columns  scalar text         JSON: name of a state -> [its length, its initial value]
+  stamps         (n,)                int64, number of the lookup that last saw each key
+  scores         (n,)                uint64; (0,) where the stamps are the scores
+  slots          (n,)                int64, places in a "hybrid" index; (0,) of an "hbm" table
+  sighted_keys   (m,)                int64
+  sightings      (m,)                int64, how often each was seen
+  facts          scalar text         JSON: number of lookups; of a "hybrid" table its epoch,
+                                     capacity, bucket size and strategy as well
+"""
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.engine.table import EmbeddingTable, snapshot
+from sok_lite.tensor import to_array, to_tensor
+
+NAMES = (
+    *("keys", "values", "states", "state_columns", "stamps", "scores", "slots"),
+    *("sighted_keys", "sightings", "facts"),
+)
+
+
+def saved_tensors(
+    table: EmbeddingTable, key_type: tf.DType, dtype: tf.DType
+) -> dict[str, tf.Tensor]:
+    """Returns the tensors of a table, eager ones.
+
+    Args:
+      key_type, dtype: of its keys and its rows.
+    """
+    backend = table.backend
+    xp = backend.xp
+    with table.lock:
+        saved = snapshot.take(table)
+        rows = xp.ascontiguousarray(saved.rows)
+        states = [table.store.column(name) for name in table.store.state_names]
+        state_rows = [
+            xp.empty((int(rows.size), 0), np.float32),
+            *(table.store.read(rows, column=state.name) for state in states),
+        ]
+        return {
+            "keys": to_tensor(saved.keys, key_type, backend),
+            "values": to_tensor(table.store.read(rows), dtype, backend),
+            "states": to_tensor(xp.concatenate(state_rows, axis=1), tf.float32, backend),
+            "state_columns": _text({state.name: [state.dim, state.initial] for state in states}),
+            # Not as uint32: few of TensorFlow's kernels know it.
+            "stamps": to_tensor(saved.stamps.astype(np.int64), tf.int64, backend),
+            "scores": to_tensor(saved.scores, tf.uint64, backend),
+            "slots": to_tensor(saved.slots, tf.int64, backend),
+            "sighted_keys": to_tensor(saved.sighted_keys, tf.int64, backend),
+            "sightings": to_tensor(saved.sightings.astype(np.int64), tf.int64, backend),
+            "facts": _text(saved.facts),
+        }
+
+
+def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> None:
+    """Makes a table what was saved: other keys go.
+
+    Args:
+      tensors: what `saved_tensors` gave, eager ones.
+
+    Raises:
+      ValueError: the keys or states do not fit the table, or it has no room for them. It is as it
+        was.
+      MemoryError: see `snapshot.restore`.
+    """
+    backend = table.backend
+    arrays = {
+        name: to_array(tensor, backend)
+        for name, tensor in tensors.items()
+        if tensor.dtype != tf.string
+    }
+    saved = snapshot.Snapshot(
+        arrays["keys"],
+        backend.xp.empty(0, np.uint32),  # of the table that was saved
+        arrays["stamps"].astype(np.uint32),
+        arrays["scores"],
+        arrays["slots"],
+        arrays["sighted_keys"],
+        arrays["sightings"].astype(np.uint32),
+        json.loads(bytes(tensors["facts"].numpy())),
+    )
+    values = arrays["values"]
+    if tensors["values"].dtype == tf.bfloat16:
+        # Marks uint16 bits as bfloat16, whatever the rows' own format.
+        values = values.view(tf.bfloat16.as_numpy_dtype)
+    values = table.store.to_storage(values)
+    columns = json.loads(bytes(tensors["state_columns"].numpy()))
+    with table.lock:
+        # Before the first key goes: a state of another optimizer raises here.
+        for name, (dim, initial) in columns.items():
+            table.store.ensure_state(name, initial, dim)
+        rows = snapshot.restore(table, saved)
+        table.store.write(rows, values)
+        start = 0
+        for name, (dim, _) in columns.items():
+            part = backend.xp.ascontiguousarray(arrays["states"][:, start : start + dim])
+            table.store.write(rows, part, column=name)
+            start += dim
+
+
+def _text(value: object) -> tf.Tensor:
+    return tf.constant(json.dumps(value))

@@ -1,0 +1,62 @@
+"""A table in words: how full it is, what it lost, where its memory is."""
+
+from sok_lite.engine.table import EmbeddingTable, HkvTable
+
+
+def summary(table: EmbeddingTable) -> str:
+    """Returns one line about a table."""
+    tiers = table.store.tier_bytes()
+    text = f"keys={table.size:,} fill={_fill(table)} "
+    if isinstance(table, HkvTable):
+        text += (
+            f"evicted={table.num_evicted:,} memory={_bytes(tiers.near_used + table.index_bytes)} "
+            f"near, {_bytes(tiers.far_used)} far "
+        )
+    else:
+        text += f"memory={_bytes(tiers.near_used + table.index_bytes)} "
+    return f"{text}on {table.backend.name}"
+
+
+def table_facts(table: EmbeddingTable, dtype: str) -> dict[str, str]:
+    """Returns what a notebook shows of a table.
+
+    Args:
+      dtype: name of the rows' dtype.
+    """
+    tiers = table.store.tier_bytes()
+    facts = {
+        "keys": f"{table.size:,}",
+        "row": f"{table.dim} x {dtype}",
+        "key type": table.key_dtype.name,
+        "table": f"{table.var_type} on {table.backend.name}",
+        "fill": _fill(table),
+        "optimizer states": ", ".join(table.store.state_names) or "none",
+    }
+    if isinstance(table, HkvTable):
+        facts |= {
+            "evicted": f"{table.num_evicted:,} keys ({table.options.evict_strategy})",
+            "near memory of rows and states": _bytes(tiers.near_used),
+            "far memory of rows and states": _bytes(tiers.far_used),
+        }
+    else:
+        facts["memory of rows and states"] = _bytes(tiers.near_used)
+    return facts | {
+        "set aside for more": _bytes(table.store.num_bytes - table.store.used_bytes),
+        "memory of the index": _bytes(table.index_bytes),
+    }
+
+
+def _fill(table: EmbeddingTable) -> str:
+    text = f"{table.load_factor:.0%} of {table.capacity:,} slots"
+    if isinstance(table, HkvTable) and not table.index.is_full_size:
+        text += f" (at most {table.index.max_capacity:,})"
+    return text
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
