@@ -1,44 +1,9 @@
 // First values of rows: a pure function of (seed, key, column), with the same bits on every
 // processor.
 //
-// Random bits are Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as
-// 1, 2, 3", SC 2011): its key is the table's seed, its counter (key, column / 4), and word column %
-// 4 of its output belongs to the column. Nothing here calls a math library, whose last bits differ
-// between processors.
+// Nothing here calls a math library, whose last bits differ between processors.
+#include "random.cuh"
 #include "rows.cuh"
-
-struct PhiloxWords {
-  u32 word[4];
-};
-
-SOK_DEVICE void philox_round(PhiloxWords& c, u32 key0, u32 key1) {
-  const u32 multiplier0 = 0xD2511F53u, multiplier1 = 0xCD9E8D57u;
-  u32 high0 = sok_high_u32(multiplier0, c.word[0]), low0 = multiplier0 * c.word[0];
-  u32 high1 = sok_high_u32(multiplier1, c.word[2]), low1 = multiplier1 * c.word[2];
-  c.word[0] = high1 ^ c.word[1] ^ key0;
-  c.word[1] = low1;
-  c.word[2] = high0 ^ c.word[3] ^ key1;
-  c.word[3] = low0;
-}
-
-// The random words of four columns. Ten rounds, written out: the compiler then runs several columns
-// in one vector.
-SOK_DEVICE PhiloxWords philox(u64 seed, i64 key, u32 quad) {
-  const u32 weyl0 = 0x9E3779B9u, weyl1 = 0xBB67AE85u;
-  PhiloxWords c = {{(u32)(u64)key, (u32)((u64)key >> 32), quad, 0u}};
-  u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
-  philox_round(c, k0, k1);
-  philox_round(c, k0 + 1u * weyl0, k1 + 1u * weyl1);
-  philox_round(c, k0 + 2u * weyl0, k1 + 2u * weyl1);
-  philox_round(c, k0 + 3u * weyl0, k1 + 3u * weyl1);
-  philox_round(c, k0 + 4u * weyl0, k1 + 4u * weyl1);
-  philox_round(c, k0 + 5u * weyl0, k1 + 5u * weyl1);
-  philox_round(c, k0 + 6u * weyl0, k1 + 6u * weyl1);
-  philox_round(c, k0 + 7u * weyl0, k1 + 7u * weyl1);
-  philox_round(c, k0 + 8u * weyl0, k1 + 8u * weyl1);
-  philox_round(c, k0 + 9u * weyl0, k1 + 9u * weyl1);
-  return c;
-}
 
 // Natural logarithm of a normal positive number to about 2 units in the last place: x = m * 2^e
 // with m around 1, log m = 2 atanh((m - 1) / (m + 1)) by its series.
@@ -140,7 +105,7 @@ template <class T, class Draw>
 SOK_DEVICE void draw_row(const Draw& draw, u64 seed, i64 key, T* __restrict__ out, i64 dim) {
   i64 whole = dim / 4;
   SOK_FOR_EACH_COLUMN(quad, whole) {
-    PhiloxWords words = philox(seed, key, (u32)quad);
+    PhiloxWords words = philox(seed, key, (u32)quad, 0u);
     from_f32(draw_value(draw, words.word[0]), out + 4 * quad);
     from_f32(draw_value(draw, words.word[1]), out + 4 * quad + 1);
     from_f32(draw_value(draw, words.word[2]), out + 4 * quad + 2);
@@ -148,7 +113,7 @@ SOK_DEVICE void draw_row(const Draw& draw, u64 seed, i64 key, T* __restrict__ ou
   }
   i64 rest = dim - 4 * whole;
   SOK_FOR_EACH_COLUMN(i, rest) {
-    PhiloxWords words = philox(seed, key, (u32)whole);
+    PhiloxWords words = philox(seed, key, (u32)whole, 0u);
     from_f32(draw_value(draw, words.word[i]), out + 4 * whole + i);
   }
 }

@@ -31,16 +31,22 @@ class _RowOptimizer(tf.Module):
     Attributes:
       iterations: int64 variable, number of steps so far.
       on_nonfinite: "allow" or "error".
+      stochastic_rounding: whether rows of 16 bits are rounded at random.
       num_nonfinite: gradient rows with a NaN or an infinity so far.
     """
 
-    def __init__(self, on_nonfinite: str, first_step: int = 0) -> None:
+    def __init__(self, on_nonfinite: str, stochastic_rounding: bool, first_step: int = 0) -> None:
         super().__init__()
         if on_nonfinite not in ("allow", "error"):
             raise ValueError(
                 f"`on_nonfinite` must be 'allow' or 'error'. Received: {on_nonfinite!r}."
             )
+        if not isinstance(stochastic_rounding, bool):
+            raise TypeError(
+                f"`stochastic_rounding` must be True or False. Received: {stochastic_rounding!r}."
+            )
         self.on_nonfinite = on_nonfinite
+        self.stochastic_rounding = stochastic_rounding
         self.num_nonfinite = 0
         self.iterations = tf.Variable(
             first_step, dtype=tf.int64, trainable=False, name="sok_iterations"
@@ -83,6 +89,7 @@ class _Host:
         self._variables = [weakref.ref(variable) for variable in variables]
         self._rules = rules
         self._on_nonfinite = owner.on_nonfinite
+        self._stochastic_rounding = owner.stochastic_rounding
         self._backend: Backend = variables[0].table.backend
 
     def run(
@@ -114,7 +121,9 @@ class _Host:
                     to_array(tensors[2 * i + 1], self._backend),
                 )
             )
-        count = apply.apply_updates(updates, learning_rate, step, self._on_nonfinite)
+        count = apply.apply_updates(
+            updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding
+        )
         owner = self._owner()
         if owner is not None:
             owner.num_nonfinite += count
@@ -137,20 +146,26 @@ class OptimizerWrapper(_RowOptimizer):
       optimizer: the optimizer.
       on_nonfinite: "allow": rows whose gradient has a NaN or an infinity are updated and counted in
         `num_nonfinite`. "error": the step raises before anything has changed.
+      stochastic_rounding: True: an update rounds rows of tf.float16 and tf.bfloat16 up or down at
+        random, so that steps below their last bit count on average; rounding to nearest loses them.
+        The random bits depend on the table's seed and name, on key, column and step, not on ranks
+        or threads. Rows of tf.float32 and dense variables are not rounded.
 
     Raises:
-      TypeError: not an optimizer.
+      TypeError: not an optimizer, or `stochastic_rounding` is not a bool.
       NotImplementedError: an optimizer without a rule, or with a setting that could not act on rows
         (clipping, averaging, gradient accumulation, loss scaling).
     """
 
-    def __init__(self, optimizer: Any, on_nonfinite: str = "allow") -> None:
+    def __init__(
+        self, optimizer: Any, on_nonfinite: str = "allow", stochastic_rounding: bool = False
+    ) -> None:
         self._family = family_of(optimizer)
         inner_iterations = self._family.iterations(optimizer)
         first_step = 0
         if inner_iterations is not None and tf.executing_eagerly():
             first_step = int(inner_iterations)
-        super().__init__(on_nonfinite, first_step)
+        super().__init__(on_nonfinite, stochastic_rounding, first_step)
         self.optimizer = optimizer
         settings_of(optimizer, self._family)
 
@@ -266,11 +281,13 @@ class SGD(_RowOptimizer):
 
     Args:
       lr: learning rate; `self.lr` is a variable.
-      on_nonfinite: as in `OptimizerWrapper`.
+      on_nonfinite, stochastic_rounding: as in `OptimizerWrapper`.
     """
 
-    def __init__(self, lr: float, on_nonfinite: str = "allow") -> None:
-        super().__init__(on_nonfinite)
+    def __init__(
+        self, lr: float, on_nonfinite: str = "allow", stochastic_rounding: bool = False
+    ) -> None:
+        super().__init__(on_nonfinite, stochastic_rounding)
         self.lr = tf.Variable(lr, dtype=tf.float32, trainable=False, name="sok_sgd_lr")
 
     def apply_gradients(

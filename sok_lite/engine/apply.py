@@ -11,8 +11,14 @@ from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.recent import recall
 from sok_lite.engine.row_store import ABSENT
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.base import table_seed
 from sok_lite.engine.unique import unique
-from sok_lite.engine.update_rules import UpdateRule, apply_rule, count_nonfinite
+from sok_lite.engine.update_rules import (
+    StochasticRounding,
+    UpdateRule,
+    apply_rule,
+    count_nonfinite,
+)
 
 
 class Update(NamedTuple):
@@ -36,7 +42,11 @@ class NonFiniteGradientError(ValueError, FloatingPointError):
 
 
 def apply_updates(
-    updates: Sequence[Update], learning_rate: float, step: int, on_nonfinite: str = "allow"
+    updates: Sequence[Update],
+    learning_rate: float,
+    step: int,
+    on_nonfinite: str = "allow",
+    stochastic_rounding: bool = False,
 ) -> int:
     """Applies one step to all tables. A table that comes several times is updated once.
 
@@ -45,6 +55,8 @@ def apply_updates(
       learning_rate: of this step.
       step: 1 for the first.
       on_nonfinite: "allow" or "error".
+      stochastic_rounding: of float16 and bfloat16 rows, in place of rounding to nearest even. The
+        random bits depend on the table's seed and name, key, column and step alone.
 
     Returns:
       How many rows had a gradient with a NaN or an infinity.
@@ -68,14 +80,23 @@ def apply_updates(
             for name, initial in item.rule.states.items():
                 item.table.store.ensure_state(name, initial)
             item.rule.scalars(learning_rate, step)
-        return sum(int(apply_rule(*item, learning_rate, step)) for item in ready)
+        count = 0
+        for table, rule, keys, rows, grads in ready:
+            rounding = None
+            if stochastic_rounding:
+                rounding = StochasticRounding(keys, table_seed(table.seed, table.name))
+            bad = apply_rule(table, rule, rows, grads, learning_rate, step, rounding=rounding)
+            count += int(bad)
+        return count
 
 
 class _Ready(NamedTuple):
-    """An update by row numbers: rows (u,) uint32 distinct, grads (u, dim) float32."""
+    """An update by row numbers: distinct keys (u,) int64, their rows (u,) uint32, grads (u, dim)
+    float32."""
 
     table: EmbeddingTable
     rule: UpdateRule
+    keys: Array
     rows: Array
     grads: Array
 
@@ -129,12 +150,13 @@ def _ready(update: Update) -> _Ready:
         if distinct.size < keys.size:
             # Distinct keys keep their order: without duplicates the gradients stay where they are.
             grads = segment_sum(backend, grads, inverse, int(distinct.size))
-        rows = table.find(table.key_dtype.from_int64(backend.xp, distinct))
-    return _Ready(table, rule, rows, backend.xp.ascontiguousarray(grads))
+        keys = distinct
+        rows = table.find(table.key_dtype.from_int64(backend.xp, keys))
+    return _Ready(table, rule, keys, rows, backend.xp.ascontiguousarray(grads))
 
 
 def _raise_if_nonfinite(updates: Sequence[_Ready]) -> None:
-    for table, _, rows, grads in updates:
+    for table, _, _, rows, grads in updates:
         count = int(count_nonfinite(table.backend, grads, rows))
         if count:
             held = int((rows != np.uint32(ABSENT)).sum())

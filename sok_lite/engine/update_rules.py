@@ -18,16 +18,20 @@ that the optimizer of a user can be mapped exactly:
 
 Only the touched rows change, states included ("lazy"): a row that has no gradient in a step keeps
 its momentum as it is.
+
+Rows of 16 bits lose steps smaller than half a unit of their last place where they are rounded to
+nearest. `StochasticRounding` lets them move by the right amount on average.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.engine.dtypes import RowDtype
 
 Scalars = tuple[float | int, ...]
 
@@ -328,6 +332,20 @@ class Ftrl(UpdateRule):
         )
 
 
+class StochasticRounding(NamedTuple):
+    """Random bits by which float16 and bfloat16 rows are rounded, up or down, exact in the mean.
+
+    They depend on seed, key, column and step alone: not on the row number or the order of the rows.
+
+    Attributes:
+      keys: (u,) int64, C-contiguous; the key of each row.
+      seed: 64 bits that stand for the table.
+    """
+
+    keys: Array
+    seed: int
+
+
 def count_nonfinite(backend: Backend, grads: Array, rows: Array | None = None) -> Array:
     """Counts the gradient rows that have a NaN or an infinity.
 
@@ -353,6 +371,7 @@ def apply_rule(
     learning_rate: float,
     step: int,
     on_nonfinite: str = "allow",
+    rounding: StochasticRounding | None = None,
 ) -> Array:
     """Applies one optimizer step to rows of a table, in place.
 
@@ -368,13 +387,15 @@ def apply_rule(
       on_nonfinite: "allow": rows whose gradient has a NaN or an infinity are updated all the same,
         and counted. "error": they raise before anything has changed, at the cost of one more pass
         over the gradients.
+      rounding: of float16 and bfloat16 rows; None: to nearest even. Float32 rows, and states, are
+        never rounded further.
 
     Returns:
       The number of rows whose gradient had a NaN or an infinity, as a 0-d integer array of the
       backend: `int()` of it waits for the GPU.
 
     Raises:
-      TypeError: `rule`, or the dtype of rows or gradients.
+      TypeError: `rule`, or the dtype of rows, gradients or the rounding's keys.
       ValueError: shapes, learning rate, step, or `on_nonfinite`.
       FloatingPointError: a gradient is not finite and `on_nonfinite` is "error".
     """
@@ -384,6 +405,7 @@ def apply_rule(
     if step < 1:
         raise ValueError(f"`step` must be >= 1, 1 for the first update. Received: {step}.")
     scalars = rule.scalars(learning_rate, int(step))
+    kernel, noise = _variant(store.row_dtype, rule, rows, rounding)
     if on_nonfinite == "error":
         _raise_if_nonfinite(backend, grads, rows)
     elif on_nonfinite != "allow":
@@ -395,7 +417,7 @@ def apply_rule(
     num_rows = len(rows)
     flags = backend.xp.zeros(num_rows, dtype=np.int32)
     backend.launch(
-        f"{rule.kernel}_{store.row_dtype.suffix}",
+        kernel,
         num_rows,
         store.column("value").pointers,
         *(store.column(name).pointers if name in states else None for name in rule.columns),
@@ -404,6 +426,8 @@ def apply_rule(
         rows,
         grads,
         flags,
+        *noise,
+        int(step),
         *scalars,
         num_rows,
     )
@@ -428,6 +452,22 @@ def _checked(
             f"Received: rows {rows.shape}, grads {grads.shape}."
         )
     return backend.xp.ascontiguousarray(rows), backend.xp.ascontiguousarray(grads)
+
+
+def _variant(
+    dtype: RowDtype, rule: UpdateRule, rows: Array, rounding: StochasticRounding | None
+) -> tuple[str, tuple[Array | None, int]]:
+    """Returns the kernel for a row format and a rounding, and its keys and seed."""
+    if rounding is None or dtype.name == "float32":
+        return f"{rule.kernel}_{dtype.suffix}", (None, 0)
+    keys = rounding.keys
+    if keys.dtype != np.int64:
+        raise TypeError(f"The keys of `rounding` must be int64. Received: {keys.dtype}.")
+    if keys.shape != rows.shape:
+        raise ValueError(
+            f"`rounding` must have one key for each of {len(rows)} rows. Received: {keys.shape}."
+        )
+    return f"{rule.kernel}_stochastic_{dtype.suffix}", (keys, rounding.seed)
 
 
 def _checked_learning_rate(learning_rate: float) -> float:

@@ -384,6 +384,64 @@ def test_nonfinite_gradients_can_be_an_error_before_anything_changes(mode):
     assert int(inner.iterations) == 0
 
 
+@pytest.mark.parametrize("dtype, ulp", [(tf.bfloat16, 2.0**-7), (tf.float16, 2.0**-10)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rate, **options: sok.OptimizerWrapper(k3.SGD(rate), **options),
+        lambda rate, **options: sok.OptimizerWrapper(v1.GradientDescentOptimizer(rate), **options),
+        lambda rate, **options: sok.SGD(rate, **options),
+    ],
+    ids=["Keras 3", "v1", "sok.SGD"],
+)
+def test_small_steps_of_16_bit_rows_count_if_rounding_is_stochastic(make, dtype, ulp, mode):
+    keys, share, num_steps = np.arange(1000), 1 / 32, 16
+    grads = slices(-np.ones((keys.size, DIM)), keys)
+    moved = {}
+    for is_stochastic in (False, True):
+        table = sok.DynamicVariable(DIM, initializer="ones", dtype=dtype, name="rounded")
+        tf.nn.embedding_lookup(table, keys)
+        ours = make(share * ulp, stochastic_rounding=is_stochastic)
+        step = mode(applying(ours, lambda t=table: [(grads, t)]))
+        for _ in range(num_steps):
+            step()
+        rows = tf.cast(tf.nn.embedding_lookup(table, keys), tf.float64).numpy()
+        moved[is_stochastic] = (rows - 1) / ulp
+    np.testing.assert_array_equal(moved[False], 0)
+    # Each step moves a number by one ulp with chance 1/32: five standard errors of the mean.
+    error = np.sqrt(num_steps * share * (1 - share) / moved[True].size)
+    np.testing.assert_allclose(moved[True].mean(), num_steps * share, rtol=0, atol=5 * error)
+
+
+def test_stochastic_rounding_is_the_same_eagerly_traced_and_in_a_session():
+    def new_table():
+        table = sok.DynamicVariable(DIM, initializer="ones", dtype=tf.bfloat16, name="same")
+        return table, sok.OptimizerWrapper(v1.AdamOptimizer(1e-3), stochastic_rounding=True)
+
+    keys = np.arange(33)
+    grads = np.random.default_rng(0).normal(size=(33, DIM)).astype(np.float32)
+    results = []
+    for way in (lambda function: function, tf.function):
+        table, ours = new_table()
+        tf.nn.embedding_lookup(table, keys)
+        step = way(applying(ours, lambda t=table: [(slices(grads, keys), t)]))
+        for _ in range(3):
+            step()
+        results.append(tf.cast(tf.nn.embedding_lookup(table, keys), tf.float32).numpy())
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        table, ours = new_table()
+        rows = tf.cast(tf.nn.embedding_lookup(table, keys), tf.float32)
+        train = ours.apply_gradients([(slices(grads, keys), table)])
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(rows)
+        for _ in range(3):
+            session.run(train)
+        results.append(session.run(rows))
+    np.testing.assert_array_equal(results[1], results[0])
+    np.testing.assert_array_equal(results[2], results[0])
+    assert len(np.unique(results[0])) > 1
+
+
 def test_sgd_is_plain_descent_on_rows(mode):
     table, _ = new_pair()
     before, grads = rows_of(table), some_grads(steps=1)[0]
@@ -480,6 +538,8 @@ def test_bad_gradients_are_refused():
         ours.apply_gradients([(slices(np.ones((1, 2)), [5]), table)])
     with pytest.raises(ValueError, match="'allow' or 'error'"):
         sok.OptimizerWrapper(k3.SGD(0.1), on_nonfinite="skip")
+    with pytest.raises(TypeError, match="`stochastic_rounding` must be True or False. Received: 1"):
+        sok.OptimizerWrapper(k3.SGD(0.1), stochastic_rounding=1)
 
 
 def test_another_optimizer_on_the_same_table_is_refused():
