@@ -40,13 +40,66 @@ class DictTable:
             if key in self.rows:
                 self.rows[key] = (self.rows[key] + scale * delta).astype(np.float32)
 
+    def accum_or_assign(self, keys, values, is_found):
+        held = [int(key) in self.rows for key in keys]
+        add = [i for i, flag in enumerate(is_found) if flag and held[i]]
+        put = [i for i, flag in enumerate(is_found) if not flag and not held[i]]
+        self.accumulate([keys[i] for i in add], [values[i] for i in add])
+        self.insert_or_assign([keys[i] for i in put], [values[i] for i in put])
+
     def erase(self, keys):
         return sum(self.rows.pop(int(key), None) is not None for key in set(map(int, keys)))
+
+    def erase_if(self, predicate):
+        """`predicate(key, row)` says whether a key goes."""
+        return self.erase([key for key, row in self.rows.items() if predicate(key, row)])
 
     def export(self):
         keys = sorted(self.rows)
         rows = [self.rows[key] for key in keys]
         return keys, np.array(rows, np.float32).reshape(len(keys), self.dim)
+
+
+class ScoredTable(DictTable):
+    """A DictTable whose keys have scores. What was evicted or refused it is told by the test.
+
+    Attributes:
+      strategy: as of a "hybrid" table.
+      now: number of the last lookup.
+      epoch: the current one.
+      scores: key -> Python int.
+    """
+
+    def __init__(self, dim, first_row, strategy):
+        super().__init__(dim, first_row)
+        self.strategy = strategy
+        self.now = self.epoch = 0
+        self.scores = {}
+
+    def score_after(self, key, given=None):
+        """The score of a key, held or new, once the lookup `now` has seen it."""
+        old = self.scores.get(key, 0)
+        most = 2**64 - 1
+        if self.strategy == "kLru":
+            return self.now
+        if self.strategy == "kLfu":
+            return min(old + (1 if given is None else given), most)
+        if self.strategy == "kEpochLru":
+            return self.epoch * 2**32 + self.now
+        if self.strategy == "kEpochLfu":
+            count = old % 2**32 + (1 if given is None else given)
+            return self.epoch * 2**32 + min(count, 2**32 - 1)
+        return old if given is None else given
+
+    def drop(self, keys):
+        """Removes keys that are there with their scores."""
+        for key in keys:
+            del self.rows[key], self.scores[key]
+
+    def erase(self, keys):
+        held = {int(key) for key in keys} & set(self.rows)
+        self.drop(held)
+        return len(held)
 
 
 def unique(keys):

@@ -340,16 +340,7 @@ class EmbeddingTable(ABC):
           ValueError, TypeError: shape or dtype do not fit; the table is as it was.
         """
         keys = self._keys(keys)
-        xp = self.backend.xp
-        deltas = xp.asarray(deltas)
-        if deltas.dtype.kind != "f" and deltas.dtype.name != "bfloat16":
-            # Not taken for numbers: the bits of bfloat16 rows, in which `export` gives them.
-            raise TypeError(
-                f"deltas must be real floating-point numbers. Received: dtype {deltas.dtype}. "
-                "Cast them first."
-            )
-        deltas = xp.ascontiguousarray(deltas, dtype=np.float32)
-        self._check_rows(keys, deltas)
+        deltas = self._checked_deltas(keys, deltas)
         distinct, inverse = unique(self.backend, keys)
         summed = segment_sum(self.backend, deltas, inverse, int(distinct.size))
         with self.lock:
@@ -359,7 +350,7 @@ class EmbeddingTable(ABC):
         """Adds to rows that the caller found before and inserts those that it did not.
 
         A key whose flag no longer says what the table holds is skipped: another caller has
-        inserted or removed it since.
+        inserted or removed it since. All of it counts as one lookup.
 
         Args:
           values: (n, dim) of a real floating dtype: what to add, or the first row.
@@ -372,18 +363,21 @@ class EmbeddingTable(ABC):
         xp = self.backend.xp
         values = xp.asarray(values)
         flags = xp.asarray(is_found)
-        self._check_rows(keys, values)
-        self.store.to_storage(values[:0])  # an unfit dtype raises before anything has changed
+        deltas = self._checked_deltas(keys, values)
         if flags.shape != keys.shape or flags.dtype != np.bool_:
             raise ValueError(
                 f"`is_found` must be bool of shape {keys.shape}. "
                 f"Received: {flags.dtype} of shape {flags.shape}."
             )
         users = self.key_dtype.from_int64(xp, keys)
+        distinct, inverse = unique(self.backend, keys)
         with self.lock:
-            is_held = self._find(keys).rows != np.uint32(ABSENT)
-            self.accumulate(users[flags & is_held], values[flags & is_held])
-            self.insert_or_assign(users[~flags & ~is_held], values[~flags & ~is_held])
+            # One lookup sees all keys, so that those to insert evict none of those to add to.
+            stamp = self._next_lookup()
+            is_held = (self._find(distinct, stamp).rows != np.uint32(ABSENT))[inverse]
+            add, put = flags & is_held, ~flags & ~is_held
+            self.accumulate(users[add], deltas[add])
+            self._write(users[put], values[put], insert=True, stamp=stamp)
 
     def assign_scores(self, keys: Any, scores: Any) -> None:
         """Sets the scores of the keys that have a row. The last of a repeated key wins.
@@ -501,7 +495,8 @@ class EmbeddingTable(ABC):
 
     def export_rows(self) -> tuple[Array, Array]:
         """Returns all keys, ascending, and their row numbers: (size,) key type, (size,) uint32."""
-        return self._sorted(self.export_chunk(0, self.num_slots))
+        with self.lock:
+            return self._sorted(self.export_chunk(0, self.num_slots))
 
     def export(self) -> tuple[Array, Array]:
         """Returns all keys, ascending, and their rows: (size,) key type, (size, dim) storage."""
@@ -531,7 +526,11 @@ class EmbeddingTable(ABC):
 
     @abstractmethod
     def _insert(self, keys: Array, stamp: int, scores: Array | None, *, initialise: bool) -> Array:
-        """Gives rows to keys that are distinct and absent; ABSENT for those that it refuses."""
+        """Gives rows to keys that are distinct and absent; ABSENT for those that it refuses.
+
+        Args:
+          scores: (n,) uint64, of a lookup's caller; without `initialise` the very scores to have.
+        """
 
     @abstractmethod
     def _erase_index(self, keys: Array) -> Array:
@@ -568,6 +567,19 @@ class EmbeddingTable(ABC):
                 f"values must have shape ({keys.size}, {self.dim}): one row of dimension "
                 f"{self.dim} for each of {keys.size} keys. Received: shape {values.shape}."
             )
+
+    def _checked_deltas(self, keys: Array, deltas: Any) -> Array:
+        xp = self.backend.xp
+        deltas = xp.asarray(deltas)
+        if deltas.dtype.kind != "f" and deltas.dtype.name != "bfloat16":
+            # Not taken for numbers: the bits of bfloat16 rows, in which `export` gives them.
+            raise TypeError(
+                f"deltas must be real floating-point numbers. Received: dtype {deltas.dtype}. "
+                "Cast them first."
+            )
+        deltas = xp.ascontiguousarray(deltas, dtype=np.float32)
+        self._check_rows(keys, deltas)
+        return deltas
 
     def _checked_scores(self, keys: Array, scores: Any) -> Array:
         xp = self.backend.xp
@@ -650,7 +662,10 @@ class EmbeddingTable(ABC):
         rows[at] = new_rows if inverse is None else new_rows[inverse]
         return int((rows[at] == np.uint32(ABSENT)).sum())
 
-    def _write(self, keys: Any, values: Any, *, insert: bool, scores: Any = None) -> None:
+    def _write(
+        self, keys: Any, values: Any, *, insert: bool, scores: Any = None, stamp: int | None = None
+    ) -> None:
+        """Writes rows, as part of the lookup `stamp`; None: as one of its own."""
         keys = self._keys(keys)
         values = self.store.to_storage(values)
         self._check_rows(keys, values)
@@ -661,7 +676,7 @@ class EmbeddingTable(ABC):
             if not insert:
                 rows = self._find(distinct).rows
             else:
-                stamp = self._next_lookup()
+                stamp = self._next_lookup() if stamp is None else stamp
                 rows, num_missing = self._find(distinct, stamp)
                 if num_missing:
                     at = self.backend.xp.flatnonzero(rows == np.uint32(ABSENT))

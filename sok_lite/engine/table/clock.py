@@ -17,10 +17,11 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0
-        # Number of the first lookup of a second, and that second: both ascending.
+        # Spans of about a second: number and time of the first lookup, time of the last one. All
+        # ascending.
         self._numbers: list[int] = []
         self._times: list[float] = []
-        self._last_time = 0.0
+        self._ends: list[float] = []
 
     @property
     def is_full(self) -> bool:
@@ -30,17 +31,23 @@ class Clock:
     def tick(self) -> int:
         """Begins a lookup and returns its number."""
         self.now += 1
-        at = self._last_time = time.monotonic()
-        if not self._times or at - self._times[-1] >= 1.0:
-            self._numbers.append(self.now)
-            self._times.append(at)
-            if len(self._times) > _MAX_MARKS:
-                # The older a time, the coarser it may be known: every other mark of the older
-                # half goes, never the newest.
-                half = _MAX_MARKS // 2
-                self._numbers[:half] = self._numbers[:half:2]
-                self._times[:half] = self._times[:half:2]
+        at = time.monotonic()
+        if self._times and at - self._times[-1] < 1.0:
+            self._ends[-1] = at
+        else:
+            self._begin_span(self.now, at)
         return self.now
+
+    def _begin_span(self, number: int, at: float) -> None:
+        self._numbers.append(number)
+        self._times.append(at)
+        self._ends.append(at)
+        if len(self._times) > _MAX_MARKS:
+            # The older a time, the coarser it may be known: two spans of the older half become one.
+            half = _MAX_MARKS // 2
+            self._numbers[:half] = self._numbers[:half:2]
+            self._times[:half] = self._times[:half:2]
+            self._ends[:half] = self._ends[1:half:2]
 
     def first_since(self, at: float) -> int:
         """Returns the number of the first lookup since a time: of one up to a second earlier, or
@@ -49,17 +56,22 @@ class Clock:
         Args:
           at: by time.monotonic().
         """
-        if self._last_time < at:
-            return self.now + 1
         position = bisect_right(self._times, at) - 1
-        return self._numbers[position] if position >= 0 else 0
+        if position < 0:
+            return 0
+        if self._ends[position] >= at:
+            return self._numbers[position]
+        # Nothing was looked up from then until the next span.
+        position += 1
+        return self._numbers[position] if position < len(self._numbers) else self.now + 1
 
     def restart(self, now: int) -> None:
         """Goes on counting after another number; what was counted before counts as of this time."""
         self.now = now
-        self._last_time = time.monotonic()
-        self._numbers = [now + 1]
-        self._times = [self._last_time]
+        self._numbers.clear()
+        self._times.clear()
+        self._ends.clear()
+        self._begin_span(now + 1, time.monotonic())
 
     def halve(self) -> None:
         """Halves the number of every lookup, as the stamps of keys are halved."""

@@ -105,7 +105,7 @@ class HkvIndex(Index):
             self.double()
 
     def insert(
-        self, keys: Array, stamp: int, given: Array | None, *, may_refuse: bool = False
+        self, keys: Array, stamp: int, given: Array | None, *, given_is_score: bool = False
     ) -> Placed:
         """Gives slots to distinct keys that are not there; `set_rows` gives them row numbers.
 
@@ -113,7 +113,8 @@ class HkvIndex(Index):
 
         Args:
           given: (n,) uint64, as in `find`.
-          may_refuse: whether a key is refused whose score is below all that it could evict.
+          given_is_score: whether `given` are scores, whatever the strategy. A key whose given
+            score is below all that it could evict is refused.
         """
         xp = self.backend.xp
         n = int(keys.size)
@@ -123,9 +124,13 @@ class HkvIndex(Index):
             xp.empty(n, np.uint32),
             xp.empty(n, np.uint64),
         )
+        strategy, epoch = self._scoring()
+        if given_is_score and given is not None:
+            strategy = STRATEGIES.index("kCustomized")
         may_evict = self.is_full_size
+        may_refuse = given is not None and STRATEGIES[strategy] == "kCustomized"
         self._launch(
-            *("hkv_insert", n, stamp, *self._scoring(), int(may_evict), int(may_refuse)),
+            *("hkv_insert", n, stamp, strategy, epoch, int(may_evict), int(may_refuse)),
             *(given, keys, *placed, n),
         )
         came = placed.slots >= 0
@@ -188,6 +193,14 @@ class HkvIndex(Index):
         self._slots, self._scores = slots, scores
         self.capacity = capacity
         self.num_rehashes += 1
+
+    def age(self) -> None:
+        if self._scores is not None and self.strategy == "kEpochLru":
+            # The low half of such a score is a stamp.
+            low = self._scores & np.uint64(LAST_STAMP)
+            low -= low >> np.uint64(1)
+            self._scores -= low
+        super().age()
 
     def probe_lengths(self) -> ProbeLengths:
         held = self.entries(0, self.capacity)
