@@ -189,8 +189,8 @@ class Bench:
         self.batch = min(args.batch, int(load_factor * capacity) // 4)
         self.table = empty_table(backend, kind, dim, capacity, args)
         _, self._num_given = fill(backend, self.table, capacity, load_factor)
-        self._held = self.table.export()[0]
-        self._held = self._held[self._order(self._held.size)]
+        # Ascending, which says nothing about where a key's slot and row are.
+        self._held = self.table.export_rows()[0]
         self._next = 0
         self.values = backend.xp.ones((self.batch, dim), np.float32)
         self.out = backend.xp.empty((self.batch, dim), np.float32)
@@ -340,9 +340,9 @@ class Yardstick:
         return num_keys * (per_key + traffic.fills * row_bytes / self.copy())
 
 
-def measure_case(bench: Bench, op: str, yardstick: Yardstick, rounds: int) -> None:
+def measure_case(bench: Bench, op: str, yardstick: Yardstick, args: Any) -> None:
     """Measures and prints one case."""
-    measured = bench.measure(op, rounds)
+    measured = bench.measure(op, args.rounds)
     if measured is None:
         note(f"{bench.kind} has no {op}. Left out.")
         return
@@ -366,6 +366,7 @@ def measure_case(bench: Bench, op: str, yardstick: Yardstick, rounds: int) -> No
         bytes_per_second=num_bytes / timing.host,
         share_of_copy=num_bytes / timing.host / yardstick.copy(),
         share_of_limit=best / timing.host,
+        table_options=(args.table_options or None) if bench.kind == "hybrid" else None,
     )
 
 
@@ -379,7 +380,7 @@ def lookup_over_gather(backend: Backend, kind: str, args: Any) -> None:
         table.find_or_insert(distinct_keys(backend, given, count), unique_keys=True)
         given += count
     rng = np.random.default_rng(0)
-    held = table.export()[0]
+    held = table.export_rows()[0]
     # More rows than a cache holds: each call meets keys that were not looked at for a while.
     batches = [held[backend.from_host(rng.integers(0, held.size, args.batch))] for _ in range(16)]
     rows = [table.find(keys) for keys in batches]
@@ -523,7 +524,7 @@ def run_cases(backend: Backend, args: Any) -> None:
     yardstick = Yardstick(backend, args.batch, args.rounds)
     for bench in cases(args, backend):
         for op in ops:
-            measure_case(bench, op, yardstick, args.rounds)
+            measure_case(bench, op, yardstick, args)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,28 @@
 # Needs python3 with numpy, cupy, pytest and hypothesis. Needs no TensorFlow, no Horovod, no pip.
 #
 #   bash scripts/gpu_check.sh
+#   bash scripts/gpu_check.sh --sweep      instead: what the memory can do, and the table kernels
+#                                          over their tunables, in under 10 minutes
 #
-# SOK_LITE_PYTHON  the Python to use; else python3
+# What follows --sweep goes to scripts/bench_sweep.py, which says more.
+#
+# SOK_LITE_PYTHON   the Python to use; else python3
+# SOK_LITE_BACKEND  cpu: the sweep without a GPU, to try it
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python="${SOK_LITE_PYTHON:-python3}"
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+
+sweep=0
+case "${1:-}" in
+  --sweep) sweep=1; shift ;;
+  '') ;;
+  *) echo "error: unknown argument $1. The only one is --sweep." >&2; exit 2 ;;
+esac
+if [ "$sweep" -eq 1 ] && [ "${SOK_LITE_BACKEND:-cuda}" = cpu ]; then
+  exec "$python" scripts/bench_sweep.py "$@"
+fi
 
 "$python" - <<'PY' || exit 1
 import importlib, sys
@@ -37,6 +52,10 @@ print(f"Python {sys.version.split()[0]}, CuPy {cupy.__version__}, "
       f"{device['name'].decode()}, {device['totalGlobalMem'] >> 30} GiB")
 PY
 
+if [ "$sweep" -eq 1 ]; then
+  SOK_LITE_BACKEND=cuda exec "$python" scripts/bench_sweep.py "$@"
+fi
+
 failed=0
 
 stage() { # name, command...
@@ -51,6 +70,7 @@ stage() { # name, command...
 # Not cpu: the tests of the cpu back end need a C++ compiler, which this machine may lack.
 pytest=("$python" -m pytest -q -p no:cacheprovider)
 SOK_LITE_BACKEND=cuda stage 'engine tests on the GPU' "${pytest[@]}" tests/engine -k 'not cpu'
+SOK_LITE_BACKEND=cuda stage 'benchmarks run' "${pytest[@]}" tests/test_benchmarks.py -k cuda
 
 sanitizer="$(command -v compute-sanitizer || true)"
 for folder in "${CUDA_HOME:-/usr/local/cuda}"/bin "${CUDA_HOME:-/usr/local/cuda}"/compute-sanitizer; do
@@ -64,9 +84,9 @@ else
   printf '\n=== memcheck: left out, no compute-sanitizer\n'
 fi
 
-if [ -f scripts/bench_engine.py ]; then
-  SOK_LITE_BACKEND=cuda stage 'benchmark' "$python" scripts/bench_engine.py
-fi
+stage 'benchmark of the tables' "$python" scripts/bench_tables.py --backends cuda --dims 8 64 \
+  --capacity 4194304
+stage 'benchmark of the engine' "$python" scripts/bench_engine.py --backends cuda
 
 printf '\n%d stages failed, %d s\n' "$failed" "$SECONDS"
 [ "$failed" -eq 0 ]
