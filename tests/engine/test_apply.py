@@ -233,3 +233,18 @@ def test_stochastic_rounding_leaves_float32_tables_alone(backend):
     table = rounded_table(backend, keys, grads, dtype="float32", steps=[1])
     expected = (keys[:, None] - grads * np.float32(0.01)).astype(np.float32)
     np.testing.assert_array_equal(float32_rows(table), expected)
+
+
+def test_stochastic_rounding_is_the_same_in_both_kinds_of_table(backend):
+    rng = np.random.default_rng(0)
+    keys = rng.permutation(10_000)[:1000]
+    grads = rng.normal(size=(1000, 5)).astype(np.float32)
+    rows = []
+    for kind, options in [("hbm", {}), ("hybrid", {"max_capacity": 4096})]:
+        table = new_table(backend, 5, kind, dtype="bfloat16", name="t", **options)
+        table.find_or_insert(backend.from_host(keys))
+        for step in (1, 2, 3):
+            part = update(table, Momentum(), keys, grads)
+            apply_updates([part], 0.01, step, stochastic_rounding=True)
+        rows.append(float32_rows(table))
+    np.testing.assert_array_equal(rows[1], rows[0])
