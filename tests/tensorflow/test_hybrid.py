@@ -1,0 +1,297 @@
+"""The hybrid table as a variable: options, eviction, admission, what is evicted, what is shown."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.engine.table import HkvTable
+
+v1 = tf.compat.v1
+
+pytestmark = pytest.mark.usefixtures("initialised")
+
+SMALL = {"init_capacity": 16, "max_capacity": 64, "on_refused": "ignore"}
+
+
+def hybrid(dimension=2, **options):
+    return sok.DynamicVariable(dimension, var_type="hybrid", **(SMALL | options))
+
+
+def keys_of(table):
+    return sok.export(table)[0].numpy().tolist()
+
+
+def column(keys):
+    """As many rows of length 1, each key by itself."""
+    return tf.RaggedTensor.from_row_lengths(keys, tf.ones_like(keys))
+
+
+# ---------------------------------------------------------------- options
+
+
+def test_all_options_of_sok_mean_something(tmp_path):
+    options = {
+        "init_capacity": 1024,
+        "max_capacity": 4096,
+        "max_hbm_for_vectors": 4,
+        "max_bucket_size": 128,
+        "max_load_factor": 0.5,
+        "block_size": 128,
+        "device_id": -1,
+        "io_by_cpu": False,
+        "evict_strategy": "kLfu",
+        "filter_ratio": 0.25,
+        "enter_threshold": 2,
+        "on_refused": "error",
+        "far_path": str(tmp_path),
+    }
+    table = sok.DynamicVariable(2, var_type="hybrid", seed=3, **options)
+    assert isinstance(table.table, HkvTable)
+    assert table.backend_type == "hybrid"
+    assert table.config_dict == {"seed": 3} | options
+    assert {name: getattr(table.table.options, name) for name in options} == options
+    assert table.table.capacity == 1024
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"max_capacities": 8}, TypeError, "unexpected keyword argument 'max_capacities'"),
+        ({"init_capacity": 100}, ValueError, "power of two. Received: init_capacity=100.*is 128"),
+        ({"max_capacity": 1000}, ValueError, "power of two.*The next one is 1024"),
+        ({"max_bucket_size": 24}, ValueError, "The next one is 32"),
+        ({"evict_strategy": "kFifo"}, ValueError, "`evict_strategy` must be one of kLru"),
+        ({"filter_ratio": 1.5}, ValueError, "`filter_ratio` must be from 0 to 1"),
+        ({"max_load_factor": "half"}, TypeError, "`max_load_factor` must be a number"),
+        ({"init_capacity": 128, "max_capacity": 64}, ValueError, "must not exceed"),
+        ({"seed": "one"}, TypeError, "`seed` must be an integer"),
+    ],
+    ids=str,
+)
+def test_bad_options(options, error, text):
+    with pytest.raises(error, match=text):
+        sok.DynamicVariable(2, var_type="hybrid", **options)
+
+
+@pytest.mark.parametrize(
+    "option", [{"enter_threshold": 2}, {"on_refused": "warn"}, {"far_path": "/tmp"}], ids=str
+)
+def test_what_only_hybrid_has_is_refused_for_hbm(option):
+    with pytest.raises(ValueError, match="is an option of var_type='hybrid'.*Use var_type"):
+        sok.DynamicVariable(2, **option)
+
+
+def test_first_rows_are_normal_unless_asked_otherwise():
+    table = sok.DynamicVariable(64, var_type="hybrid", name="normal")
+    rows = tf.nn.embedding_lookup(table, np.arange(1000)).numpy()
+    # 64,000 draws: the standard error of the mean is 0.004.
+    assert abs(rows.mean()) < 0.02 and abs(rows.std() - 1) < 0.02
+    table = sok.DynamicVariable(64, "uniform", var_type="hybrid")
+    rows = tf.nn.embedding_lookup(table, np.arange(1000)).numpy()
+    assert 0 <= rows.min() and rows.max() <= 1
+
+
+@pytest.mark.parametrize("key_type", [tf.int32, tf.uint64], ids=lambda d: d.name)
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda d: d.name)
+def test_other_formats(mode, key_type, dtype):
+    table = hybrid(3, key_type=key_type, dtype=dtype, initializer="2")
+    top = np.iinfo(key_type.as_numpy_dtype).max
+    keys = tf.constant([top, 0, top], key_type)
+    rows = mode(lambda keys: tf.nn.embedding_lookup(table, keys))(keys)
+    assert rows.dtype == dtype
+    np.testing.assert_array_equal(tf.cast(rows, tf.float32), np.full((3, 3), 2.0))
+    assert keys_of(table) == [0, top]
+
+
+# ---------------------------------------------------------------- eviction
+
+
+def test_training_goes_on_at_the_limit_and_keeps_what_it_just_used(mode):
+    table = hybrid(initializer="0")
+    optimizer = sok.SGD(1.0)
+
+    def step(keys):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.lookup_sparse(table, column(keys), combiners="sum"))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    train = mode(step)
+    rng = np.random.default_rng(0)
+    expected = {}
+    for _ in range(60):
+        keys = rng.choice(400, 8, replace=False)
+        expected = {k: v for k, v in expected.items() if k in set(keys_of(table))}
+        train(tf.constant(keys))
+        for key in keys.tolist():
+            expected[key] = expected.get(key, 0.0) - 1.0
+        held = keys_of(table)
+        assert set(keys.tolist()) <= set(held)
+        assert len(held) <= 64
+    keys, rows = sok.export(table)
+    np.testing.assert_array_equal(rows[:, 0], [expected[key] for key in keys.numpy().tolist()])
+    counts = table.statistics()
+    assert counts.inserted - counts.evicted == counts.size == len(held)
+    assert counts.evicted > 100 and counts.refused == 0
+
+
+@pytest.mark.parametrize("var_type", ["hybrid", "hbm"])
+@pytest.mark.parametrize("n", [0, 1, 31, 33])
+def test_sparse_read_and_evict_reports_all_that_goes(mode, var_type, n):
+    options = SMALL if var_type == "hybrid" else {}
+    table = sok.DynamicVariable(2, "5", var_type=var_type, **options)
+    read = mode(lambda keys: sok.sparse_read_and_evict(table, keys))
+    held = {}
+    rng = np.random.default_rng(n)
+    for number in range(12):
+        keys = rng.choice(1000, n, replace=False)
+        rows, evicted_keys, evicted_rows = read(tf.constant(keys.reshape(1, n)))
+        assert rows.shape == (1, n, 2)
+        assert (evicted_keys.dtype, evicted_rows.shape[1]) == (tf.int64, 2)
+        for key, row in zip(evicted_keys.numpy().tolist(), evicted_rows.numpy(), strict=True):
+            np.testing.assert_array_equal(row, held.pop(key))
+        for key, row in zip(keys.tolist(), rows.numpy()[0], strict=True):
+            np.testing.assert_array_equal(row, held.get(key, [5.0, 5.0]))
+        assigned = np.intersect1d(keys, keys_of(table))
+        sok.assign(table, assigned, np.full((len(assigned), 2), number, np.float32))
+        held |= {key: [float(number)] * 2 for key in assigned.tolist()}
+        assert set(keys_of(table)) == set(held)
+    if var_type == "hbm":
+        assert len(evicted_keys) == 0
+    elif n > 30:
+        assert table.statistics().evicted > 100
+
+
+def test_only_the_embedding_has_a_gradient(mode):
+    table = hybrid(initializer="1")
+
+    def step(keys):
+        with tf.GradientTape() as tape:
+            rows, _, evicted = sok.sparse_read_and_evict(table, keys)
+            loss = tf.reduce_sum(rows * [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+            loss += tf.reduce_sum(evicted)
+        return tape.gradient(loss, table)
+
+    gradient = mode(step)(tf.constant([4, 8, 4], tf.int32))
+    np.testing.assert_array_equal(gradient.indices, [4, 8, 4])
+    np.testing.assert_array_equal(gradient.values, [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+
+
+def test_sparse_read_and_evict_in_a_session_and_within_inference_mode():
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = hybrid(initializer="1", max_capacity=16)
+        keys = v1.placeholder(tf.int64, [None])
+        outputs = sok.sparse_read_and_evict(table, keys)
+        session.run(v1.global_variables_initializer())
+        held = set()
+        for first in range(0, 40, 8):
+            rows, evicted, _ = session.run(outputs, {keys: np.arange(first, first + 8)})
+            held = (held | set(range(first, first + 8))) - set(evicted.tolist())
+            np.testing.assert_array_equal(rows, np.ones((8, 2)))
+            assert len(held) == table.table.size <= 16
+        with sok.inference_mode(missing="zeros"):
+            rows, evicted, _ = session.run(outputs, {keys: [100, 101]})
+        assert (rows.sum(), evicted.size, table.table.size) == (0.0, 0, len(held))
+    with pytest.raises(TypeError, match="takes a sok.DynamicVariable. Received: ResourceVariable"):
+        sok.sparse_read_and_evict(tf.Variable([[1.0]]), [0])
+
+
+def test_a_refused_key_gives_its_first_row_or_raises(mode):
+    keys = tf.range(200, dtype=tf.int64)
+    table = hybrid(initializer="3", max_capacity=16)
+    rows = mode(lambda keys: tf.nn.embedding_lookup(table, keys))(keys)
+    np.testing.assert_array_equal(rows, np.full((200, 2), 3.0))
+    counts = table.statistics()
+    assert (counts.size, counts.refused) == (16, 184)
+    strict = hybrid(initializer="3", max_capacity=16, on_refused="error")
+    with pytest.raises((RuntimeError, tf.errors.OpError), match="no room for 184 of 200 new keys"):
+        mode(lambda keys: tf.nn.embedding_lookup(strict, keys))(keys)
+
+
+# ---------------------------------------------------------------- admission
+
+
+def share_of_new_keys(mode, ratio, weights):
+    table = hybrid(1, initializer="2", filter_ratio=ratio, max_capacity=4096, init_capacity=4096)
+    sok.assign(table, [-1], [[7.0]])
+    ids = tf.RaggedTensor.from_row_splits(
+        tf.concat([[-1], tf.range(1000, dtype=tf.int64), [-1]], 0), tf.constant([0, 501, 1002])
+    )
+    weights = ids.with_flat_values(tf.fill([1002], 2.0)) if weights else None
+
+    def look_up(ids):
+        return sok.lookup_sparse(
+            table, ids, weights, combiners="mean", use_low_frequency_filter=True
+        )
+
+    out = mode(look_up)(ids).numpy()[:, 0]
+    held = [key for key in keys_of(table) if key >= 0]
+    # Absent keys give zeros and still count in the mean.
+    first = 7.0 + 2.0 * sum(key < 500 for key in held)
+    second = 7.0 + 2.0 * sum(key >= 500 for key in held)
+    np.testing.assert_allclose(out, [first / 501, second / 501], rtol=1e-5)
+    assert table.statistics().not_admitted == 1000 - len(held)
+    return len(held) / 1000
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["plain", "weighted"])
+def test_the_filter_lets_a_share_of_new_keys_in(mode, weights):
+    assert share_of_new_keys(mode, 0.0, weights) == 0.0
+    assert share_of_new_keys(mode, 1.0, weights) == 1.0
+    # 1,000 draws: the standard deviation is 0.014.
+    assert abs(share_of_new_keys(mode, 0.3, weights) - 0.3) < 0.07
+
+
+def test_without_the_argument_nothing_is_drawn(mode):
+    table = hybrid(initializer="2", filter_ratio=0.0)
+    out = mode(lambda keys: sok.lookup_sparse(table, column(keys)))(tf.constant([1, 2], tf.int64))
+    np.testing.assert_array_equal(out, np.full((2, 2), 2.0))
+    assert keys_of(table) == [1, 2]
+
+
+def test_the_filter_in_inference_mode_inserts_nothing(mode):
+    table = hybrid(initializer="2", filter_ratio=1.0)
+    look_up = mode(
+        lambda keys: sok.lookup_sparse(table, column(keys), use_low_frequency_filter=True)
+    )
+    with sok.inference_mode():
+        np.testing.assert_array_equal(look_up(tf.constant([5], tf.int64)), [[2.0, 2.0]])
+    assert keys_of(table) == []
+    look_up(tf.constant([5], tf.int64))
+    assert keys_of(table) == [5]
+
+
+def test_the_filter_is_not_for_hbm():
+    tables = [hybrid(), sok.DynamicVariable(2, name="kept")]
+    ids = column(tf.constant([1], tf.int64))
+    with pytest.raises(NotImplementedError, match="'kept.*' is 'hbm', which keeps every key"):
+        sok.lookup_sparse(tables, [ids, ids], use_low_frequency_filter=True)
+    assert all(table.table.size == 0 for table in tables)
+
+
+def test_a_key_enters_at_its_third_sighting(mode):
+    table = hybrid(initializer="2", enter_threshold=3)
+    look_up = mode(lambda keys: sok.lookup_sparse(table, column(keys), combiners="sum"))
+    for keys, held in (([1, 1, 1], []), ([1, 2], []), ([1, 2], [1]), ([2], [1, 2])):
+        out = look_up(tf.constant(keys, tf.int64))
+        np.testing.assert_array_equal(out, np.full((len(keys), 2), 2.0))
+        assert keys_of(table) == held
+
+
+# ---------------------------------------------------------------- what it shows
+
+
+def test_it_shows_how_full_it_is_what_it_lost_and_where_its_memory_is():
+    # 16 near rows of 8 bytes.
+    table = hybrid(max_hbm_for_vectors=128 / 2**30, name="shown")
+    for first in range(0, 200, 8):
+        tf.nn.embedding_lookup(table, np.arange(first, first + 8))
+    counts = table.statistics()
+    text = repr(table)
+    assert f"keys={counts.size} fill={counts.load_factor:.0%} of 64 slots" in text
+    assert f"evicted={counts.evicted} " in text and counts.evicted > 100
+    assert " near, 384 B far on cpu" in text, text
+    html = table._repr_html_()
+    assert f"{counts.evicted} keys (kLru)" in html
+    assert "<th>far memory of rows and states</th><td>384 B</td>" in html
+    assert "(at most 64)" in repr(hybrid())

@@ -1,0 +1,184 @@
+"""Lookups that change nothing: sok.inference_mode and training=False, at once, traced, in TF1."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.inference import reading
+
+v1 = tf.compat.v1
+
+pytestmark = pytest.mark.usefixtures("initialised")
+
+KINDS = ["hbm", "hybrid"]
+
+
+def embedding_lookup(table, keys, **arguments):
+    return table.sparse_read(keys, **arguments)
+
+
+def lookup_sparse(table, keys, **arguments):
+    ids = tf.RaggedTensor.from_row_lengths(keys, tf.ones_like(keys))
+    return sok.lookup_sparse(table, ids, combiners="sum", **arguments)
+
+
+LOOKUPS = [embedding_lookup, lookup_sparse]
+
+
+def new_table(var_type):
+    """A table of the keys 1 and 2, which start with 1s and were set to 5s."""
+    table = sok.DynamicVariable(2, initializer="ones", var_type=var_type)
+    sok.assign(table, [1, 2], np.full((2, 2), 5.0, np.float32))
+    return table
+
+
+def state(table):
+    keys, rows = sok.export(table)
+    return keys.numpy().tolist(), rows.numpy().tolist(), table.scores(keys).numpy().tolist()
+
+
+@pytest.mark.parametrize("missing", ["initial", "zeros"])
+@pytest.mark.parametrize("look_up", LOOKUPS)
+@pytest.mark.parametrize("var_type", KINDS)
+def test_no_training_inserts_nothing_and_leaves_scores(mode, var_type, look_up, missing):
+    table = new_table(var_type)
+    before = state(table)
+    rows = mode(lambda keys: look_up(table, keys, training=False, missing=missing))(
+        tf.constant([1, 3, 2, 3], tf.int64)
+    )
+    absent = 1.0 if missing == "initial" else 0.0
+    np.testing.assert_array_equal(rows[:, 0], [5.0, absent, 5.0, absent])
+    assert state(table) == before
+
+
+@pytest.mark.parametrize("look_up", LOOKUPS)
+@pytest.mark.parametrize("var_type", KINDS)
+def test_the_mode_is_asked_for_at_run_time(mode, var_type, look_up):
+    table = new_table(var_type)
+    call = mode(lambda keys: look_up(table, keys))
+    call(tf.constant([7], tf.int64))
+    before = state(table)
+    with sok.inference_mode():
+        np.testing.assert_array_equal(call(tf.constant([9], tf.int64)), [[1.0, 1.0]])
+        with sok.inference_mode(missing="zeros"):
+            np.testing.assert_array_equal(call(tf.constant([9], tf.int64)), [[0.0, 0.0]])
+        np.testing.assert_array_equal(call(tf.constant([9], tf.int64)), [[1.0, 1.0]])
+        assert state(table) == before
+    call(tf.constant([9], tf.int64))
+    assert state(table)[0] == [1, 2, 7, 9]
+
+
+@pytest.mark.parametrize("look_up", LOOKUPS)
+def test_an_argument_outweighs_the_mode(mode, look_up):
+    table = new_table("hybrid")
+    with sok.inference_mode(missing="zeros"):
+        call = mode(lambda keys: look_up(table, keys, missing="initial"))
+        np.testing.assert_array_equal(call(tf.constant([8], tf.int64)), [[1.0, 1.0]])
+        assert table.table.size == 2
+        mode(lambda keys: look_up(table, keys, training=True))(tf.constant([8], tf.int64))
+        # What such a lookup does not admit is no business of the mode.
+        assert reading(True, None) == (True, "initial")
+    assert state(table)[0] == [1, 2, 8]
+
+
+def test_an_embedding_lookup_of_tensorflow_obeys(mode):
+    table = new_table("hbm")
+    with sok.inference_mode(missing="zeros"):
+        rows = mode(lambda keys: tf.nn.embedding_lookup(table, keys))(tf.constant([[1, 4]]))
+        np.testing.assert_array_equal(rows, [[[5.0, 5.0], [0.0, 0.0]]])
+    assert table.table.size == 2
+
+
+@pytest.mark.parametrize("look_up", LOOKUPS)
+def test_in_a_session(look_up):
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = new_table("hybrid")
+        assign = sok.assign(table, tf.constant([1, 2]), tf.fill([2, 2], 5.0))
+        keys = v1.placeholder(tf.int64, [None])
+        usual, quiet = look_up(table, keys), look_up(table, keys, training=False, missing="zeros")
+        session.run(v1.global_variables_initializer())
+        session.run(assign)
+        np.testing.assert_array_equal(session.run(quiet, {keys: [2, 3]})[:, 0], [5.0, 0.0])
+        with sok.inference_mode():
+            np.testing.assert_array_equal(session.run(usual, {keys: [2, 3]})[:, 0], [5.0, 1.0])
+        assert table.table.size == 2
+        session.run(usual, {keys: [2, 3]})
+        assert table.table.size == 3
+
+
+def test_an_exception_inside_closes_it():
+    table = new_table("hbm")
+    with pytest.raises(RuntimeError, match="stop"), sok.inference_mode():
+        raise RuntimeError("stop")
+    embedding_lookup(table, [6])
+    assert table.table.size == 3
+
+
+def test_threads_open_and_close_it_in_any_order():
+    first_is_open, second_is_open, first_is_closed = (threading.Event() for _ in range(3))
+    seen = []
+
+    def first():
+        with sok.inference_mode(missing="zeros"):
+            first_is_open.set()
+            assert second_is_open.wait(30)
+        first_is_closed.set()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert first_is_open.wait(30)
+    seen.append(reading(None, None))
+    with sok.inference_mode(missing="initial"):
+        seen.append(reading(None, None))
+        second_is_open.set()
+        assert first_is_closed.wait(30)
+        seen.append(reading(None, None))
+    thread.join()
+    seen.append(reading(None, None))
+    assert seen == [(False, "zeros"), (False, "initial"), (False, "initial"), (True, "initial")]
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
+@pytest.mark.parametrize("var_type", KINDS)
+def test_missing_keys_give_what_training_would_start_with(mode, var_type, n):
+    keys = np.random.default_rng(n).integers(-50, 50, n)
+    tables = [sok.DynamicVariable(3, name="same", var_type=var_type) for _ in range(2)]
+    sok.assign(tables[0], [7], [[1.0, 2.0, 3.0]])
+    sok.assign(tables[1], [7], [[1.0, 2.0, 3.0]])
+    read = mode(lambda keys: tables[0].sparse_read(keys, training=False))(tf.constant(keys))
+    np.testing.assert_array_equal(read, tables[1].sparse_read(tf.constant(keys)))
+    assert tables[0].table.size == 1
+
+
+def test_gradients_of_such_a_lookup_reach_known_keys_only(mode):
+    table = new_table("hybrid")
+    optimizer = sok.SGD(1.0)
+
+    def step(keys):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(table.sparse_read(keys, training=False))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    mode(step)(tf.constant([1, 9], tf.int64))
+    keys, rows = sok.export(table)
+    np.testing.assert_array_equal(keys, [1, 2])
+    np.testing.assert_array_equal(rows, [[4.0, 4.0], [5.0, 5.0]])
+
+
+@pytest.mark.parametrize("look_up", LOOKUPS)
+def test_bad_arguments(look_up):
+    table = new_table("hbm")
+    keys = tf.constant([1], tf.int64)
+    with pytest.raises(TypeError, match="`training` must be True, False or None"):
+        look_up(table, keys, training=tf.constant(True))
+    with pytest.raises(ValueError, match="'initial' or 'zeros'. Received: missing='none'"):
+        look_up(table, keys, missing="none")
+    with (
+        pytest.raises(ValueError, match="Received: missing='none'"),
+        sok.inference_mode(missing="none"),
+    ):
+        pass
+    assert look_up(table, keys, training=np.True_).shape == (1, 2)
