@@ -1,0 +1,522 @@
+"""What only the hybrid table does, and its state machine against a dict.
+
+What every table does is in test_tables.py, what must be true of an eviction in
+tests/eviction_facts.py. The machine runs 100 sequences of calls; SOK_LITE_LONG=1 makes them 3000
+longer ones, and `max_examples` and `stateful_step_count` below any other number.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from sok_lite.backend.cpu import CpuBackend
+from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.table.hkv import RefusedError
+from sok_lite.engine.table.hkv_index import STRATEGIES
+from tests.conftest import LONG
+from tests.engine.helpers import KeyInitializer, first_row, new_table
+from tests.eviction_facts import Watched
+
+I64 = np.iinfo(np.int64)
+
+
+def full_table(backend, strategy="kLru", slots=64, **options):
+    """A table that may not grow."""
+    sizes = {"init_capacity": slots, "max_capacity": slots}
+    options = {"on_refused": "ignore", "evict_strategy": strategy, **sizes, **options}
+    return new_table(backend, options.pop("dim", 2), "hybrid", **options)
+
+
+def watched(backend, *args, **options):
+    table = full_table(backend, *args, **options)
+    return Watched(table, first_row(table.dim))
+
+
+def zeros(keys, dim=2):
+    return np.zeros((len(keys), dim), np.float32)
+
+
+def fill(watch, first=0):
+    """Looks new keys up, one at a time, until all slots are used; returns those held, oldest first.
+
+    The keys that were evicted on the way are forgotten.
+    """
+    key = first
+    while watch.table.size < watch.table.capacity:
+        watch.lookup([key])
+        key += 1
+    return sorted(watch.oracle.scores, key=watch.oracle.scores.get)
+
+
+# -------------------------------------------------------------------- eviction
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("slots", "bucket"), [(4, 4), (64, 4), (64, 16), (256, 64), (256, 256)])
+def test_a_new_key_gets_in_at_load_1(backend, strategy, slots, bucket):
+    watch = watched(backend, strategy, slots, max_bucket_size=bucket)
+    fill(watch)
+    assert watch.table.load_factor == 1.0
+    for key in range(100_000, 100_033):
+        watch.lookup([key])
+        assert backend.to_host(watch.table.contains([key])).all()
+        assert watch.table.size == slots
+    watch.check()
+    assert watch.table.statistics().refused == 0
+
+
+def test_lru_evicts_what_was_looked_up_longest_ago(backend):
+    watch = watched(backend, "kLru", 16, max_bucket_size=16)  # one bucket: every key a candidate
+    oldest_first = fill(watch)
+    again = oldest_first[::3]
+    for key in again:
+        watch.lookup([key])
+    expected = [key for key in oldest_first if key not in again] + again
+    for new, victim in enumerate(expected, 1000):
+        values, evicted = watch.table.lookup_and_evict([new])
+        assert backend.to_host(evicted.keys).tolist() == [victim]
+        assert backend.to_host(values).tolist() == [[new % 1000] * 2]
+
+
+def test_only_lookups_refresh_lru(backend):
+    watch = watched(backend, "kLru", 16, max_bucket_size=16)
+    oldest = fill(watch)[0]
+    table = watch.table
+    table.find([oldest])
+    table.contains([oldest])
+    table.lookup([oldest], insert=False)
+    table.assign([oldest], zeros([0]))
+    table.accumulate([oldest], zeros([0]))
+    table.export()
+    assert backend.to_host(table.lookup_and_evict([500])[1].keys).tolist() == [oldest]
+
+
+def test_lfu_evicts_what_was_looked_up_least_often(backend):
+    watch = watched(backend, "kLfu", 16, max_bucket_size=16)
+    keys = fill(watch)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        # A batch counts once, however often it has a key.
+        watch.lookup(rng.choice(keys[1:], 5).tolist())
+    watch.check()
+    for new in range(1000, 1100):
+        least = min(watch.oracle.scores.values())
+        _, evicted = watch.table.lookup_and_evict([new])
+        watch.oracle.now += 1
+        victim, score = backend.to_host(evicted.keys)[0], backend.to_host(evicted.scores)[0]
+        assert score == least == watch.oracle.scores[victim]
+        watch.oracle.drop([victim])
+        watch.oracle.rows[new], watch.oracle.scores[new] = first_row(2)(new), 1
+
+
+@pytest.mark.parametrize("strategy", ["kEpochLru", "kEpochLfu"])
+def test_an_epoch_outranks_every_earlier_one(backend, strategy):
+    watch = watched(backend, strategy, 16, max_bucket_size=16)
+    keys = fill(watch)
+    for _ in range(50):
+        watch.lookup(keys[:8])
+    watch.set_epoch(1)
+    watch.lookup(keys[8:])  # once, but in a later epoch
+    for new in range(1000, 1008):
+        _, evicted = watch.table.lookup_and_evict([new])
+        assert backend.to_host(evicted.keys)[0] in keys[:8]
+    assert backend.to_host(watch.table.contains(keys[8:])).all()
+    scores = backend.to_host(watch.table.scores(keys[8:]))
+    assert (scores >> np.uint64(32) == 1).all()
+
+
+def test_an_epoch_has_32_bits(backend):
+    table = full_table(backend, "kEpochLfu")
+    table.epoch = 2**32 - 1
+    table.find_or_insert([1])
+    assert backend.to_host(table.scores([1])).tolist() == [(2**32 - 1) * 2**32 + 1]
+    for wrong in (-1, 2**32):
+        with pytest.raises(ValueError, match=rf"\[0, 2\*\*32\). Received: {wrong}"):
+            table.epoch = wrong
+
+
+def test_custom_scores_are_the_callers(backend):
+    watch = watched(backend, "kCustomized", 16, max_bucket_size=16)
+    watch.find_or_insert(list(range(16)), given=list(range(100, 116)))
+    watch.lookup(list(range(16)))  # a lookup that says nothing about scores leaves them
+    watch.check()
+    watch.find_or_insert([3], given=[500])
+    # Below all candidates: refused, and counted.
+    watch.find_or_insert([1000], given=[99])
+    assert (watch.refused, watch.evicted) == (1, 0)
+    values = backend.to_host(watch.table.lookup([1000], insert=False).values)
+    assert values.tolist() == [[0, 0]]  # 1000 % 1000: its first value, without a row
+    # As high as the lowest, which goes.
+    watch.find_or_insert([1001], given=[100])
+    assert watch.evicted == 1
+    assert not backend.to_host(watch.table.contains([0])).any()
+    # A lookup without a score gets in, with score 0, and is the next to go.
+    watch.lookup([1002])
+    watch.check()
+    assert watch.table.insert_and_evict([1003], zeros([0]), [7]).keys.tolist() == [1002]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_given_scores_are_kept_and_decide_who_gets_in(backend, strategy):
+    """As when a checkpoint is loaded: the scores are those of another table."""
+    watch = watched(backend, strategy, 16, max_bucket_size=16)
+    watch.set_epoch(2)
+    keys = list(range(16))
+    watch.lookup(list(range(500, 530)))
+    watch.clear()
+    watch.insert(keys, zeros(keys), [2 + key for key in keys])
+    watch.check()
+    watch.insert([100], zeros([0]), [1])
+    assert watch.refused == 1
+    watch.insert([100], zeros([0]), [2])
+    assert watch.evicted == 1
+    watch.check()
+
+
+@pytest.mark.parametrize("strategy", ["kLfu", "kEpochLfu"])
+def test_an_increment_refuses_nobody(backend, strategy):
+    watch = watched(backend, strategy, 16, max_bucket_size=16)
+    watch.find_or_insert(list(range(16)), given=[5] * 16)
+    watch.find_or_insert([100], given=[2])
+    assert backend.to_host(watch.table.scores([100])).tolist() == [2]
+    watch.find_or_insert([1], given=[2**64 - 3])
+    watch.find_or_insert([1], given=[2**64 - 3])
+    most = 2**64 - 1 if strategy == "kLfu" else 2**32 - 1
+    if strategy == "kLfu":
+        watch.check()
+    assert backend.to_host(watch.table.scores([1])).tolist() == [most]
+
+
+def test_evicted_rows_start_anew_with_their_states(backend):
+    table = full_table(backend, slots=64)
+    table.store.ensure_state("m", 0.5)
+    rows = table.find_or_insert(np.arange(200))
+    rows = rows[rows != np.uint32(ABSENT)]
+    table.store.write(rows, backend.xp.full((rows.size, 2), 9, np.float32), column="m")
+    generation = table.generation
+    keys = np.arange(1000, 1010)
+    found, evicted = table.lookup_and_evict(keys)
+    assert table.generation != generation
+    assert backend.to_host(evicted.keys).size > 0
+    np.testing.assert_array_equal(backend.to_host(found)[:, 0], keys % 1000)
+    states = backend.to_host(table.store.read(table.find(keys), "m"))
+    assert (states == 0.5).all()
+
+
+def test_reserved_keys_are_never_evicted(backend):
+    watch = watched(backend, "kLru", 16, max_bucket_size=4)
+    reserved = [I64.max, I64.min]
+    watch.lookup(reserved)
+    for first in range(0, 1000, 50):
+        watch.lookup(list(range(first, first + 50)))
+    watch.check()
+    assert backend.to_host(watch.table.contains(reserved)).all()
+    assert watch.table.erase(reserved) == len(reserved)
+
+
+def test_nobody_is_evicted_before_the_table_is_full_size(backend):
+    """Buckets of 4 fill long before the table does: it grows instead."""
+    sizes = {"init_capacity": 4, "max_capacity": 1 << 14, "max_bucket_size": 4}
+    table = new_table(backend, 1, "hybrid", max_load_factor=1.0, **sizes)
+    keys = np.arange(6000)
+    for part in np.array_split(keys, 37):
+        assert backend.to_host(table.lookup_and_evict(part)[1].keys).size == 0
+    assert backend.to_host(table.export()[0]).tolist() == keys.tolist()
+    held = table.statistics()
+    assert (held.evicted, held.refused) == (0, 0)
+    assert held.num_rehashes == int(np.log2(table.capacity / 4))
+
+
+@pytest.mark.parametrize("load", [0.25, 0.5, 1.0])
+def test_the_load_factor_says_when_it_doubles(backend, load):
+    sizes = {"init_capacity": 256, "max_capacity": 512}
+    table = new_table(backend, 1, "hybrid", max_load_factor=load, **sizes)
+    while table.capacity == 256 and table.size < 200:
+        table.find_or_insert([table.size])
+    if load < 0.75:  # above it a crowded bucket may come first
+        assert table.size == 256 * load + 1
+
+
+# -------------------------------------------------------------------- refusal
+
+
+def test_the_surplus_of_a_batch_is_refused_and_gets_its_first_value(backend):
+    watch = watched(backend, "kLru", 16, max_bucket_size=16)
+    watch.lookup(list(range(100, 110)))
+    keys = list(range(40)) * 2
+    watch.lookup(keys)
+    assert (watch.refused, watch.evicted, watch.table.size) == (24, 10, 16)
+    watch.check()
+    found = watch.table.lookup(keys, insert=False, missing="zeros")
+    assert found.num_absent == 48
+    # The next lookup of the same keys finds 16 of them and may not evict them for the others.
+    held = backend.to_host(watch.table.export()[0]).tolist()
+    watch.lookup(keys)
+    assert backend.to_host(watch.table.export()[0]).tolist() == held
+
+
+def test_a_batch_never_evicts_what_it_uses(backend):
+    watch = watched(backend, "kLru", 64, max_bucket_size=4)
+    fill(watch)
+    rng = np.random.default_rng(0)
+    for first in range(1000, 5000, 100):
+        old = rng.choice(list(watch.oracle.rows), 30, replace=False).tolist()
+        watch.lookup(old + list(range(first, first + 40)))
+        assert backend.to_host(watch.table.contains(old)).all()
+    watch.check()
+    assert watch.refused and watch.evicted
+
+
+def test_accum_or_assign_never_evicts_what_it_adds_to(backend):
+    watch = watched(backend, "kLru", 16, max_bucket_size=16)
+    keys = fill(watch)
+    # The oldest are added to, so that the others have to go.
+    watch.accum_or_assign(keys[:8] + list(range(100, 120)), np.ones((28, 2)), [1] * 8 + [0] * 20)
+    watch.check()
+    assert backend.to_host(watch.table.contains(keys[:8])).all()
+    assert (watch.evicted, watch.refused) == (8, 12)
+
+
+def overfull(backend, on_refused, **options):
+    return full_table(backend, slots=16, max_bucket_size=16, on_refused=on_refused, **options)
+
+
+def test_refusal_may_be_ignored(backend):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = overfull(backend, "ignore")
+        table.find_or_insert(np.arange(30))
+    assert table.statistics().refused == 14
+
+
+def test_refusal_warns_once_a_table(backend):
+    table = overfull(backend, "warn", name="users")
+    with pytest.warns(RuntimeWarning, match="'users' had no room for 14 of 30 new keys"):
+        table.find_or_insert(np.arange(30))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table.find_or_insert(np.arange(40, 70))
+    assert table.statistics().refused == 28
+
+
+@pytest.mark.parametrize("operation", ["lookup", "insert"])
+def test_refusal_may_be_an_error_after_the_rest_is_done(backend, operation):
+    table = overfull(backend, "error")
+    table.insert_or_assign(np.arange(100, 116), np.full((16, 2), 7, np.float32))
+    keys = np.arange(30)
+    with pytest.raises(RefusedError, match="no room for 14 of 30 new keys") as raised:
+        if operation == "lookup":
+            table.lookup_and_evict(keys)
+        else:
+            table.insert_and_evict(keys, np.full((30, 2), 5, np.float32))
+    evicted = raised.value.evicted
+    assert sorted(backend.to_host(evicted.keys).tolist()) == list(range(100, 116))
+    assert (backend.to_host(evicted.values) == 7).all()
+    held, rows = (backend.to_host(part) for part in table.export())
+    assert held.size == 16 and set(held.tolist()) <= set(keys.tolist())
+    expected = held % 1000 if operation == "lookup" else np.full(16, 5)
+    np.testing.assert_array_equal(rows[:, 0], expected)
+    table.lookup(held)  # nothing new: no error, and none left over
+    table.erase(held[:3])
+    table.lookup([1000, 1001])
+
+
+def test_an_initializer_that_raises_gives_the_new_rows_back(backend):
+    class Fails(KeyInitializer):
+        def fill(self, *args):
+            if failing:
+                raise ZeroDivisionError
+            super().fill(*args)
+
+    table = full_table(backend, slots=16)
+    table.initializer = Fails()
+    failing = False
+    table.find_or_insert(np.arange(16))
+    held = table.size
+    failing = True
+    with pytest.raises(ZeroDivisionError):
+        table.find_or_insert(np.arange(100, 110))
+    failing = False
+    assert not backend.to_host(table.contains(np.arange(100, 110))).any()
+    assert table.store._free_near.size == held - table.size
+    table.find_or_insert(np.arange(100, 110))
+    rows = backend.to_host(table.export_rows()[1])
+    assert len(set(rows.tolist())) == table.size
+    assert table.store.num_rows <= 16
+
+
+# -------------------------------------------------------------------- the clock at its end
+
+
+@pytest.mark.parametrize("strategy", ["kLru", "kEpochLru"])
+def test_order_survives_the_end_of_the_clock(backend, strategy):
+    table = full_table(backend, strategy, slots=16, max_bucket_size=16)
+    last = 2**32 - 1
+    table._clock.now = last - 16
+    for key in range(16):
+        table.find_or_insert([key])
+        table.find_or_insert([])  # halved, two numbers in a row may become one
+    # Half of the keys came before the stamps were halved.
+    assert table.num_lookups < last // 2 + 20
+    scores = backend.to_host(table.scores(np.arange(16)))
+    assert (np.diff(scores.astype(np.int64)) > 0).all()
+    assert scores[-1] % 2**32 == table.num_lookups - 1
+    table.find_or_insert([3])
+    for new, victim in enumerate([0, 1, 2, 4, 5, 6, 7, 8], 1000):
+        evicted = table.lookup_and_evict([new])[1]
+        assert backend.to_host(evicted.keys).tolist() == [victim]
+
+
+def test_counts_and_custom_scores_do_not_age(backend):
+    for strategy in ("kLfu", "kEpochLfu", "kCustomized"):
+        table = full_table(backend, strategy)
+        table.find_or_insert([1, 2], scores=[5, 9])
+        table._clock.now = 2**32 - 1
+        table.find([1])
+        table.find_or_insert([3], scores=[1])
+        assert table.num_lookups == 2**31
+        assert backend.to_host(table.scores([1, 2, 3])).tolist() == [5, 9, 1]
+
+
+# -------------------------------------------------------------------- what the caller may not give
+
+
+def test_scores_must_fit_the_keys(backend):
+    table = full_table(backend, "kCustomized")
+    with pytest.raises(ValueError, match=r"shape \(2,\).*shape \(1,\)"):
+        table.find_or_insert([1, 2], scores=[1])
+    with pytest.raises(ValueError, match="not be negative"):
+        table.insert_or_assign([1], zeros([0]), [-1])
+    assert table.size == 0
+
+
+def test_the_last_score_of_a_repeated_key_counts(backend):
+    table = full_table(backend, "kCustomized")
+    table.find_or_insert([5, 6, 5, 5], scores=[4, 3, 9, 2])
+    assert backend.to_host(table.scores([5, 6])).tolist() == [2, 3]
+    table.find_or_insert([5, 5, 6], scores=[1, 8, 7])
+    assert backend.to_host(table.scores([5, 6])).tolist() == [8, 7]
+    table.insert_or_assign([5, 5, 9, 9], zeros([0] * 4), [1, 2, 3, 4])
+    assert backend.to_host(table.scores([5, 9])).tolist() == [2, 4]
+
+
+# -------------------------------------------------------------------- the machine
+
+KEYS = st.lists(
+    st.integers(-60, 60) | st.sampled_from([I64.max, I64.min, I64.max - 1]), max_size=40
+)
+MANY = st.tuples(st.integers(-1000, 1000), st.integers(0, 120)).map(
+    lambda span: list(range(span[0], span[0] + span[1]))
+)
+BATCH = KEYS | MANY
+
+
+class HkvAgainstDict(RuleBasedStateMachine):
+    """Drives a small table through any sequence of calls: it evicts and refuses all the time."""
+
+    backend = CpuBackend(num_threads=4)
+    backend.grain = 1
+
+    @initialize(
+        strategy=st.sampled_from(STRATEGIES),
+        sizes=st.sampled_from([(16, 16), (64, 64), (4, 32), (16, 128), (64, 256)]),
+        bucket=st.sampled_from([4, 8, 16, 64]),
+        load=st.sampled_from([0.5, 0.75, 1.0]),
+        near_rows=st.sampled_from([None, 0, 8]),
+    )
+    def start(self, strategy, sizes, bucket, load, near_rows):
+        options = {"init_capacity": sizes[0], "max_capacity": sizes[1], "max_bucket_size": bucket}
+        if near_rows is not None:
+            options["max_hbm_for_vectors"] = near_rows * 8 / 2**30
+        self.watch = Watched(
+            full_table(self.backend, strategy, max_load_factor=load, **options), first_row(2)
+        )
+        self.strategy = strategy
+
+    def values(self, keys):
+        rng = np.random.default_rng(len(keys))
+        return rng.integers(-99, 99, (len(keys), 2)).astype(np.float32)
+
+    def scores(self, keys, draw):
+        """One for each key; those of kLru are numbers of lookups that were."""
+        most = self.watch.oracle.now + 1 if self.strategy == "kLru" else 40
+        return [(draw * (7 * i + 1) + key) % most for i, key in enumerate(keys)]
+
+    @rule(keys=BATCH, report=st.booleans(), is_distinct=st.booleans())
+    def lookup(self, keys, report, is_distinct):
+        keys = list(dict.fromkeys(keys)) if is_distinct else keys
+        self.watch.lookup(keys, report=report, unique_keys=is_distinct)
+
+    @rule(keys=BATCH, draw=st.integers(0, 30))
+    def lookup_with_scores(self, keys, draw):
+        self.watch.find_or_insert(keys, self.scores(keys, draw))
+
+    @rule(keys=BATCH, draw=st.none() | st.integers(0, 30), report=st.booleans())
+    def insert(self, keys, draw, report):
+        scores = None if draw is None else self.scores(keys, draw)
+        self.watch.insert(keys, self.values(keys), scores, report=report)
+
+    @rule(keys=BATCH, flip=st.booleans())
+    def accum_or_assign(self, keys, flip):
+        flags = self.watch.oracle.contains(keys) ^ (flip & (np.arange(len(keys)) % 3 == 0))
+        self.watch.accum_or_assign(keys, self.values(keys), flags)
+
+    @rule(keys=KEYS, name=st.sampled_from(["assign", "accumulate"]))
+    def write(self, keys, name):
+        self.watch.write(name, keys, self.values(keys))
+
+    @rule(keys=BATCH)
+    def erase(self, keys):
+        self.watch.erase(keys)
+
+    @rule(divisor=st.integers(2, 5), score=st.integers(0, 40))
+    def erase_if(self, divisor, score):
+        self.watch.erase_if(
+            lambda held: (held.keys % divisor == 0) & (held.scores < score),
+            lambda key, held: key % divisor == 0 and held < score,
+        )
+
+    @rule(num_lookups=st.integers(0, 12))
+    def expire(self, num_lookups):
+        if self.strategy == "kLru":
+            limit = self.watch.oracle.now - num_lookups
+            scores = self.watch.oracle.scores.items()
+            doomed = [key for key, number in scores if number <= limit]
+            self.watch._erased(self.watch.table.expire(num_lookups=num_lookups), doomed)
+
+    @rule(keys=KEYS, draw=st.integers(0, 30))
+    def assign_scores(self, keys, draw):
+        self.watch.assign_scores(keys, self.scores(keys, draw))
+
+    @rule()
+    def next_epoch(self):
+        self.watch.set_epoch(self.watch.oracle.epoch + 1)
+
+    @rule(keys=KEYS)
+    def read_only(self, keys):
+        found = self.watch.table.lookup(np.array(keys, np.int64), insert=False)
+        expected = np.array([self.watch.row_of(key) for key in keys]).reshape(len(keys), 2)
+        np.testing.assert_array_equal(found.values, expected)
+
+    @rule(n=st.integers(0, 300))
+    def reserve(self, n):
+        self.watch.table.reserve(n)
+
+    @rule()
+    def clear(self):
+        self.watch.clear()
+
+    @invariant()
+    def same(self):
+        if hasattr(self, "watch"):
+            self.watch.check()
+
+
+TestHkvAgainstDict = HkvAgainstDict.TestCase
+TestHkvAgainstDict.settings = settings(
+    max_examples=3000 if LONG else 100, stateful_step_count=60 if LONG else 25, deadline=None
+)

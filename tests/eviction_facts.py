@@ -1,0 +1,261 @@
+"""What must be true of a "hybrid" table after every call, whatever its threads did meanwhile.
+
+`Watched` drives a table beside an oracle. Which of several fair victims a key evicts depends on
+timing, so the oracle is told what went, and this module says whether it was allowed to go. Both the
+state machine of test_hkv.py and the sanitizers' job use it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.engine.row_store import ABSENT
+from tests.reference import ScoredTable
+
+
+class Place(NamedTuple):
+    """Where a key is and its score."""
+
+    slot: int
+    row: int
+    score: int
+
+
+class Watched:
+    """A table and its oracle; every method calls both, compares, and checks what was evicted.
+
+    Keys are Python ints that may repeat; values (n, dim) float32.
+    """
+
+    def __init__(self, table, first_row):
+        self.table = table
+        self.backend = table.backend
+        self.oracle = ScoredTable(table.dim, first_row, table.options.evict_strategy)
+        self.inserted = self.evicted = self.refused = self.erased = 0
+
+    # ---------------------------------------------------------------- calls
+
+    def lookup(self, keys, *, report=True, unique_keys=False):
+        expected = np.array([self.row_of(key) for key in keys]).reshape(len(keys), self.table.dim)
+        before = self.begin()
+        if report:
+            values, evicted = self.table.lookup_and_evict(array(keys), unique_keys=unique_keys)
+        else:
+            values, evicted = self.table.lookup(array(keys), unique_keys=unique_keys).values, None
+        np.testing.assert_array_equal(self.backend.to_host(values), expected)
+        self.settle(keys, before, evicted, new_row=self.oracle.first_row)
+
+    def find_or_insert(self, keys, given=None):
+        """`given`: a score or an increment for every key."""
+        before = self.begin()
+        scores = None if given is None else np.array(given, np.uint64)
+        rows = self.backend.to_host(self.table.find_or_insert(array(keys), scores=scores))
+        by_key = None if given is None else dict(zip(keys, given, strict=True))
+        after = self.settle(keys, before, None, new_row=self.oracle.first_row, given=by_key)
+        assert rows.tolist() == [after[key].row if key in after else ABSENT for key in keys]
+
+    def insert(self, keys, values, scores=None, *, report=True):
+        before = self.begin()
+        given = None if scores is None else np.array(scores, np.uint64)
+        if report:
+            evicted = self.table.insert_and_evict(array(keys), values, given)
+        else:
+            evicted = None
+            self.table.insert_or_assign(array(keys), values, given)
+        by_key = None if scores is None else dict(zip(keys, scores, strict=True))
+        last = dict(zip(keys, values, strict=True))
+        self.settle(keys, before, evicted, last.__getitem__, given=by_key, given_is_score=True)
+        held = [key for key in last if key in self.oracle.rows]
+        self.oracle.assign(held, [last[key] for key in held])
+
+    def accum_or_assign(self, keys, values, flags):
+        before = self.begin()
+        self.table.accum_or_assign(array(keys), values, np.array(flags, bool))
+        add = [i for i, key in enumerate(keys) if flags[i] and key in self.oracle.rows]
+        put = {
+            key: values[i]
+            for i, key in enumerate(keys)
+            if not flags[i] and key not in self.oracle.rows
+        }
+        seen = [key for key in keys if key in self.oracle.rows or key in put]
+        self.oracle.accumulate([keys[i] for i in add], values[add])
+        self.settle(seen, before, None, put.__getitem__)
+
+    def write(self, name, keys, values):
+        """`assign` or `accumulate`."""
+        getattr(self.table, name)(array(keys), values)
+        getattr(self.oracle, name)(keys, values)
+
+    def erase(self, keys):
+        self._erased(self.table.erase(array(keys)), keys)
+
+    def erase_if(self, predicate, is_doomed):
+        """`predicate` of entries; `is_doomed(key, score)` says the same of one."""
+        doomed = [key for key, score in self.oracle.scores.items() if is_doomed(key, score)]
+        self._erased(self.table.erase_if(predicate), doomed)
+
+    def assign_scores(self, keys, scores):
+        self.table.assign_scores(array(keys), np.array(scores, np.uint64))
+        for key, score in zip(keys, scores, strict=True):
+            if key in self.oracle.rows:
+                self.oracle.scores[key] = score
+
+    def set_epoch(self, epoch):
+        self.table.epoch = self.oracle.epoch = epoch
+
+    def clear(self):
+        self.table.clear()
+        self.oracle.drop(list(self.oracle.rows))
+        self.inserted = self.evicted = self.refused = self.erased = 0
+
+    def _erased(self, count, keys):
+        expected = self.oracle.erase(keys)
+        assert count == expected
+        self.erased += expected
+
+    # ---------------------------------------------------------------- checks
+
+    def row_of(self, key):
+        """What a lookup of a key must give."""
+        row = self.oracle.rows.get(key)
+        return self.oracle.first_row(key) if row is None else row
+
+    def snapshot(self):
+        """{key: Place} of the whole table."""
+        held = self.table.index.entries()
+        scores = self.table.index.slot_scores(held.stamps, held.slots)
+        parts = (held.keys, held.slots, held.rows, scores)
+        lists = (self.backend.to_host(part).tolist() for part in parts)
+        places = {key: Place(*place) for key, *place in zip(*lists, strict=True)}
+        assert len(places) == held.keys.size, "a key is in two slots"
+        return places
+
+    def begin(self):
+        """A lookup begins: what is there before it."""
+        self.oracle.now += 1
+        return self.snapshot(), self.table.capacity
+
+    def settle(self, keys, before, evicted, new_row, given=None, given_is_score=False):
+        """Checks what a lookup of `keys` has done, and tells it to the oracle.
+
+        Args:
+          before: what `begin` gave.
+          evicted: what the table says it evicted; None: it was not asked.
+          new_row: of a key, the row it starts with.
+          given: {key: score or increment}; None: none.
+          given_is_score: whether `given` are the scores to have, whatever the strategy.
+        """
+        before, capacity = before
+        after = self.snapshot()
+        batch = set(keys)
+        gone = before.keys() - after.keys()
+        came = after.keys() - before.keys()
+        refused = batch - after.keys()
+        assert not gone & batch, "a key was evicted by the batch that used it"
+        assert came <= batch, "a key came from nowhere"
+        if evicted is not None:
+            self._check_report(evicted, gone, before)
+        strategy = self.oracle.strategy
+        may_refuse = given is not None and (given_is_score or strategy == "kCustomized")
+
+        def new_score(key):
+            if given is not None and given_is_score:
+                return given[key]
+            return self.oracle.score_after(key, None if given is None else given[key])
+
+        self._check_victims(
+            batch, before, after, came, refused, new_score if may_refuse else None, capacity
+        )
+        scores = {key: new_score(key) for key in batch & after.keys()}
+        self.oracle.drop(gone)
+        for key in came:
+            self.oracle.rows[key] = np.array(new_row(key), np.float32)
+        self.oracle.scores.update(scores)
+        self.inserted += len(came)
+        self.evicted += len(gone)
+        self.refused += len(refused)
+        return after
+
+    def _check_report(self, evicted, gone, before):
+        keys, values, scores = (self.backend.to_host(part) for part in evicted)
+        assert sorted(keys.tolist()) == sorted(gone), "what is gone is not what was reported"
+        for key, value, score in zip(keys.tolist(), values, scores.tolist(), strict=True):
+            np.testing.assert_array_equal(value, self.oracle.rows[key])
+            assert score == before[key].score
+
+    def _check_victims(self, batch, before, after, came, refused, new_score, capacity):
+        index = self.table.index
+        reserved = {index.key_dtype.empty_key, index.key_dtype.reclaim_key}
+        assert not reserved & refused
+        assert not reserved & (before.keys() - after.keys())
+        gone = before.keys() - after.keys()
+        if gone or refused:
+            assert index.capacity == index.max_capacity, "evicted or refused before it was full"
+        asked = sorted((came | refused) - reserved)
+        if not asked:
+            return
+        firsts, seconds, _ = (
+            self.backend.to_host(part).tolist()
+            for part in index.place_of(self.backend.from_host(np.array(asked, np.int64)))
+        )
+        in_slot = {place.slot: key for key, place in after.items()}
+        was_in = {place.slot: key for key, place in before.items()}
+        has_grown = index.capacity != capacity
+        num_victims = 0
+        for key, first, second in zip(asked, firsts, seconds, strict=True):
+            slots = {first + i for i in range(index.bucket)}
+            slots |= {second + i for i in range(index.bucket)}
+            held = [in_slot[slot] for slot in slots if slot in in_slot]
+            # The scores that it had to choose from, as far as they are still there.
+            others = [before[other].score for other in held if other not in batch]
+            if key in refused:
+                assert len(held) == len(slots), "refused beside a free slot"
+                if others:
+                    assert new_score is not None, "refused beside a key that it could evict"
+                    assert new_score(key) < min(others)
+                continue
+            slot = after[key].slot
+            assert slot in slots, "a key is in neither of its buckets"
+            if has_grown or slot not in was_in:
+                continue
+            num_victims += 1
+            victim = was_in[slot]
+            assert victim in gone
+            assert len(held) == len(slots), "evicted beside a free slot"
+            assert before[victim].score <= min(others, default=before[victim].score)
+            if new_score is not None:
+                assert new_score(key) >= before[victim].score
+        assert has_grown or num_victims == len(gone), "a key vanished without a successor"
+
+    def check(self):
+        """What must be true between calls."""
+        table, oracle = self.table, self.oracle
+        keys, rows = table.export()
+        expected_keys, expected_rows = oracle.export()
+        assert self.backend.to_host(keys).tolist() == expected_keys
+        np.testing.assert_array_equal(self.backend.to_host(rows), expected_rows)
+        held = self.snapshot()
+        assert {key: place.score for key, place in held.items()} == oracle.scores
+        assert table.size == len(held) <= table.capacity + 2
+        assert table.capacity <= table.options.max_capacity
+        assert table.num_lookups == oracle.now
+        numbers = {place.row for place in held.values()}
+        assert len(numbers) == len(held), "two keys share a row"
+        assert all(row < table.store.num_rows for row in numbers)
+        assert table.store.num_rows <= table.options.max_capacity + 2
+        free = table.store._free_near.size + table.store._free_far.size
+        assert free == table.store.num_rows - table.size, "a row was lost"
+        counts = table.statistics()
+        assert counts.size == table.size and counts.capacity == table.capacity
+        assert (counts.inserted, counts.evicted, counts.refused, counts.erased) == (
+            *(self.inserted, self.evicted, self.refused, self.erased),
+        )
+        assert counts.longest_probe <= 2 * max(1, table.index.bucket // 4)
+        asked = list(oracle.scores)
+        assert self.backend.to_host(table.scores(array(asked))).tolist() == [
+            oracle.scores[key] for key in asked
+        ]
+
+
+def array(keys):
+    return np.array(keys, np.int64)
