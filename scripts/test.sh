@@ -57,7 +57,7 @@ stage() { # name, seconds, command...
 stage 'ruff format' 60 ruff format --check .
 stage 'ruff check' 60 ruff check .
 stage mypy 300 mypy
-mapfile -t sources < <(find kernels tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
+mapfile -t sources < <(find kernels scripts tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
 stage clang-format 60 clang-format --dry-run -Werror "${sources[@]}"
 stage 'tests' 900 "${pytest[@]}" tests --ignore=tests/parallel --ignore=tests/test_sanitizers.py
 stage 'tests, 2 ranks, horovodrun' 400 horovodrun -np 2 "${ranks[@]}"
