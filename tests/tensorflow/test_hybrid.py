@@ -89,7 +89,7 @@ def test_first_rows_are_normal_unless_asked_otherwise():
     assert abs(rows.mean()) < 0.02 and abs(rows.std() - 1) < 0.02
     table = sok.DynamicVariable(64, "uniform", var_type="hybrid")
     rows = tf.nn.embedding_lookup(table, np.arange(1000)).numpy()
-    assert 0 <= rows.min() and rows.max() <= 1
+    assert rows.min() >= 0 and rows.max() <= 1
 
 
 @pytest.mark.parametrize("key_type", [tf.int32, tf.uint64], ids=lambda d: d.name)

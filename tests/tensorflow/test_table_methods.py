@@ -1,0 +1,250 @@
+"""The methods a table has beyond a variable, against a dict: at once, traced, in TF1."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+
+v1 = tf.compat.v1
+
+KINDS = {
+    "hbm": {},
+    "hybrid": {"var_type": "hybrid", "init_capacity": 1024, "max_capacity": 4096},
+}
+
+
+@pytest.fixture(params=KINDS)
+def options(request):
+    return KINDS[request.param]
+
+
+def row_of(key):
+    return [float(key), float(key) / 2]
+
+
+def filled(options, n=33, dtype=None):
+    """A table of the keys 0 to n - 1, each looked up by a lookup of its own."""
+    table = sok.DynamicVariable(2, dtype=dtype, **options)
+    for key in range(n):
+        tf.nn.embedding_lookup(table, [key])
+    sok.assign(table, np.arange(n), np.array([row_of(k) for k in range(n)], "f4").reshape(n, 2))
+    return table
+
+
+def content(table):
+    keys, rows = sok.export(table)
+    return dict(zip(keys.numpy().tolist(), tf.cast(rows, tf.float32).numpy().tolist(), strict=True))
+
+
+def expected(keys):
+    return {key: row_of(key) for key in keys}
+
+
+def doing(function):
+    """The same without its result: an operation cannot leave a tf.function."""
+
+    def run(*arguments):
+        function(*arguments)
+
+    return run
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
+def test_contains(options, mode, n):
+    table = filled(options)
+    keys = np.random.default_rng(n).integers(-40, 80, n)
+    before = table.scores(np.arange(33)).numpy()
+    found = mode(table.contains)(tf.constant(keys.reshape(1, n)))
+    assert found.dtype == tf.bool
+    np.testing.assert_array_equal(found, ((keys >= 0) & (keys < 33)).reshape(1, n))
+    np.testing.assert_array_equal(table.scores(np.arange(33)), before)
+    assert table.table.size == 33
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
+def test_erase(options, mode, n):
+    table = filled(options)
+    keys = np.random.default_rng(n).integers(-40, 80, n)
+    count = mode(table.erase)(tf.constant(keys))
+    left = set(range(33)) - set(keys.tolist())
+    assert (count.dtype, int(count)) == (tf.int64, 33 - len(left))
+    assert content(table) == expected(left)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda d: d.name)
+def test_erase_if_and_export_if(options, mode, dtype):
+    table = filled(options, dtype=dtype)
+    seen = []
+
+    def odd_or_large(keys, values, scores):
+        assert type(keys) is type(values) is type(scores) is np.ndarray
+        assert (keys.dtype, scores.dtype) == (np.int64, np.uint64)
+        assert (values.dtype, values.shape) == (dtype.as_numpy_dtype, (len(keys), 2))
+        seen.extend(scores.tolist())
+        return (keys % 2 == 1) | (values[:, 1].astype(np.float32) >= 15)
+
+    chosen = [key for key in range(33) if key % 2 or key >= 30]
+    keys, rows = mode(lambda: table.export_if(odd_or_large))()
+    assert (keys.numpy().tolist(), rows.dtype) == (chosen, dtype)
+    np.testing.assert_array_equal(tf.cast(rows, tf.float32), [row_of(key) for key in chosen])
+    assert sorted(seen) == sorted(table.scores(np.arange(33)).numpy().tolist())
+    assert int(mode(lambda: table.erase_if(odd_or_large))()) == len(chosen)
+    assert content(table) == expected(set(range(33)) - set(chosen))
+
+
+def test_a_predicate_must_give_bools(options):
+    table = filled(options)
+    with pytest.raises(ValueError, match="one bool per key, shape \\(33,\\). Received: int64"):
+        table.erase_if(lambda keys, values, scores: keys)
+    assert table.table.size == 33
+
+
+def test_scores_and_export_by_score(options, mode):
+    table = filled(options, 5)
+    tf.nn.embedding_lookup(table, [1, 3])
+    scores = mode(table.scores)(tf.constant([[0, 1], [3, 9]])).numpy()
+    assert scores.dtype == np.uint64
+    assert scores[0, 1] == scores[1, 0] > scores[0, 0] > scores[1, 1] == 0
+    keys, rows = mode(lambda: table.export_if(min_score=int(scores[0, 1])))()
+    assert keys.numpy().tolist() == [1, 3]
+    np.testing.assert_array_equal(rows, [row_of(1), row_of(3)])
+    mode(doing(table.assign_scores))(tf.constant([0, 9, 0]), tf.constant([50, 70, 60]))
+    np.testing.assert_array_equal(table.scores([0, 9]), [60, 0])
+    for arguments in ({}, {"predicate": len, "min_score": 1}):
+        with pytest.raises(ValueError, match="Give `predicate` or `min_score`, one of them"):
+            table.export_if(**arguments)
+    with pytest.raises(ValueError, match="`min_score` must be in"):
+        table.export_if(min_score=-1)
+    with pytest.raises(TypeError, match="must be integers. Received: dtype float32"):
+        table.assign_scores([1], [1.0])
+
+
+@pytest.mark.parametrize("num_slots", [7, 1 << 20])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda d: d.name)
+def test_export_chunks(options, num_slots, dtype):
+    table = filled(options, dtype=dtype)
+    found, scores = {}, {}
+    for keys, rows, of_chunk in table.export_chunks(num_slots):
+        assert (keys.dtype, rows.dtype, of_chunk.dtype) == (tf.int64, dtype, tf.uint64)
+        assert len(keys) <= num_slots
+        rows = tf.cast(rows, tf.float32).numpy().tolist()
+        found |= dict(zip(keys.numpy().tolist(), rows, strict=True))
+        scores |= dict(zip(keys.numpy().tolist(), of_chunk.numpy().tolist(), strict=True))
+    assert found == expected(range(33))
+    all_scores = table.scores(np.arange(33)).numpy().tolist()
+    assert scores == dict(zip(range(33), all_scores, strict=True))
+    chunks = table.export_chunks(7)
+    next(chunks)
+    table.erase([4])
+    with pytest.raises(RuntimeError, match="has changed during export_chunks"):
+        list(chunks)
+    with pytest.raises(ValueError, match="`num_slots` must be at least 1"):
+        next(table.export_chunks(0))
+
+
+def test_expire(options, mode):
+    table = filled(options, 10)  # assigned by an eleventh lookup
+    tf.nn.embedding_lookup(table, [2, 5])
+    assert int(mode(lambda: table.expire(num_lookups=2))()) == 0
+    assert int(mode(lambda: table.expire(num_lookups=1))()) == 8
+    assert set(content(table)) == {2, 5}
+    assert int(mode(lambda: table.expire(seconds=1000))()) == 0
+    time.sleep(0.02)
+    assert int(mode(lambda: table.expire(seconds=0.01))()) == 2
+    with pytest.raises((ValueError, tf.errors.OpError), match="Give `num_lookups` or `seconds`"):
+        mode(lambda: table.expire())()
+
+
+def test_erase_below_clear_and_reserve(options, mode):
+    table = filled(options)
+    assert int(mode(lambda: table.erase_below(4.5))()) == 5
+    assert content(table) == expected(range(5, 33))
+    with pytest.raises((ValueError, tf.errors.OpError), match="`cutoff` must be above 0"):
+        mode(lambda: table.erase_below(0.0))()
+    mode(doing(table.clear))()
+    assert content(table) == {}
+    mode(doing(lambda: table.reserve(2000)))()
+    capacity = table.table.capacity
+    assert capacity >= 2048
+    tf.nn.embedding_lookup(table, np.arange(2000))
+    assert table.table.capacity == capacity
+
+
+def test_in_a_session(options):
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = sok.DynamicVariable(2, **options)
+        keys = v1.placeholder(tf.int64, [None])
+        assign = sok.assign(table, keys, tf.ones([4, 2]))
+        outputs = {
+            "contains": table.contains(keys),
+            "scores": table.scores(keys),
+            "export_if": table.export_if(lambda keys, *_: keys > 2),
+            "erase": table.erase(keys),
+            "clear": table.clear(),
+        }
+        session.run(v1.global_variables_initializer())
+        session.run(assign, {keys: [1, 2, 3, 4]})
+        found = session.run(outputs["contains"], {keys: [1, 9]})
+        np.testing.assert_array_equal(found, [True, False])
+        np.testing.assert_array_equal(session.run(outputs["scores"], {keys: [1, 9]}), [1, 0])
+        assert session.run(outputs["export_if"])[0].tolist() == [3, 4]
+        assert session.run(outputs["erase"], {keys: [1, 9]}) == 1
+        session.run(outputs["clear"])
+        assert table.table.size == 0
+
+
+def test_statistics(options):
+    table = filled(options)
+    tf.nn.embedding_lookup(table, [1, 2, 99])
+    table.erase([1])
+    counts = table.statistics()
+    assert (counts.size, counts.inserted, counts.erased, counts.evicted) == (33, 34, 1, 0)
+    assert (counts.found, counts.missed) == (2, 34)
+    with pytest.raises(RuntimeError, match="outside of the tf.function"):
+        tf.function(lambda: table.statistics().size)()
+
+
+def test_assign_with_scores_decides_what_is_evicted(mode):
+    options = {"init_capacity": 16, "max_capacity": 16, "evict_strategy": "kCustomized"}
+    table = sok.DynamicVariable(2, var_type="hybrid", on_refused="ignore", **options)
+
+    @doing
+    def assign(keys, scores):
+        sok.assign(table, keys, tf.ones([len(keys), 2]), scores)
+
+    mode(assign)(tf.range(16), tf.range(100, 116))
+    mode(assign)(tf.constant([16, 17]), tf.constant([5, 105]))
+    # 16 is below all; 17 takes the place of the lowest.
+    assert set(content(table)) == (set(range(1, 16)) | {17})
+    assert int(table.scores([17])[0]) == 105
+    table.assign([3], [[0.0, 0.0]], [1])
+    sok.assign(table, [18], [[1.0, 1.0]], [2])
+    assert 3 not in content(table) and 18 in content(table)
+    with pytest.raises((ValueError, tf.errors.OpError), match="scores must be integers of shape"):
+        mode(assign)(tf.constant([1, 2]), tf.constant([1]))
+
+
+def test_a_new_epoch_outweighs_the_old_one():
+    options = {"init_capacity": 16, "max_capacity": 16, "evict_strategy": "kEpochLfu"}
+    table = sok.DynamicVariable(2, var_type="hybrid", **options)
+    for _ in range(5):
+        tf.nn.embedding_lookup(table, np.arange(16))
+    table.epoch = 1
+    assert table.epoch == 1
+    tf.nn.embedding_lookup(table, np.arange(8))
+    for key in range(100, 108):
+        tf.nn.embedding_lookup(table, [key])
+    assert set(content(table)) == set(range(8)) | set(range(100, 108))
+    with pytest.raises(ValueError, match="`epoch` must be in"):
+        table.epoch = -1
+
+
+def test_hbm_has_no_epoch():
+    table = sok.DynamicVariable(2)
+    with pytest.raises(NotImplementedError, match="no epoch.*var_type='hybrid'"):
+        table.epoch = 1
+    with pytest.raises(NotImplementedError, match="no epoch"):
+        _ = table.epoch
