@@ -14,6 +14,7 @@ from sok_lite.engine.row_store import ABSENT, RowStore
 from sok_lite.engine.row_tiers import RowTiers, lowest
 from tests.conftest import LONG
 from tests.engine.helpers import new_table
+from tests.engine.own_process import run_limited
 
 STATES = {"m": (0.25, None), "v": (0.0, 1)}  # initial value, dim
 
@@ -183,6 +184,7 @@ def test_heat_is_bounded_and_cools(backend):
         assert not table.rebalance()
     lookup(table, [2], 12)  # against 254 / 2^7 = 1
     assert table.rebalance() == {1: 1, 2: 0}
+    assert not table.rebalance()  # heat moves with its row
 
 
 def test_hot_rows_take_near_rows_that_were_freed(backend):
@@ -431,6 +433,24 @@ def test_keys_take_over_the_heat_of_nobody_when_others_are_evicted(backend):
     assert table.statistics().evicted > 1000
 
 
+def test_the_rows_of_erased_keys_do_not_move(backend):
+    table = hybrid(backend, 64)
+    keys = np.arange(200)
+    table.lookup(keys)
+    for _ in range(6):
+        table.lookup(keys[150:])
+    table.erase(keys[150:])
+    for _ in range(60):
+        table.lookup(keys[100:120])
+    assert table.tiers.num_moved == 40
+    table.lookup(keys + 1000)
+    for some in (keys[:150], keys + 1000):
+        values = backend.to_host(table.lookup(some).values)
+        np.testing.assert_array_equal(values[:, 0], some % 1000)
+    rows = backend.to_host(table.find(np.concatenate([keys[:150], keys + 1000])))
+    assert np.unique(rows).size == 350
+
+
 def test_moved_rows_change_the_generation(backend):
     table = hybrid(backend, 32)
     table.lookup(np.arange(1000))
@@ -449,6 +469,7 @@ def test_a_hybrid_table_tells_its_memory_by_tier(backend):
     statistics = table.statistics()
     assert (statistics.near_bytes, statistics.far_bytes) == (64 * 32, 36 * 32)
     table.clear()
+    assert table.tiers.num_bytes == 0
     table.lookup(np.arange(10))
     statistics = table.statistics()
     assert (statistics.near_bytes, statistics.far_bytes) == (10 * 32, 0)
@@ -472,3 +493,48 @@ def test_a_hybrid_table_keeps_far_rows_in_a_file(tmp_path):
         table.lookup(keys[-50:])
     assert table.tiers.num_moved >= 100
     np.testing.assert_array_equal(table.lookup(keys).values[:, 0], keys)
+
+
+def test_a_hybrid_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_path):
+    # 400 MB of rows and states; the process may have 200 MB of memory of its own on top of what it
+    # has when it starts, the index included. A shared mapping of a file does not count.
+    program = """
+        import resource, sys
+        import numpy as np
+        from sok_lite.backend import get_backend
+        from sok_lite.engine.initializer import make_initializer
+        from sok_lite.engine.apply import Update, apply_updates
+        from sok_lite.engine.table import make_table
+        from sok_lite.engine.update_rules import Adagrad
+
+        backend = get_backend("cpu")
+        with open("/proc/self/status") as status:
+            data = next(int(line.split()[1]) for line in status if line.startswith("VmData"))
+        limit = (data << 10) + (200 << 20)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        dim, n, batch = 64, 800_000, 20_000
+        table = make_table(
+            "hybrid", backend, dim, initializer=make_initializer("zeros", dim),
+            init_capacity=1 << 20, max_capacity=1 << 20, max_hbm_for_vectors=0.005,
+            far_path=sys.argv[1] if len(sys.argv) > 1 else None,
+        )
+        rule = Adagrad()
+        for start in range(0, n, batch):
+            keys = np.arange(start, start + batch)
+            table.lookup(keys)
+            grads = np.repeat((1 + keys % 7).astype(np.float32)[:, None], dim, axis=1)
+            apply_updates([Update(table, rule, keys, grads)], 0.5, 1)
+        for _ in range(60):
+            table.lookup(np.arange(n - batch, n))
+        initial = np.float32(rule.states["accumulator"])
+        for start in range(0, n, batch):
+            keys = np.arange(start, start + batch)
+            g = (1 + keys % 7).astype(np.float32)[:, None]
+            values = -np.float32(0.5) * g / np.sqrt(initial + g * g)
+            read = table.lookup(keys, insert=False).values
+            np.testing.assert_allclose(read, np.repeat(values, dim, axis=1), rtol=1e-3)
+        print(table.statistics().far_bytes >> 20 > 350, table.tiers.num_moved > 20_000)
+    """
+    assert run_limited(program, tmp_path) == ["True", "True"]
+    with pytest.raises(AssertionError, match="MemoryError: No .* bytes of memory"):
+        run_limited(program)
