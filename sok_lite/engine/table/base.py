@@ -418,8 +418,8 @@ class EmbeddingTable(ABC):
         Args:
           num_lookups: those that none of the last `num_lookups` lookups asked for. A training step
             is one lookup of a table where it is looked up once a step.
-          seconds: those that no lookup asked for within that time. Times are kept to about a
-            second, and not in checkpoints: there, what is restored counts as seen.
+          seconds: those that no lookup asked for within that time. Times are kept to a second or
+            to 1/128 of them, and not in checkpoints: what is restored counts as seen.
 
         Raises:
           ValueError: not exactly one of the two is given, or it is negative.

@@ -276,7 +276,8 @@ class HkvTable(EmbeddingTable):
     def _reporting(self) -> Iterator[list[Evicted]]:
         """Gives a list that grows by what is evicted."""
         with self.lock:
-            self._evicted = evicted = []
+            evicted: list[Evicted] = []
+            self._evicted = evicted
             try:
                 yield evicted
             except RefusedError as error:

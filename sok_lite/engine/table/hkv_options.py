@@ -121,7 +121,7 @@ class HkvOptions:
 
 def _integer(name: str, value: Any, least: int) -> int:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or value != int(value):
+    if not is_number or value % 1 != 0:
         raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
     if value < least:
         raise ValueError(f"`{name}` must be at least {least}. Received: {name}={value}.")

@@ -1,0 +1,239 @@
+"""Which new keys get a row: counting and drawing against plain Python."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from sok_lite.backend import get_backend
+from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.table.admission import SightingCounter, drawn
+from tests.engine.helpers import new_table
+
+I64 = np.iinfo(np.int64)
+
+
+def counting(backend, threshold, **options):
+    return new_table(backend, 2, "hybrid", enter_threshold=threshold, **options)
+
+
+# -------------------------------------------------------------------- counting
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
+def test_a_key_gets_a_row_at_its_kth_lookup(backend, threshold, n):
+    table = counting(backend, threshold)
+    seen = Counter()
+    rng = np.random.default_rng(n)
+    reserved = [I64.max, I64.min, I64.max - 1]
+    not_admitted = 0
+    for _ in range(9):
+        # Repeated within a batch: that counts once.
+        keys = [*rng.integers(0, n // 2 + 1, n).tolist(), *(reserved if n else [])]
+        values, rows, num_absent = table.lookup(np.array(keys, np.int64))
+        held = {key for key, count in seen.items() if count >= threshold}
+        seen.update(set(keys))
+        enters = {key for key in set(keys) if seen[key] >= threshold}
+        not_admitted += len(set(keys) - enters)
+        expected = np.array([key in enters for key in keys], bool)
+        np.testing.assert_array_equal(backend.to_host(rows) != ABSENT, expected)
+        assert num_absent == (~expected).sum()
+        np.testing.assert_array_equal(  # with a row or without: its first value
+            backend.to_host(values), np.array([[key % 1000] * 2 for key in keys]).reshape(-1, 2)
+        )
+        assert set(backend.to_host(table.export()[0]).tolist()) == held | enters
+    counts = table.statistics()
+    assert counts.inserted == table.size
+    assert counts.not_admitted == not_admitted
+
+
+def test_no_row_is_taken_by_a_key_that_only_counts(backend):
+    table = counting(backend, 3)
+    table.find_or_insert(np.arange(100_000))
+    table.find_or_insert(np.arange(100_000))
+    assert table.size == 0
+    assert table.store.num_rows == 0 and table.store.num_bytes == 0
+    assert table.statistics().near_bytes == 0
+    assert table.sightings.size == 100_000
+    # A counter has 16 bytes, in an index that is at most twice as large as it must be.
+    assert table.sightings.num_bytes <= 2 * 16 * 100_000 / 0.7 + 100
+    table.find_or_insert(np.arange(50_000))
+    assert table.size == 50_000 == table.store.num_rows
+    assert table.sightings.size == 50_000
+
+
+def test_reading_and_writing_do_not_count(backend):
+    table = counting(backend, 2)
+    table.find_or_insert([1])
+    for _ in range(3):
+        table.find([1])
+        table.contains([1])
+        table.lookup([1], insert=False)
+        table.assign([1], np.zeros((1, 2), np.float32))
+        table.accumulate([1], np.zeros((1, 2), np.float32))
+    assert table.size == 0
+    table.find_or_insert([1])
+    assert table.size == 1
+
+
+def test_what_is_assigned_enters_at_once(backend):
+    table = counting(backend, 100)
+    table.insert_or_assign([1, 2], np.ones((2, 2), np.float32))
+    assert table.size == 2
+    assert table.sightings.size == 0
+
+
+def test_an_erased_key_has_to_come_again(backend):
+    table = counting(backend, 3)
+    for sighting in range(3):
+        assert table.size == 0, sighting
+        table.find_or_insert([5])
+    assert table.erase([5]) == 1
+    table.find_or_insert([5])
+    table.find_or_insert([5])
+    assert table.size == 0
+    table.find_or_insert([5])
+    assert table.size == 1
+
+
+def test_clear_forgets_the_counts(backend):
+    table = counting(backend, 2)
+    table.find_or_insert([1, 2])
+    table.clear()
+    assert table.sightings.size == 0
+    table.find_or_insert([1, 2])
+    assert table.size == 0
+
+
+def test_a_count_stays_below_what_marks_a_missing_row(backend):
+    table = counting(backend, 2**31)
+    table.sightings.restore(backend.from_host(np.array([5], np.int64)), np.uint32([(1 << 30) - 1]))
+    for _ in range(5):
+        table.find_or_insert([5])
+    counts = backend.to_host(table.sightings.export()[1]).tolist()
+    assert counts == [(1 << 30) + 1]
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
+def test_counts_can_be_moved_to_another_counter(backend, n):
+    dtype = counting(backend, 2).key_dtype
+    one, other = (SightingCounter(backend, dtype, "t", 10) for _ in range(2))
+    expected = Counter()
+    rng = np.random.default_rng(n)
+    for _ in range(4):
+        keys = np.unique(rng.integers(-n, n + 1, n))
+        one.count(backend.from_host(keys))
+        expected.update(keys.tolist())
+    other.count(backend.from_host(np.array([10**9])))
+    other.restore(*one.export())
+    for counter in (one, other):
+        keys, counts = (backend.to_host(part).tolist() for part in counter.export())
+        assert dict(zip(keys, counts, strict=True)) == expected
+
+
+def test_no_memory_for_counters_leaves_them_whole(backend, monkeypatch):
+    table = counting(backend, 3)
+    table.find_or_insert(np.arange(40))
+    before = sorted(zip(*map(list, map(backend.to_host, table.sightings.export())), strict=True))
+
+    def none_left(num_bytes):
+        raise MemoryError("none left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "zeros_chunk", none_left)
+        with pytest.raises(MemoryError):
+            table.find_or_insert(np.arange(100_000))
+    after = sorted(zip(*map(list, map(backend.to_host, table.sightings.export())), strict=True))
+    assert before == after
+
+
+# -------------------------------------------------------------------- drawing
+
+
+def test_a_draw_is_the_same_on_every_backend_and_machine(backend):
+    keys = np.arange(20, dtype=np.int64) * 2**40 - 7
+    got = backend.to_host(drawn(backend.from_host(keys), 0.5, -(2**62), 3)).tolist()
+    assert got == drawn(get_backend("cpu").from_host(keys), 0.5, -(2**62), 3).tolist()
+    assert got == DRAWN
+
+
+# Written down once: a changed draw would let other keys into tables that go on from a checkpoint.
+DRAWN = [bool(int(bit)) for bit in "10000110111011100110"]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_the_share_that_is_drawn_is_the_chance(backend, ratio):
+    n = 200_000
+    for seed, lookup in ((0, 1), (-5, 1), (0, 2**32 - 1)):
+        keys = backend.from_host(np.arange(n))
+        share = float(drawn(keys, ratio, seed, lookup).mean())
+        # Five standard deviations of a binomial.
+        assert abs(share - ratio) <= 5 * (ratio * (1 - ratio) / n) ** 0.5
+
+
+def test_draws_of_lookups_tables_and_neighbours_are_independent(backend):
+    n = 200_000
+    keys = backend.from_host(np.arange(n))
+    draw = {
+        (seed, lookup): backend.to_host(drawn(keys, 0.5, seed, lookup))
+        for seed in (0, 1, -(2**63), 2**63 - 1)
+        for lookup in (1, 2, 3)
+    }
+    names = list(draw)
+    for i, one in enumerate(names):
+        assert abs(np.corrcoef(draw[one][1:], draw[one][:-1])[0, 1]) < 0.015
+        for other in names[i + 1 :]:
+            assert abs(np.corrcoef(draw[one], draw[other])[0, 1]) < 0.015
+
+
+def test_a_filtered_key_gets_in_at_one_lookup_or_another(backend):
+    table = new_table(backend, 2, "hybrid")
+    keys = np.arange(20_000)
+    waiting = 20_000
+    for _ in range(5):
+        values, rows, num_absent = table.lookup(keys, filter_ratio=0.25)
+        np.testing.assert_array_equal(backend.to_host(values)[:, 0], keys % 1000)
+        assert num_absent == 20_000 - table.size == (backend.to_host(rows) == ABSENT).sum()
+        spread = 5 * (waiting * 0.25 * 0.75) ** 0.5
+        assert abs(num_absent - 0.75 * waiting) < spread
+        waiting = num_absent
+    held = table.statistics()
+    assert held.inserted == table.size
+    table.lookup(keys)  # without the filter all get in
+    assert table.size == 20_000
+
+
+def test_the_filter_is_for_new_keys_only(backend):
+    table = new_table(backend, 2, "hybrid")
+    table.find_or_insert(np.arange(100))
+    rows = table.find_or_insert(np.arange(200), filter_ratio=0.0)
+    rows = backend.to_host(rows) != ABSENT
+    assert rows[:100].all() and not rows[100:].any()
+    assert table.statistics().not_admitted == 100
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_equal_tables_admit_equal_keys(backend, seed):
+    def admitted(name, seed):
+        table = new_table(backend, 2, "hybrid", name=name, seed=seed)
+        for first in range(0, 900, 300):
+            table.find_or_insert(np.arange(first, first + 600), filter_ratio=0.5)
+        return backend.to_host(table.export()[0]).tolist()
+
+    assert admitted("a", seed) == admitted("a", seed)
+    assert admitted("a", seed) != admitted("b", seed)
+    assert admitted("a", seed) != admitted("a", seed + 1)
+
+
+def test_a_filtered_sighting_does_not_count(backend):
+    table = counting(backend, 2)
+    keys = np.arange(1000)
+    for _ in range(3):
+        table.find_or_insert(keys, filter_ratio=0.0)
+    assert table.sightings.size == 0
+    table.find_or_insert(keys, filter_ratio=0.5)
+    once = table.sightings.size
+    assert 400 < once < 600
+    table.find_or_insert(keys)
+    assert table.size == once

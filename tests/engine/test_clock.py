@@ -1,0 +1,140 @@
+"""The clock of a table against a plain list of times, and expiry by seconds."""
+
+import numpy as np
+import pytest
+
+from sok_lite.engine.table import clock as clock_module
+from sok_lite.engine.table.clock import Clock
+from tests.engine.helpers import new_table
+
+
+class Time:
+    """Stands in for the module `time`: it goes on when it is told to."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch):
+    """The time of clock.py and of base.py."""
+    stub = Time()
+    monkeypatch.setattr(clock_module, "time", stub)
+    monkeypatch.setattr("sok_lite.engine.table.base.time", stub)
+    return stub
+
+
+def test_lookups_are_numbered_from_one(time):
+    clock = Clock()
+    assert clock.now == 0
+    assert [clock.tick() for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert clock.now == 5
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_first_lookup_since_a_time_is_known_to_a_second(time, seed):
+    rng = np.random.default_rng(seed)
+    clock = Clock()
+    times = []
+    for _ in range(500):
+        # Bursts, steady steps and long pauses.
+        time.now += float(rng.choice([0.0, 0.01, 0.3, 1.0, 50.0], p=[0.2, 0.4, 0.3, 0.07, 0.03]))
+        clock.tick()
+        times.append(time.now)
+    for at in rng.uniform(990, time.now + 10, 2000):
+        exact = int(np.searchsorted(times, at)) + 1
+        # As if it had asked for up to a second earlier, never for later.
+        earliest = int(np.searchsorted(times, at - 1.0)) + 1
+        assert min(earliest, exact) - 1 <= clock.first_since(at) <= exact
+        if exact == len(times) + 1 and at > times[-1]:
+            assert clock.first_since(at) == exact
+
+
+def test_what_was_before_a_pause_is_not_since_it(time):
+    clock = Clock()
+    for _ in range(3):
+        clock.tick()
+    time.now += 100
+    clock.tick()
+    assert clock.first_since(time.now - 50) == 4
+    assert clock.first_since(time.now - 100) == 1
+    assert clock.first_since(time.now + 1) == 5
+
+
+def test_a_long_life_is_kept_in_little_memory(time):
+    clock = Clock()
+    start, n = time.now, 600_000  # two weeks, a lookup every two seconds
+    for _ in range(n):
+        time.now += 2
+        clock.tick()
+    assert len(clock._times) <= clock_module._MAX_SPANS
+    assert len(clock._times) == len(clock._numbers) == len(clock._ends)
+    for ago in (0, 1, 60, 100, 3000, 40_000, 500_000, 599_000):
+        early = n - ago - clock.first_since(start + 2 * (n - ago))
+        assert 0 <= early <= ago / 128 + 1
+
+
+def test_after_a_restart_everything_counts_as_seen_then(time):
+    clock = Clock()
+    clock.tick()
+    time.now += 500
+    clock.restart(70)
+    assert clock.first_since(time.now - 100) <= 70
+    time.now += 100
+    assert clock.first_since(time.now - 50) == 71
+    assert clock.first_since(time.now - 200) <= 70
+    assert clock.tick() == 71
+    assert clock.first_since(time.now) == 71
+
+
+def test_halving_keeps_the_order_of_times(time):
+    clock = Clock()
+    clock.now = 2**32 - 3
+    for _ in range(2):
+        time.now += 10
+        clock.tick()
+    assert clock.is_full
+    clock.halve()
+    assert not clock.is_full
+    assert clock.now == 2**31 - 1
+    time.now += 10
+    assert clock.tick() == 2**31
+    assert clock.first_since(time.now) == 2**31
+    assert clock.first_since(time.now - 10) == (2**32 - 1) >> 1
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
+@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
+def test_keys_expire_by_seconds(backend, time, var_type, n):
+    table = new_table(backend, 1, var_type)
+    seen = {}
+    rng = np.random.default_rng(n)
+    for _ in range(12):
+        time.now += float(rng.choice([2.5, 30.0]))
+        keys = rng.integers(0, n + 1, n // 3)
+        table.lookup(keys)
+        seen.update((key, time.now) for key in keys.tolist())
+    for seconds in (200.0, 60.0, 31.0, 4.0, 0.0):
+        time.now += 1.5
+        doomed = {key for key, at in seen.items() if at < time.now - seconds}
+        assert table.expire(seconds=seconds) == len(doomed)
+        seen = {key: at for key, at in seen.items() if key not in doomed}
+        assert backend.to_host(table.export()[0]).tolist() == sorted(seen)
+
+
+@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
+def test_expiry_survives_the_end_of_the_clock(backend, time, var_type):
+    table = new_table(backend, 1, var_type)
+    table._clock.now = 2**32 - 5
+    for key in range(10):
+        time.now += 10
+        table.find_or_insert([key])
+        table.find_or_insert([])
+    assert table.num_lookups < 2**31 + 20
+    assert table.expire(seconds=65) == 3
+    assert backend.to_host(table.export()[0]).tolist() == list(range(3, 10))
+    assert table.expire(num_lookups=4) == 5
+    assert backend.to_host(table.export()[0]).tolist() == [8, 9]
