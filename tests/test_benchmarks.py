@@ -100,11 +100,11 @@ def test_a_filled_table_gives_known_and_new_keys(backend):
     for _ in range(3):
         keys = bench.mixed(100)
         assert np.unique(backend.to_host(keys)).size == 100
-        assert int(bench.table.contains(keys).sum()) == 100 - int(100 * NEW_SHARE)
+        held = backend.to_host(bench.table.contains(keys))
+        assert held.sum() == 100 - int(100 * NEW_SHARE)
         bench.table.find_or_insert(keys)
         bench.remove_new(keys, 2048)
-        assert bench.table.size == 2048
-        assert int(bench.table.contains(keys).sum()) == 100 - int(100 * NEW_SHARE)
+        np.testing.assert_array_equal(backend.to_host(bench.table.contains(keys)), held)
 
 
 @pytest.mark.parametrize("n", [1, 31, 33, 1000])
