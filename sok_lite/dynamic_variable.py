@@ -23,7 +23,7 @@ from sok_lite.local_lookup import checked_keys, local_lookup, refuse_partitions
 from sok_lite.refusals import RefusesDense
 from sok_lite.row_gradient import size_tensor
 from sok_lite.row_writes import WritesRows, checked_rows, write_rows
-from sok_lite.table_checkpoint import NAMES, restore_tensors, saved_tensors
+from sok_lite.table_checkpoint import restore_tensors, saved_dtypes, saved_tensors
 from sok_lite.table_methods import TableMethods, checked_scores
 from sok_lite.table_summary import summary, table_facts
 from sok_lite.tensor import empty, host_call, to_tensor
@@ -341,11 +341,22 @@ class DynamicVariable(
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         """Returns what `tf.train.Checkpoint` saves of this rank's part."""
-        return saved_tensors(self._table, self._key_type, self.dtype)
+        reference = weakref.ref(self)
+        key_type, dtype = self._key_type, self.dtype
+        dtypes = saved_dtypes(key_type, dtype)
+
+        def run() -> Sequence[tf.Tensor]:
+            tensors = saved_tensors(alive(reference).table, key_type, dtype)
+            return [tensors[name] for name in dtypes]
+
+        what = f"Saving {self.name!r}"
+        tensors = host_call(run, [], list(dtypes.values()), self._table.backend, what)
+        return dict(zip(dtypes, tensors, strict=True))
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         """Makes the table what was saved: other keys are removed."""
-        missing = set(NAMES) - set(restored_tensors)
+        names = list(saved_dtypes(self._key_type, self.dtype))
+        missing = set(names) - set(restored_tensors)
         if missing:
             raise ValueError(
                 f"The checkpoint has no {', '.join(sorted(missing))} for {self.name!r}: it was not "
@@ -357,10 +368,10 @@ class DynamicVariable(
         backend = self._table.backend
 
         def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
-            restore_tensors(alive(reference).table, dict(zip(NAMES, tensors, strict=True)))
+            restore_tensors(alive(reference).table, dict(zip(names, tensors, strict=True)))
             return ()
 
-        inputs = [restored_tensors[name] for name in NAMES]
+        inputs = [restored_tensors[name] for name in names]
         done = host_call(run, inputs, [], backend, f"The restore of {self.name!r}")
         return tf.no_op() if tf.executing_eagerly() else done
 

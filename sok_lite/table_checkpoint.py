@@ -24,10 +24,25 @@ import tensorflow as tf
 from sok_lite.engine.table import EmbeddingTable, snapshot
 from sok_lite.tensor import to_array, to_tensor
 
-NAMES = (
-    *("keys", "values", "states", "state_columns", "stamps", "scores", "slots"),
-    *("sighted_keys", "sightings", "facts"),
-)
+
+def saved_dtypes(key_type: tf.DType, dtype: tf.DType) -> dict[str, tf.DType]:
+    """Returns the names and dtypes of the tensors of a table.
+
+    Args:
+      key_type, dtype: of its keys and its rows.
+    """
+    return {
+        "keys": key_type,
+        "values": dtype,
+        "states": tf.float32,
+        "state_columns": tf.string,
+        "stamps": tf.int64,  # not uint32: few of TensorFlow's kernels know it
+        "scores": tf.uint64,
+        "slots": tf.int64,
+        "sighted_keys": tf.int64,
+        "sightings": tf.int64,
+        "facts": tf.string,
+    }
 
 
 def saved_tensors(
@@ -53,7 +68,6 @@ def saved_tensors(
             "values": to_tensor(table.store.read(rows), dtype, backend),
             "states": to_tensor(xp.concatenate(state_rows, axis=1), tf.float32, backend),
             "state_columns": _text({state.name: [state.dim, state.initial] for state in states}),
-            # Not as uint32: few of TensorFlow's kernels know it.
             "stamps": to_tensor(saved.stamps.astype(np.int64), tf.int64, backend),
             "scores": to_tensor(saved.scores, tf.uint64, backend),
             "slots": to_tensor(saved.slots, tf.int64, backend),

@@ -1,5 +1,7 @@
 """tf.train.Checkpoint keeps keys, rows, optimizer states and the step counter."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -144,3 +146,125 @@ def test_models_of_keras_2_save_it(tmp_path):
     tf.train.Checkpoint(model=other).restore(path).assert_consumed()
     for restored, saved in zip(sok.export(other.table), sok.export(model.table), strict=True):
         np.testing.assert_array_equal(restored, saved)
+
+
+# ---------------------------------------------------------------- hybrid tables
+
+HYBRID = {
+    "var_type": "hybrid",
+    "init_capacity": 16,
+    "max_capacity": 64,
+    "on_refused": "ignore",
+}
+
+
+def full(strategy, seed=0):
+    """A hybrid table without a free slot, trained by Adam."""
+    table = sok.DynamicVariable(3, name="table", evict_strategy=strategy, **HYBRID)
+    optimizer = sok.OptimizerWrapper(keras.optimizers.Adam(0.1))
+    rng = np.random.default_rng(seed)
+    while table.table.size < 64:
+        adam_step(table, optimizer, rng.integers(-1000, 1000, 6))
+    table.epoch = 2
+    adam_step(table, optimizer, rng.integers(-1000, 1000, 6))
+    return table, optimizer
+
+
+def adam_step(table, optimizer, keys):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.sin(tf.nn.embedding_lookup(table, keys)))
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+
+def assert_equal(table, other):
+    for one, another in zip(facts(table), facts(other), strict=True):
+        np.testing.assert_array_equal(one, another)
+    keys = sok.export(table)[0]
+    np.testing.assert_array_equal(table.scores(keys), other.scores(keys))
+
+
+@pytest.mark.parametrize("strategy", ["kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized"])
+def test_a_full_hybrid_table_trains_and_evicts_on_as_if_nothing_had_been(tmp_path, strategy):
+    table, optimizer = full(strategy)
+    path = tf.train.Checkpoint(table=table, optimizer=optimizer).save(str(tmp_path / "c"))
+    other, other_optimizer = full(strategy, seed=5)
+    tf.train.Checkpoint(table=other, optimizer=other_optimizer).restore(path).assert_consumed()
+    assert other.table.size == 64
+    assert_equal(table, other)
+    rng = np.random.default_rng(9)
+    for _ in range(30):
+        key = rng.integers(-1000, 1000, 1)
+        for each, each_optimizer in ((table, optimizer), (other, other_optimizer)):
+            adam_step(each, each_optimizer, key)
+    assert_equal(table, other)
+    assert other.epoch == 2
+    assert table.statistics().evicted > other.statistics().evicted > 20
+
+
+def test_what_does_not_fit_is_refused_before_a_key_is_lost(tmp_path):
+    table, _ = full("kLru")
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
+    small = sok.DynamicVariable(3, **(HYBRID | {"max_capacity": 32}))
+    sok.assign(small, [5], [[1.0, 2.0, 3.0]])
+    with pytest.raises(ValueError, match="64 keys that were saved: max_capacity is 32 slots"):
+        tf.train.Checkpoint(table=small).restore(path)
+    keys, rows = sok.export(small)
+    assert (keys.numpy().tolist(), rows.numpy().tolist()) == ([5], [[1.0, 2.0, 3.0]])
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda d: d.name)
+def test_hbm_and_hybrid_read_each_others_checkpoints(tmp_path, dtype):
+    options = {"name": "table", "dtype": dtype}
+    tables = [
+        sok.DynamicVariable(3, **options),
+        sok.DynamicVariable(3, **options, **(HYBRID | {"max_capacity": 256})),
+        sok.DynamicVariable(3, **options),
+    ]
+    step(tables[0], sok.OptimizerWrapper(keras.optimizers.Adam(0.1)), 0, 4)
+    for source, target in itertools.pairwise(tables):
+        path = tf.train.Checkpoint(table=source).save(str(tmp_path / "c"))
+        tf.train.Checkpoint(table=target).restore(path).assert_consumed()
+        assert_equal(source, target)
+
+
+def test_sightings_and_expiry_go_on(tmp_path):
+    def table():
+        return sok.DynamicVariable(3, name="table", enter_threshold=2, **HYBRID)
+
+    source, target = table(), table()
+    for keys in ([1, 2, 3], [1], [2], [4]):
+        tf.nn.embedding_lookup(source, keys)
+    path = tf.train.Checkpoint(table=source).save(str(tmp_path / "c"))
+    tf.nn.embedding_lookup(target, [8])
+    tf.train.Checkpoint(table=target).restore(path).assert_consumed()
+    assert target.erase([9]) == 0 and target.expire(seconds=100) == 0
+    assert int(target.expire(num_lookups=2)) == 1  # the key 1 of the last but two
+    tf.nn.embedding_lookup(target, [3, 8])
+    assert sok.export(target)[0].numpy().tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda d: d.name)
+def test_a_session_saves_what_is_there_when_it_saves(tmp_path, dtype):
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = sok.DynamicVariable(3, name="table", dtype=dtype, **HYBRID)
+        keys = v1.placeholder(tf.int64, [None])
+        read = tf.nn.embedding_lookup(table, keys)
+        exported = sok.export(table)
+        session.run(v1.global_variables_initializer())
+        checkpoint = v1.train.Checkpoint(table=table)
+        expected, paths = [], []
+        for first in (0, 10):
+            session.run(read, {keys: np.arange(first, first + 10)})
+            expected.append(session.run(exported))
+            paths.append(checkpoint.save(str(tmp_path / "c"), session=session))
+        assert len(expected[1][0]) == 20
+    for path, (saved_keys, saved_rows) in zip(paths, expected, strict=True):
+        with tf.Graph().as_default(), v1.Session() as session:
+            table = sok.DynamicVariable(3, name="table", dtype=dtype, seed=3, **HYBRID)
+            session.run(v1.global_variables_initializer())
+            status = v1.train.Checkpoint(table=table).restore(path)
+            status.assert_consumed().run_restore_ops(session)
+            restored_keys, restored_rows = session.run(sok.export(table))
+        np.testing.assert_array_equal(restored_keys, saved_keys)
+        np.testing.assert_array_equal(restored_rows, saved_rows)
