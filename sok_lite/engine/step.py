@@ -376,13 +376,13 @@ def agree(
     for i, (table, combiner) in enumerate(zip(tables, combiners, strict=True)):
         description |= {
             f"name of table {i}": table.name,
+            f"var_type of table {i}": table.var_type,
             f"dimension of table {i}": table.dim,
             f"key_type of table {i}": table.key_dtype.name,
             f"dtype of table {i}": table.row_dtype.name,
             f"seed of table {i}": table.seed,
             f"initializer of table {i}": repr(table.initializer),
             f"combiner of table {i}": combiner,
-            f"var_type of table {i}": table.var_type,
         }
         description |= {f"{name} of table {i}": value for name, value in _options(table).items()}
     check_equal_on_all_ranks(comm, description, "A lookup")
