@@ -29,7 +29,8 @@ class HkvOptions:
       enter_threshold: lookups that must have seen a key before it gets a row; 0 and 1: the first.
       on_refused: what happens when a batch has more keys for two buckets than they have slots:
         "ignore", "warn" (once a table) or "error".
-      far_path: a folder for far memory in files, on a machine without a GPU; None: in memory.
+      far_path: a folder, or the name of a new file, for far rows on a machine without a GPU; None:
+        in memory.
       block_size: threads per block of this table's kernels on a GPU; 0: the library's choice.
       device_id: the GPU; -1: that of this process.
       io_by_cpu: whether the CPU copies far rows rather than the GPU; on a machine without a GPU
