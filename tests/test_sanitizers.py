@@ -1,6 +1,7 @@
 """The CPU kernels under ThreadSanitizer, AddressSanitizer and UBSan, with real threads.
 
-Kernels with a fault planted in them prove that each sanitizer would find one.
+Kernels with a fault planted in them prove that each sanitizer would find one, and that the facts of
+tests/eviction_facts.py find what no sanitizer could: a protocol that is wrong without a race.
 """
 
 import os
@@ -78,15 +79,28 @@ def run_job(job, library, sanitizer):
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.parametrize("kind", SANITIZERS)
-def test_no_fault_in_any_kernel(kind):
-    sanitizer = SANITIZERS[kind]
-    compiler()
-    done = run_job("engine", build.compile_library(sanitizer.flags), sanitizer)
+def assert_faultless(done):
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stdout.endswith("done\n")
     assert "Sanitizer" not in done.stderr
     assert "runtime error" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", SANITIZERS)
+def test_no_fault_in_any_kernel(kind):
+    sanitizer = SANITIZERS[kind]
+    compiler()
+    assert_faultless(run_job("engine", build.compile_library(sanitizer.flags), sanitizer))
+
+
+@pytest.mark.parametrize("tile", [1, 4])
+@pytest.mark.parametrize("kind", SANITIZERS)
+def test_no_fault_in_the_tables(kind, tile):
+    """With searches by one lane and by a tile of lanes."""
+    sanitizer = SANITIZERS[kind]
+    compiler()
+    flags = sanitizer.flags if tile == 1 else [*sanitizer.flags, f"-DSOK_TILE={tile}"]
+    assert_faultless(run_job("tables", build.compile_library(flags), sanitizer))
 
 
 @pytest.mark.parametrize(
@@ -113,3 +127,88 @@ def test_a_planted_fault_is_found(kind, job, text, tmp_path):
     assert done.returncode == 66, done.stderr[-3000:]
     assert text in done.stderr
     assert "faulty.cu" in done.stderr
+
+
+# Between looking for a victim and taking it other threads have their turn, and between two steps of
+# filling a slot: what may go wrong then does. By itself that must do no harm.
+SLOW = {
+    '#include "hash.cuh"\n': '#include <sched.h>\n#include "hash.cuh"\n',
+    "  u64 best = sok_tile_min(lowest);": "  sched_yield();\n  u64 best = sok_tile_min(lowest);",
+    "        i64 seen = 0;\n": "        i64 seen = 0;\n        sched_yield();\n",
+    "    table.slots[slot].row = SOK_ABSENT;\n    sok_store(&table.slots[slot].stamp": (
+        "    table.slots[slot].row = SOK_ABSENT;\n    sched_yield();\n"
+        "    sok_store(&table.slots[slot].stamp"
+    ),
+}
+RELEASE = "sok_store_release(&table.slots[slot].key, key);"
+CLAIM = "sok_cas(&table.slots[victim.slot].key, victim.key, reclaim_key);"
+OF_THIS_BATCH = " || sok_load(&table.slots[slot].stamp) == stamp"
+CAME_SINCE = "sok_load(&table.slots[victim.slot].stamp) == (u32)stamp"
+# What each fault changes in kernels/hkv/hkv.cu.
+PLAIN_KEY = {RELEASE: "table.slots[slot].key = key;"}
+KEY_FIRST = {
+    "    table.slots[slot].row = SOK_ABSENT;\n    sok_store(&table.slots[slot].stamp": (
+        "    if (!is_reserved) sok_store(&table.slots[slot].key, key);\n    sched_yield();\n"
+        "    table.slots[slot].row = SOK_ABSENT;\n    sok_store(&table.slots[slot].stamp"
+    ),
+}
+CLAIM_IN_TWO_STEPS = {
+    CLAIM: (
+        "sok_load(&table.slots[victim.slot].key);\n          sched_yield();\n"
+        "          if (seen == victim.key) sok_store(&table.slots[victim.slot].key, reclaim_key);"
+    )
+}
+NO_STAMP_CHECK = {OF_THIS_BATCH: " || stamp == 0", CAME_SINCE: "false"}
+NO_SECOND_CHECK = {CAME_SINCE: "false"}
+
+
+def eviction_library(folder, changes, flags):
+    """Compiles what evictions need, slow and with changes of the real kernels/hkv/hkv.cu."""
+    source = sources.kernel_folder() / "hkv" / "hkv.cu"
+    text = source.read_text()
+    for old, new in {**SLOW, **changes}.items():
+        assert text.count(old) == 1, f"no such text, or not once: {old}"
+        text = text.replace(old, new)
+    changed = folder / "changed_hkv.cu"
+    changed.write_text(text)
+    library = folder / "changed.so"
+    kernels = sources.kernel_folder()
+    others = [kernels / name for name in ("rows.cu", "unique.cu", "combine.cu")]
+    defines = [f"-D{name}={value}" for name, value in sources.kernel_defines().items()]
+    inputs = [part for path in (changed, *others) for part in ("-x", "c++", str(path))]
+    subprocess.run(
+        [
+            *(compiler(), *build.FLAGS, *flags, *defines, "-I", str(kernels), *inputs),
+            *(str(kernels / "cpu_runtime.cpp"), "-o", str(library)),
+        ],
+        check=True,
+    )
+    return library
+
+
+def test_evictions_hold_when_threads_are_slow(tmp_path):
+    sanitizer = SANITIZERS["thread"]
+    library = eviction_library(tmp_path, {}, sanitizer.flags)
+    assert_faultless(run_job("evictions", library, sanitizer))
+
+
+@pytest.mark.parametrize("changes", [PLAIN_KEY, CLAIM_IN_TWO_STEPS], ids=["plain key", "claim"])
+def test_a_race_in_the_eviction_protocol_is_found(changes, tmp_path):
+    sanitizer = SANITIZERS["thread"]
+    library = eviction_library(tmp_path, changes, sanitizer.flags)
+    done = run_job("evictions", library, sanitizer)
+    assert done.returncode != 0
+    assert "data race" in done.stderr and "changed_hkv.cu" in done.stderr, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [NO_STAMP_CHECK, NO_SECOND_CHECK, CLAIM_IN_TWO_STEPS, KEY_FIRST],
+    ids=["no stamp", "no second look", "claim", "key first"],
+)
+def test_a_wrong_eviction_protocol_is_found_by_its_facts(changes, tmp_path):
+    """Without a sanitizer: the facts alone must tell."""
+    library = eviction_library(tmp_path, changes, COMMON)
+    done = run_job("evictions", library, Sanitizer([], [], {}))
+    assert done.returncode == 1, done.stderr[-3000:]
+    assert "AssertionError" in done.stderr and "eviction_facts.py" in done.stderr

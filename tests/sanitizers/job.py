@@ -1,6 +1,6 @@
 """Runs every CPU kernel on several threads at once. test_sanitizers.py runs it under them.
 
-Usage: python -m tests.sanitizers.job engine|faulty_count|faulty_end|faulty_shift
+Usage: python -m tests.sanitizers.job engine|tables|evictions|faulty_count|faulty_end|faulty_shift
 """
 
 import sys
@@ -12,6 +12,7 @@ from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.combine import combine, combine_grad, segment_sum
 from sok_lite.engine.initializer import make_initializer
 from sok_lite.engine.table import make_table
+from sok_lite.engine.table.hkv_index import STRATEGIES
 from sok_lite.engine.unique import unique
 from sok_lite.engine.update_rules import (
     SGD,
@@ -23,6 +24,9 @@ from sok_lite.engine.update_rules import (
     RMSprop,
     apply_rule,
 )
+from tests.engine.helpers import first_row, new_table
+from tests.eviction_facts import Watched
+from tests.reference import DictTable
 
 THREADS = 4
 
@@ -67,20 +71,92 @@ def engine():
         combine_grad(backend, out, inverse, splits, weights, combiner, distinct.size)
     segment_sum(backend, rng.random((4000, 8), np.float32), inverse, distinct.size)
 
+
+def evictions():
+    """Many threads insert and evict in few buckets; after each call all facts must hold."""
+    backend = new_backend()
+    rng = np.random.default_rng(0)
+    for round_ in range(3):
+        for strategy in STRATEGIES:
+            # One bucket, several small ones, and one that grows.
+            for slots, most, bucket in ((64, 64, 64), (64, 64, 4), (16, 256, 16)):
+                options = {"init_capacity": slots, "max_capacity": most, "max_bucket_size": bucket}
+                table = new_table(
+                    *(backend, 2, "hybrid"),
+                    **{**options, "evict_strategy": strategy, "on_refused": "ignore"},
+                    # Rows in two tiers every other time.
+                    max_hbm_for_vectors=(16 * 8 / 2**30, 1)[round_ % 2],
+                )
+                watch = Watched(table, first_row(2))
+                for n in (40, 200, 100):
+                    keys = rng.integers(-3 * most, 3 * most, n).tolist()
+                    watch.lookup(keys)
+                    watch.set_epoch(watch.oracle.epoch + 1)
+                    keys = rng.integers(-3 * most, 3 * most, n).tolist()
+                    watch.insert(keys, np.ones((n, 2), np.float32))
+                    if strategy == "kCustomized":
+                        watch.find_or_insert(keys[::-1], rng.integers(0, 50, n).tolist())
+                    flags = watch.oracle.contains(keys)
+                    watch.accum_or_assign(keys, np.ones((n, 2), np.float32), flags)
+                    watch.erase(rng.choice(keys, 20).tolist())
+                    watch.check()
+
+
+def tables():
+    """Both tables, with real threads in every launch and several that launch."""
+    evictions()
+    backend = new_backend()
+    rng = np.random.default_rng(1)
+    # Erased slots are taken again by several threads while others look for free ones.
+    table, oracle = new_table(backend, 2), DictTable(2, first_row(2))
+    for _ in range(15):
+        keys = rng.integers(0, 600, 300)
+        np.testing.assert_array_equal(table.lookup(keys).values, oracle.find_or_insert(keys))
+        keys = rng.integers(0, 600, 250)
+        assert table.erase(keys) == oracle.erase(keys)
+        for each in (table, oracle):
+            each.insert_or_assign(keys[:50], np.ones((50, 2), np.float32))
+        keys, rows = table.export()
+        expected_keys, expected_rows = oracle.export()
+        assert keys.tolist() == expected_keys
+        np.testing.assert_array_equal(rows, expected_rows)
+        assert len(set(table.export_rows()[1].tolist())) == table.size
+        table.assign_scores(keys[::2], np.arange(keys[::2].size))
+        table.expire(num_lookups=1 << 20)
+
     # Several Python threads on one table, launching through one pool.
-    table = make_table("hbm", backend, 4, initializer=make_initializer("random", 4))
+    for var_type, options in (
+        ("hbm", {}),
+        ("hybrid", {"max_capacity": 1024, "on_refused": "ignore"}),
+    ):
+        table = new_table(backend, 2, var_type, **options)
+        run_threads(table)
+        keys, rows = table.export_rows()
+        assert keys.size == table.size == len(set(rows.tolist()))
+        np.testing.assert_array_equal(table.store.read(rows)[:, 0], keys % 1000)
+
+
+def run_threads(table):
+    failures = []
 
     def work(seed):
         own = np.random.default_rng(seed)
-        for _ in range(5):
-            table.lookup(own.integers(0, 2000, 1000))
-            table.erase(own.integers(0, 2000, 50))
+        try:
+            for _ in range(5):
+                keys = own.integers(0, 3000, 1000)
+                np.testing.assert_array_equal(table.lookup(keys).values[:, 0], keys % 1000)
+                table.erase(own.integers(0, 3000, 50))
+                table.statistics()
+        except BaseException as error:
+            failures.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if failures:
+        raise failures[0]
 
 
 def faulty(kernel):
@@ -90,8 +166,6 @@ def faulty(kernel):
 
 if __name__ == "__main__":
     job = sys.argv[1]
-    if job == "engine":
-        engine()
-    else:
-        faulty(job)
+    jobs = {"engine": engine, "tables": tables, "evictions": evictions}
+    jobs.get(job, lambda: faulty(job))()
     print("done")
