@@ -197,6 +197,36 @@ def test_a_damaged_snapshot_changes_nothing(backend):
         assert set(content(other)) == {4}
 
 
+@pytest.mark.parametrize("failing", ["rows", "tiers", "sightings"])
+@pytest.mark.parametrize("kind", ["hbm", "kLru"])
+def test_without_memory_for_the_rows_the_table_is_empty_and_works(
+    backend, monkeypatch, kind, failing
+):
+    if kind == "hbm" and failing != "rows":
+        pytest.skip("an hbm table has no tiers and no sightings")
+    options = KINDS[kind] | ({"enter_threshold": 2} if kind != "hbm" else {})
+    table, other = (new_table(backend, **options) for _ in range(2))
+    for each in (table, other):
+        each.find_or_insert([1, 2, 3])
+        each.find_or_insert([1, 2, 3])
+
+    def fails(*arguments):
+        raise MemoryError("none left")
+
+    with monkeypatch.context() as patch:
+        if failing == "rows":
+            patch.setattr(other.store, "allocate", fails)
+        elif failing == "tiers":
+            patch.setattr(other.tiers, "assigned", fails)
+        else:
+            patch.setattr(other.sightings, "restore", fails)
+        with pytest.raises(MemoryError, match="none left"):
+            moved(table, other)
+    assert (other.size, other.store.num_rows) == (0, 0)
+    moved(table, other)
+    assert content(other) == content(table)
+
+
 def test_the_highest_scores_get_near_rows(backend):
     # 16 near rows of 16 bytes.
     options = OPTIONS | {"max_hbm_for_vectors": 256 / 2**30}

@@ -97,16 +97,8 @@ def restore(table: EmbeddingTable, snapshot: Snapshot) -> Array:
     keys = table.key_dtype.to_int64(table.backend.xp, snapshot.keys, f"keys of {table.name!r}")
     with table.lock:
         _check(table, snapshot)
-        if isinstance(table, HkvTable):
-            return _restore_hybrid(table, keys, snapshot)
-        index = DetIndex(table.backend, table.key_dtype, table.name, int(keys.size))
-        table.clear()
-        rows = _hottest_first(table, snapshot.stamps)
-        index.insert(keys, rows, 1)
-        index.update(keys, stamps=snapshot.stamps)
-        table.index = index
-        table._clock.restart(int(snapshot.facts["num_lookups"]))
-        return rows
+        restored = _restored_hybrid if isinstance(table, HkvTable) else _restored_hbm
+        return restored(table, keys, snapshot)
 
 
 def _check(table: EmbeddingTable, snapshot: Snapshot) -> None:
@@ -136,7 +128,18 @@ def _hottest_first(table: EmbeddingTable, scores: Array) -> Array:
     return rows
 
 
-def _restore_hybrid(table: HkvTable, keys: Array, snapshot: Snapshot) -> Array:
+def _restored_hbm(table: EmbeddingTable, keys: Array, snapshot: Snapshot) -> Array:
+    index = DetIndex(table.backend, table.key_dtype, table.name, int(keys.size))
+    table.clear()
+    rows = _hottest_first(table, snapshot.stamps)
+    index.insert(keys, rows, 1)
+    index.update(keys, stamps=snapshot.stamps)
+    table.index = index
+    table._clock.restart(int(snapshot.facts["num_lookups"]))
+    return rows
+
+
+def _restored_hybrid(table: HkvTable, keys: Array, snapshot: Snapshot) -> Array:
     facts = snapshot.facts
     index, slots = _index_with(table, keys, snapshot)
     index.epoch = int(facts.get("epoch", 0))
@@ -145,13 +148,17 @@ def _restore_hybrid(table: HkvTable, keys: Array, snapshot: Snapshot) -> Array:
         is_same = facts.get("strategy") == index.strategy and snapshot.scores.size == keys.size
         scores = snapshot.scores if is_same else index.first_scores(snapshot.stamps)
     table.clear()
-    rows = _hottest_first(table, snapshot.stamps if scores is None else scores)
+    try:
+        rows = _hottest_first(table, snapshot.stamps if scores is None else scores)
+        table.tiers.assigned(rows, keys)
+        if table.sightings is not None:
+            table.sightings.restore(snapshot.sighted_keys, snapshot.sightings)
+    except MemoryError:
+        table.clear()
+        raise
     index.write(slots, rows, snapshot.stamps, scores)
     table.index = index
-    table.tiers.assigned(rows, keys)
     table._clock.restart(int(facts["num_lookups"]))
-    if table.sightings is not None:
-        table.sightings.restore(snapshot.sighted_keys, snapshot.sightings)
     return rows
 
 
