@@ -97,8 +97,9 @@ def restore(table: EmbeddingTable, snapshot: Snapshot) -> Array:
     keys = table.key_dtype.to_int64(table.backend.xp, snapshot.keys, f"keys of {table.name!r}")
     with table.lock:
         _check(table, snapshot)
-        restored = _restored_hybrid if isinstance(table, HkvTable) else _restored_hbm
-        return restored(table, keys, snapshot)
+        if isinstance(table, HkvTable):
+            return _restored_hybrid(table, keys, snapshot)
+        return _restored_hbm(table, keys, snapshot)
 
 
 def _check(table: EmbeddingTable, snapshot: Snapshot) -> None:
