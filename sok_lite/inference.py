@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 __all__ = ["inference_mode"]
 
@@ -35,17 +36,25 @@ def inference_mode(missing: str = "initial") -> Iterator[None]:
     """A `with` block in which lookups insert nothing, evict nothing and refresh no score.
 
     It holds for all tables and all threads of the process, and for functions that were traced
-    before. Of several open blocks the one opened last says what a missing key gives. A lookup with
-    `training=True` inserts all the same. In a job of several ranks the mode of the rank that owns a
-    key counts, so open it on every rank; ranks that differ do not wait for each other.
+    before: what counts is that it is open when a lookup runs, so open it around the call of a
+    tf.function or around session.run. Of several open blocks the one opened last says what a
+    missing key gives. A lookup with `training=True` inserts all the same. In a job of several ranks
+    the mode of the rank that owns a key counts, so open it on every rank; ranks that differ do not
+    wait for each other.
 
     Args:
       missing: what a key without a row gives: "initial", the value it would start with, or "zeros".
 
     Raises:
       ValueError: another `missing`.
+      RuntimeError: it is opened within a tf.function, where only the tracing would be inside.
     """
     global _open
+    if tf.inside_function():
+        raise RuntimeError(
+            "sok.inference_mode() within a tf.function would be open while it is traced and closed "
+            "when it runs. Open it around the call, or give its lookups training=False."
+        )
     checked_missing(missing)
     entry = (object(), missing)
     with _changing:

@@ -141,6 +141,19 @@ def test_threads_open_and_close_it_in_any_order():
     assert seen == [(False, "zeros"), (False, "initial"), (False, "initial"), (True, "initial")]
 
 
+def test_it_cannot_be_opened_where_only_tracing_would_be_inside():
+    table = new_table("hbm")
+
+    @tf.function
+    def evaluate(keys):
+        with sok.inference_mode():
+            return tf.nn.embedding_lookup(table, keys)
+
+    with pytest.raises(RuntimeError, match="Open it around the call"):
+        evaluate(tf.constant([9]))
+    assert reading(None, None) == (True, "initial")
+
+
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
 @pytest.mark.parametrize("var_type", KINDS)
 def test_missing_keys_give_what_training_would_start_with(mode, var_type, n):
