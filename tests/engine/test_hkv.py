@@ -183,12 +183,12 @@ def test_an_increment_refuses_nobody(backend, strategy):
     watch.find_or_insert(list(range(16)), given=[5] * 16)
     watch.find_or_insert([100], given=[2])
     assert backend.to_host(watch.table.scores([100])).tolist() == [2]
-    watch.find_or_insert([1], given=[2**64 - 3])
-    watch.find_or_insert([1], given=[2**64 - 3])
+    # A count does not wrap.
     most = 2**64 - 1 if strategy == "kLfu" else 2**32 - 1
-    if strategy == "kLfu":
+    for given in (most - 7, 4, most - 1, 1):
+        watch.find_or_insert([100], given=[given])
         watch.check()
-    assert backend.to_host(watch.table.scores([1])).tolist() == [most]
+    assert backend.to_host(watch.table.scores([100])).tolist() == [most]
 
 
 def test_evicted_rows_start_anew_with_their_states(backend):
