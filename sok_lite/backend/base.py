@@ -57,7 +57,7 @@ class Backend(ABC):
             pointer, int for i64, float for f32.
 
         Raises:
-          TypeError: an array is not contiguous, or does not fit the kernel's signature (CPU).
+          TypeError: the arguments do not fit the kernel's signature, or an array is not contiguous.
         """
 
     @abstractmethod

@@ -1,8 +1,8 @@
-"""Kernels on the GPU: the same sources, compiled by NVRTC through cupy.RawModule."""
+"""Kernels on the GPU: the same sources, compiled by NVRTC through CuPy."""
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -13,6 +13,17 @@ from sok_lite.backend.sources import all_kernels, find_kernel, inlined, kernel_d
 
 # --fmad=false: the CPU does not fuse multiply and add either, and results must be the same.
 NVRTC_FLAGS = ("--std=c++17", "--fmad=false")
+# The letters of SokCode in kernels/platform.cuh; "?" is not checked.
+_DTYPES = {
+    "q": np.dtype(np.int64),
+    "Q": np.dtype(np.uint64),
+    "i": np.dtype(np.int32),
+    "I": np.dtype(np.uint32),
+    "H": np.dtype(np.uint16),
+    "B": np.dtype(np.uint8),
+    "f": np.dtype(np.float32),
+    "d": np.dtype(np.float64),
+}
 # Tunables of a launch; SOK_LITE_KERNEL_DEFINES sets others, and those of the kernels.
 _TUNABLES = {
     "SOK_THREADS_PER_BLOCK": 256,
@@ -20,6 +31,12 @@ _TUNABLES = {
     "SOK_ROW_LANES": 32,
     "SOK_LINE": 4,
 }
+
+
+class _Kernel(NamedTuple):
+    run: Any
+    lanes: int
+    signature: str
 
 
 class CudaBackend(Backend):
@@ -32,7 +49,7 @@ class CudaBackend(Backend):
 
     def __init__(self) -> None:
         self._modules: dict[Path, Any] = {}
-        self._kernels: dict[str, tuple[Any, int]] = {}
+        self._kernels: dict[str, _Kernel] = {}
         self._sources = all_kernels()
         self._defines = kernel_defines()
         tunables = {**_TUNABLES, **self._defines}
@@ -48,18 +65,25 @@ class CudaBackend(Backend):
         self.activate()
         self._max_blocks = 32 * self._device.attributes["MultiProcessorCount"]
 
-    def _kernel(self, name: str) -> tuple[Any, int]:
+    def _kernel(self, name: str) -> _Kernel:
         kernel = self._kernels.get(name)
         if kernel is None:
             source = find_kernel(name, self._sources)
-            path, lanes = source.path, self._lanes[source.kind]
-            module = self._modules.get(path)
+            module = self._modules.get(source.path)
             if module is None:
-                defines = [f"-D{name}={value}" for name, value in self._defines.items()]
-                module = cupy.RawModule(code=inlined(path), options=(*NVRTC_FLAGS, *defines))
-                self._modules[path] = module
-            kernel = self._kernels[name] = (module.get_function(name), lanes)
+                module = self._modules[source.path] = self._compiled(source.path)
+            kernel = _Kernel(module.get_function(name), self._lanes[source.kind], source.signature)
+            self._kernels[name] = kernel
         return kernel
+
+    def _compiled(self, path: Path) -> Any:
+        defines = [f"-D{name}={value}" for name, value in self._defines.items()]
+        # Not cupy.RawModule, which adds -ftz=true behind all options: results below 1.2e-38 would
+        # be 0, and those of the CPU are not.
+        binary, _ = cupy.cuda.compiler.compile_using_nvrtc(inlined(path), (*NVRTC_FLAGS, *defines))
+        module = cupy.cuda.Module()
+        module.load(binary)
+        return module
 
     def activate(self) -> None:
         self._device.use()
@@ -87,25 +111,34 @@ class CudaBackend(Backend):
     def launch(self, kernel: str, num_items: int, *args: Any) -> None:
         if num_items <= 0:
             return
-        function, lanes = self._kernel(kernel)
-        values = []
-        for arg in args:
-            if arg is None:
+        run, lanes, signature = self._kernel(kernel)
+        if len(args) != len(signature):
+            raise TypeError(f"{kernel} takes {len(signature)} arguments. Received: {len(args)}.")
+        values: list[Any] = []
+        for i, (arg, code) in enumerate(zip(args, signature, strict=True)):
+            if code == "#":
+                values.append(np.uint64(int(arg) & 0xFFFFFFFFFFFFFFFF))
+            elif code == ".":
+                values.append(np.float32(arg))
+            elif arg is None:
                 values.append(np.uint64(0))
-            elif isinstance(arg, cupy.ndarray):
-                if not arg.flags.c_contiguous:
+            else:
+                # A kernel would take the content of a NumPy array for an address.
+                if not isinstance(arg, cupy.ndarray):
                     raise TypeError(
-                        f"{kernel} takes C-contiguous arrays. "
+                        f"Argument {i} of {kernel} must be a CuPy array. "
+                        f"Received: {type(arg).__name__}."
+                    )
+                if arg.dtype != _DTYPES.get(code, arg.dtype) or not arg.flags.c_contiguous:
+                    raise TypeError(
+                        f"Argument {i} of {kernel} must be a C-contiguous array of "
+                        f"{_DTYPES.get(code, arg.dtype)}. "
                         f"Received: {arg.dtype}, strides {arg.strides}."
                     )
                 values.append(arg)
-            elif isinstance(arg, (float, np.floating)):
-                values.append(np.float32(arg))
-            else:
-                values.append(np.int64(arg))
         blocks = -(-num_items * lanes // self._threads_per_block)
         grid = (min(blocks, self._max_blocks),)
-        function(grid, (self._threads_per_block,), tuple(values))
+        run(grid, (self._threads_per_block,), tuple(values))
 
     def zeros_chunk(self, num_bytes: int) -> Array:
         try:

@@ -6,8 +6,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-# A name made by a macro ends in ## and the macro's parameter.
-_KERNEL = re.compile(r"\bSOK_(ROW_|TILE_)?KERNEL\((\w+)(##\w+)?\)")
+# A name made by a macro ends in ## and the macro's parameter; the kernel's parameters follow.
+_KERNEL = re.compile(r"\bSOK_(ROW_|TILE_)?KERNEL\((\w+)(##\w+)?\)[\s\\]*\(([^()]*)\)")
+# Of parameters, as SokCode in kernels/platform.cuh has them.
+_LETTERS = {
+    "i64*": "q",
+    "u64*": "Q",
+    "i32*": "i",
+    "u32*": "I",
+    "u16*": "H",
+    "u8*": "B",
+    "f32*": "f",
+    "f64*": "d",
+    "i64": "#",
+    "f32": ".",
+}
 _INCLUDE = re.compile(r'^#include "([\w./]+)"$', re.MULTILINE)
 _DEFINE = re.compile(r"([A-Za-z_]\w*)=(\d+)")
 
@@ -77,12 +90,14 @@ class KernelSource(NamedTuple):
       name: the kernel's name, or its first part where a macro makes several of them.
       is_prefix: whether it is the first part.
       kind: "" for one GPU thread per item of its main loop, "row" or "tile" for several.
+      signature: a letter for each parameter; "?" for a pointer whose type a macro chooses.
       path: the file.
     """
 
     name: str
     is_prefix: bool
     kind: str
+    signature: str
     path: Path
 
 
@@ -93,11 +108,20 @@ def all_kernels() -> list[KernelSource]:
             match.group(2),
             match.group(3) is not None,
             (match.group(1) or "").rstrip("_").lower(),
+            _signature(match.group(4)),
             path,
         )
         for path in kernel_files()
         for match in _KERNEL.finditer(path.read_text())
     ]
+
+
+def _signature(parameters: str) -> str:
+    types = [
+        parameter.replace("\\", " ").replace("const ", " ").split()[0]
+        for parameter in parameters.split(",")
+    ]
+    return "".join(_LETTERS.get(name, "?") for name in types)
 
 
 def find_kernel(name: str, kernels: list[KernelSource]) -> KernelSource:

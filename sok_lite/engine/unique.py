@@ -82,9 +82,10 @@ def group(backend: Backend, labels: Array, num_groups: int) -> Groups:
     if backend.name == "cuda":
         # A thread that reads every label, as the CPU's workers do, would be far too much reading
         # for thousands of threads.
-        order = xp.argsort(labels, kind="stable").astype(np.int32)
-        counts[1:] = xp.bincount(labels, minlength=num_groups)
-        return Groups(xp.cumsum(counts), order)
+        order = xp.argsort(labels, kind="stable")
+        # Not bincount: it waits for the GPU, and keeps a count of every label for each block.
+        bounds = xp.arange(num_groups + 1, dtype=np.int32)
+        return Groups(xp.searchsorted(labels[order], bounds), order.astype(np.int32))
     backend.launch("group_count", max(n, num_groups), labels, counts, num_groups, n)
     offsets = xp.cumsum(counts)
     order = xp.empty(n, np.int32)

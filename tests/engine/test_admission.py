@@ -108,7 +108,8 @@ def test_clear_forgets_the_counts(backend):
 
 def test_a_count_stays_below_what_marks_a_missing_row(backend):
     table = counting(backend, 2**31)
-    table.sightings.restore(backend.from_host(np.array([5], np.int64)), np.uint32([(1 << 30) - 1]))
+    counts = backend.from_host(np.uint32([(1 << 30) - 1]))
+    table.sightings.restore(backend.from_host(np.array([5], np.int64)), counts)
     for _ in range(5):
         table.find_or_insert([5])
     counts = backend.to_host(table.sightings.export()[1]).tolist()

@@ -10,6 +10,7 @@ import pytest
 
 from sok_lite.backend import build, get_backend, local_ranks
 from sok_lite.backend.cpu import CpuBackend, default_num_threads
+from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.unique import gather_rows
 
 
@@ -99,10 +100,9 @@ def test_a_forked_child_writes_to_memory_of_its_own():
     assert not chunk.any()
 
 
-def test_arguments_are_checked_against_the_kernel():
-    backend = get_backend("cpu")
-    index = np.zeros(3, np.int32)
-    x = np.zeros((3, 2), np.uint32)
+def test_arguments_are_checked_against_the_kernel(backend):
+    index = backend.from_host(np.zeros(3, np.int32))
+    x = backend.from_host(np.zeros((3, 2), np.uint32))
     with pytest.raises(TypeError, match="takes 5 arguments. Received: 2"):
         backend.launch("dense_gather_u32", 3, x, 2)
     with pytest.raises(TypeError, match="Argument 2 .* array of int32. Received: int64"):
@@ -111,6 +111,17 @@ def test_arguments_are_checked_against_the_kernel():
         backend.launch("dense_gather_u32", 3, x.T, 2, index, x.copy(), 3)
     with pytest.raises(AttributeError, match="no_such_kernel"):
         backend.launch("no_such_kernel", 3)
+    if backend.name == "cuda":
+        with pytest.raises(TypeError, match="Argument 2 .* must be a CuPy array. .* ndarray"):
+            backend.launch("dense_gather_u32", 1, x, 2, np.zeros(1, np.int32), x.copy(), 1)
+
+
+def test_the_smallest_numbers_are_not_taken_for_zero(backend):
+    x = np.float32([[1e-45, 3e-39], [1e-45, -1e-39]])
+    inverse = backend.from_host(np.zeros(2, np.int32))
+    total = backend.to_host(segment_sum(backend, backend.from_host(x), inverse, 1))
+    np.testing.assert_array_equal(total, x[:1] + x[1:])
+    assert total.all()
 
 
 def test_arrays_with_gaps_are_refused(backend):

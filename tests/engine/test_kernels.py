@@ -84,6 +84,15 @@ def test_the_gpu_has_the_kernels_of_the_cpu_and_they_are_found_by_name():
             assert sources.find_kernel(name, kernels).path == path
             on_gpu.add(name)
     assert on_gpu == on_cpu
+    # The cuda backend reads the parameters in the sources; the CPU's compiler knew them.
+    backend = cpu.CpuBackend()
+    for name in on_cpu:
+        pairs = zip(
+            sources.find_kernel(name, kernels).signature,
+            backend._kernel(name).signature,
+            strict=True,
+        )
+        assert all(mine == theirs or (mine == "?" and theirs not in "#.") for mine, theirs in pairs)
     assert sources.find_kernel("rows_read_u32", kernels).kind == "row"
     assert sources.find_kernel("unique_insert", kernels).kind == ""
     assert sources.find_kernel("det_find", kernels).kind == "tile"
@@ -185,13 +194,18 @@ sys.modules["cupy"] = cupy = mock.MagicMock()
 cupy.ndarray = type("ndarray", (), {})
 cupy.cuda.runtime.getDeviceCount.return_value = 1
 cupy.cuda.Device.return_value.attributes = {"MultiProcessorCount": 4}
+cupy.cuda.compiler.compile_using_nvrtc.return_value = b"", None
 from sok_lite.backend.cuda import CudaBackend
 backend = CudaBackend()
 # One thread an item, a row of lanes, a tile of lanes.
-for kernel in ("unique_insert", "rows_fill", "det_find"):
-    backend.launch(kernel, 1000, 1, 2, 3)
-print(cupy.RawModule.call_args.kwargs["options"])
-for call in cupy.RawModule.return_value.get_function.return_value.call_args_list:
+for kernel, args in (
+    ("unique_insert", (None, None, 15, None, 1000)),
+    ("rows_fill", (None, 4, 8, None, 0.5, 1000)),
+    ("det_find", (None, 64, -1, -2, 0, None, None, None, 1000)),
+):
+    backend.launch(kernel, 1000, *args)
+print(cupy.cuda.compiler.compile_using_nvrtc.call_args.args[1])
+for call in cupy.cuda.Module.return_value.get_function.return_value.call_args_list:
     print(*call.args[:2])
 """
     for defines, options, launches in (
