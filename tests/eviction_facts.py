@@ -32,6 +32,7 @@ class Watched:
         self.backend = table.backend
         self.oracle = ScoredTable(table.dim, first_row, table.options.evict_strategy)
         self.inserted = self.evicted = self.refused = self.erased = 0
+        self.seen = {}  # the number of the lookup that last saw a key
 
     # ---------------------------------------------------------------- calls
 
@@ -93,6 +94,13 @@ class Watched:
         """`predicate` of entries; `is_doomed(key, score)` says the same of one."""
         doomed = [key for key, score in self.oracle.scores.items() if is_doomed(key, score)]
         self._erased(self.table.erase_if(predicate), doomed)
+
+    def expire(self, num_lookups):
+        # For kLru the two are one, and scores can be assigned.
+        seen = self.oracle.scores if self.oracle.strategy == "kLru" else self.seen
+        limit = self.oracle.now - num_lookups
+        doomed = [key for key in self.oracle.rows if seen[key] <= limit]
+        self._erased(self.table.expire(num_lookups=num_lookups), doomed)
 
     def assign_scores(self, keys, scores):
         self.table.assign_scores(array(keys), np.array(scores, np.uint64))
@@ -171,6 +179,7 @@ class Watched:
         for key in came:
             self.oracle.rows[key] = np.array(new_row(key), np.float32)
         self.oracle.scores.update(scores)
+        self.seen.update(dict.fromkeys(scores, self.oracle.now))
         self.inserted += len(came)
         self.evicted += len(gone)
         self.refused += len(refused)

@@ -303,7 +303,7 @@ def test_refusal_warns_once_a_table(backend):
     assert table.statistics().refused == 28
 
 
-@pytest.mark.parametrize("operation", ["lookup", "insert"])
+@pytest.mark.parametrize("operation", ["lookup", "insert", "accum"])
 def test_refusal_may_be_an_error_after_the_rest_is_done(backend, operation):
     table = overfull(backend, "error")
     table.insert_or_assign(np.arange(100, 116), np.full((16, 2), 7, np.float32))
@@ -311,11 +311,16 @@ def test_refusal_may_be_an_error_after_the_rest_is_done(backend, operation):
     with pytest.raises(RefusedError, match="no room for 14 of 30 new keys") as raised:
         if operation == "lookup":
             table.lookup_and_evict(keys)
-        else:
+        elif operation == "insert":
             table.insert_and_evict(keys, np.full((30, 2), 5, np.float32))
+        else:
+            table.accum_or_assign(keys, np.full((30, 2), 5, np.float32), np.zeros(30, bool))
     evicted = raised.value.evicted
-    assert sorted(backend.to_host(evicted.keys).tolist()) == list(range(100, 116))
-    assert (backend.to_host(evicted.values) == 7).all()
+    if operation == "accum":
+        assert evicted is None
+    else:
+        assert sorted(backend.to_host(evicted.keys).tolist()) == list(range(100, 116))
+        assert (backend.to_host(evicted.values) == 7).all()
     held, rows = (backend.to_host(part) for part in table.export())
     assert held.size == 16 and set(held.tolist()) <= set(keys.tolist())
     expected = held % 1000 if operation == "lookup" else np.full(16, 5)
@@ -482,11 +487,7 @@ class HkvAgainstDict(RuleBasedStateMachine):
 
     @rule(num_lookups=st.integers(0, 12))
     def expire(self, num_lookups):
-        if self.strategy == "kLru":
-            limit = self.watch.oracle.now - num_lookups
-            scores = self.watch.oracle.scores.items()
-            doomed = [key for key, number in scores if number <= limit]
-            self.watch._erased(self.watch.table.expire(num_lookups=num_lookups), doomed)
+        self.watch.expire(num_lookups)
 
     @rule(keys=KEYS, draw=st.integers(0, 30))
     def assign_scores(self, keys, draw):

@@ -324,7 +324,9 @@ class EmbeddingTable(ABC):
           ValueError, TypeError: shape or dtype do not fit. MemoryError: no memory for new keys.
             The table is as it was.
         """
-        self._write(keys, values, insert=True, scores=scores)
+        with self.lock:
+            self._write(keys, values, insert=True, scores=scores)
+            self._report_refused()
 
     def assign(self, keys: Any, values: Any) -> None:
         """Sets the rows of the keys that have one and skips the others. The last of a key wins."""
@@ -357,7 +359,8 @@ class EmbeddingTable(ABC):
           is_found: (n,) bool.
 
         Raises:
-          ValueError, TypeError: shape or dtype do not fit; the table is as it was.
+          ValueError, TypeError: shape or dtype do not fit. MemoryError: no memory for new keys.
+            The table is as it was.
         """
         keys = self._keys(keys)
         xp = self.backend.xp
@@ -376,8 +379,10 @@ class EmbeddingTable(ABC):
             stamp = self._next_lookup()
             is_held = (self._find(distinct, stamp).rows != np.uint32(ABSENT))[inverse]
             add, put = flags & is_held, ~flags & ~is_held
-            self.accumulate(users[add], deltas[add])
+            # First what may fail.
             self._write(users[put], values[put], insert=True, stamp=stamp)
+            self.accumulate(users[add], deltas[add])
+            self._report_refused()
 
     def assign_scores(self, keys: Any, scores: Any) -> None:
         """Sets the scores of the keys that have a row. The last of a repeated key wins.
@@ -543,6 +548,10 @@ class EmbeddingTable(ABC):
     @abstractmethod
     def _set_scores(self, keys: Array, scores: Array) -> None:
         """Writes the scores (n,) uint64 of distinct keys; a missing one is skipped."""
+
+    def _report_refused(self) -> None:
+        """Says that keys of a call were refused, once everything else of it is done."""
+        return None
 
     def _slot_scores(self, stamps: Array, slots: Array) -> Array:
         """Returns the scores (n,) uint64 of entries of the index."""

@@ -203,13 +203,6 @@ class HkvTable(EmbeddingTable):
         self._report_refused()
         return rows, num_absent
 
-    def _write(
-        self, keys: Any, values: Any, *, insert: bool, scores: Any = None, stamp: int | None = None
-    ) -> None:
-        with self.lock:
-            super()._write(keys, values, insert=insert, scores=scores, stamp=stamp)
-            self._report_refused()
-
     def _insert(self, keys: Array, stamp: int, scores: Array | None, *, initialise: bool) -> Array:
         xp = self.backend.xp
         n = int(keys.size)
@@ -287,7 +280,6 @@ class HkvTable(EmbeddingTable):
                 self._evicted = None
 
     def _report_refused(self) -> None:
-        """Warns or raises if keys of this call were refused. All the rest of it is done by then."""
         (count, num_new), self._refused = self._refused, (0, 0)
         if not count or self.options.on_refused == "ignore":
             return
