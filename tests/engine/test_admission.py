@@ -84,6 +84,48 @@ def test_what_is_assigned_enters_at_once(backend):
     assert table.sightings.size == 0
 
 
+def test_what_was_assigned_is_no_longer_counted(backend):
+    table = counting(backend, 3)
+    table.find_or_insert([1, 2])
+    table.find_or_insert([1, 2])
+    table.insert_or_assign([1], np.ones((1, 2), np.float32))
+    assert backend.to_host(table.sightings.export()[0]).tolist() == [2]
+    table.erase([1])
+    table.find_or_insert([1])
+    assert table.size == 0
+
+
+def test_a_refused_key_keeps_its_count(backend):
+    sizes = {"init_capacity": 16, "max_capacity": 16, "on_refused": "ignore"}
+    table = counting(backend, 3, **sizes)
+    keys = np.arange(40)
+    for _ in range(3):
+        table.find_or_insert(keys)
+    held = backend.to_host(table.export()[0])
+    assert held.size == 16
+    assert table.sightings.size == 24
+    refused = np.setdiff1d(keys, held)[:5]
+    table.find_or_insert(refused)  # by itself it has room, at once
+    assert backend.to_host(table.contains(refused)).all()
+
+
+def test_a_key_that_found_no_memory_keeps_its_count(backend, monkeypatch):
+    table = counting(backend, 2, init_capacity=64)
+    keys = np.arange(2000)
+    table.find_or_insert(keys)
+
+    def none_left(num_bytes):
+        raise MemoryError("none left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "zeros_chunk", none_left)
+        with pytest.raises(MemoryError):
+            table.find_or_insert(keys)
+    assert table.size == 0
+    table.find_or_insert(keys)
+    assert table.size == 2000 and table.sightings.size == 0
+
+
 def test_an_erased_key_has_to_come_again(backend):
     table = counting(backend, 3)
     for sighting in range(3):

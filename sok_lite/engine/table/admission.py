@@ -59,7 +59,7 @@ class SightingCounter:
           mask: (n,) bool, keys to leave uncounted where it is false; None: none.
 
         Returns:
-          (n,) bool, whether each has been seen often enough; those are forgotten here.
+          (n,) bool, whether each has been seen often enough. It is known as such until `forget`.
 
         Raises:
           MemoryError: no memory for new counters; the counts are as they were.
@@ -78,11 +78,13 @@ class SightingCounter:
             is_new, np.uint32(1), xp.minimum(counts, np.uint32(1 << 30)) + np.uint32(1)
         )
         has_entered = counts >= np.uint32(self.threshold)
-        known = ~is_new & ~has_entered
-        self._index.update(keys[known], rows=counts[known])
-        self._index.erase(keys[~is_new & has_entered])
+        self._index.update(keys[~is_new], rows=counts[~is_new])
         self._index.insert(new_keys, counts[is_new], 1)
         return has_entered
+
+    def forget(self, keys: Array) -> None:
+        """Forgets the counts of distinct keys (n,) int64, such as have a row now."""
+        self._index.erase(keys)
 
     def export(self) -> tuple[Array, Array]:
         """Returns the keys, (n,) int64 in no order, and their counts, (n,) uint32."""

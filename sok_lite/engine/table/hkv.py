@@ -231,6 +231,9 @@ class HkvTable(EmbeddingTable):
             self.index.erase(keys[came])
             self._release(rows[came])
             raise
+        if self.sightings is not None:
+            # Not before: a key that is refused, or finds no memory, need not be counted anew.
+            self.sightings.forget(keys[rows != np.uint32(ABSENT)])
         self._counts["inserted"] += n - int(at.size)
         self._counts["refused"] += int(at.size)
         self._refused = (int(at.size), n)
