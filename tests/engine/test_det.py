@@ -60,6 +60,19 @@ def test_a_full_index_is_not_rebuilt_for_every_erased_key(backend, monkeypatch):
     np.testing.assert_array_equal(exported, np.arange(500, full + 500))
 
 
+def test_many_erased_slots_are_cleaned_at_once(backend):
+    """A search for a missing key would else walk over all of them."""
+    table = new_table(backend, dim=1)
+    table.find_or_insert(np.arange(2800))
+    capacity, rehashes = table.capacity, table.statistics().num_rehashes
+    assert table.erase(np.arange(2000)) == 2000
+    assert table.capacity == capacity
+    assert table.statistics().num_rehashes == rehashes + 1
+    marks = backend.to_host(table.index._slots)[:, 0] == table.key_dtype.reclaim_key
+    assert not marks.any()
+    assert backend.to_host(table.export()[0]).tolist() == list(range(2000, 2800))
+
+
 def test_erase_needs_no_memory(backend, monkeypatch):
     table, oracle = new_table(backend), DictTable(4, first_row(4))
     for each in (table, oracle):

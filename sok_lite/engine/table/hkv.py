@@ -315,8 +315,7 @@ class HkvTable(EmbeddingTable):
         if filter_ratio < 1.0:
             is_admitted = drawn(keys, filter_ratio, self._table_seed, self.num_lookups)
         if self.sightings is not None:
-            has_entered = self.sightings.count(keys, is_admitted)
-            is_admitted = has_entered if is_admitted is None else has_entered & is_admitted
+            is_admitted = self.sightings.count(keys, is_admitted)
         return is_admitted
 
     def _gathered(self, parts: list[Evicted]) -> Evicted:
