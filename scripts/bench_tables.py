@@ -201,15 +201,16 @@ class Bench:
     def known(self, count: int) -> Array:
         """Returns keys in the table, (count,), other ones each time as long as there are any."""
         xp = self.backend.xp
-        parts, missing = [], count
-        for _ in range(1 + 8 * (self._held.size // count + 1)):
-            part = self._held[self._next : self._next + missing]
+        # A table that evicts may have lost some of them meanwhile. Then a few more are looked at:
+        # else the last ones that are missing could take any number of rounds.
+        evicts = self.kind != "hbm"
+        parts, missing, seen = [], count, 0
+        while missing and seen <= 8 * self._held.size:
+            part = self._held[self._next :][: max(missing, 4096) if evicts else missing]
             self._next = (self._next + part.size) % self._held.size
-            # A table that evicts may have lost some of them meanwhile.
-            parts.append(part if self.kind == "hbm" else part[self.table.contains(part)])
+            seen += part.size
+            parts.append((part[self.table.contains(part)] if evicts else part)[:missing])
             missing -= parts[-1].size
-            if missing == 0:
-                break
         return xp.ascontiguousarray(xp.concatenate(parts))
 
     def mixed(self, count: int) -> Array:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the engine on a machine with a GPU: its tests on the cuda back end, once more under
-# compute-sanitizer where that is found, and the engine benchmark.
+# Checks the engine on a machine with a GPU: its tests on the cuda back end, the benchmarks, and the
+# tests once more under compute-sanitizer where that is found.
 # Needs python3 with numpy, cupy, pytest and hypothesis. Needs no TensorFlow, no Horovod, no pip.
 #
 #   bash scripts/gpu_check.sh
@@ -9,8 +9,9 @@
 #
 # What follows --sweep goes to scripts/bench_sweep.py, which says more.
 #
-# SOK_LITE_PYTHON   the Python to use; else python3
-# SOK_LITE_BACKEND  cpu: the sweep without a GPU, to try it
+# SOK_LITE_PYTHON      the Python to use; else python3
+# SOK_LITE_MEMCHECK_S  the most seconds for compute-sanitizer; else 900
+# SOK_LITE_BACKEND     cpu: the sweep without a GPU, to try it
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -38,7 +39,7 @@ for name in ("numpy", "cupy", "pytest", "hypothesis"):
         missing.append(f"{name} ({error})")
 if missing:
     sys.exit(f"error: {sys.executable} lacks {', '.join(missing)}. "
-             "pip install numpy cupy-cuda12x pytest hypothesis")
+             "pip install numpy cupy-cuda13x pytest hypothesis (cupy-cuda12x for CUDA 12)")
 import cupy
 
 try:
@@ -67,10 +68,14 @@ stage() { # name, command...
   printf -- '--- %s: exit code %d, %d s\n' "$name" "$code" "$((SECONDS - start))"
 }
 
-# Not cpu: the tests of the cpu back end need a C++ compiler, which this machine may lack.
+# Only cuda: the other tests say nothing new here, and some need a C++ compiler.
 pytest=("$python" -m pytest -q -p no:cacheprovider)
-SOK_LITE_BACKEND=cuda stage 'engine tests on the GPU' "${pytest[@]}" tests/engine -k 'not cpu'
+SOK_LITE_BACKEND=cuda stage 'engine tests on the GPU' "${pytest[@]}" tests/engine -k cuda
 SOK_LITE_BACKEND=cuda stage 'benchmarks run' "${pytest[@]}" tests/test_benchmarks.py -k cuda
+
+stage 'benchmark of the tables' "$python" scripts/bench_tables.py --backends cuda --dims 8 64 \
+  --capacity 4194304
+stage 'benchmark of the engine' "$python" scripts/bench_engine.py --backends cuda
 
 sanitizer="$(command -v compute-sanitizer || true)"
 for folder in "${CUDA_HOME:-/usr/local/cuda}"/bin "${CUDA_HOME:-/usr/local/cuda}"/compute-sanitizer; do
@@ -78,15 +83,13 @@ for folder in "${CUDA_HOME:-/usr/local/cuda}"/bin "${CUDA_HOME:-/usr/local/cuda}
 done
 if [ -n "$sanitizer" ]; then
   # The large sizes would take hours under it, and find nothing that the awkward small ones do not.
-  SOK_LITE_BACKEND=cuda stage 'memcheck' "$sanitizer" --tool memcheck --error-exitcode 9 \
+  # Last, and with a limit, so that what came before is known where time is short.
+  SOK_LITE_BACKEND=cuda stage 'memcheck' timeout "${SOK_LITE_MEMCHECK_S:-900}" \
+    "$sanitizer" --tool memcheck --error-exitcode 9 \
     "${pytest[@]}" -p tests.no_memory_pool tests/engine -k 'cuda and not 100_003 and not 100003 and not million'
 else
   printf '\n=== memcheck: left out, no compute-sanitizer\n'
 fi
-
-stage 'benchmark of the tables' "$python" scripts/bench_tables.py --backends cuda --dims 8 64 \
-  --capacity 4194304
-stage 'benchmark of the engine' "$python" scripts/bench_engine.py --backends cuda
 
 printf '\n%d stages failed, %d s\n' "$failed" "$SECONDS"
 [ "$failed" -eq 0 ]
