@@ -151,7 +151,7 @@ def test_clear_forgets_the_counts(backend):
 def test_a_count_stays_below_what_marks_a_missing_row(backend):
     table = counting(backend, 2**31)
     counts = backend.from_host(np.uint32([(1 << 30) - 1]))
-    table.sightings.restore(backend.from_host(np.array([5], np.int64)), counts)
+    table.sightings.restore(backend.from_host(np.array([5], np.int64)), counts, 0)
     for _ in range(5):
         table.find_or_insert([5])
     counts = backend.to_host(table.sightings.export()[1]).tolist()
@@ -166,10 +166,10 @@ def test_counts_can_be_moved_to_another_counter(backend, n):
     rng = np.random.default_rng(n)
     for _ in range(4):
         keys = np.unique(rng.integers(-n, n + 1, n))
-        one.count(backend.from_host(keys))
+        one.count(backend.from_host(keys), 1)
         expected.update(keys.tolist())
-    other.count(backend.from_host(np.array([10**9])))
-    other.restore(*one.export())
+    other.count(backend.from_host(np.array([10**9])), 1)
+    other.restore(*one.export(), 1)
     for counter in (one, other):
         keys, counts = (backend.to_host(part).tolist() for part in counter.export())
         assert dict(zip(keys, counts, strict=True)) == expected
@@ -280,3 +280,19 @@ def test_a_filtered_sighting_does_not_count(backend):
     assert 400 < once < 600
     table.find_or_insert(keys)
     assert table.size == once
+
+
+def test_expiry_forgets_sightings_too(backend):
+    table = counting(backend, 3)
+    table.find_or_insert([1, 2])
+    for _ in range(4):
+        table.find_or_insert([2_000])
+    table.find_or_insert([2])
+    table.expire(num_lookups=5)
+    assert backend.to_host(table.sightings.export()[0]).tolist() == [2]
+    table.find_or_insert([1, 2])
+    assert backend.to_host(table.contains([1, 2])).tolist() == [False, True]
+    table.clock.now = 2**32 - 1
+    table.find_or_insert([3])
+    assert table.expire(num_lookups=1) == 2  # keys 2 and 2000
+    assert backend.to_host(table.sightings.export()[0]).tolist() == [3]

@@ -128,7 +128,7 @@ def test_keys_expire_by_seconds(backend, time, var_type, n):
 @pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
 def test_expiry_survives_the_end_of_the_clock(backend, time, var_type):
     table = new_table(backend, 1, var_type)
-    table._clock.now = 2**32 - 5
+    table.clock.now = 2**32 - 5
     for key in range(10):
         time.now += 10
         table.find_or_insert([key])

@@ -193,7 +193,7 @@ class TableAgainstDict(RuleBasedStateMachine):
     def assign_scores(self, keys, score):
         self.table.assign_scores(np.array(keys, np.int64), np.full(len(keys), score))
         held = set(keys) & set(self.oracle.rows)
-        self.oracle.scores.update(dict.fromkeys(held, score))
+        self.oracle.give_scores(dict.fromkeys(held, score))
 
     @rule(keys=KEYS)
     def contains(self, keys):

@@ -361,7 +361,7 @@ def test_an_initializer_that_raises_gives_the_new_rows_back(backend):
 def test_order_survives_the_end_of_the_clock(backend, strategy):
     table = full_table(backend, strategy, slots=16, max_bucket_size=16)
     last = 2**32 - 1
-    table._clock.now = last - 16
+    table.clock.now = last - 16
     for key in range(16):
         table.find_or_insert([key])
         table.find_or_insert([])  # halved, two numbers in a row may become one
@@ -380,7 +380,7 @@ def test_counts_and_custom_scores_do_not_age(backend):
     for strategy in ("kLfu", "kEpochLfu", "kCustomized"):
         table = full_table(backend, strategy)
         table.find_or_insert([1, 2], scores=[5, 9])
-        table._clock.now = 2**32 - 1
+        table.clock.now = 2**32 - 1
         table.find([1])
         table.find_or_insert([3], scores=[1])
         assert table.num_lookups == 2**31

@@ -766,3 +766,27 @@ def test_unknown_kinds_are_refused(backend, var_type):
         make(backend, var_type, dtype="float64")
     with pytest.raises(ValueError, match="dimension must be at least 1"):
         make(backend, var_type, dim=0)
+
+
+@pytest.mark.parametrize("strategy", ["hbm", "kLru", "kLfu"])
+def test_a_repeated_key_is_found_or_missed_each_time(backend, strategy):
+    options = {} if strategy == "hbm" else {"evict_strategy": strategy}
+    table = new_table(backend, 2, "hbm" if strategy == "hbm" else "hybrid", **options)
+    table.lookup([5, 5, 6])
+    table.find_or_insert([5, 5, 5, 7, 7])
+    counts = table.statistics()
+    assert (counts.found, counts.missed, counts.inserted) == (3, 5, 3)
+
+
+@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
+def test_lookups_come_after_every_score_that_was_assigned(backend, var_type):
+    table = new_table(backend, 2, var_type)
+    table.find_or_insert([1, 2])
+    table.assign_scores([1], [1000])
+    table.find_or_insert([2])
+    assert backend.to_host(table.scores([1, 2])).tolist() == [1000, 1001]
+    assert table.num_lookups == 1001
+    table.insert_or_assign([3], np.ones((1, 2), np.float32), scores=[5000])
+    table.find_or_insert([4])
+    assert backend.to_host(table.scores([3, 4])).tolist() == [5000, 5001]
+    table.assign_scores([], np.empty(0, np.uint64))

@@ -51,11 +51,12 @@ class SightingCounter:
         """Memory of the counters."""
         return self._index.num_bytes
 
-    def count(self, keys: Array, mask: Array | None = None) -> Array:
+    def count(self, keys: Array, stamp: int, mask: Array | None = None) -> Array:
         """Counts one sighting of distinct keys without a row.
 
         Args:
           keys: (n,) int64.
+          stamp: number of the lookup that saw them.
           mask: (n,) bool, keys to leave uncounted where it is false; None: none.
 
         Returns:
@@ -67,9 +68,9 @@ class SightingCounter:
         xp = self._backend.xp
         if mask is not None:
             has_entered = xp.zeros(keys.size, bool)
-            has_entered[mask] = self.count(keys[mask])
+            has_entered[mask] = self.count(keys[mask], stamp)
             return has_entered
-        counts = self._index.find(keys).rows
+        counts = self._index.find(keys, stamp).rows
         is_new = counts == np.uint32(ABSENT)
         new_keys = keys[is_new]
         self._index.make_room(int(new_keys.size))
@@ -79,28 +80,38 @@ class SightingCounter:
         )
         has_entered = counts >= np.uint32(self.threshold)
         self._index.update(keys[~is_new], rows=counts[~is_new])
-        self._index.insert(new_keys, counts[is_new], 1)
+        self._index.insert(new_keys, counts[is_new], stamp)
         return has_entered
 
     def forget(self, keys: Array) -> None:
         """Forgets the counts of distinct keys (n,) int64, such as have a row now."""
         self._index.erase(keys)
 
+    def forget_before(self, stamp: int) -> None:
+        """Forgets the counts of keys that no lookup from number `stamp` on has seen."""
+        held = self._index.entries()
+        self._index.erase(held.keys[held.stamps < stamp])
+
+    def age(self) -> None:
+        """Halves the numbers of all lookups, as the table does."""
+        self._index.age()
+
     def export(self) -> tuple[Array, Array]:
         """Returns the keys, (n,) int64 in no order, and their counts, (n,) uint32."""
         held = self._index.entries()
         return held.keys, held.rows
 
-    def restore(self, keys: Array, counts: Array) -> None:
+    def restore(self, keys: Array, counts: Array, stamp: int) -> None:
         """Replaces all counts.
 
         Args:
           keys: (n,) int64, distinct.
           counts: (n,) uint32, each at least 1.
+          stamp: number of the lookup that is to count as the last to have seen them.
         """
         self._index.clear()
         self._index.make_room(int(keys.size))
-        self._index.insert(keys, counts, 1)
+        self._index.insert(keys, counts, stamp)
 
     def clear(self) -> None:
         """Forgets all counts."""

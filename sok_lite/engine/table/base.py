@@ -19,7 +19,7 @@ from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
 from sok_lite.engine.row_store import ABSENT, RowStore, bfloat16_to_float32
 from sok_lite.engine.table.clock import Clock
-from sok_lite.engine.table.index import Found, Index
+from sok_lite.engine.table.index import LAST_STAMP, Found, Index
 from sok_lite.engine.unique import last_of_each, unique
 
 # Slots that a walk over the whole table looks at together: 16 MB of index.
@@ -72,7 +72,8 @@ class Statistics(NamedTuple):
       size: keys held.
       capacity: slots of the index.
       load_factor: size / capacity.
-      found, missed: keys that lookups (`find`, `find_or_insert`, `lookup`) found and did not.
+      found, missed: keys that lookups (`find`, `find_or_insert`, `lookup`) found and did not, a
+        repeated key each time.
       inserted: keys that got a row.
       evicted: keys that lost it to another key.
       refused: keys that got none for want of room.
@@ -136,6 +137,7 @@ class EmbeddingTable(ABC):
       key_dtype, row_dtype: formats of keys and rows.
       store: the rows and the optimizer states.
       generation: changes whenever row numbers handed out before may have become stale.
+      clock: counts the lookups that could insert.
       lock: held during every method; hold it to do several as one.
     """
 
@@ -166,7 +168,7 @@ class EmbeddingTable(ABC):
         self.generation = 0
         self.lock = threading.RLock()
         self._table_seed = table_seed(self.seed, name)
-        self._clock = Clock()
+        self.clock = Clock()
         self._counts = dict.fromkeys(_COUNTERS, 0)
 
     # ---------------------------------------------------------------- sizes
@@ -194,7 +196,7 @@ class EmbeddingTable(ABC):
     @property
     def num_lookups(self) -> int:
         """Lookups so far that could insert: the time by which `scores` and `expire` count."""
-        return self._clock.now
+        return self.clock.now
 
     def statistics(self) -> Statistics:
         """Returns counters and sizes. It walks through the whole index for the probe lengths."""
@@ -441,9 +443,10 @@ class EmbeddingTable(ABC):
             )
         with self.lock:
             if seconds is not None:
-                oldest = self._clock.first_since(time.monotonic() - seconds)
+                oldest = self.clock.first_since(time.monotonic() - seconds)
             else:
-                oldest = max(0, self._clock.now - int(num_lookups or 0) + 1)
+                oldest = max(0, self.clock.now - int(num_lookups or 0) + 1)
+            self._forget_before(oldest)
             return self._erase(self._keys_seen_before(oldest))
 
     def erase_below(self, cutoff: float) -> int:
@@ -611,25 +614,50 @@ class EmbeddingTable(ABC):
         values = self.initializer.values(self.backend, keys, self.dim, self._table_seed)
         return self.store.to_storage(values)
 
-    def _count_found(self, keys: Array, found: Found) -> None:
-        self._counts["found"] += int(keys.size) - found.num_missing
-        self._counts["missed"] += found.num_missing
+    def _count_found(self, keys: Array, found: Found, inverse: Array | None = None) -> None:
+        num_items, num_missing = int(keys.size), found.num_missing
+        if inverse is not None:
+            num_items = int(inverse.size)
+            if num_missing:
+                num_missing = int((found.rows == np.uint32(ABSENT))[inverse].sum())
+        self._counts["found"] += num_items - num_missing
+        self._counts["missed"] += num_missing
 
     def _next_lookup(self) -> int:
         """Begins a lookup that may insert, and returns its number."""
-        if self._clock.is_full:
-            self.index.age()
-            self._clock.halve()
-        return self._clock.tick()
+        if self.clock.is_full:
+            self._age()
+        return self.clock.tick()
+
+    def _age(self) -> None:
+        """Halves the number of every lookup, so that counting can go on."""
+        self.index.age()
+        self.clock.halve()
+
+    def _come_after(self, keys: Array, scores: Array) -> None:
+        """Lets lookups to come have higher numbers than those that are given to keys as scores."""
+        given = scores[self._find(keys).rows != np.uint32(ABSENT)]
+        if given.size:
+            self.clock.skip_to(min(int(given.max()), LAST_STAMP))
 
     def _find_or_insert(
-        self, keys: Array, unique_keys: bool, scores: Any, filter_ratio: float
+        self,
+        keys: Array,
+        unique_keys: bool,
+        scores: Any,
+        filter_ratio: float,
+        inverse: Array | None = None,
     ) -> tuple[Array, int]:
-        """Returns row numbers, and how many are still absent."""
+        """Returns row numbers, and how many are still absent.
+
+        Args:
+          inverse: (n,) int32, which key each item of the batch is, for the counters; None: each
+            key is an item.
+        """
         given = None if scores is None else self._checked_scores(keys, scores)
         stamp = self._next_lookup()
         found = self._find(keys, stamp, given)
-        self._count_found(keys, found)
+        self._count_found(keys, found, inverse)
         if not found.num_missing:
             return found
         return found.rows, self._insert_missing(
@@ -705,6 +733,10 @@ class EmbeddingTable(ABC):
             self._counts["erased"] += count
             self.generation += 1
         return count
+
+    def _forget_before(self, stamp: int) -> None:
+        """Forgets what else is known of keys that no lookup from number `stamp` on has seen."""
+        return None
 
     def _release(self, rows: Array) -> None:
         """Gives rows back."""

@@ -72,4 +72,5 @@ class DetTable(EmbeddingTable):
         return self.index.stamps(keys).astype(np.uint64)
 
     def _set_scores(self, keys: Array, scores: Any) -> None:
+        self._come_after(keys, scores)
         self.index.update(keys, stamps=scores.clip(max=LAST_STAMP).astype(np.uint32))

@@ -179,7 +179,12 @@ class HkvTable(EmbeddingTable):
         return self.index.find(keys, stamp, scores)
 
     def _find_or_insert(
-        self, keys: Array, unique_keys: bool, scores: Any, filter_ratio: float
+        self,
+        keys: Array,
+        unique_keys: bool,
+        scores: Any,
+        filter_ratio: float,
+        inverse: Array | None = None,
     ) -> tuple[Array, int]:
         if self.tiers.is_due:
             # Before any row number of this lookup is known.
@@ -195,7 +200,7 @@ class HkvTable(EmbeddingTable):
             # The last in the batch counts, as for values.
             last = last_of_each(self.backend, inverse, int(distinct.size))
             scores = self._checked_scores(keys, scores)[last]
-        rows, num_absent = super()._find_or_insert(distinct, True, scores, filter_ratio)
+        rows, num_absent = super()._find_or_insert(distinct, True, scores, filter_ratio, inverse)
         self.tiers.touched(rows)
         rows = rows[inverse]
         if num_absent:
@@ -288,9 +293,9 @@ class HkvTable(EmbeddingTable):
             return
         text = (
             f"Table {self.name!r} had no room for {count:,} of {num_new:,} new keys of one lookup: "
-            f"their buckets are full of keys of the same lookup. It holds {self.size:,} keys in "
-            f"{self.capacity:,} slots. They get no row this time. Use a larger max_capacity or "
-            "smaller batches."
+            "their buckets are full of keys of the same lookup, or of higher scores. It holds "
+            f"{self.size:,} keys in {self.capacity:,} slots. They get no row this time. Use a "
+            "larger max_capacity or smaller batches."
         )
         if self.options.on_refused == "error":
             raise RefusedError(f"{text} The other keys of the lookup are in the table.")
@@ -305,6 +310,8 @@ class HkvTable(EmbeddingTable):
         return self.index.scores(keys)
 
     def _set_scores(self, keys: Array, scores: Array) -> None:
+        if not self.index.has_scores:
+            self._come_after(keys, scores)
         self.index.update(keys, scores=scores)
 
     def _slot_scores(self, stamps: Array, slots: Array) -> Array:
@@ -315,8 +322,17 @@ class HkvTable(EmbeddingTable):
         if filter_ratio < 1.0:
             is_admitted = drawn(keys, filter_ratio, self._table_seed, self.num_lookups)
         if self.sightings is not None:
-            is_admitted = self.sightings.count(keys, is_admitted)
+            is_admitted = self.sightings.count(keys, self.num_lookups, is_admitted)
         return is_admitted
+
+    def _forget_before(self, stamp: int) -> None:
+        if self.sightings is not None:
+            self.sightings.forget_before(stamp)
+
+    def _age(self) -> None:
+        super()._age()
+        if self.sightings is not None:
+            self.sightings.age()
 
     def _gathered(self, parts: list[Evicted]) -> Evicted:
         xp = self.backend.xp

@@ -136,7 +136,7 @@ def _restored_hbm(table: EmbeddingTable, keys: Array, snapshot: Snapshot) -> Arr
     index.insert(keys, rows, 1)
     index.update(keys, stamps=snapshot.stamps)
     table.index = index
-    table._clock.restart(int(snapshot.facts["num_lookups"]))
+    table.clock.restart(int(snapshot.facts["num_lookups"]))
     return rows
 
 
@@ -153,13 +153,13 @@ def _restored_hybrid(table: HkvTable, keys: Array, snapshot: Snapshot) -> Array:
         rows = _hottest_first(table, snapshot.stamps if scores is None else scores)
         table.tiers.assigned(rows, keys)
         if table.sightings is not None:
-            table.sightings.restore(snapshot.sighted_keys, snapshot.sightings)
+            table.sightings.restore(snapshot.sighted_keys, snapshot.sightings, table.num_lookups)
     except MemoryError:
         table.clear()
         raise
     index.write(slots, rows, snapshot.stamps, scores)
     table.index = index
-    table._clock.restart(int(facts["num_lookups"]))
+    table.clock.restart(int(facts["num_lookups"]))
     return rows
 
 
