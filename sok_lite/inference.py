@@ -27,12 +27,12 @@ class Reading(NamedTuple):
 
 # What the blocks that are open say, the latest last. TensorFlow runs host calls on threads of its
 # own, so this cannot belong to a thread. It is replaced as a whole: who reads it needs no lock.
-_open: tuple[tuple[object, str], ...] = ()
+_open: tuple[tuple[object, str | None], ...] = ()
 _changing = threading.Lock()
 
 
 @contextmanager
-def inference_mode(missing: str = "initial") -> Iterator[None]:
+def inference_mode(missing: str | None = None) -> Iterator[None]:
     """A `with` block in which lookups insert nothing, evict nothing and refresh no score.
 
     It holds for all tables and all threads of the process, and for functions that were traced
@@ -43,7 +43,9 @@ def inference_mode(missing: str = "initial") -> Iterator[None]:
     wait for each other.
 
     Args:
-      missing: what a key without a row gives: "initial", the value it would start with, or "zeros".
+      missing: what a key without a row gives: "initial", the value it would start with, or "zeros";
+        None: what the lookup gives it in training, which is "zeros" with the low-frequency filter
+        and "initial" without.
 
     Raises:
       ValueError: another `missing`.
@@ -77,8 +79,8 @@ def reading(training: bool | None, missing: str | None, usually: str = "initial"
     mode = _open
     insert = not mode if training is None else training
     if missing is None:
-        missing = mode[-1][1] if mode and not insert else usually
-    return Reading(insert, missing)
+        missing = mode[-1][1] if mode and not insert else None
+    return Reading(insert, missing or usually)
 
 
 def checked_training(training: Any) -> bool | None:

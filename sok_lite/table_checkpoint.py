@@ -111,10 +111,11 @@ def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> 
     values = table.store.to_storage(values)
     columns = json.loads(bytes(tensors["state_columns"].numpy()))
     with table.lock:
-        # Before the first key goes: a state of another optimizer raises here.
+        for name, (dim, initial) in columns.items():
+            table.store.check_state(name, initial, dim)
+        rows = snapshot.restore(table, saved)
         for name, (dim, initial) in columns.items():
             table.store.ensure_state(name, initial, dim)
-        rows = snapshot.restore(table, saved)
         table.store.write(rows, values)
         start = 0
         for name, (dim, _) in columns.items():

@@ -235,6 +235,11 @@ class TableMethods:
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
+        if tf.inside_function():
+            raise RuntimeError(
+                f"The epoch of {self.name!r} would be set once, while the tf.function is traced. "
+                "Set it outside of the function."
+            )
         self._hybrid("epoch").epoch = epoch
 
     # ---------------------------------------------------------------- inside

@@ -104,8 +104,9 @@ class Watched:
 
     def assign_scores(self, keys, scores):
         self.table.assign_scores(array(keys), np.array(scores, np.uint64))
-        given = dict(zip(keys, scores, strict=True))
-        self.oracle.give_scores({key: given[key] for key in given if key in self.oracle.rows})
+        for key, score in zip(keys, scores, strict=True):
+            if key in self.oracle.rows:
+                self.oracle.scores[key] = score
 
     def set_epoch(self, epoch):
         self.table.epoch = self.oracle.epoch = epoch
@@ -177,11 +178,8 @@ class Watched:
         self.oracle.drop(gone)
         for key in came:
             self.oracle.rows[key] = np.array(new_row(key), np.float32)
+        self.oracle.scores.update(scores)
         self.seen.update(dict.fromkeys(scores, self.oracle.now))
-        if given is not None and given_is_score:
-            self.oracle.give_scores(scores)
-        else:
-            self.oracle.scores.update(scores)
         self.inserted += len(came)
         self.evicted += len(gone)
         self.refused += len(refused)

@@ -91,12 +91,6 @@ class ScoredTable(DictTable):
             return self.epoch * 2**32 + min(count, 2**32 - 1)
         return old if given is None else given
 
-    def give_scores(self, scores):
-        """Sets scores, {key: score} of keys that are there. Later lookups have higher numbers."""
-        self.scores.update(scores)
-        if self.strategy == "kLru":
-            self.now = max(self.now, *scores.values(), 0)
-
     def drop(self, keys):
         """Removes keys that are there with their scores."""
         for key in keys:

@@ -133,7 +133,7 @@ SOK_DEVICE u64 hkv_score(i64 strategy, u64 old, u64 given, u64 stamp, u64 epoch)
   if (strategy == HKV_LFU) return old + given < old ? ~0ull : old + given;
   if (strategy == HKV_EPOCH_LRU) return (epoch << 32) | stamp;
   if (strategy == HKV_EPOCH_LFU) {
-    u64 count = (old & 0xFFFFFFFFull) + given;
+    u64 count = (old & 0xFFFFFFFFull) + (given > 0xFFFFFFFFull ? 0xFFFFFFFFull : given);
     return (epoch << 32) | (count > 0xFFFFFFFFull ? 0xFFFFFFFFull : count);
   }
   return given;

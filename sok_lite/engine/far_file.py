@@ -46,6 +46,11 @@ class FarFile:
                     f"far_path {self.path!r} exists. It must be a folder, or a new file that no "
                     "other table uses. If a killed process left it, remove it."
                 ) from error
+            except FileNotFoundError as error:
+                raise FileNotFoundError(
+                    f"far_path {self.path!r} is in no folder. Make "
+                    f"{os.path.dirname(self.path) or '.'!r} first, or name another place."
+                ) from error
             name = os.path.abspath(self.path)
         self.close = weakref.finalize(self, _close, self._fd, name, os.getpid())
 

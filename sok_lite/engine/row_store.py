@@ -219,15 +219,18 @@ class RowStore:
           ValueError: the column exists with another dim or initial value.
         """
         dim = self.dim if dim is None else dim
+        self.check_state(name, initial, dim)
         column = self._columns.get(name)
-        if column is None:
-            return self._add_column(name, dim, np.dtype(np.float32), initial)
-        if (column.dim, column.initial) != (dim, initial):
+        return column or self._add_column(name, dim, np.dtype(np.float32), initial)
+
+    def check_state(self, name: str, initial: float, dim: int) -> None:
+        """Raises ValueError if a state exists with another dim or initial value."""
+        column = self._columns.get(name)
+        if column is not None and (column.dim, column.initial) != (dim, initial):
             raise ValueError(
                 f"State {name!r} exists with dim {column.dim} and initial value {column.initial}. "
                 f"Received: dim {dim}, initial value {initial}. Use one optimizer per table."
             )
-        return column
 
     def column(self, name: str = "value") -> Column:
         """Returns a column.
@@ -358,14 +361,16 @@ class RowStore:
     def release(self, rows: Array) -> None:
         """Gives rows back, distinct and none absent; their state returns to its initial value."""
         xp = self.backend.xp
-        for name in self.state_names:
-            self.fill(name, rows)
-        near = rows
+        free_far, near = self._free_far, rows
         if self.num_far_rows:
             is_far = rows >= np.uint32(self._first_far)
             near = rows[~is_far]
-            self._free_far = xp.concatenate([self._free_far, rows[is_far]])
-        self._free_near = xp.concatenate([self._free_near, near])
+            free_far = xp.concatenate([self._free_far, rows[is_far]])
+        free_near = xp.concatenate([self._free_near, near])
+        for name in self.state_names:
+            self.fill(name, rows)
+        # Both or none: memory may have run out before.
+        self._free_near, self._free_far = free_near, free_far
 
     def clear(self) -> None:
         """Gives all rows and their memory back. The state columns stay, empty."""
@@ -383,6 +388,23 @@ class RowStore:
 
     # ---------------------------------------------------------------- rows
 
+    def output(self, num_rows: int, column: str = "value", out: Array | None = None) -> Array:
+        """Returns memory that `read` can write `num_rows` rows of a column into: `out`, or new.
+
+        Raises:
+          ValueError: `out` is not such an array.
+        """
+        col = self._columns[column]
+        shape = (num_rows, col.dim)
+        if out is None:
+            return self.backend.xp.empty(shape, col.dtype)
+        if out.shape != shape or out.dtype != col.dtype or not out.flags.c_contiguous:
+            raise ValueError(
+                f"`out` must be a C-contiguous {col.dtype} array of shape {shape}. "
+                f"Received: {out.dtype}, shape {out.shape}, strides {out.strides}."
+            )
+        return out
+
     def read(self, rows: Array, column: str = "value", out: Array | None = None) -> Array:
         """Copies rows out.
 
@@ -398,14 +420,7 @@ class RowStore:
           ValueError: `out` is not such an array.
         """
         col = self._columns[column]
-        shape = (rows.size, col.dim)
-        if out is None:
-            out = self.backend.xp.empty(shape, col.dtype)
-        elif out.shape != shape or out.dtype != col.dtype or not out.flags.c_contiguous:
-            raise ValueError(
-                f"`out` must be a C-contiguous {col.dtype} array of shape {shape}. "
-                f"Received: {out.dtype}, shape {out.shape}, strides {out.strides}."
-            )
+        out = self.output(int(rows.size), column, out)
         suffix, words = as_words(out)
         self.backend.launch(
             f"rows_read_{suffix}",

@@ -134,15 +134,15 @@ def forward(
         [part.table.key_dtype for part in checked],
         tag=tag,
     )
-    local_keys, local_inverses, rows = [], [], []
-    for part, keys in zip(checked, received, strict=True):
+    local_keys: list[Array] = []
+    local_inverses: list[Array | None] = []
+    for keys in received:
         local_inverse = None
         if comm.size > 1:
             keys, local_inverse = unique(backend, keys)
         local_keys.append(keys)
         local_inverses.append(local_inverse)
-        rows.append(_read(part, keys, local_inverse))
-    sources = return_rows(route, rows)
+    sources = return_rows(route, _read_all(checked, local_keys, local_inverses))
     outputs, trails = [], []
     for i, part in enumerate(checked):
         inverse, weights = distinct[i].inverse, part.weights
@@ -215,6 +215,38 @@ def backward(
         keys = parts[i][0].key_dtype.from_int64(backend.xp, way.local_keys)
         results.append(Gradients(keys, received, weight_grads[i]))
     return results
+
+
+def _read_all(
+    parts: Sequence[Part], keys: Sequence[Array], indices: Sequence[Array | None]
+) -> list[Array]:
+    """Returns the rows of each part's distinct keys, or those of keys[index], in storage format.
+
+    A table that comes several times is looked up once, with the keys of all its parts: it is one
+    batch, whose keys evict none of each other and count once.
+    """
+    parts_of: dict[int, list[int]] = {}
+    for i, part in enumerate(parts):
+        parts_of.setdefault(id(part.table), []).append(i)
+    values: list[Array] = [None] * len(parts)
+    for numbers in parts_of.values():
+        part = parts[numbers[0]]
+        if len(numbers) == 1:
+            values[numbers[0]] = _read(part, keys[numbers[0]], indices[numbers[0]])
+            continue
+        backend = part.table.backend
+        together, inverse = unique(backend, backend.xp.concatenate([keys[i] for i in numbers]))
+        pieces, start = [], 0
+        for i in numbers:
+            piece = inverse[start : start + int(keys[i].size)]
+            start += int(keys[i].size)
+            pieces.append(piece if indices[i] is None else piece[indices[i]])
+        rows = _read(part, together, backend.xp.concatenate(pieces))
+        start = 0
+        for i, piece in zip(numbers, pieces, strict=True):
+            values[i] = rows[start : start + int(piece.size)]
+            start += int(piece.size)
+    return values
 
 
 def _read(part: Part, keys: Array, index: Array | None) -> Array:

@@ -191,9 +191,10 @@ class TableAgainstDict(RuleBasedStateMachine):
 
     @rule(keys=KEYS, score=st.integers(0, 20))
     def assign_scores(self, keys, score):
+        score = min(score, self.oracle.now)
         self.table.assign_scores(np.array(keys, np.int64), np.full(len(keys), score))
         held = set(keys) & set(self.oracle.rows)
-        self.oracle.give_scores(dict.fromkeys(held, score))
+        self.oracle.scores.update(dict.fromkeys(held, score))
 
     @rule(keys=KEYS)
     def contains(self, keys):

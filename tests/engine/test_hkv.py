@@ -166,7 +166,8 @@ def test_given_scores_are_kept_and_decide_who_gets_in(backend, strategy):
     watch = watched(backend, strategy, 16, max_bucket_size=16)
     watch.set_epoch(2)
     keys = list(range(16))
-    watch.lookup(list(range(500, 530)))
+    for _ in range(20):  # kLru: numbers of lookups that were
+        watch.lookup(list(range(500, 530)))
     watch.clear()
     watch.insert(keys, zeros(keys), [2 + key for key in keys])
     watch.check()
@@ -352,6 +353,39 @@ def test_an_initializer_that_raises_gives_the_new_rows_back(backend):
     rows = backend.to_host(table.export_rows()[1])
     assert len(set(rows.tolist())) == table.size
     assert table.store.num_rows <= 16
+
+
+@pytest.mark.parametrize("where", ["read", "set_rows", "assigned"])
+def test_whatever_fails_within_an_eviction_leaves_a_table_that_works(backend, monkeypatch, where):
+    """The new keys are not there, and no row is lost."""
+    table = full_table(backend, slots=16, max_hbm_for_vectors=8 * 4 / 2**30)
+    table.store.ensure_state("m", 0.5)
+    table.find_or_insert(np.arange(16))
+    held = table.size
+    owner = {"read": table.store, "set_rows": table.index}.get(where, table.tiers)
+
+    def no_memory(*args, **kwargs):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, where, no_memory)
+        with pytest.raises(MemoryError):
+            table.lookup_and_evict(np.arange(100, 104))
+    assert not backend.to_host(table.contains(np.arange(100, 104))).any()
+    assert table.size == table.export()[0].size < held
+    free = table.store._free_near.size + table.store._free_far.size
+    assert table.store.num_rows == table.size + free
+    values, evicted = table.lookup_and_evict(np.arange(100, 104))
+    assert backend.to_host(values)[:, 0].tolist() == [100, 101, 102, 103]
+    assert evicted.keys.size + table.size + 4 >= 16
+    assert len(set(backend.to_host(table.export_rows()[1]).tolist())) == table.size
+
+
+def test_a_full_count_of_an_epoch_stays_full(backend):
+    table = full_table(backend, "kEpochLfu")
+    table.find_or_insert([1], scores=[5])
+    table.find_or_insert([1], scores=[2**64 - 3])
+    assert backend.to_host(table.scores([1])).tolist() == [2**32 - 1]
 
 
 # -------------------------------------------------------------------- the clock at its end

@@ -34,6 +34,33 @@ def test_a_bucket_is_no_larger_than_the_table():
     assert HkvOptions.checked({"max_bucket_size": 128}).bucket == 128
 
 
+def test_a_small_beginning_does_not_make_small_buckets(backend):
+    table = new_table(backend, 2, "hybrid", init_capacity=4, max_capacity=4096)
+    assert (table.capacity, table.index.bucket) == (16, 16)
+    table.find_or_insert(np.arange(3000))
+    assert table.statistics().evicted == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"enter_threshold": 2**40}, ValueError, "at most 1073741824. Received: enter_threshold="),
+        ({"far_path": 5}, TypeError, "name of a folder or of a new file. Received: far_path=5"),
+        ({"io_by_cpu": 7}, TypeError, "True or False. Received: io_by_cpu=7"),
+        ({"max_capacity": 3 * 10**9}, ValueError, "a power of two from 4 to 2147483648"),
+    ],
+    ids=str,
+)
+def test_values_that_no_table_can_have_are_refused(given, error, text):
+    with pytest.raises(error, match=text):
+        HkvOptions.checked(given)
+
+
+def test_numpy_values_are_taken():
+    options = HkvOptions.checked({"io_by_cpu": np.bool_(False), "max_capacity": np.int32(64)})
+    assert (options.io_by_cpu, options.max_capacity) == (False, 64)
+
+
 @pytest.mark.parametrize("name", ["init_capacity", "max_capacity", "max_bucket_size"])
 @pytest.mark.parametrize(
     ("value", "error", "text"),

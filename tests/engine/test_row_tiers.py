@@ -538,3 +538,16 @@ def test_a_hybrid_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_p
     assert run_limited(program, tmp_path) == ["True", "True"]
     with pytest.raises(AssertionError, match="MemoryError: No .* bytes of memory"):
         run_limited(program)
+
+
+@pytest.mark.parametrize("strategy", ["kLru", "kLfu"])
+def test_a_repeated_key_warms_its_row_once_a_lookup(backend, strategy):
+    table = hybrid(backend, 32, evict_strategy=strategy)
+    table.find_or_insert(np.arange(200))
+    before = backend.to_host(table.tiers._heat[:200]).astype(int)
+    looked_up = table.tiers._looked_up
+    rows = backend.to_host(table.find_or_insert([7] * 50 + [9] * 3))
+    after = backend.to_host(table.tiers._heat[:200]).astype(int)
+    assert (after - before).sum() == 2
+    assert (after - before)[rows[0]] == (after - before)[rows[-1]] == 1
+    assert table.tiers._looked_up == looked_up + 2

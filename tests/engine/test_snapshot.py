@@ -138,13 +138,38 @@ def test_tables_of_one_kind_take_those_of_the_other(backend):
 def test_scores_of_another_strategy_begin_as_those_of_new_keys(backend, kind, score):
     from_kind = "kLfu" if kind != "kLfu" else "kLru"
     table = new_table(backend, **KINDS[from_kind])
-    table.epoch = 7
+    table.epoch = 5
     for key in (10, 11, 10):
         table.find_or_insert([key])
     other = new_table(backend, **KINDS[kind])
+    other.epoch = 7
     moved(table, other)
+    assert other.epoch == 7
     seen = {10: 3, 11: 2}
     assert {k: s for k, (_, s) in content(other).items()} == {k: score(n) for k, n in seen.items()}
+
+
+def test_an_hbm_table_keeps_its_first_capacity(backend):
+    table = new_table(backend, var_type="hbm")
+    table.find_or_insert(np.arange(10_000))
+    other = new_table(backend, var_type="hbm", init_capacity=50)
+    capacity = other.capacity
+    moved(table, other)
+    assert content(other) == content(table)
+    other.clear()
+    assert other.capacity == capacity
+
+
+def test_restored_sightings_are_not_older_than_the_keys(backend):
+    table = new_table(backend, **OPTIONS, enter_threshold=3)
+    for _ in range(20):
+        table.find_or_insert([1])
+    table.find_or_insert([7])
+    other = new_table(backend, **OPTIONS, enter_threshold=3)
+    moved(table, other)
+    for each in (table, other):
+        assert each.expire(num_lookups=10) == 0
+        assert backend.to_host(each.sightings.export()[0]).tolist() == [7]
 
 
 def test_sightings_go_on(backend):

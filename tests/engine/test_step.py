@@ -126,6 +126,31 @@ def test_one_table_may_come_twice(backend):
     assert table.size == 2
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_table_that_comes_twice_is_looked_up_once(backend, size):
+    """Its parts are one batch: they evict no key of each other, and a key counts once."""
+
+    def look_up(comm):
+        options = {"max_capacity": 16, "evict_strategy": "kLfu", "on_refused": "ignore"}
+        table = new_table(backend, 1, "hybrid", **options)
+        other = new_table(backend, 1)
+        keys = [np.arange(30) * 2, np.array([7, 7, 9]), np.arange(20, 90), np.array([], np.int64)]
+        parts = []
+        for one, key in zip((table, other, table, table), keys, strict=True):
+            splits = backend.from_host(np.arange(len(key) + 1))
+            parts.append(Part(one, backend.from_host(key), splits, None, "sum"))
+        outputs, _ = step.forward(backend, comm, parts)
+        for output, key in zip(outputs, keys, strict=True):
+            np.testing.assert_array_equal(backend.to_host(output)[:, 0], key)
+        counts = table.statistics()
+        assert (counts.evicted, table.num_lookups, other.num_lookups) == (0, 1, 1)
+        mine = {k for key in (keys[0], keys[2]) for k in key.tolist() if k % size == comm.rank}
+        assert counts.inserted + counts.refused == len(mine)
+        assert set(backend.to_host(table.scores(table.export()[0])).tolist()) == {1}
+
+    run_ranks(size, look_up)
+
+
 @pytest.mark.parametrize(
     ("keys", "splits", "weights", "error", "text"),
     [

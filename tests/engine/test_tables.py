@@ -382,8 +382,10 @@ def test_keys_that_were_not_seen_lately_expire(backend, var_type, n):
     [
         ({}, "num_lookups=None, seconds=None"),
         ({"num_lookups": 1, "seconds": 1.0}, "one of them"),
-        ({"num_lookups": -1}, "not be negative"),
-        ({"seconds": -0.5}, "not be negative"),
+        ({"num_lookups": -1}, "a whole number, 0 or more. Received: num_lookups=-1"),
+        ({"num_lookups": 2.5}, "a whole number, 0 or more"),
+        ({"seconds": -0.5}, "0 or more. Received: seconds=-0.5"),
+        ({"seconds": float("nan")}, "0 or more"),
     ],
 )
 def test_expire_takes_one_limit(backend, var_type, given, text):
@@ -392,6 +394,21 @@ def test_expire_takes_one_limit(backend, var_type, given, text):
     with pytest.raises(ValueError, match=text):
         table.expire(**given)
     assert table.size == 1
+
+
+@pytest.mark.parametrize("given", [{"seconds": "a"}, {"num_lookups": True}], ids=str)
+def test_expire_takes_numbers(backend, var_type, given):
+    with pytest.raises(TypeError, match="must be a number. Received"):
+        make(backend, var_type).expire(**given)
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "error", "text"),
+    [("a", TypeError, "an integer"), (-1, ValueError, "not be negative. Received: num_keys=-1")],
+)
+def test_reserve_takes_a_number_of_keys(backend, var_type, num_keys, error, text):
+    with pytest.raises(error, match=text):
+        make(backend, var_type).reserve(num_keys)
 
 
 def test_clear_empties_the_table(backend, var_type):
@@ -459,8 +476,9 @@ def test_a_predicate_chooses_what_is_exported(backend, var_type, key_type):
 
 def test_scores_can_be_set(backend, var_type):
     table = make(backend, var_type)
-    table.find_or_insert([1, 2, 3])
-    table.assign_scores([3, 1, 9, 3], [7, 0, 5, 8])
+    for _ in range(8):
+        table.find_or_insert([1, 2, 3])
+    table.assign_scores([3, 1, 9, 3, 2], [7, 0, 5, 8, 1])
     assert backend.to_host(table.scores([1, 2, 3, 9])).tolist() == [0, 1, 8, 0]
     assert table.size == 3
     with pytest.raises(ValueError, match=r"integers of shape \(1,\).*float64"):
@@ -779,14 +797,41 @@ def test_a_repeated_key_is_found_or_missed_each_time(backend, strategy):
 
 
 @pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
-def test_lookups_come_after_every_score_that_was_assigned(backend, var_type):
+def test_a_key_cannot_be_seen_in_the_future(backend, var_type):
     table = new_table(backend, 2, var_type)
     table.find_or_insert([1, 2])
-    table.assign_scores([1], [1000])
     table.find_or_insert([2])
-    assert backend.to_host(table.scores([1, 2])).tolist() == [1000, 1001]
-    assert table.num_lookups == 1001
-    table.insert_or_assign([3], np.ones((1, 2), np.float32), scores=[5000])
-    table.find_or_insert([4])
-    assert backend.to_host(table.scores([3, 4])).tolist() == [5000, 5001]
+    for write in (
+        lambda: table.assign_scores([1], [3]),
+        lambda: table.insert_or_assign([3], np.ones((1, 2), np.float32), scores=[3]),
+    ):
+        with pytest.raises(ValueError, match="at most 2 by now. Received: 3. .*'kCustomized'"):
+            write()
+    assert backend.to_host(table.scores([1, 2, 3])).tolist() == [1, 2, 0]
+    assert table.num_lookups == 2
+    table.assign_scores([1], [2])
     table.assign_scores([], np.empty(0, np.uint64))
+    assert backend.to_host(table.scores([1])).tolist() == [2]
+
+
+def test_an_output_that_does_not_fit_is_refused_before_a_key_comes(backend, var_type):
+    table = make(backend, var_type)
+    with pytest.raises(ValueError, match="`out` must be"):
+        table.lookup([1, 2], out=backend.xp.empty((3, 4), np.float32))
+    assert table.size == table.num_lookups == 0
+
+
+def test_rows_that_find_no_memory_to_be_given_back_stay_taken(backend, var_type, monkeypatch):
+    table = make(backend, var_type)
+    table.find_or_insert(np.arange(10))
+    table.store.ensure_state("m", 0.5)
+
+    def no_memory(*args, **kwargs):
+        raise MemoryError
+
+    rows = table.find([3])
+    monkeypatch.setattr(backend.xp, "concatenate", no_memory)
+    with pytest.raises(MemoryError):
+        table.store.release(rows)
+    monkeypatch.undo()
+    assert table.store._free_near.size == 0

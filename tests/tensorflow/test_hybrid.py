@@ -254,7 +254,9 @@ def test_the_filter_in_inference_mode_inserts_nothing(mode):
     look_up = mode(
         lambda keys: sok.lookup_sparse(table, column(keys), use_low_frequency_filter=True)
     )
-    with sok.inference_mode():
+    with sok.inference_mode():  # as in training, for a key that was not drawn
+        np.testing.assert_array_equal(look_up(tf.constant([5], tf.int64)), [[0.0, 0.0]])
+    with sok.inference_mode(missing="initial"):
         np.testing.assert_array_equal(look_up(tf.constant([5], tf.int64)), [[2.0, 2.0]])
     assert keys_of(table) == []
     look_up(tf.constant([5], tf.int64))

@@ -111,8 +111,8 @@ def test_scores_and_export_by_score(options, mode):
     keys, rows = mode(lambda: table.export_if(min_score=int(scores[0, 1])))()
     assert keys.numpy().tolist() == [1, 3]
     np.testing.assert_array_equal(rows, [row_of(1), row_of(3)])
-    mode(doing(table.assign_scores))(tf.constant([0, 9, 0]), tf.constant([50, 70, 60]))
-    np.testing.assert_array_equal(table.scores([0, 9]), [60, 0])
+    mode(doing(table.assign_scores))(tf.constant([0, 9, 0]), tf.constant([1, 2, 0]))
+    np.testing.assert_array_equal(table.scores([0, 9]), [0, 0])
     for arguments in ({}, {"predicate": len, "min_score": 1}):
         with pytest.raises(ValueError, match="Give `predicate` or `min_score`, one of them"):
             table.export_if(**arguments)
@@ -240,6 +240,16 @@ def test_a_new_epoch_outweighs_the_old_one():
     assert set(content(table)) == set(range(8)) | set(range(100, 108))
     with pytest.raises(ValueError, match="`epoch` must be in"):
         table.epoch = -1
+    with pytest.raises(TypeError, match="`epoch` must be an integer. Received: 2.5"):
+        table.epoch = 2.5
+
+    @tf.function
+    def next_epoch():
+        table.epoch = 2
+
+    with pytest.raises(RuntimeError, match="Set it outside of the function"):
+        next_epoch()
+    assert table.epoch == 1
 
 
 def test_hbm_has_no_epoch():

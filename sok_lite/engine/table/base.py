@@ -5,7 +5,9 @@ and inserted, so that the index and the rows grow by what is really new, and a l
 writes nothing but when they were last seen.
 """
 
+import contextlib
 import hashlib
+import numbers
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -19,11 +21,8 @@ from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
 from sok_lite.engine.row_store import ABSENT, RowStore, bfloat16_to_float32
 from sok_lite.engine.table.clock import Clock
-from sok_lite.engine.table.index import LAST_STAMP, Found, Index
+from sok_lite.engine.table.index import CHUNK_SLOTS, Found, Index
 from sok_lite.engine.unique import last_of_each, unique
-
-# Slots that a walk over the whole table looks at together: 16 MB of index.
-_CHUNK_SLOTS = 1 << 20
 
 
 class Lookup(NamedTuple):
@@ -82,7 +81,7 @@ class Statistics(NamedTuple):
       erased: keys that were removed.
       num_rehashes: how often the index was written anew.
       mean_probe, longest_probe: lines of slots that a search for a held key reads.
-      index_bytes: memory of the index.
+      index_bytes: memory of the index, and of what else is kept by key: sightings, heat.
       near_bytes, far_bytes: memory of rows and optimizer states handed out so far, by tier.
     """
 
@@ -190,7 +189,7 @@ class EmbeddingTable(ABC):
 
     @property
     def index_bytes(self) -> int:
-        """Memory of the index."""
+        """Memory of the index, and of what else is kept by key."""
         return self.index.num_bytes
 
     @property
@@ -221,7 +220,7 @@ class EmbeddingTable(ABC):
     def find(self, keys: Any) -> Array:
         """Returns the row number of every key, (n,) uint32; ABSENT where it has none.
 
-        It changes nothing: no key is inserted and none counts as seen.
+        It changes nothing but the counters: no key is inserted and none counts as seen.
         """
         keys = self._keys(keys)
         with self.lock:
@@ -266,7 +265,9 @@ class EmbeddingTable(ABC):
         """
         keys = self._keys(keys)
         with self.lock:
-            return self._find_or_insert(keys, unique_keys, scores, filter_ratio)[0]
+            rows, _ = self._find_or_insert(keys, unique_keys, scores, filter_ratio)
+            self._report_refused()
+            return rows
 
     def lookup(
         self,
@@ -286,18 +287,21 @@ class EmbeddingTable(ABC):
           unique_keys: a promise that no key repeats, which saves a pass when keys are new.
           index: (n,) int32, which key each row of the result belongs to; None: every key once.
           out: (n, dim) of the storage dtype, C-contiguous, to write into; None: a new array.
-          insert: whether keys without a row get one; if not, nothing changes at all.
+          insert: whether keys without a row get one; if not, nothing but the counters changes.
           missing: what a key gives that has no row afterwards: "initial", the value it would start
             with, or "zeros".
           filter_ratio: chance of a key without a row to get one this time.
 
         Raises:
-          MemoryError: no memory for the new keys; the table is as it was.
+          ValueError: `out` is not such an array. MemoryError: no memory for the result or the new
+            keys. The table is as it was.
         """
         if missing not in ("initial", "zeros"):
             raise ValueError(f"`missing` must be 'initial' or 'zeros'. Received: {missing!r}.")
         keys = self._keys(keys)
         with self.lock:
+            # Before any key is inserted: there may be no memory for it.
+            out = self.store.output(int((keys if index is None else index).size), out=out)
             if insert:
                 rows, num_absent = self._find_or_insert(keys, unique_keys, None, filter_ratio)
             else:
@@ -311,6 +315,7 @@ class EmbeddingTable(ABC):
                 at = xp.flatnonzero(wanted == np.uint32(ABSENT))
                 absent = keys[at] if index is None else keys[index[at]]
                 out[at] = self._first_values(absent)
+            self._report_refused()
         return Lookup(out, rows, num_absent)
 
     # ---------------------------------------------------------------- writes
@@ -320,11 +325,11 @@ class EmbeddingTable(ABC):
 
         Args:
           values: (n, dim).
-          scores: (n,) uint64, kept with the keys whatever the strategy; None: as a lookup would.
+          scores: (n,) uint64, as `assign_scores` takes them; None: as a lookup would.
 
         Raises:
-          ValueError, TypeError: shape or dtype do not fit. MemoryError: no memory for new keys.
-            The table is as it was.
+          ValueError, TypeError: shape, dtype or scores do not fit. MemoryError: no memory for new
+            keys. The table is as it was.
         """
         with self.lock:
             self._write(keys, values, insert=True, scores=scores)
@@ -344,9 +349,7 @@ class EmbeddingTable(ABC):
           ValueError, TypeError: shape or dtype do not fit; the table is as it was.
         """
         keys = self._keys(keys)
-        deltas = self._checked_deltas(keys, deltas)
-        distinct, inverse = unique(self.backend, keys)
-        summed = segment_sum(self.backend, deltas, inverse, int(distinct.size))
+        distinct, summed = self._summed(keys, self._checked_deltas(keys, deltas))
         with self.lock:
             self.store.add(self._find(distinct).rows, summed, scale)
 
@@ -381,23 +384,30 @@ class EmbeddingTable(ABC):
             stamp = self._next_lookup()
             is_held = (self._find(distinct, stamp).rows != np.uint32(ABSENT))[inverse]
             add, put = flags & is_held, ~flags & ~is_held
-            # First what may fail.
+            add_keys, summed = self._summed(keys[add], deltas[add])
+            add_rows = self._find(add_keys).rows
+            # The last that may fail; it evicts no key that has the stamp.
             self._write(users[put], values[put], insert=True, stamp=stamp)
-            self.accumulate(users[add], deltas[add])
+            self.store.add(add_rows, summed)
             self._report_refused()
 
     def assign_scores(self, keys: Any, scores: Any) -> None:
         """Sets the scores of the keys that have a row. The last of a repeated key wins.
 
         Args:
-          scores: (n,) non-negative integers; in a table that keeps when keys were last seen, such
-            numbers of lookups.
+          scores: (n,) non-negative integers. Of an "hbm" table and of kLru they are numbers of
+            lookups, at most `num_lookups`.
+
+        Raises:
+          ValueError: shapes do not fit, a score is negative, or above `num_lookups` where that is
+            the most. Nothing has changed.
         """
         keys = self._keys(keys)
         scores = self._checked_scores(keys, scores)
         distinct, inverse = unique(self.backend, keys)
         last = last_of_each(self.backend, inverse, int(distinct.size))
         with self.lock:
+            self._check_assignable(scores)
             self._set_scores(distinct, scores[last])
 
     # ---------------------------------------------------------------- removal
@@ -413,7 +423,9 @@ class EmbeddingTable(ABC):
         """Removes the entries that a predicate chooses; returns how many.
 
         Args:
-          predicate: called with some entries at a time. All are asked before the first goes.
+          predicate: called with some entries at a time. All are asked before the first goes. It
+            must not wait for another thread that uses the table, such as a tf.function that looks
+            it up.
         """
         with self.lock:
             doomed = [entries.keys for entries in self._chosen(predicate)]
@@ -429,18 +441,20 @@ class EmbeddingTable(ABC):
             to 1/128 of them, and not in checkpoints: what is restored counts as seen.
 
         Raises:
-          ValueError: not exactly one of the two is given, or it is negative.
+          TypeError, ValueError: not exactly one of the two is given, or it is no number, negative,
+            or a fraction of a lookup.
         """
         if (num_lookups is None) == (seconds is None):
             raise ValueError(
                 "Give `num_lookups` or `seconds`, one of them. "
                 f"Received: num_lookups={num_lookups}, seconds={seconds}."
             )
-        if min(num_lookups or 0, seconds or 0) < 0:
-            raise ValueError(
-                "`num_lookups` and `seconds` must not be negative. "
-                f"Received: num_lookups={num_lookups}, seconds={seconds}."
-            )
+        name, limit = ("seconds", seconds) if num_lookups is None else ("num_lookups", num_lookups)
+        if isinstance(limit, (bool, np.bool_)) or not isinstance(limit, numbers.Real):
+            raise TypeError(f"`{name}` must be a number. Received: {name}={limit!r}.")
+        if not limit >= 0 or (name == "num_lookups" and limit % 1 != 0):
+            kind = "a whole number, 0 or more" if name == "num_lookups" else "0 or more"
+            raise ValueError(f"`{name}` must be {kind}. Received: {name}={limit}.")
         with self.lock:
             if seconds is not None:
                 oldest = self.clock.first_since(time.monotonic() - seconds)
@@ -474,7 +488,16 @@ class EmbeddingTable(ABC):
             self.generation += 1
 
     def reserve(self, num_keys: int) -> None:
-        """Makes the index large enough for `num_keys` keys, so that it need not grow later."""
+        """Makes the index large enough for `num_keys` keys, so that it need not grow later.
+
+        Raises:
+          TypeError, ValueError: `num_keys` is no integer from 0 on. MemoryError: no memory; the
+            table is as it was.
+        """
+        if isinstance(num_keys, (bool, np.bool_)) or not isinstance(num_keys, (int, np.integer)):
+            raise TypeError(f"`num_keys` must be an integer. Received: num_keys={num_keys!r}.")
+        if num_keys < 0:
+            raise ValueError(f"`num_keys` must not be negative. Received: num_keys={num_keys}.")
         with self.lock:
             self.index.reserve(num_keys)
 
@@ -494,7 +517,7 @@ class EmbeddingTable(ABC):
                 self.key_dtype.from_int64(self.backend.xp, keys), rows, scores, self.store
             )
 
-    def chunks(self, num_slots: int = _CHUNK_SLOTS) -> Iterator[Entries]:
+    def chunks(self, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]:
         """Yields the whole table in pieces. Hold `lock` if it may change meanwhile."""
         first = 0
         while first < self.num_slots:
@@ -634,11 +657,20 @@ class EmbeddingTable(ABC):
         self.index.age()
         self.clock.halve()
 
-    def _come_after(self, keys: Array, scores: Array) -> None:
-        """Lets lookups to come have higher numbers than those that are given to keys as scores."""
-        given = scores[self._find(keys).rows != np.uint32(ABSENT)]
-        if given.size:
-            self.clock.skip_to(min(int(given.max()), LAST_STAMP))
+    def _summed(self, keys: Array, deltas: Array) -> tuple[Array, Array]:
+        """Returns distinct keys and the sums of their deltas, float32."""
+        distinct, inverse = unique(self.backend, keys)
+        return distinct, segment_sum(self.backend, deltas, inverse, int(distinct.size))
+
+    def _check_assignable(self, scores: Array) -> None:
+        """Raises where scores (n,) uint64 cannot be kept: a key cannot be seen in the future."""
+        highest = int(scores.max()) if scores.size else 0
+        if highest > self.num_lookups:
+            raise ValueError(
+                f"The scores of table {self.name!r} are numbers of lookups, at most "
+                f"{self.num_lookups:,} by now. Received: {highest:,}. Make a hybrid table with "
+                "evict_strategy='kCustomized' for scores of your own."
+            )
 
     def _find_or_insert(
         self,
@@ -710,6 +742,8 @@ class EmbeddingTable(ABC):
         distinct, inverse = unique(self.backend, keys)
         last = last_of_each(self.backend, inverse, int(distinct.size))
         with self.lock:
+            if given is not None:
+                self._check_assignable(given)
             if not insert:
                 rows = self._find(distinct).rows
             else:
@@ -738,6 +772,18 @@ class EmbeddingTable(ABC):
         """Forgets what else is known of keys that no lookup from number `stamp` on has seen."""
         return None
 
+    @contextlib.contextmanager
+    def _room_for(self, count: int) -> Iterator[None]:
+        """Names the table in a MemoryError of its row store."""
+        try:
+            yield
+        except MemoryError as error:
+            raise MemoryError(
+                f"No memory for {count:,} more rows of table {self.name!r}, "
+                f"{self.store.row_bytes:,} bytes each. It is as it was, with {self.size:,} keys. "
+                f"Use more ranks, fewer keys or shorter rows. ({error})"
+            ) from error
+
     def _release(self, rows: Array) -> None:
         """Gives rows back."""
         self.store.release(rows)
@@ -746,8 +792,8 @@ class EmbeddingTable(ABC):
         """Returns the keys (n,) int64 that no lookup from number `stamp` on has seen."""
         xp = self.backend.xp
         found = []
-        for first in range(0, self.num_slots, _CHUNK_SLOTS):
-            held = self.index.entries(first, _CHUNK_SLOTS)
+        for first in range(0, self.num_slots, CHUNK_SLOTS):
+            held = self.index.entries(first, CHUNK_SLOTS)
             found.append(held.keys[held.stamps < stamp])
         return xp.concatenate(found)
 

@@ -75,10 +75,6 @@ class Clock:
         position += 1
         return self._numbers[position] if position < len(self._numbers) else self.now + 1
 
-    def skip_to(self, number: int) -> None:
-        """Leaves out numbers, so that lookups from now on come after `number`."""
-        self.now = max(self.now, number)
-
     def restart(self, now: int) -> None:
         """Goes on counting after another number; what was counted before counts as of this time."""
         self.now = now

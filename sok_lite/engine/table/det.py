@@ -7,7 +7,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.table.base import EmbeddingTable, GivesFirstRows
 from sok_lite.engine.table.det_index import DetIndex
-from sok_lite.engine.table.index import LAST_STAMP, Found
+from sok_lite.engine.table.index import Found
 
 
 class DetTable(EmbeddingTable):
@@ -54,14 +54,15 @@ class DetTable(EmbeddingTable):
 
     def _insert(self, keys: Array, stamp: int, scores: Array | None, *, initialise: bool) -> Array:
         self.index.make_room(int(keys.size))
-        rows = self.store.allocate(int(keys.size))
-        if initialise:
-            try:
+        with self._room_for(int(keys.size)):
+            rows = self.store.allocate(int(keys.size))
+        try:
+            if initialise:
                 self.initializer.fill(self.backend, self.store, rows, keys, self._table_seed)
-            except BaseException:
-                self.store.release(rows)
-                raise
-        self.index.insert(keys, rows, stamp)
+            self.index.insert(keys, rows, stamp)
+        except BaseException:
+            self.store.release(rows)
+            raise
         self._counts["inserted"] += int(keys.size)
         return rows
 
@@ -72,5 +73,4 @@ class DetTable(EmbeddingTable):
         return self.index.stamps(keys).astype(np.uint64)
 
     def _set_scores(self, keys: Array, scores: Any) -> None:
-        self._come_after(keys, scores)
-        self.index.update(keys, stamps=scores.clip(max=LAST_STAMP).astype(np.uint32))
+        self.index.update(keys, stamps=scores.astype(np.uint32))

@@ -8,7 +8,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.row_store import ABSENT
-from sok_lite.engine.table.index import LINE, Found, Index, ProbeLengths
+from sok_lite.engine.table.index import LINE, Found, Index, IndexEntries
 
 _MIN_CAPACITY = 64
 # Lines of 4 slots stay short up to here (1.2 lines a hit), and an index that has just doubled
@@ -33,6 +33,13 @@ class DetIndex(Index):
     ) -> None:
         self._num_reclaimed = 0
         super().__init__(backend, key_dtype, name, _capacity_for(init_capacity))
+
+    def emptied(self) -> "DetIndex":
+        """Returns an index like this one as it was at first."""
+        index = DetIndex(self.backend, self.key_dtype, self.name)
+        index._init_capacity = self._init_capacity
+        index.clear()
+        return index
 
     def find(self, keys: Array, stamp: int = 0) -> Found:
         """Finds keys, which may repeat.
@@ -102,14 +109,10 @@ class DetIndex(Index):
         if capacity > self.capacity:
             self._rehash(capacity)
 
-    def probe_lengths(self) -> ProbeLengths:
-        held = self.entries(0, self.capacity)
-        if held.keys.size == 0:
-            return ProbeLengths(0.0, 0)
+    def _lines_read(self, held: IndexEntries) -> Array:
         mask = np.uint64(self.capacity // LINE - 1)
         home = (hash_keys(held.keys) & np.uint64(self.capacity - 1)) // np.uint64(LINE)
-        lines = ((held.slots.astype(np.uint64) // np.uint64(LINE) - home) & mask) + np.uint64(1)
-        return ProbeLengths(float(lines.mean()), int(lines.max()))
+        return ((held.slots.astype(np.uint64) // np.uint64(LINE) - home) & mask) + np.uint64(1)
 
     # ---------------------------------------------------------------- inside
 

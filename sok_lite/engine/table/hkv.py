@@ -34,7 +34,10 @@ class Evicted(NamedTuple):
 
 
 class RefusedError(RuntimeError):
-    """A batch needs more room than the buckets of its keys have, and the table must not refuse.
+    """Keys were refused, and the table was made with on_refused="error".
+
+    Their buckets were full of keys of the same batch, or of keys with higher scores than they came
+    with.
 
     Attributes:
       evicted: what the other keys of the batch evicted, where the call was to return it.
@@ -49,7 +52,8 @@ class HkvTable(EmbeddingTable):
     It doubles up to `max_capacity` slots. A new key that then finds both of its buckets full takes
     the place of the key with the lowest score there; a key that the same lookup has found or
     inserted is never taken. Where a batch has more keys for two buckets than they have slots, the
-    surplus is refused: it gets no row this time.
+    surplus is refused: it gets no row this time. So is a key that comes with a score below all
+    others in its two buckets.
 
     Args:
       backend, dim, initializer, key_type, dtype, name, seed: as of DetTable.
@@ -93,7 +97,7 @@ class HkvTable(EmbeddingTable):
             backend,
             self.key_dtype,
             name,
-            init_capacity=self.options.init_capacity,
+            init_capacity=max(self.options.init_capacity, self.options.bucket),
             max_capacity=self.options.max_capacity,
             bucket=self.options.bucket,
             max_load_factor=self.options.max_load_factor,
@@ -118,6 +122,8 @@ class HkvTable(EmbeddingTable):
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
+        if isinstance(epoch, (bool, np.bool_)) or not isinstance(epoch, (int, np.integer)):
+            raise TypeError(f"`epoch` must be an integer. Received: {epoch!r}.")
         if not 0 <= epoch <= 0xFFFFFFFF:
             raise ValueError(f"`epoch` must be in [0, 2**32). Received: {epoch}.")
         with self.lock:
@@ -127,6 +133,11 @@ class HkvTable(EmbeddingTable):
     def num_evicted(self) -> int:
         """Keys that lost their row to another key since the counters began."""
         return self._counts["evicted"]
+
+    @property
+    def index_bytes(self) -> int:
+        others = 0 if self.sightings is None else self.sightings.num_bytes
+        return self.index.num_bytes + self.tiers.num_bytes + others
 
     def lookup_and_evict(
         self, keys: Any, *, unique_keys: bool = False, out: Array | None = None
@@ -189,12 +200,13 @@ class HkvTable(EmbeddingTable):
         if self.tiers.is_due:
             # Before any row number of this lookup is known.
             self._rebalance()
-        if not self.index.has_scores or unique_keys:
+        # A repeated key counts once: in its score, which two threads must not write at a time, and
+        # in the heat of its row.
+        must_differ = self.index.has_scores or self.store.num_far_rows > 0
+        if unique_keys or not must_differ:
             found = super()._find_or_insert(keys, unique_keys, scores, filter_ratio)
             self.tiers.touched(found[0])
-            self._report_refused()
             return found
-        # A repeated key counts once, and two threads must not write one score.
         distinct, inverse = unique(self.backend, keys)
         if scores is not None:
             # The last in the batch counts, as for values.
@@ -205,24 +217,27 @@ class HkvTable(EmbeddingTable):
         rows = rows[inverse]
         if num_absent:
             num_absent = int((rows == np.uint32(ABSENT)).sum())
-        self._report_refused()
         return rows, num_absent
 
     def _insert(self, keys: Array, stamp: int, scores: Array | None, *, initialise: bool) -> Array:
         xp = self.backend.xp
         n = int(keys.size)
-        # Whatever may fail for lack of memory comes before the first change.
+        # Whatever needs much memory comes before the first change.
         self.index.make_room(n)
-        self.store.reserve(min(n, self.index.room))
-        self.tiers.reserve(self.store.num_rows + n)
+        with self._room_for(min(n, self.index.room)):
+            self.store.reserve(min(n, self.index.room))
+            self.tiers.reserve(self.store.num_rows + n)
+        last_rows = None if self._evicted is None else self.store.output(n)
         rows = xp.full(n, ABSENT, np.uint32)
         at = xp.arange(n)
+        owned: list[Array] = []  # rows that are those of the new keys by now
         try:
             while True:
-                part = keys[at]
                 given = None if scores is None else scores[at]
-                placed = self.index.insert(part, stamp, given, given_is_score=not initialise)
-                rows[at] = self._rows_for(part, placed)
+                # Scores that come with rows are scores; with a lookup they may be increments.
+                placed = self.index.insert(keys[at], stamp, given, given_is_score=not initialise)
+                self._take_evicted(placed, owned, last_rows)
+                rows[at] = self._rows_for(keys[at], placed, owned)
                 at = at[placed.slots < 0]
                 if at.size == 0 or self.index.is_full_size:
                     break
@@ -232,9 +247,9 @@ class HkvTable(EmbeddingTable):
                 self.initializer.fill(self.backend, self.store, rows, keys, self._table_seed)
         except BaseException:
             # No memory to grow early, or an initializer that failed: no key stays without a value.
-            came = rows != np.uint32(ABSENT)
-            self.index.erase(keys[came])
-            self._release(rows[came])
+            self.index.take_back(keys)
+            for part in owned:
+                self._release(part)
             raise
         if self.sightings is not None:
             # Not before: a key that is refused, or finds no memory, need not be counted anew.
@@ -244,30 +259,40 @@ class HkvTable(EmbeddingTable):
         self._refused = (int(at.size), n)
         return rows
 
-    def _rows_for(self, keys: Array, placed: Placed) -> Array:
-        """Gives row numbers to keys that were placed: those of the evicted, and free ones."""
-        xp = self.backend.xp
+    def _take_evicted(self, placed: Placed, owned: list[Array], out: Array | None) -> None:
+        """Counts and reports what was evicted, and sets its optimizer states back.
+
+        Args:
+          owned: gets the rows that the evicted keys had.
+          out: (n, dim), room for what they hold; None: it is not to be reported.
+        """
         has_evicted = placed.evicted_rows != np.uint32(ABSENT)
-        num_evicted = int(has_evicted.sum())
+        rows = placed.evicted_rows[has_evicted]
+        if rows.size == 0:
+            return
+        owned.append(rows)
+        self._counts["evicted"] += int(rows.size)
+        self.generation += 1
+        if self._evicted is not None and out is not None:
+            values = self.store.read(rows, out=out[: rows.size])
+            keys, scores = placed.evicted_keys[has_evicted], placed.evicted_scores[has_evicted]
+            self._evicted.append(Evicted(keys, values, scores))
+        for state in self.store.state_names:
+            self.store.fill(state, rows)
+
+    def _rows_for(self, keys: Array, placed: Placed, owned: list[Array]) -> Array:
+        """Gives row numbers to keys that were placed: those of the evicted, and free ones.
+
+        Args:
+          owned: gets the free ones that are taken.
+        """
+        xp = self.backend.xp
         rows = placed.evicted_rows
-        if num_evicted:
-            freed = rows[has_evicted]
-            if self._evicted is not None:
-                evicted_keys = placed.evicted_keys[has_evicted]
-                self._evicted.append(
-                    Evicted(
-                        evicted_keys, self.store.read(freed), placed.evicted_scores[has_evicted]
-                    )
-                )
-            for state in self.store.state_names:
-                self.store.fill(state, freed)
-            self._counts["evicted"] += num_evicted
-            self.generation += 1
-        is_new = (placed.slots >= 0) & ~has_evicted
-        num_new = int(is_new.sum())
-        if num_new:
+        new = xp.flatnonzero((placed.slots >= 0) & (rows == np.uint32(ABSENT)))
+        if new.size:
+            owned.append(self.store.allocate(int(new.size)))
             rows = rows.copy()
-            rows[xp.flatnonzero(is_new)] = self.store.allocate(num_new)
+            rows[new] = owned[-1]
         self.index.set_rows(placed, rows)
         held = xp.flatnonzero(placed.slots >= 0)
         self.tiers.assigned(rows[held], keys[held])
@@ -304,14 +329,18 @@ class HkvTable(EmbeddingTable):
             warnings.warn(f"{text} (Said once for a table.)", RuntimeWarning, stacklevel=2)
 
     def _erase_index(self, keys: Array) -> Array:
+        if self.sightings is not None:
+            self.sightings.forget(keys)
         return self.index.erase(keys)
 
     def _scores(self, keys: Array) -> Array:
         return self.index.scores(keys)
 
-    def _set_scores(self, keys: Array, scores: Array) -> None:
+    def _check_assignable(self, scores: Array) -> None:
         if not self.index.has_scores:
-            self._come_after(keys, scores)
+            super()._check_assignable(scores)
+
+    def _set_scores(self, keys: Array, scores: Array) -> None:
         self.index.update(keys, scores=scores)
 
     def _slot_scores(self, stamps: Array, slots: Array) -> Array:

@@ -8,7 +8,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.row_store import ABSENT
-from sok_lite.engine.table.index import LAST_STAMP, LINE, Found, Index, ProbeLengths
+from sok_lite.engine.table.index import LAST_STAMP, LINE, Found, Index, IndexEntries
 
 # What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cu.
 STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
@@ -147,7 +147,7 @@ class HkvIndex(Index):
         n = int(keys.size)
         stamps = None
         if scores is not None and self._scores is None:
-            stamps, scores = scores.clip(max=LAST_STAMP).astype(np.uint32), None
+            stamps, scores = scores.astype(np.uint32), None
         self._launch("hkv_update", n, keys, rows, stamps, scores, n)
 
     def scores(self, keys: Array) -> Array:
@@ -168,6 +168,12 @@ class HkvIndex(Index):
         self._launch("hkv_erase", n, keys, freed, n)
         self.size -= int((freed != np.uint32(ABSENT)).sum())
         return freed
+
+    def take_back(self, keys: Array) -> None:
+        """Erases distinct keys whose insertion was not finished: they may have no row number."""
+        n = int(keys.size)
+        self._launch("hkv_erase", n, keys, self.backend.xp.empty(n, np.uint32), n)
+        self.size = int(self.entries().keys.size)
 
     def clear(self) -> None:
         slots, scores = self._new_slots(self._init_capacity), self._new_scores(self._init_capacity)
@@ -202,15 +208,11 @@ class HkvIndex(Index):
             self._scores -= low
         super().age()
 
-    def probe_lengths(self) -> ProbeLengths:
-        held = self.entries(0, self.capacity)
-        if held.keys.size == 0:
-            return ProbeLengths(0.0, 0)
+    def _lines_read(self, held: IndexEntries) -> Array:
         first, _, line = self.place_of(held.keys)
         in_bucket = held.slots & (self.bucket - 1)
         lines = ((in_bucket - line) & (self.bucket - 1)) // LINE + 1
-        lines += np.int64(self.bucket // LINE) * (held.slots - in_bucket != first)
-        return ProbeLengths(float(lines.mean()), int(lines.max()))
+        return lines + np.int64(self.bucket // LINE) * (held.slots - in_bucket != first)
 
     def place_of(self, keys: Array) -> tuple[Array, Array, Array]:
         """Returns the first slots of each key's two buckets and its line there, (n,) int64 each.

@@ -1,6 +1,7 @@
 """The options of the "hybrid" table, with SOK's names, checked before anything is made."""
 
 import numbers
+import os
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -9,6 +10,7 @@ from sok_lite.engine.table.index import LINE
 
 _ON_REFUSED = ("ignore", "warn", "error")
 _MAX_CAPACITY = 1 << 31
+_MAX_THRESHOLD = 1 << 30  # sightings are counted up to there
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class HkvOptions:
     """What a "hybrid" table is made with.
 
     Attributes:
-      init_capacity: slots to begin with, a power of two.
+      init_capacity: slots to begin with, a power of two; at least one bucket is made.
       max_capacity: slots to double up to, a power of two; then new keys evict others.
       max_hbm_for_vectors: gigabytes (2**30 bytes) of rows in near memory, the GPU's; what is
         beyond lives in far memory, the host's. As in SOK it counts for the rows, and again for
@@ -27,8 +29,8 @@ class HkvOptions:
       evict_strategy: "kLru", "kLfu", "kEpochLru", "kEpochLfu" or "kCustomized".
       filter_ratio: chance of a new key to get a row at a lookup with the low-frequency filter.
       enter_threshold: lookups that must have seen a key before it gets a row; 0 and 1: the first.
-      on_refused: what happens when a batch has more keys for two buckets than they have slots:
-        "ignore", "warn" (once a table) or "error".
+      on_refused: what happens when a batch has more keys for two buckets than they have slots, or
+        a key comes with a score below all others there: "ignore", "warn" (once a table) or "error".
       far_path: a folder, or the name of a new file, for far rows on a machine without a GPU; None:
         in memory.
       block_size: threads per block of this table's kernels on a GPU; 0: the library's choice.
@@ -54,7 +56,7 @@ class HkvOptions:
     @property
     def bucket(self) -> int:
         """Slots of a bucket."""
-        return min(self.max_bucket_size, self.init_capacity)
+        return min(self.max_bucket_size, self.max_capacity)
 
     @classmethod
     def names(cls) -> list[str]:
@@ -82,6 +84,11 @@ class HkvOptions:
         for name, least in (("enter_threshold", 0), ("block_size", 0), ("device_id", -1)):
             if name in given:
                 given[name] = _integer(name, given[name], least)
+        if given.get("enter_threshold", 0) > _MAX_THRESHOLD:
+            raise ValueError(
+                f"`enter_threshold` must be at most {_MAX_THRESHOLD}. "
+                f"Received: enter_threshold={given['enter_threshold']}."
+            )
         for name, low, high in (
             ("max_hbm_for_vectors", 0.0, float("inf")),
             ("filter_ratio", 0.0, 1.0),
@@ -101,9 +108,14 @@ class HkvOptions:
                 raise ValueError(
                     f"`{name}` must be one of {', '.join(words)}. Received: {name}={given[name]!r}."
                 )
-        if not isinstance(given.get("io_by_cpu", False), (bool, int)):
+        if given.get("io_by_cpu", False) not in (False, True):
             raise TypeError(
                 f"`io_by_cpu` must be True or False. Received: io_by_cpu={given['io_by_cpu']!r}."
+            )
+        if not isinstance(given.get("far_path", ""), (str, os.PathLike)):
+            raise TypeError(
+                "`far_path` must be the name of a folder or of a new file. "
+                f"Received: far_path={given['far_path']!r}."
             )
         if "init_capacity" not in given:
             given["init_capacity"] = min(
@@ -131,14 +143,15 @@ def _integer(name: str, value: Any, least: int) -> int:
 
 def _power_of_two(name: str, value: Any) -> int:
     number = _integer(name, value, 1)
-    if number & (number - 1):
+    if number & (number - 1) and number < _MAX_CAPACITY:
         raise ValueError(
             f"`{name}` must be a power of two. Received: {name}={number}. "
             f"The next one is {1 << number.bit_length()}."
         )
     if not LINE <= number <= _MAX_CAPACITY:
         raise ValueError(
-            f"`{name}` must be from {LINE} to {_MAX_CAPACITY}. Received: {name}={number}."
+            f"`{name}` must be a power of two from {LINE} to {_MAX_CAPACITY}. "
+            f"Received: {name}={number}."
         )
     return number
 

@@ -20,6 +20,10 @@ LINE = kernel_defines().get("SOK_LINE", 4)
 LAST_STAMP = 0xFFFFFFFF
 
 
+# Slots that a walk over the whole index looks at together: 16 MB.
+CHUNK_SLOTS = 1 << 20
+
+
 class Found(NamedTuple):
     """Row numbers (n,) uint32, ABSENT where there is none, and how many are absent."""
 
@@ -91,9 +95,21 @@ class Index(ABC):
         at = xp.flatnonzero(live)
         return IndexEntries(keys[at], words[at, 2], words[at, 3], at + first)
 
-    @abstractmethod
     def probe_lengths(self) -> ProbeLengths:
         """Returns how long the searches for the keys are. It looks at every slot."""
+        num_keys, total, longest = 0, 0, 0
+        for first in range(0, self.capacity, CHUNK_SLOTS):
+            held = self.entries(first, min(CHUNK_SLOTS, self.capacity - first))
+            if held.keys.size:
+                lines = self._lines_read(held)
+                num_keys += int(lines.size)
+                total += int(lines.sum())
+                longest = max(longest, int(lines.max()))
+        return ProbeLengths(total / max(1, num_keys), longest)
+
+    @abstractmethod
+    def _lines_read(self, held: IndexEntries) -> Array:
+        """Returns how many lines a search for each of some keys reads, (n,) integers."""
 
     @abstractmethod
     def reserve(self, num_keys: int) -> None:

@@ -130,7 +130,9 @@ def _hottest_first(table: EmbeddingTable, scores: Array) -> Array:
 
 
 def _restored_hbm(table: EmbeddingTable, keys: Array, snapshot: Snapshot) -> Array:
-    index = DetIndex(table.backend, table.key_dtype, table.name, int(keys.size))
+    assert isinstance(table.index, DetIndex)
+    index = table.index.emptied()
+    index.make_room(int(keys.size))
     table.clear()
     rows = _hottest_first(table, snapshot.stamps)
     index.insert(keys, rows, 1)
@@ -143,17 +145,23 @@ def _restored_hbm(table: EmbeddingTable, keys: Array, snapshot: Snapshot) -> Arr
 def _restored_hybrid(table: HkvTable, keys: Array, snapshot: Snapshot) -> Array:
     facts = snapshot.facts
     index, slots = _index_with(table, keys, snapshot)
-    index.epoch = int(facts.get("epoch", 0))
+    # Scores and epochs of another strategy say nothing here.
+    is_same = facts.get("strategy") == index.strategy
+    index.epoch = int(facts["epoch"]) if is_same else table.index.epoch
     scores = None
     if index.has_scores:
-        is_same = facts.get("strategy") == index.strategy and snapshot.scores.size == keys.size
-        scores = snapshot.scores if is_same else index.first_scores(snapshot.stamps)
+        scores = (
+            snapshot.scores
+            if is_same and snapshot.scores.size == keys.size
+            else index.first_scores(snapshot.stamps)
+        )
     table.clear()
     try:
         rows = _hottest_first(table, snapshot.stamps if scores is None else scores)
         table.tiers.assigned(rows, keys)
         if table.sightings is not None:
-            table.sightings.restore(snapshot.sighted_keys, snapshot.sightings, table.num_lookups)
+            now = int(facts["num_lookups"])
+            table.sightings.restore(snapshot.sighted_keys, snapshot.sightings, now)
     except MemoryError:
         table.clear()
         raise
