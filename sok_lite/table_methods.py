@@ -129,7 +129,8 @@ class TableMethods:
           uint64); n may be 0.
 
         Raises:
-          RuntimeError: keys came or went between two pieces, so that some would be missing.
+          RuntimeError: the table has changed between two pieces, so that some keys might be
+            missing: keys came or went, or rows moved between tiers.
         """
         if num_slots < 1:
             raise ValueError(f"`num_slots` must be at least 1. Received: {num_slots}.")

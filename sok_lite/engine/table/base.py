@@ -65,7 +65,7 @@ Predicate = Callable[[Entries], Array]
 
 
 class Statistics(NamedTuple):
-    """What a table has done and holds. The counters begin when it is made or cleared.
+    """What a table has done and holds. The counters begin when it is made, cleared or restored.
 
     Attributes:
       size: keys held.
