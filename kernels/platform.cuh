@@ -69,6 +69,16 @@ SOK_DEVICE i64 sok_num_threads() { return (i64)gridDim.x * blockDim.x; }
 #define SOK_FOR_EACH_TILE_BLOCK(first, count, n)                    \
   for (i64 first = sok_thread() / SOK_TILE, count = 1; first < (n); \
        first += sok_num_threads() / SOK_TILE)
+// Two stages of an item: i is in its first where i < i_end, and `late`, an earlier item or the same
+// one, in its second where late >= i_begin.
+#define SOK_FOR_EACH_TILE_LATE(i, late, n)                                      \
+  for (i64 i##_begin = 0, i##_end = (n), i = sok_thread() / SOK_TILE, late = i; \
+       late < i##_end && late >= i##_begin; i += sok_num_threads() / SOK_TILE, late = i)
+
+// What a lane copies with one request.
+struct alignas(16) SokWord {
+  u64 low, high;
+};
 
 // A tile is SOK_TILE neighbouring lanes of a warp. All of them walk through a kernel on one path,
 // since what they decide by is voted; one of them, the leader, writes.
@@ -207,7 +217,12 @@ SOK_DEVICE i64 sok_slice_end(i64 n) { return n * (sok_worker + 1) / sok_num_work
 #define SOK_FOR_EACH_ROW(r, n) SOK_FOR_EACH(r, n)
 #define SOK_FOR_EACH_COLUMN(c, dim) for (i64 c = 0; c < (dim); ++c)
 #define SOK_FOR_EACH_TILE(i, n) SOK_FOR_EACH(i, n)
+typedef u32 SokWord;  // the compiler makes vectors of them
 #define SOK_FOR_EACH_TILE_BLOCK(first, count, n) SOK_FOR_EACH_BLOCK(first, count, n)
+#define SOK_FOR_EACH_TILE_LATE(i, late, n)                                            \
+  for (i64 i##_begin = sok_slice_begin(n), i##_end = sok_slice_end(n), i = i##_begin, \
+           late = i - SOK_AHEAD;                                                      \
+       late < i##_end; ++i, ++late)
 
 SOK_DEVICE bool sok_is_leader() { return true; }
 template <class T>

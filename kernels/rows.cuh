@@ -24,4 +24,32 @@ SOK_DEVICE void sok_prefetch_row(const u64* chunks, i64 shift, i64 dim, u32 row)
   for (i64 b = 0; b < bytes; b += 64) sok_prefetch(p + b);
 }
 
+// The lanes of a tile copy a row together, in words of W.
+template <class W>
+SOK_DEVICE void sok_copy_row(const u8* from, u8* to, i64 bytes) {
+  SOK_FOR_EACH_OF_TILE(c, bytes / (i64)sizeof(W)) { ((W*)to)[c] = ((const W*)from)[c]; }
+}
+
+// Copies rows while others are searched for: `find(i)` gives the row number of item i, for all
+// lanes of a tile. An absent row leaves its place in `out` as it is.
+//
+// rows  (n,)  out
+// out   (n, row_bytes)  out
+template <class W, class Find>
+SOK_DEVICE void sok_find_and_copy(const u64* chunks, i64 shift, i64 row_bytes, u32* rows, u8* out,
+                                  i64 n, Find find) {
+  SOK_FOR_EACH_TILE_LATE(i, late, n) {
+    if (i < i_end) {
+      u32 row = find(i);
+      if (sok_is_leader()) rows[i] = row;
+      sok_prefetch_row<u8>(chunks, shift, row_bytes, row);
+    }
+    if (late < i_begin) continue;
+    u32 row = sok_from_leader(sok_is_leader() ? rows[late] : 0u);
+    if (row != SOK_ABSENT)
+      sok_copy_row<W>(sok_row<u8>(chunks, shift, row_bytes, row), out + late * row_bytes,
+                      row_bytes);
+  }
+}
+
 #endif  // SOK_ROWS_CUH_

@@ -10,6 +10,12 @@ struct Slot {
   u32 stamp;
 };
 
+// The key of a slot. kIsWritten: other threads write keys during this launch.
+template <bool kIsWritten>
+SOK_DEVICE i64 sok_key(const Slot* slot) {
+  return kIsWritten ? sok_load(&slot->key) : slot->key;
+}
+
 // Threads that see one key at the same time write the same stamp. A line that has it already is
 // not written: it then stays clean in every cache.
 SOK_DEVICE void sok_stamp(Slot* slot, u32 stamp) {

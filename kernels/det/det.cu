@@ -7,14 +7,16 @@
 // users' keys all the same: slot `capacity` belongs to empty_key and slot `capacity + 1` to
 // reclaim_key, in use where its row number is not absent.
 #include "hash.cuh"
+#include "rows.cuh"
 #include "slots.cuh"
 
 SOK_DEVICE i64 det_first_slot(i64 key, i64 capacity) {
   return (i64)(sok_hash(key) & (u64)(capacity - 1)) & ~(i64)(SOK_LINE - 1);
 }
 
-// The slot of a key, or -1. Slots fill from the first of a line on and are never emptied, so the
-// first line with an empty one ends the search.
+// The slot of a key, or -1. kIsWritten: see sok_key. Slots fill from the first of a line on and are
+// never emptied, so the first line with an empty one ends the search.
+template <bool kIsWritten>
 SOK_DEVICE i64 det_probe(const Slot* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 key) {
   if (key == empty_key || key == reclaim_key) {
     i64 side = capacity + (key == reclaim_key);
@@ -22,9 +24,10 @@ SOK_DEVICE i64 det_probe(const Slot* slots, i64 capacity, i64 empty_key, i64 rec
   }
   i64 first = det_first_slot(key, capacity);
   for (i64 probed = 0; probed < capacity; probed += SOK_LINE) {
-    u32 found = sok_vote<SOK_LINE>([=](int w) { return sok_load(&slots[first + w].key) == key; });
+    const Slot* line = slots + first;
+    u32 found = sok_vote<SOK_LINE>([=](int w) { return sok_key<kIsWritten>(line + w) == key; });
     if (found) return first + sok_lowest_bit(found);
-    if (sok_load(&slots[first + SOK_LINE - 1].key) == empty_key) return -1;
+    if (sok_key<kIsWritten>(line + SOK_LINE - 1) == empty_key) return -1;
     first = (first + SOK_LINE) & (capacity - 1);
   }
   return -1;
@@ -78,7 +81,7 @@ SOK_TILE_KERNEL(det_find)
   SOK_FOR_EACH_TILE(i, n) {
     if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n)
       sok_prefetch(table + det_first_slot(keys[i + 2 * SOK_AHEAD], capacity));
-    i64 slot = det_probe(table, capacity, empty_key, reclaim_key, keys[i]);
+    i64 slot = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
     if (!sok_is_leader()) continue;
     rows[i] = slot < 0 ? SOK_ABSENT : table[slot].row;
     missing += slot < 0;
@@ -87,6 +90,38 @@ SOK_TILE_KERNEL(det_find)
   if (missing) sok_add(num_missing, missing);
 }
 SOK_EXPORT(det_find)
+
+// Finds keys as det_find does and copies their rows at once: the memory of the slots, of the rows
+// and of the result is then asked for at the same time.
+//
+// chunks, shift  where rows live; see rows.cuh
+// row_bytes      of a row
+// out            (n, row_bytes)  out  rows; left as it was where a key is missing. It lies on 16
+//                                     bytes where row_bytes is a multiple of them.
+SOK_TILE_KERNEL(det_lookup)
+(i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 stamp, const u64* chunks, i64 shift,
+ i64 row_bytes, const i64* keys, u32* rows, u8* out, i64* num_missing, i64 n) {
+  Slot* table = (Slot*)slots;
+  i64 missing = 0;
+  auto find = [&](i64 i) {
+    if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n)
+      sok_prefetch(table + det_first_slot(keys[i + 2 * SOK_AHEAD], capacity));
+    i64 slot = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
+    if (sok_is_leader()) {
+      missing += slot < 0;
+      if (stamp && slot >= 0) sok_stamp(table + slot, (u32)stamp);
+    }
+    return slot < 0 ? SOK_ABSENT : table[slot].row;
+  };
+  if (row_bytes % (i64)sizeof(SokWord) == 0)
+    sok_find_and_copy<SokWord>(chunks, shift, row_bytes, rows, out, n, find);
+  else if (row_bytes % 4 == 0)
+    sok_find_and_copy<u32>(chunks, shift, row_bytes, rows, out, n, find);
+  else
+    sok_find_and_copy<u16>(chunks, shift, row_bytes, rows, out, n, find);
+  if (missing) sok_add(num_missing, missing);
+}
+SOK_EXPORT(det_lookup)
 
 // Inserts keys that are distinct and in no slot. There must be room for all of them.
 //
@@ -115,7 +150,7 @@ SOK_TILE_KERNEL(det_erase)
 (i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, const i64* keys, u32* freed, i64 n) {
   Slot* table = (Slot*)slots;
   SOK_FOR_EACH_TILE(i, n) {
-    i64 slot = det_probe(table, capacity, empty_key, reclaim_key, keys[i]);
+    i64 slot = det_probe<true>(table, capacity, empty_key, reclaim_key, keys[i]);
     if (!sok_is_leader()) continue;
     freed[i] = slot < 0 ? SOK_ABSENT : table[slot].row;
     if (slot >= capacity)
@@ -135,7 +170,7 @@ SOK_TILE_KERNEL(det_update)
  const u32* stamps, i64 n) {
   Slot* table = (Slot*)slots;
   SOK_FOR_EACH_TILE(i, n) {
-    i64 slot = det_probe(table, capacity, empty_key, reclaim_key, keys[i]);
+    i64 slot = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
     if (!sok_is_leader() || slot < 0) continue;
     if (rows) table[slot].row = rows[i];
     if (stamps) table[slot].stamp = stamps[i];
@@ -151,7 +186,7 @@ SOK_TILE_KERNEL(det_stamps)
  i64 n) {
   const Slot* table = (const Slot*)slots;
   SOK_FOR_EACH_TILE(i, n) {
-    i64 slot = det_probe(table, capacity, empty_key, reclaim_key, keys[i]);
+    i64 slot = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
     if (sok_is_leader() && slot >= 0) stamps[i] = table[slot].stamp;
   }
 }

@@ -15,6 +15,7 @@
 // is not evicted: so a batch never loses a key that it has just found or inserted. A search stamps
 // what it finds, insertion is the next launch: hits need no lock.
 #include "hash.cuh"
+#include "rows.cuh"
 #include "slots.cuh"
 
 // How scores are kept; sok_lite/engine/table/hkv_index.py names them.
@@ -65,47 +66,52 @@ SOK_DEVICE i64 hkv_side_slot(const HkvTable& table, i64 key) {
   return table.capacity + (key == table.reclaim_key);
 }
 
-// The slot of `key` in a line, or -1.
+// The slot of `key` in a line, or -1. kIsWritten: see sok_key.
+template <bool kIsWritten>
 SOK_DEVICE i64 hkv_search_line(const HkvTable& table, i64 first, i64 key) {
   const Slot* line = table.slots + first;
-  u32 found = sok_vote<SOK_LINE>([=](int w) { return sok_load(&line[w].key) == key; });
+  u32 found = sok_vote<SOK_LINE>([=](int w) { return sok_key<kIsWritten>(line + w) == key; });
   return found ? first + sok_lowest_bit(found) : -1;
 }
 
 // The slot of a key in the lines of a bucket from the `skipped`-th on, or -1.
+template <bool kIsWritten>
 SOK_DEVICE i64 hkv_search_bucket(const HkvTable& table, i64 bucket, i64 line, i64 skipped,
                                  i64 key) {
   for (i64 s = skipped * SOK_LINE; s < table.bucket; s += SOK_LINE) {
-    i64 slot = hkv_search_line(table, bucket + ((line + s) & (table.bucket - 1)), key);
+    i64 slot = hkv_search_line<kIsWritten>(table, bucket + ((line + s) & (table.bucket - 1)), key);
     if (slot >= 0) return slot;
   }
   return -1;
 }
 
 // A search has two steps. The first reads the line where a key most likely is.
+template <bool kIsWritten>
 SOK_DEVICE i64 hkv_probe_first(const HkvTable& table, i64 key) {
   if (hkv_is_reserved(table, key)) {
     i64 side = hkv_side_slot(table, key);
     return table.slots[side].row == SOK_ABSENT ? -1 : side;
   }
   HkvPlace place = hkv_place_of(table, key);
-  return hkv_search_line(table, place.first + place.line, key);
+  return hkv_search_line<kIsWritten>(table, place.first + place.line, key);
 }
 
 // The second reads all other lines of both buckets.
+template <bool kIsWritten>
 SOK_DEVICE i64 hkv_probe_rest(const HkvTable& table, i64 key) {
   if (hkv_is_reserved(table, key)) return -1;
   HkvPlace place = hkv_place_of(table, key);
-  i64 slot = hkv_search_bucket(table, place.first, place.line, 1, key);
+  i64 slot = hkv_search_bucket<kIsWritten>(table, place.first, place.line, 1, key);
   if (slot < 0 && place.second != place.first)
-    slot = hkv_search_bucket(table, place.second, place.line, 0, key);
+    slot = hkv_search_bucket<kIsWritten>(table, place.second, place.line, 0, key);
   return slot;
 }
 
 // The slot of a key, or -1.
+template <bool kIsWritten>
 SOK_DEVICE i64 hkv_probe(const HkvTable& table, i64 key) {
-  i64 slot = hkv_probe_first(table, key);
-  return slot < 0 ? hkv_probe_rest(table, key) : slot;
+  i64 slot = hkv_probe_first<kIsWritten>(table, key);
+  return slot < 0 ? hkv_probe_rest<kIsWritten>(table, key) : slot;
 }
 
 SOK_DEVICE void hkv_prefetch_first(const HkvTable& table, i64 key) {
@@ -160,12 +166,12 @@ SOK_TILE_KERNEL(hkv_find)
     for (i64 j = 0; j < count; ++j) {
       i64 ahead = first + j + 2 * SOK_AHEAD;
       if (SOK_AHEAD > 0 && ahead < n) hkv_prefetch_first(table, keys[ahead]);
-      found[j] = hkv_probe_first(table, keys[first + j]);
+      found[j] = hkv_probe_first<false>(table, keys[first + j]);
       if (found[j] < 0) hkv_prefetch_all(table, keys[first + j]);
     }
     for (i64 j = 0; j < count; ++j) {
       i64 i = first + j, slot = found[j];
-      if (slot < 0) slot = hkv_probe_rest(table, keys[i]);
+      if (slot < 0) slot = hkv_probe_rest<false>(table, keys[i]);
       if (!sok_is_leader()) continue;
       rows[i] = slot < 0 ? SOK_ABSENT : table.slots[slot].row;
       missing += slot < 0;
@@ -179,6 +185,38 @@ SOK_TILE_KERNEL(hkv_find)
   if (missing) sok_add(num_missing, missing);
 }
 SOK_EXPORT(hkv_find)
+
+// Finds keys as hkv_find does where the stamp is the score, and copies their rows at once.
+//
+// chunks, shift, row_bytes, out  see det_lookup
+SOK_TILE_KERNEL(hkv_lookup)
+(i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp,
+ const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows, u8* out, i64* num_missing,
+ i64 n) {
+  HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
+  i64 missing = 0;
+  auto find = [&](i64 i) {
+    if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n) hkv_prefetch_first(table, keys[i + 2 * SOK_AHEAD]);
+    // By now the line has come: if the key is not there, all others are asked for.
+    if (SOK_AHEAD > 0 && i + SOK_AHEAD < n &&
+        hkv_probe_first<false>(table, keys[i + SOK_AHEAD]) < 0)
+      hkv_prefetch_all(table, keys[i + SOK_AHEAD]);
+    i64 slot = hkv_probe<false>(table, keys[i]);
+    if (sok_is_leader()) {
+      missing += slot < 0;
+      if (stamp && slot >= 0) sok_stamp(table.slots + slot, (u32)stamp);
+    }
+    return slot < 0 ? SOK_ABSENT : table.slots[slot].row;
+  };
+  if (row_bytes % (i64)sizeof(SokWord) == 0)
+    sok_find_and_copy<SokWord>(chunks, shift, row_bytes, rows, out, n, find);
+  else if (row_bytes % 4 == 0)
+    sok_find_and_copy<u32>(chunks, shift, row_bytes, rows, out, n, find);
+  else
+    sok_find_and_copy<u16>(chunks, shift, row_bytes, rows, out, n, find);
+  if (missing) sok_add(num_missing, missing);
+}
+SOK_EXPORT(hkv_lookup)
 
 // Counts the free slots of a bucket and names the first, from the key's line on; -1: there is none.
 SOK_DEVICE i64 hkv_free_slot(const HkvTable& table, i64 bucket, i64 line, i64* count) {
@@ -322,7 +360,7 @@ SOK_TILE_KERNEL(hkv_update)
  const u32* new_rows, const u32* new_stamps, const u64* new_scores, i64 n) {
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
-    i64 slot = hkv_probe(table, keys[i]);
+    i64 slot = hkv_probe<false>(table, keys[i]);
     if (!sok_is_leader() || slot < 0) continue;
     if (new_rows) table.slots[slot].row = new_rows[i];
     if (new_stamps) table.slots[slot].stamp = new_stamps[i];
@@ -339,7 +377,7 @@ SOK_TILE_KERNEL(hkv_scores)
  u64* out, i64 n) {
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
-    i64 slot = hkv_probe(table, keys[i]);
+    i64 slot = hkv_probe<false>(table, keys[i]);
     if (sok_is_leader()) out[i] = slot < 0 ? 0 : hkv_slot_score(table, slot);
   }
 }
@@ -353,7 +391,7 @@ SOK_TILE_KERNEL(hkv_erase)
  u32* freed, i64 n) {
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
-    i64 slot = hkv_probe(table, keys[i]);
+    i64 slot = hkv_probe<true>(table, keys[i]);
     if (!sok_is_leader()) continue;
     freed[i] = slot < 0 ? SOK_ABSENT : table.slots[slot].row;
     if (slot < 0) continue;

@@ -42,6 +42,22 @@ class Slab(NamedTuple):
     is_far: bool
 
 
+class Copying(NamedTuple):
+    """Where a kernel finds value rows and where it copies them to.
+
+    Attributes:
+      pointers: (at least num_chunks,) uint64, addresses of the chunks.
+      chunk_shift: a chunk holds 2**chunk_shift rows.
+      row_bytes: of a row.
+      out: (n * row_bytes,) uint8.
+    """
+
+    pointers: Array
+    chunk_shift: int
+    row_bytes: int
+    out: Array
+
+
 class TierBytes(NamedTuple):
     """Memory of a store by tier.
 
@@ -404,6 +420,17 @@ class RowStore:
                 f"Received: {out.dtype}, shape {out.shape}, strides {out.strides}."
             )
         return out
+
+    def can_copy_to(self, out: Array) -> bool:
+        """Whether `copying` takes memory from `output`: a GPU copies 16 bytes at a time."""
+        row_bytes = self.dim * self.row_dtype.storage.itemsize
+        return row_bytes % 16 != 0 or self.backend.address(out) % 16 == 0
+
+    def copying(self, out: Array) -> Copying:
+        """Returns what a kernel needs that copies value rows into `out`; see `can_copy_to`."""
+        row_bytes = self.dim * self.row_dtype.storage.itemsize
+        pointers = self._columns["value"].pointers
+        return Copying(pointers, self.chunk_shift, row_bytes, out.reshape(-1).view(np.uint8))
 
     def read(self, rows: Array, column: str = "value", out: Array | None = None) -> Array:
         """Copies rows out.

@@ -814,6 +814,27 @@ def test_a_key_cannot_be_seen_in_the_future(backend, var_type):
     assert backend.to_host(table.scores([1])).tolist() == [2]
 
 
+@pytest.mark.parametrize("dim", [1, 3, 4, 64, 100])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_lookup_copies_wherever_the_output_lies(backend, var_type, dim, dtype, offset):
+    table = new_table(backend, dim, var_type, dtype=dtype)
+    storage = table.row_dtype.storage
+    table.find_or_insert(np.arange(0, 500, 2))
+    for keys in (np.arange(300), np.arange(0, 300, 2), np.array([7] * 40), np.array([], int)):
+        memory = backend.xp.full(keys.size * dim + 2 * offset, 77, storage)
+        out = memory[offset : offset + keys.size * dim].reshape(keys.size, dim)
+        expected = np.repeat((keys % 1000).astype(storage)[:, None], dim, axis=1)
+        for insert in (False, True):
+            values, rows, num_absent = table.lookup(keys, out=out, insert=insert)
+            np.testing.assert_array_equal(backend.to_host(values), expected)
+            assert num_absent == (backend.to_host(rows) == ABSENT).sum()
+        out[:] = 1
+        table.lookup(keys + 1000, out=out, insert=False, missing="zeros")
+        assert (backend.to_host(out) == 0).all()
+        assert (backend.to_host(memory[:offset]) == 77).all()
+
+
 def test_an_output_that_does_not_fit_is_refused_before_a_key_comes(backend, var_type):
     table = make(backend, var_type)
     with pytest.raises(ValueError, match="`out` must be"):

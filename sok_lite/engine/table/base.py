@@ -302,19 +302,23 @@ class EmbeddingTable(ABC):
         with self.lock:
             # Before any key is inserted: there may be no memory for it.
             out = self.store.output(int((keys if index is None else index).size), out=out)
+            copies = index is None and self.store.can_copy_to(out)
+            found_out = out if copies else None
             if insert:
-                rows, num_absent = self._find_or_insert(keys, unique_keys, None, filter_ratio)
+                rows, num_absent = self._find_or_insert(
+                    keys, unique_keys, None, filter_ratio, out=found_out
+                )
             else:
-                found = self._find(keys)
-                self._count_found(keys, found)
-                rows, num_absent = found
+                rows, num_absent = self._find(keys, out=found_out)
+                self._count_found(keys, Found(rows, num_absent))
             wanted = rows if index is None else rows[index]
-            out = self.store.read(wanted, out=out)
-            if num_absent and missing == "initial":
+            if not copies:
+                self.store.read(wanted, out=out)
+            if num_absent:
                 xp = self.backend.xp
                 at = xp.flatnonzero(wanted == np.uint32(ABSENT))
                 absent = keys[at] if index is None else keys[index[at]]
-                out[at] = self._first_values(absent)
+                out[at] = self._first_values(absent) if missing == "initial" else 0
             self._report_refused()
         return Lookup(out, rows, num_absent)
 
@@ -552,8 +556,19 @@ class EmbeddingTable(ABC):
     # ---------------------------------------------------------------- what an index decides
 
     @abstractmethod
-    def _find(self, keys: Array, stamp: int = 0, scores: Array | None = None) -> Found:
-        """Finds keys; with a stamp they count as seen by the lookup of that number."""
+    def _find(
+        self,
+        keys: Array,
+        stamp: int = 0,
+        scores: Array | None = None,
+        out: Array | None = None,
+    ) -> Found:
+        """Finds keys; with a stamp they count as seen by the lookup of that number.
+
+        Args:
+          out: (n, dim) from `store.output`, gets the rows that are found; the places of the others
+            hold anything.
+        """
 
     @abstractmethod
     def _insert(self, keys: Array, stamp: int, scores: Array | None, *, initialise: bool) -> Array:
@@ -679,57 +694,54 @@ class EmbeddingTable(ABC):
         scores: Any,
         filter_ratio: float,
         inverse: Array | None = None,
+        out: Array | None = None,
     ) -> tuple[Array, int]:
         """Returns row numbers, and how many are still absent.
 
         Args:
+          out: (n, dim) from `store.output`, gets the rows; the places of absent ones hold anything.
           inverse: (n,) int32, which key each item of the batch is, for the counters; None: each
             key is an item.
         """
         given = None if scores is None else self._checked_scores(keys, scores)
         stamp = self._next_lookup()
-        found = self._find(keys, stamp, given)
-        self._count_found(keys, found, inverse)
-        if not found.num_missing:
-            return found
-        return found.rows, self._insert_missing(
-            keys, found.rows, stamp, unique_keys, given, filter_ratio
-        )
+        rows, num_missing = self._find(keys, stamp, given, out)
+        self._count_found(keys, Found(rows, num_missing), inverse)
+        if not num_missing:
+            return rows, 0
+        at = self.backend.xp.flatnonzero(rows == np.uint32(ABSENT))
+        given = None if given is None else given[at]
+        rows[at] = self._insert_missing(keys[at], stamp, unique_keys, given, filter_ratio)
+        if out is not None:
+            out[at] = self.store.read(rows[at])
+        return rows, int((rows[at] == np.uint32(ABSENT)).sum())
 
     def _insert_missing(
         self,
         keys: Array,
-        rows: Array,
         stamp: int,
         unique_keys: bool,
         scores: Array | None,
         filter_ratio: float,
-    ) -> int:
-        """Inserts the keys whose row is absent and writes their new row numbers into `rows`.
-
-        Returns:
-          How many of `rows` are absent still.
-        """
+    ) -> Array:
+        """Inserts absent keys, as far as they are admitted; returns their row numbers or ABSENT."""
         xp = self.backend.xp
-        at = xp.flatnonzero(rows == np.uint32(ABSENT))
-        missing, inverse = keys[at], None
-        given = None if scores is None else scores[at]
+        inverse = None
         if not unique_keys:
-            missing, inverse = unique(self.backend, missing)
-            if given is not None:
-                given = given[last_of_each(self.backend, inverse, int(missing.size))]
-        is_admitted = self._admitted(missing, filter_ratio)
+            keys, inverse = unique(self.backend, keys)
+            if scores is not None:
+                scores = scores[last_of_each(self.backend, inverse, int(keys.size))]
+        is_admitted = self._admitted(keys, filter_ratio)
         if is_admitted is None:
-            new_rows = self._insert(missing, stamp, given, initialise=True)
+            rows = self._insert(keys, stamp, scores, initialise=True)
         else:
-            new_rows = xp.full(missing.size, ABSENT, np.uint32)
+            rows = xp.full(keys.size, ABSENT, np.uint32)
             let_in = xp.flatnonzero(is_admitted)
-            self._counts["not_admitted"] += int(missing.size - let_in.size)
+            self._counts["not_admitted"] += int(keys.size - let_in.size)
             if let_in.size:
-                given = None if given is None else given[let_in]
-                new_rows[let_in] = self._insert(missing[let_in], stamp, given, initialise=True)
-        rows[at] = new_rows if inverse is None else new_rows[inverse]
-        return int((rows[at] == np.uint32(ABSENT)).sum())
+                scores = None if scores is None else scores[let_in]
+                rows[let_in] = self._insert(keys[let_in], stamp, scores, initialise=True)
+        return rows if inverse is None else rows[inverse]
 
     def _write(
         self, keys: Any, values: Any, *, insert: bool, scores: Any = None, stamp: int | None = None

@@ -49,8 +49,14 @@ class DetTable(EmbeddingTable):
         )
         self.index: DetIndex = DetIndex(backend, self.key_dtype, name, init_capacity)
 
-    def _find(self, keys: Array, stamp: int = 0, scores: Array | None = None) -> Found:
-        return self.index.find(keys, stamp)
+    def _find(
+        self,
+        keys: Array,
+        stamp: int = 0,
+        scores: Array | None = None,
+        out: Array | None = None,
+    ) -> Found:
+        return self.index.find(keys, stamp, None if out is None else self.store.copying(out))
 
     def _insert(self, keys: Array, stamp: int, scores: Array | None, *, initialise: bool) -> Array:
         self.index.make_room(int(keys.size))

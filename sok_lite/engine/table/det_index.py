@@ -7,7 +7,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
-from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.row_store import ABSENT, Copying
 from sok_lite.engine.table.index import LINE, Found, Index, IndexEntries
 
 _MIN_CAPACITY = 64
@@ -41,17 +41,22 @@ class DetIndex(Index):
         index.clear()
         return index
 
-    def find(self, keys: Array, stamp: int = 0) -> Found:
+    def find(self, keys: Array, stamp: int = 0, copying: Copying | None = None) -> Found:
         """Finds keys, which may repeat.
 
         Args:
           stamp: number of this lookup, kept with each key that is found; 0: nothing is written.
+          copying: copies the rows that are found; None: does not.
         """
         xp = self.backend.xp
         n = int(keys.size)
         rows = xp.empty(n, np.uint32)
         missing = xp.zeros(1, np.int64)
-        self._launch("det_find", n, stamp, keys, rows, missing, n)
+        if copying is None:
+            self._launch("det_find", n, stamp, keys, rows, missing, n)
+        else:
+            *place, out = copying
+            self._launch("det_lookup", n, stamp, *place, keys, rows, out, missing, n)
         return Found(rows, int(missing[0]))
 
     def make_room(self, count: int) -> None:

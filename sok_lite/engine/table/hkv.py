@@ -186,8 +186,19 @@ class HkvTable(EmbeddingTable):
 
     # ---------------------------------------------------------------- what the index decides
 
-    def _find(self, keys: Array, stamp: int = 0, scores: Array | None = None) -> Found:
-        return self.index.find(keys, stamp, scores)
+    def _find(
+        self,
+        keys: Array,
+        stamp: int = 0,
+        scores: Array | None = None,
+        out: Array | None = None,
+    ) -> Found:
+        if out is None or (stamp and self.index.has_scores):
+            found = self.index.find(keys, stamp, scores)
+            if out is not None:
+                self.store.read(found.rows, out=out)
+            return found
+        return self.index.find_and_copy(keys, stamp, self.store.copying(out))
 
     def _find_or_insert(
         self,
@@ -196,6 +207,7 @@ class HkvTable(EmbeddingTable):
         scores: Any,
         filter_ratio: float,
         inverse: Array | None = None,
+        out: Array | None = None,
     ) -> tuple[Array, int]:
         if self.tiers.is_due:
             # Before any row number of this lookup is known.
@@ -204,7 +216,7 @@ class HkvTable(EmbeddingTable):
         # in the heat of its row.
         must_differ = self.index.has_scores or self.store.num_far_rows > 0
         if unique_keys or not must_differ:
-            found = super()._find_or_insert(keys, unique_keys, scores, filter_ratio)
+            found = super()._find_or_insert(keys, unique_keys, scores, filter_ratio, out=out)
             self.tiers.touched(found[0])
             return found
         distinct, inverse = unique(self.backend, keys)
@@ -215,6 +227,8 @@ class HkvTable(EmbeddingTable):
         rows, num_absent = super()._find_or_insert(distinct, True, scores, filter_ratio, inverse)
         self.tiers.touched(rows)
         rows = rows[inverse]
+        if out is not None:
+            self.store.read(rows, out=out)
         if num_absent:
             num_absent = int((rows == np.uint32(ABSENT)).sum())
         return rows, num_absent

@@ -7,7 +7,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
-from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.row_store import ABSENT, Copying
 from sok_lite.engine.table.index import LAST_STAMP, LINE, Found, Index, IndexEntries
 
 # What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cu.
@@ -93,6 +93,16 @@ class HkvIndex(Index):
         rows = xp.empty(n, np.uint32)
         missing = xp.zeros(1, np.int64)
         self._launch("hkv_find", n, stamp, *self._scoring(), given, keys, rows, missing, n)
+        return Found(rows, int(missing[0]))
+
+    def find_and_copy(self, keys: Array, stamp: int, copying: Copying) -> Found:
+        """Finds keys, which may repeat, and copies their rows; of scores, stamps are refreshed."""
+        xp = self.backend.xp
+        n = int(keys.size)
+        rows = xp.empty(n, np.uint32)
+        missing = xp.zeros(1, np.int64)
+        *place, out = copying
+        self._launch("hkv_lookup", n, stamp, *place, keys, rows, out, missing, n)
         return Found(rows, int(missing[0]))
 
     def make_room(self, count: int) -> None:
