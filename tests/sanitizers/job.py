@@ -121,7 +121,7 @@ def tables():
         assert keys.tolist() == expected_keys
         np.testing.assert_array_equal(rows, expected_rows)
         assert len(set(table.export_rows()[1].tolist())) == table.size
-        table.assign_scores(keys[::2], np.arange(keys[::2].size))
+        table.assign_scores(keys[::2], np.arange(keys[::2].size) % 2)
         table.expire(num_lookups=1 << 20)
 
     # Several Python threads on one table, launching through one pool.
