@@ -710,10 +710,12 @@ class EmbeddingTable(ABC):
         if not num_missing:
             return rows, 0
         at = self.backend.xp.flatnonzero(rows == np.uint32(ABSENT))
+        # Before any key is inserted: there may be no memory for it.
+        new_out = None if out is None else self.store.output(int(at.size))
         given = None if given is None else given[at]
         rows[at] = self._insert_missing(keys[at], stamp, unique_keys, given, filter_ratio)
         if out is not None:
-            out[at] = self.store.read(rows[at])
+            out[at] = self.store.read(rows[at], out=new_out)
         return rows, int((rows[at] == np.uint32(ABSENT)).sum())
 
     def _insert_missing(
