@@ -30,14 +30,9 @@ SOK_DEVICE void sok_copy_row(const u8* from, u8* to, i64 bytes) {
   SOK_FOR_EACH_OF_TILE(c, bytes / (i64)sizeof(W)) { ((W*)to)[c] = ((const W*)from)[c]; }
 }
 
-// Copies rows while others are searched for: `find(i)` gives the row number of item i, for all
-// lanes of a tile. An absent row leaves its place in `out` as it is.
-//
-// rows  (n,)  out
-// out   (n, row_bytes)  out
 template <class W, class Find>
-SOK_DEVICE void sok_find_and_copy(const u64* chunks, i64 shift, i64 row_bytes, u32* rows, u8* out,
-                                  i64 n, Find find) {
+SOK_DEVICE void sok_find_and_copy_words(const u64* chunks, i64 shift, i64 row_bytes, u32* rows,
+                                        u8* out, i64 n, Find find) {
   SOK_FOR_EACH_TILE_LATE(i, late, n) {
     if (i < i_end) {
       u32 row = find(i);
@@ -50,6 +45,22 @@ SOK_DEVICE void sok_find_and_copy(const u64* chunks, i64 shift, i64 row_bytes, u
       sok_copy_row<W>(sok_row<u8>(chunks, shift, row_bytes, row), out + late * row_bytes,
                       row_bytes);
   }
+}
+
+// Copies rows while others are searched for: `find(i)` gives the row number of item i, for all
+// lanes of a tile. An absent row leaves its place in `out` as it is.
+//
+// rows  (n,)  out
+// out   (n, row_bytes)  out  it lies on 16 bytes where row_bytes is a multiple of them
+template <class Find>
+SOK_DEVICE void sok_find_and_copy(const u64* chunks, i64 shift, i64 row_bytes, u32* rows, u8* out,
+                                  i64 n, Find find) {
+  if (row_bytes % (i64)sizeof(SokWord) == 0)
+    sok_find_and_copy_words<SokWord>(chunks, shift, row_bytes, rows, out, n, find);
+  else if (row_bytes % 4 == 0)
+    sok_find_and_copy_words<u32>(chunks, shift, row_bytes, rows, out, n, find);
+  else
+    sok_find_and_copy_words<u16>(chunks, shift, row_bytes, rows, out, n, find);
 }
 
 #endif  // SOK_ROWS_CUH_

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
+from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.table.hkv_options import HkvOptions
 
 # SOK's options for its "hybrid" table. SOK ignores them for "hbm", where they have no meaning; so
@@ -22,7 +22,7 @@ _OPTIONS = _SOK_OPTIONS | _OPTIONS_OF_HYBRID | _OPTIONS_OF_ALL
 
 
 def checked_dimension(dimension: Any) -> int:
-    if isinstance(dimension, (bool, np.bool_)) or not isinstance(dimension, (int, np.integer)):
+    if not is_integer(dimension):
         raise TypeError(
             "`dimension` must be an integer, the length of a row. "
             f"Received: dimension={dimension!r}."
@@ -66,7 +66,7 @@ def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_integer(name: str, value: Any) -> None:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+    if not is_integer(value):
         raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
 
 

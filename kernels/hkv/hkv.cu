@@ -208,12 +208,7 @@ SOK_TILE_KERNEL(hkv_lookup)
     }
     return slot < 0 ? SOK_ABSENT : table.slots[slot].row;
   };
-  if (row_bytes % (i64)sizeof(SokWord) == 0)
-    sok_find_and_copy<SokWord>(chunks, shift, row_bytes, rows, out, n, find);
-  else if (row_bytes % 4 == 0)
-    sok_find_and_copy<u32>(chunks, shift, row_bytes, rows, out, n, find);
-  else
-    sok_find_and_copy<u16>(chunks, shift, row_bytes, rows, out, n, find);
+  sok_find_and_copy(chunks, shift, row_bytes, rows, out, n, find);
   if (missing) sok_add(num_missing, missing);
 }
 SOK_EXPORT(hkv_lookup)

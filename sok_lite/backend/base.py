@@ -6,6 +6,18 @@ from typing import Any
 
 import numpy as np
 
+# The letters of SokCode in kernels/platform.cuh: what an argument of a kernel must be.
+ARGUMENT_DTYPES = {
+    "q": np.dtype(np.int64),
+    "Q": np.dtype(np.uint64),
+    "i": np.dtype(np.int32),
+    "I": np.dtype(np.uint32),
+    "H": np.dtype(np.uint16),
+    "B": np.dtype(np.uint8),
+    "f": np.dtype(np.float32),
+    "d": np.dtype(np.float64),
+}
+
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy is imported only where it is used
 
 

@@ -9,21 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.base import Array, Backend
+from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
-
-# The letters of SokCode in kernels/platform.cuh.
-_DTYPES = {
-    "q": np.dtype(np.int64),
-    "Q": np.dtype(np.uint64),
-    "i": np.dtype(np.int32),
-    "I": np.dtype(np.uint32),
-    "H": np.dtype(np.uint16),
-    "B": np.dtype(np.uint8),
-    "f": np.dtype(np.float32),
-    "d": np.dtype(np.float64),
-}
 
 
 class _Kernel(NamedTuple):
@@ -88,10 +76,10 @@ class CpuBackend(Backend):
             elif code == ".":
                 cells[i] = int(np.float32(arg).view(np.uint32))
             elif arg is not None:
-                if arg.dtype != _DTYPES[code] or not arg.flags.c_contiguous:
+                if arg.dtype != ARGUMENT_DTYPES[code] or not arg.flags.c_contiguous:
                     raise TypeError(
                         f"Argument {i} of {kernel} must be a C-contiguous array of "
-                        f"{_DTYPES[code]}. Received: {arg.dtype}, strides {arg.strides}."
+                        f"{ARGUMENT_DTYPES[code]}. Received: {arg.dtype}, strides {arg.strides}."
                     )
                 cells[i] = arg.ctypes.data
         base = ctypes.addressof(cells)

@@ -7,23 +7,12 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from sok_lite.backend.base import Array, Backend
+from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend
 from sok_lite.backend.local_ranks import local_rank
 from sok_lite.backend.sources import all_kernels, find_kernel, inlined, kernel_defines
 
 # --fmad=false: the CPU does not fuse multiply and add either, and results must be the same.
 NVRTC_FLAGS = ("--std=c++17", "--fmad=false")
-# The letters of SokCode in kernels/platform.cuh; "?" is not checked.
-_DTYPES = {
-    "q": np.dtype(np.int64),
-    "Q": np.dtype(np.uint64),
-    "i": np.dtype(np.int32),
-    "I": np.dtype(np.uint32),
-    "H": np.dtype(np.uint16),
-    "B": np.dtype(np.uint8),
-    "f": np.dtype(np.float32),
-    "d": np.dtype(np.float64),
-}
 # Tunables of a launch; SOK_LITE_KERNEL_DEFINES sets others, and those of the kernels.
 _TUNABLES = {
     "SOK_THREADS_PER_BLOCK": 256,
@@ -129,10 +118,11 @@ class CudaBackend(Backend):
                         f"Argument {i} of {kernel} must be a CuPy array. "
                         f"Received: {type(arg).__name__}."
                     )
-                if arg.dtype != _DTYPES.get(code, arg.dtype) or not arg.flags.c_contiguous:
+                # "?": a macro chooses the type, which is not checked.
+                dtype = ARGUMENT_DTYPES.get(code, arg.dtype)
+                if arg.dtype != dtype or not arg.flags.c_contiguous:
                     raise TypeError(
-                        f"Argument {i} of {kernel} must be a C-contiguous array of "
-                        f"{_DTYPES.get(code, arg.dtype)}. "
+                        f"Argument {i} of {kernel} must be a C-contiguous array of {dtype}. "
                         f"Received: {arg.dtype}, strides {arg.strides}."
                     )
                 values.append(arg)

@@ -121,6 +121,11 @@ _KEY_DTYPES = {
 }
 
 
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer of Python or NumPy; True and False are none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+
+
 def key_dtype(name: str) -> KeyDtype:
     """Returns the key type of a name.
 

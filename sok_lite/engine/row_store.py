@@ -80,6 +80,7 @@ class Column:
       dim: elements of a row.
       dtype: storage dtype of an element.
       initial: what unheld rows hold.
+      row_bytes: memory of one row.
       pointers: (at least num_chunks,) uint64, on the backend: the chunks' addresses, for kernels.
     """
 
@@ -99,7 +100,8 @@ class Column:
         self.initial = initial
         self.num_chunks = 0
         self._backend = backend
-        self._chunk_bytes = (dim * dtype.itemsize) << shift
+        self.row_bytes = dim * dtype.itemsize
+        self._chunk_bytes = self.row_bytes << shift
         self._far_file = far_file
         self._memory: list[Array] = []
         self.pointers = backend.xp.zeros(0, np.uint64)
@@ -264,7 +266,7 @@ class RowStore:
     @property
     def row_bytes(self) -> int:
         """Memory of one row and its states."""
-        return sum(column.dim * column.dtype.itemsize for column in self._columns.values())
+        return sum(column.row_bytes for column in self._columns.values())
 
     @property
     def used_bytes(self) -> int:
@@ -423,14 +425,13 @@ class RowStore:
 
     def can_copy_to(self, out: Array) -> bool:
         """Whether `copying` takes memory from `output`: a GPU copies 16 bytes at a time."""
-        row_bytes = self.dim * self.row_dtype.storage.itemsize
-        return row_bytes % 16 != 0 or self.backend.address(out) % 16 == 0
+        return self._columns["value"].row_bytes % 16 != 0 or self.backend.address(out) % 16 == 0
 
     def copying(self, out: Array) -> Copying:
         """Returns what a kernel needs that copies value rows into `out`; see `can_copy_to`."""
-        row_bytes = self.dim * self.row_dtype.storage.itemsize
-        pointers = self._columns["value"].pointers
-        return Copying(pointers, self.chunk_shift, row_bytes, out.reshape(-1).view(np.uint8))
+        col = self._columns["value"]
+        flat = out.reshape(-1).view(np.uint8)
+        return Copying(col.pointers, self.chunk_shift, col.row_bytes, flat)
 
     def read(self, rows: Array, column: str = "value", out: Array | None = None) -> Array:
         """Copies rows out.

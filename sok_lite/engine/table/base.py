@@ -18,7 +18,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.combine import segment_sum
-from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
+from sok_lite.engine.dtypes import KeyDtype, is_integer, key_dtype, row_dtype
 from sok_lite.engine.row_store import ABSENT, RowStore, bfloat16_to_float32
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.index import CHUNK_SLOTS, Found, Index
@@ -432,8 +432,8 @@ class EmbeddingTable(ABC):
             it up.
         """
         with self.lock:
-            doomed = [entries.keys for entries in self._chosen(predicate)]
-            return sum(self.erase(keys) for keys in doomed)
+            doomed = [self._keys(entries.keys) for entries in self._chosen(predicate)]
+            return sum(self._erase(keys) for keys in doomed)
 
     def expire(self, *, num_lookups: int | None = None, seconds: float | None = None) -> int:
         """Removes keys that were not seen lately; returns how many.
@@ -498,7 +498,7 @@ class EmbeddingTable(ABC):
           TypeError, ValueError: `num_keys` is no integer from 0 on. MemoryError: no memory; the
             table is as it was.
         """
-        if isinstance(num_keys, (bool, np.bool_)) or not isinstance(num_keys, (int, np.integer)):
+        if not is_integer(num_keys):
             raise TypeError(f"`num_keys` must be an integer. Received: num_keys={num_keys!r}.")
         if num_keys < 0:
             raise ValueError(f"`num_keys` must not be negative. Received: num_keys={num_keys}.")

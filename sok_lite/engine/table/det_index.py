@@ -48,16 +48,10 @@ class DetIndex(Index):
           stamp: number of this lookup, kept with each key that is found; 0: nothing is written.
           copying: copies the rows that are found; None: does not.
         """
-        xp = self.backend.xp
-        n = int(keys.size)
-        rows = xp.empty(n, np.uint32)
-        missing = xp.zeros(1, np.int64)
         if copying is None:
-            self._launch("det_find", n, stamp, keys, rows, missing, n)
-        else:
-            *place, out = copying
-            self._launch("det_lookup", n, stamp, *place, keys, rows, out, missing, n)
-        return Found(rows, int(missing[0]))
+            return self._search("det_find", keys, stamp)
+        *place, out = copying
+        return self._search("det_lookup", keys, stamp, *place, out=out)
 
     def make_room(self, count: int) -> None:
         """Grows so that `count` keys can be inserted, or drops erased slots.

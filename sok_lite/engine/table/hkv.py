@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.dtypes import is_integer, row_dtype
 from sok_lite.engine.row_store import ABSENT
 from sok_lite.engine.row_tiers import RowTiers
 from sok_lite.engine.table.admission import SightingCounter, drawn
@@ -122,7 +122,7 @@ class HkvTable(EmbeddingTable):
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        if isinstance(epoch, (bool, np.bool_)) or not isinstance(epoch, (int, np.integer)):
+        if not is_integer(epoch):
             raise TypeError(f"`epoch` must be an integer. Received: {epoch!r}.")
         if not 0 <= epoch <= 0xFFFFFFFF:
             raise ValueError(f"`epoch` must be in [0, 2**32). Received: {epoch}.")

@@ -88,22 +88,12 @@ class HkvIndex(Index):
           stamp: number of this lookup: stamps and scores are refreshed; 0: nothing is written.
           given: (n,) uint64, increments (kLfu, kEpochLfu) or scores (kCustomized).
         """
-        xp = self.backend.xp
-        n = int(keys.size)
-        rows = xp.empty(n, np.uint32)
-        missing = xp.zeros(1, np.int64)
-        self._launch("hkv_find", n, stamp, *self._scoring(), given, keys, rows, missing, n)
-        return Found(rows, int(missing[0]))
+        return self._search("hkv_find", keys, stamp, *self._scoring(), given)
 
     def find_and_copy(self, keys: Array, stamp: int, copying: Copying) -> Found:
         """Finds keys, which may repeat, and copies their rows; of scores, stamps are refreshed."""
-        xp = self.backend.xp
-        n = int(keys.size)
-        rows = xp.empty(n, np.uint32)
-        missing = xp.zeros(1, np.int64)
         *place, out = copying
-        self._launch("hkv_lookup", n, stamp, *place, keys, rows, out, missing, n)
-        return Found(rows, int(missing[0]))
+        return self._search("hkv_lookup", keys, stamp, *place, out=out)
 
     def make_room(self, count: int) -> None:
         """Doubles, as far as it may, until `count` more keys keep below the load factor.

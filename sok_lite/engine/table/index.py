@@ -127,6 +127,25 @@ class Index(ABC):
           MemoryError: no memory for the empty index; it is as it was.
         """
 
+    @abstractmethod
+    def _launch(self, kernel: str, num_items: int, *args: object) -> None:
+        """Launches a kernel of this index: it takes the index first, then `args`."""
+
+    def _search(self, kernel: str, keys: Array, *args: object, out: Array | None = None) -> Found:
+        """Launches a kernel that finds keys (n,).
+
+        Args:
+          args: what it takes before the keys.
+          out: what it takes for the rows that it copies; None: it copies none.
+        """
+        xp = self.backend.xp
+        n = int(keys.size)
+        rows = xp.empty(n, np.uint32)
+        missing = xp.zeros(1, np.int64)
+        copied = () if out is None else (out,)
+        self._launch(kernel, n, *args, keys, rows, *copied, missing, n)
+        return Found(rows, int(missing[0]))
+
     def age(self) -> None:
         """Halves every stamp, so that counting can go on below LAST_STAMP."""
         self._slots.view(np.uint32)[:, 3] >>= np.uint32(1)
