@@ -1,5 +1,7 @@
 """A first row that a reader can compute in the head, and tables that use it."""
 
+import threading
+
 import numpy as np
 
 from sok_lite.engine.table import make_table
@@ -25,3 +27,22 @@ def first_row(dim):
 
 def new_table(backend, dim=4, var_type="hbm", **options):
     return make_table(var_type, backend, dim, initializer=KeyInitializer(), **options)
+
+
+def run_threads(work, count=4):
+    """Calls work(number) on `count` threads at once; raises the first failure."""
+    failures = []
+
+    def guarded(number):
+        try:
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]

@@ -5,7 +5,6 @@ times longer than 10 million keys.
 """
 
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from sok_lite.engine.row_store import ABSENT, bfloat16_to_float32
 from sok_lite.engine.table import make_table
 from tests.conftest import LONG
-from tests.engine.helpers import KeyInitializer, first_row, new_table
+from tests.engine.helpers import KeyInitializer, first_row, new_table, run_threads
 from tests.reference import DictTable
 
 SIZES = [0, 1, 31, 33, 1000, 100_003]
@@ -649,24 +648,6 @@ def test_churn_leaves_the_table_as_large_as_its_content(backend, var_type):
 
 
 # -------------------------------------------------------------------- threads
-
-
-def run_threads(work, count=4):
-    failures = []
-
-    def guarded(number):
-        try:
-            work(number)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 def random_steps(backend, table, oracle, rng, first, steps):

@@ -4,7 +4,6 @@ Usage: python -m tests.sanitizers.job engine|tables|evictions|faulty_count|fault
 """
 
 import sys
-import threading
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from sok_lite.engine.update_rules import (
     RMSprop,
     apply_rule,
 )
-from tests.engine.helpers import first_row, new_table
+from tests.engine.helpers import first_row, new_table, run_threads
 from tests.eviction_facts import Watched
 from tests.reference import DictTable
 
@@ -130,33 +129,22 @@ def tables():
         ("hybrid", {"max_capacity": 1024, "on_refused": "ignore"}),
     ):
         table = new_table(backend, 2, var_type, **options)
-        run_threads(table)
+        use_from_threads(table)
         keys, rows = table.export_rows()
         assert keys.size == table.size == len(set(rows.tolist()))
         np.testing.assert_array_equal(table.store.read(rows)[:, 0], keys % 1000)
 
 
-def run_threads(table):
-    failures = []
-
+def use_from_threads(table):
     def work(seed):
         own = np.random.default_rng(seed)
-        try:
-            for _ in range(5):
-                keys = own.integers(0, 3000, 1000)
-                np.testing.assert_array_equal(table.lookup(keys).values[:, 0], keys % 1000)
-                table.erase(own.integers(0, 3000, 50))
-                table.statistics()
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(5):
+            keys = own.integers(0, 3000, 1000)
+            np.testing.assert_array_equal(table.lookup(keys).values[:, 0], keys % 1000)
+            table.erase(own.integers(0, 3000, 50))
+            table.statistics()
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    run_threads(work, THREADS)
 
 
 def faulty(kernel):
