@@ -64,6 +64,8 @@ SOK_DEVICE i64 sok_num_threads() { return (i64)gridDim.x * blockDim.x; }
   for (i64 r = sok_thread() / SOK_ROW_LANES; r < (n); r += sok_num_threads() / SOK_ROW_LANES)
 #define SOK_FOR_EACH_COLUMN(c, dim) \
   for (i64 c = threadIdx.x % SOK_ROW_LANES; c < (dim); c += SOK_ROW_LANES)
+// One of the lanes that share a row.
+SOK_DEVICE bool sok_is_first_column() { return threadIdx.x % SOK_ROW_LANES == 0; }
 #define SOK_FOR_EACH_TILE(i, n) \
   for (i64 i = sok_thread() / SOK_TILE; i < (n); i += sok_num_threads() / SOK_TILE)
 #define SOK_FOR_EACH_TILE_BLOCK(first, count, n)                    \
@@ -150,6 +152,7 @@ SOK_DEVICE i32 sok_cas(i32* p, i32 expected, i32 desired) {
 SOK_DEVICE void sok_min(i32* p, i32 v) { atomicMin(p, v); }
 SOK_DEVICE void sok_max(i32* p, i32 v) { atomicMax(p, v); }
 SOK_DEVICE void sok_add(i64* p, i64 v) { atomicAdd((u64*)p, (u64)v); }
+SOK_DEVICE i64 sok_fetch_add(i64* p, i64 v) { return (i64)atomicAdd((u64*)p, (u64)v); }
 
 SOK_DEVICE u32 sok_f32_bits(f32 x) { return __float_as_uint(x); }
 SOK_DEVICE f32 sok_bits_f32(u32 x) { return __uint_as_float(x); }
@@ -216,6 +219,7 @@ SOK_DEVICE i64 sok_slice_end(i64 n) { return n * (sok_worker + 1) / sok_num_work
        first += count)
 #define SOK_FOR_EACH_ROW(r, n) SOK_FOR_EACH(r, n)
 #define SOK_FOR_EACH_COLUMN(c, dim) for (i64 c = 0; c < (dim); ++c)
+SOK_DEVICE bool sok_is_first_column() { return true; }
 #define SOK_FOR_EACH_TILE(i, n) SOK_FOR_EACH(i, n)
 typedef u32 SokWord;  // the compiler makes vectors of them
 #define SOK_FOR_EACH_TILE_BLOCK(first, count, n) SOK_FOR_EACH_BLOCK(first, count, n)
@@ -276,6 +280,7 @@ SOK_DEVICE void sok_max(i32* p, i32 v) {
   }
 }
 SOK_DEVICE void sok_add(i64* p, i64 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+SOK_DEVICE i64 sok_fetch_add(i64* p, i64 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 
 SOK_DEVICE u32 sok_f32_bits(f32 x) {
   u32 y;

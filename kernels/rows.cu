@@ -20,6 +20,34 @@ SOK_DEVICE void rows_read(const u64* chunks, i64 shift, i64 dim, const u32* rows
   }
 }
 
+// Gives items the row numbers of their keys, and copies the rows.
+//
+// keys_rows    (k,)              row number of each key, or absent
+// index        (n,)              which key each item belongs to, -1: to none; null: item i to key i
+// places       (n,)              where item i goes; null: to i
+// rows         (at least n,)     out  row number of each item; null: not wanted
+// out          (at least n, dim) out  rows; left as it was where there is none; null: not wanted
+// num_absent   (1,)              grows by the items without a row
+template <class T>
+SOK_DEVICE void rows_deliver(const u64* chunks, i64 shift, i64 dim, const u32* keys_rows,
+                             const i32* index, const i64* places, u32* rows, T* out,
+                             i64* num_absent, i64 n) {
+  i64 absent = 0;
+  SOK_FOR_EACH_ROW(r, n) {
+    i64 key = index ? (i64)index[r] : r, place = places ? places[r] : r;
+    u32 row = key < 0 ? SOK_ABSENT : keys_rows[key];
+    if (sok_is_first_column()) {
+      if (rows) rows[place] = row;
+      absent += row == SOK_ABSENT;
+    }
+    if (!out || row == SOK_ABSENT) continue;
+    const T* from = sok_row<T>(chunks, shift, dim, row);
+    T* to = out + place * dim;
+    SOK_FOR_EACH_COLUMN(c, dim) { to[c] = from[c]; }
+  }
+  if (absent) sok_add(num_absent, absent);
+}
+
 // Copies rows into a column; an absent row is skipped. The rows are distinct.
 //
 // rows    (n,)
@@ -86,6 +114,45 @@ SOK_EXPORT(rows_fill)
 // The heat of a row that nobody holds; engine/row_tiers.py.
 #define SOK_NOT_HELD 255
 
+// Says that rows belong to keys from now on, and are cold; an absent row is skipped.
+//
+// heat      (num_rows,)
+// held_for  (num_rows,)  the key of each row
+// rows      (n,)         distinct
+// keys      (n,)         null: to nobody
+SOK_KERNEL(rows_assign)(u8* heat, i64* held_for, const u32* rows, const i64* keys, i64 n) {
+  SOK_FOR_EACH(i, n) {
+    if (rows[i] == SOK_ABSENT) continue;
+    heat[rows[i]] = keys ? 0 : SOK_NOT_HELD;
+    if (keys) held_for[rows[i]] = keys[i];
+  }
+}
+SOK_EXPORT(rows_assign)
+
+// Exchanges what is known of rows[r] and others[r]. All of them are distinct and none is absent.
+SOK_KERNEL(rows_swap_heat)(u8* heat, i64* held_for, const u32* rows, const u32* others, i64 n) {
+  SOK_FOR_EACH(r, n) {
+    u8 x = heat[rows[r]];
+    heat[rows[r]] = heat[others[r]];
+    heat[others[r]] = x;
+    i64 key = held_for[rows[r]];
+    held_for[rows[r]] = held_for[others[r]];
+    held_for[others[r]] = key;
+  }
+}
+SOK_EXPORT(rows_swap_heat)
+
+// Adds up flags.
+//
+// flags  (n,)
+// count  (1,)  grows by their sum
+SOK_KERNEL(count_flags)(const i32* flags, i64* count, i64 n) {
+  i64 sum = 0;
+  SOK_FOR_EACH(i, n) { sum += flags[i]; }
+  if (sum) sok_add(count, sum);
+}
+SOK_EXPORT(count_flags)
+
 // Adds 1 to the heat of rows, up to SOK_NOT_HELD - 1; an absent row is skipped. Of a row that comes
 // twice, one or both are counted.
 //
@@ -130,6 +197,12 @@ SOK_DEVICE void dense_gather(const T* x, i64 dim, const i32* index, T* out, i64 
     rows_read<type>(chunks, shift, dim, rows, out, n);                                            \
   }                                                                                               \
   SOK_EXPORT(rows_read_##suffix)                                                                  \
+  SOK_ROW_KERNEL(rows_deliver_##suffix)                                                           \
+  (const u64* chunks, i64 shift, i64 dim, const u32* keys_rows, const i32* index,                 \
+   const i64* places, u32* rows, type* out, i64* num_absent, i64 n) {                             \
+    rows_deliver<type>(chunks, shift, dim, keys_rows, index, places, rows, out, num_absent, n);   \
+  }                                                                                               \
+  SOK_EXPORT(rows_deliver_##suffix)                                                               \
   SOK_ROW_KERNEL(rows_write_##suffix)                                                             \
   (const u64* chunks, i64 shift, i64 dim, const u32* rows, const type* values, const i32* source, \
    i64 n) {                                                                                       \

@@ -326,10 +326,9 @@ class DynamicVariable(
 
         def run() -> Sequence[tf.Tensor]:
             table = alive(reference).table
-            with table.lock:
-                keys, rows = table.export_rows()
-                values = empty((int(keys.size), table.dim), dtypes[1], backend)
-                table.store.read(backend.xp.ascontiguousarray(rows), out=values)
+            keys, values = table.export(
+                out=lambda num_rows: empty((num_rows, table.dim), dtypes[1], backend)
+            )
             return to_tensor(keys, dtypes[0], backend), to_tensor(values, dtypes[1], backend)
 
         indices, values = host_call(run, [], dtypes, backend, f"The export of {self.name!r}")

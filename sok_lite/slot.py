@@ -40,11 +40,7 @@ class SlotView:
         """Returns this rank's keys, ascending, and their states: (n,), (n, dimension) float32."""
 
         def run() -> Sequence[tf.Tensor]:
-            table = alive(self._variable).table
-            with table.lock:
-                keys, rows = table.export_rows()
-                rows = self._backend.xp.ascontiguousarray(rows)
-                values = table.store.read(rows, column=self.name)
+            keys, values = alive(self._variable).table.export(self.name)
             return (
                 to_tensor(keys, self._key_type, self._backend),
                 to_tensor(values, tf.float32, self._backend),

@@ -55,7 +55,8 @@ def saved_tensors(
     """
     backend = table.backend
     xp = backend.xp
-    with table.lock:
+
+    def taken() -> dict[str, tf.Tensor]:
         saved = snapshot.take(table)
         rows = xp.ascontiguousarray(saved.rows)
         states = [table.store.column(name) for name in table.store.state_names]
@@ -76,6 +77,8 @@ def saved_tensors(
             "facts": _text(saved.facts),
         }
 
+    return table.alone(taken)
+
 
 def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> None:
     """Makes a table what was saved: other keys go.
@@ -86,7 +89,7 @@ def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> 
     Raises:
       ValueError: the keys or states do not fit the table, or it has no room for them. It is as it
         was.
-      MemoryError: see `snapshot.restore`.
+      MemoryError: no memory for all of it beside what the table holds; it is as it was.
     """
     backend = table.backend
     arrays = {
@@ -109,19 +112,12 @@ def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> 
         # Marks uint16 bits as bfloat16, whatever the rows' own format.
         values = values.view(tf.bfloat16.as_numpy_dtype)
     values = table.store.to_storage(values)
-    columns = json.loads(bytes(tensors["state_columns"].numpy()))
-    with table.lock:
-        for name, (dim, initial) in columns.items():
-            table.store.check_state(name, initial, dim)
-        rows = snapshot.restore(table, saved)
-        for name, (dim, initial) in columns.items():
-            table.store.ensure_state(name, initial, dim)
-        table.store.write(rows, values)
-        start = 0
-        for name, (dim, _) in columns.items():
-            part = backend.xp.ascontiguousarray(arrays["states"][:, start : start + dim])
-            table.store.write(rows, part, column=name)
-            start += dim
+    states, start = [], 0
+    for name, (dim, initial) in json.loads(bytes(tensors["state_columns"].numpy())).items():
+        rows = arrays["states"][:, start : start + dim]
+        states.append(snapshot.State(name, dim, initial, rows))
+        start += dim
+    snapshot.restore(table, saved, values, states)
 
 
 def _text(value: object) -> tf.Tensor:

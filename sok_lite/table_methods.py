@@ -137,17 +137,20 @@ class TableMethods:
         table = self._table
         backend = table.backend
         first, version = 0, None
+
+        def chunk() -> tuple[Any, Any, Any]:
+            now = (table.generation, table.index.num_rehashes, table.size)
+            entries = table.export_chunk(first, num_slots)
+            return now, entries, entries.values
+
         while first < table.num_slots:
-            with table.lock:
-                now = (table.generation, table.index.num_rehashes, table.size)
-                if now != (version or now):
-                    raise RuntimeError(
-                        f"{self.name!r} has changed during export_chunks(). Export it between two "
-                        "steps, under sok.inference_mode() if other threads look keys up."
-                    )
-                version = now
-                entries = table.export_chunk(first, num_slots)
-                values = entries.values
+            now, entries, values = table.alone(chunk)
+            if now != (version or now):
+                raise RuntimeError(
+                    f"{self.name!r} has changed during export_chunks(). Export it between two "
+                    "steps, under sok.inference_mode() if other threads look keys up."
+                )
+            version = now
             yield (
                 to_tensor(entries.keys, self._key_type, backend),
                 to_tensor(values, self.dtype, backend),

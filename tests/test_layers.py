@@ -15,7 +15,7 @@ LAYERS = [
     ["sok_lite.comm"],
     ["sok_lite.engine.dtypes", "sok_lite.engine.hashing", "sok_lite.engine"],
     ["sok_lite.engine.unique"],
-    ["sok_lite.engine.far_file"],
+    ["sok_lite.engine.far_file", "sok_lite.engine.row_numbers"],
     ["sok_lite.engine.row_store", "sok_lite.engine.combine"],
     ["sok_lite.engine.row_tiers"],
     ["sok_lite.engine.initializer"],

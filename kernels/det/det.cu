@@ -33,18 +33,24 @@ SOK_DEVICE i64 det_probe(const Slot* slots, i64 capacity, i64 empty_key, i64 rec
   return -1;
 }
 
-// Claims a slot for a key that is in none, and says what was in it.
-SOK_DEVICE i64 det_claim(Slot* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 key,
-                         u32 row, u32 stamp) {
-  i64 slot = capacity + (key == reclaim_key), was = key;
+// What was in the slot that a key got.
+enum DetClaim { DET_NEVER_USED, DET_ERASED, DET_FULL };
+
+// Claims a slot for a key that is in none. It gives up where it has seen all lines and none has an
+// open slot: there was to be room, so the index is not what its owner takes it for.
+SOK_DEVICE DetClaim det_claim(Slot* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 key,
+                              u32 row, u32 stamp) {
+  i64 slot = capacity + (key == reclaim_key), was = empty_key;
   if (key != empty_key && key != reclaim_key) {
-    i64 first = det_first_slot(key, capacity);
+    i64 first = det_first_slot(key, capacity), full = 0;
     for (;;) {
       u32 open = sok_vote<SOK_LINE>([=](int w) {
         i64 held = sok_load(&slots[first + w].key);
         return held == empty_key || held == reclaim_key;
       });
       if (!open) {
+        full += SOK_LINE;
+        if (full >= capacity) return DET_FULL;
         first = (first + SOK_LINE) & (capacity - 1);
         continue;
       }
@@ -64,7 +70,7 @@ SOK_DEVICE i64 det_claim(Slot* slots, i64 capacity, i64 empty_key, i64 reclaim_k
     slots[slot].row = row;
     slots[slot].stamp = stamp;
   }
-  return was;
+  return was == reclaim_key ? DET_ERASED : DET_NEVER_USED;
 }
 
 // Finds the row numbers of keys, which may repeat.
@@ -120,37 +126,37 @@ SOK_EXPORT(det_lookup)
 
 // Inserts keys that are distinct and in no slot. There must be room for all of them.
 //
-// rows           (n,)  the row number that each key gets
-// num_reclaimed  (1,)  grows by the number of erased slots that were used again
+// rows    (n,)  the row number that each key gets
+// counts  (2,)  grow by the number of erased slots that were used again, and of keys without a slot
 SOK_TILE_KERNEL(det_insert)
 (i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 stamp, const i64* keys,
- const u32* rows, i64* num_reclaimed, i64 n) {
+ const u32* rows, i64* counts, i64 n) {
   Slot* table = (Slot*)slots;
-  i64 reclaimed = 0;
+  i64 reclaimed = 0, failed = 0;
   SOK_FOR_EACH_TILE(i, n) {
     if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n)
       sok_prefetch(table + det_first_slot(keys[i + 2 * SOK_AHEAD], capacity));
-    i64 key = keys[i];
-    i64 was = det_claim(table, capacity, empty_key, reclaim_key, key, rows[i], (u32)stamp);
-    if (sok_is_leader()) reclaimed += was == reclaim_key && key != reclaim_key;
+    DetClaim claim =
+        det_claim(table, capacity, empty_key, reclaim_key, keys[i], rows[i], (u32)stamp);
+    if (!sok_is_leader()) continue;
+    reclaimed += claim == DET_ERASED;
+    failed += claim == DET_FULL;
   }
-  if (reclaimed) sok_add(num_reclaimed, reclaimed);
+  if (reclaimed) sok_add(counts, reclaimed);
+  if (failed) sok_add(counts + 1, failed);
 }
 SOK_EXPORT(det_insert)
 
 // Erases keys that are distinct; a key that is in no slot is skipped.
-//
-// freed  (n,)  out  the row number that the key had, or absent
 SOK_TILE_KERNEL(det_erase)
-(i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, const i64* keys, u32* freed, i64 n) {
+(i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, const i64* keys, i64 n) {
   Slot* table = (Slot*)slots;
   SOK_FOR_EACH_TILE(i, n) {
     i64 slot = det_probe<true>(table, capacity, empty_key, reclaim_key, keys[i]);
-    if (!sok_is_leader()) continue;
-    freed[i] = slot < 0 ? SOK_ABSENT : table[slot].row;
+    if (!sok_is_leader() || slot < 0) continue;
     if (slot >= capacity)
       table[slot].row = SOK_ABSENT;
-    else if (slot >= 0)
+    else
       sok_store(&table[slot].key, reclaim_key);
   }
 }

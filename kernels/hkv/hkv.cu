@@ -265,7 +265,7 @@ SOK_DEVICE HkvVictim hkv_victim(const HkvTable& table, const HkvPlace& place, u3
   return victim;
 }
 
-// Gives slots to keys that are distinct and in no slot. Their row numbers come with hkv_set_rows.
+// Gives slots to keys that are distinct and in no slot. Their row numbers come with hkv_give_rows.
 //
 // stamp           of this batch, not 0
 // may_evict       whether a key whose buckets are full takes the place of another
@@ -338,14 +338,35 @@ SOK_TILE_KERNEL(hkv_insert)
 }
 SOK_EXPORT(hkv_insert)
 
-// Writes the row numbers of slots; slot -1 is skipped.
-SOK_KERNEL(hkv_set_rows)(i64* slots, const i64* placed, const u32* rows, i64 n) {
+// Gives row numbers to keys that hkv_insert placed: that of the key that was evicted, or a spare.
+//
+// placed, evicted_rows  (n,)  what hkv_insert wrote
+// spare     (m,)       rows that nobody holds, at least as many as free slots were taken
+// one_each             key i gets spare[i], where none has evicted; else the first are used up
+// rows      (n,)  out  row number, or absent for a refused key
+// counts    (3,)       grow by the spare rows used, the keys placed and those evicted
+SOK_KERNEL(hkv_give_rows)
+(i64* slots, const i64* placed, const u32* evicted_rows, const u32* spare, i64 one_each, u32* rows,
+ i64* counts, i64 n) {
   Slot* table = (Slot*)slots;
+  i64 num_placed = 0, num_evicted = 0;
   SOK_FOR_EACH(i, n) {
-    if (placed[i] >= 0) table[placed[i]].row = rows[i];
+    rows[i] = SOK_ABSENT;
+    if (placed[i] < 0) continue;
+    ++num_placed;
+    if (evicted_rows[i] != SOK_ABSENT) {
+      ++num_evicted;
+      rows[i] = evicted_rows[i];
+    } else {
+      i64 number = sok_fetch_add(counts, (i64)1);
+      rows[i] = spare[one_each ? i : number];
+    }
+    table[placed[i]].row = rows[i];
   }
+  if (num_placed) sok_add(counts + 1, num_placed);
+  if (num_evicted) sok_add(counts + 2, num_evicted);
 }
-SOK_EXPORT(hkv_set_rows)
+SOK_EXPORT(hkv_give_rows)
 
 // Writes row numbers, stamps or scores of keys that are distinct; a key in no slot is skipped.
 //
@@ -380,16 +401,14 @@ SOK_EXPORT(hkv_scores)
 
 // Erases keys that are distinct; a key in no slot is skipped.
 //
-// freed  (n,)  out  the row number that the key had, or absent
+// placed  (n,)  the slots of keys that hkv_insert placed and that have no row yet; null: searched
 SOK_TILE_KERNEL(hkv_erase)
 (i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys,
- u32* freed, i64 n) {
+ const i64* placed, i64 n) {
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
-    i64 slot = hkv_probe<true>(table, keys[i]);
-    if (!sok_is_leader()) continue;
-    freed[i] = slot < 0 ? SOK_ABSENT : table.slots[slot].row;
-    if (slot < 0) continue;
+    i64 slot = placed ? placed[i] : hkv_probe<true>(table, keys[i]);
+    if (!sok_is_leader() || slot < 0) continue;
     table.slots[slot].row = SOK_ABSENT;
     table.slots[slot].stamp = 0;
     if (scores) scores[slot] = 0;

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from sok_lite.backend.publish import Action
+
 # The letters of SokCode in kernels/platform.cuh: what an argument of a kernel must be.
 ARGUMENT_DTYPES = {
     "q": np.dtype(np.int64),
@@ -27,7 +29,7 @@ class Backend(ABC):
     Attributes:
       name: "cpu" or "cuda".
       xp: NumPy or CuPy.
-      chunk_bytes: about how many bytes of near rows a row store allocates at a time.
+      chunk_bytes: about how many bytes of near rows a row store allocates at first.
       far_chunk_bytes: the same of far rows.
     """
 
@@ -58,9 +60,16 @@ class Backend(ABC):
         """
         return self
 
-    @abstractmethod
     def launch(self, kernel: str, num_items: int, *args: Any) -> None:
         """Runs a kernel over `num_items` items. On the GPU it returns before the kernel ends.
+
+        Args, Raises: as of `prepared`.
+        """
+        self.prepared(kernel, num_items, *args)()
+
+    @abstractmethod
+    def prepared(self, kernel: str, num_items: int, *args: Any) -> Action:
+        """Returns a launch that is yet to be made, an action for `publish`.
 
         Args:
           kernel: the kernel's name in `kernels/`.
@@ -79,6 +88,14 @@ class Backend(ABC):
         Raises:
           MemoryError: there is not that much.
         """
+
+    def first_chunk(self, num_bytes: int) -> Array:
+        """Returns what `zeros_chunk` does, for a store that may stay small.
+
+        Raises:
+          MemoryError: there is not that much.
+        """
+        return self.zeros_chunk(num_bytes)
 
     @abstractmethod
     def far_chunk(self, num_bytes: int) -> np.ndarray:

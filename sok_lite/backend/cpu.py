@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,9 @@ import numpy as np
 from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
+from sok_lite.backend.publish import NOTHING, Action
+
+_SMALL_BYTES = 1 << 21  # one large page
 
 
 class _Kernel(NamedTuple):
@@ -62,9 +66,9 @@ class CpuBackend(Backend):
             kernel = self._kernels[name] = _Kernel(run, describe().decode())
         return kernel
 
-    def launch(self, kernel: str, num_items: int, *args: Any) -> None:
+    def prepared(self, kernel: str, num_items: int, *args: Any) -> Action:
         if num_items <= 0:
-            return
+            return NOTHING
         run, signature = self._kernel(kernel)
         if len(args) != len(signature):
             raise TypeError(f"{kernel} takes {len(signature)} arguments. Received: {len(args)}.")
@@ -85,9 +89,16 @@ class CpuBackend(Backend):
         base = ctypes.addressof(cells)
         table = (ctypes.c_void_p * len(args))(*range(base, base + 8 * len(args), 8))
         workers = min(self.num_threads, max(1, num_items // self.grain))
-        self._launch(run, table, workers)
+        action = partial(self._launch, run, table, workers)
+        # They must live as long as it does.
+        action.arguments = cells, args  # type: ignore[attr-defined]
+        return action
 
     def zeros_chunk(self, num_bytes: int) -> Array:
+        return self._mapped(num_bytes, small=0)
+
+    def _mapped(self, num_bytes: int, small: int) -> Array:
+        """Returns zeroed memory, on large pages from `small` bytes on."""
         try:
             # Private: a forked child gets rows of its own, and huge pages are for private memory.
             memory = mmap.mmap(-1, max(1, num_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -95,8 +106,13 @@ class CpuBackend(Backend):
             raise MemoryError(f"No {num_bytes:,} bytes of memory for rows: {error}") from error
         if hasattr(mmap, "MADV_HUGEPAGE") and num_bytes >= 1 << 22:
             # Random rows touch a page each: 2 MB pages save most of the page-table misses.
-            memory.madvise(mmap.MADV_HUGEPAGE)
+            memory.madvise(mmap.MADV_HUGEPAGE, small)
         return np.frombuffer(memory, dtype=np.uint8, count=num_bytes)
+
+    def first_chunk(self, num_bytes: int) -> Array:
+        # The first rows of a store lie on small pages: of a hundred small tables each would else
+        # take 2 MB for each of its columns.
+        return self._mapped(num_bytes, small=_SMALL_BYTES)
 
     def far_chunk(self, num_bytes: int) -> np.ndarray:
         return self.zeros_chunk(num_bytes)

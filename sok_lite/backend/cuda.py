@@ -1,6 +1,7 @@
 """Kernels on the GPU: the same sources, compiled by NVRTC through CuPy."""
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend
 from sok_lite.backend.local_ranks import local_rank
+from sok_lite.backend.publish import NOTHING, Action
 from sok_lite.backend.sources import all_kernels, find_kernel, inlined, kernel_defines
 
 # --fmad=false: the CPU does not fuse multiply and add either, and results must be the same.
@@ -33,7 +35,7 @@ class CudaBackend(Backend):
 
     name = "cuda"
     xp = cupy
-    chunk_bytes = 1 << 21
+    chunk_bytes = 1 << 16  # every column of every table has one, however few its rows
     far_chunk_bytes = 1 << 26  # to pin memory is a slow call, about a millisecond
 
     def __init__(self) -> None:
@@ -97,9 +99,9 @@ class CudaBackend(Backend):
         tuned._threads_per_block = block_size
         return tuned
 
-    def launch(self, kernel: str, num_items: int, *args: Any) -> None:
+    def prepared(self, kernel: str, num_items: int, *args: Any) -> Action:
         if num_items <= 0:
-            return
+            return NOTHING
         run, lanes, signature = self._kernel(kernel)
         if len(args) != len(signature):
             raise TypeError(f"{kernel} takes {len(signature)} arguments. Received: {len(args)}.")
@@ -128,7 +130,7 @@ class CudaBackend(Backend):
                 values.append(arg)
         blocks = -(-num_items * lanes // self._threads_per_block)
         grid = (min(blocks, self._max_blocks),)
-        run(grid, (self._threads_per_block,), tuple(values))
+        return partial(run, grid, (self._threads_per_block,), tuple(values))
 
     def zeros_chunk(self, num_bytes: int) -> Array:
         try:

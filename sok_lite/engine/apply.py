@@ -1,23 +1,24 @@
 """One optimizer step for rows of several tables: unique -> sum over duplicates -> update rule."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array
+from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.recent import recall
 from sok_lite.engine.row_store import ABSENT
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.base import table_seed
+from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.table.parts import table_seed
 from sok_lite.engine.unique import unique
 from sok_lite.engine.update_rules import (
     StochasticRounding,
     UpdateRule,
-    apply_rule,
     count_nonfinite,
+    updating,
 )
 
 
@@ -67,27 +68,34 @@ def apply_updates(
     """
     if on_nonfinite not in ("allow", "error"):
         raise ValueError(f"`on_nonfinite` must be 'allow' or 'error'. Received: {on_nonfinite!r}.")
-    with ExitStack() as locks:
-        # Held from the first look at a table to its last change: row numbers stay good. In one
-        # order for all threads, so that none waits for another that waits for it.
-        for table in sorted({update.table for update in updates}, key=id):
-            locks.enter_context(table.lock)
-        ready = [_ready(update) for update in _merged(updates)]
-        if on_nonfinite == "error":
-            _raise_if_nonfinite(ready)
-        for item in ready:
-            # Before the first row changes: a state of another optimizer raises here.
-            for name, initial in item.rule.states.items():
-                item.table.store.ensure_state(name, initial)
-            item.rule.scalars(learning_rate, step)
-        count = 0
-        for table, rule, keys, rows, grads in ready:
-            rounding = None
-            if stochastic_rounding:
-                rounding = StochasticRounding(keys, table_seed(table.seed, table.name))
-            bad = apply_rule(table, rule, rows, grads, learning_rate, step, rounding=rounding)
-            count += int(bad)
-        return count
+    # Held from the first look at a table to its last change: row numbers stay good.
+    return holding(
+        (update.table for update in updates),
+        lambda: _apply(updates, learning_rate, step, on_nonfinite, stochastic_rounding),
+    )
+
+
+def _apply(
+    updates: Sequence[Update],
+    learning_rate: float,
+    step: int,
+    on_nonfinite: str,
+    stochastic_rounding: bool,
+) -> int:
+    ready = [_ready(update) for update in _merged(updates)]
+    if not ready:
+        return 0
+    if on_nonfinite == "error":
+        _raise_if_nonfinite(ready)
+    count = ready[0].table.backend.xp.zeros(1, np.int64)
+    actions: list[Action] = []
+    for table, rule, keys, rows, grads in ready:
+        rounding = None
+        if stochastic_rounding:
+            rounding = StochasticRounding(keys, table_seed(table.seed, table.name))
+        actions += updating(table, rule, rows, grads, learning_rate, step, count, rounding=rounding)
+    publish(actions)
+    return int(count[0])
 
 
 class _Ready(NamedTuple):

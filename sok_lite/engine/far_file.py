@@ -54,6 +54,11 @@ class FarFile:
             name = os.path.abspath(self.path)
         self.close = weakref.finalize(self, _close, self._fd, name, os.getpid())
 
+    def sibling(self) -> "FarFile":
+        """Returns a new file without a name in the same folder."""
+        is_folder = os.path.isdir(self.path)
+        return FarFile(self.path if is_folder else os.path.dirname(os.path.abspath(self.path)))
+
     def zeros(self, num_bytes: int) -> np.ndarray:
         """Returns new zeroed memory at the end of the file, (num_bytes,) uint8.
 
@@ -75,6 +80,19 @@ class FarFile:
         memory.madvise(mmap.MADV_RANDOM)
         self.num_bytes += length
         return np.frombuffer(memory, np.uint8, num_bytes)
+
+    def check(self) -> None:
+        """Raises OSError if the file is shorter than what was made of it.
+
+        A kernel that reads behind the end of a file would end the process.
+        """
+        length = os.fstat(self._fd).st_size
+        if length < self.num_bytes:
+            raise OSError(
+                f"far_path {self.path!r} was cut short by somebody: {length:,} bytes are left of "
+                f"{self.num_bytes:,}, so rows of the table are lost. Restore a checkpoint into a "
+                "new table, and keep other programs away from the file."
+            )
 
     def truncate(self, num_bytes: int) -> None:
         """Gives back what lies behind `num_bytes`; nobody may use that memory any more."""

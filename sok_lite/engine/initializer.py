@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action
 
 # Parameters (a, b) of each distribution; a constant has no b.
 _PARAMETERS = {
@@ -62,13 +63,16 @@ class Initializer:
         object.__setattr__(self, "a", float(self.a))
         object.__setattr__(self, "b", float(self.b))
 
-    def fill(self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int) -> None:
-        """Writes the first values of rows into the `value` column.
+    def filling(
+        self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
+    ) -> Action:
+        """Prepares to write the initial values of rows into the `value` column.
 
         Args:
           backend: where the arrays live.
           store: the row store.
-          rows: (n,) uint32, distinct; absent ones are skipped.
+          rows: (n,) uint32, distinct; absent ones are skipped. They are read when the action is
+            taken.
           keys: (n,) int64, the key of each row.
           table_seed: 64 bits that stand for the seed and the table's name.
         """
@@ -76,7 +80,11 @@ class Initializer:
         column = store.column("value").pointers
         place = (column, store.chunk_shift, store.dim, rows)
         source = () if self.kind == "constant" else (keys, _as_i64(table_seed))
-        backend.launch(name, len(rows), *place, *source, *self._scalars(), len(rows))
+        return backend.prepared(name, len(rows), *place, *source, *self._scalars(), len(rows))
+
+    def fill(self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int) -> None:
+        """Writes the initial values of rows into the `value` column; see `filling`."""
+        self.filling(backend, store, rows, keys, table_seed)()
 
     def values(self, backend: Backend, keys: Array, dim: int, table_seed: int) -> Array:
         """Returns the first values of keys, (n, dim) float32, without a table.

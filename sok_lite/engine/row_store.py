@@ -2,23 +2,31 @@
 
 A column is a list of equally long chunks, so a store grows without moving a row and a row number
 stays good for as long as its key lives. Column `value` has the table's row format; every optimizer
-state is a float32 column beside it. Rows that nobody holds keep their state at its initial value:
-a new key then needs no pass over state columns.
+state is a float32 column beside it. Rows that nobody holds have their state at its initial value: a
+new key then needs no pass over state columns.
 
 A store may have two tiers. Rows below `near_rows` are near: in the memory of the backend's device.
 The others are far: on a GPU in pinned memory of the host, which kernels read and write in place; on
 a CPU in ordinary memory or in a file. A kernel sees chunks and cannot tell. Rows do not move by
 themselves: `swap` exchanges two of them in all columns, and engine/row_tiers.py says which.
+
+What changes rows that somebody holds comes in two forms: `swapping` prepares it, for a table that
+changes its index at the same time, and `swap` does it.
 """
 
+import copy
+import itertools
 import os
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import RowDtype, as_words
 from sok_lite.engine.far_file import FarFile
+from sok_lite.engine.row_numbers import Claim, RowNumbers
 
 ABSENT = 0xFFFFFFFF  # the row number of a key that has no row; SOK_ABSENT in kernels/platform.cuh
 
@@ -28,6 +36,8 @@ _MIN_NEAR_CHUNKS = 32
 # Far memory is mapped or pinned in few pieces: each costs a system call, and Linux allows 65,530
 # mappings. A piece is at least this part of the far chunks there are.
 _FAR_GROWTH = 8
+# Near memory begins with a small piece and comes in larger ones as the store grows.
+_NEAR_GROWTH = 64
 
 
 class Slab(NamedTuple):
@@ -107,18 +117,18 @@ class Column:
         self.pointers = backend.xp.zeros(0, np.uint64)
 
     def new_memory(self, slabs: list[Slab]) -> list[Array]:
-        """Returns the memory of slabs that are not part of this column yet."""
+        """Returns the memory of slabs that are not part of this column yet, zeroed."""
         far = self._far_file.zeros if self._far_file else self._backend.far_chunk
         memory: list[Array] = []
         for num_chunks, is_far in slabs:
-            allocate = far if is_far else self._backend.zeros_chunk
-            memory.append(allocate(num_chunks * self._chunk_bytes))
-            if self.initial != 0:
-                memory[-1].view(self.dtype).fill(self.initial)
+            near = (
+                self._backend.zeros_chunk if self._memory or memory else self._backend.first_chunk
+            )
+            memory.append((far if is_far else near)(num_chunks * self._chunk_bytes))
         return memory
 
-    def attach(self, memory: list[Array]) -> None:
-        """Makes memory part of the column."""
+    def attaching(self, memory: list[Array]) -> list[Action]:
+        """Prepares to make memory part of the column."""
         addresses = [
             self._backend.address(part)
             + self._chunk_bytes * np.arange(part.nbytes // self._chunk_bytes, dtype=np.int64)
@@ -126,17 +136,23 @@ class Column:
         ]
         start = self.num_chunks
         end = start + sum(part.size for part in addresses)
-        if end > self.pointers.size:
+        pointers = self.pointers
+        if end > pointers.size:
             # Doubled: a large table has tens of thousands of chunks and gets them one by one.
-            grown = self._backend.xp.zeros(max(end, 2 * self.pointers.size), np.uint64)
-            grown[:start] = self.pointers[:start]
-            self.pointers = grown
+            pointers = self._backend.xp.zeros(max(end, 2 * pointers.size), np.uint64)
+            pointers[:start] = self.pointers[:start]
         if addresses:
-            self.pointers[start:end] = self._backend.from_host(
-                np.concatenate(addresses).view(np.uint64)
-            )
-        self.num_chunks = end
-        self._memory.extend(memory)
+            # Nobody looks behind `num_chunks`.
+            pointers[start:end] = self._backend.from_host(np.concatenate(addresses).view(np.uint64))
+        return setting(self, pointers=pointers, num_chunks=end, _memory=[*self._memory, *memory])
+
+    def emptied(self) -> "Column":
+        """Returns a column like this one without rows."""
+        other = copy.copy(self)
+        other.num_chunks = 0
+        other._memory = []
+        other.pointers = self._backend.xp.zeros(0, np.uint64)
+        return other
 
 
 class RowStore:
@@ -154,6 +170,7 @@ class RowStore:
       row_dtype: format of the value rows.
       near_rows: rows below this number are near; None: all are.
       chunk_shift: a chunk holds 2**chunk_shift rows.
+      numbers: which rows are handed out and which of those are free.
 
     Raises:
       ValueError: an argument is not as said here.
@@ -196,9 +213,8 @@ class RowStore:
         self._far_file = None if far_path is None else FarFile(far_path)
         self._columns: dict[str, Column] = {}
         self._slabs: list[Slab] = []  # the same for all columns
-        self._num_rows = 0  # handed out so far, free ones included
-        self._free_near = backend.xp.empty(0, np.uint32)
-        self._free_far = backend.xp.empty(0, np.uint32)
+        self._far_bytes = 0  # of the far file, that belong to the slabs
+        self.numbers = RowNumbers.none(backend.xp, self._first_far)
         self._add_column("value", dim, row_dtype.storage, 0.0)
 
     def _shift_of(self, num_bytes: int) -> int:
@@ -209,21 +225,39 @@ class RowStore:
     def _add_column(self, name: str, dim: int, dtype: np.dtype, initial: float) -> Column:
         shift, far_file = self.chunk_shift, self._far_file
         column = Column(self.backend, name, dim, dtype, initial, shift, far_file)
-        self._attach([column], self._slabs)
-        self._columns[name] = column
+        memory, far_bytes = self._new_memory([column], self._slabs)
+        if initial != 0:
+            self._fill_memory(column, memory[0])
+        publish(column.attaching(memory[0]))
+        publish(
+            [
+                partial(self._columns.__setitem__, name, column),
+                *setting(self, _far_bytes=far_bytes),
+            ]
+        )
         return column
 
-    def _attach(self, columns: list[Column], slabs: list[Slab]) -> None:
-        """Gives slabs to all of the columns, or to none if memory runs out between two of them."""
-        length = self._far_file.num_bytes if self._far_file else 0
+    def _fill_memory(self, column: Column, memory: list[Array]) -> None:
+        """Gives all rows handed out so far the initial value. Memory of others is not touched."""
+        left = self.num_rows * column.dim
+        for part in memory:
+            elements = part.view(column.dtype)
+            elements[:left].fill(column.initial)
+            left = max(0, left - int(elements.size))
+
+    def _new_memory(
+        self, columns: list[Column], slabs: list[Slab]
+    ) -> tuple[list[list[Array]], int]:
+        """Returns the memory of slabs for all of some columns, and the length of the far file."""
+        if self._far_file is None:
+            return [column.new_memory(slabs) for column in columns], 0
+        self.trim()  # what was made for rows that did not come
         try:
             memory = [column.new_memory(slabs) for column in columns]
         except BaseException:
-            if self._far_file:
-                self._far_file.truncate(length)
+            self.trim()
             raise
-        for column, parts in zip(columns, memory, strict=True):
-            column.attach(parts)
+        return memory, self._far_file.num_bytes
 
     def ensure_state(self, name: str, initial: float, dim: int | None = None) -> Column:
         """Returns a float32 state column and makes it on first use.
@@ -271,7 +305,7 @@ class RowStore:
     @property
     def used_bytes(self) -> int:
         """Memory of the rows and states that were handed out so far, free ones included."""
-        return self._num_rows * self.row_bytes
+        return self.num_rows * self.row_bytes
 
     @property
     def num_bytes(self) -> int:
@@ -294,12 +328,30 @@ class RowStore:
     @property
     def num_rows(self) -> int:
         """Rows handed out so far, free ones included: every row number is below it."""
-        return self._num_rows
+        return self.numbers.num_rows
 
     @property
     def num_far_rows(self) -> int:
         """How many of them are far."""
-        return max(0, self._num_rows - self._first_far)
+        return self.numbers.num_far
+
+    def claim(self, count: int) -> Claim:
+        """Chooses `count` rows and makes memory for them. Nobody has them until `taking`.
+
+        Raises:
+          MemoryError: no memory for them; the store is as it was.
+        """
+        claim = self.numbers.claim(self.backend.xp, count)
+        self._grow(claim.taking().num_rows)
+        fresh = claim.rows[claim.near : claim.near + claim.fresh]
+        for name in self.state_names:
+            if self._columns[name].initial != 0:
+                self.fill(name, fresh)
+        return claim
+
+    def taking(self, claim: Claim, count: int | None = None) -> list[Action]:
+        """Prepares to take the first `count` rows of the last claim; None: all."""
+        return setting(self, numbers=claim.taking(count))
 
     def allocate(self, count: int) -> Array:
         """Takes `count` rows: near ones as long as there are any, freed ones before new ones.
@@ -310,37 +362,19 @@ class RowStore:
         Raises:
           MemoryError: no memory for them; the store is as it was.
         """
-        xp = self.backend.xp
-        near = min(count, int(self._free_near.size))
-        new_near = min(count - near, max(0, self._first_far - self._num_rows))
-        far = min(count - near - new_near, int(self._free_far.size))
-        fresh = count - near - far
-        self._grow(self._num_rows + fresh)
-        first = self._num_rows
-        rows = xp.arange(first, first + fresh, dtype=np.uint32)
-        if near or far:
-            freed_near, self._free_near = self._split(self._free_near, near)
-            freed_far, self._free_far = self._split(self._free_far, far)
-            rows = xp.concatenate([freed_near, rows, freed_far])
-        self._num_rows += fresh
-        return rows
+        claim = self.claim(count)
+        publish(self.taking(claim))
+        return claim.rows
 
     def free_near(self, count: int) -> Array:
         """Returns near rows that were freed, `count` or as many as there are: (m,) uint32."""
-        return self._split(self._free_near, min(count, int(self._free_near.size)))[0]
+        free = self.numbers.free_near
+        return free[max(0, int(free.size) - count) :]
 
-    def exchange_free(self, near: Array, far: Array) -> None:
-        """Frees far rows (m,) in place of what `free_near` returned last. `swap` them next."""
-        if near.size:
-            freed = self.backend.xp.concatenate([self._free_far, far])
-            self._free_near = self._split(self._free_near, int(near.size))[1]
-            self._free_far = freed
-
-    @staticmethod
-    def _split(free: Array, count: int) -> tuple[Array, Array]:
-        """Returns the last `count` rows of a list of free ones, and the others."""
-        kept = free.size - count
-        return free[kept:], free[:kept]
+    def exchanging_free(self, near: Array, far: Array) -> list[Action]:
+        """Prepares to free far rows (m,) in place of what `free_near` returned."""
+        numbers = self.numbers.exchanging(self.backend.xp, int(near.size), far)
+        return setting(self, numbers=numbers)
 
     def reserve(self, count: int) -> None:
         """Makes sure that `count` rows can be taken later without running out of memory.
@@ -348,19 +382,26 @@ class RowStore:
         Raises:
           MemoryError: no memory for them; the store is as it was.
         """
-        free = int(self._free_near.size + self._free_far.size)
-        self._grow(self._num_rows + max(0, count - free))
+        self._grow(self.num_rows + max(0, count - self.numbers.num_free))
 
     def _grow(self, num_rows: int) -> None:
         if num_rows > ABSENT:
             raise MemoryError(
                 f"A table holds at most {ABSENT:,} rows on one rank. Received: "
-                f"{self._num_rows:,} rows and {num_rows - self._num_rows:,} more. Use more ranks."
+                f"{self.num_rows:,} rows and {num_rows - self.num_rows:,} more. Use more ranks."
             )
         slabs = self._new_slabs((num_rows + (1 << self.chunk_shift) - 1) >> self.chunk_shift)
-        if slabs:
-            self._attach(list(self._columns.values()), slabs)
-            self._slabs.extend(slabs)
+        if not slabs:
+            return
+        columns = list(self._columns.values())
+        memory, far_bytes = self._new_memory(columns, slabs)
+        attaching = [column.attaching(parts) for column, parts in zip(columns, memory, strict=True)]
+        publish(
+            [
+                *itertools.chain.from_iterable(attaching),
+                *setting(self, _slabs=[*self._slabs, *slabs], _far_bytes=far_bytes),
+            ]
+        )
 
     def _new_slabs(self, num_chunks: int) -> list[Slab]:
         """Returns what a store of `num_chunks` chunks needs beyond what there is."""
@@ -369,40 +410,64 @@ class RowStore:
         near = self._first_far >> self.chunk_shift
         while have < num_chunks:
             if have < near:
-                slab = Slab(min(self._near_slab, near - have), False)
+                slab = Slab(min(max(self._near_slab, have // _NEAR_GROWTH), near - have), False)
             else:
                 slab = Slab(max(self._far_slab, (have - near) // _FAR_GROWTH), True)
             slabs.append(slab)
             have += slab.num_chunks
         return slabs
 
+    def releasing(self, rows: Array) -> list[Action]:
+        """Prepares to give rows back, distinct and none absent; their states begin anew."""
+        return [
+            *(self.filling(name, rows) for name in self.state_names),
+            *setting(self, numbers=self.numbers.releasing(self.backend.xp, rows)),
+        ]
+
     def release(self, rows: Array) -> None:
-        """Gives rows back, distinct and none absent; their state returns to its initial value."""
-        xp = self.backend.xp
-        free_far, near = self._free_far, rows
+        """Gives rows back; see `releasing`."""
+        publish(self.releasing(rows))
+
+    def clearing(self) -> list[Action]:
+        """Prepares to give all rows and their memory back. The state columns stay, empty."""
+        columns = {name: column.emptied() for name, column in self._columns.items()}
         if self.num_far_rows:
-            is_far = rows >= np.uint32(self._first_far)
-            near = rows[~is_far]
-            free_far = xp.concatenate([self._free_far, rows[is_far]])
-        free_near = xp.concatenate([self._free_near, near])
-        for name in self.state_names:
-            self.fill(name, rows)
-        # Both or none: memory may have run out before.
-        self._free_near, self._free_far = free_near, free_far
+            self.backend.synchronize()  # kernels that still use pinned memory or the file
+        numbers = RowNumbers.none(self.backend.xp, self._first_far)
+        return setting(self, _columns=columns, _slabs=[], _far_bytes=0, numbers=numbers)
 
     def clear(self) -> None:
         """Gives all rows and their memory back. The state columns stay, empty."""
-        if self.num_far_rows:
-            self.backend.synchronize()  # kernels that still use pinned memory or the file
-        columns = list(self._columns.values())
-        self._columns = {}
-        self._slabs = []
-        for old in columns:
-            self._add_column(old.name, old.dim, old.dtype, old.initial)
-        if self._far_file:
-            self._far_file.truncate(0)
-        self._num_rows = 0
-        self._free_near = self._free_far = self.backend.xp.empty(0, np.uint32)
+        publish(self.clearing())
+        self.trim()
+
+    @property
+    def has_far_file(self) -> bool:
+        """Whether far rows are in a file."""
+        return self._far_file is not None
+
+    def check_far(self) -> None:
+        """Raises OSError if somebody has cut the far file short, whose rows would be gone."""
+        if self._far_file is not None:
+            self._far_file.check()
+
+    def trim(self) -> None:
+        """Gives back the part of the far file that no row needs any more."""
+        if self._far_file and self._far_file.num_bytes != self._far_bytes:
+            self._far_file.truncate(self._far_bytes)
+
+    def emptied(self) -> "RowStore":
+        """Returns a store like this one without rows and states.
+
+        Raises:
+          OSError: no place for another far file.
+        """
+        other = copy.copy(self)
+        other._far_file = None if self._far_file is None else self._far_file.sibling()
+        other._columns, other._slabs, other._far_bytes = {}, [], 0
+        other.numbers = RowNumbers.none(self.backend.xp, self._first_far)
+        other._add_column("value", self.dim, self.row_dtype.storage, 0.0)
+        return other
 
     # ---------------------------------------------------------------- rows
 
@@ -462,10 +527,47 @@ class RowStore:
         )
         return out
 
-    def write(
+    def reading(self, rows: Array, out: Array) -> Action:
+        """Prepares to copy value rows (n,) into `out`, from `output`; an absent one gives zeros."""
+        col = self._columns["value"]
+        suffix, words = as_words(out)
+        n = int(rows.size)
+        place = (col.pointers, self.chunk_shift, col.dim)
+        return self.backend.prepared(f"rows_read_{suffix}", n, *place, rows, words, n)
+
+    def delivering(
+        self,
+        rows: Array,
+        index: Array | None,
+        places: Array | None,
+        row_numbers: Array | None,
+        out: Array | None,
+        num_absent: Array,
+        num_items: int,
+    ) -> Action:
+        """Prepares to give items the row numbers of their keys and copies of the value rows.
+
+        Args:
+          rows: (k,) uint32, row number of each key, or absent.
+          index: (n,) int32, which key each item belongs to, -1: to none; None: item i to key i.
+          places: (n,) int64, where item i goes; None: to i.
+          row_numbers: (at least n,) uint32, gets the row number of each item; None: not wanted.
+          out: (at least n, dim) from `output`, gets the rows; left as it was where there is none;
+            None: not wanted.
+          num_absent: (1,) int64, grows by the items without a row.
+          num_items: n.
+        """
+        col = self._columns["value"]
+        suffix = f"u{8 * col.dtype.itemsize}"
+        words = None if out is None else as_words(out)[1]
+        place = (col.pointers, self.chunk_shift, col.dim)
+        items = (rows, index, places, row_numbers, words, num_absent, num_items)
+        return self.backend.prepared(f"rows_deliver_{suffix}", num_items, *place, *items)
+
+    def writing(
         self, rows: Array, values: Array, column: str = "value", source: Array | None = None
-    ) -> None:
-        """Copies rows in.
+    ) -> Action:
+        """Prepares to copy rows in.
 
         Args:
           rows: (n,) uint32, distinct; an absent one is skipped.
@@ -474,7 +576,7 @@ class RowStore:
         """
         col = self._columns[column]
         suffix, words = as_words(values)
-        self.backend.launch(
+        return self.backend.prepared(
             f"rows_write_{suffix}",
             rows.size,
             col.pointers,
@@ -486,14 +588,20 @@ class RowStore:
             rows.size,
         )
 
-    def add(self, rows: Array, deltas: Array, scale: float = 1.0) -> None:
-        """Adds `scale * deltas` to value rows.
+    def write(
+        self, rows: Array, values: Array, column: str = "value", source: Array | None = None
+    ) -> None:
+        """Copies rows in; see `writing`."""
+        self.writing(rows, values, column, source)()
+
+    def adding(self, rows: Array, deltas: Array, scale: float = 1.0) -> Action:
+        """Prepares to add `scale * deltas` to value rows.
 
         Args:
           rows: (n,) uint32, distinct; an absent one is skipped.
           deltas: (n, dim) float32, C-contiguous.
         """
-        self.backend.launch(
+        return self.backend.prepared(
             f"rows_add_{self.row_dtype.suffix}",
             rows.size,
             self._columns["value"].pointers,
@@ -505,14 +613,18 @@ class RowStore:
             rows.size,
         )
 
-    def swap(self, rows: Array, others: Array) -> None:
-        """Exchanges rows[i] and others[i] in every column.
+    def add(self, rows: Array, deltas: Array, scale: float = 1.0) -> None:
+        """Adds `scale * deltas` to value rows; see `adding`."""
+        self.adding(rows, deltas, scale)()
+
+    def swapping(self, rows: Array, others: Array) -> list[Action]:
+        """Prepares to exchange rows[i] and others[i] in every column.
 
         Args:
           rows, others: (n,) uint32, all of them distinct and none absent.
         """
-        for column in self._columns.values():
-            self.backend.launch(
+        return [
+            self.backend.prepared(
                 f"rows_swap_u{8 * column.dtype.itemsize}",
                 rows.size,
                 column.pointers,
@@ -522,11 +634,21 @@ class RowStore:
                 others,
                 rows.size,
             )
+            for column in self._columns.values()
+        ]
+
+    def swap(self, rows: Array, others: Array) -> None:
+        """Exchanges rows[i] and others[i] in every column; see `swapping`."""
+        publish(self.swapping(rows, others))
 
     def fill(self, state: str, rows: Array) -> None:
-        """Sets rows of a state column to its initial value."""
+        """Sets rows of a state column to its initial value; an absent one is skipped."""
+        self.filling(state, rows)()
+
+    def filling(self, state: str, rows: Array) -> Action:
+        """Prepares to set rows of a state column to its initial value; see `fill`."""
         col = self._columns[state]
-        self.backend.launch(
+        return self.backend.prepared(
             "rows_fill",
             rows.size,
             col.pointers,

@@ -16,11 +16,13 @@ places with the coldest near ones.
 Nothing here knows an index: `rebalance` says which keys have which rows now.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.row_store import RowStore
 
 _NOT_HELD = 255  # the heat of a row that nobody holds; SOK_NOT_HELD in kernels/rows.cu
@@ -69,20 +71,27 @@ class RowTiers:
         self._store = store
         self._backend: Backend = store.backend
         self.num_moved = self.num_passes = 0
+        self._heat: Array
+        self._keys: Array
+        self._calm_passes = self._lookups = self._looked_up = self._rest = 0
         self.clear()
 
     def clear(self) -> None:
         """Forgets all rows, after the store did."""
-        xp = self._backend.xp
-        self._heat = xp.empty(0, np.uint8)
-        self._keys = xp.empty(0, np.int64)
-        self._calm_passes = 0  # in a row, that moved little
-        self._begin_period()
+        publish(self.clearing())
 
-    def _begin_period(self, rest: int = 0) -> None:
-        self._lookups = 0  # those counted
-        self._looked_up = 0  # rows of them
-        self._rest = rest  # rows that are looked up before counting begins
+    def clearing(self) -> list[Action]:
+        """Prepares to forget all rows."""
+        xp = self._backend.xp
+        return setting(
+            self,
+            _heat=xp.empty(0, np.uint8),
+            _keys=xp.empty(0, np.int64),
+            _calm_passes=0,  # in a row, that moved little
+            _lookups=0,  # those counted
+            _looked_up=0,  # rows of them
+            _rest=0,  # rows that are looked up before counting begins
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -105,43 +114,61 @@ class RowTiers:
         keys = xp.zeros(size, np.int64)
         heat[: self._heat.size] = self._heat
         keys[: self._keys.size] = self._keys
-        self._heat, self._keys = heat, keys
+        publish(setting(self, _heat=heat, _keys=keys))
 
-    def assigned(self, rows: Array, keys: Array) -> None:
-        """Says that rows belong to keys from now on.
+    def assigning(self, rows: Array, keys: Array) -> list[Action]:
+        """Prepares to say that rows belong to keys from now on, after `reserve`.
 
         Args:
-          rows: (n,) uint32, distinct and none absent.
+          rows: (n,) uint32, distinct; an absent one is skipped.
           keys: (n,) int64.
+        """
+        if self._store.near_rows is None:
+            return []
+        n = int(rows.size)
+        return [self._backend.prepared("rows_assign", n, self._heat, self._keys, rows, keys, n)]
+
+    def assigned(self, rows: Array, keys: Array) -> None:
+        """Says that rows belong to keys from now on; see `assigning`.
 
         Raises:
           MemoryError: nothing has changed.
         """
-        if self._store.near_rows is None:
-            return
         self.reserve(self._store.num_rows)
-        self._heat[rows] = 0
-        self._keys[rows] = keys
+        publish(self.assigning(rows, keys))
 
-    def touched(self, rows: Array) -> None:
-        """Says that a lookup saw rows.
+    def touching(self, rows: Array) -> list[Action]:
+        """Prepares to say that a lookup saw rows.
 
         Args:
           rows: (n,) uint32, held and distinct; absent ones are skipped. Of a row that comes twice,
             one or both are counted.
         """
+        n = int(rows.size)
         if self._rest > 0:
-            self._rest -= int(rows.size)
-        elif self._store.num_far_rows:
-            self.reserve(self._store.num_rows)
-            self._backend.launch("rows_warm", rows.size, self._heat, rows, rows.size)
-            self._lookups += 1
-            self._looked_up += int(rows.size)
+            return setting(self, _rest=self._rest - n)
+        if not self._store.num_far_rows:
+            return []
+        self.reserve(self._store.num_rows)
+        return [
+            self._backend.prepared("rows_warm", n, self._heat, rows, n),
+            *setting(self, _lookups=self._lookups + 1, _looked_up=self._looked_up + n),
+        ]
+
+    def touched(self, rows: Array) -> None:
+        """Says that a lookup saw rows; see `touching`."""
+        publish(self.touching(rows))
+
+    def releasing(self, rows: Array) -> list[Action]:
+        """Prepares to say that nobody holds rows (n,) any more, none absent."""
+        if self._store.near_rows is None:
+            return []
+        n = int(rows.size)
+        return [self._backend.prepared("rows_assign", n, self._heat, self._keys, rows, None, n)]
 
     def released(self, rows: Array) -> None:
         """Says that nobody holds rows (n,) any more, none absent."""
-        if self._store.near_rows is not None:
-            self._heat[rows] = _NOT_HELD
+        publish(self.releasing(rows))
 
     # ---------------------------------------------------------------- what the table asks
 
@@ -153,28 +180,33 @@ class RowTiers:
             and self._looked_up >= _LOOKED_UP_PER_ROW * self._store.num_rows
         )
 
-    def rebalance(self) -> Moved | None:
+    def rebalance(self, moving: Callable[[Moved], list[Action]] = lambda moved: []) -> Moved | None:
         """Moves hot rows near and cold ones far, and cools all. Near rows must not be in use.
 
+        Args:
+          moving: prepares what else must change as the rows move: the row numbers of the keys, and
+            the generation.
+
         Returns:
-          The keys that have moved, whose row numbers the table must change and whose generation it
-          must bump; None if there are none.
+          The keys that have moved; None if there are none.
 
         Raises:
           MemoryError: nothing has moved.
         """
         self.num_passes += 1
-        moved = self._promote() if self._store.near_rows else None
+        moved = self._promote(moving) if self._store.near_rows else None
         num_rows = min(self._store.num_rows, self._heat.size)
-        self._backend.launch("rows_cool", num_rows, self._heat, num_rows)
         moved_little = moved is None or moved.rows.size < 2 * _LITTLE * self._looked_up
-        self._calm_passes = min(self._calm_passes + 1, _MOST_REST) if moved_little else 0
-        self._begin_period(self._calm_passes * self._looked_up)
+        calm_passes = min(self._calm_passes + 1, _MOST_REST) if moved_little else 0
+        cool = self._backend.prepared("rows_cool", num_rows, self._heat, num_rows)
+        rest = calm_passes * self._looked_up
+        period = setting(self, _calm_passes=calm_passes, _lookups=0, _looked_up=0, _rest=rest)
+        publish([cool, *period])
         return moved
 
     # ---------------------------------------------------------------- inside
 
-    def _promote(self) -> Moved | None:
+    def _promote(self, moving: Callable[[Moved], list[Action]]) -> Moved | None:
         store, xp = self._store, self._backend.xp
         num_near = store.near_rows
         assert num_near is not None
@@ -192,17 +224,25 @@ class RowTiers:
         pays = self._exceeds(self._heat[far[num_free:]], self._heat[near])
         near = xp.concatenate([free, near[pays]])
         far, freed = xp.concatenate([far[:num_free], far[num_free:][pays]]), far[:num_free]
-        if far.size == 0:
+        n = int(far.size)
+        if n == 0:
             return None
         moved = Moved(
             xp.concatenate([self._keys[far], self._keys[near[num_free:]]]),
             xp.concatenate([near, far[num_free:]]),
         )
-        store.exchange_free(free, freed)
-        store.swap(near, far)
-        for held in (self._heat, self._keys):
-            held[near], held[far] = held[far], held[near]
-        self.num_moved += int(moved.rows.size)
+        swap_heat = self._backend.prepared(
+            "rows_swap_heat", n, self._heat, self._keys, near, far, n
+        )
+        publish(
+            [
+                *store.exchanging_free(free, freed),
+                *store.swapping(near, far),
+                swap_heat,
+                *setting(self, num_moved=self.num_moved + int(moved.rows.size)),
+                *moving(moved),
+            ]
+        )
         return moved
 
     @staticmethod

@@ -252,7 +252,8 @@ def _read_all(
 def _read(part: Part, keys: Array, index: Array | None) -> Array:
     """Returns the rows of distinct keys in storage format, (k, dim), or those of keys[index]."""
     table = part.table
-    with table.lock:
+
+    def read() -> Array:
         values, rows, num_absent = table.lookup(
             table.key_dtype.from_int64(table.backend.xp, keys),
             unique_keys=True,
@@ -264,6 +265,8 @@ def _read(part: Part, keys: Array, index: Array | None) -> Array:
         if num_absent == 0:
             remember(table, keys, rows)
         return values
+
+    return table.alone(read)
 
 
 def _checked(backend: Backend, number: int, part: Part) -> Part:

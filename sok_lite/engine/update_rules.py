@@ -31,6 +31,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.dtypes import RowDtype
 
 Scalars = tuple[float | int, ...]
@@ -373,9 +374,31 @@ def apply_rule(
     on_nonfinite: str = "allow",
     rounding: StochasticRounding | None = None,
 ) -> Array:
-    """Applies one optimizer step to rows of a table, in place.
+    """Applies one optimizer step to rows of a table, in place; see `updating`.
 
-    State columns that the table lacks are made first.
+    Returns:
+      The number of rows whose gradient had a NaN or an infinity, as a 0-d integer array of the
+      backend: `int()` of it waits for the GPU.
+    """
+    count = table.backend.xp.zeros(1, np.int64)
+    publish(updating(table, rule, rows, grads, learning_rate, step, count, on_nonfinite, rounding))
+    return count[0]
+
+
+def updating(
+    table: Any,
+    rule: UpdateRule,
+    rows: Array,
+    grads: Array,
+    learning_rate: float,
+    step: int,
+    num_nonfinite: Array,
+    on_nonfinite: str = "allow",
+    rounding: StochasticRounding | None = None,
+) -> list[Action]:
+    """Prepares one optimizer step for rows of a table.
+
+    State columns that the table lacks are made at once.
 
     Args:
       table: a table, or anything with `backend` and `store`.
@@ -384,15 +407,12 @@ def apply_rule(
       grads: (u, dim) float32, one per row, already summed over duplicates.
       learning_rate: of this step, after any schedule.
       step: 1 for the first update.
+      num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
       on_nonfinite: "allow": rows whose gradient has a NaN or an infinity are updated all the same,
         and counted. "error": they raise before anything has changed, at the cost of one more pass
         over the gradients.
       rounding: of float16 and bfloat16 rows; None: to nearest even. Float32 rows, and states, are
         never rounded further.
-
-    Returns:
-      The number of rows whose gradient had a NaN or an infinity, as a 0-d integer array of the
-      backend: `int()` of it waits for the GPU.
 
     Raises:
       TypeError: `rule`, or the dtype of rows, gradients or the rounding's keys.
@@ -416,7 +436,7 @@ def apply_rule(
         store.ensure_state(name, initial)
     num_rows = len(rows)
     flags = backend.xp.zeros(num_rows, dtype=np.int32)
-    backend.launch(
+    update = backend.prepared(
         kernel,
         num_rows,
         store.column("value").pointers,
@@ -431,7 +451,7 @@ def apply_rule(
         *scalars,
         num_rows,
     )
-    return flags.sum()
+    return [update, backend.prepared("count_flags", num_rows, flags, num_nonfinite, num_rows)]
 
 
 def _checked(

@@ -10,10 +10,9 @@ from sok_lite.engine.table import make_table
 class KeyInitializer:
     """The first row of key k is k mod 1000 in every column."""
 
-    def fill(self, backend, store, rows, keys, table_seed):
-        values = (backend.to_host(keys) % 1000).astype(np.float32)
-        values = np.repeat(values[:, None], store.dim, axis=1)
-        store.write(rows, backend.from_host(store.to_storage(backend.from_host(values))))
+    def filling(self, backend, store, rows, keys, table_seed):
+        values = self.values(backend, keys, store.dim, table_seed)
+        return store.writing(rows, store.to_storage(values))
 
     def values(self, backend, keys, dim, table_seed):
         values = (backend.to_host(keys) % 1000).astype(np.float32)

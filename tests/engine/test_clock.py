@@ -23,7 +23,7 @@ def time(monkeypatch):
     """The time of clock.py and of base.py."""
     stub = Time()
     monkeypatch.setattr(clock_module, "time", stub)
-    monkeypatch.setattr("sok_lite.engine.table.base.time", stub)
+    monkeypatch.setattr("sok_lite.engine.table.removal.time", stub)
     return stub
 
 

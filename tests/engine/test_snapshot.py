@@ -25,7 +25,7 @@ def moved(source, target):
         # Through the host, as a file would.
         on_host = [backend.to_host(array) for array in saved[:-1]]
         saved = snapshot.Snapshot(*(backend.from_host(a) for a in on_host), saved.facts)
-        target.store.write(snapshot.restore(target, saved), values)
+        snapshot.restore(target, saved, values)
 
 
 def content(table):
@@ -202,52 +202,55 @@ def test_expiry_goes_on_by_lookups_and_begins_anew_by_time(backend, kind):
     assert set(content(other)) == {4}
 
 
-def test_a_damaged_snapshot_changes_nothing(backend):
+def test_a_corrupt_snapshot_changes_nothing(backend):
     xp = backend.xp
     table = full_table(backend, OPTIONS)
     saved = snapshot.take(table)
+    values = table.export()[1]
     slots = saved.slots.copy()
     slots[0] = slots[1]
     wrong_bucket = (saved.slots + 16) % 64
-    for damaged, text in (
+    for corrupt, text in (
         (saved._replace(slots=slots), "keys and slots contradict"),
         (saved._replace(slots=wrong_bucket), "keys and slots contradict"),
-        (saved._replace(stamps=saved.stamps[:5]), "damaged: 5 stamps for 66 keys"),
+        (saved._replace(stamps=saved.stamps[:5]), "corrupt: 5 stamps for 66 keys"),
         (saved._replace(keys=xp.zeros_like(saved.keys)), "its keys repeat"),
     ):
         other = new_table(backend, name="full", **OPTIONS)
         other.find_or_insert([4])
         with pytest.raises(ValueError, match=text):
-            snapshot.restore(other, damaged)
+            snapshot.restore(other, corrupt, values)
         assert set(content(other)) == {4}
 
 
 @pytest.mark.parametrize("failing", ["rows", "tiers", "sightings"])
 @pytest.mark.parametrize("kind", ["hbm", "kLru"])
-def test_without_memory_for_the_rows_the_table_is_empty_and_works(
-    backend, monkeypatch, kind, failing
-):
+def test_without_memory_a_restore_leaves_the_table_as_it_was(backend, monkeypatch, kind, failing):
     if kind == "hbm" and failing != "rows":
         pytest.skip("an hbm table has no tiers and no sightings")
     options = KINDS[kind] | ({"enter_threshold": 2} if kind != "hbm" else {})
     table, other = (new_table(backend, **options) for _ in range(2))
-    for each in (table, other):
-        each.find_or_insert([1, 2, 3])
-        each.find_or_insert([1, 2, 3])
+    for each, keys in ((table, [1, 2, 3]), (other, [3, 4])):
+        each.find_or_insert(keys)
+        each.find_or_insert(keys)
+    before = content(other)
 
     def fails(*arguments):
         raise MemoryError("none left")
 
+    owner = {
+        "rows": "sok_lite.engine.row_store.RowStore.allocate",
+        "tiers": "sok_lite.engine.row_tiers.RowTiers.assigned",
+        "sightings": "sok_lite.engine.table.admission.SightingCounter.restore",
+    }[failing]
     with monkeypatch.context() as patch:
-        if failing == "rows":
-            patch.setattr(other.store, "allocate", fails)
-        elif failing == "tiers":
-            patch.setattr(other.tiers, "assigned", fails)
-        else:
-            patch.setattr(other.sightings, "restore", fails)
-        with pytest.raises(MemoryError, match="none left"):
+        patch.setattr(owner, fails)
+        with pytest.raises(
+            MemoryError, match="as it was. Clear it first: it holds 2 keys.*none left"
+        ):
             moved(table, other)
-    assert (other.size, other.store.num_rows) == (0, 0)
+    assert content(other) == before
+    other.find_or_insert([3])
     moved(table, other)
     assert content(other) == content(table)
 

@@ -603,10 +603,10 @@ def test_an_error_for_want_of_memory_says_how_much(backend, var_type, monkeypatc
 
 def test_an_initializer_that_raises_costs_no_rows(backend, var_type):
     class Fails(KeyInitializer):
-        def fill(self, *args):
+        def filling(self, *args):
             if failing:
                 raise ZeroDivisionError
-            super().fill(*args)
+            return super().filling(*args)
 
     failing = True
     table = make_table(var_type, backend, 4, initializer=Fails(), **OPTIONS[var_type])
@@ -836,4 +836,4 @@ def test_rows_that_find_no_memory_to_be_given_back_stay_taken(backend, var_type,
     with pytest.raises(MemoryError):
         table.store.release(rows)
     monkeypatch.undo()
-    assert table.store._free_near.size == 0
+    assert table.store.numbers.num_free == 0

@@ -2,7 +2,9 @@
 
 import time
 from bisect import bisect_right
+from functools import partial
 
+from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.table.index import LAST_STAMP
 
 # A time of long ago is known to this part of how long ago it was. So few spans suffice: some 3,300
@@ -31,33 +33,42 @@ class Clock:
         """Whether the next number would not fit a stamp."""
         return self.now == LAST_STAMP
 
+    def ticking(self) -> list[Action]:
+        """Prepares to begin the lookup of number `now + 1`."""
+        at = time.monotonic()
+        number = self.now + 1
+        if self._times and at - self._times[-1] < 1.0:
+            return [partial(self._ends.__setitem__, -1, at), *setting(self, now=number)]
+        if len(self._times) >= _MAX_SPANS:
+            publish(self._joining_spans(at))
+        return [*self._beginning_span(number, at), *setting(self, now=number)]
+
     def tick(self) -> int:
         """Begins a lookup and returns its number."""
-        self.now += 1
-        at = time.monotonic()
-        if self._times and at - self._times[-1] < 1.0:
-            self._ends[-1] = at
-        else:
-            self._begin_span(self.now, at)
+        publish(self.ticking())
         return self.now
 
-    def _begin_span(self, number: int, at: float) -> None:
-        self._numbers.append(number)
-        self._times.append(at)
-        self._ends.append(at)
-        if len(self._times) > _MAX_SPANS:
-            self._join_spans(at)
+    def _beginning_span(self, number: int, at: float) -> list[Action]:
+        # Not appended: a list that grows allocates.
+        return setting(
+            self,
+            _numbers=[*self._numbers, number],
+            _times=[*self._times, at],
+            _ends=[*self._ends, at],
+        )
 
-    def _join_spans(self, now: float) -> None:
-        spans = list(zip(self._numbers, self._times, self._ends, strict=True))
-        self._numbers, self._times, self._ends = [], [], []
-        for number, first, last in spans:
-            if self._times and last - self._times[-1] < (now - last) / _PRECISION:
-                self._ends[-1] = last
+    def _joining_spans(self, now: float) -> list[Action]:
+        numbers: list[int] = []
+        times: list[float] = []
+        ends: list[float] = []
+        for number, first, last in zip(self._numbers, self._times, self._ends, strict=True):
+            if times and last - times[-1] < (now - last) / _PRECISION:
+                ends[-1] = last
             else:
-                self._numbers.append(number)
-                self._times.append(first)
-                self._ends.append(last)
+                numbers.append(number)
+                times.append(first)
+                ends.append(last)
+        return setting(self, _numbers=numbers, _times=times, _ends=ends)
 
     def first_since(self, at: float) -> int:
         """Returns the number of the first lookup since a time, or of an earlier one: by up to a
@@ -75,15 +86,20 @@ class Clock:
         position += 1
         return self._numbers[position] if position < len(self._numbers) else self.now + 1
 
+    def restarting(self, now: int) -> list[Action]:
+        """Prepares to go on counting after another number; what was counted before counts as of
+        this time."""
+        at = time.monotonic()
+        return setting(self, now=now, _numbers=[now + 1], _times=[at], _ends=[at])
+
     def restart(self, now: int) -> None:
-        """Goes on counting after another number; what was counted before counts as of this time."""
-        self.now = now
-        self._numbers.clear()
-        self._times.clear()
-        self._ends.clear()
-        self._begin_span(now + 1, time.monotonic())
+        """Goes on counting after another number; see `restarting`."""
+        publish(self.restarting(now))
+
+    def halving(self) -> list[Action]:
+        """Prepares to halve the number of every lookup, as the stamps of keys are halved."""
+        return setting(self, now=self.now >> 1, _numbers=[number >> 1 for number in self._numbers])
 
     def halve(self) -> None:
-        """Halves the number of every lookup, as the stamps of keys are halved."""
-        self.now >>= 1
-        self._numbers = [number >> 1 for number in self._numbers]
+        """Halves the number of every lookup; see `halving`."""
+        publish(self.halving())

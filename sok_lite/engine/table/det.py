@@ -5,9 +5,12 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.engine.table.base import EmbeddingTable, GivesFirstRows
+from sok_lite.backend.publish import Action, publish
+from sok_lite.engine.table.base import EmbeddingTable, NewKeys, WithRows
 from sok_lite.engine.table.det_index import DetIndex
-from sok_lite.engine.table.index import Found
+from sok_lite.engine.table.index import Search
+from sok_lite.engine.table.parts import checked_num_keys
+from sok_lite.engine.table.results import GivesFirstRows
 
 
 class DetTable(EmbeddingTable):
@@ -47,36 +50,44 @@ class DetTable(EmbeddingTable):
             name=name,
             seed=seed,
         )
+        init_capacity = checked_num_keys(name, "init_capacity", init_capacity)
         self.index: DetIndex = DetIndex(backend, self.key_dtype, name, init_capacity)
 
-    def _find(
+    def _searching(
         self,
         keys: Array,
         stamp: int = 0,
         scores: Array | None = None,
         out: Array | None = None,
-    ) -> Found:
-        return self.index.find(keys, stamp, None if out is None else self.store.copying(out))
+    ) -> Search:
+        copying = None if out is None else self.store.copying(out)
+        return self.index.searching(keys, stamp, copying)
 
-    def _insert(self, keys: Array, stamp: int, scores: Array | None, *, initialise: bool) -> Array:
-        self.index.make_room(int(keys.size))
-        with self._room_for(int(keys.size)):
-            rows = self.store.allocate(int(keys.size))
-        try:
-            if initialise:
-                self.initializer.fill(self.backend, self.store, rows, keys, self._table_seed)
-            self.index.insert(keys, rows, stamp)
-        except BaseException:
-            self.store.release(rows)
-            raise
-        self._counts["inserted"] += int(keys.size)
-        return rows
-
-    def _erase_index(self, keys: Array) -> Array:
-        return self.index.erase(keys)
+    def _insert(
+        self,
+        new: NewKeys,
+        before: list[Action],
+        after: WithRows,
+        evicted: list[Any] | None = None,
+    ) -> None:
+        n = int(new.keys.size)
+        self.index.make_room(n)
+        claim = self._claim(n)
+        rows = claim.rows
+        self._content(new, rows)()
+        publish(
+            [
+                *before,
+                *self.store.taking(claim),
+                *self.index.inserting(new.keys, rows, new.stamp),
+                self._counting(inserted=n),
+                *after(rows),
+            ]
+        )
+        self.index.check()
 
     def _scores(self, keys: Array) -> Array:
         return self.index.stamps(keys).astype(np.uint64)
 
-    def _set_scores(self, keys: Array, scores: Any) -> None:
-        self.index.update(keys, stamps=scores.astype(np.uint32))
+    def _scoring(self, keys: Array, scores: Any) -> list[Action]:
+        return self.index.updating(keys, stamps=scores.astype(np.uint32))

@@ -5,10 +5,11 @@ import contextlib
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.row_store import ABSENT, Copying
-from sok_lite.engine.table.index import LINE, Found, Index, IndexEntries
+from sok_lite.engine.table.index import LINE, Found, Index, IndexEntries, Search
 
 _MIN_CAPACITY = 64
 # Lines of 4 slots stay short up to here (1.2 lines a hit), and an index that has just doubled
@@ -31,7 +32,10 @@ class DetIndex(Index):
     def __init__(
         self, backend: Backend, key_dtype: KeyDtype, name: str = "table", init_capacity: int = 0
     ) -> None:
-        self._num_reclaimed = 0
+        self._num_erased = 0
+        # Erased slots used again, and keys that found no slot. Kernels count them, so that they
+        # are never behind what the slots hold.
+        self._counts = backend.xp.zeros(2, np.int64)
         super().__init__(backend, key_dtype, name, _capacity_for(init_capacity))
 
     def emptied(self) -> "DetIndex":
@@ -41,17 +45,21 @@ class DetIndex(Index):
         index.clear()
         return index
 
-    def find(self, keys: Array, stamp: int = 0, copying: Copying | None = None) -> Found:
-        """Finds keys, which may repeat.
+    def searching(self, keys: Array, stamp: int = 0, copying: Copying | None = None) -> Search:
+        """Prepares a search for keys, which may repeat.
 
         Args:
           stamp: number of this lookup, kept with each key that is found; 0: nothing is written.
           copying: copies the rows that are found; None: does not.
         """
         if copying is None:
-            return self._search("det_find", keys, stamp)
+            return self._searching("det_find", keys, stamp)
         *place, out = copying
-        return self._search("det_lookup", keys, stamp, *place, out=out)
+        return self._searching("det_lookup", keys, stamp, *place, out=out)
+
+    def find(self, keys: Array, stamp: int = 0) -> Found:
+        """Finds keys; see `searching`."""
+        return self.searching(keys, stamp).run()
 
     def make_room(self, count: int) -> None:
         """Grows so that `count` keys can be inserted, or drops erased slots.
@@ -65,19 +73,34 @@ class DetIndex(Index):
         elif self.size + self._num_reclaimed + count > most:
             self._rebuild_above(_MIN_RECLAIM_FACTOR)
 
+    def inserting(self, keys: Array, rows: Array, stamp: int) -> list[Action]:
+        """Prepares to insert distinct keys that are not there, after `make_room`."""
+        n = int(keys.size)
+        insert = self._prepared("det_insert", n, stamp, keys, rows, self._counts, n)
+        return [insert, *setting(self, size=self.size + n)]
+
     def insert(self, keys: Array, rows: Array, stamp: int) -> None:
         """Inserts distinct keys that are not there, after `make_room`, with their row numbers."""
-        n = int(keys.size)
-        reclaimed = self.backend.xp.zeros(1, np.int64)
-        self._launch("det_insert", n, stamp, keys, rows, reclaimed, n)
-        self.size += n
-        if self._num_reclaimed:
-            self._num_reclaimed -= int(reclaimed[0])
+        publish(self.inserting(keys, rows, stamp))
+        self.check()
 
-    def update(self, keys: Array, rows: Array | None = None, stamps: Array | None = None) -> None:
-        """Writes row numbers or stamps (n,) uint32 of distinct keys; a missing one is skipped."""
+    def check(self) -> None:
+        """Raises RuntimeError if keys have found the index full, which has room by its counters."""
+        failed = int(self._counts[1])
+        if failed:
+            raise RuntimeError(
+                f"The index of table {self.name!r} is corrupt: {failed:,} keys found no free slot, "
+                f"where {self.size:,} keys in {self.capacity:,} slots were counted. Restore the "
+                "table from a checkpoint, and please report this."
+            )
+
+    def updating(
+        self, keys: Array, rows: Array | None = None, stamps: Array | None = None
+    ) -> list[Action]:
+        """Prepares to write row numbers or stamps (n,) uint32 of distinct keys; a missing key is
+        skipped."""
         n = int(keys.size)
-        self._launch("det_update", n, keys, rows, stamps, n)
+        return [self._prepared("det_update", n, keys, rows, stamps, n)]
 
     def stamps(self, keys: Array) -> Array:
         """Returns the number of the lookup that last saw each key, (n,) uint32; missing: 0."""
@@ -86,22 +109,28 @@ class DetIndex(Index):
         self._launch("det_stamps", n, keys, stamps, n)
         return stamps
 
-    def erase(self, keys: Array) -> Array:
-        """Erases distinct keys; returns the row numbers they had, (n,) uint32, or ABSENT."""
+    def erasing(self, keys: Array) -> list[Action]:
+        """Prepares to erase distinct keys that are all there."""
         n = int(keys.size)
-        freed = self.backend.xp.empty(n, np.uint32)
-        self._launch("det_erase", n, keys, freed, n)
-        held = freed != np.uint32(ABSENT)
-        self.size -= int(held.sum())
         marks = (keys == self.key_dtype.empty_key) | (keys == self.key_dtype.reclaim_key)
-        self._num_reclaimed += int((held & ~marks).sum())
-        self._rebuild_above(_MAX_RECLAIM_FACTOR)
-        return freed
+        num_erased = self._num_erased + n - int(marks.sum())
+        return [
+            self._prepared("det_erase", n, keys, n),
+            *setting(self, size=self.size - n, _num_erased=num_erased),
+        ]
 
-    def clear(self) -> None:
-        self._slots = self._new_slots(self._init_capacity)
-        self.capacity = self._init_capacity
-        self.size = self._num_reclaimed = 0
+    def erase(self, keys: Array) -> None:
+        """Erases distinct keys; a missing one is skipped."""
+        held = self.find(keys).rows != np.uint32(ABSENT)
+        publish(self.erasing(keys[held]))
+        self.clean()
+
+    def clean(self) -> None:
+        """Rids the index of erased slots where there are many."""
+        self._rebuild_above(_MAX_RECLAIM_FACTOR)
+
+    def clearing(self) -> list[Action]:
+        return self._replacing(self._new_slots(self._init_capacity), self._init_capacity, size=0)
 
     def reserve(self, num_keys: int) -> None:
         capacity = _capacity_for(num_keys)
@@ -115,8 +144,15 @@ class DetIndex(Index):
 
     # ---------------------------------------------------------------- inside
 
-    def _launch(self, kernel: str, num_items: int, *args: object) -> None:
-        self.backend.launch(kernel, num_items, self._slots, self.capacity, *self._reserved(), *args)
+    @property
+    def _num_reclaimed(self) -> int:
+        """Erased slots. On a GPU it waits where there are any."""
+        return self._num_erased - int(self._counts[0]) if self._num_erased else 0
+
+    def _prepared(self, kernel: str, num_items: int, *args: object) -> Action:
+        return self.backend.prepared(
+            kernel, num_items, self._slots, self.capacity, *self._reserved(), *args
+        )
 
     def _rebuild_above(self, reclaim_factor: float) -> None:
         """Rids the index of erased slots if there are many and there is memory to do so."""
@@ -129,7 +165,11 @@ class DetIndex(Index):
         slots = self._new_slots(capacity)
         self._launch("det_rehash", self.capacity, slots, capacity)
         slots[-2:] = self._slots[-2:]
-        self._slots = slots
-        self.capacity = capacity
-        self._num_reclaimed = 0
-        self.num_rehashes += 1
+        publish(self._replacing(slots, capacity, num_rehashes=self.num_rehashes + 1))
+
+    def _replacing(self, slots: Array, capacity: int, **others: int) -> list[Action]:
+        """Returns the actions that put slots without erased ones in the place of those there."""
+        counts = self.backend.xp.zeros(2, np.int64)
+        return setting(
+            self, _slots=slots, capacity=capacity, _num_erased=0, _counts=counts, **others
+        )

@@ -1,22 +1,24 @@
 """The "hybrid" table: up to a number of keys, then the lowest score goes; two tiers of rows."""
 
-import contextlib
 import warnings
-from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import is_integer, row_dtype
+from sok_lite.engine.row_numbers import Claim
 from sok_lite.engine.row_store import ABSENT
 from sok_lite.engine.row_tiers import RowTiers
 from sok_lite.engine.table.admission import SightingCounter, drawn
-from sok_lite.engine.table.base import EmbeddingTable, GivesFirstRows
-from sok_lite.engine.table.hkv_index import HkvIndex, Placed
+from sok_lite.engine.table.base import Admission, EmbeddingTable, NewKeys, WithRows
+from sok_lite.engine.table.exclusive import exclusive
+from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.hkv_options import HkvOptions
-from sok_lite.engine.table.index import Found
-from sok_lite.engine.unique import last_of_each, unique
+from sok_lite.engine.table.index import Search
+from sok_lite.engine.table.results import GivesFirstRows
 
 
 class Evicted(NamedTuple):
@@ -31,6 +33,26 @@ class Evicted(NamedTuple):
     keys: Array
     values: Array
     scores: Array
+
+
+class _Eviction(NamedTuple):
+    """An insertion that has evicted, before the counters know of it.
+
+    Attributes:
+      keys: (n,) int64, that were to be inserted.
+      rows: (n,) uint32, which they got, or ABSENT.
+      claim: rows from which they took theirs where a slot was free.
+      counts: (3,) int64: rows taken of the claim, keys placed, keys evicted.
+      size: of the index before.
+      before: the counters before.
+    """
+
+    keys: Array
+    rows: Array
+    claim: Claim
+    counts: Array
+    size: int
+    before: dict[str, int]
 
 
 class RefusedError(RuntimeError):
@@ -111,7 +133,6 @@ class HkvTable(EmbeddingTable):
         self._has_warned = False
         # Of the call that is under way: new keys refused, and all of them.
         self._refused = (0, 0)
-        self._evicted: list[Evicted] | None = None
 
     # ---------------------------------------------------------------- scores and eviction
 
@@ -139,6 +160,7 @@ class HkvTable(EmbeddingTable):
         others = 0 if self.sightings is None else self.sightings.num_bytes
         return self.index.num_bytes + self.tiers.num_bytes + others
 
+    @exclusive
     def lookup_and_evict(
         self, keys: Any, *, unique_keys: bool = False, out: Array | None = None
     ) -> tuple[Array, Evicted]:
@@ -147,22 +169,20 @@ class HkvTable(EmbeddingTable):
         Returns:
           ((n, dim) of the storage dtype, the evicted entries in no order).
         """
-        with self._reporting() as evicted:
-            values = self.lookup(keys, unique_keys=unique_keys, out=out).values
-            return values, self._gathered(evicted)
+        keys = self._keys(keys)
+        out = self.store.output(int(keys.size), out=out)
+        evicted: list[Evicted] = []
+        self._look_up(keys, unique_keys=unique_keys, out=out, evicted=evicted)
+        self._report_refused(evicted)
+        return out, self._gathered(evicted)
 
+    @exclusive
     def insert_and_evict(self, keys: Any, values: Any, scores: Any = None) -> Evicted:
         """Does what `insert_or_assign` does and returns what was evicted for new keys."""
-        with self._reporting() as evicted:
-            self.insert_or_assign(keys, values, scores)
-            return self._gathered(evicted)
-
-    def clear(self) -> None:
-        with self.lock:
-            super().clear()
-            self.tiers.clear()
-            if self.sightings is not None:
-                self.sightings.clear()
+        evicted: list[Evicted] = []
+        self._insert_or_assign(keys, values, scores, evicted)
+        self._report_refused(evicted)
+        return self._gathered(evicted)
 
     # ---------------------------------------------------------------- tiers
 
@@ -175,159 +195,187 @@ class HkvTable(EmbeddingTable):
         return {"near_rows": int(near_rows), "far_path": self.options.far_path}
 
     def _rebalance(self) -> None:
-        moved = self.tiers.rebalance()
-        if moved is not None:
-            self.index.update(moved.keys, rows=moved.rows)
-            self.generation += 1
+        self.tiers.rebalance(
+            lambda moved: [
+                *self.index.updating(moved.keys, rows=moved.rows),
+                *self._renewing(),
+            ]
+        )
 
-    def _release(self, rows: Array) -> None:
-        self.tiers.released(rows)
-        super()._release(rows)
+    def _before_lookup(self) -> None:
+        if self.tiers.is_due:
+            self._rebalance()
+
+    def _counts_each_key_once(self) -> bool:
+        # In its score, which two threads must not write at a time, and in the heat of its row.
+        return self.index.has_scores or self.store.num_far_rows > 0
+
+    def _touching(self, rows: Array) -> list[Action]:
+        return self.tiers.touching(rows)
+
+    def _releasing(self, rows: Array) -> list[Action]:
+        return [*self.tiers.releasing(rows), *super()._releasing(rows)]
 
     # ---------------------------------------------------------------- what the index decides
 
-    def _find(
+    def _searching(
         self,
         keys: Array,
         stamp: int = 0,
         scores: Array | None = None,
         out: Array | None = None,
-    ) -> Found:
-        if out is None or (stamp and self.index.has_scores):
-            found = self.index.find(keys, stamp, scores)
-            if out is not None:
-                self.store.read(found.rows, out=out)
-            return found
-        return self.index.find_and_copy(keys, stamp, self.store.copying(out))
+    ) -> Search:
+        if out is not None and not (stamp and self.index.has_scores):
+            return self.index.searching_and_copying(keys, stamp, self.store.copying(out))
+        search = self.index.searching(keys, stamp, scores)
+        if out is None:
+            return search
+        return search._replace(actions=[*search.actions, self.store.reading(search.rows, out)])
 
-    def _find_or_insert(
+    def _may_refuse(self) -> bool:
+        return True
+
+    def _insert(
         self,
-        keys: Array,
-        unique_keys: bool,
-        scores: Any,
-        filter_ratio: float,
-        inverse: Array | None = None,
-        out: Array | None = None,
-    ) -> tuple[Array, int]:
-        if self.tiers.is_due:
-            # Before any row number of this lookup is known.
-            self._rebalance()
-        # A repeated key counts once: in its score, which two threads must not write at a time, and
-        # in the heat of its row.
-        must_differ = self.index.has_scores or self.store.num_far_rows > 0
-        if unique_keys or not must_differ:
-            found = super()._find_or_insert(keys, unique_keys, scores, filter_ratio, out=out)
-            self.tiers.touched(found[0])
-            return found
-        distinct, inverse = unique(self.backend, keys)
-        if scores is not None:
-            # The last in the batch counts, as for values.
-            last = last_of_each(self.backend, inverse, int(distinct.size))
-            scores = self._checked_scores(keys, scores)[last]
-        rows, num_absent = super()._find_or_insert(distinct, True, scores, filter_ratio, inverse)
-        self.tiers.touched(rows)
-        rows = rows[inverse]
-        if out is not None:
-            self.store.read(rows, out=out)
-        if num_absent:
-            num_absent = int((rows == np.uint32(ABSENT)).sum())
-        return rows, num_absent
-
-    def _insert(self, keys: Array, stamp: int, scores: Array | None, *, initialise: bool) -> Array:
-        xp = self.backend.xp
-        n = int(keys.size)
-        # Whatever needs much memory comes before the first change.
+        new: NewKeys,
+        before: list[Action],
+        after: WithRows,
+        evicted: list[Evicted] | None = None,
+    ) -> None:
+        n = int(new.keys.size)
         self.index.make_room(n)
-        with self._room_for(min(n, self.index.room)):
-            self.store.reserve(min(n, self.index.room))
-            self.tiers.reserve(self.store.num_rows + n)
-        last_rows = None if self._evicted is None else self.store.output(n)
-        rows = xp.full(n, ABSENT, np.uint32)
-        at = xp.arange(n)
-        owned: list[Array] = []  # rows that are those of the new keys by now
-        try:
-            while True:
-                given = None if scores is None else scores[at]
-                # Scores that come with rows are scores; with a lookup they may be increments.
-                placed = self.index.insert(keys[at], stamp, given, given_is_score=not initialise)
-                self._take_evicted(placed, owned, last_rows)
-                rows[at] = self._rows_for(keys[at], placed, owned)
-                at = at[placed.slots < 0]
-                if at.size == 0 or self.index.is_full_size:
-                    break
-                # Both buckets full before the table is: it grows early rather than lose a key.
-                self.index.double()
-            if initialise:
-                self.initializer.fill(self.backend, self.store, rows, keys, self._table_seed)
-        except BaseException:
-            # No memory to grow early, or an initializer that failed: no key stays without a value.
-            self.index.take_back(keys)
-            for part in owned:
-                self._release(part)
-            raise
-        if self.sightings is not None:
-            # Not before: a key that is refused, or finds no memory, need not be counted anew.
-            self.sightings.forget(keys[rows != np.uint32(ABSENT)])
-        self._counts["inserted"] += n - int(at.size)
-        self._counts["refused"] += int(at.size)
-        self._refused = (int(at.size), n)
-        return rows
+        room = min(n, self.index.room)
+        self.tiers.reserve(self.store.num_rows + room)
+        claim = self._claim(room)
+        if not self._insert_where_free(new, claim, before, after):
+            self._insert_and_evict(new, claim, before, after, evicted)
 
-    def _take_evicted(self, placed: Placed, owned: list[Array], out: Array | None) -> None:
-        """Counts and reports what was evicted, and sets its optimizer states back.
+    def _insert_where_free(
+        self, new: NewKeys, claim: Claim, before: list[Action], after: WithRows
+    ) -> bool:
+        """Inserts new keys as long as the index can grow; returns whether all have found a slot.
 
-        Args:
-          owned: gets the rows that the evicted keys had.
-          out: (n, dim), room for what they hold; None: it is not to be reported.
+        Both buckets of a key can be full before the table is: then it grows early rather than lose
+        a key.
         """
-        has_evicted = placed.evicted_rows != np.uint32(ABSENT)
-        rows = placed.evicted_rows[has_evicted]
-        if rows.size == 0:
-            return
-        owned.append(rows)
-        self._counts["evicted"] += int(rows.size)
-        self.generation += 1
-        if self._evicted is not None and out is not None:
-            values = self.store.read(rows, out=out[: rows.size])
-            keys, scores = placed.evicted_keys[has_evicted], placed.evicted_scores[has_evicted]
-            self._evicted.append(Evicted(keys, values, scores))
-        for state in self.store.state_names:
-            self.store.fill(state, rows)
+        index, n = self.index, int(new.keys.size)
+        while not index.is_full_size:
+            placed = index.unplaced(n)
+            place = index.placing(
+                new.keys, new.stamp, new.scores, placed, given_is_score=new.are_scores
+            )
+            undo = [index.taking_back(new.keys, placed), *setting(self, _unfinished=None)]
+            publish([*setting(self, _unfinished=partial(publish, undo)), place])
+            if bool((placed.slots < 0).any()):
+                publish(undo)
+                index.double()
+                continue
+            rows = claim.rows
+            self._content(new, rows)()
+            done = (self.backend.xp.empty(n, np.uint32), self.backend.xp.zeros(3, np.int64))
+            publish(
+                [
+                    *before,
+                    *self.store.taking(claim),
+                    index.giving_rows(placed, rows, *done, one_each=True),
+                    *self.tiers.assigning(rows, new.keys),
+                    *setting(index, size=index.size + n),
+                    self._counting(inserted=n),
+                    *after(rows),
+                    *self._forgetting_next(new.keys),
+                ]
+            )
+            self._finish()
+            return True
+        return False
 
-    def _rows_for(self, keys: Array, placed: Placed, owned: list[Array]) -> Array:
-        """Gives row numbers to keys that were placed: those of the evicted, and free ones.
+    def _insert_and_evict(
+        self,
+        new: NewKeys,
+        claim: Claim,
+        before: list[Action],
+        after: WithRows,
+        evicted: list[Evicted] | None,
+    ) -> None:
+        """Inserts new keys into a table that grows no more.
 
-        Args:
-          owned: gets the free ones that are taken.
+        Which keys go is known when it has happened, so the counters follow in a second step.
         """
-        xp = self.backend.xp
-        rows = placed.evicted_rows
-        new = xp.flatnonzero((placed.slots >= 0) & (rows == np.uint32(ABSENT)))
-        if new.size:
-            owned.append(self.store.allocate(int(new.size)))
-            rows = rows.copy()
-            rows[new] = owned[-1]
-        self.index.set_rows(placed, rows)
-        held = xp.flatnonzero(placed.slots >= 0)
-        self.tiers.assigned(rows[held], keys[held])
-        return rows
+        xp, index, store, n = self.backend.xp, self.index, self.store, int(new.keys.size)
+        rows, placed, counts = xp.empty(n, np.uint32), index.unplaced(n), xp.zeros(3, np.int64)
+        eviction = _Eviction(new.keys, rows, claim, counts, index.size, dict(self._counts))
+        reading = []
+        if evicted is not None:
+            last_values = store.output(n)
+            reading = [store.reading(placed.evicted_rows, last_values)]
+        publish(
+            [
+                *setting(self, _unfinished=partial(self._settle, eviction)),
+                *before,
+                *store.taking(claim),
+                index.placing(
+                    new.keys, new.stamp, new.scores, placed, given_is_score=new.are_scores
+                ),
+                *reading,
+                *(store.filling(state, placed.evicted_rows) for state in store.state_names),
+                index.giving_rows(placed, claim.rows, rows, counts, one_each=False),
+                self._content(new, rows),
+                *self.tiers.assigning(rows, new.keys),
+                *after(rows),
+            ]
+        )
+        self._finish()
+        if evicted is not None:
+            has_evicted = placed.evicted_rows != np.uint32(ABSENT)
+            evicted.append(
+                Evicted(
+                    placed.evicted_keys[has_evicted],
+                    last_values[has_evicted],
+                    placed.evicted_scores[has_evicted],
+                )
+            )
 
-    @contextlib.contextmanager
-    def _reporting(self) -> Iterator[list[Evicted]]:
-        """Gives a list that grows by what is evicted."""
-        with self.lock:
-            evicted: list[Evicted] = []
-            self._evicted = evicted
-            try:
-                yield evicted
-            except RefusedError as error:
-                error.evicted = self._gathered(evicted)
-                raise
-            finally:
-                self._evicted = None
+    def _settle(self, eviction: _Eviction) -> None:
+        """Brings the counters to what the kernels have done. It needs no memory."""
+        used, num_placed, num_evicted = (int(x) for x in self.backend.to_host(eviction.counts))
+        num_keys, before = int(eviction.keys.size), eviction.before
+        num_refused = num_keys - num_placed
+        counts = {
+            "inserted": before["inserted"] + num_placed,
+            "evicted": before["evicted"] + num_evicted,
+            "refused": before["refused"] + num_refused,
+        }
+        publish(
+            [
+                *self.store.taking(eviction.claim, used),
+                *setting(self.index, size=eviction.size + num_placed - num_evicted),
+                partial(self._counts.update, counts),
+                *(self._renewing() if num_evicted else ()),
+                *setting(self, _refused=(num_refused, num_keys)),
+                *self._forgetting_next(eviction.keys, eviction.rows),
+            ]
+        )
 
-    def _report_refused(self) -> None:
-        (count, num_new), self._refused = self._refused, (0, 0)
+    def _forgetting_next(self, keys: Array, rows: Array | None = None) -> list[Action]:
+        """Prepares to forget the sightings of keys next, of those that have a row.
+
+        Not before: a key that is refused, or finds no memory, need not be counted anew.
+        """
+        if self.sightings is None:
+            return setting(self, _unfinished=None)
+        return setting(self, _unfinished=partial(self._forget, keys, rows))
+
+    def _forget(self, keys: Array, rows: Array | None) -> None:
+        assert self.sightings is not None
+        have_rows = keys if rows is None else keys[rows != np.uint32(ABSENT)]
+        publish([*self.sightings.forgetting(have_rows), *setting(self, _unfinished=None)])
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._refused = (0, 0)
+
+    def _report_refused(self, evicted: list[Evicted] | None = None) -> None:
+        count, num_new = self._refused
         if not count or self.options.on_refused == "ignore":
             return
         text = (
@@ -337,15 +385,12 @@ class HkvTable(EmbeddingTable):
             "larger max_capacity or smaller batches."
         )
         if self.options.on_refused == "error":
-            raise RefusedError(f"{text} The other keys of the lookup are in the table.")
+            error = RefusedError(f"{text} The other keys of the lookup are in the table.")
+            error.evicted = None if evicted is None else self._gathered(evicted)
+            raise error
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(f"{text} (Said once for a table.)", RuntimeWarning, stacklevel=2)
-
-    def _erase_index(self, keys: Array) -> Array:
-        if self.sightings is not None:
-            self.sightings.forget(keys)
-        return self.index.erase(keys)
 
     def _scores(self, keys: Array) -> Array:
         return self.index.scores(keys)
@@ -354,28 +399,38 @@ class HkvTable(EmbeddingTable):
         if not self.index.has_scores:
             super()._check_assignable(scores)
 
-    def _set_scores(self, keys: Array, scores: Array) -> None:
-        self.index.update(keys, scores=scores)
+    def _scoring(self, keys: Array, scores: Array) -> list[Action]:
+        return self.index.updating(keys, scores=scores)
 
     def _slot_scores(self, stamps: Array, slots: Array) -> Array:
         return self.index.slot_scores(stamps, slots)
 
-    def _admitted(self, keys: Array, filter_ratio: float) -> Array | None:
-        is_admitted = None
+    def _admission(self, keys: Array, filter_ratio: float) -> Admission:
+        mask: Array | None = None
+        actions: list[Action] = []
         if filter_ratio < 1.0:
-            is_admitted = drawn(keys, filter_ratio, self._table_seed, self.num_lookups)
+            mask = drawn(keys, filter_ratio, self._table_seed, self.num_lookups)
         if self.sightings is not None:
-            is_admitted = self.sightings.count(keys, self.num_lookups, is_admitted)
-        return is_admitted
+            mask, actions = self.sightings.counting(keys, self.num_lookups, mask)
+        return Admission(mask, actions)
 
-    def _forget_before(self, stamp: int) -> None:
+    def _clearing(self) -> list[Action]:
+        actions = [*super()._clearing(), *self.tiers.clearing()]
         if self.sightings is not None:
-            self.sightings.forget_before(stamp)
+            actions += self.sightings.clearing()
+        return actions
 
-    def _age(self) -> None:
-        super()._age()
-        if self.sightings is not None:
-            self.sightings.age()
+    def _forgetting(self, keys: Array) -> list[Action]:
+        return [] if self.sightings is None else self.sightings.forgetting(keys)
+
+    def _forgetting_before(self, stamp: int) -> list[Action]:
+        return [] if self.sightings is None else self.sightings.forgetting_before(stamp)
+
+    def _ageing(self) -> list[Action]:
+        return [
+            *super()._ageing(),
+            *([] if self.sightings is None else self.sightings.ageing()),
+        ]
 
     def _gathered(self, parts: list[Evicted]) -> Evicted:
         xp = self.backend.xp

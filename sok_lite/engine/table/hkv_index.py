@@ -5,10 +5,11 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
-from sok_lite.engine.row_store import ABSENT, Copying
-from sok_lite.engine.table.index import LAST_STAMP, LINE, Found, Index, IndexEntries
+from sok_lite.engine.row_store import Copying
+from sok_lite.engine.table.index import LINE, Found, Index, IndexEntries, Search
 
 # What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cu.
 STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
@@ -81,19 +82,24 @@ class HkvIndex(Index):
         """The most keys that can still come without eviction."""
         return self.max_capacity + 2 - self.size
 
-    def find(self, keys: Array, stamp: int = 0, given: Array | None = None) -> Found:
-        """Finds keys; they are distinct where `has_scores` and a stamp is given.
+    def searching(self, keys: Array, stamp: int = 0, given: Array | None = None) -> Search:
+        """Prepares a search for keys; they are distinct where `has_scores` and a stamp is given.
 
         Args:
           stamp: number of this lookup: stamps and scores are refreshed; 0: nothing is written.
           given: (n,) uint64, increments (kLfu, kEpochLfu) or scores (kCustomized).
         """
-        return self._search("hkv_find", keys, stamp, *self._scoring(), given)
+        return self._searching("hkv_find", keys, stamp, *self._scoring(), given)
 
-    def find_and_copy(self, keys: Array, stamp: int, copying: Copying) -> Found:
-        """Finds keys, which may repeat, and copies their rows; of scores, stamps are refreshed."""
+    def searching_and_copying(self, keys: Array, stamp: int, copying: Copying) -> Search:
+        """Prepares to find keys, which may repeat, and to copy their rows; of scores, stamps are
+        refreshed."""
         *place, out = copying
-        return self._search("hkv_lookup", keys, stamp, *place, out=out)
+        return self._searching("hkv_lookup", keys, stamp, *place, out=out)
+
+    def find(self, keys: Array, stamp: int = 0, given: Array | None = None) -> Found:
+        """Finds keys; see `searching`."""
+        return self.searching(keys, stamp, given).run()
 
     def make_room(self, count: int) -> None:
         """Doubles, as far as it may, until `count` more keys keep below the load factor.
@@ -104,51 +110,80 @@ class HkvIndex(Index):
         while not self.is_full_size and self.size + count > self.max_load_factor * self.capacity:
             self.double()
 
-    def insert(
-        self, keys: Array, stamp: int, given: Array | None, *, given_is_score: bool = False
-    ) -> Placed:
-        """Gives slots to distinct keys that are not there; `set_rows` gives them row numbers.
+    def unplaced(self, num_keys: int) -> Placed:
+        """Returns memory for what becomes of keys."""
+        xp = self.backend.xp
+        return Placed(
+            xp.empty(num_keys, np.int64),
+            xp.empty(num_keys, np.int64),
+            xp.empty(num_keys, np.uint32),
+            xp.empty(num_keys, np.uint64),
+        )
 
-        It evicts only at `max_capacity`; before, it refuses what finds both buckets full.
+    def placing(
+        self,
+        keys: Array,
+        stamp: int,
+        given: Array | None,
+        placed: Placed,
+        *,
+        given_is_score: bool = False,
+    ) -> Action:
+        """Prepares to give slots to distinct keys that are not there.
+
+        `giving_rows` gives them row numbers, and the caller changes `size`. It evicts only at
+        `max_capacity`; before, it refuses what finds both buckets full.
 
         Args:
-          given: (n,) uint64, as in `find`.
+          given: (n,) uint64, as in `searching`.
+          placed: gets what becomes of the keys.
           given_is_score: whether `given` are scores, whatever the strategy. A key whose given
             score is below all that it could evict is refused.
         """
-        xp = self.backend.xp
         n = int(keys.size)
-        placed = Placed(
-            xp.empty(n, np.int64),
-            xp.empty(n, np.int64),
-            xp.empty(n, np.uint32),
-            xp.empty(n, np.uint64),
-        )
         strategy, epoch = self._scoring()
         if given_is_score and given is not None:
             strategy = STRATEGIES.index("kCustomized")
         may_evict = self.is_full_size
         may_refuse = given is not None and STRATEGIES[strategy] == "kCustomized"
-        self._launch(
+        return self._prepared(
             *("hkv_insert", n, stamp, strategy, epoch, int(may_evict), int(may_refuse)),
             *(given, keys, *placed, n),
         )
-        came = placed.slots >= 0
-        self.size += int(came.sum()) - int((placed.evicted_rows != np.uint32(ABSENT)).sum())
-        return placed
 
-    def set_rows(self, placed: Placed, rows: Array) -> None:
-        """Writes the row numbers (n,) uint32 of keys that were inserted."""
+    def taking_back(self, keys: Array, placed: Placed) -> Action:
+        """Prepares to undo `placing` of keys that have evicted none and have no rows yet."""
+        n = int(keys.size)
+        return self._prepared("hkv_erase", n, keys, placed.slots, n)
+
+    def giving_rows(
+        self, placed: Placed, spare: Array, rows: Array, counts: Array, *, one_each: bool
+    ) -> Action:
+        """Prepares to give row numbers to keys that were placed.
+
+        Args:
+          spare: (m,) uint32, rows that nobody holds, at least as many as free slots were taken.
+          rows: (n,) uint32, gets the row number of each key, or ABSENT.
+          counts: (3,) int64, grow by the spare rows used, the keys placed and those evicted.
+          one_each: key i gets spare[i], for m = n keys that have evicted none; else those who need
+            one use up the first ones, in no order.
+        """
         n = int(rows.size)
-        self.backend.launch("hkv_set_rows", n, self._slots, placed.slots, rows, n)
+        return self.backend.prepared(
+            *("hkv_give_rows", n, self._slots, placed.slots, placed.evicted_rows),
+            *(spare, int(one_each), rows, counts, n),
+        )
 
-    def update(self, keys: Array, rows: Array | None = None, scores: Array | None = None) -> None:
-        """Writes row numbers (n,) uint32 or scores (n,) uint64 of distinct keys."""
+    def updating(
+        self, keys: Array, rows: Array | None = None, scores: Array | None = None
+    ) -> list[Action]:
+        """Prepares to write row numbers (n,) uint32 or scores (n,) uint64 of distinct keys; a
+        missing key is skipped."""
         n = int(keys.size)
         stamps = None
         if scores is not None and self._scores is None:
             stamps, scores = scores.astype(np.uint32), None
-        self._launch("hkv_update", n, keys, rows, stamps, scores, n)
+        return [self._prepared("hkv_update", n, keys, rows, stamps, scores, n)]
 
     def scores(self, keys: Array) -> Array:
         """Returns the scores (n,) uint64 of keys; 0 for a missing one."""
@@ -161,25 +196,19 @@ class HkvIndex(Index):
         """Returns the scores (n,) uint64 of entries."""
         return stamps.astype(np.uint64) if self._scores is None else self._scores[slots]
 
-    def erase(self, keys: Array) -> Array:
-        """Erases distinct keys; returns the row numbers they had, (n,) uint32, or ABSENT."""
+    def erasing(self, keys: Array) -> list[Action]:
+        """Prepares to erase distinct keys that are all there."""
         n = int(keys.size)
-        freed = self.backend.xp.empty(n, np.uint32)
-        self._launch("hkv_erase", n, keys, freed, n)
-        self.size -= int((freed != np.uint32(ABSENT)).sum())
-        return freed
+        erase = self._prepared("hkv_erase", n, keys, None, n)
+        return [erase, *setting(self, size=self.size - n)]
 
-    def take_back(self, keys: Array) -> None:
-        """Erases distinct keys whose insertion was not finished: they may have no row number."""
-        n = int(keys.size)
-        self._launch("hkv_erase", n, keys, self.backend.xp.empty(n, np.uint32), n)
-        self.size = int(self.entries().keys.size)
+    def clean(self) -> None:
+        """Does nothing: a slot that was erased is as good as one that was never used."""
 
-    def clear(self) -> None:
-        slots, scores = self._new_slots(self._init_capacity), self._new_scores(self._init_capacity)
-        self._slots, self._scores = slots, scores
-        self.capacity = self._init_capacity
-        self.size = 0
+    def clearing(self) -> list[Action]:
+        capacity = self._init_capacity
+        slots, scores = self._new_slots(capacity), self._new_scores(capacity)
+        return setting(self, _slots=slots, _scores=scores, capacity=capacity, size=0)
 
     def reserve(self, num_keys: int) -> None:
         self.make_room(max(0, num_keys - self.size))
@@ -196,17 +225,15 @@ class HkvIndex(Index):
         slots[-2:] = self._slots[-2:]
         if scores is not None and self._scores is not None:
             scores[-2:] = self._scores[-2:]
-        self._slots, self._scores = slots, scores
-        self.capacity = capacity
-        self.num_rehashes += 1
+        num_rehashes = self.num_rehashes + 1
+        publish(
+            setting(
+                self, _slots=slots, _scores=scores, capacity=capacity, num_rehashes=num_rehashes
+            )
+        )
 
-    def age(self) -> None:
-        if self._scores is not None and self.strategy == "kEpochLru":
-            # The low half of such a score is a stamp.
-            low = self._scores & np.uint64(LAST_STAMP)
-            low -= low >> np.uint64(1)
-            self._scores -= low
-        super().age()
+    def _aged_scores(self) -> Array | None:
+        return self._scores if self.strategy == "kEpochLru" else None
 
     def _lines_read(self, held: IndexEntries) -> Array:
         first, _, line = self.place_of(held.keys)
@@ -254,8 +281,12 @@ class HkvIndex(Index):
         xp = self.backend.xp
         at = xp.arange(keys.size)
         while True:
-            placed = self.insert(keys[at], 1, None)
-            self.set_rows(placed, at.astype(np.uint32))
+            placed, n = self.unplaced(int(at.size)), int(at.size)
+            counts = xp.zeros(3, np.int64)
+            rows, spare = xp.empty(n, np.uint32), at.astype(np.uint32)
+            self.placing(keys[at], 1, None, placed)()
+            self.giving_rows(placed, spare, rows, counts, one_each=True)()
+            self.size += int(counts[1])
             at = at[placed.slots < 0]
             if at.size == 0 or self.is_full_size:
                 return int(at.size)
@@ -283,7 +314,7 @@ class HkvIndex(Index):
             fits = xp.where(keys == np.int64(key), slots == capacity + side, fits)
         if not bool(fits.all()) or int(xp.unique(slots).size) < int(keys.size):
             raise ValueError(
-                f"What was saved of table {self.name!r} is damaged: keys and slots contradict "
+                f"What was saved of table {self.name!r} is corrupt: keys and slots contradict "
                 "each other. Nothing was changed."
             )
         usual = slots < capacity  # the last two slots do not hold their key
@@ -315,7 +346,7 @@ class HkvIndex(Index):
         if self._scores is not None:
             self._scores[slots] = scores
 
-    def first_scores(self, stamps: Array) -> Array:
+    def initial_scores(self, stamps: Array) -> Array:
         """Returns the scores (n,) uint64 of keys that lookups of those numbers saw first."""
         epoch = np.uint64(self.epoch << 32)
         if self.strategy == "kEpochLru":
@@ -328,8 +359,8 @@ class HkvIndex(Index):
     def _scoring(self) -> tuple[int, int]:
         return STRATEGIES.index(self.strategy), self.epoch
 
-    def _launch(self, kernel: str, num_items: int, *args: object) -> None:
-        self.backend.launch(
+    def _prepared(self, kernel: str, num_items: int, *args: object) -> Action:
+        return self.backend.prepared(
             *(kernel, num_items, self._slots, self._scores, self.capacity, self.bucket),
             *(*self._reserved(), *args),
         )

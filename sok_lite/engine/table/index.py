@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action, publish
 from sok_lite.backend.sources import kernel_defines
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.row_store import ABSENT
@@ -29,6 +30,30 @@ class Found(NamedTuple):
 
     rows: Array
     num_missing: int
+
+
+class Search(NamedTuple):
+    """A search for keys that is prepared.
+
+    Attributes:
+      actions: make it; they write the others.
+      rows: (n,) uint32.
+      missing: (1,) int64.
+    """
+
+    actions: list[Action]
+    rows: Array
+    missing: Array
+
+    def run(self) -> Found:
+        """Makes the search by itself."""
+        publish(self.actions)
+        return self.found
+
+    @property
+    def found(self) -> Found:
+        """What the search has found, once it was made."""
+        return Found(self.rows, int(self.missing[0]))
 
 
 class IndexEntries(NamedTuple):
@@ -120,19 +145,36 @@ class Index(ABC):
         """
 
     @abstractmethod
-    def clear(self) -> None:
-        """Removes every key and gives the memory back.
-
-        Raises:
-          MemoryError: no memory for the empty index; it is as it was.
-        """
+    def erasing(self, keys: Array) -> list[Action]:
+        """Prepares to erase distinct keys (n,) int64 that are all there."""
 
     @abstractmethod
-    def _launch(self, kernel: str, num_items: int, *args: object) -> None:
-        """Launches a kernel of this index: it takes the index first, then `args`."""
+    def clean(self) -> None:
+        """Rids the index of what erased keys have left, where it is worth it."""
 
-    def _search(self, kernel: str, keys: Array, *args: object, out: Array | None = None) -> Found:
-        """Launches a kernel that finds keys (n,).
+    @abstractmethod
+    def clearing(self) -> list[Action]:
+        """Returns the actions that remove every key and give the memory back.
+
+        Raises:
+          MemoryError: no memory for the empty index.
+        """
+
+    def clear(self) -> None:
+        """Removes every key and gives the memory back. Raises as `clearing` does."""
+        publish(self.clearing())
+
+    @abstractmethod
+    def _prepared(self, kernel: str, num_items: int, *args: object) -> Action:
+        """Prepares a kernel of this index: it takes the index first, then `args`."""
+
+    def _launch(self, kernel: str, num_items: int, *args: object) -> None:
+        self._prepared(kernel, num_items, *args)()
+
+    def _searching(
+        self, kernel: str, keys: Array, *args: object, out: Array | None = None
+    ) -> Search:
+        """Prepares a kernel that finds keys (n,).
 
         Args:
           args: what it takes before the keys.
@@ -143,12 +185,17 @@ class Index(ABC):
         rows = xp.empty(n, np.uint32)
         missing = xp.zeros(1, np.int64)
         copied = () if out is None else (out,)
-        self._launch(kernel, n, *args, keys, rows, *copied, missing, n)
-        return Found(rows, int(missing[0]))
+        action = self._prepared(kernel, n, *args, keys, rows, *copied, missing, n)
+        return Search([action], rows, missing)
 
-    def age(self) -> None:
-        """Halves every stamp, so that counting can go on below LAST_STAMP."""
-        self._slots.view(np.uint32)[:, 3] >>= np.uint32(1)
+    def ageing(self) -> list[Action]:
+        """Returns the actions that halve every stamp, so that counting can go on."""
+        n = int(self._slots.shape[0])
+        return [self.backend.prepared("slots_age", n, self._slots, self._aged_scores(), n)]
+
+    def _aged_scores(self) -> Array | None:
+        """The scores that have a stamp in their low half."""
+        return None
 
     def _reserved(self) -> tuple[int, int]:
         """The two reserved keys, for kernels."""

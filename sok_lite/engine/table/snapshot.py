@@ -1,4 +1,4 @@
-"""What a table knows of its keys beside their rows, taken out and put back: for checkpoints.
+"""What a table knows of its keys, taken out and put back with their rows: for checkpoints.
 
 A table that comes back evicts, admits and expires as it would have done: scores, the number of the
 lookup that last saw each key, and the sightings of keys without a row come with the keys. A full
@@ -6,15 +6,20 @@ lookup that last saw each key, and the sightings of keys without a row come with
 both of their buckets full: so the slots are kept too, and used where the buckets are the same.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array
+from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.engine.row_store import RowStore
+from sok_lite.engine.row_tiers import RowTiers
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.hkv_index import HkvIndex
+from sok_lite.engine.table.parts import COUNTERS
 
 
 class Snapshot(NamedTuple):
@@ -41,65 +46,147 @@ class Snapshot(NamedTuple):
     facts: dict[str, Any]
 
 
+class State(NamedTuple):
+    """The rows of an optimizer state.
+
+    Attributes:
+      name, dim, initial: of the column; see `RowStore.ensure_state`.
+      rows: (n, dim) float32.
+    """
+
+    name: str
+    dim: int
+    initial: float
+    rows: Array
+
+
 def take(table: EmbeddingTable) -> Snapshot:
     """Returns a snapshot. Its row numbers are good as long as the caller holds `table.lock`."""
+    return table.alone(lambda: _taken(table))
+
+
+def _taken(table: EmbeddingTable) -> Snapshot:
     xp = table.backend.xp
-    with table.lock:
-        held = table.index.entries()
-        keys = table.key_dtype.from_int64(xp, held.keys)
-        order = xp.argsort(keys)
-        scores, slots = xp.empty(0, np.uint64), xp.empty(0, np.int64)
-        sighted_keys, sightings = xp.empty(0, np.int64), xp.empty(0, np.uint32)
-        facts: dict[str, Any] = {"num_lookups": table.num_lookups}
-        if isinstance(table, HkvTable):
-            index = table.index
-            slots = held.slots[order]
-            if index.has_scores:
-                scores = index.slot_scores(held.stamps[order], slots)
-            if table.sightings is not None:
-                sighted_keys, sightings = table.sightings.export()
-            facts |= {
-                "capacity": index.capacity,
-                "bucket": index.bucket,
-                "strategy": index.strategy,
-                "epoch": index.epoch,
-            }
-        return Snapshot(
-            keys[order],
-            held.rows[order],
-            held.stamps[order],
-            scores,
-            slots,
-            sighted_keys,
-            sightings,
-            facts,
-        )
+    held = table.index.entries()
+    keys = table.key_dtype.from_int64(xp, held.keys)
+    order = xp.argsort(keys)
+    scores, slots = xp.empty(0, np.uint64), xp.empty(0, np.int64)
+    sighted_keys, sightings = xp.empty(0, np.int64), xp.empty(0, np.uint32)
+    facts: dict[str, Any] = {"num_lookups": table.num_lookups}
+    if isinstance(table, HkvTable):
+        index = table.index
+        slots = held.slots[order]
+        if index.has_scores:
+            scores = index.slot_scores(held.stamps[order], slots)
+        if table.sightings is not None:
+            sighted_keys, sightings = table.sightings.export()
+        facts |= {
+            "capacity": index.capacity,
+            "bucket": index.bucket,
+            "strategy": index.strategy,
+            "epoch": index.epoch,
+        }
+    return Snapshot(
+        keys[order],
+        held.rows[order],
+        held.stamps[order],
+        scores,
+        slots,
+        sighted_keys,
+        sightings,
+        facts,
+    )
 
 
-def restore(table: EmbeddingTable, snapshot: Snapshot) -> Array:
+def restore(
+    table: EmbeddingTable, snapshot: Snapshot, values: Array, states: Sequence[State] = ()
+) -> None:
     """Makes a table hold the keys of a snapshot and no others. Counters begin anew.
 
-    The content of the rows is the caller's to write before it gives up `table.lock`. The kinds and
-    options of the two tables may differ: scores are taken over between equal strategies only, and
-    else begin as those of new keys.
+    All that it is to hold is made beside what it holds, and takes its place in one piece. So until
+    then there must be memory for both, unless the table is empty.
+
+    The kinds and options of the two tables may differ: scores are taken over between equal
+    strategies only, and else begin as those of new keys. Rows of the highest scores come near.
 
     Args:
       snapshot: its rows are not used.
-
-    Returns:
-      (n,) uint32, the new row numbers, those of the highest scores near.
+      values: (n, dim) of the row's storage dtype.
+      states: of the optimizer. Those that the table has beside them begin anew.
 
     Raises:
-      ValueError: the keys do not fit the key type or `max_capacity`, or the snapshot contradicts
-        itself. The table is as it was.
-      MemoryError: no memory for the keys; the table is as it was. None for the rows: it is empty.
+      ValueError: the keys do not fit the key type or `max_capacity`, a state exists with another
+        dim or initial value, or the snapshot contradicts itself. The table is as it was.
+      MemoryError: no memory for keys and rows; the table is as it was.
     """
     keys = table.key_dtype.to_int64(table.backend.xp, snapshot.keys, f"keys of {table.name!r}")
-    with table.lock:
-        _check(table, snapshot)
-        if isinstance(table, HkvTable):
-            return _restored_hybrid(table, keys, snapshot)
-        return _restored_hbm(table, keys, snapshot)
+    table.alone(lambda: _restore(table, keys, snapshot, values, states))
+
+
+def _restore(
+    table: EmbeddingTable,
+    keys: Array,
+    snapshot: Snapshot,
+    values: Array,
+    states: Sequence[State],
+) -> None:
+    _check(table, snapshot)
+    for state in states:
+        table.store.check_state(state.name, state.initial, state.dim)
+    try:
+        actions = _prepared(table, keys, snapshot, values, states)
+    except MemoryError as error:
+        held = f" Clear it first: it holds {table.size:,} keys." if table.size else ""
+        raise MemoryError(
+            f"No memory to restore {int(keys.size):,} keys of table {table.name!r}, beside what it "
+            f"holds. It is as it was.{held} ({error})"
+        ) from error
+    counts = dict.fromkeys(COUNTERS, 0)
+    clock = table.clock.restarting(int(snapshot.facts["num_lookups"]))
+    renewed = setting(table, _counts=counts, generation=table.generation + 1)
+    publish([*actions, *clock, *renewed])
+
+
+def _prepared(
+    table: EmbeddingTable,
+    keys: Array,
+    snapshot: Snapshot,
+    values: Array,
+    states: Sequence[State],
+) -> list[Action]:
+    """Makes what the table is to hold, and returns the actions that give it that."""
+    if isinstance(table, HkvTable):
+        return _prepared_hybrid(table, keys, snapshot, values, states)
+    assert isinstance(table.index, DetIndex)
+    index = table.index.emptied()
+    index.make_room(int(keys.size))
+    store, rows = _new_store(table, snapshot.stamps, values, states)
+    index.insert(keys, rows, 1)
+    publish(index.updating(keys, stamps=snapshot.stamps))
+    return setting(table, index=index, store=store)
+
+
+def _new_store(
+    table: EmbeddingTable, scores: Array, values: Array, states: Sequence[State]
+) -> tuple[RowStore, Array]:
+    """Returns a new row store, and the row of each key.
+
+    Args:
+      scores: (n,) unsigned, of the keys; where there are two tiers, the highest get near rows.
+    """
+    xp, old = table.backend.xp, table.store
+    store = old.emptied()
+    rows = xp.empty(scores.size, np.uint32)
+    order = xp.argsort(~scores)  # descending: ~ turns unsigned numbers round
+    rows[order] = store.allocate(int(scores.size))
+    store.write(rows, values)
+    for state in states:
+        store.ensure_state(state.name, state.initial, state.dim)
+        store.write(rows, xp.ascontiguousarray(state.rows), column=state.name)
+    for name in old.state_names:
+        column = old.column(name)
+        store.ensure_state(name, column.initial, column.dim)
+    return store, rows
 
 
 def _check(table: EmbeddingTable, snapshot: Snapshot) -> None:
@@ -113,36 +200,20 @@ def _check(table: EmbeddingTable, snapshot: Snapshot) -> None:
     for name, (expected, array) in sizes.items():
         if int(array.size) not in expected:
             raise ValueError(
-                f"What was saved of table {table.name!r} is damaged: {array.size:,} {name} for "
+                f"What was saved of table {table.name!r} is corrupt: {array.size:,} {name} for "
                 f"{n:,} keys."
             )
     if bool((snapshot.keys[1:] <= snapshot.keys[:-1]).any()):
-        raise ValueError(f"What was saved of table {table.name!r} is damaged: its keys repeat.")
+        raise ValueError(f"What was saved of table {table.name!r} is corrupt: its keys repeat.")
 
 
-def _hottest_first(table: EmbeddingTable, scores: Array) -> Array:
-    """Takes a row for each score; where there are two tiers, the highest ones get near rows."""
-    xp = table.backend.xp
-    rows = xp.empty(scores.size, np.uint32)
-    order = xp.argsort(~scores)  # descending: ~ turns unsigned numbers round
-    rows[order] = table.store.allocate(int(scores.size))
-    return rows
-
-
-def _restored_hbm(table: EmbeddingTable, keys: Array, snapshot: Snapshot) -> Array:
-    assert isinstance(table.index, DetIndex)
-    index = table.index.emptied()
-    index.make_room(int(keys.size))
-    table.clear()
-    rows = _hottest_first(table, snapshot.stamps)
-    index.insert(keys, rows, 1)
-    index.update(keys, stamps=snapshot.stamps)
-    table.index = index
-    table.clock.restart(int(snapshot.facts["num_lookups"]))
-    return rows
-
-
-def _restored_hybrid(table: HkvTable, keys: Array, snapshot: Snapshot) -> Array:
+def _prepared_hybrid(
+    table: HkvTable,
+    keys: Array,
+    snapshot: Snapshot,
+    values: Array,
+    states: Sequence[State],
+) -> list[Action]:
     facts = snapshot.facts
     index, slots = _index_with(table, keys, snapshot)
     # Scores and epochs of another strategy say nothing here.
@@ -153,22 +224,19 @@ def _restored_hybrid(table: HkvTable, keys: Array, snapshot: Snapshot) -> Array:
         scores = (
             snapshot.scores
             if is_same and snapshot.scores.size == keys.size
-            else index.first_scores(snapshot.stamps)
+            else index.initial_scores(snapshot.stamps)
         )
-    table.clear()
-    try:
-        rows = _hottest_first(table, snapshot.stamps if scores is None else scores)
-        table.tiers.assigned(rows, keys)
-        if table.sightings is not None:
-            now = int(facts["num_lookups"])
-            table.sightings.restore(snapshot.sighted_keys, snapshot.sightings, now)
-    except MemoryError:
-        table.clear()
-        raise
+    hottest = snapshot.stamps if scores is None else scores
+    store, rows = _new_store(table, hottest, values, states)
+    tiers = RowTiers(store)
+    tiers.assigned(rows, keys)
     index.write(slots, rows, snapshot.stamps, scores)
-    table.index = index
-    table.clock.restart(int(facts["num_lookups"]))
-    return rows
+    sightings = table.sightings
+    if sightings is not None:
+        sightings = sightings.emptied()
+        now = int(facts["num_lookups"])
+        sightings.restore(snapshot.sighted_keys, snapshot.sightings, now)
+    return setting(table, index=index, store=store, tiers=tiers, sightings=sightings)
 
 
 def _index_with(table: HkvTable, keys: Array, snapshot: Snapshot) -> tuple[HkvIndex, Array]:

@@ -1,0 +1,82 @@
+"""What a table holds, as arrays: in pieces, all of it, or what a predicate chooses."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.engine.table.exclusive import exclusive
+from sok_lite.engine.table.index import CHUNK_SLOTS
+from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.results import Entries, Predicate
+
+
+class Exports(TableParts):
+    """The methods that give what a table holds. They change nothing."""
+
+    @property
+    def num_slots(self) -> int:
+        """How many slots `export_chunk` can be asked for. It changes when the table grows."""
+        return self.index.num_slots
+
+    @exclusive
+    def export_chunk(self, first_slot: int, num_slots: int) -> Entries:
+        """Returns what is in the slots [first_slot, first_slot + num_slots), in their order."""
+        keys, rows, stamps, slots = self.index.entries(first_slot, num_slots)
+        scores = self._slot_scores(stamps, slots)
+        return Entries(self.key_dtype.from_int64(self.backend.xp, keys), rows, scores, self.store)
+
+    def chunks(self, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]:
+        """Yields the whole table in pieces. Hold `lock` if it may change meanwhile."""
+        first = 0
+        while first < self.num_slots:
+            yield self.export_chunk(first, num_slots)
+            first += num_slots
+
+    @exclusive
+    def export_rows(self) -> tuple[Array, Array]:
+        """Returns all keys, ascending, and their row numbers: (size,) key type, (size,) uint32."""
+        return self._sorted(self.export_chunk(0, self.num_slots))
+
+    @exclusive
+    def export(
+        self, column: str = "value", out: Callable[[int], Array] | None = None
+    ) -> tuple[Array, Array]:
+        """Returns all keys, ascending, and their rows: (size,) key type, (size, dim) storage.
+
+        Args:
+          column: "value", or the name of an optimizer state, whose rows are float32.
+          out: gives memory for a number of rows; None: the backend's.
+        """
+        keys, rows = self.export_rows()
+        rows = self.backend.xp.ascontiguousarray(rows)
+        memory = None if out is None else out(int(keys.size))
+        return keys, self.store.read(rows, column, memory)
+
+    @exclusive
+    def export_if(self, predicate: Predicate) -> tuple[Array, Array]:
+        """Returns the entries that a predicate chooses, as `export` does all.
+
+        Args:
+          predicate: such as `lambda entries: entries.scores >= 100`; called with some at a time.
+        """
+        xp = self.backend.xp
+        chosen = list(self._chosen(predicate))
+        keys = xp.concatenate([entries.keys for entries in chosen])
+        rows = xp.concatenate([entries.rows for entries in chosen])
+        keys, rows = self._sorted(Entries(keys, rows, rows, self.store))
+        return keys, self.store.read(rows)
+
+    def _chosen(self, predicate: Predicate) -> Iterator[Entries]:
+        for entries in self.chunks():
+            mask = self.backend.xp.asarray(predicate(entries))
+            if mask.shape != entries.keys.shape or mask.dtype != np.bool_:
+                raise ValueError(
+                    f"A predicate must return one bool per key, shape {entries.keys.shape}. "
+                    f"Received: {mask.dtype} of shape {mask.shape}."
+                )
+            yield Entries(entries.keys[mask], entries.rows[mask], entries.scores[mask], self.store)
+
+    def _sorted(self, entries: Entries) -> tuple[Array, Array]:
+        order = self.backend.xp.argsort(entries.keys)
+        return entries.keys[order], entries.rows[order]

@@ -1,0 +1,240 @@
+"""What a table is made of, and what all that uses it shares."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action, setting
+from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
+from sok_lite.engine.row_store import ABSENT, RowStore, bfloat16_to_float32
+from sok_lite.engine.table.clock import Clock
+from sok_lite.engine.table.exclusive import Exclusive, exclusive
+from sok_lite.engine.table.index import Found, Index, Search
+from sok_lite.engine.table.results import GivesFirstRows, Statistics
+
+# A row of this many float32 numbers takes a gigabyte: a larger dimension is a mistake.
+MAX_DIM = 1 << 28
+# One rank has as many row numbers.
+MAX_KEYS = ABSENT
+
+COUNTERS = ("found", "missed", "inserted", "evicted", "refused", "not_admitted", "erased")
+
+
+def table_seed(seed: int, name: str) -> int:
+    """Returns the 64-bit seed of a table: the same on every machine for a seed and a name."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def checked_num_keys(name: str, what: str, count: int) -> int:
+    """Returns a number of keys to make room for, or raises ValueError."""
+    if not 0 <= count <= MAX_KEYS:
+        raise ValueError(
+            f"`{what}` of table {name!r} must be from 0 to {MAX_KEYS:,}, the most rows that one "
+            f"rank can hold. Received: {what}={count}."
+        )
+    return count
+
+
+class TableParts(Exclusive, ABC):
+    """What a table is made of: index, row store, clock, counters.
+
+    Attributes:
+      backend, dim, name: as given.
+      seed: as given, or the initializer's own where it came with one.
+      key_dtype, row_dtype: formats of keys and rows.
+      store: the rows and the optimizer states.
+      generation: changes whenever row numbers handed out before may have become stale.
+      clock: counts the lookups that could insert.
+    """
+
+    var_type: str
+    index: Index
+
+    def __init__(
+        self,
+        backend: Backend,
+        dim: int,
+        *,
+        initializer: GivesFirstRows,
+        key_type: str,
+        dtype: str,
+        name: str,
+        seed: int,
+        store: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if not 1 <= dim <= MAX_DIM:
+            raise ValueError(
+                f"The dimension must be at least 1 and at most {MAX_DIM:,}. Received: {dim} for "
+                f"table {name!r}."
+            )
+        self.backend = backend
+        self.dim = dim
+        self.key_dtype: KeyDtype = key_dtype(key_type)
+        self.row_dtype = row_dtype(dtype)
+        self.name = name
+        own_seed = getattr(initializer, "seed", None)
+        self.seed = seed if own_seed is None else own_seed
+        self.initializer = initializer
+        self.store = RowStore(backend, dim, self.row_dtype, **(store or {}))
+        self.generation = 0
+        self._table_seed = table_seed(self.seed, name)
+        self.clock = Clock()
+        self._counts = dict.fromkeys(COUNTERS, 0)
+
+    # ---------------------------------------------------------------- sizes
+
+    @property
+    def size(self) -> int:
+        """Keys held."""
+        if self._unfinished is not None:
+            self._settled()
+        return self.index.size
+
+    @property
+    def capacity(self) -> int:
+        """Slots of the index."""
+        return self.index.capacity
+
+    @property
+    def load_factor(self) -> float:
+        """size / capacity."""
+        return self.size / self.capacity
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory of the index, and of what else is kept by key."""
+        return self.index.num_bytes
+
+    @property
+    def num_lookups(self) -> int:
+        """Lookups so far that could insert: the time by which `scores` and `expire` count."""
+        return self.clock.now
+
+    def _settled(self) -> None:
+        """Finishes what an interrupted call has left."""
+        with self.lock: self._finish()  # fmt: skip # noqa: E701
+
+    @exclusive
+    def statistics(self) -> Statistics:
+        """Returns counters and sizes. It walks through the whole index for the probe lengths."""
+        probes = self.index.probe_lengths()
+        tiers = self.store.tier_bytes()
+        return Statistics(
+            size=self.size,
+            capacity=self.capacity,
+            load_factor=self.load_factor,
+            **self._counts,
+            num_rehashes=self.index.num_rehashes,
+            mean_probe=probes.mean,
+            longest_probe=probes.longest,
+            index_bytes=self.index_bytes,
+            near_bytes=tiers.near_used,
+            far_bytes=tiers.far_used,
+        )
+
+    # ---------------------------------------------------------------- one call at a time
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.store.check_far()
+
+    def _unusable_after_fork(self) -> str | None:
+        if not self.store.has_far_file:
+            return None
+        return (
+            f"Table {self.name!r} keeps rows in far_path, a file of the process that made it. This "
+            "process was forked from that one and would write the same rows. Make a table of its "
+            "own here, or fork before the table is made."
+        )
+
+    # ---------------------------------------------------------------- what an index decides
+
+    @abstractmethod
+    def _searching(
+        self,
+        keys: Array,
+        stamp: int = 0,
+        scores: Array | None = None,
+        out: Array | None = None,
+    ) -> Search:
+        """Prepares a search for keys; with a stamp they count as seen by the lookup of that number.
+
+        Args:
+          out: (n, dim) from `store.output`, gets the rows that are found; the places of the others
+            hold anything.
+        """
+
+    def _find(self, keys: Array) -> Found:
+        """Finds keys and changes nothing."""
+        return self._searching(keys).run()
+
+    def _slot_scores(self, stamps: Array, slots: Array) -> Array:
+        """Returns the scores (n,) uint64 of entries of the index."""
+        return stamps.astype(np.uint64)
+
+    # ---------------------------------------------------------------- arguments
+
+    def _keys(self, keys: Any) -> Array:
+        what = f"keys of table {self.name!r}"
+        keys = self.key_dtype.to_int64(self.backend.xp, keys, what)
+        if keys.ndim != 1:
+            raise ValueError(f"keys must have shape (n,). Received: shape {keys.shape}.")
+        return keys
+
+    def _check_rows(self, keys: Array, values: Array) -> None:
+        if values.shape != (keys.size, self.dim):
+            raise ValueError(
+                f"values must have shape ({keys.size}, {self.dim}): one row of dimension "
+                f"{self.dim} for each of {keys.size} keys. Received: shape {values.shape}."
+            )
+
+    def _checked_deltas(self, keys: Array, deltas: Any) -> Array:
+        xp = self.backend.xp
+        deltas = xp.asarray(deltas)
+        if deltas.dtype.kind != "f" and deltas.dtype.name != "bfloat16":
+            # Not taken for numbers: the bits of bfloat16 rows, in which `export` gives them.
+            raise TypeError(
+                f"deltas must be real floating-point numbers. Received: dtype {deltas.dtype}. "
+                "Cast them first."
+            )
+        deltas = xp.ascontiguousarray(deltas, dtype=np.float32)
+        self._check_rows(keys, deltas)
+        return deltas
+
+    def _checked_scores(self, keys: Array, scores: Any) -> Array:
+        xp = self.backend.xp
+        scores = xp.asarray(scores)
+        if scores.shape != keys.shape or scores.dtype.kind not in "iu":
+            raise ValueError(
+                f"scores must be integers of shape {keys.shape}, one for each key. "
+                f"Received: {scores.dtype} of shape {scores.shape}."
+            )
+        if scores.dtype.kind == "i" and bool((scores < 0).any()):
+            raise ValueError(f"scores must not be negative. Received: {int(scores.min())}.")
+        return xp.ascontiguousarray(scores, dtype=np.uint64)
+
+    def _as_float32(self, values: Array) -> Array:
+        if self.row_dtype.name == "bfloat16":
+            return bfloat16_to_float32(self.backend.xp, values)
+        return values.astype(np.float32, copy=False)
+
+    def _initial_values(self, keys: Array) -> Array:
+        values = self.initializer.values(self.backend, keys, self.dim, self._table_seed)
+        return self.store.to_storage(values)
+
+    # ---------------------------------------------------------------- counters
+
+    def _counting(self, **more: int) -> Action:
+        """Prepares to add to counters."""
+        counts = {name: self._counts[name] + count for name, count in more.items()}
+        return partial(self._counts.update, counts)
+
+    def _renewing(self) -> list[Action]:
+        """Prepares what follows whenever row numbers handed out before may be stale."""
+        return setting(self, generation=self.generation + 1)

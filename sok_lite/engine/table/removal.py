@@ -1,0 +1,149 @@
+"""Removing keys, with their rows and optimizer states: some, those that match, old ones, all."""
+
+import numbers
+import time
+from typing import Any
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.table.exclusive import exclusive
+from sok_lite.engine.table.export import Exports
+from sok_lite.engine.table.index import CHUNK_SLOTS
+from sok_lite.engine.table.parts import COUNTERS
+from sok_lite.engine.table.results import Predicate
+from sok_lite.engine.unique import unique
+
+
+class Removes(Exports):
+    """The methods that remove keys."""
+
+    @exclusive
+    def erase(self, keys: Any) -> int:
+        """Removes keys with their rows and optimizer states; returns how many were there."""
+        distinct, _ = unique(self.backend, self._keys(keys))
+        return self._erase(distinct, self._forgetting(distinct))
+
+    @exclusive
+    def erase_if(self, predicate: Predicate) -> int:
+        """Removes the entries that a predicate chooses; returns how many.
+
+        Args:
+          predicate: called with some entries at a time. All are asked before the first goes. It
+            must not wait for another thread that uses the table, such as a tf.function that looks
+            it up.
+        """
+        xp = self.backend.xp
+        doomed = [self._keys(entries.keys) for entries in self._chosen(predicate)]
+        return self._erase(xp.concatenate([xp.empty(0, np.int64), *doomed]), [])
+
+    @exclusive
+    def expire(self, *, num_lookups: int | None = None, seconds: float | None = None) -> int:
+        """Removes keys that were not seen lately; returns how many.
+
+        Args:
+          num_lookups: those that none of the last `num_lookups` lookups asked for. A training step
+            is one lookup of a table where it is looked up once a step.
+          seconds: those that no lookup asked for within that time. Times are kept to a second or
+            to 1/128 of them, and not in checkpoints: what is restored counts as seen.
+
+        Raises:
+          TypeError, ValueError: not exactly one of the two is given, or it is no number, negative,
+            or a fraction of a lookup.
+        """
+        if (num_lookups is None) == (seconds is None):
+            raise ValueError(
+                "Give `num_lookups` or `seconds`, one of them. "
+                f"Received: num_lookups={num_lookups}, seconds={seconds}."
+            )
+        name, limit = ("seconds", seconds) if num_lookups is None else ("num_lookups", num_lookups)
+        if isinstance(limit, (bool, np.bool_)) or not isinstance(limit, numbers.Real):
+            raise TypeError(f"`{name}` must be a number. Received: {name}={limit!r}.")
+        if not limit >= 0 or (name == "num_lookups" and limit % 1 != 0):
+            kind = "a whole number, 0 or more" if name == "num_lookups" else "0 or more"
+            raise ValueError(f"`{name}` must be {kind}. Received: {name}={limit}.")
+        if seconds is not None:
+            oldest = self.clock.first_since(time.monotonic() - seconds)
+        else:
+            oldest = max(0, self.clock.now - int(num_lookups or 0) + 1)
+        return self._erase(self._keys_seen_before(oldest), self._forgetting_before(oldest))
+
+    def erase_below(self, cutoff: float) -> int:
+        """Removes the keys whose rows are nearly zero: every |element| < cutoff; returns how many.
+
+        Raises:
+          ValueError: the cutoff is not above 0.
+        """
+        if not cutoff > 0:
+            raise ValueError(f"`cutoff` must be above 0. Received: {cutoff}.")
+        return self.erase_if(
+            lambda entries: (abs(self._as_float32(entries.values)) < cutoff).all(axis=1)
+        )
+
+    @exclusive
+    def clear(self) -> None:
+        """Removes every key and gives the memory back. Counters begin anew.
+
+        Raises:
+          MemoryError: no memory for the empty index; the table is as it was.
+        """
+        publish(self._clearing())
+        self.store.trim()
+
+    # ---------------------------------------------------------------- inside
+
+    def _clearing(self) -> list[Action]:
+        """Prepares to remove every key."""
+        return [
+            *self.index.clearing(),
+            *self.store.clearing(),
+            *setting(self, _counts=dict.fromkeys(COUNTERS, 0)),
+            *self._renewing(),
+        ]
+
+    def _erase(self, keys: Array, forgetting: list[Action]) -> int:
+        """Erases distinct keys, those that are there.
+
+        Args:
+          forgetting: actions to be taken along.
+        """
+        found = self._find(keys).rows
+        held = self.backend.xp.flatnonzero(found != np.uint32(ABSENT))
+        count = int(held.size)
+        if count == 0:
+            publish(forgetting)
+            return 0
+        publish(
+            [
+                *self.index.erasing(keys[held]),
+                *self._releasing(found[held]),
+                self._counting(erased=count),
+                *self._renewing(),
+                *forgetting,
+            ]
+        )
+        self.index.clean()
+        return count
+
+    def _releasing(self, rows: Array) -> list[Action]:
+        """Prepares to give rows back."""
+        return self.store.releasing(rows)
+
+    def _forgetting(self, keys: Array) -> list[Action]:
+        """Prepares to forget what else is known of distinct keys."""
+        return []
+
+    def _forgetting_before(self, stamp: int) -> list[Action]:
+        """Prepares to forget what else is known of keys that no lookup from `stamp` on has seen."""
+        return []
+
+    def _keys_seen_before(self, stamp: int) -> Array:
+        """Returns the keys (n,) int64 that no lookup from number `stamp` on has seen."""
+        xp = self.backend.xp
+        found = []
+        for first in range(0, self.num_slots, CHUNK_SLOTS):
+            held = self.index.entries(first, CHUNK_SLOTS)
+            found.append(held.keys[held.stamps < stamp])
+        return xp.concatenate(found)

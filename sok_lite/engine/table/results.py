@@ -1,0 +1,101 @@
+"""What a table gives and takes besides arrays."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action
+from sok_lite.engine.row_store import RowStore
+
+
+class Lookup(NamedTuple):
+    """What a lookup gives.
+
+    Attributes:
+      values: (n, dim) of the table's storage dtype.
+      rows: (k,) uint32, the row number of each key: good until the table's generation changes.
+      num_absent: how many of the keys have no row.
+    """
+
+    values: Array
+    rows: Array
+    num_absent: int
+
+
+class Entries(NamedTuple):
+    """Some keys of a table and what it knows of them.
+
+    Attributes:
+      keys: (n,) of the table's key type, distinct.
+      rows: (n,) uint32, row numbers.
+      scores: (n,) uint64; an "hbm" table's scores are those of kLru: when a key was last seen.
+      store: the rows.
+    """
+
+    keys: Array
+    rows: Array
+    scores: Array
+    store: RowStore
+
+    @property
+    def values(self) -> Array:
+        """(n, dim), the rows in their storage format. Read anew at every use."""
+        return self.store.read(self.rows)
+
+
+# What says which entries to take: a function of some of them that returns (n,) bool.
+Predicate = Callable[[Entries], Array]
+
+
+class Statistics(NamedTuple):
+    """What a table has done and holds. The counters begin when it is made, cleared or restored.
+
+    Attributes:
+      size: keys held.
+      capacity: slots of the index.
+      load_factor: size / capacity.
+      found, missed: keys that lookups (`find`, `find_or_insert`, `lookup`) found and did not, a
+        repeated key each time.
+      inserted: keys that got a row.
+      evicted: keys that lost it to another key.
+      refused: keys that got none for want of room.
+      not_admitted: times that a key got none since it had not been seen often enough, or not
+        drawn.
+      erased: keys that were removed.
+      num_rehashes: how often the index was written anew.
+      mean_probe, longest_probe: lines of slots that a search for a held key reads.
+      index_bytes: memory of the index, and of what else is kept by key: sightings, heat.
+      near_bytes, far_bytes: memory of rows and optimizer states handed out so far, by tier.
+    """
+
+    size: int
+    capacity: int
+    load_factor: float
+    found: int
+    missed: int
+    inserted: int
+    evicted: int
+    refused: int
+    not_admitted: int
+    erased: int
+    num_rehashes: int
+    mean_probe: float
+    longest_probe: int
+    index_bytes: int
+    near_bytes: int
+    far_bytes: int
+
+
+class GivesFirstRows(Protocol):
+    """What a table asks of an initializer."""
+
+    def filling(
+        self, backend: Backend, store: RowStore, rows: Array, keys: Array, table_seed: int
+    ) -> Action:
+        """Prepares to write the initial values of rows (n,) of keys (n,) int64.
+
+        The row numbers are read when the action is taken; an absent one is skipped.
+        """
+
+    def values(self, backend: Backend, keys: Array, dim: int, table_seed: int) -> Array:
+        """Returns the first values of keys (n,) int64, (n, dim) float32."""
