@@ -418,8 +418,8 @@ CASES = {
     ),
     "grow": Case(
         ("hbm", "roomy"),
-        lambda bench, tables: tables[0].lookup(_NEW + np.arange(12 * bench.n)),
-        lambda bench, oracle, state, table: oracle.find_or_insert(_NEW + np.arange(12 * bench.n)),
+        lambda bench, tables: tables[0].lookup(_NEW + np.arange(6 * bench.n)),
+        lambda bench, oracle, state, table: oracle.find_or_insert(_NEW + np.arange(6 * bench.n)),
         lambda before, after: after.capacity > before.capacity,
     ),
     "promote": Case(

@@ -13,18 +13,30 @@ first unwinds. tests/fault_facts.py says what "as before" allows.
 import pytest
 
 from tests.conftest import LONG
+from tests.engine.own_process import run_limited
 from tests.fault_cases import CASES, Bench
 from tests.fault_facts import every_pair, every_place
 from tests.tripwire import Interrupt
 
-# To be quick, one kind of each table for an operation; the long form tries all of them.
+# To be quick, one kind of each table for an operation, and none where another operation does all
+# that it does; the long form tries all of them.
 _QUICK = {
-    name: [kind for kind in case.kinds if kind in ("hbm", "kLru")] or [case.kinds[0]]
+    name: [kind for kind in case.kinds if kind in ("hbm", "kLru")] or case.kinds[:1]
     for name, case in CASES.items()
+} | {
+    "lookup_new": (),
+    "lookup_mixed": ("hbm", "kLru", "sighting"),
+    "lookup_drawn": (),
+    "insert_and_evict": (),
+    "insert_or_assign_scores": ("kCustomized",),
+    "erase_if": ("hbm",),
+    "erase_below": ("kLru",),
+    "grow": ("hbm", "roomy"),
+    "update_state": (),
+    "update_two_tables": ("kLru",),
+    "export_if": ("kLru",),
+    "restore_into_empty": ("hbm",),
 }
-_QUICK["lookup_mixed"] = ["hbm", "kLru", "sighting"]
-_QUICK["insert_or_assign_scores"] = ["hbm", "kCustomized"]
-_QUICK["grow"] = ["hbm", "roomy"]
 ALL = [
     pytest.param(name, kind, marks=[] if kind in _QUICK[name] else pytest.mark.long)
     for name, case in CASES.items()
@@ -67,4 +79,18 @@ PAIRS = ("lookup_mixed", "insert_or_assign", "erase_many", "evict", "promote", "
     ],
 )
 def test_a_second_exception_while_the_first_unwinds(backend, small_chunks, tmp_path, name, kind):
-    every_pair(Bench(backend, kind, folder=tmp_path), name, step=1 if LONG else 5)
+    every_pair(Bench(backend, kind, folder=tmp_path), name, step=1 if LONG else 9)
+
+
+@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_signals_at_random_times(kind, seed):
+    """Large batches, as a Ctrl-C in a notebook finds them."""
+    program = """
+        import sys
+        from tests.signal_rounds import rounds
+
+        rounds(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    """
+    count = 600 if LONG else 40
+    assert run_limited(program, kind, count, seed, timeout=500)[:2] == ["interrupted", str(count)]
