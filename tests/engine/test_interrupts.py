@@ -1,0 +1,96 @@
+"""An exception between any two steps leaves a table as before or as after, never between.
+
+An operation is run on equal tables again and again, and at the k-th line of it that runs an
+exception is raised, for every k. Then
+(a) keys, rows and optimizer states are as before the operation or as after it;
+(b) nothing inside of the table contradicts anything else (tests/table_audit.py);
+(c) its lock is free for another thread;
+(d) the next lookup, write and removal, and the same operation again, do what they do to a dict.
+SOK_LITE_LONG=1 does so at every instruction, with every exception, and with a second one while the
+first unwinds. tests/fault_facts.py says what "as before" allows.
+"""
+
+import pytest
+
+from tests.conftest import LONG
+from tests.engine.own_process import run_limited
+from tests.fault_cases import CASES, Bench
+from tests.fault_facts import every_pair, every_place
+from tests.tripwire import Interrupt
+
+# To be quick, one kind of each table for an operation, and none where another operation does all
+# that it does; the long form tries all of them.
+_QUICK = {
+    name: [kind for kind in case.kinds if kind in ("hbm", "kLru")] or case.kinds[:1]
+    for name, case in CASES.items()
+} | {
+    "lookup_new": (),
+    "lookup_mixed": ("hbm", "kLru", "sighting"),
+    "lookup_drawn": (),
+    "insert_and_evict": (),
+    "insert_or_assign_scores": ("kCustomized",),
+    "erase_if": ("hbm",),
+    "erase_below": ("kLru",),
+    "grow": ("hbm", "roomy"),
+    "update_state": (),
+    "update_two_tables": ("kLru",),
+    "export_if": ("kLru",),
+    "restore_into_empty": ("hbm",),
+}
+ALL = [
+    pytest.param(name, kind, marks=[] if kind in _QUICK[name] else pytest.mark.long)
+    for name, case in CASES.items()
+    for kind in case.kinds
+]
+
+
+@pytest.fixture
+def small_chunks(backend, monkeypatch):
+    """Rows grow every few keys, and what is set aside costs nothing."""
+    monkeypatch.setattr(backend, "chunk_bytes", 128)
+    monkeypatch.setattr(backend, "far_chunk_bytes", 128)
+    if backend.name == "cpu":
+        # Which of several keys evicts which is then a function of the input.
+        monkeypatch.setattr(backend, "num_threads", 1)
+
+
+@pytest.mark.parametrize(("name", "kind"), ALL)
+def test_an_exception_at_any_line(backend, small_chunks, tmp_path, name, kind):
+    every_place(Bench(backend, kind, folder=tmp_path), name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("error", [Interrupt, KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize(("name", "kind"), ALL)
+def test_an_exception_at_any_instruction(backend, small_chunks, tmp_path, name, kind, error):
+    bench = Bench(backend, kind, folder=tmp_path)
+    every_place(bench, name, (error,), everywhere=True, opcodes=True)
+
+
+PAIRS = ("lookup_mixed", "insert_or_assign", "erase_many", "evict", "promote", "clear", "restore")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=[] if kind == "kLru" else pytest.mark.long)
+        for name in PAIRS
+        for kind in CASES[name].kinds
+    ],
+)
+def test_a_second_exception_while_the_first_unwinds(backend, small_chunks, tmp_path, name, kind):
+    every_pair(Bench(backend, kind, folder=tmp_path), name, step=1 if LONG else 9)
+
+
+@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_signals_at_random_times(kind, seed):
+    """Large batches, as a Ctrl-C in a notebook finds them."""
+    program = """
+        import sys
+        from tests.signal_rounds import rounds
+
+        rounds(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    """
+    count = 600 if LONG else 40
+    assert run_limited(program, kind, count, seed, timeout=500)[:2] == ["interrupted", str(count)]

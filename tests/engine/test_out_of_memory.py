@@ -1,0 +1,104 @@
+"""Whatever cannot be allocated, once or for good: the table is as it was, or as it was to be.
+
+The facts are those of test_interrupts.py: content as before or as after, nothing inside contradicts
+anything else, the lock is free, and the table goes on once there is memory again. That includes
+failures that last through everything that undoes what was begun: it may allocate nothing.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import LONG
+from tests.engine.own_process import run_limited
+from tests.fault_cases import CASES, Bench
+from tests.shortage import Shortage, every_shortage
+
+_QUICK = ("hbm", "kLru", "refusing")
+
+
+@pytest.fixture
+def small_chunks(backend, monkeypatch):
+    monkeypatch.setattr(backend, "chunk_bytes", 128)
+    monkeypatch.setattr(backend, "far_chunk_bytes", 128)
+    if backend.name == "cpu":
+        monkeypatch.setattr(backend, "num_threads", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=[] if kind in _QUICK else pytest.mark.long)
+        for name, case in CASES.items()
+        for kind in case.kinds
+    ],
+)
+def test_any_allocation_of_the_backend_may_fail(backend, small_chunks, tmp_path, name, kind):
+    bench = Bench(backend, kind, folder=tmp_path)
+    every_shortage(bench, name, lambda at, for_good: Shortage(backend, at, for_good))
+
+
+@pytest.fixture(scope="module")
+def failing_memory(tmp_path_factory):
+    """The library to preload."""
+    compiler = os.environ.get("CXX") or shutil.which("g++")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("no g++ to build a malloc that fails, or no Linux to load it")
+    library = tmp_path_factory.mktemp("failing") / "failing_memory.so"
+    source = Path(__file__).with_name("failing_memory.cpp")
+    flags = ["-shared", "-fPIC", "-O1", "-std=c++17", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run([compiler, *flags, source, "-o", library, "-ldl"], check=True)
+    return library
+
+
+MALLOC = """
+    import sys
+    from tests.shortage import every_allocation
+
+    pairs = [pair.split(":") for pair in sys.argv[1].split(",")]
+    every_allocation(pairs, sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+"""
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        "lookup_mixed:hbm,insert_or_assign:hbm,erase_many:hbm,grow:hbm,update_first_state:hbm",
+        "evict:kLru,insert_or_assign:kLru,promote:kLru,erase:kLru",
+        *(
+            pytest.param(f"{name}:{kind}", marks=pytest.mark.long)
+            for name, case in CASES.items()
+            for kind in case.kinds
+        ),
+    ],
+)
+def test_any_malloc_may_fail(failing_memory, tmp_path, pairs):
+    done = run_limited(
+        *(MALLOC, pairs, tmp_path, 150, 1 if LONG else 4),
+        timeout=900,
+        LD_PRELOAD=str(failing_memory),
+        SOK_LITE_NUM_THREADS="1",
+    )
+    assert int(done[0]) > 0
+
+
+LIMIT = """
+    import sys
+    from tests.shortage import until_it_is_full
+
+    until_it_is_full(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+@pytest.mark.parametrize("spare", [100 << 20, pytest.param(400 << 20, marks=pytest.mark.long)])
+def test_a_table_that_met_a_limit_goes_on(kind, limit, spare):
+    if not sys.platform.startswith("linux"):
+        pytest.skip("/proc says how much memory a process has")
+    successes, failures = map(int, run_limited(LIMIT, kind, limit, spare, SOK_LITE_NUM_THREADS="1"))
+    assert successes > 3 and failures == 30

@@ -1,0 +1,469 @@
+"""The operations that faults are injected into, on small tables of every kind.
+
+`Bench(backend, kind, n, folder)` builds the same table again and again, with about n keys of
+everything; `CASES` are the operations on it. Each says what it does to a dict as well.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_lite.engine.apply import Update, apply_updates
+from sok_lite.engine.table import snapshot
+from sok_lite.engine.table.hkv import RefusedError
+from sok_lite.engine.update_rules import SGD, Adagrad
+from tests.engine.helpers import new_table
+
+INT64 = np.iinfo(np.int64)
+DIM = 2
+LAST_STAMP = 2**32 - 1
+_NEW = 5000  # keys from here on are in no table that was built
+OTHER = 70_000  # and those from here on in no case either
+
+# "full": as many slots as keys, three of them free, a quarter of the rows near.
+_FULL = {"var_type": "hybrid", "max_bucket_size": 4, "on_refused": "ignore"}
+_ROOMY = _FULL | {"init_capacity": 8, "max_capacity": 1 << 20}
+KINDS: dict[str, dict[str, Any]] = {
+    "hbm": {"var_type": "hbm"},
+    "kLru": _FULL,
+    "kLfu": _FULL | {"evict_strategy": "kLfu"},
+    "kEpochLru": _FULL | {"evict_strategy": "kEpochLru"},
+    "kCustomized": _FULL | {"evict_strategy": "kCustomized"},
+    "refusing": _FULL | {"on_refused": "error"},
+    "roomy": _ROOMY,
+    "sighting": _ROOMY | {"enter_threshold": 3},
+}
+
+
+class Bench:
+    """Builds equal tables of one kind.
+
+    Attributes:
+      backend, kind, n: as given.
+      held: (m,) the keys of a table that was built, ascending.
+    """
+
+    def __init__(self, backend, kind, n=10, folder=None):
+        self.backend, self.kind, self.n = backend, kind, n
+        self.options = dict(KINDS[kind])
+        if "max_bucket_size" in self.options:
+            slots = 1 << (3 * n - 1).bit_length()
+            self.options = {"init_capacity": slots, "max_capacity": slots} | self.options
+            # As it splits them: gigabytes of rows.
+            self.options["max_hbm_for_vectors"] = slots // 4 * DIM * 4 / 2**30
+            if folder is not None and backend.name == "cpu":
+                self.options["far_path"] = str(folder)
+        self.held = backend.to_host(self.build().export_rows()[0])
+
+    @property
+    def may_drop(self):
+        """Whether a key may lose its row, or get none."""
+        return self.kind != "hbm"
+
+    def empty(self):
+        table = new_table(self.backend, DIM, name=self.kind, **self.options)
+        table.store.ensure_state("m", 0.5)
+        return table
+
+    def build(self):
+        """Keys of several ages with rows and states of their own, free rows, erased slots."""
+        table, n = self.empty(), self.n
+        keys = np.concatenate([np.arange(-n, n), [INT64.max, INT64.min]])
+        if self.kind in ("kLru", "kLfu", "kEpochLru", "kCustomized", "refusing"):
+            # Twice as many as there are slots: almost all of them are used then.
+            keys = np.concatenate([keys, 100 + np.arange(2 * table.capacity)])
+        given = np.arange(keys.size, dtype=np.uint64) % np.uint64(97)
+        given = given if self.kind == "kCustomized" else None
+        for _ in range(3 if self.kind == "sighting" else 1):
+            with _refusal_ignored():
+                table.find_or_insert(keys, scores=given)
+        keys, rows = table.export_rows()
+        count = int(keys.size)
+        table.lookup(keys[::2])
+        table.lookup(keys[1::3])
+        values = np.arange(DIM * count, dtype=np.float32).reshape(-1, DIM) + 2000
+        table.assign(keys, self.backend.from_host(values))
+        table.store.write(rows, self.backend.from_host(values / 8), column="m")
+        usual = self.backend.to_host(keys)
+        usual = usual[(usual != INT64.max) & (usual != INT64.min)]
+        table.erase(usual[5 : 5 + max(3, n // 4)])
+        if self.kind == "sighting":
+            table.find_or_insert(_NEW + np.arange(0, n, 2))
+            table.find_or_insert(_NEW + np.arange(0, n, 4))
+        return table
+
+
+class _refusal_ignored:
+    def __enter__(self):
+        return None
+
+    def __exit__(self, kind, error, traceback):
+        return kind is not None and issubclass(kind, RefusedError)
+
+
+class Case(NamedTuple):
+    """An operation.
+
+    Attributes:
+      kinds: of tables.
+      work: (bench, tables) -> anything; the operation.
+      model: (bench, oracle, state, table) -> None; the same for a DictTable. `state` is what the
+        table was before the operation.
+      happens: (before, after) -> bool; whether a clean run did what the case is about.
+      prepare: (bench, tables) -> None; before it.
+      others: kinds of more tables that take part.
+      scores_are_content: scores are what it writes, and not only when keys were seen.
+      ages: it halves the numbers of all lookups first.
+      rows_come_later: the caller writes the rows.
+      raises: what a clean run ends with.
+    """
+
+    kinds: tuple[str, ...]
+    work: Callable
+    model: Callable
+    happens: Callable = lambda before, after: True
+    prepare: Callable = lambda bench, tables: None
+    others: tuple[str, ...] = ()
+    scores_are_content: bool = False
+    ages: bool = False
+    rows_come_later: bool = False
+    raises: type | None = None
+
+
+# -------------------------------------------------------------------- batches
+
+
+def known(bench):
+    return np.repeat(bench.held[1::3], 2)
+
+
+def new(bench):
+    return _NEW + np.arange(bench.n)
+
+
+def mixed(bench):
+    """Known and new keys, some of them twice."""
+    some = np.concatenate([bench.held[::4], new(bench)[::2]])
+    return np.concatenate([some, some[::3]])
+
+
+def rows_of(keys, first=0.0):
+    """Small whole numbers: their sums are exact."""
+    return (np.arange(DIM * keys.size, dtype=np.float32).reshape(-1, DIM) % 64) - 30 + first
+
+
+def scores_of(keys, table):
+    # Elsewhere a score is, or ends with, the number of a lookup.
+    counts = getattr(table.index, "strategy", "kLru") in ("kLfu", "kCustomized")
+    most = 1000 if counts else table.num_lookups
+    return (np.arange(keys.size) * 7 % (most + 1)).astype(np.uint64)
+
+
+def nothing(bench, oracle, state, table):
+    return None
+
+
+def looked_up(batch):
+    return lambda bench, oracle, state, table: oracle.find_or_insert(batch(bench))
+
+
+def written(name, batch, first=0.0):
+    return lambda bench, oracle, state, table: getattr(oracle, name)(
+        batch(bench), rows_of(batch(bench), first)
+    )
+
+
+def on_backend(bench, array):
+    return bench.backend.from_host(array)
+
+
+def _write(name, batch, first=0.0):
+    return lambda bench, tables: getattr(tables[0], name)(
+        batch(bench), on_backend(bench, rows_of(batch(bench), first))
+    )
+
+
+def _lookup(batch, **options):
+    return lambda bench, tables: tables[0].lookup(batch(bench), **options).values
+
+
+def _accum_or_assign(bench, tables):
+    # The flags are those of the table as it was built, however often this is called.
+    flags = np.isin(mixed(bench), bench.held)
+    flags[::5] ^= True
+    tables[0].accum_or_assign(mixed(bench), on_backend(bench, rows_of(mixed(bench))), flags)
+
+
+def _accum_or_assign_model(bench, oracle, state, table):
+    flags = np.isin(mixed(bench), bench.held)
+    flags[::5] ^= True
+    oracle.accum_or_assign(mixed(bench), rows_of(mixed(bench)), flags)
+
+
+def _erase_model(doomed):
+    return lambda bench, oracle, state, table: oracle.erase(doomed(bench, oracle, state))
+
+
+def _expired(bench, oracle, state):
+    return [key for key, (stamp, _) in state.seen.items() if stamp <= state.now - 2]
+
+
+def _nearly_zero(bench, oracle, state):
+    return [key for key, row in oracle.rows.items() if (abs(row) < 2020).all()]
+
+
+def _many(bench):
+    return np.concatenate([bench.held[::2], bench.held[::4], new(bench)])
+
+
+# -------------------------------------------------------------------- larger operations
+
+
+def _make_hot(bench, tables):
+    """Looks far rows up until a pass of the tiers is due."""
+    table = tables[0]
+    keys, rows = (bench.backend.to_host(part) for part in table.export_rows())
+    far = keys[rows >= table.store.near_rows]
+    for _ in range(40):
+        if table.tiers.is_due:
+            return
+        table.find_or_insert(far[: max(1, far.size // 2)])
+    raise AssertionError("no pass became due")
+
+
+def _at_the_end_of_time(bench, tables):
+    tables[0].clock.restart(LAST_STAMP)
+
+
+def _update(rule, batch):
+    def work(bench, tables):
+        updates = [
+            Update(
+                *(table, rule, batch(bench), on_backend(bench, rows_of(batch(bench)))),
+            )
+            for table in tables
+        ]
+        return apply_updates(updates, 1.0, 1)
+
+    return work
+
+
+def _sgd_model(bench, oracle, state, table):
+    oracle.accumulate(known(bench), rows_of(known(bench)), -1.0)
+
+
+def _reread(bench, oracle, state, table):
+    """An update that no dict can follow to the bit: its rows are taken over, the others compared.
+
+    That the update itself is right is for test_apply.py.
+    """
+    keys = np.unique(known(bench))
+    keys = keys[bench.backend.to_host(table.contains(keys))]
+    rows = bench.backend.to_host(table.lookup(keys, insert=False).values)
+    oracle.assign(keys, rows)
+
+
+@functools.lru_cache(maxsize=64)
+def _snapshot(bench):
+    """What is restored, and its rows; the same for every run of a bench."""
+    source = bench.empty()
+    with _refusal_ignored():
+        source.find_or_insert(np.arange(300, 300 + bench.n))
+        source.find_or_insert(np.arange(300, 300 + bench.n, 2))
+    if bench.kind == "sighting":
+        source.find_or_insert(np.arange(300, 300 + bench.n))
+        source.find_or_insert(np.arange(900, 900 + bench.n))
+    saved = snapshot.take(source)
+    rows = bench.backend.to_host(saved.keys).astype(np.float32)
+    return saved, np.repeat(rows[:, None], DIM, axis=1)
+
+
+def _restore(bench, tables):
+    saved, values = _snapshot(bench)
+    with tables[0].lock:
+        rows = snapshot.restore(tables[0], saved)
+        tables[0].store.write(rows, on_backend(bench, values))
+
+
+def _restore_model(bench, oracle, state, table):
+    saved, values = _snapshot(bench)
+    oracle.rows.clear()
+    oracle.insert_or_assign(bench.backend.to_host(saved.keys), values)
+
+
+_ALL = ("hbm", "kLru", "kLfu", "kEpochLru", "kCustomized", "roomy", "sighting")
+_FULL_ONES = ("kLru", "kLfu", "kEpochLru", "kCustomized")
+
+
+def _inserts(before, after):
+    return bool(after.rows.keys() - before.rows.keys()) or after.sightings != before.sightings
+
+
+def _evicts(before, after):
+    return after.counts["evicted"] > before.counts["evicted"]
+
+
+def _erases(before, after):
+    return after.counts["erased"] > before.counts["erased"]
+
+
+def _writes(before, after):
+    return after.rows != before.rows
+
+
+CASES = {
+    "find": Case(_ALL, lambda bench, tables: tables[0].find(mixed(bench)), nothing),
+    "lookup_known": Case(_ALL, _lookup(known), looked_up(known)),
+    "lookup_without_insert": Case(_ALL, _lookup(mixed, insert=False), nothing),
+    "lookup_new": Case(_ALL, _lookup(new), looked_up(new), _inserts),
+    "lookup_mixed": Case(_ALL, _lookup(mixed), looked_up(mixed), _inserts),
+    "lookup_drawn": Case(
+        ("kLru", "roomy", "sighting"), _lookup(mixed, filter_ratio=0.5), looked_up(mixed), _inserts
+    ),
+    "find_or_insert_scores": Case(
+        _FULL_ONES[1:],
+        lambda bench, tables: tables[0].find_or_insert(
+            mixed(bench), scores=scores_of(mixed(bench), tables[0])
+        ),
+        looked_up(mixed),
+        _inserts,
+    ),
+    "evict": Case(
+        _FULL_ONES,
+        lambda bench, tables: tables[0].lookup_and_evict(mixed(bench)),
+        looked_up(mixed),
+        _evicts,
+    ),
+    "insert_and_evict": Case(
+        _FULL_ONES, _write("insert_and_evict", mixed), written("insert_or_assign", mixed), _evicts
+    ),
+    "refuse": Case(
+        ("refusing",),
+        lambda bench, tables: tables[0].lookup(_NEW + np.arange(3 * tables[0].capacity)),
+        lambda bench, oracle, state, table: oracle.find_or_insert(
+            _NEW + np.arange(3 * table.capacity)
+        ),
+        lambda before, after: after.counts["refused"] > before.counts["refused"],
+        raises=RefusedError,
+    ),
+    "insert_or_assign": Case(
+        _ALL, _write("insert_or_assign", mixed), written("insert_or_assign", mixed), _writes
+    ),
+    "insert_or_assign_scores": Case(
+        _ALL,
+        lambda bench, tables: tables[0].insert_or_assign(
+            *(mixed(bench), on_backend(bench, rows_of(mixed(bench)))),
+            scores_of(mixed(bench), tables[0]),
+        ),
+        written("insert_or_assign", mixed),
+        _writes,
+        scores_are_content=True,
+    ),
+    "assign": Case(_ALL, _write("assign", mixed), written("assign", mixed), _writes),
+    "accumulate": Case(_ALL, _write("accumulate", mixed), written("accumulate", mixed), _writes),
+    "accum_or_assign": Case(_ALL, _accum_or_assign, _accum_or_assign_model, _writes),
+    "assign_scores": Case(
+        _ALL,
+        lambda bench, tables: tables[0].assign_scores(
+            mixed(bench), scores_of(mixed(bench), tables[0])
+        ),
+        nothing,
+        lambda before, after: after.seen != before.seen,
+        scores_are_content=True,
+    ),
+    "erase": Case(
+        _ALL,
+        lambda bench, tables: tables[0].erase(_many(bench)[::3]),
+        _erase_model(lambda bench, oracle, state: _many(bench)[::3]),
+        _erases,
+    ),
+    # So many that an "hbm" table writes its index anew.
+    "erase_many": Case(
+        _ALL,
+        lambda bench, tables: tables[0].erase(_many(bench)),
+        _erase_model(lambda bench, oracle, state: _many(bench)),
+        _erases,
+    ),
+    "erase_if": Case(
+        _ALL,
+        lambda bench, tables: tables[0].erase_if(lambda entries: entries.keys % 3 == 0),
+        _erase_model(lambda b, oracle, s: [key for key in oracle.rows if key % 3 == 0]),
+        _erases,
+    ),
+    "expire": Case(
+        _ALL,
+        lambda bench, tables: tables[0].expire(num_lookups=2),
+        _erase_model(_expired),
+        _erases,
+    ),
+    "erase_below": Case(
+        _ALL,
+        lambda bench, tables: tables[0].erase_below(2020),
+        _erase_model(_nearly_zero),
+        _erases,
+    ),
+    "clear": Case(
+        _ALL,
+        lambda bench, tables: tables[0].clear(),
+        lambda bench, oracle, state, table: oracle.rows.clear(),
+        _writes,
+    ),
+    "reserve": Case(
+        ("hbm", "roomy"),
+        lambda bench, tables: tables[0].reserve(40 * bench.n),
+        nothing,
+        lambda before, after: after.capacity > before.capacity,
+    ),
+    "grow": Case(
+        ("hbm", "roomy"),
+        lambda bench, tables: tables[0].lookup(_NEW + np.arange(6 * bench.n)),
+        lambda bench, oracle, state, table: oracle.find_or_insert(_NEW + np.arange(6 * bench.n)),
+        lambda before, after: after.capacity > before.capacity,
+    ),
+    "promote": Case(
+        _FULL_ONES,
+        _lookup(known),
+        looked_up(known),
+        lambda before, after: after.numbers != before.numbers,
+        prepare=_make_hot,
+    ),
+    "age": Case(
+        _ALL,
+        _lookup(mixed),
+        looked_up(mixed),
+        lambda before, after: after.now < before.now,
+        prepare=_at_the_end_of_time,
+        ages=True,
+    ),
+    "update": Case(_ALL, _update(SGD(), known), _sgd_model, _writes),
+    "update_first_state": Case(_ALL, _update(Adagrad(), known), _reread, _writes),
+    "update_state": Case(
+        _ALL,
+        _update(Adagrad(), known),
+        _reread,
+        _writes,
+        prepare=lambda bench, tables: tables[0].store.ensure_state("accumulator", 0.1),
+    ),
+    "update_two_tables": Case(
+        ("hbm", "kLru"), _update(Adagrad(), known), _reread, _writes, others=("hbm",)
+    ),
+    "export": Case(_ALL, lambda bench, tables: tables[0].export(), nothing),
+    "export_if": Case(
+        _ALL,
+        lambda bench, tables: tables[0].export_if(lambda entries: entries.keys > 0),
+        nothing,
+    ),
+    "statistics": Case(_ALL, lambda bench, tables: tables[0].statistics(), nothing),
+    "snapshot": Case(_ALL, lambda bench, tables: snapshot.take(tables[0]), nothing),
+    "restore": Case(_ALL, _restore, _restore_model, _writes, rows_come_later=True),
+    "restore_into_empty": Case(
+        _ALL,
+        _restore,
+        _restore_model,
+        _writes,
+        prepare=lambda bench, tables: tables[0].clear(),
+        rows_come_later=True,
+    ),
+}

@@ -1,0 +1,289 @@
+"""What must be true of a table's insides between any two calls, whatever went wrong before.
+
+`audit(table)` raises AssertionError with what is wrong. It changes nothing but the counters of keys
+found. What it has to know of private names is in the few functions at the top.
+"""
+
+import os
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.row_tiers import _NOT_HELD
+
+_ANOTHER = ThreadPoolExecutor(1)  # to start a thread for every audit would take most of its time
+
+# -------------------------------------------------------------------- private names, and no others
+
+
+class Tiers(NamedTuple):
+    """What a store of two tiers knows of its rows: heat (m,) uint8, keys (m,) int64."""
+
+    heat: np.ndarray
+    keys: np.ndarray
+
+
+class Marks(NamedTuple):
+    """Slots of an index without a key: never used, erased, and how many it takes for erased."""
+
+    empty: int
+    reclaimed: int
+    counted: int | None
+
+
+def free_rows(table):
+    """The free rows in the order of their lists, near and far."""
+    store, host = table.store, table.backend.to_host
+    return host(store._free_near).tolist(), host(store._free_far).tolist()
+
+
+def tiers_of(table):
+    """None where all rows are near."""
+    if table.store.near_rows is None or not hasattr(table, "tiers"):
+        return None
+    host = table.backend.to_host
+    return Tiers(host(table.tiers._heat), host(table.tiers._keys))
+
+
+def marks_of(index):
+    keys = index.backend.to_host(index._slots)[: index.capacity, 0]
+    empty = int((keys == index.key_dtype.empty_key).sum())
+    reclaimed = int((keys == index.key_dtype.reclaim_key).sum())
+    return Marks(empty, reclaimed, getattr(index, "_num_reclaimed", None))
+
+
+def found_in(index, keys):
+    """The row numbers (n,) of keys (n,) int64 by a search; it counts and refreshes nothing."""
+    return index.backend.to_host(index.find(index.backend.from_host(keys)).rows)
+
+
+def sighting_index(table):
+    """The index of keys without a row that were seen; None where none is kept."""
+    sightings = getattr(table, "sightings", None)
+    return None if sightings is None else sightings._index
+
+
+def clock_spans(table):
+    """Numbers of the first lookups of the clock's spans, their times, and the times of the last."""
+    return table.clock._numbers, table.clock._times, table.clock._ends
+
+
+def call_under_way(table):
+    """What a table keeps of a call while it runs; None between calls."""
+    if getattr(table, "_evicted", None) is not None:
+        return "a list of evicted entries"
+    if getattr(table, "_refused", (0, 0))[0]:
+        return f"refused keys to report, {table._refused[0]}"
+    return None
+
+
+def slab_chunks(store):
+    """Chunks of all slabs."""
+    return sum(slab.num_chunks for slab in store._slabs)
+
+
+def far_file_of(store):
+    """(length it takes itself for, length on the disk); None without a file."""
+    file = store._far_file
+    return None if file is None else (file.num_bytes, os.fstat(file._fd).st_size)
+
+
+# -------------------------------------------------------------------- the audit
+
+
+def audit(table):
+    """Raises AssertionError if anything inside of a table contradicts anything else."""
+    with table.lock:
+        held = _entries(table.index, "the index")
+        # First: a search in an index without free slots may not end.
+        _audit_slots(table.index, held, "the index")
+        _audit_rows(table, held)
+        _audit_columns(table.store)
+        _audit_free_states(table)
+        _audit_tiers(table, held)
+        _audit_seen(table, held)
+        _audit_clock(table)
+        rest = call_under_way(table)
+        assert rest is None, f"between calls the table keeps {rest}"
+    assert_lock_is_free(table)
+
+
+def assert_lock_is_free(table):
+    """Raises AssertionError unless another thread gets the table's lock at once."""
+
+    def take():
+        is_free = table.lock.acquire(blocking=False)
+        if is_free:
+            table.lock.release()
+        return is_free
+
+    is_free = _ANOTHER.submit(take).result()
+    assert is_free, "the table's lock is held, and no call is under way"
+
+
+def _entries(index, what):
+    """The entries on the host: keys, rows, stamps, slots."""
+    held = index.entries()
+    held = type(held)(*(index.backend.to_host(part) for part in held))
+    twice = [key for key, count in Counter(held.keys.tolist()).items() if count > 1]
+    assert not twice, f"{what} has keys in two slots each: {_some(twice)}"
+    assert index.size == held.keys.size, (
+        f"{what} has {held.keys.size} keys and takes itself to have {index.size}"
+    )
+    return held
+
+
+def _audit_slots(index, held, what):
+    capacity = index.capacity
+    assert capacity > 0 and capacity & (capacity - 1) == 0, f"{what} has {capacity} slots"
+    marks = marks_of(index)
+    in_slots = int((held.slots < capacity).sum())
+    assert marks.empty + marks.reclaimed + in_slots == capacity, (
+        f"of {capacity} slots of {what} {marks.empty} are empty, {marks.reclaimed} were erased and "
+        f"{in_slots} hold a key"
+    )
+    if hasattr(index, "max_capacity"):
+        assert capacity <= index.max_capacity, f"{what} has {capacity} of {index.max_capacity}"
+    else:
+        if marks.counted is not None:
+            assert marks.counted == marks.reclaimed, (
+                f"{what} takes itself to have {marks.counted} erased slots: {marks.reclaimed}"
+            )
+        # Open addressing ends a search at an empty slot.
+        used = in_slots + marks.reclaimed
+        assert used <= 0.9 * capacity, f"{used} of {capacity} slots of {what} are in use"
+    found = found_in(index, held.keys)
+    lost = held.keys[found != held.rows]
+    assert not lost.size, f"a search of {what} does not find keys in their slots: {_some(lost)}"
+
+
+def _audit_rows(table, held):
+    rows, keys = held.rows.tolist(), held.keys.tolist()
+    absent = [key for key, row in zip(keys, rows, strict=True) if row == ABSENT]
+    assert not absent, f"keys in the index have no row: {_some(absent)}"
+    num_rows = table.store.num_rows
+    beyond = {key: row for key, row in zip(keys, rows, strict=True) if row >= num_rows}
+    assert not beyond, f"keys have rows beyond {num_rows}: {_some(beyond.items())}"
+    by_row = {}
+    for key, row in zip(keys, rows, strict=True):
+        by_row.setdefault(row, []).append(key)
+    shared = {row: sharing for row, sharing in by_row.items() if len(sharing) > 1}
+    assert not shared, f"keys share a row: {_some(shared.items())}"
+    near, far = free_rows(table)
+    free = Counter(near + far)
+    twice = [row for row, count in free.items() if count > 1]
+    assert not twice, f"rows are free twice: {_some(twice)}"
+    both = free.keys() & by_row.keys()
+    assert not both, f"rows are free and held: {_some(both)}"
+    strange = [row for row in free if row >= num_rows]
+    assert not strange, f"rows beyond {num_rows} are free: {_some(strange)}"
+    lost = set(range(num_rows)) - free.keys() - by_row.keys()
+    assert not lost, f"{len(lost)} rows are neither held nor free: {_some(sorted(lost))}"
+    first_far = num_rows if table.store.near_rows is None else table.store.near_rows
+    assert all(row < first_far for row in near), "a far row is in the list of free near ones"
+    assert all(row >= first_far for row in far), "a near row is in the list of free far ones"
+
+
+def _audit_columns(store):
+    names = ["value", *store.state_names]
+    chunks = {name: store.column(name).num_chunks for name in names}
+    assert set(chunks.values()) == {slab_chunks(store)}, (
+        f"columns have other numbers of chunks than the store, {slab_chunks(store)}: {chunks}"
+    )
+    rows = chunks["value"] << store.chunk_shift
+    assert store.num_rows <= rows, f"{store.num_rows} rows were handed out of {rows}"
+    for name in names:
+        pointers = store.backend.to_host(store.column(name).pointers)[: chunks[name]]
+        assert (pointers != 0).all(), f"a chunk of column {name!r} is nowhere"
+        assert np.unique(pointers).size == pointers.size, f"chunks of column {name!r} are one"
+    lengths = far_file_of(store)
+    if lengths is not None:
+        assert lengths[0] == lengths[1], (
+            f"the far file is {lengths[1]} bytes long, not {lengths[0]}"
+        )
+        page = os.sysconf("SC_PAGE_SIZE")
+        most = sum(
+            -(-(slab.num_chunks * store.column(name).row_bytes << store.chunk_shift) // page) * page
+            for name in names
+            for slab in store._slabs
+            if slab.is_far
+        )
+        assert lengths[1] <= most, f"the far file is {lengths[1]} bytes long; columns use {most}"
+
+
+def _audit_free_states(table):
+    near, far = free_rows(table)
+    rows = table.backend.from_host(np.array(near + far, np.uint32))
+    for name in table.store.state_names:
+        state = table.backend.to_host(table.store.read(rows, name))
+        initial = np.float32(table.store.column(name).initial)
+        worn = np.array(near + far)[(state != initial).any(axis=1)] if rows.size else rows
+        assert not worn.size, f"free rows keep a state {name!r} of their last key: {_some(worn)}"
+
+
+def _audit_tiers(table, held):
+    tiers = tiers_of(table)
+    if tiers is None:
+        return
+    assert tiers.heat.size == tiers.keys.size, (
+        f"the tiers have {tiers.heat.size} heats and {tiers.keys.size} keys"
+    )
+    if held.rows.size:
+        assert held.rows.max() < tiers.heat.size, "the tiers do not know a row that is held"
+    cold = held.keys[tiers.heat[held.rows] == _NOT_HELD]
+    assert not cold.size, f"the tiers take rows for free that keys hold: {_some(cold)}"
+    named = tiers.keys[held.rows]
+    wrong = [
+        (int(row), f"is of {key}, the tiers say {other}")
+        for row, key, other in zip(held.rows, held.keys, named, strict=True)
+        if key != other
+    ]
+    assert not wrong, f"the tiers name other keys for rows: {_some(wrong)}"
+    warm = set(np.flatnonzero(tiers.heat != _NOT_HELD).tolist()) - set(held.rows.tolist())
+    assert not warm, f"the tiers take rows for held that are free: {_some(sorted(warm))}"
+
+
+def _audit_seen(table, held):
+    now = table.num_lookups
+    future = held.keys[held.stamps > now]
+    assert not future.size, f"keys were seen after lookup {now}: {_some(future)}"
+    strategy = getattr(table.index, "strategy", "kLru")
+    scores = (
+        table.backend.to_host(table.index.slot_scores(held.stamps, held.slots))
+        if (hasattr(table.index, "slot_scores"))
+        else held.stamps
+    )
+    if strategy in ("kLru", "kEpochLru"):
+        future = held.keys[(scores & np.uint64(0xFFFFFFFF)) > now]
+        assert not future.size, f"keys have scores above {now}: {_some(future)}"
+    sighted = sighting_index(table)
+    if sighted is not None:
+        seen = _entries(sighted, "the index of sightings")
+        _audit_slots(sighted, seen, "the index of sightings")
+        assert (seen.rows > 0).all(), "keys were seen 0 times"
+        assert (seen.stamps <= now).all(), f"keys without a row were seen after lookup {now}"
+        both = set(seen.keys.tolist()) & set(held.keys.tolist())
+        assert not both, f"keys have a row and are still counted: {_some(sorted(both))}"
+
+
+def _audit_clock(table):
+    numbers, times, ends = clock_spans(table)
+    assert len(numbers) == len(times) == len(ends), (
+        f"the clock has {len(numbers)} numbers, {len(times)} beginnings and {len(ends)} ends"
+    )
+    for what in (numbers, times):
+        assert list(what) == sorted(what), f"the clock runs backwards: {_some(what)}"
+    # What is restored, or halved, may begin one lookup ahead.
+    last = numbers[-1] if numbers else 0
+    assert last <= table.num_lookups + 1, (
+        f"the clock's last span begins at lookup {last} of {table.num_lookups}"
+    )
+
+
+def _some(things):
+    things = list(things)
+    text = ", ".join(str(thing) for thing in things[:5])
+    return f"{text} and {len(things) - 5} more" if len(things) > 5 else text

@@ -1,0 +1,134 @@
+"""An exception at the k-th line of sok_lite that a call runs.
+
+`with` is the one statement that is safe here: CPython looks for signals at calls and jumps back
+only, and so never between the end of a `with` block and the call of `__exit__`. A trace function is
+called there all the same; those places are left out. They are not left out of `try ... finally`,
+whose last part begins with a line of its own.
+"""
+
+import contextlib
+import dis
+import functools
+import gc
+import os
+import sys
+from pathlib import Path
+
+import sok_lite
+
+_PACKAGE = str(Path(sok_lite.__file__).parent) + os.sep
+# What runs kernels and what is a function of its arguments alone: an exception within it is one at
+# the line that calls it.
+_PURE = tuple(
+    _PACKAGE + part
+    for part in ("backend", "engine/unique.py", "engine/dtypes.py", "engine/hashing.py")
+)
+# Its frames run between a table's lock and those who hold it by an ExitStack.
+_CONTEXTLIB = contextlib.__file__
+
+
+class Interrupt(BaseException):
+    """What nobody expects."""
+
+
+class Tripwire:
+    """Raises an exception at a place of a call, and maybe a second one while the first unwinds.
+
+    Args:
+      at: number of the place, from 1 on; 0: nowhere, places are counted.
+      error: the exception type.
+      second: number of the place, counted from the first on; 0: none.
+      everywhere: also within backends and functions without a state.
+      opcodes: a place is an instruction and not a line.
+
+    Attributes:
+      count: places so far.
+      place: "file:line" where it was raised; None: nowhere.
+      second_place: the same of the second exception.
+    """
+
+    def __init__(self, at=0, error=Interrupt, second=0, everywhere=False, opcodes=False):
+        self.at, self.error, self.second = at, error, second
+        self.opcodes = opcodes
+        self.event = "opcode" if opcodes else "line"
+        self.leave_out = () if everywhere else _PURE
+        self.count = 0
+        self.place = self.second_place = None
+
+    def run(self, work):
+        """Calls work() and returns what it returns."""
+        before = sys.gettrace(), sys.getprofile()
+        gc.disable()  # the finalizers of other tables are none of this call's lines
+        sys.settrace(self._enter)
+        try:
+            return work()
+        finally:
+            sys.setprofile(before[1])
+            sys.settrace(before[0])
+            gc.enable()
+
+    def _traces(self, code):
+        name = code.co_filename
+        if name == _CONTEXTLIB:
+            return True
+        return name.startswith(_PACKAGE) and not name.startswith(self.leave_out)
+
+    def _enter(self, frame, event, arg):
+        if not self._traces(frame.f_code):
+            return None
+        frame.f_trace_opcodes = self.opcodes
+        return self._step
+
+    def _step(self, frame, event, arg):
+        if event != self.event or frame.f_lasti in _leaves_a_with(frame.f_code):
+            return self._step
+        self.count += 1
+        if self.place is None and self.count == self.at:
+            self.place = _name(frame)
+            if self.second:
+                self.count = 0
+                # CPython stops tracing where a trace function raises; a profile function goes on.
+                sys.setprofile(self._trace_again)
+            raise self.error
+        if self.place is not None and self.second_place is None and self.count == self.second:
+            self.second_place = _name(frame)
+            sys.setprofile(None)
+            raise self.error
+        return self._step
+
+    def _trace_again(self, frame, event, arg):
+        sys.setprofile(None)
+        sys.settrace(self._enter)
+        while frame is not None:
+            if self._traces(frame.f_code):
+                frame.f_trace = self._step
+            frame = frame.f_back
+
+
+def _name(frame):
+    name = frame.f_code.co_filename
+    name = name.removeprefix(_PACKAGE) if name.startswith(_PACKAGE) else os.path.basename(name)
+    return f"{name}:{frame.f_lineno}"
+
+
+@functools.cache
+def _leaves_a_with(code):
+    """The offsets of the instructions that call `__exit__`, and of those before them."""
+    found = set()
+    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+    for i in range(len(steps)):
+        names = [step.opname for step in steps[i : i + 5]]
+        nothing = [
+            name == "DUP_TOP" or (name == "LOAD_CONST" and step.argval is None)
+            for name, step in zip(names, steps[i : i + 5], strict=True)
+        ]
+        if nothing[:3] == [True] * 3 and names[3].startswith(("PRECALL", "CALL")):
+            first, last = i, i + (4 if names[3] == "PRECALL" else 3)
+        elif names[0] == "WITH_EXCEPT_START":
+            first = last = i
+        else:
+            continue
+        while steps[first - 1].opname in ("SWAP", "ROT_TWO", "NOP", "POP_BLOCK", "PUSH_EXC_INFO"):
+            first -= 1
+        found.update(step.offset for step in steps[first : last + 1])
+    return frozenset(found)
