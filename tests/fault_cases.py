@@ -282,9 +282,7 @@ def _snapshot(bench):
 
 def _restore(bench, tables):
     saved, values = _snapshot(bench)
-    with tables[0].lock:
-        rows = snapshot.restore(tables[0], saved)
-        tables[0].store.write(rows, on_backend(bench, values))
+    snapshot.restore(tables[0], saved, on_backend(bench, values))
 
 
 def _restore_model(bench, oracle, state, table):

@@ -37,7 +37,8 @@ class Marks(NamedTuple):
 def free_rows(table):
     """The free rows in the order of their lists, near and far."""
     store, host = table.store, table.backend.to_host
-    return host(store._free_near).tolist(), host(store._free_far).tolist()
+    numbers = store.numbers
+    return host(numbers.free_near).tolist(), host(numbers.free_far).tolist()
 
 
 def tiers_of(table):
@@ -96,6 +97,8 @@ def far_file_of(store):
 
 def audit(table):
     """Raises AssertionError if anything inside of a table contradicts anything else."""
+    # What an interrupted call has left to do is done before the next one begins.
+    table.alone(lambda: None)
     with table.lock:
         held = _entries(table.index, "the index")
         # First: a search in an index without free slots may not end.

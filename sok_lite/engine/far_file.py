@@ -23,7 +23,6 @@ class FarFile:
 
     Attributes:
       path: as given.
-      num_bytes: length of the file.
 
     Raises:
       FileExistsError: there is a file of this name: another table's, or what a killed process left.
@@ -32,7 +31,6 @@ class FarFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        self.num_bytes = 0
         if os.path.isdir(self.path):
             self._fd, unnamed = tempfile.mkstemp(prefix="sok_lite_rows_", dir=self.path)
             os.unlink(unnamed)
@@ -54,6 +52,12 @@ class FarFile:
             name = os.path.abspath(self.path)
         self.close = weakref.finalize(self, _close, self._fd, name, os.getpid())
 
+    @property
+    def num_bytes(self) -> int:
+        """Length of the file."""
+        # Asked of the system: it is right whatever was interrupted, and whoever cut the file.
+        return os.fstat(self._fd).st_size
+
     def sibling(self) -> "FarFile":
         """Returns a new file without a name in the same folder."""
         is_folder = os.path.isdir(self.path)
@@ -67,42 +71,45 @@ class FarFile:
             was.
         """
         length = -(-num_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        start = self.num_bytes
         try:
-            os.posix_fallocate(self._fd, self.num_bytes, length)
-            memory = mmap.mmap(self._fd, length, mmap.MAP_SHARED, offset=self.num_bytes)
+            os.posix_fallocate(self._fd, start, length)
+            memory = mmap.mmap(self._fd, length, mmap.MAP_SHARED, offset=start)
         except (OSError, OverflowError) as error:
-            self.truncate(self.num_bytes)
+            self.truncate(start)
             raise MemoryError(
                 f"No {num_bytes:,} bytes for rows in far_path {self.path!r}, which holds "
-                f"{self.num_bytes:,} bytes: {error}"
+                f"{start:,} bytes: {error}"
             ) from error
         # Rows are read in no order: what lies beside them is not worth reading from the disk.
         memory.madvise(mmap.MADV_RANDOM)
-        self.num_bytes += length
         return np.frombuffer(memory, np.uint8, num_bytes)
 
-    def check(self) -> None:
-        """Raises OSError if the file is shorter than what was made of it.
+    def trim(self, num_bytes: int) -> None:
+        """Gives back what lies behind `num_bytes`, if anything does.
 
-        A kernel that reads behind the end of a file would end the process.
+        Raises:
+          OSError: the file is shorter: somebody has cut it. A kernel that reads behind the end of a
+            file would end the process.
         """
-        length = os.fstat(self._fd).st_size
-        if length < self.num_bytes:
+        length = self.num_bytes
+        if length > num_bytes:
+            self.truncate(num_bytes)
+        elif length < num_bytes:
             raise OSError(
-                f"far_path {self.path!r} was cut short by somebody: {length:,} bytes are left of "
-                f"{self.num_bytes:,}, so rows of the table are lost. Restore a checkpoint into a "
-                "new table, and keep other programs away from the file."
+                f"far_path {self.path!r} was cut short by another program: {length:,} bytes are "
+                f"left of {num_bytes:,}, so rows of the table are lost. Restore a checkpoint into "
+                "a new table, and keep other programs away from the file."
             )
 
     def truncate(self, num_bytes: int) -> None:
         """Gives back what lies behind `num_bytes`; nobody may use that memory any more."""
         os.ftruncate(self._fd, num_bytes)
-        self.num_bytes = num_bytes
 
 
 def _close(fd: int, name: str | None, pid: int) -> None:
     # A forked child has the descriptor too, but the file is its parent's.
-    os.close(fd)
     if name is not None and os.getpid() == pid:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+    os.close(fd)

@@ -446,15 +446,19 @@ class RowStore:
         """Whether far rows are in a file."""
         return self._far_file is not None
 
-    def check_far(self) -> None:
-        """Raises OSError if somebody has cut the far file short, whose rows would be gone."""
-        if self._far_file is not None:
-            self._far_file.check()
-
     def trim(self) -> None:
-        """Gives back the part of the far file that no row needs any more."""
-        if self._far_file and self._far_file.num_bytes != self._far_bytes:
-            self._far_file.truncate(self._far_bytes)
+        """Gives back the part of the far file that belongs to no row.
+
+        Raises:
+          OSError: somebody has cut the file short.
+        """
+        if self._far_file:
+            self._far_file.trim(self._far_bytes)
+
+    def close_far(self) -> None:
+        """Gives the far file back, where this store is not used any more."""
+        if self._far_file:
+            self._far_file.close()
 
     def emptied(self) -> "RowStore":
         """Returns a store like this one without rows and states.

@@ -140,9 +140,9 @@ class TableParts(Exclusive, ABC):
 
     # ---------------------------------------------------------------- one call at a time
 
-    def _begin(self) -> None:
-        super()._begin()
-        self.store.check_far()
+    def _finish(self) -> None:
+        super()._finish()
+        self.store.trim()
 
     def _unusable_after_fork(self) -> str | None:
         if not self.store.has_far_file:

@@ -90,7 +90,7 @@ class Removes(Exports):
           MemoryError: no memory for the empty index; the table is as it was.
         """
         publish(self._clearing())
-        self.store.trim()
+        self._finish()
 
     # ---------------------------------------------------------------- inside
 

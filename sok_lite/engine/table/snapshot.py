@@ -144,7 +144,9 @@ def _restore(
     counts = dict.fromkeys(COUNTERS, 0)
     clock = table.clock.restarting(int(snapshot.facts["num_lookups"]))
     renewed = setting(table, _counts=counts, generation=table.generation + 1)
+    old = table.store  # kept, so that nothing of it is given back while `publish` runs
     publish([*actions, *clock, *renewed])
+    old.close_far()
 
 
 def _prepared(
