@@ -115,7 +115,7 @@ def what_is_wrong(case, strategy, now, before, after):
     reasons = []
     not_after = _not_after(case, now, after)
     if not_after is None:
-        reason, side = _stale_rows(now, before), "after"
+        reason, side = stale_rows(now, before), "after"
     else:
         bases = [before, aged(before, strategy)] if case.ages else [before]
         for base in bases:
@@ -124,7 +124,7 @@ def what_is_wrong(case, strategy, now, before, after):
             reasons.append(_not_before(case, now, base, late, after))
         reason, side = None, "before"
         if None in reasons:
-            reason = _stale_rows(now, before)
+            reason = stale_rows(now, before)
         else:
             reason = f"not as before: {reasons[-1]}; not as after: {not_after}"
     return reason, side
@@ -187,7 +187,7 @@ def strategy_is_lru(state):
     return all(stamp == score for stamp, score in state.seen.values())
 
 
-def _stale_rows(now, before):
+def stale_rows(now, before):
     """Why row numbers from before are not what the generation says, or None."""
     if now.generation != before.generation:
         return None

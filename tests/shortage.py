@@ -1,7 +1,7 @@
 """Memory that runs out at the k-th allocation of a call, once or for good, in three ways.
 
 `Shortage` stands in for everything by which Python code of the engine asks a backend for memory.
-`every_allocation` runs in a process with failing_memory.cpp preloaded, whose malloc and mmap fail,
+`every_malloc` runs in a process with failing_memory.cpp preloaded, whose malloc and mmap fail,
 for what no Python code can see. `until_it_is_full` runs under a limit of the system.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from sok_lite.backend import get_backend
 from sok_lite.engine.far_file import FarFile
 from sok_lite.engine.row_store import ABSENT
-from tests.engine.helpers import first_row, new_table
+from tests.engine.helpers import new_table
 from tests.fault_cases import CASES, Bench
 from tests.fault_facts import Findings, built, check_after_fault, expected, first_line
 from tests.table_audit import audit
@@ -85,16 +85,17 @@ def attempt(bench, name, facts, shortage):
     """
     case = CASES[name]
     tables = built(bench, case)
-    raised, text = type(None), ""
+    raised, text = None, ""
     with shortage:
         try:
             case.work(bench, tables)
         except BaseException as error:
             raised, text = type(error), str(error)
     try:
-        assert raised in (MemoryError, type(None), case.raises), (
-            f"MemoryError became {raised.__name__}: {text}"
-        )
+        passed = raised is None or raised is case.raises or issubclass(raised, MemoryError)
+        # In some places NumPy ends a call for want of memory and forgets to say so.
+        passed |= raised is SystemError and "exception" in text
+        assert passed, f"MemoryError became {raised}: {text}"
         # What is said of `restore`: without memory for its rows the table is empty.
         check_after_fault(bench, name, tables, facts, may_be_empty=case.rows_come_later)
     except Exception as error:
@@ -102,7 +103,7 @@ def attempt(bench, name, facts, shortage):
     return None
 
 
-def every_shortage(bench, name, new_shortage, step=1):
+def every_shortage(bench, name, new_shortage):
     """Runs an operation without memory from every allocation on, and with all but one of them.
 
     Args:
@@ -121,7 +122,7 @@ def every_shortage(bench, name, new_shortage, step=1):
             tried += 1
             if wrong is not None:
                 findings.append((f"allocation {at}{' and all later ones' * for_good}", wrong))
-            at += step
+            at += 1
     assert tried, "nothing was allocated"
     findings.report(f"{name} of {bench.kind}", tried)
     return tried
@@ -146,18 +147,11 @@ class Preloaded:
         self.calls = self._library.sok_spare_memory()
 
 
-def every_allocation(names_and_kinds, folder, n, step):
-    """Lets every allocation of some operations fail, in this process. Prints how many."""
+def every_malloc(name, kind, n, folder):
+    """Lets every allocation of an operation fail, in this process. Prints how many."""
     backend = get_backend("cpu")
     backend.chunk_bytes = backend.far_chunk_bytes = 1 << 13
-    tried, failures = 0, []
-    for name, kind in names_and_kinds:
-        try:
-            tried += every_shortage(Bench(backend, kind, n, folder), name, Preloaded, step)
-        except AssertionError as error:
-            failures.append(str(error))
-    assert not failures, "\n".join(failures)
-    print(tried)
+    print(every_shortage(Bench(backend, kind, n, folder), name, Preloaded))
 
 
 # -------------------------------------------------------------------- a limit of the system
@@ -182,8 +176,8 @@ def until_it_is_full(kind, limit, spare):
     _, hard = resource.getrlimit(which)
     resource.setrlimit(which, (_in_use() + spare, hard))
     held = [np.arange(-100, 0)]
-    failures = successes = 0
-    first = 0
+    failures = successes = first = 0
+    has_erased = False
     while failures < 30:
         keys = np.arange(first, first + batch)
         size, lookups = table.size, table.num_lookups
@@ -203,18 +197,19 @@ def until_it_is_full(kind, limit, spare):
         with contextlib.suppress(MemoryError):
             found = table.lookup(known, insert=False).values
             assert (found == (known % 1000).astype(np.float32)[:, None]).all()
-        if failures == 15:
+        if failures == 15 and not has_erased:
             # What is given back can be used again.
-            gone = held.pop()
+            gone, batch = held.pop(1), 4096
             with contextlib.suppress(MemoryError):
                 table.erase(gone)
+                has_erased = True
             if bool(table.contains(gone[:1]).any()):
                 held.append(gone)
     resource.setrlimit(which, (hard, hard))
     audit(table)
     keys, rows = table.export()
     assert np.array_equal(np.sort(np.concatenate(held)), keys), "keys came or went"
-    assert (rows == np.stack([first_row(1)(key) for key in keys])).all(), "rows are wrong"
+    assert (rows == (keys % 1000).astype(np.float32)[:, None]).all(), "rows are wrong"
     more = np.arange(-5000, -4000)
     assert (table.lookup(more).values[:, 0] == more % 1000).all()
     assert (table.find(more) != np.uint32(ABSENT)).all()

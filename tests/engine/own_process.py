@@ -22,5 +22,5 @@ def run_limited(program, *args, timeout=120, **environment):
         env={**os.environ, **environment},
         cwd=Path(__file__).parents[2],
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"exit status {done.returncode}: {done.stderr}"
     return done.stdout.split()

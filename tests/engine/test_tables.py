@@ -795,6 +795,19 @@ def test_a_key_cannot_be_seen_in_the_future(backend, var_type):
     assert backend.to_host(table.scores([1])).tolist() == [2]
 
 
+@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
+def test_given_scores_grow_old_with_the_clock(backend, var_type):
+    """A write that halves the numbers of all lookups halves those that it was given too."""
+    last = 2**32 - 1
+    table = new_table(backend, 2, var_type)
+    table.find_or_insert([1, 2])
+    table.clock.now = last
+    table.insert_or_assign([1, 2], np.ones((2, 2), np.float32), scores=[last, last // 2])
+    assert table.num_lookups < last // 2 + 5
+    scores = backend.to_host(table.scores([1, 2])).tolist()
+    assert scores[1] < scores[0] <= table.num_lookups
+
+
 @pytest.mark.parametrize("dim", [1, 3, 4, 64, 100])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("offset", [0, 1])

@@ -1,0 +1,464 @@
+"""Random operations on random tables with random faults, against a dict and the audit.
+
+A round makes a table of some kind and runs some operations on it. Into most of them a fault is
+injected: an exception at a line or an instruction, a second one while the first unwinds, a signal,
+or memory that runs out once or for good. After each the table must be as before the operation or as
+after it, and sound inside (tests/table_audit.py). Every round has a seed of its own and says it:
+
+  python scripts/fuzz_faults.py                        until the first failure, or Ctrl-C
+  python scripts/fuzz_faults.py --minutes 120          at most so long
+  python scripts/fuzz_faults.py --seed 1234 --rounds 1 the round of that seed again
+
+The last line is RESULT and the counts. The exit status is 1 if something was found.
+"""
+
+import argparse
+import contextlib
+import faulthandler
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench_common import backends, result
+
+from sok_lite.backend import Array, Backend
+from sok_lite.engine.apply import Update, apply_updates
+from sok_lite.engine.table import EmbeddingTable, make_table, snapshot
+from sok_lite.engine.table.hkv import RefusedError
+from sok_lite.engine.update_rules import Momentum
+from tests.fault_cases import DIM, KINDS
+from tests.fault_facts import State, stale_rows
+from tests.shortage import Shortage
+from tests.signal_rounds import Alarm
+from tests.table_audit import audit
+from tests.tripwire import Interrupt, Tripwire
+
+_SPACE = 400  # keys are of so many
+_INT64 = np.iinfo(np.int64)
+_HANGS_AFTER = 120.0
+# Its state is minus the gradient of the last update: a dict can follow it to the bit.
+_RULE = Momentum(momentum=0.0)
+_STATE = "momentum"
+
+Rows = dict[int, tuple[np.ndarray, np.ndarray]]  # key -> row and state
+
+
+class KeyRows:
+    """The first row of key k is k mod 1000 in every column."""
+
+    def fill(self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int) -> None:
+        store.write(rows, self.values(backend, keys, store.dim, table_seed))
+
+    def values(self, backend: Backend, keys: Array, dim: int, table_seed: int) -> Array:
+        values = (backend.to_host(keys) % 1000).astype(np.float32)
+        return backend.from_host(np.repeat(values[:, None], dim, axis=1))
+
+
+class Step(NamedTuple):
+    """An operation with its arguments.
+
+    Attributes:
+      name: of the operation.
+      run: runs it on the table.
+      after: what it makes of the rows of a table that drops and refuses nothing.
+      inserts: keys (n,) that get rows.
+    """
+
+    name: str
+    run: Callable[[EmbeddingTable], Any]
+    after: Callable[[Rows], Rows]
+    inserts: np.ndarray
+
+
+# -------------------------------------------------------------------- what a dict does
+
+
+def _first(key: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.full(DIM, key % 1000, np.float32), np.zeros(DIM, np.float32)
+
+
+def _looked_up(rows: Rows, keys: np.ndarray) -> Rows:
+    return rows | {key: _first(key) for key in keys.tolist() if key not in rows}
+
+
+def _written(rows: Rows, keys: np.ndarray, values: np.ndarray, insert: bool) -> Rows:
+    rows = dict(rows)
+    for key, value in zip(keys.tolist(), values, strict=True):
+        if key in rows or insert:
+            rows[key] = value, rows[key][1] if key in rows else _first(key)[1]
+    return rows
+
+
+def _sums(keys: np.ndarray, values: np.ndarray) -> dict[int, np.ndarray]:
+    sums: dict[int, np.ndarray] = {}
+    for key, value in zip(keys.tolist(), values, strict=True):
+        sums[key] = sums.get(key, np.zeros(DIM, np.float32)) + value
+    return sums
+
+
+def _added(rows: Rows, keys: np.ndarray, values: np.ndarray) -> Rows:
+    sums = _sums(keys, values)
+    return rows | {
+        key: (rows[key][0] + delta, rows[key][1]) for key, delta in sums.items() if key in rows
+    }
+
+
+def _updated(rows: Rows, keys: np.ndarray, grads: np.ndarray) -> Rows:
+    sums = _sums(keys, grads)
+    return rows | {key: (rows[key][0] - g, -g) for key, g in sums.items() if key in rows}
+
+
+def _accum_or_assigned(rows: Rows, keys: np.ndarray, values: np.ndarray, flags: np.ndarray) -> Rows:
+    is_held = np.array([key in rows for key in keys.tolist()], bool)
+    add, put = flags & is_held, ~flags & ~is_held
+    return _written(_added(rows, keys[add], values[add]), keys[put], values[put], True)
+
+
+def _without(rows: Rows, is_gone: Callable[[int], bool]) -> Rows:
+    return {key: row for key, row in rows.items() if not is_gone(key)}
+
+
+# -------------------------------------------------------------------- steps
+
+
+def new_step(dice: random.Random, table: EmbeddingTable, rows: Rows) -> Step:
+    """Chooses an operation and its arguments."""
+    xp = table.backend.xp
+    rng = np.random.default_rng(dice.getrandbits(32))
+    n = dice.choice([0, 1, 3, 10, 40, 150])
+    keys = rng.integers(-_SPACE // 2, _SPACE // 2, n)
+    if n and dice.random() < 0.2:
+        keys[0] = dice.choice([_INT64.max, _INT64.min])
+    values = rng.integers(-8, 8, (n, DIM)).astype(np.float32)
+    given = table.backend.from_host(values)
+    flags = rng.random(n) < 0.5
+    none = keys[:0]
+    is_hybrid = table.var_type == "hybrid"
+    now = table.num_lookups
+    highest = 1000 if getattr(table.index, "strategy", "") in ("kLfu", "kCustomized") else now
+    scores = rng.integers(0, highest + 1, n).astype(np.uint64)
+    third = dice.randrange(1, 9)
+    seen = snapshot.take(table)
+    old = dice.randrange(0, 6)
+    stamps = dict(
+        zip(
+            table.backend.to_host(seen.keys).tolist(),
+            table.backend.to_host(seen.stamps).tolist(),
+            strict=True,
+        )
+    )
+    steps = [
+        Step("lookup", lambda t: t.lookup(keys), lambda r: _looked_up(r, keys), keys),
+        Step(
+            "find_or_insert", lambda t: t.find_or_insert(keys), lambda r: _looked_up(r, keys), keys
+        ),
+        Step("find", lambda t: t.find(keys), dict, none),
+        Step("lookup_without_insert", lambda t: t.lookup(keys, insert=False), dict, none),
+        Step(
+            "insert_or_assign",
+            lambda t: t.insert_or_assign(keys, given, scores if third > 4 else None),
+            lambda r: _written(r, keys, values, True),
+            keys,
+        ),
+        Step(
+            "assign",
+            lambda t: t.assign(keys, given),
+            lambda r: _written(r, keys, values, False),
+            none,
+        ),
+        Step(
+            "accumulate",
+            lambda t: t.accumulate(keys, given),
+            lambda r: _added(r, keys, values),
+            none,
+        ),
+        Step(
+            "accum_or_assign",
+            lambda t: t.accum_or_assign(keys, given, xp.asarray(flags)),
+            lambda r: _accum_or_assigned(r, keys, values, flags),
+            keys,
+        ),
+        Step(
+            "update",
+            lambda t: apply_updates([Update(t, _RULE, keys, given)], 1.0, 1),
+            lambda r: _updated(r, keys, values),
+            none,
+        ),
+        Step("assign_scores", lambda t: t.assign_scores(keys, scores), dict, none),
+        Step(
+            "erase",
+            lambda t: t.erase(keys),
+            lambda r: _without(r, set(keys.tolist()).__contains__),
+            none,
+        ),
+        Step(
+            "erase_if",
+            lambda t: t.erase_if(lambda entries: entries.keys % third == 0),
+            lambda r: _without(r, lambda key: key % third == 0),
+            none,
+        ),
+        Step(
+            "expire",
+            lambda t: t.expire(num_lookups=old),
+            lambda r: _without(r, lambda key: stamps[key] <= now - old),
+            none,
+        ),
+        Step(
+            "erase_below",
+            lambda t: t.erase_below(third * 10),
+            lambda r: _without(r, lambda key: bool((abs(r[key][0]) < third * 10).all())),
+            none,
+        ),
+        Step("reserve", lambda t: t.reserve(3 * n), dict, none),
+        Step("export", lambda t: t.export(), dict, none),
+        Step("statistics", lambda t: t.statistics(), dict, none),
+        Step("snapshot", snapshot.take, dict, none),
+    ]
+    if is_hybrid:
+        steps += [
+            Step(
+                "lookup_and_evict",
+                lambda t: t.lookup_and_evict(keys),  # type: ignore[attr-defined]
+                lambda r: _looked_up(r, keys),
+                keys,
+            ),
+            Step(
+                "insert_and_evict",
+                lambda t: t.insert_and_evict(keys, given),  # type: ignore[attr-defined]
+                lambda r: _written(r, keys, values, True),
+                keys,
+            ),
+            Step(
+                "lookup_drawn",
+                lambda t: t.lookup(keys, filter_ratio=0.5),
+                lambda r: _looked_up(r, keys),
+                keys,
+            ),
+        ]
+    if dice.random() < 0.03:
+        steps = [Step("clear", lambda t: t.clear(), lambda r: {}, none)]
+    return dice.choice(steps)
+
+
+# -------------------------------------------------------------------- faults
+
+
+def _struck_by_line(dice: random.Random, work: Callable[[], Any], names: Counter) -> bool:
+    error = dice.choice([Interrupt, KeyboardInterrupt, MemoryError])
+    second = dice.randrange(1, 40) if dice.random() < 0.3 else 0
+    opcodes = dice.random() < 0.3
+    at = int(np.exp(dice.uniform(0, np.log(4000 if opcodes else 900))))
+    wire = Tripwire(at, error, second, everywhere=dice.random() < 0.5, opcodes=opcodes)
+    with contextlib.suppress(error):
+        wire.run(work)
+    names["instruction" if opcodes else "line"] += wire.place is not None
+    names["second"] += wire.second_place is not None
+    return wire.place is not None
+
+
+def _struck_by_shortage(
+    dice: random.Random, backend: Backend, work: Callable[[], Any], names: Counter
+) -> bool:
+    shortage = Shortage(backend, dice.randrange(1, 60), dice.random() < 0.5)
+    with shortage:
+        with contextlib.suppress(MemoryError):
+            work()
+    names["memory"] += shortage.calls >= shortage.at
+    return shortage.calls >= shortage.at
+
+
+def _struck_by_signal(
+    dice: random.Random, alarm: Alarm, work: Callable[[], Any], names: Counter
+) -> bool:
+    was_struck = alarm.run(float(np.exp(dice.uniform(np.log(2e-5), np.log(3e-3)))), work)
+    names["signal"] += was_struck
+    return was_struck
+
+
+# -------------------------------------------------------------------- checks
+
+
+def rows_of(state: State) -> Rows:
+    """Returns what a state holds, as the dicts have it."""
+    rows = {}
+    for key, (value, states) in state.rows.items():
+        bits = dict(states).get(_STATE)
+        state_row = np.zeros(DIM, np.float32) if bits is None else np.frombuffer(bits, np.float32)
+        rows[key] = np.frombuffer(value, np.float32), state_row
+    return rows
+
+
+def _equal(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def check(step: Step, before: State, now: State, may_drop: bool, has_struck: bool) -> bool:
+    """Raises AssertionError unless a table is as before a step or as after it.
+
+    Returns:
+      Whether it is as after.
+    """
+    stale = stale_rows(now, before)
+    assert stale is None, stale
+    held, expected = rows_of(now), step.after(rows_of(before))
+    is_after = held.keys() == expected.keys() and all(
+        _equal(held[key], expected[key]) for key in held
+    )
+    if is_after:
+        return True
+    gained = {name: now.counts[name] - before.counts[name] for name in now.counts}
+    if now.rows == before.rows and not gained["inserted"]:
+        # Where all new keys were refused, or not admitted, that is what comes after.
+        assert has_struck or may_drop, "nothing was done"
+        return False
+    strange = held.keys() - expected.keys()
+    assert not strange, f"keys that must not be there: {sorted(strange)[:5]}"
+    wrong = [key for key in held if not _equal(held[key], expected[key])]
+    assert not wrong, f"rows are neither as before nor as after: {sorted(wrong)[:5]}"
+    gone = expected.keys() - held.keys()
+    assert may_drop, f"keys are lost: {sorted(gone)[:5]}"
+    evicted = len(gone & before.rows.keys())
+    assert evicted == gained["evicted"], f"{evicted} keys are gone, {gained['evicted']} evicted"
+    came = len(held.keys() - before.rows.keys())
+    assert came == gained["inserted"], f"{came} keys came, {gained['inserted']} inserted"
+    refused = len(gone - before.rows.keys())
+    told = gained["refused"] + gained["not_admitted"]
+    assert refused == told, f"{refused} new keys have no row, the table says {told}"
+    return True
+
+
+def run_round(
+    backend: Backend,
+    seed: int,
+    faults: list[str],
+    folder: str,
+    alarm: Alarm,
+    counts: Counter,
+) -> None:
+    """Runs the round of a seed; raises AssertionError with what it found."""
+    dice = random.Random(seed)
+    kind = dice.choice(list(KINDS))
+    options = dict(KINDS[kind])
+    if options["var_type"] == "hybrid":
+        slots = dice.choice([16, 64, 256])
+        most = 1 << 16 if kind in ("roomy", "sighting") else slots
+        options |= {"init_capacity": min(slots, most), "max_capacity": most}
+        options["max_hbm_for_vectors"] = dice.choice([0, slots // 4, slots]) * DIM * 4 / 2**30
+        options["max_bucket_size"] = dice.choice([4, 16])
+        if backend.name == "cpu" and dice.random() < 0.5:
+            options["far_path"] = folder
+    table = make_table(options.pop("var_type"), backend, DIM, initializer=KeyRows(), **options)
+    told = []
+    for _ in range(dice.randrange(5, 40)):
+        before = State.of(table)
+        if dice.random() < 0.02:
+            table.clock.restart(max(table.num_lookups, 2**32 - 1 - dice.randrange(3)))
+            before = State.of(table)
+        step = new_step(dice, table, rows_of(before))
+        before = before._replace(counts=table.statistics()._asdict())
+        fault = dice.choice(faults)
+        told.append(f"{step.name} ({fault})")
+
+        def work(step: Step = step) -> None:
+            with contextlib.suppress(RefusedError):
+                step.run(table)
+
+        try:
+            if fault == "line":
+                has_struck = _struck_by_line(dice, work, counts)
+            elif fault == "memory":
+                has_struck = _struck_by_shortage(dice, backend, work, counts)
+            elif fault == "signal":
+                has_struck = _struck_by_signal(dice, alarm, work, counts)
+            else:
+                work()
+                has_struck = False
+            audit(table)
+            now = State.of(table)
+            now = now._replace(counts=table.statistics()._asdict())
+            if step.name == "clear":
+                before = before._replace(counts=now.counts)
+            is_done = check(step, before, now, table.var_type == "hybrid", has_struck)
+        except Exception as error:
+            raise AssertionError(
+                f"{type(error).__name__}: {error}\n  table: {kind} {options}\n"
+                f"  steps: {', '.join(told)}"
+            ) from error
+        counts["steps"] += 1
+        counts["undone"] += has_struck and not is_done
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--minutes", type=float, help="at most so long; none: endless")
+    parser.add_argument("--rounds", type=int, help="at most so many")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
+    parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
+    kinds = ["none", "line", "memory", "signal"]
+    parser.add_argument(
+        "--faults",
+        nargs="+",
+        default=[*kinds, "line", "line"],
+        choices=kinds,
+        help="each step has one of them; a seed means the same round with the same faults only",
+    )
+    parser.add_argument("--keep-going", action="store_true", help="after a failure")
+    parser.add_argument("--quiet", action="store_true", help="say the seeds of failures only")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    (backend,) = backends([args.backend])
+    # Rows grow every few keys.
+    backend.chunk_bytes = backend.far_chunk_bytes = 512
+    alarm, counts, failures = Alarm(), Counter[str](), 0
+    start = time.monotonic()
+    rounds = 0
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
+        while args.rounds is None or rounds < args.rounds:
+            if args.minutes is not None and time.monotonic() - start >= 60 * args.minutes:
+                break
+            seed = args.seed + rounds
+            rounds += 1
+            if not args.quiet:
+                print(f"round {rounds}, seed {seed}", flush=True)
+            # A kernel that never ends cannot be interrupted: the process ends with it.
+            faulthandler.dump_traceback_later(_HANGS_AFTER, exit=True)
+            try:
+                run_round(backend, seed, args.faults, folder, alarm, counts)
+            except AssertionError as error:
+                failures += 1
+                print(f"FAILED --seed {seed} --rounds 1\n{error}", flush=True)
+                if not args.keep_going:
+                    break
+            except Exception:
+                failures += 1
+                print(f"FAILED --seed {seed} --rounds 1", flush=True)
+                traceback.print_exc(file=sys.stdout)
+                if not args.keep_going:
+                    break
+    faulthandler.cancel_dump_traceback_later()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    result(
+        seed=args.seed,
+        rounds=rounds,
+        failures=failures,
+        seconds=time.monotonic() - start,
+        **{name: counts[name] for name in ("steps", "line", "instruction", "second")},
+        **{name: counts[name] for name in ("memory", "signal", "undone")},
+    )
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
