@@ -221,14 +221,14 @@ class RowTiers:
         num_free = int(free.size)
         near = lowest(xp, self._heat[:num_near], count - num_free).astype(np.uint32)
         # A free near row is a gain without a loss; the place of another one must be worth it.
-        pays = self._exceeds(self._heat[far[num_free:]], self._heat[near])
+        pays = self._exceeds(xp.take(self._heat, far[num_free:]), xp.take(self._heat, near))
         near = xp.concatenate([free, near[pays]])
         far, freed = xp.concatenate([far[:num_free], far[num_free:][pays]]), far[:num_free]
         n = int(far.size)
         if n == 0:
             return None
         moved = Moved(
-            xp.concatenate([self._keys[far], self._keys[near[num_free:]]]),
+            xp.concatenate([xp.take(self._keys, far), xp.take(self._keys, near[num_free:])]),
             xp.concatenate([near, far[num_free:]]),
         )
         swap_heat = self._backend.prepared(

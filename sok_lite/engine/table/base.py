@@ -246,7 +246,7 @@ class EmbeddingTable(Removes):
         distinct, inverse = unique(self.backend, keys)
         # One lookup sees all keys, so that those to insert evict none of those to add to.
         found = self._seen(distinct).found
-        is_held = (found.rows != np.uint32(ABSENT))[inverse]
+        is_held = xp.take(found.rows != np.uint32(ABSENT), inverse)
         add, put = xp.flatnonzero(flags & is_held), xp.flatnonzero(~flags & ~is_held)
         add_keys, summed = self._summed(keys[add], deltas[add])
         adding = self.store.adding(self._find(add_keys).rows, summed)
@@ -255,7 +255,7 @@ class EmbeddingTable(Removes):
             return
         new_keys, number = unique(self.backend, keys[put])
         last = last_of_each(self.backend, number, int(new_keys.size))
-        source = put[last].astype(np.int32)
+        source = xp.take(put, last).astype(np.int32)
         new = NewKeys(new_keys, self.clock.now, values=rows, source=source)
         self._insert(new, [adding], lambda rows: [])
         self._report_refused()
@@ -277,7 +277,7 @@ class EmbeddingTable(Removes):
         distinct, inverse = unique(self.backend, keys)
         last = last_of_each(self.backend, inverse, int(distinct.size))
         self._check_assignable(scores)
-        publish(self._scoring(distinct, scores[last]))
+        publish(self._scoring(distinct, self.backend.xp.take(scores, last)))
 
     @exclusive
     def reserve(self, num_keys: int) -> None:
@@ -375,8 +375,8 @@ class EmbeddingTable(Removes):
             unique_keys = True
             if given is not None:
                 # The last in the batch counts, as for values.
-                given = given[last_of_each(self.backend, inverse, int(keys.size))]
-            index = inverse if index is None else inverse[index]
+                given = xp.take(given, last_of_each(self.backend, inverse, int(keys.size)))
+            index = inverse if index is None else xp.take(inverse, index)
         n = int(keys.size)
         copies = out is not None and index is None and store.can_copy_to(out)
         num_absent = xp.zeros(2, np.int64)
@@ -415,13 +415,16 @@ class EmbeddingTable(Removes):
         if not unique_keys:
             new_keys, number = unique(self.backend, new_keys)
             if new_given is not None:
-                new_given = new_given[last_of_each(self.backend, number, int(new_keys.size))]
+                last = last_of_each(self.backend, number, int(new_keys.size))
+                new_given = xp.take(new_given, last)
         # Of keys that may get no row the initial values are known before.
         values = None
         if target is not None and self._may_refuse():
             values = self._initial_values(new_keys)
             target[at] = (
-                (values if number is None else values[number]) if missing == "initial" else 0
+                (values if number is None else xp.take(values, number, axis=0))
+                if missing == "initial"
+                else 0
             )
         entering = self._entering(new_keys, new_given, number, values, filter_ratio)
 
@@ -467,7 +470,9 @@ class EmbeddingTable(Removes):
         given = None if given is None else given[let_in]
         new = NewKeys(keys[let_in], stamp, given, values=values, source=let_in.astype(np.int32))
         count = self._counting(not_admitted=int(keys.size - let_in.size))
-        return _Entering(new, place if number is None else place[number], [*actions, count])
+        return _Entering(
+            new, place if number is None else xp.take(place, number), [*actions, count]
+        )
 
     def _read(
         self, keys: Array, index: Array | None, out: Array, missing: str
@@ -477,12 +482,12 @@ class EmbeddingTable(Removes):
         copies = index is None and self.store.can_copy_to(out)
         rows, num_absent = self._searching(keys, out=out if copies else None).run()
         self._count_found(int(keys.size), num_absent)
-        wanted = rows if index is None else rows[index]
+        wanted = rows if index is None else xp.take(rows, index)
         if not copies:
             self.store.read(wanted, out=out)
         if num_absent:
             at = xp.flatnonzero(wanted == np.uint32(ABSENT))
-            absent = keys[at] if index is None else keys[index[at]]
+            absent = keys[at] if index is None else xp.take(keys, index[at])
             out[at] = self._initial_values(absent) if missing == "initial" else 0
         return rows, num_absent
 
@@ -494,7 +499,9 @@ class EmbeddingTable(Removes):
     ) -> tuple[int, int]:
         """Returns how many items a lookup of keys had, and for how many of them there is no row."""
         if inverse is not None and num_missing:
-            num_missing = int((rows == np.uint32(ABSENT))[inverse].sum())
+            absent = self.backend.xp.zeros(1, np.int64)
+            self.store.delivering(rows, inverse, None, None, None, absent, num_items)()
+            num_missing = int(absent[0])
         return num_items, num_missing
 
     def _ageing(self) -> list[Action]:
@@ -514,7 +521,7 @@ class EmbeddingTable(Removes):
         if scores is not None:
             given = self._checked_scores(keys, scores)
             self._check_assignable(given)
-            given = given[last]
+            given = self.backend.xp.take(given, last)
         rows, num_missing = self._seen(distinct).found
         actions = [self.store.writing(rows, values, source=last)]
 
