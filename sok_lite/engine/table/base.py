@@ -379,11 +379,11 @@ class EmbeddingTable(Removes):
             index = inverse if index is None else xp.take(inverse, index)
         n = int(keys.size)
         copies = out is not None and index is None and store.can_copy_to(out)
-        num_absent = xp.zeros(2, np.int64)
         result = None if inverse is None else xp.empty(asked, np.uint32)
         search = self._seen(keys, given, out if copies else None)
         rows, num_missing = search.found
         self._count_found(*self._items(rows, num_missing, asked, inverse))
+        num_absent = xp.zeros(2, np.int64)
 
         def finishing(source: Array | None) -> list[Action]:
             """Prepares what comes when all keys have their rows, or are found in `source`."""
@@ -398,8 +398,7 @@ class EmbeddingTable(Removes):
         if num_missing == 0:
             actions = finishing(None)
             if out is not None and not copies:
-                num_items = int(out.shape[0])
-                items = (index, None, None, out, num_absent[1:], num_items)
+                items = (index, None, None, out, num_absent[1:], int(out.shape[0]))
                 actions.append(store.delivering(rows, *items))
             publish(actions)
             return (rows if result is None else result), 0
@@ -492,7 +491,10 @@ class EmbeddingTable(Removes):
         return rows, num_absent
 
     def _count_found(self, num_items: int, num_missing: int) -> None:
-        publish([self._counting(found=num_items - num_missing, missed=num_missing)])
+        counts = self._counts
+        counts.update(
+            found=counts["found"] + num_items - num_missing, missed=counts["missed"] + num_missing
+        )
 
     def _items(
         self, rows: Array, num_missing: int, num_items: int, inverse: Array | None

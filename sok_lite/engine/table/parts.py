@@ -142,7 +142,8 @@ class TableParts(Exclusive, ABC):
 
     def _finish(self) -> None:
         super()._finish()
-        self.store.trim()
+        if self.store.has_far_file:
+            self.store.trim()
 
     def _unusable_after_fork(self) -> str | None:
         if not self.store.has_far_file:

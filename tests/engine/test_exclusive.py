@@ -1,0 +1,241 @@
+"""Who may use a table when: threads, and children that are forked while others use it."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from sok_lite.backend import get_backend
+from sok_lite.engine.apply import Update, apply_updates
+from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.update_rules import SGD
+from tests.engine.helpers import new_table
+from tests.engine.own_process import run_limited
+from tests.table_audit import assert_lock_is_free, audit, audit_insides
+
+BACKEND = get_backend("cpu")  # a forked child has no GPU
+
+
+def in_child(work):
+    """Returns what a forked child that runs `work` writes of it: its repr, or the error."""
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            text = repr(work())
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(writable, text.encode())
+        os._exit(0)
+    os.close(writable)
+    with os.fdopen(readable) as stream:
+        text = stream.read()
+    os.waitpid(child, 0)
+    return text
+
+
+@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
+def test_children_that_are_forked_while_threads_change_a_table_have_all_of_it(var_type):
+    options = {"max_capacity": 1 << 14} if var_type == "hybrid" else {}
+    table = new_table(BACKEND, 4, var_type, **options)
+    table.find_or_insert(np.arange(2000))
+    stop = threading.Event()
+
+    def change(number):
+        rng = np.random.default_rng(number)
+        while not stop.is_set():
+            keys = rng.integers(2000, 6000, 500)
+            table.lookup(keys)
+            table.erase(keys[::2])
+
+    def look():
+        audit_insides(table)
+        table.lookup(np.arange(10_000, 10_050))
+        audit_insides(table)
+        return bool((table.lookup(np.arange(2000)).values[:, 0] == np.arange(2000) % 1000).all())
+
+    threads = [threading.Thread(target=change, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        texts = [in_child(look) for _ in range(8)]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert texts == ["True"] * 8
+    assert not table.contains(np.arange(10_000, 10_050)).any()
+    audit(table)
+
+
+def test_a_child_is_told_of_a_table_whose_lock_was_not_to_be_had(monkeypatch):
+    monkeypatch.setattr("sok_lite.engine.table.exclusive._FORK_WAIT_S", 0.1)
+    table, other = new_table(BACKEND), new_table(BACKEND)
+    taken, done = threading.Event(), threading.Event()
+
+    def keep():
+        with table.lock:
+            taken.set()
+            done.wait()
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    taken.wait()
+    try:
+        assert "forked while another thread was changing a table" in in_child(
+            lambda: table.lookup([1])
+        )
+        assert in_child(lambda: other.lookup([1]).num_absent) == "0"
+    finally:
+        done.set()
+        thread.join()
+    table.lookup([1])
+    assert_lock_is_free(table)
+
+
+def test_a_child_cannot_write_the_rows_of_its_parents_far_file(tmp_path):
+    options = {"max_capacity": 1 << 10, "max_hbm_for_vectors": 16 * 16 / 2**30}
+    table = new_table(BACKEND, 4, "hybrid", far_path=str(tmp_path), **options)
+    table.lookup(np.arange(500))
+    before = table.export()[1].copy()
+    zeros = np.zeros((500, 4), np.float32)
+    for work in (
+        lambda: table.insert_or_assign(np.arange(500), zeros),
+        lambda: table.lookup([1]),
+        lambda: apply_updates([Update(table, SGD(), np.arange(500), zeros + 1)], 1.0, 1),
+    ):
+        assert "far_path, a file of the process that made it" in in_child(work)
+    np.testing.assert_array_equal(table.export()[1], before)
+    # What a child makes itself it may use.
+    assert in_child(lambda: new_table(BACKEND).lookup([1]).num_absent) == "0"
+
+
+def test_locks_of_many_tables_are_held_and_given_back():
+    tables = [new_table(BACKEND) for _ in range(300)]
+
+    def work():
+        assert all(table.lock._is_owned() for table in tables)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        holding([*tables, tables[0]], work)
+    for table in tables[::17]:
+        assert_lock_is_free(table)
+    assert holding([], lambda: 5) == 5
+
+
+def test_two_threads_that_update_the_same_tables_in_other_orders_do_not_wait_for_each_other():
+    tables = [new_table(BACKEND) for _ in range(20)]
+    for table in tables:
+        table.lookup([1])
+    grads = np.ones((1, 4), np.float32)
+
+    def train(order):
+        for _ in range(100):
+            apply_updates([Update(table, SGD(), np.array([1]), grads) for table in order], 1.0, 1)
+
+    threads = [threading.Thread(target=train, args=(o,)) for o in (tables, tables[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert all(table.lookup([1]).values[0, 0] == 1 - 200 for table in tables)
+
+
+# -------------------------------------------------------------------- sizes that cannot be
+
+
+@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
+@pytest.mark.parametrize("dim", [0, -1, 2**28 + 1, 2**40])
+def test_a_dimension_that_cannot_be_is_refused(backend, var_type, dim):
+    with pytest.raises(ValueError, match=rf"dimension must be .* Received: {dim} for table 'huge'"):
+        new_table(backend, dim, var_type, name="huge")
+
+
+@pytest.mark.parametrize("count", [2**32, 2**60, 2**62, 2**70])
+def test_room_for_more_keys_than_can_be_is_refused(backend, count):
+    with pytest.raises(ValueError, match=f"init_capacity` of table 'huge' must be .*{count}"):
+        new_table(backend, name="huge", init_capacity=count)
+    for var_type in ("hbm", "hybrid"):
+        table = new_table(backend, var_type=var_type, name="huge")
+        table.lookup([1])
+        with pytest.raises(ValueError, match=f"num_keys` of table 'huge' must be .*{count}"):
+            table.reserve(count)
+        assert table.size == 1
+
+
+def test_a_full_index_is_reported_and_not_searched_for_ever(backend):
+    table = new_table(backend)
+    index = table.index
+    keys = backend.from_host(np.arange(1000))
+    rows = backend.from_host(np.arange(1000, dtype=np.uint32))
+    assert index.capacity == 64
+    with pytest.raises(RuntimeError, match="is corrupt: 936 keys found no free slot"):
+        index.insert(keys, rows, 1)
+    found = backend.to_host(index.find(backend.from_host(np.arange(5000))).rows)
+    assert (found != 0xFFFFFFFF).sum() == 64
+    index.erase(keys[:10])
+
+
+# -------------------------------------------------------------------- a far file that was cut
+
+
+def test_a_far_file_that_somebody_cuts_is_an_error(tmp_path):
+    # SIGBUS would end the process.
+    program = """
+        import os, sys
+        import numpy as np
+        from sok_lite.backend import get_backend
+        from tests.engine.helpers import new_table
+
+        path = sys.argv[1]
+        table = new_table(
+            get_backend("cpu"), 64, "hybrid", max_capacity=1 << 14, far_path=path,
+            max_hbm_for_vectors=64 * 256 / 2**30,
+        )
+        table.lookup(np.arange(5000))
+        os.truncate(path, 4096)
+        for work in (lambda: table.lookup(np.arange(5000)), lambda: table.export()):
+            try:
+                work()
+            except OSError as error:
+                print("told" if "was cut short by another program" in str(error) else error)
+    """
+    assert run_limited(program, tmp_path / "rows") == ["told", "told"]
+
+
+# -------------------------------------------------------------------- small tables
+
+
+def test_a_hundred_small_tables_take_little_memory():
+    program = """
+        import numpy as np
+        from sok_lite.backend import get_backend
+        from sok_lite.engine.apply import Update, apply_updates
+        from sok_lite.engine.update_rules import RULES
+        from tests.engine.helpers import new_table
+
+        def resident():
+            with open("/proc/self/status") as status:
+                return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+        backend, keys = get_backend("cpu"), np.arange(50)
+        grads = np.ones((50, 16), np.float32)
+        rules = [RULES["Adam"](), RULES["Adagrad"]()]
+
+        def trained():
+            tables = [new_table(backend, 16) for _ in range(100)]
+            for i, table in enumerate(tables):
+                table.lookup(keys)
+                apply_updates([Update(table, rules[i % 2], keys, grads)], 0.1, 1)
+            return tables
+
+        trained()  # the library, the interpreter's own memory
+        before = resident()
+        tables = trained()
+        print(resident() - before)
+    """
+    (kilobytes,) = run_limited(program)
+    assert int(kilobytes) < 40_000
