@@ -429,8 +429,8 @@ CASES = {
     ),
     "age": Case(
         _ALL,
-        _lookup(mixed),
-        looked_up(mixed),
+        _lookup(known),
+        looked_up(known),
         lambda before, after: after.now < before.now,
         prepare=_at_the_end_of_time,
         ages=True,

@@ -5,7 +5,6 @@ found. What it has to know of private names is in the few functions at the top.
 """
 
 import os
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -136,8 +135,8 @@ def _entries(index, what):
     """The entries on the host: keys, rows, stamps, slots."""
     held = index.entries()
     held = type(held)(*(index.backend.to_host(part) for part in held))
-    twice = [key for key, count in Counter(held.keys.tolist()).items() if count > 1]
-    assert not twice, f"{what} has keys in two slots each: {_some(twice)}"
+    twice = _repeated(held.keys)
+    assert not twice.size, f"{what} has keys in two slots each: {_some(twice)}"
     assert index.size == held.keys.size, (
         f"{what} has {held.keys.size} keys and takes itself to have {index.size}"
     )
@@ -169,30 +168,28 @@ def _audit_slots(index, held, what):
 
 
 def _audit_rows(table, held):
-    rows, keys = held.rows.tolist(), held.keys.tolist()
-    absent = [key for key, row in zip(keys, rows, strict=True) if row == ABSENT]
-    assert not absent, f"keys in the index have no row: {_some(absent)}"
-    num_rows = table.store.num_rows
-    beyond = {key: row for key, row in zip(keys, rows, strict=True) if row >= num_rows}
-    assert not beyond, f"keys have rows beyond {num_rows}: {_some(beyond.items())}"
-    by_row = {}
-    for key, row in zip(keys, rows, strict=True):
-        by_row.setdefault(row, []).append(key)
-    shared = {row: sharing for row, sharing in by_row.items() if len(sharing) > 1}
-    assert not shared, f"keys share a row: {_some(shared.items())}"
-    near, far = free_rows(table)
-    free = Counter(near + far)
-    twice = [row for row, count in free.items() if count > 1]
-    assert not twice, f"rows are free twice: {_some(twice)}"
-    both = free.keys() & by_row.keys()
-    assert not both, f"rows are free and held: {_some(both)}"
-    strange = [row for row in free if row >= num_rows]
-    assert not strange, f"rows beyond {num_rows} are free: {_some(strange)}"
-    lost = set(range(num_rows)) - free.keys() - by_row.keys()
-    assert not lost, f"{len(lost)} rows are neither held nor free: {_some(sorted(lost))}"
+    rows, keys, num_rows = held.rows, held.keys, table.store.num_rows
+    absent = keys[rows == np.uint32(ABSENT)]
+    assert not absent.size, f"keys in the index have no row: {_some(absent)}"
+    beyond = keys[rows >= num_rows]
+    assert not beyond.size, f"keys have rows beyond {num_rows}: {_some(beyond)}"
+    shared = _repeated(rows)
+    assert not shared.size, (
+        f"keys share rows: {_some((int(row), keys[rows == row].tolist()) for row in shared[:6])}"
+    )
+    near, far = (np.array(part, np.int64) for part in free_rows(table))
+    free = np.concatenate([near, far])
+    twice = _repeated(free)
+    assert not twice.size, f"rows are free twice: {_some(twice)}"
+    both = np.intersect1d(free, rows)
+    assert not both.size, f"rows are free and held: {_some(both)}"
+    strange = free[free >= num_rows]
+    assert not strange.size, f"rows beyond {num_rows} are free: {_some(strange)}"
+    lost = np.setdiff1d(np.arange(num_rows), np.concatenate([free, rows]))
+    assert not lost.size, f"{lost.size} rows are neither held nor free: {_some(lost)}"
     first_far = num_rows if table.store.near_rows is None else table.store.near_rows
-    assert all(row < first_far for row in near), "a far row is in the list of free near ones"
-    assert all(row >= first_far for row in far), "a near row is in the list of free far ones"
+    assert (near < first_far).all(), "a far row is in the list of free near ones"
+    assert (far >= first_far).all(), "a near row is in the list of free far ones"
 
 
 def _audit_columns(store):
@@ -244,14 +241,11 @@ def _audit_tiers(table, held):
     cold = held.keys[tiers.heat[held.rows] == _NOT_HELD]
     assert not cold.size, f"the tiers take rows for free that keys hold: {_some(cold)}"
     named = tiers.keys[held.rows]
-    wrong = [
-        (int(row), f"is of {key}, the tiers say {other}")
-        for row, key, other in zip(held.rows, held.keys, named, strict=True)
-        if key != other
-    ]
-    assert not wrong, f"the tiers name other keys for rows: {_some(wrong)}"
-    warm = set(np.flatnonzero(tiers.heat != _NOT_HELD).tolist()) - set(held.rows.tolist())
-    assert not warm, f"the tiers take rows for held that are free: {_some(sorted(warm))}"
+    at = np.flatnonzero(named != held.keys)
+    wrong = (f"row {held.rows[i]} is of {held.keys[i]}, not of {named[i]}" for i in at[:6])
+    assert not at.size, f"the tiers name other keys for {at.size} rows: {_some(wrong)}"
+    warm = np.setdiff1d(np.flatnonzero(tiers.heat != _NOT_HELD), held.rows)
+    assert not warm.size, f"the tiers take rows for held that are free: {_some(warm)}"
 
 
 def _audit_seen(table, held):
@@ -273,8 +267,8 @@ def _audit_seen(table, held):
         _audit_slots(sighted, seen, "the index of sightings")
         assert (seen.rows > 0).all(), "keys were seen 0 times"
         assert (seen.stamps <= now).all(), f"keys without a row were seen after lookup {now}"
-        both = set(seen.keys.tolist()) & set(held.keys.tolist())
-        assert not both, f"keys have a row and are still counted: {_some(sorted(both))}"
+        both = np.intersect1d(seen.keys, held.keys)
+        assert not both.size, f"keys have a row and are still counted: {_some(both)}"
 
 
 def _audit_clock(table):
@@ -289,6 +283,11 @@ def _audit_clock(table):
     assert last <= table.num_lookups + 1, (
         f"the clock's last span begins at lookup {last} of {table.num_lookups}"
     )
+
+
+def _repeated(numbers):
+    distinct, counts = np.unique(numbers, return_counts=True)
+    return distinct[counts > 1]
 
 
 def _some(things):

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import LONG
 from tests.engine.own_process import run_limited
-from tests.fault_cases import CASES, Bench
+from tests.fault_cases import CASES
 from tests.fault_facts import every_pair, every_place
 from tests.tripwire import Interrupt
 
@@ -29,11 +29,12 @@ _QUICK = {
     "lookup_drawn": (),
     "insert_and_evict": (),
     "insert_or_assign_scores": ("kCustomized",),
+    "accum_or_assign": ("hbm",),
     "erase_if": ("hbm",),
     "erase_below": ("kLru",),
     "grow": ("hbm", "roomy"),
     "update_state": (),
-    "update_two_tables": ("kLru",),
+    "update_two_tables": ("hbm",),
     "export_if": ("kLru",),
     "restore_into_empty": ("hbm",),
 }
@@ -44,27 +45,16 @@ ALL = [
 ]
 
 
-@pytest.fixture
-def small_chunks(backend, monkeypatch):
-    """Rows grow every few keys, and what is set aside costs nothing."""
-    monkeypatch.setattr(backend, "chunk_bytes", 128)
-    monkeypatch.setattr(backend, "far_chunk_bytes", 128)
-    if backend.name == "cpu":
-        # Which of several keys evicts which is then a function of the input.
-        monkeypatch.setattr(backend, "num_threads", 1)
-
-
 @pytest.mark.parametrize(("name", "kind"), ALL)
-def test_an_exception_at_any_line(backend, small_chunks, tmp_path, name, kind):
-    every_place(Bench(backend, kind, folder=tmp_path), name)
+def test_an_exception_at_any_line(new_bench, name, kind):
+    every_place(new_bench(kind), name)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("error", [Interrupt, KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize(("name", "kind"), ALL)
-def test_an_exception_at_any_instruction(backend, small_chunks, tmp_path, name, kind, error):
-    bench = Bench(backend, kind, folder=tmp_path)
-    every_place(bench, name, (error,), everywhere=True, opcodes=True)
+def test_an_exception_at_any_instruction(new_bench, name, kind, error):
+    every_place(new_bench(kind), name, (error,), everywhere=True, opcodes=True)
 
 
 PAIRS = ("lookup_mixed", "insert_or_assign", "erase_many", "evict", "promote", "clear", "restore")
@@ -78,8 +68,8 @@ PAIRS = ("lookup_mixed", "insert_or_assign", "erase_many", "evict", "promote", "
         for kind in CASES[name].kinds
     ],
 )
-def test_a_second_exception_while_the_first_unwinds(backend, small_chunks, tmp_path, name, kind):
-    every_pair(Bench(backend, kind, folder=tmp_path), name, step=1 if LONG else 9)
+def test_a_second_exception_while_the_first_unwinds(new_bench, name, kind):
+    every_pair(new_bench(kind), name, step=1 if LONG else 25)
 
 
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])

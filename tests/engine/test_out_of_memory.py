@@ -15,19 +15,11 @@ import pytest
 
 from tests.conftest import LONG
 from tests.engine.own_process import run_limited
-from tests.fault_cases import CASES, Bench
+from tests.fault_cases import CASES
 from tests.shortage import Shortage, every_shortage
 
 LATER = pytest.mark.long
 _QUICK = ("hbm", "kLru", "refusing")
-
-
-@pytest.fixture
-def small_chunks(backend, monkeypatch):
-    monkeypatch.setattr(backend, "chunk_bytes", 128)
-    monkeypatch.setattr(backend, "far_chunk_bytes", 128)
-    if backend.name == "cpu":
-        monkeypatch.setattr(backend, "num_threads", 1)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +30,8 @@ def small_chunks(backend, monkeypatch):
         for kind in case.kinds
     ],
 )
-def test_any_allocation_of_the_backend_may_fail(backend, small_chunks, tmp_path, name, kind):
-    bench = Bench(backend, kind, folder=tmp_path)
-    every_shortage(bench, name, lambda at, for_good: Shortage(backend, at, for_good))
+def test_any_allocation_of_the_backend_may_fail(backend, new_bench, name, kind):
+    every_shortage(new_bench(kind), name, lambda at, for_good: Shortage(backend, at, for_good))
 
 
 @pytest.fixture(scope="module")

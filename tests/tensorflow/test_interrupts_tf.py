@@ -23,7 +23,7 @@ PROGRAM = """
 
     kind, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     sok.init()
-    dim, batch = 8, 20_000
+    dim, batch = 8, 5_000
     options = {"init_capacity": 1 << 16, "max_capacity": 1 << 21} if kind == "hybrid" else {}
     variable = sok.DynamicVariable(dim, initializer="0", var_type=kind, **options)
     table = variable.table
@@ -50,7 +50,7 @@ PROGRAM = """
         done += 1
         name = dice.choice(list(operations))
         rng = np.random.default_rng(dice.getrandbits(32))
-        ids = rng.integers(0, 500_000, batch)
+        ids = rng.integers(0, 200_000, batch)
         values = rng.integers(-8, 8, (batch, dim)).astype(np.float32)
         arguments = tf.constant(ids), tf.constant(values)
         before = content(table)
