@@ -20,7 +20,7 @@ from tensorflow.python.ops import control_flow_util
 
 from sok_lite.backend import Array, Backend
 
-__all__ = ["empty", "host_call", "to_array", "to_tensor"]
+__all__ = ["empty", "graph_of_function", "host_call", "to_array", "to_tensor"]
 
 # What TensorFlow's CPU kernels take for granted of the memory of a tensor.
 _ALIGNMENT = 64
@@ -209,8 +209,13 @@ def _turn() -> tf.Tensor | None:
         if _turn_variable is None:
             with tf.device("CPU:0"):
                 _turn_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="sok_turn")
-    graph: Any = ops.get_default_graph()
     # The gradient of a branch can take a resource from the function around it only.
+    return graph_of_function().capture(_turn_variable.handle)
+
+
+def graph_of_function() -> Any:
+    """Returns the default graph or, within branches and loops, that of the function around them."""
+    graph: Any = ops.get_default_graph()
     while any(base.__name__ in _BRANCHES_AND_LOOPS for base in type(graph).__mro__):
         graph = graph.outer_graph
-    return graph.capture(_turn_variable.handle)
+    return graph

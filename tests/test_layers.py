@@ -24,6 +24,7 @@ LAYERS = [
     ["sok_lite.engine.owner", "sok_lite.engine.agreement", "sok_lite.engine.failure"],
     ["sok_lite.engine.exchange"],
     ["sok_lite.engine.step", "sok_lite.engine.apply"],
+    ["sok_lite.engine.trips"],
     ["sok_lite.tensor", "sok_lite.row_gradient", "sok_lite.inference", "sok_lite.table_summary"],
     ["sok_lite.communication"],
     ["sok_lite.variable_spec"],
@@ -31,6 +32,7 @@ LAYERS = [
     ["sok_lite.row_writes", "sok_lite.table_methods", "sok_lite.table_checkpoint"],
     ["sok_lite.dynamic_variable"],
     ["sok_lite.lookup_arguments", "sok_lite.optimizer_rules", "sok_lite.slot"],
+    ["sok_lite.lookup_gradient"],
     ["sok_lite.lookup", "sok_lite.optimizer"],
     ["sok_lite"],
 ]
