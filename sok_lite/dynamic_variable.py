@@ -21,7 +21,7 @@ from sok_lite.engine.initializer import make_initializer
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.local_lookup import checked_keys, local_lookup, refuse_partitions
 from sok_lite.refusals import RefusesDense
-from sok_lite.row_gradient import size_tensor
+from sok_lite.row_gradient import size_tensor, slices_only
 from sok_lite.row_writes import WritesRows, checked_rows, write_rows
 from sok_lite.table_checkpoint import restore_tensors, saved_dtypes, saved_tensors
 from sok_lite.table_methods import TableMethods, checked_scores
@@ -85,6 +85,8 @@ class DynamicVariable(
     """
 
     _handle: Any  # TensorFlow's own name for the resource
+    # TensorFlow would take the arguments by place for those of tf.Variable.
+    _variable_call: Any = None
 
     def __init__(
         self,
@@ -180,7 +182,8 @@ class DynamicVariable(
         resource_variable_ops.variable_accessed(self)
         if tf.executing_eagerly():
             return self._true_handle
-        return tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)
+        source = tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)
+        return slices_only(self.name, source) if self.trainable else source
 
     # ---------------------------------------------------------------- facts
 

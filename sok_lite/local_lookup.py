@@ -11,7 +11,7 @@ import tensorflow as tf
 from sok_lite.engine.table import HkvTable
 from sok_lite.inference import checked_missing, checked_training, reading
 from sok_lite.row_gradient import row_gradient, size_tensor
-from sok_lite.tensor import empty, host_call, to_array, to_tensor
+from sok_lite.tensor import empty, host_call, refuse_replicas, to_array, to_tensor
 from sok_lite.variable_spec import alive
 
 
@@ -114,6 +114,7 @@ def _differentiable(
         size.set_shape([2])
 
         def grad(row_grads: tf.Tensor, *_: tf.Tensor) -> Any:
+            refuse_replicas(f"The gradient of a lookup in {name!r}")
             flat_grads = tf.cast(tf.reshape(row_grads, [-1, dim]), tf.float32)
             # A session runs only what it needs, and a gradient may need no row: the lookup must
             # run all the same, or an update would not find the key.

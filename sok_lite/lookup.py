@@ -20,7 +20,14 @@ from sok_lite.local_lookup import local_lookup_and_evict
 from sok_lite.lookup_arguments import Argument, Facts, checked_arguments, row_splits
 from sok_lite.lookup_gradient import Items, with_gradients
 from sok_lite.row_gradient import row_gradient, size_tensor
-from sok_lite.tensor import empty, graph_of_function, host_call, to_array, to_tensor
+from sok_lite.tensor import (
+    empty,
+    graph_of_function,
+    host_call,
+    refuse_replicas,
+    to_array,
+    to_tensor,
+)
 from sok_lite.variable_spec import alive
 
 __all__ = ["lookup_sparse", "sparse_read_and_evict"]
@@ -140,6 +147,7 @@ def _lookup(comm: Communicator, arguments: list[Argument], treatment: Treatment)
     inputs = [tensor for argument in arguments for tensor in argument.inputs]
     all_weights = [a.weights for a in arguments if a.weights is not None]
     host = _Host(comm, tables, treatment)
+    refuse_replicas(host.what)
     num_tables = len(tables)
 
     @tf.custom_gradient

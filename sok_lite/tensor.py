@@ -20,7 +20,7 @@ from tensorflow.python.ops import control_flow_util
 
 from sok_lite.backend import Array, Backend
 
-__all__ = ["empty", "graph_of_function", "host_call", "to_array", "to_tensor"]
+__all__ = ["empty", "graph_of_function", "host_call", "refuse_replicas", "to_array", "to_tensor"]
 
 # What TensorFlow's CPU kernels take for granted of the memory of a tensor.
 _ALIGNMENT = 64
@@ -155,8 +155,9 @@ def host_call(
       outputs, the operation.
 
     Raises:
-      NotImplementedError: under `jit_compile=True`.
+      NotImplementedError: under `jit_compile=True`, or in one of several replicas.
     """
+    refuse_replicas(what)
 
     def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
         backend.activate()
@@ -176,6 +177,22 @@ def host_call(
     if not output_dtypes:
         return result
     return result if isinstance(result, (list, tuple)) else [result]
+
+
+def refuse_replicas(what: str) -> None:
+    """Raises where a tf.distribute strategy runs the caller once for each of several replicas.
+
+    A table is no mirrored variable: every replica would act on the one table there is.
+    """
+    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+        return
+    count = tf.distribute.get_strategy().num_replicas_in_sync
+    if count > 1:
+        raise NotImplementedError(
+            f"{what} does not work in a tf.distribute strategy with several replicas: each of the "
+            f"{count} would read and update the one table there is. Start one process per GPU "
+            "with horovodrun and use sok.init()."
+        )
 
 
 def _in_order(call: Callable[[], Any]) -> Any:

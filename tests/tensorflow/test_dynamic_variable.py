@@ -259,3 +259,9 @@ def test_a_function_says_when_its_table_is_gone():
 
 def test_it_lives_on_the_chosen_backend():
     assert sok.DynamicVariable(2).table.backend is get_backend()
+
+
+def test_arguments_may_be_given_by_place():
+    v = sok.DynamicVariable(3, "ones", "hbm", "by_place", trainable=False)
+    assert (v.dimension, v.backend_type, v.trainable) == (3, "hbm", False)
+    assert v.name.startswith("by_place")
