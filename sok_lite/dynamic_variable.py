@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
+from sok_lite import keras_guard
 from sok_lite.backend import get_backend
 from sok_lite.communication import num_ranks
 from sok_lite.engine.dtypes import KeyDtype, RowDtype, key_dtype, row_dtype
@@ -101,6 +102,7 @@ class DynamicVariable(
         mode: str | None = None,
         **kwargs: Any,
     ) -> None:
+        keras_guard.refuse_clone()
         var_type = "hbm" if var_type is None else var_type
         options = checked_options(var_type, kwargs)
         dimension = checked_dimension(dimension)
@@ -179,6 +181,7 @@ class DynamicVariable(
         In a graph it is a read of the empty tensor: control flow can take a gradient through a
         read, but not through a resource.
         """
+        keras_guard.refuse_own_step(self)
         resource_variable_ops.variable_accessed(self)
         if tf.executing_eagerly():
             return self._true_handle

@@ -30,6 +30,7 @@ LAYERS = [
     ["sok_lite.variable_spec"],
     ["sok_lite.local_lookup", "sok_lite.refusals", "sok_lite.variable_arguments"],
     ["sok_lite.row_writes", "sok_lite.table_methods", "sok_lite.table_checkpoint"],
+    ["sok_lite.keras_guard"],
     ["sok_lite.dynamic_variable"],
     ["sok_lite.lookup_arguments", "sok_lite.optimizer_rules", "sok_lite.slot"],
     ["sok_lite.lookup_gradient"],
