@@ -152,12 +152,23 @@ def refuse_partitions(variable: Any) -> None:
         frame = frame.f_back
 
 
+def without_keras(value: Any) -> Any:
+    """Returns the tensor of a Keras variable; anything else as it is.
+
+    Such a variable passes for a tensor, but its dtype is a text.
+    """
+    if tf.is_tensor(value) and isinstance(value.dtype, str):
+        return tf.convert_to_tensor(value)
+    return value
+
+
 def checked_keys(variable: Any, keys: Any) -> tf.Tensor:
     """Returns keys as a tensor of integers that the table accepts.
 
     Raises:
       TypeError: they are not integers.
     """
+    keys = without_keras(keys)
     if not tf.is_tensor(keys):
         array = np.asarray(keys)
         if array.size == 0 and array.dtype == np.float64:
