@@ -27,7 +27,7 @@ from sok_lite.row_writes import WritesRows, checked_rows, write_rows
 from sok_lite.table_checkpoint import restore_tensors, saved_dtypes, saved_tensors
 from sok_lite.table_methods import TableMethods, checked_scores
 from sok_lite.table_summary import summary, table_facts
-from sok_lite.tensor import empty, host_call, to_tensor
+from sok_lite.tensor import empty, host_call, make_turn, to_tensor
 from sok_lite.variable_arguments import checked_dimension, checked_mode, checked_options, dtype_name
 from sok_lite.variable_spec import DynamicVariableSpec, alive
 
@@ -125,6 +125,7 @@ class DynamicVariable(
             )
         if name is None:
             name = f"sok_dynamic_Variable_{next(_serial)}"
+        make_turn()
         self._table = make_table(
             var_type,
             get_backend(),

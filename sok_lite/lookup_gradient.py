@@ -128,8 +128,9 @@ def _with_gradient(
 
     @tf.custom_gradient
     def run(*tensors: tf.Tensor) -> Any:
-        # Copies: TensorFlow hands on what was given, tensors of another graph among it.
-        tensors = tuple(x if x.dtype == tf.resource else tf.identity(x) for x in tensors)
+        if not tf.executing_eagerly():
+            # Copies: TensorFlow hands on what was given, tensors of another graph among it.
+            tensors = tuple(x if x.dtype == tf.resource else tf.identity(x) for x in tensors)
         carried, inputs = tensors[:num_carried], tensors[num_carried:]
         results, grad = function(trips.carrying(carried), *inputs)
 

@@ -20,7 +20,15 @@ from tensorflow.python.ops import control_flow_util
 
 from sok_lite.backend import Array, Backend
 
-__all__ = ["empty", "graph_of_function", "host_call", "refuse_replicas", "to_array", "to_tensor"]
+__all__ = [
+    "empty",
+    "graph_of_function",
+    "host_call",
+    "make_turn",
+    "refuse_replicas",
+    "to_array",
+    "to_tensor",
+]
 
 # What TensorFlow's CPU kernels take for granted of the memory of a tensor.
 _ALIGNMENT = 64
@@ -217,15 +225,26 @@ _BRANCHES_AND_LOOPS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFu
 _turn_variable: tf.Variable | None = None
 
 
+def make_turn() -> None:
+    """Makes the variable that host calls are ordered by, unless a TF1 graph is outside.
+
+    Called where a table is made: a variable that is made while a tf.function is traced has it
+    traced twice, and what goes once only, such as a gradient of a tape, is None the second time.
+    """
+    global _turn_variable
+    with tf.init_scope():
+        if tf.executing_eagerly() and _turn_variable is None:
+            with tf.device("CPU:0"):
+                _turn_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="sok_turn")
+
+
 def _turn() -> tf.Tensor | None:
     """Returns the variable that host calls are ordered by; None where a TF1 graph is outside."""
-    global _turn_variable
     with tf.init_scope():
         if not tf.executing_eagerly():
             return None
-        if _turn_variable is None:
-            with tf.device("CPU:0"):
-                _turn_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="sok_turn")
+    make_turn()  # of a table that was made in a TF1 graph
+    assert _turn_variable is not None
     # The gradient of a branch can take a resource from the function around it only.
     return graph_of_function().capture(_turn_variable.handle)
 

@@ -177,7 +177,7 @@ SAVING = {
 
 
 @pytest.mark.parametrize(("suffix", "save"), SAVING.values(), ids=SAVING.keys())
-@pytest.mark.parametrize("hold", HOLDINGS.values(), ids=HOLDINGS.keys())
+@pytest.mark.parametrize("hold", [HOLDINGS["deep"], HOLDINGS["tf.Module"]], ids=["deep", "module"])
 def test_what_would_leave_the_rows_out_is_refused(keras, hold, suffix, save, tmp_path):
     path = tmp_path / f"there_before{suffix or '.txt'}"
     path.write_text("a file of worth")
@@ -188,6 +188,15 @@ def test_what_would_leave_the_rows_out_is_refused(keras, hold, suffix, save, tmp
 
 
 @pytest.mark.parametrize("hold", HOLDINGS.values(), ids=HOLDINGS.keys())
+def test_a_table_is_found_wherever_it_is_held(keras, hold):
+    model, _ = a_model(keras, hold)
+    for holder in (model, model.pooled):
+        with pytest.raises(NotImplementedError, match="'held:0' out"):
+            holder.get_weights()
+    assert len(model.head.get_weights()) == 2
+
+
+@pytest.mark.parametrize("hold", [HOLDINGS["attribute"], HOLDINGS["deep"]], ids=["plain", "deep"])
 def test_export_is_refused(keras, hold, tmp_path):
     model, _ = a_model(keras, hold)
     with pytest.raises((NotImplementedError, AssertionError), match="'held:0'|untracked"):
@@ -296,7 +305,7 @@ def test_a_checkpoint_that_reaches_the_table_goes_on(keras, hold, tmp_path):
 # ---- what goes on --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hold", HOLDINGS.values(), ids=HOLDINGS.keys())
+@pytest.mark.parametrize("hold", [HOLDINGS["attribute"], HOLDINGS["deep"]], ids=["plain", "deep"])
 def test_a_train_step_of_ones_own_trains_the_table(keras, hold):
     model, table = a_model(keras, hold, own_step=True)
     model.fit(X, Y, verbose=0, batch_size=3, epochs=2)

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite import tensor
 
 NUM_ROWS, DIM, BATCH = 12, 3, 7
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -339,3 +340,35 @@ def test_jacobians_of_the_dense_part_go_on():
     sums = tf.reduce_sum(x, 0)
     for i, j in itertools.product(range(2), range(2)):
         np.testing.assert_allclose(jacobian[i, :, j], sums * float(i == j), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("pfor", [False, True])
+def test_jacobians_by_weights_go_on(monkeypatch, pfor):
+    # As in a new process, whose first host call in a graph is that of the jacobian.
+    monkeypatch.setattr(tensor, "_turn_variable", None)
+    table, (ids, weights) = a_table(), a_batch()
+    jacobians = []
+    for rows, look_up in ((table, table_lookup), (tf.Variable(some_rows()), dense_lookup)):
+        with tf.GradientTape(persistent=not pfor) as tape:
+            tape.watch(weights)
+            out = look_up(rows, "mean", ids, weights)
+        jacobians.append(tape.jacobian(out, weights, experimental_use_pfor=pfor))
+    np.testing.assert_allclose(*jacobians, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pfor", [False, True])
+def test_hessians_by_weights_are_tensorflows(mode, pfor):
+    table, (ids, weights) = a_table(), a_batch()
+
+    def hessian(rows, look_up):
+        with tf.GradientTape(persistent=not pfor) as outer:
+            outer.watch(weights)
+            with tf.GradientTape() as inner:
+                inner.watch(weights)
+                total = tf.reduce_sum(tf.sin(look_up(rows, "sqrtn", ids, weights)))
+            gradient = inner.gradient(total, weights)
+        return outer.jacobian(gradient, weights, experimental_use_pfor=pfor)
+
+    got = mode(lambda: hessian(table, table_lookup))()
+    expected = hessian(tf.Variable(some_rows()), dense_lookup)
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
