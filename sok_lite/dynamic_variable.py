@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
+from sok_lite import keras_guard
 from sok_lite.backend import get_backend
 from sok_lite.communication import num_ranks
 from sok_lite.engine.dtypes import KeyDtype, RowDtype, key_dtype, row_dtype
@@ -21,12 +22,12 @@ from sok_lite.engine.initializer import make_initializer
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.local_lookup import checked_keys, local_lookup, refuse_partitions
 from sok_lite.refusals import RefusesDense
-from sok_lite.row_gradient import size_tensor
+from sok_lite.row_gradient import size_tensor, slices_only
 from sok_lite.row_writes import WritesRows, checked_rows, write_rows
 from sok_lite.table_checkpoint import restore_tensors, saved_dtypes, saved_tensors
 from sok_lite.table_methods import TableMethods, checked_scores
 from sok_lite.table_summary import summary, table_facts
-from sok_lite.tensor import empty, host_call, to_tensor
+from sok_lite.tensor import empty, host_call, make_turn, to_tensor
 from sok_lite.variable_arguments import checked_dimension, checked_mode, checked_options, dtype_name
 from sok_lite.variable_spec import DynamicVariableSpec, alive
 
@@ -85,6 +86,8 @@ class DynamicVariable(
     """
 
     _handle: Any  # TensorFlow's own name for the resource
+    # TensorFlow would take the arguments by place for those of tf.Variable.
+    _variable_call: Any = None
 
     def __init__(
         self,
@@ -99,6 +102,7 @@ class DynamicVariable(
         mode: str | None = None,
         **kwargs: Any,
     ) -> None:
+        keras_guard.refuse_clone()
         var_type = "hbm" if var_type is None else var_type
         options = checked_options(var_type, kwargs)
         dimension = checked_dimension(dimension)
@@ -121,6 +125,7 @@ class DynamicVariable(
             )
         if name is None:
             name = f"sok_dynamic_Variable_{next(_serial)}"
+        make_turn()
         self._table = make_table(
             var_type,
             get_backend(),
@@ -177,10 +182,12 @@ class DynamicVariable(
         In a graph it is a read of the empty tensor: control flow can take a gradient through a
         read, but not through a resource.
         """
+        keras_guard.refuse_own_step(self)
         resource_variable_ops.variable_accessed(self)
         if tf.executing_eagerly():
             return self._true_handle
-        return tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)
+        source = tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)
+        return slices_only(self.name, source) if self.trainable else source
 
     # ---------------------------------------------------------------- facts
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from sok_lite.engine.table import HkvTable
 from sok_lite.inference import checked_missing, checked_training, reading
 from sok_lite.row_gradient import row_gradient, size_tensor
-from sok_lite.tensor import empty, host_call, to_array, to_tensor
+from sok_lite.tensor import empty, host_call, refuse_replicas, to_array, to_tensor
 from sok_lite.variable_spec import alive
 
 
@@ -114,6 +114,7 @@ def _differentiable(
         size.set_shape([2])
 
         def grad(row_grads: tf.Tensor, *_: tf.Tensor) -> Any:
+            refuse_replicas(f"The gradient of a lookup in {name!r}")
             flat_grads = tf.cast(tf.reshape(row_grads, [-1, dim]), tf.float32)
             # A session runs only what it needs, and a gradient may need no row: the lookup must
             # run all the same, or an update would not find the key.
@@ -151,12 +152,23 @@ def refuse_partitions(variable: Any) -> None:
         frame = frame.f_back
 
 
+def without_keras(value: Any) -> Any:
+    """Returns the tensor of a Keras variable; anything else as it is.
+
+    Such a variable passes for a tensor, but its dtype is a text.
+    """
+    if tf.is_tensor(value) and isinstance(value.dtype, str):
+        return tf.convert_to_tensor(value)
+    return value
+
+
 def checked_keys(variable: Any, keys: Any) -> tf.Tensor:
     """Returns keys as a tensor of integers that the table accepts.
 
     Raises:
       TypeError: they are not integers.
     """
+    keys = without_keras(keys)
     if not tf.is_tensor(keys):
         array = np.asarray(keys)
         if array.size == 0 and array.dtype == np.float64:

@@ -17,7 +17,7 @@ from sok_lite.engine import apply
 from sok_lite.engine.update_rules import SGD as SGDRule
 from sok_lite.optimizer_rules import Settings, family_of, refuse_unsupported, settings_of
 from sok_lite.slot import SlotView
-from sok_lite.tensor import host_call, to_array
+from sok_lite.tensor import host_call, refuse_replicas, to_array
 from sok_lite.variable_spec import alive
 
 __all__ = ["SGD", "OptimizerWrapper"]
@@ -64,6 +64,7 @@ class _RowOptimizer(tf.Module):
         numbers = [learning_rate, *(value for s in settings for value in s.numbers.values())]
         inputs = [tensor for grad, _ in pairs for tensor in (grad.indices, _float32(grad.values))]
         what = f"The update of {', '.join(repr(variable.name) for _, variable in pairs)}"
+        refuse_replicas(what)
         if tf.executing_eagerly():
             host.run(names, [float(number) for number in numbers], int(step), inputs)
             return None

@@ -1,6 +1,17 @@
 """Everything a dense variable can do that a table cannot: each raises and says what to use."""
 
+import sys
 from typing import Any, NoReturn
+
+
+def _is_called_from(module: str) -> bool:
+    """Whether a function of that module is among the callers."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class RefusesDense:
@@ -50,6 +61,12 @@ class RefusesDense:
         self._refuse_dense("_read_variable_op")
 
     def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> NoReturn:
+        if _is_called_from("tensorflow.python.ops.custom_gradient"):
+            raise NotImplementedError(
+                f"{self.name!r} is looked up in a function that tf.custom_gradient or "
+                "tf.recompute_grad wraps: they read every variable of it as a dense tensor, and a "
+                "table has none. Look the rows up before, and give them to the function."
+            )
         self._refuse_dense("convert_to_tensor")
 
     def numpy(self) -> NoReturn:

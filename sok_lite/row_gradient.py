@@ -46,8 +46,31 @@ def _leaves_a_loop() -> bool:
     return False
 
 
-def _refusing(name: str, keys: tf.Tensor) -> tf.Tensor:
-    """Returns keys that raise where something asks for them.
+def slices_only(name: str, source: tf.Tensor) -> tf.Tensor:
+    """Returns a source of gradients that refuses a dense one.
+
+    `tf.vectorized_map` rewrites a lookup without its gradient: zeros would arrive instead, in the
+    shape of the empty tensor that stands for the rows.
+
+    Args:
+      name: of the variable.
+      source: a tensor of a graph.
+    """
+
+    @tf.custom_gradient
+    def run(source: tf.Tensor) -> Any:
+        def grad(gradient: Any) -> Any:
+            if isinstance(gradient, tf.IndexedSlices):
+                return gradient
+            return _refusing(name, gradient)
+
+        return tf.identity(source), grad
+
+    return run(source)
+
+
+def _refusing(name: str, tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor that raises where something asks for it.
 
     TensorFlow makes the gradients of everything that a loop uses, and runs those that are wanted:
     a gradient of dense variables alone must go on.
@@ -56,9 +79,11 @@ def _refusing(name: str, keys: tf.Tensor) -> tf.Tensor:
     def refuse(_: np.ndarray) -> NoReturn:
         raise NotImplementedError(
             f"The gradient of a lookup in {name!r} cannot leave the loop that the lookup is in "
-            "(tf.while_loop, tf.map_fn, `for` over a tensor): TensorFlow adds dense gradients "
-            "there, and a table has none. Look all keys up before the loop, or put the "
-            "GradientTape inside it."
+            "(tf.while_loop, tf.map_fn, tf.vectorized_map, `for` over a tensor): TensorFlow adds "
+            "dense gradients there, and a table has none. Look all keys up before the loop, or put "
+            "the GradientTape inside it."
         )
 
-    return tf.numpy_function(refuse, [keys], keys.dtype, stateful=False)
+    refused = tf.numpy_function(refuse, [tensor], tensor.dtype, stateful=False)
+    refused.set_shape(tensor.shape)
+    return refused

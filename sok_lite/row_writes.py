@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.local_lookup import checked_keys
+from sok_lite.local_lookup import checked_keys, without_keras
 from sok_lite.tensor import host_call, to_array
 from sok_lite.variable_spec import alive
 
@@ -56,6 +56,7 @@ class WritesRows:
 
 def checked_rows(variable: Any, keys: tf.Tensor, values: Any, what: str) -> tf.Tensor:
     """Returns rows as a tensor that fits keys (n,) and the variable, or raises."""
+    values = without_keras(values)
     if not tf.is_tensor(values):
         # Python numbers have no dtype of their own.
         is_plain = isinstance(values, (list, tuple)) and np.asarray(values).dtype.kind in "if"

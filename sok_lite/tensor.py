@@ -20,7 +20,15 @@ from tensorflow.python.ops import control_flow_util
 
 from sok_lite.backend import Array, Backend
 
-__all__ = ["empty", "host_call", "to_array", "to_tensor"]
+__all__ = [
+    "empty",
+    "graph_of_function",
+    "host_call",
+    "make_turn",
+    "refuse_replicas",
+    "to_array",
+    "to_tensor",
+]
 
 # What TensorFlow's CPU kernels take for granted of the memory of a tensor.
 _ALIGNMENT = 64
@@ -155,8 +163,9 @@ def host_call(
       outputs, the operation.
 
     Raises:
-      NotImplementedError: under `jit_compile=True`.
+      NotImplementedError: under `jit_compile=True`, or in one of several replicas.
     """
+    refuse_replicas(what)
 
     def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
         backend.activate()
@@ -176,6 +185,22 @@ def host_call(
     if not output_dtypes:
         return result
     return result if isinstance(result, (list, tuple)) else [result]
+
+
+def refuse_replicas(what: str) -> None:
+    """Raises where a tf.distribute strategy runs the caller once for each of several replicas.
+
+    A table is no mirrored variable: every replica would act on the one table there is.
+    """
+    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+        return
+    count = tf.distribute.get_strategy().num_replicas_in_sync
+    if count > 1:
+        raise NotImplementedError(
+            f"{what} does not work in a tf.distribute strategy with several replicas: each of the "
+            f"{count} would read and update the one table there is. Start one process per GPU "
+            "with horovodrun and use sok.init()."
+        )
 
 
 def _in_order(call: Callable[[], Any]) -> Any:
@@ -200,17 +225,33 @@ _BRANCHES_AND_LOOPS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFu
 _turn_variable: tf.Variable | None = None
 
 
+def make_turn() -> None:
+    """Makes the variable that host calls are ordered by, unless a TF1 graph is outside.
+
+    Called where a table is made: a variable that is made while a tf.function is traced has it
+    traced twice, and what goes once only, such as a gradient of a tape, is None the second time.
+    """
+    global _turn_variable
+    with tf.init_scope():
+        if tf.executing_eagerly() and _turn_variable is None:
+            with tf.device("CPU:0"):
+                _turn_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="sok_turn")
+
+
 def _turn() -> tf.Tensor | None:
     """Returns the variable that host calls are ordered by; None where a TF1 graph is outside."""
-    global _turn_variable
     with tf.init_scope():
         if not tf.executing_eagerly():
             return None
-        if _turn_variable is None:
-            with tf.device("CPU:0"):
-                _turn_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="sok_turn")
-    graph: Any = ops.get_default_graph()
+    make_turn()  # of a table that was made in a TF1 graph
+    assert _turn_variable is not None
     # The gradient of a branch can take a resource from the function around it only.
+    return graph_of_function().capture(_turn_variable.handle)
+
+
+def graph_of_function() -> Any:
+    """Returns the default graph or, within branches and loops, that of the function around them."""
+    graph: Any = ops.get_default_graph()
     while any(base.__name__ in _BRANCHES_AND_LOOPS for base in type(graph).__mro__):
         graph = graph.outer_graph
-    return graph.capture(_turn_variable.handle)
+    return graph

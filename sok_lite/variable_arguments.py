@@ -1,5 +1,7 @@
 """The arguments of `DynamicVariable`, checked before anything is made."""
 
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -8,7 +10,8 @@ from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.table.hkv_options import HkvOptions
 
 # SOK's options for its "hybrid" table. SOK ignores them for "hbm", where they have no meaning; so
-# programs pass them to either. `init_capacity` is honoured, with no effect on results.
+# programs pass them to either: that is warned of. `init_capacity` is honoured, with no effect on
+# results.
 _SOK_OPTIONS = frozenset(
     {
         *("init_capacity", "max_capacity", "max_hbm_for_vectors", "max_load_factor"),
@@ -19,6 +22,7 @@ _SOK_OPTIONS = frozenset(
 _OPTIONS_OF_HYBRID = frozenset(HkvOptions.names())
 _OPTIONS_OF_ALL = frozenset({"row_shape", "seed"})
 _OPTIONS = _SOK_OPTIONS | _OPTIONS_OF_HYBRID | _OPTIONS_OF_ALL
+_warned_of: set[str] = set()
 
 
 def checked_dimension(dimension: Any) -> int:
@@ -56,6 +60,9 @@ def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
                 f"`{name}` is an option of var_type='hybrid'. Received: {name}={options[name]!r} "
                 f"for var_type={var_type!r}. Use var_type='hybrid', or leave it out."
             )
+    _warn_of_ignored(
+        name for name in sorted(_SOK_OPTIONS - {"init_capacity"}) if options.get(name) is not None
+    )
     init_capacity = options.get("init_capacity", 0)
     _check_integer("init_capacity", init_capacity)
     if init_capacity < 0:
@@ -63,6 +70,19 @@ def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
             f"`init_capacity` must be at least 0. Received: init_capacity={init_capacity}."
         )
     return {"init_capacity": int(init_capacity)}
+
+
+def _warn_of_ignored(names: Iterable[str]) -> None:
+    """Warns of options without an effect, of each once in a program."""
+    new = [name for name in names if name not in _warned_of]
+    if new:
+        _warned_of.update(new)
+        warnings.warn(
+            f"{', '.join(new)}: ignored for a table of var_type 'hbm', which keeps every key in "
+            "one memory and grows without bound. Use var_type='hybrid', or leave it out. (Said "
+            "once for each option.)",
+            stacklevel=6,
+        )
 
 
 def _check_integer(name: str, value: Any) -> None:

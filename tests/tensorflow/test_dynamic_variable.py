@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -259,3 +260,39 @@ def test_a_function_says_when_its_table_is_gone():
 
 def test_it_lives_on_the_chosen_backend():
     assert sok.DynamicVariable(2).table.backend is get_backend()
+
+
+def test_arguments_may_be_given_by_place():
+    v = sok.DynamicVariable(3, "ones", "hbm", "by_place", trainable=False)
+    assert (v.dimension, v.backend_type, v.trainable) == (3, "hbm", False)
+    assert v.name.startswith("by_place")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_keras_variables_are_keys_rows_and_scores(mode, dtype):
+    keys = keras.Variable([1, 2], dtype="int64")
+    rows = keras.Variable([[1.0, 2.0], [3.0, 4.0]], dtype=dtype)
+    v = sok.DynamicVariable(2, None, "hybrid", dtype=dtype, evict_strategy="kCustomized")
+
+    def write():
+        sok.assign(v, keys, rows, keys)
+        v.scatter_add(tf.IndexedSlices(rows, keys))
+        v.assign_scores(keys, keys)
+
+    mode(write)()
+    assert mode(lambda: v.contains(keys))().numpy().all()
+    read = [v.sparse_read(keys), tf.nn.embedding_lookup(v, keys), v.export()[1]]
+    read.append(sok.sparse_read_and_evict(v, keys)[0])
+    for rows_read in read:
+        np.testing.assert_array_equal(tf.cast(rows_read, tf.float32), [[2.0, 4.0], [6.0, 8.0]])
+    np.testing.assert_array_equal(v.scores(keys), [1, 2])
+    assert int(v.erase(keys)) == 2
+
+
+def test_a_keras_variable_of_a_wrong_dtype_is_refused():
+    v = sok.DynamicVariable(2)
+    floats = keras.Variable([1.0, 2.0])
+    with pytest.raises(TypeError, match="must be integers"):
+        sok.assign(v, floats, [[1.0, 1.0]] * 2)
+    with pytest.raises(TypeError, match="`values` must be float32. Received: dtype int64"):
+        sok.assign(v, [1], keras.Variable([[1, 1]], dtype="int64"))

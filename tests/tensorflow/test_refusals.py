@@ -4,12 +4,14 @@ import copy
 import pickle
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite import variable_arguments
 
 INSTEAD = "sok.export|sok.assign|embedding_lookup|dimension"
 
@@ -168,6 +170,19 @@ def test_options_of_sok_are_accepted():
         evict_strategy="kLru",
         filter_ratio=1.0,
     )
+
+
+def test_an_option_that_hbm_ignores_is_warned_of_once(monkeypatch):
+    monkeypatch.setattr(variable_arguments, "_warned_of", set())
+    with pytest.warns(UserWarning, match="max_capacity: ignored.*'hbm'.*'hybrid'"):
+        sok.DynamicVariable(2, init_capacity=1024, max_capacity=2048)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sok.DynamicVariable(2, max_capacity=4096)
+        sok.DynamicVariable(2, var_type="hybrid", max_capacity=4096, io_by_cpu=False)
+        sok.DynamicVariable(2, init_capacity=8, seed=1, evict_strategy=None)
+    with pytest.warns(UserWarning, match="^evict_strategy, filter_ratio: ignored"):
+        sok.DynamicVariable(2, max_capacity=1, filter_ratio=0.5, evict_strategy="kLru")
 
 
 ROWS = np.zeros((2, 2), np.float32)

@@ -1,0 +1,110 @@
+"""Places that a table's gradient cannot pass: each is refused by name, the rest goes on."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+
+pytestmark = pytest.mark.usefixtures("initialised")
+
+KEYS = [[1, 2], [2, 3]]
+LOOKUPS = {
+    "embedding_lookup": lambda table, keys: tf.nn.embedding_lookup(table, keys),
+    "lookup_sparse": lambda table, keys: sok.lookup_sparse(
+        table, tf.RaggedTensor.from_tensor(keys[:, None]), combiners="sum"
+    ),
+    "sparse_read_and_evict": lambda table, keys: sok.sparse_read_and_evict(table, keys)[0],
+}
+REFUSALS = (NotImplementedError, tf.errors.UnimplementedError)
+
+
+@pytest.fixture(params=LOOKUPS.values(), ids=LOOKUPS.keys())
+def look_up(request):
+    return request.param
+
+
+@pytest.fixture
+def table():
+    table = sok.DynamicVariable(2, name="narrow_way")
+    sok.assign(table, [1, 2, 3], [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+    return table
+
+
+def mapped(table, look_up, scale):
+    keys = tf.constant(KEYS, tf.int64)
+    return tf.vectorized_map(lambda some: look_up(table, some) * scale, keys)
+
+
+def test_a_gradient_through_vectorized_map_is_refused(table, look_up, mode):
+    def gradient():
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(mapped(table, look_up, 2.0) ** 2)
+        return tape.gradient(total, table)
+
+    with pytest.raises(REFUSALS, match="'narrow_way:0'.*cannot leave the loop.*vectorized_map"):
+        mode(gradient)()
+
+
+def test_vectorized_map_goes_on_without_that_gradient(table, look_up, mode):
+    expected = 2.0 * np.array([[[1, 1], [2, 2]], [[2, 2], [3, 3]]])
+    np.testing.assert_array_equal(mode(lambda: mapped(table, look_up, 2.0))(), expected)
+
+    @tf.function
+    def by_scale():
+        scale = tf.constant(2.0)
+        with tf.GradientTape() as tape:
+            tape.watch(scale)
+            total = tf.reduce_sum(mapped(table, look_up, scale) ** 2)
+        return tape.gradient(total, scale)
+
+    np.testing.assert_allclose(by_scale(), 2 * (expected**2).sum() / 2)
+
+    def one(keys):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum((2.0 * look_up(table, keys)) ** 2)
+        return tape.gradient(total, table).values
+
+    inside = mode(lambda: tf.vectorized_map(one, tf.constant(KEYS, tf.int64)))()
+    np.testing.assert_array_equal(inside, 4 * expected)
+
+
+def test_a_frozen_table_lets_dense_gradients_through_vectorized_map(look_up):
+    frozen = sok.DynamicVariable(2, "ones", trainable=False)
+    scale = tf.Variable(2.0)
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(mapped(frozen, look_up, scale) ** 2)
+    np.testing.assert_allclose(tape.gradient(total, scale), 2 * 2.0 * 8)
+
+
+def test_recompute_grad_is_refused_by_name(table, look_up, mode):
+    keys = tf.constant(KEYS[0], tf.int64)
+    total = tf.recompute_grad(lambda x: tf.reduce_sum(look_up(table, keys) * x))
+    with pytest.raises(NotImplementedError, match="'narrow_way:0'.*recompute_grad.*give them"):
+        mode(lambda: total(tf.constant(2.0)))()
+
+
+def test_custom_gradient_is_refused_by_name(table, look_up, mode):
+    keys = tf.constant(KEYS[0], tf.int64)
+
+    @tf.custom_gradient
+    def total(x):
+        return tf.reduce_sum(look_up(table, keys) * x), lambda dy, variables=None: (dy, [None])
+
+    with pytest.raises(NotImplementedError, match="'narrow_way:0'.*custom_gradient.*give them"):
+        mode(lambda: total(tf.constant(2.0)))()
+
+
+def test_rows_given_to_such_a_function_have_their_gradient(table, look_up, mode):
+    keys = tf.constant(KEYS[0], tf.int64)
+    total = tf.recompute_grad(lambda rows: tf.reduce_sum(rows**2))
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            loss = total(look_up(table, keys))
+        gradient = tape.gradient(loss, table)
+        return gradient.indices, gradient.values
+
+    indices, values = mode(gradient)()
+    np.testing.assert_array_equal(indices, KEYS[0])
+    np.testing.assert_array_equal(values, [[2.0, 2.0], [4.0, 4.0]])

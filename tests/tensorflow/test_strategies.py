@@ -1,0 +1,128 @@
+"""A table under a tf.distribute strategy: one replica may use it, several may not."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# In a process of its own: devices are divided before TensorFlow starts.
+PROGRAM = """
+import json
+import keras
+import numpy as np
+import tensorflow as tf
+import sok_lite as sok
+
+cpus = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+sok.init()
+table = sok.DynamicVariable(2, name="made_outside")
+sok.assign(table, [1], [[1.0, 1.0]])
+ids = tf.ragged.constant([[1]], dtype=tf.int64)
+slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1], tf.int64))
+adam = sok.OptimizerWrapper(keras.optimizers.Adam(0.1))
+sgd = sok.SGD(0.1)
+with tf.GradientTape(persistent=True) as tape:
+    pooled = tf.reduce_sum(sok.lookup_sparse(table, ids))
+    looked_up = tf.reduce_sum(tf.nn.embedding_lookup(table, [1]))
+traced_before = tf.function(lambda: sok.lookup_sparse(table, ids))
+traced_before()
+
+
+def assign():
+    sok.assign(table, [1], [[2.0, 2.0]])
+
+
+def scatter():
+    table.scatter_add(slices)
+
+
+def erase():
+    table.erase([1])
+
+
+def apply(optimizer):
+    optimizer.apply_gradients([(slices, table)])
+
+
+USES = {
+    "embedding_lookup": lambda: tf.nn.embedding_lookup(table, [1]),
+    "lookup_sparse": lambda: sok.lookup_sparse(table, ids),
+    "traced before": lambda: traced_before(),
+    "gradient of lookup_sparse": lambda: tape.gradient(pooled, table).values,
+    "gradient of embedding_lookup": lambda: tape.gradient(looked_up, table).values,
+    "OptimizerWrapper": lambda: apply(adam),
+    "SGD": lambda: apply(sgd),
+    "assign": assign,
+    "scatter_add": scatter,
+    "erase": erase,
+}
+
+
+def outcome(use):
+    try:
+        use()
+    except Exception as error:
+        return f"{type(error).__name__} {error}"
+    return "went"
+
+
+several = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+one = tf.distribute.OneDeviceStrategy("CPU:0")
+report = {}
+for name, use in USES.items():
+    report[name] = [
+        outcome(lambda: several.run(use)),
+        outcome(tf.function(lambda: several.run(use), autograph=False)),
+    ]
+keys, rows = sok.export(table)
+report["rows"] = rows.numpy().tolist()
+report["steps"] = [int(adam.iterations), int(sgd.iterations)]
+with several.scope():
+    report["in the scope, once"] = [outcome(USES["lookup_sparse"])]
+for name in list(USES):
+    report["one replica: " + name] = [outcome(lambda: one.run(USES[name]))]
+print("REPORT" + json.dumps(report))
+"""
+
+
+@pytest.fixture(scope="module")
+def report():
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=240
+    )
+    lines = [line for line in run.stdout.splitlines() if line.startswith("REPORT")]
+    assert lines, run.stderr[-3000:]
+    return json.loads(lines[0].removeprefix("REPORT"))
+
+
+USES = [
+    "embedding_lookup",
+    "lookup_sparse",
+    "traced before",
+    "gradient of lookup_sparse",
+    "gradient of embedding_lookup",
+    "OptimizerWrapper",
+    "SGD",
+    "assign",
+    "scatter_add",
+    "erase",
+]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_several_replicas_are_refused_at_use(report, use):
+    for text in report[use]:
+        assert text.startswith("NotImplementedError")
+        assert "made_outside" in text and "several replicas" in text and "horovodrun" in text
+
+
+def test_a_refused_use_changes_nothing(report):
+    assert report["rows"] == [[1.0, 1.0]]
+    assert report["steps"] == [0, 0]
+
+
+@pytest.mark.parametrize("use", [f"one replica: {use}" for use in USES] + ["in the scope, once"])
+def test_a_single_use_goes_on(report, use):
+    assert report[use] == ["went"]
