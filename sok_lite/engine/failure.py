@@ -11,6 +11,9 @@ from sok_lite.comm.protocol import Communicator, CommunicatorError
 _FAILED = -1
 _LONGEST_REASON_BYTES = 4096
 
+# What the collective is called that carries keys, or the reason why there are none.
+SEND_KEYS = "send_keys"
+
 
 @contextmanager
 def shared_failure(comm: Communicator) -> Iterator[None]:
@@ -42,4 +45,5 @@ def _send_reason(comm: Communicator, reason: str) -> None:
     text = reason.encode()[:_LONGEST_REASON_BYTES]
     words = np.frombuffer(text.ljust(-(-len(text) // 8) * 8), np.int64)
     message = np.concatenate([np.array([_FAILED, len(text)], np.int64), words])
-    comm.alltoallv(np.tile(message, comm.size), np.full(comm.size, len(message), np.int32))
+    splits = np.full(comm.size, len(message), np.int32)
+    comm.alltoallv(np.tile(message, comm.size), splits, call=SEND_KEYS)
