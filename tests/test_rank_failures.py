@@ -1,0 +1,218 @@
+"""However a rank ends, and wherever: the job ends, says which rank it was, and leaves nothing."""
+
+import sys
+
+import pytest
+
+from sok_lite.comm import launched_ranks
+from tests.rank_jobs import run_job
+
+pytestmark = [
+    pytest.mark.skipif(launched_ranks() > 1, reason="a rank does not launch ranks"),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+WAYS = ("exception", "memory", "exit 0", "exit 3", "return", "SIGTERM", "SIGKILL")
+LIMIT_S = 30.0
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+
+WAY, PLACE, CULPRIT = {way!r}, {place!r}, {culprit}
+
+
+class Return(Exception):
+    pass
+
+
+def end():
+    print("ENDS", time.time(), flush=True)
+    if WAY == "exception":
+        raise RuntimeError("lost for good")
+    if WAY == "memory":
+        raise MemoryError("lost for good")
+    if WAY.startswith("exit"):
+        sys.exit(int(WAY[-1]))
+    if WAY == "return":
+        raise Return
+    os.kill(os.getpid(), getattr(signal, WAY))
+    time.sleep(60)
+
+
+def at(place, number):
+    if place == PLACE and number == 3 and comm.rank == CULPRIT:
+        end()
+
+"""
+
+# A lookup, its gradient and an export, of the engine alone: it starts in a second or two.
+ENGINE = """
+from sok_lite.backend import get_backend
+from sok_lite.comm import make_communicator
+from sok_lite.engine import step
+from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.table import make_table
+
+comm = make_communicator(sys.argv[1])
+backend = get_backend("cpu")
+table = make_table("hbm", backend, 2, initializer=make_initializer("1", 2))
+find = table.lookup
+turn = 0
+
+
+def lookup(*args, **kwargs):
+    at("owner", turn)
+    return find(*args, **kwargs)
+
+
+table.lookup = lookup
+
+
+def run():
+    global turn
+    for turn in range(100):
+        at("lookup", turn)
+        keys = np.arange(turn, turn + 10)
+        part = step.Part(table, keys, np.array([0, 10]), None, "sum")
+        _, trail = step.forward(backend, comm, [part])
+        at("gradient", turn)
+        grads = [np.ones((1, 2), np.float32)]
+        step.backward(backend, [(table, None, "sum")], grads, trail)
+        at("export", turn)
+        list(table.export())
+
+
+try:
+    run()
+except Return:
+    pass
+"""
+
+# A whole training step; `at` is called by the culprit's program, or as the function is traced.
+TRAINING = """
+import keras
+import tensorflow as tf
+import sok_lite as sok
+from sok_lite.communication import communicator
+
+sok.init(sys.argv[1])
+comm = communicator()
+table = sok.DynamicVariable(4, name="table", initializer="uniform")
+optimizer = sok.OptimizerWrapper(keras.optimizers.Adam())
+find, turn = table.table.lookup, 0
+
+
+def lookup(*args, **kwargs):
+    at("owner in a function", turn)
+    return find(*args, **kwargs)
+
+
+table.table.lookup = lookup
+
+
+def step(keys):
+    combiner = "sum"
+    if PLACE == "arguments" and turn == 3 and comm.rank == CULPRIT:
+        print("ENDS", time.time(), flush=True)
+        combiner = "largest"
+    at("lookup", turn)
+    with tf.GradientTape() as tape:
+        out = sok.lookup_sparse(table, keys, combiners=combiner)
+        loss = tf.reduce_sum(out)
+    at("gradient", turn)
+    gradient = tape.gradient(loss, table)
+    at("update", turn)
+    optimizer.apply_gradients([(gradient, table)])
+
+
+traced = tf.function(step, reduce_retracing=True)
+
+
+def run():
+    global turn
+    for turn in range(100):
+        keys = tf.RaggedTensor.from_row_lengths(tf.range(turn, turn + 6, dtype=tf.int64), [2, 4])
+        if PLACE == "trace" and turn == 3:
+            tf.function(lambda: (at("trace", turn), step(keys)))()
+        elif PLACE == "owner in a function":
+            traced(keys)
+        else:
+            step(keys)
+        at("export", turn)
+        sok.export(table)
+
+
+try:
+    run()
+except Return:
+    pass
+"""
+
+
+def check_an_end(tmp_path, tool, local, ranks, way, place, program=ENGINE):
+    culprit = ranks - 1
+    head = HEAD.format(way=way, place=place, culprit=culprit)
+    job = run_job(tool, head + program, tmp_path, ranks, local)
+    assert job.code != 0, job.output
+    assert "ENDS" in job.output, job.output
+    assert f"rank {culprit}" in job.output.lower().replace("process ", "rank "), job.output
+    assert job.ended_s < LIMIT_S, job.output
+    assert job.left == [], job.output
+
+
+@pytest.mark.parametrize(
+    ("local", "way", "place"),
+    [
+        (True, "exception", "owner"),
+        (False, "memory", "owner"),
+        (False, "exit 0", "gradient"),
+        (True, "return", "lookup"),
+        (True, "SIGKILL", "export"),
+    ],
+)
+def test_a_rank_that_ends_ends_the_job(tmp_path, local, way, place):
+    check_an_end(tmp_path, "mpi", local, 2, way, place)
+
+
+def test_a_rank_that_ends_ends_a_horovod_job_without_shared_memory(tmp_path):
+    check_an_end(tmp_path, "horovod", False, 2, "exit 0", "gradient")
+
+
+everywhere = [
+    pytest.mark.long,
+    pytest.mark.parametrize("ranks", [2, 3]),
+    pytest.mark.parametrize("local", [True, False], ids=["local", "network"]),
+    pytest.mark.parametrize("tool", ["mpi", "horovod"]),
+]
+
+
+def on_all(test):
+    for mark in everywhere:
+        test = mark(test)
+    return test
+
+
+@on_all
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", ["lookup", "owner", "gradient"])
+def test_every_way_to_end_in_the_engine(tmp_path, tool, local, ranks, way, place):
+    check_an_end(tmp_path, tool, local, ranks, way, place)
+
+
+@on_all
+@pytest.mark.parametrize(
+    ("way", "place"),
+    [
+        ("exception", "lookup"),
+        ("exception", "gradient"),
+        ("exit 0", "update"),
+        ("return", "export"),
+        ("exception", "trace"),
+        ("exception", "arguments"),
+        ("memory", "owner in a function"),
+        ("SIGKILL", "owner in a function"),
+    ],
+)
+def test_every_place_to_end_in_a_training_step(tmp_path, tool, local, ranks, way, place):
+    check_an_end(tmp_path, tool, local, ranks, way, place, TRAINING)
