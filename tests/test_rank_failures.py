@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
-WAYS = ("exception", "memory", "exit 0", "exit 3", "return", "SIGTERM", "SIGKILL")
+WAYS = ("exception", "memory", "exit 0", "exit 3", "return", "SIGINT", "SIGTERM", "SIGKILL")
 LIMIT_S = 30.0
 
 HEAD = """
@@ -177,6 +177,90 @@ def test_a_rank_that_ends_ends_the_job(tmp_path, local, way, place):
 
 def test_a_rank_that_ends_ends_a_horovod_job_without_shared_memory(tmp_path):
     check_an_end(tmp_path, "horovod", False, 2, "exit 0", "gradient")
+
+
+def test_a_forked_child_does_not_hide_the_end_of_its_rank(tmp_path):
+    """Rank 1 forks, as a data loader does, and is killed: the others know before the child ends."""
+    job = run_job(
+        "mpi",
+        HEAD.format(way="SIGKILL", place="", culprit=1)
+        + """
+from sok_lite.comm import make_communicator
+comm = make_communicator("mpi")
+comm.allgatherv(np.zeros((100_000, 2)))
+if comm.rank == 1:
+    if os.fork() == 0:
+        print("the child holds", sum("memfd:sok_lite" in x for x in open("/proc/self/maps")),
+              "pieces of shared memory", flush=True)
+        for number in (1, 2):  # mpirun itself waits for whoever holds the output of a rank
+            os.close(number)
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(1)
+    end()
+comm.barrier()
+""",
+        tmp_path,
+    )
+    assert job.code != 0
+    assert "the child holds 0 pieces" in job.output
+    assert job.ended_s < 10, job.output
+    assert "Rank 1 has died or has left, seen by rank 0" in job.output, job.output
+    # The child is the program's, and not ours to end.
+    assert all("process" in name for name in job.left), job.left
+
+
+@pytest.mark.parametrize(
+    ("tool", "local", "seconds"),
+    [
+        ("mpi", True, 3),
+        pytest.param("mpi", True, 20, marks=pytest.mark.long),
+        pytest.param("mpi", False, 20, marks=pytest.mark.long),
+        pytest.param("horovod", True, 20, marks=pytest.mark.long),
+        pytest.param("horovod", False, 20, marks=pytest.mark.long),
+    ],
+)
+def test_a_rank_that_is_stopped_for_a_while_does_no_harm(tmp_path, tool, local, seconds):
+    job = run_job(
+        tool,
+        f"""
+        import os, signal, subprocess, sys
+        from sok_lite.comm import make_communicator
+        comm = make_communicator(sys.argv[1])
+        for turn in range(20):
+            if turn == 7 and comm.rank == 1:
+                subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {{os.getpid()}}"])
+                os.kill(os.getpid(), signal.SIGSTOP)
+            assert comm.allreduce(comm.rank + turn) == 1 + 2 * turn
+        print("well", flush=True)
+        """,
+        tmp_path,
+        local=local,
+        HOROVOD_STALL_CHECK_TIME_SECONDS="1",
+    )
+    assert job.code == 0, job.output
+    assert job.output.count("well") == 2, job.output
+    assert job.left == []
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["local", "network"])
+def test_ranks_that_end_at_different_times_end_well(tmp_path, local):
+    job = run_job(
+        "mpi",
+        """
+        import sys, time
+        from sok_lite.comm import make_communicator
+        comm = make_communicator(sys.argv[1])
+        comm.barrier()
+        time.sleep(comm.rank)
+        print("well", flush=True)
+        """,
+        tmp_path,
+        ranks=3,
+        local=local,
+    )
+    assert (job.code, job.output.count("well"), job.left) == (0, 3, []), job.output
+    assert "sok_lite:" not in job.output
 
 
 everywhere = [

@@ -84,7 +84,6 @@ class Communicator(ABC):
         self.local_rank = local_rank
         self.turn = 0
         self._process = os.getpid()
-        self._is_within = False
         self._failure: str | None = None
         # Two collectives of one rank at once would take each other's messages.
         self._one_at_a_time = threading.Lock()
@@ -269,27 +268,25 @@ class Communicator(ABC):
         # Before the lock, which a fork may leave locked for ever in the child.
         self._check_process()
         with self._one_at_a_time:
-            if self._is_within and self._failure is None:
-                self._failure = f"Rank {self.rank} broke off in a collective. End the program."
-            if self._failure is not None:
-                raise CommunicatorError(self._failure)
-            # Not cleared on the way out of an interrupt, wherever that strikes.
-            self._is_within = self.size > 1
-            try:
-                result = collective(call, *arguments)
-            except CommunicatorError:
-                self._is_within = False
-                raise
-            except BaseException as error:
-                if self.size > 1:
-                    self._failure = (
-                        f"Rank {self.rank} broke off in {call!r}: {type(error).__name__}: {error}. "
-                        "It is out of step with the other ranks: end the program, on all ranks."
-                    )
-                    self._break_off(self._failure)
-                raise
-            self._is_within = False
-            return result
+            return self._alone(collective, call, *arguments)
+
+    def _alone(self, collective: Callable[..., T], call: str, *arguments: Any) -> T:
+        """Runs a collective, or refuses to after one that broke off."""
+        if self._failure is not None:
+            raise CommunicatorError(self._failure)
+        try:
+            result = collective(call, *arguments)
+        except CommunicatorError:
+            raise
+        except BaseException as error:
+            if self.size > 1:
+                self._failure = (
+                    f"Rank {self.rank} broke off in {call!r}: {type(error).__name__}: {error}. It "
+                    "is out of step with the other ranks. End the program, on all ranks."
+                )
+                self._break_off(self._failure)
+            raise
+        return result
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
