@@ -126,7 +126,7 @@ def step(keys):
     optimizer.apply_gradients([(gradient, table)])
 
 
-traced = tf.function(step, reduce_retracing=True)
+traced = tf.function(step, reduce_retracing=True, autograph=False)
 
 
 def run():
@@ -134,7 +134,7 @@ def run():
     for turn in range(100):
         keys = tf.RaggedTensor.from_row_lengths(tf.range(turn, turn + 6, dtype=tf.int64), [2, 4])
         if PLACE == "trace" and turn == 3:
-            tf.function(lambda: (at("trace", turn), step(keys)))()
+            tf.function(lambda: (at("trace", turn), step(keys)), autograph=False)()
         elif PLACE == "owner in a function":
             traced(keys)
         else:
