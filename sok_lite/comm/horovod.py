@@ -102,8 +102,6 @@ class HorovodCommunicator(Communicator):
             # Anything else says that Horovod ended first: the others had no need of this rank.
             if "has ended" in str(error):
                 self._farewell = str(error)
-            elif "Mismatched" in str(error):
-                self._farewell = f"Rank {self.rank} has ended, while other ranks wait for it."
         self._has_left.set()
 
     def _break_off(self, reason: str) -> None:
@@ -116,7 +114,7 @@ class HorovodCommunicator(Communicator):
         parts = [rows[start:end] for start, end in itertools.pairwise(ends)]
         num_header_rows = _num_header_rows(header)
         message = self._message(header, parts)
-        with self._running("alltoallv"):
+        with self._running("alltoallv", header):
             received, _ = self._hvd.alltoall(
                 message, splits=send_splits + num_header_rows, name=_NAME
             )
@@ -125,7 +123,7 @@ class HorovodCommunicator(Communicator):
     def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
         header = self._next_header(call, rows)
         message = self._message(header, [rows])
-        with self._running("allgatherv"):
+        with self._running("allgatherv", header):
             received = self._hvd.allgather(message, name=_NAME)
         return self._unpacked(header, received._numpy(), rows)
 
@@ -168,7 +166,7 @@ class HorovodCommunicator(Communicator):
         return Gathered(rows, np.array([len(part) for part in parts], np.int32))
 
     @contextlib.contextmanager
-    def _running(self, name: str) -> Iterator[None]:
+    def _running(self, name: str, header: Header) -> Iterator[None]:
         """Makes TensorFlow run operations now, on the CPU, and puts its errors in our words."""
         try:
             with self._eagerly(), self._tf.device("/CPU:0"):
@@ -177,8 +175,25 @@ class HorovodCommunicator(Communicator):
             raise CommunicatorError(
                 f"`{name}` failed on rank {self.rank} of {self.size}: another rank has died, the "
                 "ranks make different calls, or Horovod was shut down. Look at the first error of "
-                f"the other ranks. Horovod says: {error}"
+                f"the other ranks. {self._who_differs(header, error)}Horovod says: {error}"
             ) from error
+
+    def _who_differs(self, header: Header, error: Exception) -> str:
+        """Returns which rank is in which call, where Horovod says that the calls do not match.
+
+        It says so to all ranks, so all of them come here.
+        """
+        if "Mismatched" not in str(error):
+            return ""
+        mine = np.frombuffer(header.pack(0), np.uint8)[None]
+        try:
+            with self._eagerly(), self._tf.device("/CPU:0"):
+                rows = self._hvd.allgather(mine, name=f"{_NAME}_headers")._numpy()
+        except (self._tf.errors.OpError, ValueError):
+            return ""
+        theirs = {rank: unpack_header(row.tobytes())[0] for rank, row in enumerate(rows)}
+        reason = disagreement(self.rank, header, theirs)
+        return "" if reason is None else f"{reason} "
 
     def _eagerly(self) -> contextlib.AbstractContextManager[Any]:
         if self._tf.executing_eagerly():
