@@ -213,10 +213,14 @@ class Communicator(ABC):
         received = self._together(self._allgatherv, f"broadcast from {root}", mine)
         return received.rows.reshape(array.shape)
 
-    def barrier(self) -> None:
-        """Returns when every rank has called it. Every rank must call it."""
-        self._trace("barrier", None)
-        self._together(self._barrier, "barrier")
+    def barrier(self, call: str = "barrier") -> None:
+        """Returns when every rank has called it. Every rank must call it.
+
+        Args:
+          call: see `alltoallv`.
+        """
+        self._trace(call, None)
+        self._together(self._barrier, call)
 
     @abstractmethod
     def abort(self, message: str) -> None:

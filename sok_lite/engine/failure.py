@@ -1,10 +1,11 @@
-"""A rank that fails alone, before it has sent its keys, makes the lookup fail on all ranks."""
+"""A rank that fails alone makes a lookup, or its gradient, fail on all ranks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import numpy as np
 
+from sok_lite.comm.header import LONGEST_CALL
 from sok_lite.comm.protocol import Communicator, CommunicatorError
 
 # First word of a message that takes the place of keys: no tag of a lookup is negative.
@@ -29,6 +30,24 @@ def shared_failure(comm: Communicator) -> Iterator[None]:
         # Where another rank has died, the reason that counts here is still this one.
         with suppress(CommunicatorError):
             _send_reason(comm, f"{type(error).__name__}: {error}")
+        raise
+
+
+@contextmanager
+def failure_known_to_all(comm: Communicator) -> Iterator[None]:
+    """Makes ranks that wait for this one raise when it fails inside.
+
+    For work between the trips of a lookup or of a gradient. The other ranks wait for rows then, or
+    come to another call. This rank meets them there, with its failure in place of a call.
+    """
+    try:
+        yield
+    except CommunicatorError:
+        raise
+    except Exception as error:
+        call = f"no call, after {type(error).__name__}: {error}"
+        with suppress(CommunicatorError):
+            comm.barrier(call.encode("ascii", "replace")[:LONGEST_CALL].decode())
         raise
 
 
