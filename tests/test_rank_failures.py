@@ -247,10 +247,27 @@ def test_a_rank_that_is_stopped_for_a_while_does_no_harm(tmp_path, tool, local, 
     assert job.left == []
 
 
-@pytest.mark.parametrize("local", [True, False], ids=["local", "network"])
-def test_ranks_that_end_at_different_times_end_well(tmp_path, local):
+@pytest.mark.parametrize(
+    ("tool", "local", "settings"),
+    [
+        ("mpi", True, {}),
+        ("mpi", False, {}),
+        ("mpi", True, {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0"}),
+        *(
+            pytest.param("horovod", local, settings, marks=pytest.mark.long)
+            for local in (True, False)
+            for settings in (
+                {},
+                {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0"},
+                {"HOROVOD_STALL_CHECK_TIME_SECONDS": "abc"},
+                {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"},
+            )
+        ),
+    ],
+)
+def test_ranks_that_end_at_different_times_end_well(tmp_path, tool, local, settings):
     job = run_job(
-        "mpi",
+        tool,
         """
         import sys, time
         from sok_lite.comm import make_communicator
@@ -262,6 +279,7 @@ def test_ranks_that_end_at_different_times_end_well(tmp_path, local):
         tmp_path,
         ranks=3,
         local=local,
+        **settings,
     )
     assert (job.code, job.output.count("well"), job.left) == (0, 3, []), job.output
     assert "sok_lite:" not in job.output

@@ -5,12 +5,13 @@ or send rows of different formats, are found there, on every rank, before a row 
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-# Number of the collective, bytes of a row, number of rows of this part, dtype, name of the call.
-_FORMAT = struct.Struct("<qqq8s64s")
-HEADER_BYTES = _FORMAT.size
+# Number of the collective, bytes of a row, dtype, name of the call; then the rows of this part.
+_CALL = struct.Struct("<qq8s64s")
+_ROWS = struct.Struct("<q")
+HEADER_BYTES = _CALL.size + _ROWS.size
 LONGEST_CALL = 64
 
 # The call of a rank whose program has ended, and of one that left a collective in the middle.
@@ -33,31 +34,30 @@ class Header(NamedTuple):
     dtype: str
     row_bytes: int
 
-    def pack(self, num_rows: int) -> bytes:
-        """Returns the header as HEADER_BYTES bytes, for a part of `num_rows` rows."""
-        return _FORMAT.pack(
-            self.turn, self.row_bytes, num_rows, self.dtype.encode(), self.call.encode()
-        )
+    def pack(self, num_rows: Iterable[int]) -> list[bytes]:
+        """Returns the header of each part, HEADER_BYTES bytes, for their numbers of rows."""
+        call = _CALL.pack(self.turn, self.row_bytes, self.dtype.encode(), self.call.encode())
+        return [call + _ROWS.pack(n) for n in num_rows]
 
     def __str__(self) -> str:
         return f"{self.call} (collective {self.turn}, {self.dtype} rows of {self.row_bytes} bytes)"
 
 
-def unpack_header(packed: bytes) -> tuple[Header, int]:
-    """Returns (header, number of rows) of what `Header.pack` wrote."""
-    turn, row_bytes, num_rows, dtype, call = _FORMAT.unpack(packed)
-    name, kind = (text.rstrip(b"\0").decode(errors="replace") for text in (call, dtype))
-    return Header(turn, name, kind, row_bytes), num_rows
+def num_rows_of(packed: bytes) -> int:
+    """Returns the number of rows of the part that has this header."""
+    return int(_ROWS.unpack_from(packed, _CALL.size)[0])
 
 
-def disagreement(rank: int, mine: Header, others: Mapping[int, Header]) -> str | None:
-    """Returns why these headers cannot be of one collective, for people, or None if they can.
+def disagreement(rank: int, mine: Header, others: Mapping[int, bytes]) -> str | None:
+    """Returns why packed headers cannot be of one collective, for people, or None if they can.
 
     If one rank finds a reason every rank does: two headers that differ cannot both equal a third.
     """
-    for peer, theirs in others.items():
-        if theirs == mine:
+    (packed,) = mine.pack([0])
+    for peer, other in others.items():
+        if other[: _CALL.size] == packed[: _CALL.size]:
             continue
+        theirs = _unpacked(other)
         same = "All ranks must make the same calls in the same order."
         if theirs.call == FAREWELL:
             return f"Rank {peer} has ended, while rank {rank} is in {mine}. {same}"
@@ -67,3 +67,9 @@ def disagreement(rank: int, mine: Header, others: Mapping[int, Header]) -> str |
             f"Ranks make different calls: rank {rank} is in {mine}, rank {peer} in {theirs}. {same}"
         )
     return None
+
+
+def _unpacked(packed: bytes) -> Header:
+    turn, row_bytes, *texts = _CALL.unpack_from(packed)
+    dtype, call = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
+    return Header(turn, call, dtype, row_bytes)

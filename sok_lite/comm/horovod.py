@@ -21,7 +21,7 @@ from sok_lite.comm.header import (
     HEADER_BYTES,
     Header,
     disagreement,
-    unpack_header,
+    num_rows_of,
 )
 from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
 
@@ -139,10 +139,9 @@ class HorovodCommunicator(Communicator):
             )
         message = np.zeros((num_rows, header.row_bytes), np.uint8)
         start = 0
-        for part in parts:
-            message[start : start + num_header_rows].reshape(-1)[:HEADER_BYTES] = np.frombuffer(
-                header.pack(len(part)), np.uint8
-            )
+        for part, packed in zip(parts, header.pack(len(part) for part in parts), strict=True):
+            head = message[start : start + num_header_rows].reshape(-1)
+            head[:HEADER_BYTES] = np.frombuffer(packed, np.uint8)
             start += num_header_rows
             message[start : start + len(part)] = _bytes(part)
             start += len(part)
@@ -155,7 +154,8 @@ class HorovodCommunicator(Communicator):
         parts, start = [], 0
         for rank in range(self.size):
             head = packed[start : start + num_header_rows].reshape(-1)[:HEADER_BYTES]
-            theirs, num_rows = unpack_header(head.tobytes())
+            theirs = head.tobytes()
+            num_rows = num_rows_of(theirs)
             reason = disagreement(self.rank, mine, {rank: theirs})
             if reason is not None:
                 raise CommunicatorError(reason)
@@ -185,13 +185,13 @@ class HorovodCommunicator(Communicator):
         """
         if "Mismatched" not in str(error):
             return ""
-        mine = np.frombuffer(header.pack(0), np.uint8)[None]
+        mine = np.frombuffer(header.pack([0])[0], np.uint8)[None]
         try:
             with self._eagerly(), self._tf.device("/CPU:0"):
                 rows = self._hvd.allgather(mine, name=f"{_NAME}_headers")._numpy()
         except (self._tf.errors.OpError, ValueError):
             return ""
-        theirs = {rank: unpack_header(row.tobytes())[0] for rank, row in enumerate(rows)}
+        theirs = {rank: row.tobytes() for rank, row in enumerate(rows)}
         reason = disagreement(self.rank, header, theirs)
         return "" if reason is None else f"{reason} "
 

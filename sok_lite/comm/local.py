@@ -27,7 +27,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from sok_lite.comm.header import FAREWELL, HEADER_BYTES, Header, disagreement, unpack_header
+from sok_lite.comm.header import FAREWELL, HEADER_BYTES, Header, disagreement, num_rows_of
 from sok_lite.comm.protocol import Communicator, Gathered, split_offsets
 from sok_lite.comm.stalls import stall_limits
 
@@ -56,6 +56,7 @@ class LocalCommunicator(Communicator):
         self._outboxes = [_Outbox(), _Outbox()]
         self._inboxes: dict[tuple[int, int], np.ndarray] = {}
         self._words = words
+        self._warn_s, self._limit_s = stall_limits()
         _alive.add(self)
 
     def abort(self, message: str) -> None:
@@ -85,18 +86,20 @@ class LocalCommunicator(Communicator):
         reason = disagreement(self.rank, header, {peer: s[0] for peer, s in signals.items()})
         if reason is not None:
             self._fail(reason)
-        counts = np.array([signals[peer][1] if peer in signals else 0 for peer in range(self.size)])
+        counts = np.empty(self.size, np.int32)
         counts[self.rank] = len(parts[self.rank])
+        for peer, (packed, _) in signals.items():
+            counts[peer] = num_rows_of(packed)
         ends = split_offsets(counts).tolist()
         received = np.empty((ends[-1], rows.shape[1]), rows.dtype)
         received[ends[self.rank] : ends[self.rank + 1]] = parts[self.rank]
         flat = received.reshape(-1).view(np.uint8)
-        for peer, (_, _, offset) in signals.items():
+        for peer, (_, offset) in signals.items():
             start, end = ends[peer] * header.row_bytes, ends[peer + 1] * header.row_bytes
             if end > start:
                 inbox = self._inboxes[peer, self.turn % 2]
                 flat[start:end] = inbox[offset : offset + end - start]
-        return Gathered(received, counts.astype(np.int32))
+        return Gathered(received, counts)
 
     def _send(self, header: Header, parts: Sequence[np.ndarray], kind: str) -> None:
         outbox = self._outboxes[self.turn % 2]
@@ -105,13 +108,14 @@ class LocalCommunicator(Communicator):
         if everyone_the_same:
             leaving = parts[self.rank].nbytes
         file = outbox.reserve(leaving)
+        headers = header.pack(len(part) for part in parts)
         offset = 0
         try:
             for i, (peer, link) in enumerate(self._peers.items()):
                 part = parts[peer]
                 if i == 0 or not everyone_the_same:
                     outbox.memory[offset : offset + part.nbytes] = part.reshape(-1).view(np.uint8)
-                signal = _SIGNAL.pack(header.pack(len(part)), offset)
+                signal = _SIGNAL.pack(headers[peer], offset)
                 try:
                     if file is not None:
                         socket.send_fds(link, [signal], [file])
@@ -126,16 +130,15 @@ class LocalCommunicator(Communicator):
             if file is not None:
                 os.close(file)
 
-    def _receive_all(self, kind: str) -> dict[int, tuple[Header, int, int]]:
-        """Waits for the signals of all others; returns peer -> (header, number of rows, offset)."""
+    def _receive_all(self, kind: str) -> dict[int, tuple[bytes, int]]:
+        """Waits for the signals of all others; returns peer -> (packed header, offset)."""
         signals, start, noted = {}, time.monotonic(), 0.0
-        warn_s, limit_s = stall_limits()
         waiting = {link.fileno(): peer for peer, link in self._peers.items()}
         poll = select.poll()
         for number in waiting:
             poll.register(number, select.POLLIN)
         while waiting:
-            due = min(noted + warn_s, limit_s) - (time.monotonic() - start)
+            due = min(noted + self._warn_s, self._limit_s) - (time.monotonic() - start)
             # At least now and then: poll bears no more than 2^31 ms.
             ready = poll.poll(min(max(0.0, due), 3600.0) * 1000 + 1)
             for number, _ in ready:
@@ -143,12 +146,12 @@ class LocalCommunicator(Communicator):
                 poll.unregister(number)
                 signals[peer] = self._receive(peer, kind)
             waited_s = time.monotonic() - start
-            if not ready and waited_s >= min(noted + warn_s, limit_s):
+            if not ready and waited_s >= min(noted + self._warn_s, self._limit_s):
                 noted = waited_s
-                self._note_stall(min(waiting.values()), kind, waited_s, limit_s)
-        return dict(sorted(signals.items()))
+                self._note_stall(min(waiting.values()), kind, waited_s)
+        return signals
 
-    def _receive(self, peer: int, kind: str) -> tuple[Header, int, int]:
+    def _receive(self, peer: int, kind: str) -> tuple[bytes, int]:
         """Takes a rank's signal and maps its outbox anew where that has grown."""
         try:
             signal, files, _, _ = socket.recv_fds(self._peers[peer], _SIGNAL.size, 1)
@@ -159,13 +162,13 @@ class LocalCommunicator(Communicator):
         if len(signal) != _SIGNAL.size:
             self._fail(self._why_gone(peer, kind, "it closed its connection"))
         packed, offset = _SIGNAL.unpack(signal)
-        return *unpack_header(packed), offset
+        return packed, offset
 
-    def _note_stall(self, peer: int, kind: str, waited_s: float, limit_s: float) -> None:
-        if waited_s >= limit_s:
+    def _note_stall(self, peer: int, kind: str, waited_s: float) -> None:
+        if waited_s >= self._limit_s:
             self._fail(
                 f"Rank {peer} did not call {kind} within {waited_s:.0f} s of rank "
-                f"{self.rank} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={limit_s:.0f})."
+                f"{self.rank} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={self._limit_s:.0f})."
             )
         print(
             f"sok_lite: rank {self.rank} has waited {waited_s:.0f} s in {kind} for rank "

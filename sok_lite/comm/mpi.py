@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.comm.header import FAREWELL, HEADER_BYTES, disagreement, unpack_header
+from sok_lite.comm.header import FAREWELL, HEADER_BYTES, disagreement, num_rows_of
 from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
 
 _MAX_MPI_COUNT = 2**31 - 1
@@ -93,15 +93,15 @@ class MpiCommunicator(Communicator):
     def _meet(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> np.ndarray:
         """Exchanges headers; returns (size,) int32, the number of rows that each rank sends."""
         header = self._next_header(call, rows)
-        mine = b"".join(header.pack(n) for n in send_splits.tolist())
+        mine = b"".join(header.pack(send_splits.tolist()))
         theirs = bytearray(len(mine))
         self._comm.Alltoall([mine, self._mpi.BYTE], [theirs, self._mpi.BYTE])
         starts = range(0, len(theirs), HEADER_BYTES)
-        headers = [unpack_header(bytes(theirs[i : i + HEADER_BYTES])) for i in starts]
-        reason = disagreement(self.rank, header, {r: h for r, (h, _) in enumerate(headers)})
+        headers = [bytes(theirs[i : i + HEADER_BYTES]) for i in starts]
+        reason = disagreement(self.rank, header, dict(enumerate(headers)))
         if reason is not None:
             raise CommunicatorError(reason)
-        return np.array([num_rows for _, num_rows in headers], np.int32)
+        return np.array([num_rows_of(packed) for packed in headers], np.int32)
 
     def _message(self, rows: np.ndarray, splits: np.ndarray) -> list[Any]:
         return [_bytes(rows), (splits, split_offsets(splits)[:-1]), self._row_type(rows)]
