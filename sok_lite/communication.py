@@ -7,6 +7,7 @@ The names and their meaning are those of SOK's `sok.communication`; one process 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import get_backend
@@ -14,10 +15,13 @@ from sok_lite.comm import Communicator, make_communicator
 from sok_lite.tensor import host_call, to_array, to_tensor
 
 _communicator: Communicator | None = None
+_tool: str | None = None
 
 
 def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
-    """Chooses how ranks talk to each other. Every rank must call it, once.
+    """Chooses how ranks talk to each other. Every rank must call it.
+
+    A second call with the same tool changes nothing, so a notebook's cell may run again.
 
     Args:
       comm_tool: "horovod", "mpi", or "single" for one process. One process needs neither
@@ -27,8 +31,8 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
 
     Raises:
       ValueError: unknown tool.
-      RuntimeError: it was called before, or several ranks were launched and the tool cannot
-        connect them.
+      RuntimeError: it was called before with another tool, or several ranks were launched and the
+        tool cannot connect them.
     """
     set_comm_tool(comm_tool)
     if use_legacy_optimizer:
@@ -48,13 +52,15 @@ def _use_legacy_optimizers() -> None:
 
 def set_comm_tool(comm_tool: str) -> None:
     """Stores the communication tool; `init` calls it. Raises as `init` does."""
-    global _communicator
+    global _communicator, _tool
     if _communicator is not None:
+        if comm_tool == _tool:
+            return
         raise RuntimeError(
             "[SOK INFO] Communication tool cannot be set more than once. `sok.init` was called "
-            "before in this process; remove the second call."
+            f"before in this process with {_tool!r}. Received: {comm_tool!r}. Remove this call."
         )
-    _communicator = make_communicator(comm_tool)
+    _communicator, _tool = make_communicator(comm_tool), comm_tool
 
 
 def check_comm_tool() -> None:
@@ -141,11 +147,33 @@ def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def allreduce(tensor: Any, op: str) -> tf.Tensor:
-    """Reduces a tensor over ranks: op is "sum", "average", "max" or "min". Every rank must call."""
+    """Reduces a tensor elementwise over ranks. Every rank must call it.
+
+    Args:
+      tensor: any shape, a scalar too; shape and dtype equal on all ranks.
+      op: "sum", "average", "max" or "min".
+
+    Returns:
+      A tensor of the shape and dtype of `tensor`.
+
+    Raises:
+      ValueError: unknown op.
+      TypeError: "average" of integers, which are seldom whole; booleans with "sum" or "average".
+    """
     if op not in ("sum", "average", "max", "min"):
         raise ValueError(f"`op` must be 'sum', 'average', 'max' or 'min'. Received: op={op!r}.")
     comm = communicator()
     tensor = tf.convert_to_tensor(tensor)
+    if op == "average" and not tensor.dtype.is_floating:
+        raise TypeError(
+            "`allreduce` averages floats: an average of integers is seldom one. Received: dtype="
+            f"{tensor.dtype.name}. Give tf.cast(x, tf.float32), or op='sum'."
+        )
+    if op == "sum" and tensor.dtype.is_bool:
+        raise TypeError(
+            "`allreduce` cannot sum booleans. Received: dtype=bool. Cast them to integers to count "
+            "them, or use 'max' for any and 'min' for all."
+        )
     if tensor.dtype == tf.bfloat16:
         # It travels as its bits, which cannot be added or compared.
         return tf.cast(allreduce(tf.cast(tensor, tf.float32), op), tf.bfloat16)
@@ -154,8 +182,8 @@ def allreduce(tensor: Any, op: str) -> tf.Tensor:
         backend = get_backend("cpu")
         total = comm.allreduce(to_array(x, backend), "sum" if op == "average" else op)
         if op == "average":
-            total = (total / comm.size).astype(total.dtype)
-        return (to_tensor(total, x.dtype, backend),)
+            total = total / np.array(comm.size, total.dtype)
+        return (to_tensor(np.asarray(total), x.dtype, backend),)
 
     (result,) = host_call(
         run, [tensor], [tensor.dtype], get_backend("cpu"), "sok.communication.allreduce"

@@ -13,7 +13,7 @@ from sok_lite.communication import communicator
 from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine import step, trips
 from sok_lite.engine.agreement import check_equal_on_all_ranks
-from sok_lite.engine.failure import shared_failure
+from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.table import HkvTable
 from sok_lite.inference import checked_missing, checked_training, reading
 from sok_lite.local_lookup import local_lookup_and_evict
@@ -233,7 +233,8 @@ class _Host:
         for facts in self.tables:
             weight = to_array(next(weights), self.backend) if facts.has_weights else None
             parts.append((alive(facts.variable).table, weight, facts.combiner))
-        gradients = step.backward(self.backend, parts, out_grads, trail, self._new_rows)
+        with failure_known_to_all(self._comm):
+            gradients = step.backward(self.backend, parts, out_grads, trail, self._new_rows)
         results, weight_grads = [], []
         for facts, (table, _, _), gradient in zip(self.tables, parts, gradients, strict=True):
             results += [

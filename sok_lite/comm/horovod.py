@@ -6,14 +6,24 @@ have asked for by then, so a collective takes at least about that long, however 
 """
 
 import contextlib
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered
+from sok_lite.comm.header import (
+    BROKEN_OFF,
+    FAREWELL,
+    HEADER_BYTES,
+    Header,
+    disagreement,
+    num_rows_of,
+)
+from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
 
 # Horovod has no uint32, uint64 or bfloat16 here; a copy needs no more than the width.
 _WIRE_DTYPE = {1: np.uint8, 2: np.uint16, 4: np.int32, 8: np.int64}
@@ -21,9 +31,17 @@ _WIRE_DTYPE = {1: np.uint8, 2: np.uint16, 4: np.int32, 8: np.int64}
 # With MPI below it Horovod counts elements, not rows, and keeps their offsets in int32.
 _MAX_MPI_ELEMENTS = 2**31 - 1
 
+# Horovod fails on all ranks where they ask for different operations under one name; under
+# different names they would wait for each other.
+_NAME = "sok_exchange"
+# A rank whose program has ended waits this long for the others to end too.
+_LEAVE_TIMEOUT_S = 10.0
+
 
 class HorovodCommunicator(Communicator):
     """All processes of a Horovod job. Calls `hvd.init()` unless the program has done so.
+
+    A part is its header, as rows of the same length, and then the rows.
 
     Raises:
       CommunicatorError: Horovod cannot be imported, or it cannot start.
@@ -47,6 +65,10 @@ class HorovodCommunicator(Communicator):
             raise CommunicatorError(f"Horovod cannot start: {error}") from error
         super().__init__(hvd.rank(), hvd.size(), hvd.local_rank())
         self._counts_in_int32 = hvd.mpi_enabled()
+        self._last_call, self._farewell = FAREWELL, ""
+        self._leaves, self._has_left = threading.Event(), threading.Event()
+        # Made now: no thread can be started any more when a program ends.
+        threading.Thread(target=self._say_farewell, name="sok_lite-farewell", daemon=True).start()
 
     def abort(self, message: str) -> NoReturn:
         """Ends this process with status 1; the launcher, or Horovod's error, ends the others."""
@@ -55,34 +77,96 @@ class HorovodCommunicator(Communicator):
         # No clean exit: Horovod's shutdown would wait for ranks that wait for this one.
         os._exit(1)
 
-    def _alltoallv(
-        self, rows: np.ndarray, send_splits: np.ndarray, recv_splits: np.ndarray | None
-    ) -> Gathered:
-        wire = self._wire(rows)
-        with self._running("alltoallv"):
-            received, splits = self._hvd.alltoall(wire, splits=send_splits, name="sok_alltoallv")
-        return Gathered(received._numpy().view(rows.dtype), splits._numpy())
+    def leave(self) -> None:
+        """Waits a while for all ranks to leave; aborts where another waits for this one."""
+        if self._failure is not None:
+            return
+        self._leaves.set()
+        # Not for ever: who ends later may wait for Horovod's own end of this process.
+        if not self._has_left.wait(_LEAVE_TIMEOUT_S):
+            print(
+                f"sok_lite: rank {self.rank} has ended, other ranks have not. What they still ask "
+                "of it fails.",
+                file=sys.stderr,
+                flush=True,
+            )
+        elif self._farewell:
+            self.abort(self._farewell)
 
-    def _allgatherv(self, rows: np.ndarray, recv_splits: np.ndarray | None) -> Gathered:
-        if recv_splits is None:
-            # Horovod's allgather does not tell who gave how much.
-            counts = np.full((self.size, 1), len(rows), np.int32)
-            recv_splits = self._alltoallv(counts, np.ones(self.size, np.int32), None).rows[:, 0]
-        wire = self._wire(rows)
-        with self._running("allgatherv"):
-            received = self._hvd.allgather(wire, name="sok_allgatherv")
-        return Gathered(received._numpy().view(rows.dtype), recv_splits)
+    def _say_farewell(self) -> None:
+        """Meets the other ranks once more, when told to: they end too, or learn that this has."""
+        self._leaves.wait()
+        try:
+            self._allgatherv(self._last_call, np.empty((0, 1), np.uint8))
+        except CommunicatorError as error:
+            # Anything else says that Horovod ended first: the others had no need of this rank.
+            if "has ended" in str(error):
+                self._farewell = str(error)
+        self._has_left.set()
 
-    def _wire(self, rows: np.ndarray) -> np.ndarray:
-        if self._counts_in_int32 and rows.size > _MAX_MPI_ELEMENTS:
+    def _break_off(self, reason: str) -> None:
+        self._last_call = BROKEN_OFF
+        self._leaves.set()
+
+    def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
+        header = self._next_header(call, rows)
+        ends = split_offsets(send_splits).tolist()
+        parts = [rows[start:end] for start, end in itertools.pairwise(ends)]
+        num_header_rows = _num_header_rows(header)
+        message = self._message(header, parts)
+        with self._running("alltoallv", header):
+            received, _ = self._hvd.alltoall(
+                message, splits=send_splits + num_header_rows, name=_NAME
+            )
+        return self._unpacked(header, received._numpy(), rows)
+
+    def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
+        header = self._next_header(call, rows)
+        message = self._message(header, [rows])
+        with self._running("allgatherv", header):
+            received = self._hvd.allgather(message, name=_NAME)
+        return self._unpacked(header, received._numpy(), rows)
+
+    def _message(self, header: Header, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the parts, each after its header, as Horovod takes them: (m, k)."""
+        num_header_rows = _num_header_rows(header)
+        num_rows = sum(num_header_rows + len(part) for part in parts)
+        like = parts[0]
+        if self._counts_in_int32 and num_rows * like.shape[1] > _MAX_MPI_ELEMENTS:
             raise ValueError(
                 f"Horovod over MPI sends at most {_MAX_MPI_ELEMENTS} elements at once. Received: "
-                f"rows of shape {rows.shape}. Use smaller batches, or `horovodrun --gloo`."
+                f"{num_rows} rows of {like.shape[1]}. Use smaller batches, or `horovodrun --gloo`."
             )
-        return rows.view(_WIRE_DTYPE[rows.dtype.itemsize])
+        message = np.zeros((num_rows, header.row_bytes), np.uint8)
+        start = 0
+        for part, packed in zip(parts, header.pack(len(part) for part in parts), strict=True):
+            head = message[start : start + num_header_rows].reshape(-1)
+            head[:HEADER_BYTES] = np.frombuffer(packed, np.uint8)
+            start += num_header_rows
+            message[start : start + len(part)] = _bytes(part)
+            start += len(part)
+        return message.view(_WIRE_DTYPE[like.dtype.itemsize])
+
+    def _unpacked(self, mine: Header, message: np.ndarray, like: np.ndarray) -> Gathered:
+        """Returns the rows of all ranks without their headers, or raises if one does not fit."""
+        num_header_rows = _num_header_rows(mine)
+        packed = _bytes(message)
+        parts, start = [], 0
+        for rank in range(self.size):
+            head = packed[start : start + num_header_rows].reshape(-1)[:HEADER_BYTES]
+            theirs = head.tobytes()
+            num_rows = num_rows_of(theirs)
+            reason = disagreement(self.rank, mine, {rank: theirs})
+            if reason is not None:
+                raise CommunicatorError(reason)
+            start += num_header_rows
+            parts.append(packed[start : start + num_rows])
+            start += num_rows
+        rows = np.concatenate(parts).view(like.dtype)
+        return Gathered(rows, np.array([len(part) for part in parts], np.int32))
 
     @contextlib.contextmanager
-    def _running(self, name: str) -> Iterator[None]:
+    def _running(self, name: str, header: Header) -> Iterator[None]:
         """Makes TensorFlow run operations now, on the CPU, and puts its errors in our words."""
         try:
             with self._eagerly(), self._tf.device("/CPU:0"):
@@ -91,8 +175,25 @@ class HorovodCommunicator(Communicator):
             raise CommunicatorError(
                 f"`{name}` failed on rank {self.rank} of {self.size}: another rank has died, the "
                 "ranks make different calls, or Horovod was shut down. Look at the first error of "
-                f"the other ranks. Horovod says: {error}"
+                f"the other ranks. {self._who_differs(header, error)}Horovod says: {error}"
             ) from error
+
+    def _who_differs(self, header: Header, error: Exception) -> str:
+        """Returns which rank is in which call, where Horovod says that the calls do not match.
+
+        It says so to all ranks, so all of them come here.
+        """
+        if "Mismatched" not in str(error):
+            return ""
+        mine = np.frombuffer(header.pack([0])[0], np.uint8)[None]
+        try:
+            with self._eagerly(), self._tf.device("/CPU:0"):
+                rows = self._hvd.allgather(mine, name=f"{_NAME}_headers")._numpy()
+        except (self._tf.errors.OpError, ValueError):
+            return ""
+        theirs = {rank: row.tobytes() for rank, row in enumerate(rows)}
+        reason = disagreement(self.rank, header, theirs)
+        return "" if reason is None else f"{reason} "
 
     def _eagerly(self) -> contextlib.AbstractContextManager[Any]:
         if self._tf.executing_eagerly():
@@ -101,3 +202,12 @@ class HorovodCommunicator(Communicator):
         from tensorflow.python.eager import context
 
         return context.eager_mode()
+
+
+def _num_header_rows(header: Header) -> int:
+    return -(-HEADER_BYTES // header.row_bytes)
+
+
+def _bytes(rows: np.ndarray) -> np.ndarray:
+    """Returns contiguous rows as (n, bytes of a row) uint8."""
+    return rows.reshape(-1).view(np.uint8).reshape(len(rows), rows.shape[1] * rows.itemsize)

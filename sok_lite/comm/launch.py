@@ -4,6 +4,7 @@ import sys
 import warnings
 
 from sok_lite.backend.local_ranks import largest_variable
+from sok_lite.comm.ending import end_together
 from sok_lite.comm.local import connect_local
 from sok_lite.comm.protocol import Communicator, CommunicatorError
 from sok_lite.comm.single import SingleCommunicator
@@ -30,6 +31,9 @@ def make_communicator(tool: str = "horovod") -> Communicator:
 
     Ranks that are all on one machine exchange rows through shared memory (`sok_lite.comm.local`);
     the tool brings them together. SOK_LITE_COMM_LOCAL=0 leaves everything to the tool.
+
+    However the program of a rank ends from here on, the others learn of it
+    (`sok_lite.comm.ending`).
 
     With one rank, "horovod" and "mpi" need nothing installed and give the single communicator.
     "single" is obeyed even where a launcher started several ranks (a process that a rank starts
@@ -73,7 +77,11 @@ def make_communicator(tool: str = "horovod") -> Communicator:
             "not belong to this launcher. Start Horovod programs with `horovodrun`, or with the "
             "mpirun of the MPI it was built with."
         )
-    return SingleCommunicator() if comm.size == 1 else connect_local(comm)
+    if comm.size == 1:
+        return SingleCommunicator()
+    comm = connect_local(comm)
+    end_together(comm)
+    return comm
 
 
 def _connect(tool: str) -> Communicator:

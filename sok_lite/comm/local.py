@@ -3,7 +3,8 @@
 A transport meant for networks costs a millisecond of latency and two copies through the kernel.
 Here a rank writes the rows that leave it into its outbox, memory that the others have mapped, tells
 each of them where its part lies, and copies its own parts out of theirs. A rank that dies closes
-its sockets, so the others know at once.
+its sockets, so the others know at once; one that can still say why writes it into memory that they
+have mapped too, its last words.
 
 Every rank has two outboxes and takes them in turn. The one of collective k is written again in
 collective k + 2, which a rank can reach only with the signals of all others for k + 1; they send
@@ -14,17 +15,21 @@ import itertools
 import mmap
 import os
 import secrets
+import select
 import socket
 import struct
 import sys
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
-from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
+from sok_lite.comm.header import FAREWELL, HEADER_BYTES, Header, disagreement, num_rows_of
+from sok_lite.comm.protocol import Communicator, Gathered, split_offsets
+from sok_lite.comm.stalls import stall_limits
 
 # "0" leaves everything to the transport that launched the ranks.
 SWITCH_VARIABLE = "SOK_LITE_COMM_LOCAL"
@@ -33,89 +38,91 @@ _CONNECT_TIMEOUT_S = 30.0
 _SMALLEST_BOX_BYTES = 1 << 16
 _NAME_BYTES, _TOKEN_BYTES = 64, 16
 _HELLO = struct.Struct(f"<q{_TOKEN_BYTES}s")
-# Number of the collective, its kind, dtype, bytes of a row; offset and number of rows of this part.
-_SIGNAL = struct.Struct("<q8s8sqqq")
+# A header, and where this part begins in the outbox.
+_SIGNAL = struct.Struct(f"<{HEADER_BYTES}sq")
+_LAST_WORDS_BYTES = 4096
 
 
 class LocalCommunicator(Communicator):
     """Ranks that share memory, brought together by another communicator over the same ranks."""
 
-    def __init__(self, base: Communicator, peers: dict[int, socket.socket]) -> None:
+    def __init__(
+        self, base: Communicator, peers: dict[int, socket.socket], words: "_LastWords"
+    ) -> None:
         """Takes connected sockets, one for each other rank; `connect_local` makes them."""
         super().__init__(base.rank, base.size, base.local_rank)
         self._base = base
         self._peers = peers
         self._outboxes = [_Outbox(), _Outbox()]
         self._inboxes: dict[tuple[int, int], np.ndarray] = {}
-        self._turn = 0
-        self._failure: str | None = None
+        self._words = words
+        self._warn_s, self._limit_s = stall_limits()
+        _alive.add(self)
 
     def abort(self, message: str) -> None:
         self._base.abort(message)
 
-    def _alltoallv(
-        self, rows: np.ndarray, send_splits: np.ndarray, recv_splits: np.ndarray | None
-    ) -> Gathered:
+    def leave(self) -> None:
+        """Closes the links: a rank that waits for this one, now or later, raises."""
+        if self._failure is None:
+            self._break_off(f"Rank {self.rank} has come to {FAREWELL}")
+
+    def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
         ends = split_offsets(send_splits).tolist()
         parts = [rows[start:end] for start, end in itertools.pairwise(ends)]
-        return self._exchange(b"alltoall", rows, parts)
+        return self._exchange("alltoall", call, rows, parts)
 
-    def _allgatherv(self, rows: np.ndarray, recv_splits: np.ndarray | None) -> Gathered:
-        return self._exchange(b"gather", rows, [rows] * self.size)
+    def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
+        return self._exchange("gather", call, rows, [rows] * self.size)
 
-    def _exchange(self, kind: bytes, rows: np.ndarray, parts: Sequence[np.ndarray]) -> Gathered:
+    def _exchange(
+        self, kind: str, call: str, rows: np.ndarray, parts: Sequence[np.ndarray]
+    ) -> Gathered:
         """Gives parts[rank] to each rank and gathers what they have for this one."""
-        if self._failure is not None:
-            raise CommunicatorError(self._failure)
-        self._turn += 1
-        row_bytes = rows.shape[1] * rows.dtype.itemsize
-        header = (self._turn, kind, rows.dtype.str.encode(), row_bytes)
-        self._send(header, parts, everyone_the_same=kind == b"gather")
+        header = self._next_header(call, rows)
+        self._send(header, parts, kind)
         # All signals first: a rank that finds a fault in one leaves none of the others unread.
-        signals = {peer: _SIGNAL.unpack(self._receive(peer, kind)) for peer in self._peers}
+        signals = self._receive_all(kind)
+        reason = disagreement(self.rank, header, {peer: s[0] for peer, s in signals.items()})
+        if reason is not None:
+            self._fail(reason)
         counts = np.empty(self.size, np.int32)
         counts[self.rank] = len(parts[self.rank])
-        for peer, (*theirs, _, num_rows) in signals.items():
-            counts[peer] = num_rows
-            if _describe(theirs) != _describe(header):
-                self._fail(
-                    f"Ranks make different calls: rank {self.rank} is in {_describe(header)}, rank "
-                    f"{peer} in {_describe(theirs)}. All ranks must make the same calls in the "
-                    "same order."
-                )
+        for peer, (packed, _) in signals.items():
+            counts[peer] = num_rows_of(packed)
         ends = split_offsets(counts).tolist()
         received = np.empty((ends[-1], rows.shape[1]), rows.dtype)
         received[ends[self.rank] : ends[self.rank + 1]] = parts[self.rank]
         flat = received.reshape(-1).view(np.uint8)
-        for peer, (*_, offset, _) in signals.items():
-            start, end = ends[peer] * row_bytes, ends[peer + 1] * row_bytes
+        for peer, (_, offset) in signals.items():
+            start, end = ends[peer] * header.row_bytes, ends[peer + 1] * header.row_bytes
             if end > start:
-                inbox = self._inboxes[peer, self._turn % 2]
+                inbox = self._inboxes[peer, self.turn % 2]
                 flat[start:end] = inbox[offset : offset + end - start]
         return Gathered(received, counts)
 
-    def _send(
-        self, header: tuple[Any, ...], parts: Sequence[np.ndarray], everyone_the_same: bool
-    ) -> None:
-        outbox = self._outboxes[self._turn % 2]
+    def _send(self, header: Header, parts: Sequence[np.ndarray], kind: str) -> None:
+        outbox = self._outboxes[self.turn % 2]
+        everyone_the_same = kind == "gather"
         leaving = sum(parts[peer].nbytes for peer in self._peers)
         if everyone_the_same:
             leaving = parts[self.rank].nbytes
         file = outbox.reserve(leaving)
+        headers = header.pack(len(part) for part in parts)
         offset = 0
         try:
             for i, (peer, link) in enumerate(self._peers.items()):
                 part = parts[peer]
                 if i == 0 or not everyone_the_same:
                     outbox.memory[offset : offset + part.nbytes] = part.reshape(-1).view(np.uint8)
-                signal = _SIGNAL.pack(*header, offset, len(part))
+                signal = _SIGNAL.pack(headers[peer], offset)
                 try:
                     if file is not None:
                         socket.send_fds(link, [signal], [file])
                     else:
                         link.send(signal)
                 except OSError as error:
-                    self._fail(_died(self.rank, peer, header[1], error))
+                    self._fail(self._why_gone(peer, kind, error))
                 if not everyone_the_same:
                     offset += part.nbytes
         finally:
@@ -123,45 +130,120 @@ class LocalCommunicator(Communicator):
             if file is not None:
                 os.close(file)
 
-    def _receive(self, peer: int, kind: bytes) -> bytes:
-        """Waits for a rank's signal and maps its outbox anew where that has grown."""
-        link, start = self._peers[peer], time.monotonic()
-        while True:
-            try:
-                signal, files, _, _ = socket.recv_fds(link, _SIGNAL.size, 1)
-                break
-            except TimeoutError:
-                self._note_stall(peer, kind, time.monotonic() - start)
-            except OSError as error:
-                self._fail(_died(self.rank, peer, kind, error))
-        if not signal:
-            self._fail(_died(self.rank, peer, kind, "it closed its connection"))
-        for file in files:
-            memory = mmap.mmap(file, os.fstat(file).st_size, prot=mmap.PROT_READ)
-            os.close(file)
-            self._inboxes[peer, self._turn % 2] = np.frombuffer(memory, np.uint8)
-        return signal
+    def _receive_all(self, kind: str) -> dict[int, tuple[bytes, int]]:
+        """Waits for the signals of all others; returns peer -> (packed header, offset)."""
+        signals, start, noted = {}, time.monotonic(), 0.0
+        waiting = {link.fileno(): peer for peer, link in self._peers.items()}
+        poll = select.poll()
+        for number in waiting:
+            poll.register(number, select.POLLIN)
+        while waiting:
+            due = min(noted + self._warn_s, self._limit_s) - (time.monotonic() - start)
+            # At least now and then: poll bears no more than 2^31 ms.
+            ready = poll.poll(min(max(0.0, due), 3600.0) * 1000 + 1)
+            for number, _ in ready:
+                peer = waiting.pop(number)
+                poll.unregister(number)
+                signals[peer] = self._receive(peer, kind)
+            waited_s = time.monotonic() - start
+            if not ready and waited_s >= min(noted + self._warn_s, self._limit_s):
+                noted = waited_s
+                self._note_stall(min(waiting.values()), kind, waited_s)
+        return signals
 
-    def _note_stall(self, peer: int, kind: bytes, waited_s: float) -> None:
-        limit = float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0)
-        if 0 < limit < waited_s:
+    def _receive(self, peer: int, kind: str) -> tuple[bytes, int]:
+        """Takes a rank's signal and maps its outbox anew where that has grown."""
+        try:
+            signal, files, _, _ = socket.recv_fds(self._peers[peer], _SIGNAL.size, 1)
+        except OSError as error:
+            self._fail(self._why_gone(peer, kind, error))
+        for file in files:
+            self._inboxes[peer, self.turn % 2] = _mapped(file)
+        if len(signal) != _SIGNAL.size:
+            self._fail(self._why_gone(peer, kind, "it closed its connection"))
+        packed, offset = _SIGNAL.unpack(signal)
+        return packed, offset
+
+    def _note_stall(self, peer: int, kind: str, waited_s: float) -> None:
+        if waited_s >= self._limit_s:
             self._fail(
-                f"Rank {peer} did not call {kind.decode()} within {waited_s:.0f} s of rank "
-                f"{self.rank} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={limit:.0f})."
+                f"Rank {peer} did not call {kind} within {waited_s:.0f} s of rank "
+                f"{self.rank} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={self._limit_s:.0f})."
             )
         print(
-            f"sok_lite: rank {self.rank} has waited {waited_s:.0f} s in {kind.decode()} for rank "
+            f"sok_lite: rank {self.rank} has waited {waited_s:.0f} s in {kind} for rank "
             f"{peer}. Do all ranks make the same calls in the same order?",
             file=sys.stderr,
             flush=True,
         )
 
+    def _why_gone(self, peer: int, kind: str, sign: object) -> str:
+        """Returns what to say of a rank that is not at the other end of its link any more."""
+        words = self._words.of(peer)
+        if words and not words.endswith(FAREWELL):
+            return words
+        how = words or f"Rank {peer} has died or has left"
+        why = f"{sign}. Look at the first error of that rank."
+        if words:
+            why = "it waits there for that rank. All ranks must make the same calls."
+        return f"{how}, seen by rank {self.rank} in {kind}: {why}"
+
     def _fail(self, reason: str) -> NoReturn:
         """Closes all links, so that the others learn of it too, and raises."""
+        self._break_off(reason)
+        super()._fail(reason)
+
+    def _break_off(self, reason: str) -> None:
         self._failure = reason
+        self._words.write(reason)
         for link in self._peers.values():
             link.close()
-        raise CommunicatorError(reason)
+
+    def _forget(self) -> None:
+        """Lets go of all that a forked child must not keep: the others would not see the end of
+        this process while a child holds its links."""
+        for link in self._peers.values():
+            link.close()
+        self._outboxes.clear()
+        self._inboxes.clear()
+        del self._words
+
+
+_alive: "weakref.WeakSet[LocalCommunicator]" = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for comm in list(_alive):
+        comm._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+class _LastWords:
+    """What each rank had to say before it closed its links: memory that outlives its process."""
+
+    def __init__(self, peers: dict[int, socket.socket]) -> None:
+        """Gives the memory of this rank to the others and takes theirs. Every rank must call it."""
+        self._mine, file = _shared_memory(_LAST_WORDS_BYTES)
+        try:
+            for link in peers.values():
+                socket.send_fds(link, [b"words"], [file])
+        finally:
+            os.close(file)
+        self._theirs: dict[int, np.ndarray] = {}
+        for peer, link in peers.items():
+            _, files, _, _ = socket.recv_fds(link, 16, 1)
+            if not files:
+                raise ConnectionError(f"rank {peer} gave no memory")
+            self._theirs[peer] = _mapped(files[0])
+
+    def write(self, text: str) -> None:
+        words = np.frombuffer(text.encode()[:_LAST_WORDS_BYTES], np.uint8)
+        self._mine[: len(words)] = words
+
+    def of(self, peer: int) -> str:
+        return self._theirs[peer].tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 class _Outbox:
@@ -178,15 +260,28 @@ class _Outbox:
         if num_bytes <= len(self.memory):
             return None
         size = max(_SMALLEST_BOX_BYTES, 1 << (num_bytes - 1).bit_length())
-        # Anonymous: not bound by the size of /dev/shm, and nothing is left behind by a crash.
-        file = os.memfd_create("sok_lite")
-        try:
-            os.ftruncate(file, size)
-            self.memory = np.frombuffer(mmap.mmap(file, size), np.uint8)
-        except BaseException:
-            os.close(file)
-            raise
+        self.memory, file = _shared_memory(size)
         return file
+
+
+def _shared_memory(size: int) -> tuple[np.ndarray, int]:
+    """Returns (size,) uint8, zeros, and a file by which others map it; the caller closes that."""
+    # Anonymous: not bound by the size of /dev/shm, and nothing is left behind by a crash.
+    file = os.memfd_create("sok_lite")
+    try:
+        os.ftruncate(file, size)
+        return np.frombuffer(mmap.mmap(file, size), np.uint8), file
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def _mapped(file: int) -> np.ndarray:
+    """Returns the memory of another rank, (size,) uint8, to be read, and closes the file."""
+    try:
+        return np.frombuffer(mmap.mmap(file, os.fstat(file).st_size, prot=mmap.PROT_READ), np.uint8)
+    finally:
+        os.close(file)
 
 
 def connect_local(base: Communicator) -> Communicator:
@@ -217,20 +312,20 @@ def connect_local(base: Communicator) -> Communicator:
             listener.close()
         return base
     peers: dict[int, socket.socket] = {}
+    words = None
     try:
         with listener:
             _connect(peers, listener, base.rank, names, tokens)
-        connected = True
+        words = _LastWords(peers)
     except OSError:
-        connected = False
-    if not base.allreduce(connected, "min"):
+        pass
+    if not base.allreduce(words is not None, "min") or words is None:
         for link in peers.values():
             link.close()
         return base
-    stall_check_s = float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or 60)
     for link in peers.values():
-        link.settimeout(stall_check_s)
-    return LocalCommunicator(base, dict(sorted(peers.items())))
+        link.settimeout(None)
+    return LocalCommunicator(base, dict(sorted(peers.items())), words)
 
 
 def _connect(
@@ -286,16 +381,3 @@ def _place() -> bytes:
         return f"{boot} {os.readlink('/proc/self/ns/net')}".encode()[:_NAME_BYTES]
     except OSError:
         return b""
-
-
-def _describe(header: Sequence[Any]) -> str:
-    turn, kind, dtype, row_bytes = header
-    kind, dtype = (text.rstrip(b"\0").decode() for text in (kind, dtype))
-    return f"{kind} number {turn} of {dtype} rows of {row_bytes} bytes"
-
-
-def _died(rank: int, peer: int, kind: bytes, why: object) -> str:
-    return (
-        f"Rank {peer} has died or has left, seen by rank {rank} in {kind.decode()}: {why}. "
-        "Look at the first error of that rank."
-    )

@@ -7,13 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from sok_lite.comm.header import FAREWELL, HEADER_BYTES, disagreement, num_rows_of
 from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
 
 _MAX_MPI_COUNT = 2**31 - 1
+_NO_ROWS = np.empty((0, 1), np.uint8)
 
 
 class MpiCommunicator(Communicator):
     """All processes of MPI.COMM_WORLD, on a channel of their own.
+
+    A collective begins with an all-to-all of headers, which is the same for every kind, so ranks in
+    different calls meet there. MPI has no way out of what follows: a rank that breaks off in the
+    middle of a collective ends the job.
 
     Rows are sent as one derived datatype a row, so MPI's int32 counts and offsets count rows: the
     limit is 2^31 - 1 rows in one call, whatever their length.
@@ -49,24 +55,27 @@ class MpiCommunicator(Communicator):
         sys.stdout.flush()
         self._mpi.COMM_WORLD.Abort(1)
 
-    def _alltoallv(
-        self, rows: np.ndarray, send_splits: np.ndarray, recv_splits: np.ndarray | None
-    ) -> Gathered:
+    def leave(self) -> None:
+        """Waits until all ranks leave, as MPI does; aborts where another waits for this one."""
+        if self._failure is not None:
+            return
+        try:
+            self._together(self._barrier, FAREWELL)
+        except CommunicatorError as error:
+            self.abort(str(error))
+
+    def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
         with self._running("alltoallv"):
-            if recv_splits is None:
-                recv_splits = np.empty(self.size, np.int32)
-                self._comm.Alltoall(send_splits, recv_splits)
+            recv_splits = self._meet(call, rows, send_splits)
             received = _empty_rows(recv_splits, rows)
             self._comm.Alltoallv(
                 self._message(rows, send_splits), self._message(received, recv_splits)
             )
         return Gathered(received, recv_splits)
 
-    def _allgatherv(self, rows: np.ndarray, recv_splits: np.ndarray | None) -> Gathered:
+    def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
         with self._running("allgatherv"):
-            if recv_splits is None:
-                recv_splits = np.empty(self.size, np.int32)
-                self._comm.Allgather(np.array([len(rows)], np.int32), recv_splits)
+            recv_splits = self._meet(call, rows, np.full(self.size, len(rows), np.int32))
             received = _empty_rows(recv_splits, rows)
             row_type = self._row_type(rows)
             self._comm.Allgatherv(
@@ -74,9 +83,25 @@ class MpiCommunicator(Communicator):
             )
         return Gathered(received, recv_splits)
 
-    def _barrier(self) -> None:
+    def _barrier(self, call: str) -> None:
         with self._running("barrier"):
-            self._comm.Barrier()
+            self._meet(call, _NO_ROWS, np.zeros(self.size, np.int32))
+
+    def _break_off(self, reason: str) -> None:
+        self.abort(reason)
+
+    def _meet(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> np.ndarray:
+        """Exchanges headers; returns (size,) int32, the number of rows that each rank sends."""
+        header = self._next_header(call, rows)
+        mine = b"".join(header.pack(send_splits.tolist()))
+        theirs = bytearray(len(mine))
+        self._comm.Alltoall([mine, self._mpi.BYTE], [theirs, self._mpi.BYTE])
+        starts = range(0, len(theirs), HEADER_BYTES)
+        headers = [bytes(theirs[i : i + HEADER_BYTES]) for i in starts]
+        reason = disagreement(self.rank, header, dict(enumerate(headers)))
+        if reason is not None:
+            raise CommunicatorError(reason)
+        return np.array([num_rows_of(packed) for packed in headers], np.int32)
 
     def _message(self, rows: np.ndarray, splits: np.ndarray) -> list[Any]:
         return [_bytes(rows), (splits, split_offsets(splits)[:-1]), self._row_type(rows)]
@@ -101,7 +126,7 @@ class MpiCommunicator(Communicator):
 def _empty_rows(splits: np.ndarray, like: np.ndarray) -> np.ndarray:
     num_rows = int(splits.sum(dtype=np.int64))
     if num_rows > _MAX_MPI_COUNT:
-        raise CommunicatorError(
+        raise ValueError(
             f"MPI receives at most {_MAX_MPI_COUNT} rows at once. The other ranks send {num_rows}. "
             "Use smaller batches."
         )

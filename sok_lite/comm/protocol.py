@@ -9,13 +9,17 @@ import os
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
+from sok_lite.comm.header import LONGEST_CALL, Header
+
 # One line per collective on standard error; the way to see which rank is ahead in a deadlock.
 TRACE_VARIABLE = "SOK_LITE_COMM_TRACE"
+
+T = TypeVar("T")
 
 _MAX_ROWS = 2**31 - 1
 _SUPPORTED = frozenset(
@@ -64,25 +68,34 @@ class Communicator(ABC):
     with a single rank it may be the argument itself.
 
     Wrong arguments raise ValueError or TypeError before anything is sent. A dead or disagreeing
-    rank raises CommunicatorError.
+    rank raises CommunicatorError. So does every call after one that broke off in the middle (at a
+    KeyboardInterrupt, at an allocation that failed), and every call in a forked child.
 
     Attributes:
       rank: number of this process, 0 to size - 1.
       size: number of processes.
       local_rank: number of this process among those of the same machine.
+      turn: number of collectives so far; equal on all ranks whenever one has been completed.
     """
 
     def __init__(self, rank: int, size: int, local_rank: int) -> None:
         self.rank = rank
         self.size = size
         self.local_rank = local_rank
+        self.turn = 0
+        self._process = os.getpid()
+        self._failure: str | None = None
         # Two collectives of one rank at once would take each other's messages.
         self._one_at_a_time = threading.Lock()
 
     # ---- the protocol ---------------------------------------------------------------------------
 
     def alltoallv(
-        self, rows: Any, send_splits: Any, recv_splits: np.ndarray | None = None
+        self,
+        rows: Any,
+        send_splits: Any,
+        recv_splits: np.ndarray | None = None,
+        call: str = "alltoallv",
     ) -> Gathered:
         """Sends a part of the rows to each rank. Every rank must call it.
 
@@ -90,7 +103,9 @@ class Communicator(ABC):
           rows: (n, ...), those for rank 0 first, then those for rank 1, and so on.
           send_splits: (size,) integers, number of rows for each rank; they sum to n.
           recv_splits: (size,) int32, number of rows that will come from each rank, where the caller
-            knows it (a way back along a route). It saves some transports a round of messages.
+            knows it (a way back along a route).
+          call: says which call this is, equal on all ranks, in ASCII; another one on another rank
+            raises on all of them.
 
         Returns:
           Gathered(rows (m, ...), recv_splits (size,) int32): what the others sent to this rank.
@@ -110,9 +125,7 @@ class Communicator(ABC):
             )
         expected = None if recv_splits is None else _splits(recv_splits, self.size, "recv_splits")
         self._trace("alltoallv", array, splits)
-        known = None if expected is None else expected.astype(np.int32)
-        with self._one_at_a_time:
-            received = self._alltoallv(_flat(array), splits.astype(np.int32), known)
+        received = self._together(self._alltoallv, call, _flat(array), splits.astype(np.int32))
         if expected is not None and not np.array_equal(received.recv_splits, expected):
             raise CommunicatorError(
                 f"Rank {self.rank} expected {expected.tolist()} rows from ranks 0 to "
@@ -121,11 +134,12 @@ class Communicator(ABC):
             )
         return Gathered(_unflat(received.rows, array), received.recv_splits)
 
-    def allgatherv(self, rows: Any) -> Gathered:
+    def allgatherv(self, rows: Any, call: str = "allgatherv") -> Gathered:
         """Gives the rows of all ranks to all ranks. Every rank must call it.
 
         Args:
           rows: (n, ...); n may differ between ranks.
+          call: see `alltoallv`.
 
         Returns:
           Gathered(rows (m, ...), recv_splits (size,) int32): the rows of all ranks in rank order.
@@ -137,8 +151,7 @@ class Communicator(ABC):
         """
         array = _rows(rows, "allgatherv")
         self._trace("allgatherv", array)
-        with self._one_at_a_time:
-            received = self._allgatherv(_flat(array), None)
+        received = self._together(self._allgatherv, call, _flat(array))
         return Gathered(_unflat(received.rows, array), received.recv_splits)
 
     def allreduce(self, x: Any, op: str = "sum") -> np.ndarray:
@@ -170,9 +183,9 @@ class Communicator(ABC):
         self._trace(f"allreduce {op}", array)
         if self.size == 1 or array.size == 0:
             return array
-        with self._one_at_a_time:
-            reduced = self._allreduce(np.ascontiguousarray(array).reshape(-1), op)
-        return reduced.reshape(array.shape)
+        flat = np.ascontiguousarray(array).reshape(-1)
+        call = f"allreduce {op} of {array.size}"
+        return self._together(self._allreduce, call, flat, op).reshape(array.shape)
 
     def broadcast(self, x: Any, root: int = 0) -> np.ndarray:
         """Gives the array of one rank to all ranks. Every rank must call it.
@@ -193,21 +206,21 @@ class Communicator(ABC):
             raise ValueError(f"`root` must be a rank, 0 to {self.size - 1}. Received: root={root}.")
         array = _array(x, "broadcast")
         self._trace(f"broadcast from {root}", array)
-        if self.size == 1:
-            return array
-        if array.size == 0:
+        if self.size == 1 or array.size == 0:
             return array
         row = np.ascontiguousarray(array).reshape(1, array.size)
-        splits = (np.arange(self.size) == root).astype(np.int32)
-        with self._one_at_a_time:
-            rows = self._allgatherv(row if self.rank == root else row[:0], splits).rows
-        return rows.reshape(array.shape)
+        mine = row if self.rank == root else row[:0]
+        received = self._together(self._allgatherv, f"broadcast from {root}", mine)
+        return received.rows.reshape(array.shape)
 
-    def barrier(self) -> None:
-        """Returns when every rank has called it. Every rank must call it."""
-        self._trace("barrier", None)
-        with self._one_at_a_time:
-            self._barrier()
+    def barrier(self, call: str = "barrier") -> None:
+        """Returns when every rank has called it. Every rank must call it.
+
+        Args:
+          call: see `alltoallv`.
+        """
+        self._trace(call, None)
+        self._together(self._barrier, call)
 
     @abstractmethod
     def abort(self, message: str) -> None:
@@ -220,35 +233,92 @@ class Communicator(ABC):
           message: why, for people.
         """
 
+    @abstractmethod
+    def leave(self) -> None:
+        """Tells the other ranks that this one makes no more calls; one rank alone may call it.
+
+        A rank that waits for this one then, or comes to wait, raises CommunicatorError. For the end
+        of a program (`sok_lite.comm.ending`); where the ranks have not ended alike, it may abort.
+        """
+
     # ---- what a transport supplies --------------------------------------------------------------
 
     @abstractmethod
-    def _alltoallv(
-        self, rows: np.ndarray, send_splits: np.ndarray, recv_splits: np.ndarray | None
-    ) -> Gathered:
-        """Does `alltoallv` for checked arguments: rows (n, k) contiguous, k > 0, int32 splits."""
+    def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
+        """Does `alltoallv` for checked arguments: rows (n, k) contiguous, k > 0, int32 splits.
+
+        Raises:
+          CommunicatorError: on every rank, and then either this communicator refuses further calls
+            or all ranks may go on to the next collective.
+        """
 
     @abstractmethod
-    def _allgatherv(self, rows: np.ndarray, recv_splits: np.ndarray | None) -> Gathered:
-        """Does `allgatherv` for checked arguments: rows (n, k) contiguous, k > 0."""
+    def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
+        """Does `allgatherv` for checked arguments, as above."""
 
-    def _barrier(self) -> None:
-        self._allgatherv(np.zeros((1, 1), np.uint8), np.ones(self.size, np.int32))
+    def _barrier(self, call: str) -> None:
+        self._allgatherv(call, np.zeros((1, 1), np.uint8))
+
+    @abstractmethod
+    def _break_off(self, reason: str) -> None:
+        """Lets ranks fail that wait for this one, which is out of step and makes no more calls."""
 
     # ---- helpers --------------------------------------------------------------------------------
 
-    def _allreduce(self, flat: np.ndarray, op: str) -> np.ndarray:
+    def _together(self, collective: Callable[..., T], call: str, *arguments: Any) -> T:
+        """Runs one collective: no other thread is in one, and none was left in the middle."""
+        if len(call) > LONGEST_CALL:
+            raise ValueError(f"`call` has at most {LONGEST_CALL} characters. Received: {call!r}.")
+        # Before the lock, which a fork may leave locked for ever in the child.
+        self._check_process()
+        with self._one_at_a_time:
+            return self._alone(collective, call, *arguments)
+
+    def _alone(self, collective: Callable[..., T], call: str, *arguments: Any) -> T:
+        """Runs a collective, or refuses to after one that broke off."""
+        if self._failure is not None:
+            raise CommunicatorError(self._failure)
+        try:
+            result = collective(call, *arguments)
+        except CommunicatorError:
+            raise
+        except BaseException as error:
+            if self.size > 1:
+                self._failure = (
+                    f"Rank {self.rank} broke off in {call!r}: {type(error).__name__}: {error}. It "
+                    "is out of step with the other ranks. End the program, on all ranks."
+                )
+                self._break_off(self._failure)
+            raise
+        return result
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise CommunicatorError(
+                f"Ranks talk from the process that connected them, {self._process}, not from a "
+                f"forked child of it. Received: a call in process {os.getpid()}. Look keys up in "
+                "the first process and give the child arrays."
+            )
+
+    def _fail(self, reason: str) -> NoReturn:
+        """Refuses all further calls and raises."""
+        self._failure = reason
+        raise CommunicatorError(reason)
+
+    def _next_header(self, call: str, rows: np.ndarray) -> Header:
+        self.turn += 1
+        return Header(self.turn, call, rows.dtype.str, rows.shape[1] * rows.dtype.itemsize)
+
+    def _allreduce(self, call: str, flat: np.ndarray, op: str) -> np.ndarray:
         """Reduces (k,) over ranks, k > 0."""
         if flat.nbytes <= _SMALL_REDUCE_BYTES:
-            one_each = np.ones(self.size, np.int32)
-            return self._reduce(self._allgatherv(flat.reshape(1, -1), one_each).rows, op)
+            return self._reduce(self._allgatherv(call, flat.reshape(1, -1)).rows, op)
         # Reduce-scatter, then gather: each rank sends and receives its array twice, whatever size.
         splits = np.full(self.size, flat.size // self.size, np.int32)
         splits[: flat.size % self.size] += 1
-        mine = np.full(self.size, splits[self.rank], np.int32)
-        received = self._alltoallv(flat.reshape(-1, 1), splits, mine).rows
+        received = self._alltoallv(call, flat.reshape(-1, 1), splits).rows
         part = self._reduce(received.reshape(self.size, -1), op)
-        return self._allgatherv(part.reshape(-1, 1), splits).rows.reshape(-1)
+        return self._allgatherv(call, part.reshape(-1, 1)).rows.reshape(-1)
 
     def _reduce(self, stacked: np.ndarray, op: str) -> np.ndarray:
         """Reduces (size, k) to (k,), rank 0 first: a fixed order, so that floats repeat."""

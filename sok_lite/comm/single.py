@@ -17,13 +17,17 @@ class SingleCommunicator(Communicator):
         """Raises JobAborted with the message: there is no other process to end."""
         raise JobAborted(message)
 
-    def _alltoallv(
-        self, rows: np.ndarray, send_splits: np.ndarray, recv_splits: np.ndarray | None
-    ) -> Gathered:
+    def leave(self) -> None:
+        """Does nothing: nobody waits."""
+
+    def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
         return Gathered(rows, send_splits)
 
-    def _allgatherv(self, rows: np.ndarray, recv_splits: np.ndarray | None) -> Gathered:
+    def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
         return Gathered(rows, np.array([len(rows)], np.int32))
 
-    def _barrier(self) -> None:
+    def _barrier(self, call: str) -> None:
+        pass
+
+    def _break_off(self, reason: str) -> None:
         pass

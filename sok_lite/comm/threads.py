@@ -102,21 +102,28 @@ class ThreadsCommunicator(Communicator):
         self._world.fail(f"Rank {self.rank} aborted: {message}")
         raise JobAborted(message)
 
-    def _alltoallv(
-        self, rows: np.ndarray, send_splits: np.ndarray, recv_splits: np.ndarray | None
-    ) -> Gathered:
+    def leave(self) -> None:
+        self._world.leave(self.rank)
+
+    def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
         ends = split_offsets(send_splits)
         # A copy: the sender may write to its rows again before the last receiver has read them.
         mine = [rows[ends[r] : ends[r + 1]].copy() for r in range(self.size)]
-        everyone = self._world.meet(self.rank, f"alltoallv {rows.dtype}(n, {rows.shape[1]})", mine)
+        everyone = self._meet(f"{call} {rows.dtype}(n, {rows.shape[1]})", mine)
         return _gathered([parts[self.rank] for parts in everyone])
 
-    def _allgatherv(self, rows: np.ndarray, recv_splits: np.ndarray | None) -> Gathered:
-        call = f"allgatherv {rows.dtype}(n, {rows.shape[1]})"
-        return _gathered(self._world.meet(self.rank, call, rows.copy()))
+    def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
+        return _gathered(self._meet(f"{call} {rows.dtype}(n, {rows.shape[1]})", rows.copy()))
 
-    def _barrier(self) -> None:
-        self._world.meet(self.rank, "barrier", None)
+    def _barrier(self, call: str) -> None:
+        self._meet(call, None)
+
+    def _break_off(self, reason: str) -> None:
+        self._world.fail(reason)
+
+    def _meet(self, call: str, item: Any) -> list[Any]:
+        self.turn += 1
+        return self._world.meet(self.rank, call, item)
 
 
 def run_ranks(size: int, fn: Callable[[Communicator], T], timeout: float = 60.0) -> list[T]:
@@ -140,8 +147,9 @@ def run_ranks(size: int, fn: Callable[[Communicator], T], timeout: float = 60.0)
 
     def run(rank: int) -> None:
         try:
-            results[rank] = fn(ThreadsCommunicator(world, rank))
-            world.leave(rank)
+            comm = ThreadsCommunicator(world, rank)
+            results[rank] = fn(comm)
+            comm.leave()
         except BaseException as error:  # carried to the caller's thread
             errors.append((rank, error))
             world.fail(f"Rank {rank} failed: {type(error).__name__}: {error}")

@@ -24,7 +24,7 @@ def check_equal_on_all_ranks(comm: Communicator, description: dict[str, Any], wh
     if comm.size == 1:
         return
     text = json.dumps(description, default=_plain).encode()
-    gathered = comm.allgatherv(np.frombuffer(text, np.uint8))
+    gathered = comm.allgatherv(np.frombuffer(text, np.uint8), call="check_equal_on_all_ranks")
     ends = split_offsets(gathered.recv_splits)
     mine, *others = (
         json.loads(gathered.rows[start:end].tobytes()) for start, end in itertools.pairwise(ends)

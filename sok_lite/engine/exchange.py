@@ -5,7 +5,8 @@
    return_rows  <- rows, one trip per row format --  rows of those keys
    send_grads   -- gradients, along the same way ->  gradients, one per received key
 
-With one rank nothing is copied and nothing is sent.
+Every trip names the lookup it belongs to, so ranks that go back in different orders all raise: none
+takes the rows or gradients of another call. With one rank nothing is copied and nothing is sent.
 """
 
 import itertools
@@ -19,7 +20,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import KeyDtype, key_dtype
-from sok_lite.engine.failure import reason_in
+from sok_lite.engine.failure import SEND_KEYS, reason_in
 from sok_lite.engine.owner import Partitioner, owner
 from sok_lite.engine.unique import gather_rows, group
 
@@ -47,6 +48,7 @@ class Route:
       recv_counts: (size, num_tables) int64, on the host: keys of each table from each rank.
       order: (n,) int32, an array of the backend: the keys of all tables, numbered one table after
         the other, in the order in which they were sent. Empty with one rank.
+      lookup: number of the collective in which the keys travelled, equal on all ranks.
     """
 
     backend: Backend
@@ -54,19 +56,21 @@ class Route:
     send_counts: np.ndarray
     recv_counts: np.ndarray
     order: Array
+    lookup: int
 
     @property
     def num_tables(self) -> int:
         return self.send_counts.shape[1]
 
     def pack(self) -> np.ndarray:
-        """Returns the route as one int64 array, (2 + 2 * size * num_tables + len(order),)."""
+        """Returns the route as one int64 array, (3 + 2 * size * num_tables + len(order),)."""
         return np.concatenate(
             [
                 np.array(self.send_counts.shape, np.int64),
                 self.send_counts.reshape(-1),
                 self.recv_counts.reshape(-1),
                 self.backend.to_host(self.order).astype(np.int64),
+                np.array([self.lookup], np.int64),
             ]
         )
 
@@ -86,15 +90,14 @@ class Route:
                 f"Received: {len(packed)} numbers that start with {packed[:2].tolist()}."
             )
         send_counts, recv_counts = packed[2:counts_end].reshape(2, size, num_tables)
-        order = packed[counts_end:]
+        order = packed[counts_end:-1]
         num_keys = 0 if size == 1 else send_counts.sum()
         if len(order) != num_keys:
             raise ValueError(
                 f"A packed route of {num_keys} keys was expected. Received: one of {len(order)}."
             )
-        return Route(
-            backend, comm, send_counts, recv_counts, backend.from_host(order.astype(np.int32))
-        )
+        order = backend.from_host(order.astype(np.int32))
+        return Route(backend, comm, send_counts, recv_counts, order, int(packed[-1]))
 
 
 def send_keys(
@@ -134,7 +137,7 @@ def send_keys(
         counts = np.zeros((comm.size, num_tables), np.int64)
         counts[0] = table_sizes
         empty = backend.xp.empty(0, np.int32)
-        return list(unique_keys), Route(backend, comm, counts, counts, empty)
+        return list(unique_keys), Route(backend, comm, counts, counts, empty, comm.turn)
 
     all_keys = _concatenate(backend, unique_keys)
     owners = _owners(backend, all_keys, table_sizes, comm.size, key_dtypes, partitioner)
@@ -148,9 +151,9 @@ def send_keys(
 
     sorted_keys = backend.to_host(all_keys[groups.order])
     message, send_splits = _with_headers(sorted_keys, send_counts, tag)
-    received = comm.alltoallv(message, send_splits)
+    received = comm.alltoallv(message, send_splits, call=SEND_KEYS)
     keys, recv_counts = _without_headers(comm, received.rows, received.recv_splits, num_tables, tag)
-    route = Route(backend, comm, send_counts, recv_counts, groups.order)
+    route = Route(backend, comm, send_counts, recv_counts, groups.order, comm.turn)
     if num_tables > 1:
         pieces = _pieces(recv_counts, range(num_tables), keys)
         keys = np.concatenate([pieces[r][t] for t in range(num_tables) for r in range(comm.size)])
@@ -171,7 +174,7 @@ def return_rows(route: Route, rows: Sequence[Array]) -> list[Array]:
 
     Raises:
       ValueError: rows that do not fit the route.
-      CommunicatorError: a rank has died, or ranks disagree.
+      CommunicatorError: a rank has died, or is in another trip or lookup; on every rank.
     """
     _check_rows("return_rows", rows, route.recv_counts)
     if route.comm.size == 1:
@@ -207,7 +210,7 @@ def send_grads(route: Route, grads: Sequence[Array]) -> list[Array]:
 
     Raises:
       ValueError: gradients that do not fit the route.
-      CommunicatorError: a rank has died, or ranks disagree.
+      CommunicatorError: a rank has died, or is in another trip or lookup; on every rank.
     """
     _check_rows("send_grads", grads, route.send_counts)
     if route.comm.size == 1:
@@ -289,7 +292,10 @@ def _owners(
 def _trip(route: Route, message: Array, tables: list[int], back: bool) -> Array:
     splits = [route.send_counts[:, tables].sum(axis=1), route.recv_counts[:, tables].sum(axis=1)]
     send_splits, recv_splits = splits[::-1] if back else splits
-    received = route.comm.alltoallv(route.backend.to_host(message), send_splits, recv_splits)
+    call = f"{'return_rows' if back else 'send_grads'} of lookup {route.lookup}"
+    received = route.comm.alltoallv(
+        route.backend.to_host(message), send_splits, recv_splits, call=call
+    )
     return route.backend.from_host(received.rows)
 
 

@@ -1,15 +1,19 @@
-"""A rank that fails alone, before it has sent its keys, makes the lookup fail on all ranks."""
+"""A rank that fails alone makes a lookup, or its gradient, fail on all ranks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import numpy as np
 
+from sok_lite.comm.header import LONGEST_CALL
 from sok_lite.comm.protocol import Communicator, CommunicatorError
 
 # First word of a message that takes the place of keys: no tag of a lookup is negative.
 _FAILED = -1
 _LONGEST_REASON_BYTES = 4096
+
+# What the collective is called that carries keys, or the reason why there are none.
+SEND_KEYS = "send_keys"
 
 
 @contextmanager
@@ -29,6 +33,24 @@ def shared_failure(comm: Communicator) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def failure_known_to_all(comm: Communicator) -> Iterator[None]:
+    """Makes ranks that wait for this one raise when it fails inside.
+
+    For work between the trips of a lookup or of a gradient. The other ranks wait for rows then, or
+    come to another call. This rank meets them there, with its failure in place of a call.
+    """
+    try:
+        yield
+    except CommunicatorError:
+        raise
+    except Exception as error:
+        call = f"no call, after {type(error).__name__}: {error}"
+        with suppress(CommunicatorError):
+            comm.barrier(call.encode("ascii", "replace")[:LONGEST_CALL].decode())
+        raise
+
+
 def reason_in(part: np.ndarray) -> str | None:
     """Returns the reason in what a rank sent, (n,) int64, or None where it sent keys."""
     if part[0] != _FAILED:
@@ -42,4 +64,5 @@ def _send_reason(comm: Communicator, reason: str) -> None:
     text = reason.encode()[:_LONGEST_REASON_BYTES]
     words = np.frombuffer(text.ljust(-(-len(text) // 8) * 8), np.int64)
     message = np.concatenate([np.array([_FAILED, len(text)], np.int64), words])
-    comm.alltoallv(np.tile(message, comm.size), np.full(comm.size, len(message), np.int32))
+    splits = np.full(comm.size, len(message), np.int32)
+    comm.alltoallv(np.tile(message, comm.size), splits, call=SEND_KEYS)

@@ -26,7 +26,7 @@ from sok_lite.engine.combine import (
     segment_sum,
 )
 from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
-from sok_lite.engine.failure import shared_failure
+from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.recent import remember
 from sok_lite.engine.table import EmbeddingTable, HkvTable
 from sok_lite.engine.unique import unique
@@ -136,13 +136,14 @@ def forward(
     )
     local_keys: list[Array] = []
     local_inverses: list[Array | None] = []
-    for keys in received:
-        local_inverse = None
-        if comm.size > 1:
-            keys, local_inverse = unique(backend, keys)
-        local_keys.append(keys)
-        local_inverses.append(local_inverse)
-    sources = return_rows(route, _read_all(checked, local_keys, local_inverses))
+    with failure_known_to_all(comm):
+        for keys in received:
+            local_inverse = None
+            if comm.size > 1:
+                keys, local_inverse = unique(backend, keys)
+            local_keys.append(keys)
+            local_inverses.append(local_inverse)
+        sources = return_rows(route, _read_all(checked, local_keys, local_inverses))
     outputs, trails = [], []
     for i, part in enumerate(checked):
         inverse, weights = distinct[i].inverse, part.weights

@@ -1,15 +1,20 @@
 """Ranks that share memory: the facts, growing memory, ranks that leave, and ways to stay apart."""
 
 import gc
+import itertools
+import linecache
+import math
 import os
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from sok_lite.comm import CommunicatorError, local, run_ranks
 from sok_lite.comm.local import SWITCH_VARIABLE, LocalCommunicator, connect_local
+from sok_lite.comm.stalls import stall_limits
 from tests.comm_facts import FACTS, check_alltoallv, uneven
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd and abstract sockets")
@@ -208,3 +213,145 @@ def test_a_stranger_cannot_join():
     assert run_ranks(2, program) == [LocalCommunicator] * 2
     assert strangers[0].recv(10) == b""  # closed by the rank
     strangers[0].close()
+
+
+# ---- calls that break off ------------------------------------------------------------------------
+
+
+class Stop(BaseException):
+    """Stands for KeyboardInterrupt: pytest would take a real one for its own."""
+
+
+def raise_at_line(number, function):
+    """Calls function; raises Stop at the number-th line of it that belongs to sok_lite.comm.
+
+    Returns whether it was raised.
+    """
+    lines = itertools.count()
+
+    def trace(frame, event, _):
+        name = frame.f_code.co_filename
+        if "sok_lite/comm/" not in name:
+            return None
+        # A `with` is traced once more before it lets go, where Python handles no signal.
+        is_with = linecache.getline(name, frame.f_lineno).lstrip().startswith("with ")
+        if event == "line" and not is_with and next(lines) == number:
+            raise Stop
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except Stop:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.long)])
+def test_an_interrupt_at_any_line_of_a_collective_leaves_no_rank_out_of_step(stride):
+    """After it, all ranks make other calls; they succeed on every rank or fail on every rank."""
+    outcomes = set()
+
+    def program(comm, number):
+        rows = np.full((3, 2), 10.0 + comm.rank)
+
+        def collective():
+            return comm.alltoallv(rows, [1, 1, 1])
+
+        was_raised = False
+        try:
+            if comm.rank == 1:
+                was_raised = raise_at_line(number, collective)
+            else:
+                assert collective().rows[:, 0].tolist() == [10.0, 11.0, 12.0]
+            assert comm.allreduce(comm.rank + 1).tolist() == 6
+        except CommunicatorError as error:
+            with pytest.raises(CommunicatorError):  # it stays refused
+                comm.barrier()
+            return was_raised, str(error)
+        return was_raised, None
+
+    for number in range(0, 1000, stride):
+        ends = run_local(3, lambda comm, number=number: program(comm, number))
+        failed = [error is not None for _, error in ends]
+        assert all(failed) or not any(failed), ends
+        if all(failed):
+            assert all("ank 1" in error for _, error in ends), ends
+        outcomes.add(failed[0])
+        if not ends[1][0]:
+            break
+    assert number > 100
+    assert outcomes == {True, False}  # before and after the rows travelled; in the middle
+
+
+def test_a_rank_that_cannot_allocate_in_the_middle_is_named_by_all(monkeypatch):
+    original = local._Outbox.reserve
+
+    def reserve(self, num_bytes):
+        if threading.current_thread().name == "rank-2" and num_bytes > 1000:
+            raise MemoryError("no more")
+        return original(self, num_bytes)
+
+    monkeypatch.setattr(local._Outbox, "reserve", reserve)
+
+    def program(comm):
+        comm.barrier()
+        error = MemoryError if comm.rank == 2 else CommunicatorError
+        with pytest.raises(error, match="no more"):
+            comm.allgatherv(np.zeros((1000, 2)))
+        with pytest.raises(CommunicatorError, match="Rank 2 broke off in 'allgatherv': MemoryErr"):
+            comm.barrier()
+
+    run_local(3, program)
+
+
+def test_a_rank_that_leaves_in_order_is_named_by_those_who_wait():
+    def program(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            comm.leave()
+            return
+        with pytest.raises(CommunicatorError, match="Rank 1 has come to the end of its program, s"):
+            comm.barrier()
+
+    run_local(3, program)
+
+
+# ---- settings of Horovod that users have --------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["0", "", "1", "2.5", "abc", "30s", "-5", "nan", "inf", "1e99"])
+@pytest.mark.parametrize(
+    "name", ["HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]
+)
+def test_a_setting_for_stalls_breaks_no_job(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+
+    def program(comm):
+        if comm.rank == 1:
+            time.sleep(0.05)
+        return comm.allreduce(comm.rank).tolist()
+
+    assert run_local(2, program) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "limits"),
+    [
+        ({}, (60, math.inf)),
+        ({"CHECK_TIME_SECONDS": "5", "SHUTDOWN_TIME_SECONDS": "7.5"}, (5, 7.5)),
+        ({"CHECK_TIME_SECONDS": "0", "SHUTDOWN_TIME_SECONDS": "0"}, (math.inf, math.inf)),
+        ({"CHECK_TIME_SECONDS": "abc", "SHUTDOWN_TIME_SECONDS": "-1"}, (60, math.inf)),
+        ({"CHECK_DISABLE": "1", "SHUTDOWN_TIME_SECONDS": "7"}, (math.inf, math.inf)),
+        ({"CHECK_DISABLE": "0", "SHUTDOWN_TIME_SECONDS": "7"}, (60, 7)),
+    ],
+)
+def test_stall_limits(monkeypatch, settings, limits):
+    for name in ("CHECK_TIME_SECONDS", "SHUTDOWN_TIME_SECONDS", "CHECK_DISABLE"):
+        monkeypatch.delenv(f"HOROVOD_STALL_{name}", raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(f"HOROVOD_STALL_{name}", value)
+    assert stall_limits() == limits

@@ -235,6 +235,21 @@ def test_ranks_in_other_lookups_raise_on_all_ranks():
     run_ranks(2, program)
 
 
+@pytest.mark.parametrize("trip", [return_rows, send_grads])
+def test_trips_of_two_lookups_in_another_order_raise_on_all_ranks(trip):
+    """Equal tables and counts: nothing but the lookup's number tells the two trips apart."""
+
+    def program(comm):
+        backend, keys = get_backend("cpu"), np.arange(2, dtype=np.int64)
+        _, first = send_keys(backend, comm, [keys], ["int64"])
+        _, second = send_keys(backend, comm, [keys], ["int64"])
+        first = Route.unpack(first.pack(), backend, comm)
+        with pytest.raises(CommunicatorError, match=f"different calls.*{trip.__name__} of lookup"):
+            trip(second if comm.rank == 1 else first, [np.zeros((2, 1), np.float32)])
+
+    run_ranks(2, program)
+
+
 # ---- routes as arrays ---------------------------------------------------------------------------
 
 
@@ -256,15 +271,15 @@ def test_a_broken_packed_route_is_named(packed, message):
 
 
 def test_packed_route_layout():
-    """[size, num_tables, send_counts, recv_counts, order], pinned."""
+    """[size, num_tables, send_counts, recv_counts, order, lookup], pinned."""
 
     def program(comm):
         keys = np.array([5, 2, 3] if comm.rank == 0 else [4], np.int64)
         return send_keys(get_backend("cpu"), comm, [keys], ["int64"])[1].pack().tolist()
 
     assert run_ranks(2, program) == [
-        [2, 1, 1, 2, 1, 1, 1, 0, 2],
-        [2, 1, 1, 0, 2, 0, 0],
+        [2, 1, 1, 2, 1, 1, 1, 0, 2, 1],
+        [2, 1, 1, 0, 2, 0, 0, 1],
     ]
 
 

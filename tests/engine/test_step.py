@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, SingleCommunicator, run_ranks
 from sok_lite.engine import step
 from sok_lite.engine.initializer import make_initializer
@@ -254,3 +255,23 @@ def test_ranks_agree_once_per_call(backend):
             step.agree(comm, 1, [table], ["sum"])
 
     run_ranks(2, program)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_failure_at_the_owner_is_known_to_all_ranks(size):
+    """The keys are sent: all others wait for rows of the rank that has no memory for them."""
+
+    def no_memory(*_, **__):
+        raise MemoryError("no rows left")
+
+    def program(comm):
+        table = make_table("hbm", get_backend("cpu"), 2, initializer=make_initializer("1", 2))
+        expected, message = CommunicatorError, "no call, after MemoryError: no rows left"
+        if comm.rank == 1:
+            table.lookup = no_memory
+            expected, message = MemoryError, "no rows left"
+        part = Part(table, np.arange(6), np.array([0, 6]), None, "sum")
+        with pytest.raises(expected, match=message):
+            step.forward(get_backend("cpu"), comm, [part])
+
+    run_ranks(size, program)

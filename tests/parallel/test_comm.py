@@ -1,10 +1,13 @@
 """The facts of communicators over real transports."""
 
+import os
 import threading
 
 import numpy as np
 import pytest
 
+from sok_lite.comm import CommunicatorError
+from sok_lite.comm.local import LocalCommunicator, connect_local
 from tests.comm_facts import FACTS, check_alltoallv, uneven
 
 
@@ -55,3 +58,51 @@ def test_calls_while_a_function_is_traced(comm):
         return x + float(comm.allreduce(comm.rank + 1))
 
     assert float(traced(tf.constant(1.0))) == 1 + comm.size * (comm.size + 1) / 2
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        (lambda comm: comm.allreduce(np.zeros(4)), lambda comm: comm.allreduce(np.zeros(4), "max")),
+        (lambda comm: comm.allreduce(np.zeros(4)), lambda comm: comm.allgatherv(np.zeros((1, 4)))),
+        (lambda comm: comm.broadcast(np.zeros(4), 0), lambda comm: comm.broadcast(np.zeros(4), 1)),
+        (lambda comm: comm.barrier(), lambda comm: comm.allgatherv(np.zeros((1, 1), np.uint8))),
+        (
+            lambda comm: comm.alltoallv(np.zeros(comm.size), np.ones(comm.size, int)),
+            lambda comm: comm.alltoallv(
+                np.zeros(comm.size), np.ones(comm.size, int), np.ones(comm.size, int), "other"
+            ),
+        ),
+        (
+            lambda comm: comm.alltoallv(np.zeros(comm.size), np.ones(comm.size, int)),
+            lambda comm: comm.allreduce(np.zeros(1)),
+        ),
+        (
+            lambda comm: comm.allgatherv(np.zeros((2, 2), np.int32)),
+            lambda comm: comm.allgatherv(np.zeros((2, 2), np.float32)),
+        ),
+    ],
+    ids=["op", "allgather", "root", "barrier", "name", "kind", "dtype"],
+)
+def test_ranks_in_different_calls_all_raise(comm, calls):
+    if comm.size == 1:
+        pytest.skip("one rank agrees with itself")
+    if isinstance(comm, LocalCommunicator):
+        comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
+    with pytest.raises(CommunicatorError, match="different calls"):
+        calls[comm.rank == 1](comm)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_cannot_take_part(comm):
+    if comm.size == 1:
+        pytest.skip("one rank has nobody to disturb")
+    child = os.fork()
+    if child == 0:
+        try:
+            comm.barrier()
+        except CommunicatorError as error:
+            os._exit(7 if "forked child" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    check_alltoallv(comm, uneven(comm, 33), (2,), "float32")

@@ -1,8 +1,12 @@
 """The facts of the exchange over real transports."""
 
+import numpy as np
 import pytest
 
-from sok_lite.engine.exchange import check_equal_on_all_ranks
+from sok_lite.backend import get_backend
+from sok_lite.comm import CommunicatorError
+from sok_lite.comm.local import LocalCommunicator, connect_local
+from sok_lite.engine.exchange import check_equal_on_all_ranks, send_grads, send_keys
 from tests.exchange_facts import FACTS
 
 
@@ -17,3 +21,17 @@ def test_descriptions_are_compared(comm):
         dim = 8 if comm.rank == comm.size - 1 else 4
         with pytest.raises(ValueError, match=rf"dim is 4 on rank 0 and 8 on rank {comm.size - 1}"):
             check_equal_on_all_ranks(comm, {"dim": dim}, "table 'user'")
+
+
+def test_gradients_of_two_lookups_in_another_order_raise_on_all_ranks(comm):
+    """Equal tables and counts: nothing but the lookup's number tells the two trips apart."""
+    if comm.size == 1:
+        pytest.skip("one rank agrees with itself")
+    if isinstance(comm, LocalCommunicator):
+        comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
+    backend, keys = get_backend("cpu"), np.arange(comm.size, dtype=np.int64)
+    _, first = send_keys(backend, comm, [keys], ["int64"])
+    _, second = send_keys(backend, comm, [keys], ["int64"])
+    mine = [second, first] if comm.rank == 1 else [first, second]
+    with pytest.raises(CommunicatorError, match="different calls.*send_grads of lookup"):
+        send_grads(mine[0], [np.zeros((comm.size, 1), np.float32)])

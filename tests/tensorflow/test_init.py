@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite import communication
-from sok_lite.comm import Communicator
+from sok_lite.comm import Communicator, SingleCommunicator
 from sok_lite.comm.threads import run_ranks
 
 pytestmark = pytest.mark.usefixtures("uninitialised")
@@ -39,10 +39,17 @@ def test_the_default_is_horovod(capsys):
     assert "communication tool: horovod" in capsys.readouterr().out
 
 
-def test_a_second_init_is_refused():
+def test_a_second_init_with_another_tool_is_refused():
     sok.init("single")
-    with pytest.raises(RuntimeError, match="cannot be set more than once"):
-        sok.init("single")
+    with pytest.raises(RuntimeError, match="cannot be set more than once.*'single'.*'mpi'"):
+        sok.init("mpi")
+
+
+def test_a_second_init_with_the_same_tool_changes_nothing(capsys):
+    sok.init("single")
+    first = communication.communicator()
+    sok.init("single")
+    assert communication.communicator() is first
 
 
 def test_an_unknown_tool_is_refused():
@@ -91,6 +98,34 @@ def test_bfloat16_is_reduced_as_numbers_not_as_bits(monkeypatch, op, expected):
     for reduced in run_ranks(2, reduce):
         assert reduced.dtype == tf.bfloat16
         np.testing.assert_array_equal(tf.cast(reduced, tf.float32), expected)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.int32, tf.float16], ids=lambda d: d.name)
+def test_a_scalar_is_reduced(monkeypatch, mode, dtype):
+    mine = threading.local()
+    monkeypatch.setattr(communication, "communicator", lambda: mine.comm)
+
+    def reduce(comm: Communicator) -> tf.Tensor:
+        mine.comm = comm
+        x = tf.cast(comm.rank + 1, dtype)
+        return sok.communication.allreduce(x, "sum")
+
+    for reduced in run_ranks(2, reduce):
+        assert (reduced.shape, reduced.dtype, float(reduced)) == ((), dtype, 3.0)
+    mine.comm = SingleCommunicator()
+    for op in ("sum", "max", "min"):
+        assert float(mode(lambda op=op: sok.communication.allreduce(tf.constant(5), op))()) == 5
+    average = mode(lambda: sok.communication.allreduce(2.5, "average"))()
+    assert (average.shape, float(average)) == ((), 2.5)
+
+
+def test_what_has_no_sum_or_average_of_its_dtype_is_refused():
+    sok.init("single")
+    for x in (3, tf.constant([1, 2], tf.int64), tf.constant([True])):
+        with pytest.raises(TypeError, match="averages floats.*Received: dtype=.*tf.cast"):
+            sok.communication.allreduce(x, "average")
+    with pytest.raises(TypeError, match="cannot sum booleans.*Received: dtype=bool"):
+        sok.communication.allreduce(tf.constant([True]), "sum")
 
 
 def test_versions():

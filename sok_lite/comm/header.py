@@ -1,0 +1,75 @@
+"""What a rank says of its part in a collective before it sends rows: its header.
+
+Every transport gives every rank the headers of all others first. Ranks that are in different calls,
+or send rows of different formats, are found there, on every rank, before a row is used.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+# Number of the collective, bytes of a row, dtype, name of the call; then the rows of this part.
+_CALL = struct.Struct("<qq8s64s")
+_ROWS = struct.Struct("<q")
+HEADER_BYTES = _CALL.size + _ROWS.size
+LONGEST_CALL = 64
+
+# The call of a rank whose program has ended, and of one that left a collective in the middle.
+FAREWELL = "the end of its program"
+BROKEN_OFF = "a call that broke off"
+
+
+class Header(NamedTuple):
+    """One rank's part in one collective.
+
+    Attributes:
+      turn: number of the collective, counted by each rank for itself.
+      call: what the caller calls it: "allreduce sum of 12", "return_rows of lookup 7".
+      dtype: of the rows, as `np.dtype.str`.
+      row_bytes: of one row.
+    """
+
+    turn: int
+    call: str
+    dtype: str
+    row_bytes: int
+
+    def pack(self, num_rows: Iterable[int]) -> list[bytes]:
+        """Returns the header of each part, HEADER_BYTES bytes, for their numbers of rows."""
+        call = _CALL.pack(self.turn, self.row_bytes, self.dtype.encode(), self.call.encode())
+        return [call + _ROWS.pack(n) for n in num_rows]
+
+    def __str__(self) -> str:
+        return f"{self.call} (collective {self.turn}, {self.dtype} rows of {self.row_bytes} bytes)"
+
+
+def num_rows_of(packed: bytes) -> int:
+    """Returns the number of rows of the part that has this header."""
+    return int(_ROWS.unpack_from(packed, _CALL.size)[0])
+
+
+def disagreement(rank: int, mine: Header, others: Mapping[int, bytes]) -> str | None:
+    """Returns why packed headers cannot be of one collective, for people, or None if they can.
+
+    If one rank finds a reason every rank does: two headers that differ cannot both equal a third.
+    """
+    (packed,) = mine.pack([0])
+    for peer, other in others.items():
+        if other[: _CALL.size] == packed[: _CALL.size]:
+            continue
+        theirs = _unpacked(other)
+        same = "All ranks must make the same calls in the same order."
+        if theirs.call == FAREWELL:
+            return f"Rank {peer} has ended, while rank {rank} is in {mine}. {same}"
+        if mine.call == FAREWELL:
+            return f"Rank {rank} has ended, while rank {peer} is in {theirs}. {same}"
+        return (
+            f"Ranks make different calls: rank {rank} is in {mine}, rank {peer} in {theirs}. {same}"
+        )
+    return None
+
+
+def _unpacked(packed: bytes) -> Header:
+    turn, row_bytes, *texts = _CALL.unpack_from(packed)
+    dtype, call = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
+    return Header(turn, call, dtype, row_bytes)

@@ -1,0 +1,27 @@
+"""How long a rank waits for others before it says so, by the settings of Horovod that users have.
+
+Horovod reads whole seconds and takes what it cannot read for 0. A job must not break at a setting
+that Horovod bears, so here too nothing is refused.
+"""
+
+import math
+import os
+
+
+def stall_limits() -> tuple[float, float]:
+    """Returns seconds between two notes of a wait, and until it is an error; infinite: never."""
+    if _seconds("HOROVOD_STALL_CHECK_DISABLE", 0.0):
+        return math.inf, math.inf
+    return (
+        _seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0) or math.inf,
+        _seconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0) or math.inf,
+    )
+
+
+def _seconds(name: str, otherwise: float) -> float:
+    """Returns a variable's number, 0 or more; `otherwise` where it is not set or holds no such."""
+    try:
+        seconds = float(os.environ.get(name) or otherwise)
+    except ValueError:
+        return otherwise
+    return seconds if 0 <= seconds < math.inf else otherwise

@@ -1,0 +1,324 @@
+"""However a rank ends, and wherever: the job ends, says which rank it was, and leaves nothing."""
+
+import re
+import sys
+
+import pytest
+
+from sok_lite.comm import launched_ranks
+from tests.rank_jobs import run_job
+
+pytestmark = [
+    pytest.mark.skipif(launched_ranks() > 1, reason="a rank does not launch ranks"),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+WAYS = ("exception", "memory", "exit 0", "exit 3", "return", "SIGINT", "SIGTERM", "SIGKILL")
+LIMIT_S = 30.0
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+
+WAY, PLACE, CULPRIT = {way!r}, {place!r}, {culprit}
+
+
+class Return(Exception):
+    pass
+
+
+def end():
+    print("ENDS", time.time(), flush=True)
+    if WAY == "exception":
+        raise RuntimeError("lost for good")
+    if WAY == "memory":
+        raise MemoryError("lost for good")
+    if WAY.startswith("exit"):
+        sys.exit(int(WAY[-1]))
+    if WAY == "return":
+        raise Return
+    os.kill(os.getpid(), getattr(signal, WAY))
+    time.sleep(60)
+
+
+def at(place, number):
+    if place == PLACE and number == 3 and comm.rank == CULPRIT:
+        end()
+
+"""
+
+# A lookup, its gradient and an export, of the engine alone: it starts in a second or two.
+ENGINE = """
+from sok_lite.backend import get_backend
+from sok_lite.comm import make_communicator
+from sok_lite.engine import step
+from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.table import make_table
+
+comm = make_communicator(sys.argv[1])
+backend = get_backend("cpu")
+table = make_table("hbm", backend, 2, initializer=make_initializer("1", 2))
+find = table.lookup
+turn = 0
+
+
+def lookup(*args, **kwargs):
+    at("owner", turn)
+    return find(*args, **kwargs)
+
+
+table.lookup = lookup
+
+
+def run():
+    global turn
+    for turn in range(100):
+        at("lookup", turn)
+        keys = np.arange(turn, turn + 10)
+        part = step.Part(table, keys, np.array([0, 10]), None, "sum")
+        _, trail = step.forward(backend, comm, [part])
+        at("gradient", turn)
+        grads = [np.ones((1, 2), np.float32)]
+        step.backward(backend, [(table, None, "sum")], grads, trail)
+        at("export", turn)
+        list(table.export())
+
+
+try:
+    run()
+except Return:
+    pass
+"""
+
+# A whole training step; `at` is called by the culprit's program, or as the function is traced.
+TRAINING = """
+import keras
+import tensorflow as tf
+import sok_lite as sok
+from sok_lite.communication import communicator
+
+sok.init(sys.argv[1])
+comm = communicator()
+table = sok.DynamicVariable(4, name="table", initializer="uniform")
+optimizer = sok.OptimizerWrapper(keras.optimizers.Adam())
+find, turn = table.table.lookup, 0
+
+
+def lookup(*args, **kwargs):
+    at("owner in a function", turn)
+    return find(*args, **kwargs)
+
+
+table.table.lookup = lookup
+
+
+def step(keys):
+    combiner = "sum"
+    if PLACE == "arguments" and turn == 3 and comm.rank == CULPRIT:
+        print("ENDS", time.time(), flush=True)
+        combiner = "largest"
+    at("lookup", turn)
+    with tf.GradientTape() as tape:
+        out = sok.lookup_sparse(table, keys, combiners=combiner)
+        loss = tf.reduce_sum(out)
+    at("gradient", turn)
+    gradient = tape.gradient(loss, table)
+    at("update", turn)
+    optimizer.apply_gradients([(gradient, table)])
+
+
+traced = tf.function(step, reduce_retracing=True, autograph=False)
+
+
+def run():
+    global turn
+    for turn in range(100):
+        keys = tf.RaggedTensor.from_row_lengths(tf.range(turn, turn + 6, dtype=tf.int64), [2, 4])
+        if PLACE == "trace" and turn == 3:
+            tf.function(lambda: (at("trace", turn), step(keys)), autograph=False)()
+        elif PLACE == "owner in a function":
+            traced(keys)
+        else:
+            step(keys)
+        at("export", turn)
+        sok.export(table)
+
+
+try:
+    run()
+except Return:
+    pass
+"""
+
+
+def check_an_end(tmp_path, tool, local, ranks, way, place, program=ENGINE):
+    culprit = ranks - 1
+    head = HEAD.format(way=way, place=place, culprit=culprit)
+    job = run_job(tool, head + program, tmp_path, ranks, local)
+    assert job.code != 0, job.output
+    assert "ENDS" in job.output, job.output
+    names_it = rf"[Rr]ank {culprit} (has |aborts|broke off|with PID)"
+    if way.startswith("SIG"):  # then horovodrun may be the only one to know
+        names_it += rf"|Process {culprit} exit with status code"
+    assert re.search(names_it, job.output), job.output
+    assert job.ended_s < LIMIT_S, job.output
+    assert job.left == [], job.output
+
+
+@pytest.mark.parametrize(
+    ("local", "way", "place"),
+    [
+        (True, "exception", "owner"),
+        (False, "memory", "owner"),
+        (False, "exit 0", "gradient"),
+        (True, "return", "lookup"),
+        (True, "SIGKILL", "export"),
+    ],
+)
+def test_a_rank_that_ends_ends_the_job(tmp_path, local, way, place):
+    check_an_end(tmp_path, "mpi", local, 2, way, place)
+
+
+def test_a_rank_that_ends_ends_a_horovod_job_without_shared_memory(tmp_path):
+    check_an_end(tmp_path, "horovod", False, 2, "exit 0", "gradient")
+
+
+def test_a_forked_child_does_not_hide_the_end_of_its_rank(tmp_path):
+    """Rank 1 forks, as a data loader does, and is killed: the others know before the child ends."""
+    job = run_job(
+        "mpi",
+        HEAD.format(way="SIGKILL", place="", culprit=1)
+        + """
+from sok_lite.comm import make_communicator
+comm = make_communicator("mpi")
+comm.allgatherv(np.zeros((100_000, 2)))
+if comm.rank == 1:
+    if os.fork() == 0:
+        print("the child holds", sum("memfd:sok_lite" in x for x in open("/proc/self/maps")),
+              "pieces of shared memory", flush=True)
+        for number in (1, 2):  # mpirun itself waits for whoever holds the output of a rank
+            os.close(number)
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(1)
+    end()
+comm.barrier()
+""",
+        tmp_path,
+    )
+    assert job.code != 0
+    assert "the child holds 0 pieces" in job.output
+    assert job.ended_s < 10, job.output
+    assert "Rank 1 has died or has left, seen by rank 0" in job.output, job.output
+    # The child is the program's, and not ours to end.
+    assert all("process" in name for name in job.left), job.left
+
+
+@pytest.mark.parametrize(
+    ("tool", "local", "seconds"),
+    [
+        ("mpi", True, 3),
+        pytest.param("mpi", True, 20, marks=pytest.mark.long),
+        pytest.param("mpi", False, 20, marks=pytest.mark.long),
+        pytest.param("horovod", True, 20, marks=pytest.mark.long),
+        pytest.param("horovod", False, 20, marks=pytest.mark.long),
+    ],
+)
+def test_a_rank_that_is_stopped_for_a_while_does_no_harm(tmp_path, tool, local, seconds):
+    job = run_job(
+        tool,
+        f"""
+        import os, signal, subprocess, sys
+        from sok_lite.comm import make_communicator
+        comm = make_communicator(sys.argv[1])
+        for turn in range(20):
+            if turn == 7 and comm.rank == 1:
+                subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {{os.getpid()}}"])
+                os.kill(os.getpid(), signal.SIGSTOP)
+            assert comm.allreduce(comm.rank + turn) == 1 + 2 * turn
+        print("well", flush=True)
+        """,
+        tmp_path,
+        local=local,
+        HOROVOD_STALL_CHECK_TIME_SECONDS="1",
+    )
+    assert job.code == 0, job.output
+    assert job.output.count("well") == 2, job.output
+    assert job.left == []
+
+
+@pytest.mark.parametrize(
+    ("tool", "local", "settings"),
+    [
+        ("mpi", True, {}),
+        ("mpi", False, {}),
+        ("mpi", True, {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0"}),
+        *(
+            pytest.param("horovod", local, settings, marks=pytest.mark.long)
+            for local in (True, False)
+            for settings in (
+                {},
+                {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0"},
+                {"HOROVOD_STALL_CHECK_TIME_SECONDS": "abc"},
+                {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"},
+            )
+        ),
+    ],
+)
+def test_ranks_that_end_at_different_times_end_well(tmp_path, tool, local, settings):
+    job = run_job(
+        tool,
+        """
+        import sys, time
+        from sok_lite.comm import make_communicator
+        comm = make_communicator(sys.argv[1])
+        comm.barrier()
+        time.sleep(comm.rank)
+        print("well", flush=True)
+        """,
+        tmp_path,
+        ranks=3,
+        local=local,
+        **settings,
+    )
+    assert (job.code, job.output.count("well"), job.left) == (0, 3, []), job.output
+    assert "sok_lite:" not in job.output
+
+
+everywhere = [
+    pytest.mark.long,
+    pytest.mark.parametrize("ranks", [2, 3]),
+    pytest.mark.parametrize("local", [True, False], ids=["local", "network"]),
+    pytest.mark.parametrize("tool", ["mpi", "horovod"]),
+]
+
+
+def on_all(test):
+    for mark in everywhere:
+        test = mark(test)
+    return test
+
+
+@on_all
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", ["lookup", "owner", "gradient"])
+def test_every_way_to_end_in_the_engine(tmp_path, tool, local, ranks, way, place):
+    check_an_end(tmp_path, tool, local, ranks, way, place)
+
+
+@on_all
+@pytest.mark.parametrize(
+    ("way", "place"),
+    [
+        ("exception", "lookup"),
+        ("exception", "gradient"),
+        ("exit 0", "update"),
+        ("return", "export"),
+        ("exception", "trace"),
+        ("exception", "arguments"),
+        ("memory", "owner in a function"),
+        ("SIGKILL", "owner in a function"),
+    ],
+)
+def test_every_place_to_end_in_a_training_step(tmp_path, tool, local, ranks, way, place):
+    check_an_end(tmp_path, tool, local, ranks, way, place, TRAINING)
