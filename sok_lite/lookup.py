@@ -283,7 +283,8 @@ class _Host:
         self, trip: Callable[..., Any], trail: step.Trail, tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         rows = [to_array(tensor, self.backend) for tensor in tensors]
-        results = trip(self.backend, trail, rows)
+        with failure_known_to_all(self._comm):
+            results = trip(self.backend, trail, rows)
         return [to_tensor(array, tf.float32, self.backend) for array in results]
 
     def _parts(self, tensors: Sequence[tf.Tensor]) -> list[step.Part]:
