@@ -21,6 +21,7 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.engine.optimizer_states import offer_restored
 from sok_lite.engine.table import EmbeddingTable, snapshot
 from sok_lite.tensor import to_array, to_tensor
 
@@ -122,6 +123,7 @@ def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> 
             part = backend.xp.ascontiguousarray(arrays["states"][:, start : start + dim])
             table.store.write(rows, part, column=name)
             start += dim
+        offer_restored(table.store, list(columns))
 
 
 def _text(value: object) -> tf.Tensor:

@@ -23,6 +23,7 @@ LAYERS = [
     ["sok_lite.engine.update_rules", "sok_lite.engine.recent"],
     ["sok_lite.engine.owner", "sok_lite.engine.agreement", "sok_lite.engine.failure"],
     ["sok_lite.engine.exchange"],
+    ["sok_lite.engine.optimizer_states"],
     ["sok_lite.engine.step", "sok_lite.engine.apply"],
     ["sok_lite.tensor", "sok_lite.row_gradient", "sok_lite.inference", "sok_lite.table_summary"],
     ["sok_lite.communication"],
@@ -30,7 +31,12 @@ LAYERS = [
     ["sok_lite.local_lookup", "sok_lite.refusals", "sok_lite.variable_arguments"],
     ["sok_lite.row_writes", "sok_lite.table_methods", "sok_lite.table_checkpoint"],
     ["sok_lite.dynamic_variable"],
-    ["sok_lite.lookup_arguments", "sok_lite.optimizer_rules", "sok_lite.slot"],
+    [
+        "sok_lite.lookup_arguments",
+        "sok_lite.optimizer_rules",
+        "sok_lite.slot",
+        "sok_lite.step_order",
+    ],
     ["sok_lite.lookup", "sok_lite.optimizer"],
     ["sok_lite"],
 ]

@@ -8,6 +8,7 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.engine.combine import segment_sum
+from sok_lite.engine.optimizer_states import check_states, claim_states
 from sok_lite.engine.recent import recall
 from sok_lite.engine.row_store import ABSENT
 from sok_lite.engine.table import EmbeddingTable
@@ -17,6 +18,7 @@ from sok_lite.engine.update_rules import (
     StochasticRounding,
     UpdateRule,
     apply_rule,
+    check_step,
     count_nonfinite,
 )
 
@@ -29,12 +31,14 @@ class Update(NamedTuple):
       rule: its update rule.
       keys: (n,) integers; keys without a row are skipped.
       grads: (n, dim) float32; those of a repeated key are summed.
+      optimizer: whose the states are; None: nobody's in particular.
     """
 
     table: EmbeddingTable
     rule: UpdateRule
     keys: Array
     grads: Array
+    optimizer: Any = None
 
 
 class NonFiniteGradientError(ValueError, FloatingPointError):
@@ -47,6 +51,7 @@ def apply_updates(
     step: int,
     on_nonfinite: str = "allow",
     stochastic_rounding: bool = False,
+    check_only: bool = False,
 ) -> int:
     """Applies one step to all tables. A table that comes several times is updated once.
 
@@ -57,6 +62,7 @@ def apply_updates(
       on_nonfinite: "allow" or "error".
       stochastic_rounding: of float16 and bfloat16 rows, in place of rounding to nearest even. The
         random bits depend on the table's seed and name, key, column and step alone.
+      check_only: raises what there is to raise and changes no row, for a step that has other parts.
 
     Returns:
       How many rows had a gradient with a NaN or an infinity.
@@ -72,14 +78,18 @@ def apply_updates(
         # order for all threads, so that none waits for another that waits for it.
         for table in sorted({update.table for update in updates}, key=id):
             locks.enter_context(table.lock)
-        ready = [_ready(update) for update in _merged(updates)]
+        merged = _merged(updates)
+        check_step(learning_rate, step)
+        for update in merged:
+            check_states(update.table, update.rule, update.optimizer)
+            update.rule.scalars(learning_rate, step)
+        ready = [_ready(update) for update in merged]
         if on_nonfinite == "error":
             _raise_if_nonfinite(ready)
-        for item in ready:
-            # Before the first row changes: a state of another optimizer raises here.
-            for name, initial in item.rule.states.items():
-                item.table.store.ensure_state(name, initial)
-            item.rule.scalars(learning_rate, step)
+        for update in merged:
+            claim_states(update.table, update.rule, update.optimizer)
+        if check_only:
+            return 0
         count = 0
         for table, rule, keys, rows, grads in ready:
             rounding = None
@@ -142,7 +152,7 @@ def _check(update: Update, keys: Array) -> None:
 
 
 def _ready(update: Update) -> _Ready:
-    table, rule, keys, grads = update
+    table, rule, keys, grads, _ = update
     backend = table.backend
     rows = recall(table, keys)
     if rows is None:

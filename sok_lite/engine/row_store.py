@@ -82,6 +82,7 @@ class Column:
       initial: what unheld rows hold.
       row_bytes: memory of one row.
       pointers: (at least num_chunks,) uint64, on the backend: the chunks' addresses, for kernels.
+      owner: of a state, whose it is, as engine/optimizer_states.py says; None: nobody's yet.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Column:
         self.dtype = dtype
         self.initial = initial
         self.num_chunks = 0
+        self.owner: Any = None
         self._backend = backend
         self.row_bytes = dim * dtype.itemsize
         self._chunk_bytes = self.row_bytes << shift
@@ -398,7 +400,7 @@ class RowStore:
         self._columns = {}
         self._slabs = []
         for old in columns:
-            self._add_column(old.name, old.dim, old.dtype, old.initial)
+            self._add_column(old.name, old.dim, old.dtype, old.initial).owner = old.owner
         if self._far_file:
             self._far_file.truncate(0)
         self._num_rows = 0
