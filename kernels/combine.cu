@@ -5,8 +5,46 @@
 // of j] over the items j with inverse[j] == u.
 //
 // A sum goes over its items in ascending order, whatever the number of workers: a run repeats bit
-// for bit.
+// for bit. It goes in pieces: an f32 to which ones are added one by one stops at 2^24.
 #include "platform.cuh"
+
+// Items that are summed one by one.
+constexpr i64 kPiece = 32;
+
+// Where the piece ends that begins at item k.
+SOK_DEVICE i64 piece_end(i64 k, i64 end) { return end - k < kPiece ? end : k + kPiece; }
+
+// Adds a piece to a sum. What rounding takes from the sum is exact, and summed by itself: so the
+// error hardly grows with the number of pieces.
+template <class T>
+SOK_DEVICE void add_piece(const T& piece, T* sum, T* lost) {
+  const T old = *sum, now = old + piece, added = now - old;
+  *sum = now;
+  *lost += (old - (now - added)) + (piece - added);
+}
+
+// Adds to a sum what it lost: a NaN where the sum is infinite, which it then stays.
+template <class T>
+SOK_DEVICE void add_lost(const T& lost, T* sum) {
+  *sum = lost == lost ? *sum + lost : *sum;
+}
+
+// Sums term(k) over the items k of a row.
+template <class Term>
+SOK_DEVICE f32 sum_terms(i64 begin, i64 end, Term term) {
+  i64 k = begin;
+  f32 sum = 0.0f;
+  for (const i64 stop = piece_end(k, end); k < stop; ++k) sum += term(k);
+  if (k == end) return sum;
+  f32 lost = 0.0f;
+  while (k < end) {
+    f32 piece = 0.0f;
+    for (const i64 stop = piece_end(k, end); k < stop; ++k) piece += term(k);
+    add_piece(piece, &sum, &lost);
+  }
+  add_lost(lost, &sum);
+  return sum;
+}
 
 // combiner: what a weighted sum is divided by.
 #define COMBINE_SUM 0    // 1
@@ -17,10 +55,8 @@
 SOK_DEVICE f32 combine_divisor(const f32* weights, i64 begin, i64 end, i64 combiner) {
   if (combiner == COMBINE_SUM) return 1.0f;
   if (!weights) return combiner == COMBINE_MEAN ? (f32)(end - begin) : sok_sqrt((f32)(end - begin));
-  f32 sum = 0.0f;
-  for (i64 j = begin; j < end; ++j)
-    sum += combiner == COMBINE_MEAN ? weights[j] : weights[j] * weights[j];
-  return combiner == COMBINE_MEAN ? sum : sok_sqrt(sum);
+  if (combiner == COMBINE_MEAN) return sum_terms(begin, end, [=](i64 j) { return weights[j]; });
+  return sok_sqrt(sum_terms(begin, end, [=](i64 j) { return weights[j] * weights[j]; }));
 }
 
 // Asks for the row that an item reads, up to 512 bytes of it.
@@ -32,8 +68,9 @@ SOK_DEVICE void prefetch_source(const T* row, i64 dim) {
 }
 
 // The items of a sum: item k of a group is number order[k], reads source[index[number]] and has
-// weight weights[number]. Each list may be null: then k itself, source[number], 1.
-template <class T>
+// weight weights[number]. A list that is not there stands for k itself, source[number], 1. The
+// compiler knows which are there: to ask for each item would take as long as to add it.
+template <class T, bool kOrdered, bool kIndexed, bool kWeighted>
 struct Items {
   const T* source;
   i64 dim;
@@ -41,46 +78,61 @@ struct Items {
   const i32* index;
   const f32* weights;
 };
-template <class T>
-SOK_DEVICE const T* item_row(const Items<T>& items, i64 k) {
-  i64 number = items.order ? items.order[k] : k;
-  return items.source + (items.index ? (i64)items.index[number] : number) * items.dim;
+template <class T, bool kOrdered, bool kIndexed, bool kWeighted>
+SOK_DEVICE const T* item_row(const Items<T, kOrdered, kIndexed, kWeighted>& items, i64 k) {
+  const i64 number = kOrdered ? items.order[k] : k;
+  return items.source + (kIndexed ? (i64)items.index[number] : number) * items.dim;
 }
-template <class T>
-SOK_DEVICE f32 item_weight(const Items<T>& items, i64 k) {
-  return items.weights ? items.weights[items.order ? items.order[k] : k] : 1.0f;
+template <class T, bool kOrdered, bool kIndexed, bool kWeighted>
+SOK_DEVICE f32 item_weight(const Items<T, kOrdered, kIndexed, kWeighted>& items, i64 k) {
+  return kWeighted ? items.weights[kOrdered ? items.order[k] : k] : 1.0f;
 }
 
-// Columns of one row that a lane sums at a time. On the CPU as many as stay in registers: with 32,
-// g++ 12 keeps the sums in memory and takes four times as long.
-constexpr i64 kColumns = SOK_BLOCK < 16 ? SOK_BLOCK : 16;
-
-// Sums `count` columns of the items from `first` on. With kWhole, count is kColumns, which the
-// compiler then knows.
-template <bool kWhole, class T>
-SOK_DEVICE void sum_columns(const Items<T>& items, i64 begin, i64 end, f32 divisor, i64 first,
-                            i64 count, f32* __restrict__ out) {
-  const i64 width = kWhole ? kColumns : count;
-  f32 sum[kColumns];
-  for (i64 c = 0; c < width; ++c) sum[c] = 0.0f;
+// Sums columns of the items of a piece, kCount vectors from column `first` on.
+template <class Vector, i64 kCount, class Items>
+SOK_DEVICE void sum_piece(const Items& items, i64 begin, i64 end, i64 first, Vector* out) {
+  constexpr i64 kWidth = sizeof(Vector) / sizeof(f32);
+  Vector sum[kCount] = {};
   for (i64 k = begin; k < end; ++k) {
-    const T* __restrict__ from = item_row(items, k) + first;
+    const auto* __restrict__ from = item_row(items, k) + first;
     const f32 weight = item_weight(items, k);
-    for (i64 c = 0; c < width; ++c) sum[c] += weight * to_f32(from[c]);
+    for (i64 i = 0; i < kCount; ++i) {
+      Vector columns;
+      sok_load_columns(from + i * kWidth, &columns);
+      sum[i] += weight * columns;
+    }
   }
-  if (divisor == 1.0f) {
-    for (i64 c = 0; c < width; ++c) out[first + c] = sum[c];
+  for (i64 i = 0; i < kCount; ++i) out[i] = sum[i];
+}
+
+// Sums columns of all items and divides: those of one piece as `sum_piece` does.
+template <class Vector, i64 kCount, class Items>
+SOK_DEVICE void sum_columns(const Items& items, i64 begin, i64 end, f32 divisor, i64 first,
+                            f32* out) {
+  Vector sum[kCount] = {};
+  if (end - begin <= kPiece) {
+    sum_piece<Vector, kCount>(items, begin, end, first, sum);
   } else {
-    for (i64 c = 0; c < width; ++c) out[first + c] = sum[c] / divisor;
+    Vector lost[kCount] = {}, piece[kCount];
+    for (i64 k = begin, stop; k < end; k = stop) {
+      stop = piece_end(k, end);
+      sum_piece<Vector, kCount>(items, k, stop, first, piece);
+      for (i64 i = 0; i < kCount; ++i) add_piece(piece[i], sum + i, lost + i);
+    }
+    for (i64 i = 0; i < kCount; ++i) add_lost(lost[i], sum + i);
   }
+  if (divisor != 1.0f) {
+    for (i64 i = 0; i < kCount; ++i) sum[i] /= divisor;
+  }
+  memcpy(out + first, sum, sizeof sum);
 }
 
 // Sums the items of every group and divides as the combiner says.
 //
 // offsets  (num_groups + 1,)     group g has the items offsets[g] to offsets[g + 1]
 // out      (num_groups, dim)  out
-template <class T>
-SOK_DEVICE void sum_rows(const Items<T> items, const i64* offsets, i64 combiner, f32* out,
+template <class Items>
+SOK_DEVICE void sum_rows(const Items items, const i64* offsets, i64 combiner, f32* out,
                          i64 num_groups) {
   const i64 dim = items.dim, n = offsets[num_groups];
   SOK_FOR_EACH_ROW(g, num_groups) {
@@ -95,7 +147,7 @@ SOK_DEVICE void sum_rows(const Items<T> items, const i64* offsets, i64 combiner,
     if (divisor == 0.0f) {
       SOK_FOR_EACH_COLUMN(c, dim) { to[c] = 0.0f; }
     } else if (end - begin == 1) {
-      const T* __restrict__ from = item_row(items, begin);
+      const auto* __restrict__ from = item_row(items, begin);
       const f32 weight = item_weight(items, begin);
       if (weight == divisor) {
         SOK_FOR_EACH_COLUMN(c, dim) { to[c] = to_f32(from[c]); }
@@ -105,13 +157,36 @@ SOK_DEVICE void sum_rows(const Items<T> items, const i64* offsets, i64 combiner,
         SOK_FOR_EACH_COLUMN(c, dim) { to[c] = weight * to_f32(from[c]) / divisor; }
       }
     } else {
-      SOK_FOR_EACH_COLUMN(block, dim / kColumns) {
-        sum_columns<true>(items, begin, end, divisor, block * kColumns, kColumns, to);
+      constexpr i64 kSmall = sizeof(SokSmallVector) / sizeof(f32);
+      constexpr i64 kLarge = SOK_VECTORS * sizeof(SokVector) / sizeof(f32);
+      const i64 small = dim / kLarge * kLarge, single = dim / kSmall * kSmall;
+      SOK_FOR_EACH_COLUMN(i, dim / kLarge) {
+        sum_columns<SokVector, SOK_VECTORS>(items, begin, end, divisor, i * kLarge, to);
       }
-      const i64 rest = dim % kColumns;
-      if (rest) sum_columns<false>(items, begin, end, divisor, dim - rest, rest, to);
+      SOK_FOR_EACH_COLUMN(i, (single - small) / kSmall) {
+        sum_columns<SokSmallVector, 1>(items, begin, end, divisor, small + i * kSmall, to);
+      }
+      SOK_FOR_EACH_COLUMN(i, dim - single) {
+        sum_columns<f32, 1>(items, begin, end, divisor, single + i, to);
+      }
     }
   }
+}
+
+// The same, with and without an index and weights, which come with an index.
+template <bool kOrdered, class T>
+SOK_DEVICE void sum_rows(const T* source, i64 dim, const i32* order, const i32* index,
+                         const f32* weights, const i64* offsets, i64 combiner, f32* out,
+                         i64 num_groups) {
+  if (index && weights)
+    sum_rows(Items<T, kOrdered, true, true>{source, dim, order, index, weights}, offsets, combiner,
+             out, num_groups);
+  else if (index)
+    sum_rows(Items<T, kOrdered, true, false>{source, dim, order, index, nullptr}, offsets, combiner,
+             out, num_groups);
+  else
+    sum_rows(Items<T, kOrdered, false, false>{source, dim, order, nullptr, nullptr}, offsets,
+             combiner, out, num_groups);
 }
 
 // Pools rows over ragged rows.
@@ -124,21 +199,21 @@ SOK_DEVICE void sum_rows(const Items<T> items, const i64* offsets, i64 combiner,
 SOK_ROW_KERNEL(combine_f32)
 (const f32* source, i64 dim, const i32* inverse, const i64* row_splits, const f32* weights,
  i64 combiner, f32* out, i64 batch) {
-  sum_rows(Items<f32>{source, dim, nullptr, inverse, weights}, row_splits, combiner, out, batch);
+  sum_rows<false>(source, dim, nullptr, inverse, weights, row_splits, combiner, out, batch);
 }
 SOK_EXPORT(combine_f32)
 SOK_ROW_KERNEL(combine_f16)
 (const u16* source, i64 dim, const i32* inverse, const i64* row_splits, const f32* weights,
  i64 combiner, f32* out, i64 batch) {
-  sum_rows(Items<f16>{(const f16*)source, dim, nullptr, inverse, weights}, row_splits, combiner,
-           out, batch);
+  sum_rows<false>((const f16*)source, dim, nullptr, inverse, weights, row_splits, combiner, out,
+                  batch);
 }
 SOK_EXPORT(combine_f16)
 SOK_ROW_KERNEL(combine_bf16)
 (const u16* source, i64 dim, const i32* inverse, const i64* row_splits, const f32* weights,
  i64 combiner, f32* out, i64 batch) {
-  sum_rows(Items<bf16>{(const bf16*)source, dim, nullptr, inverse, weights}, row_splits, combiner,
-           out, batch);
+  sum_rows<false>((const bf16*)source, dim, nullptr, inverse, weights, row_splits, combiner, out,
+                  batch);
 }
 SOK_EXPORT(combine_bf16)
 
@@ -171,7 +246,7 @@ SOK_EXPORT(combine_items)
 SOK_ROW_KERNEL(segment_sum)
 (const f32* source, i64 dim, const i64* offsets, const i32* order, const i32* index,
  const f32* weights, f32* out, i64 num_groups) {
-  sum_rows(Items<f32>{source, dim, order, index, weights}, offsets, COMBINE_SUM, out, num_groups);
+  sum_rows<true>(source, dim, order, index, weights, offsets, COMBINE_SUM, out, num_groups);
 }
 SOK_EXPORT(segment_sum)
 
@@ -201,15 +276,14 @@ SOK_DEVICE void weight_grads_of_rows(const f32* out_grads, const T* source, i64 
   SOK_FOR_EACH(b, batch) {
     const i64 begin = row_splits[b], end = row_splits[b + 1];
     const f32 divisor = combine_divisor(weights, begin, end, combiner);
-    f32 sum = 0.0f;
     for (i64 j = begin; j < end; ++j) {
       weight_grads[j] =
           divisor == 0.0f
               ? 0.0f
               : dot_product(out_grads + b * dim, source + (i64)inverse[j] * dim, dim) / divisor;
-      sum += weights[j] * weight_grads[j];
     }
     if (divisor == 0.0f || combiner == COMBINE_SUM) continue;
+    const f32 sum = sum_terms(begin, end, [=](i64 j) { return weights[j] * weight_grads[j]; });
     for (i64 j = begin; j < end; ++j) {
       weight_grads[j] -=
           combiner == COMBINE_MEAN ? sum / divisor : weights[j] * (sum / (divisor * divisor));

@@ -54,6 +54,11 @@ struct bf16 {
 #define SOK_BLOCK 1
 #define SOK_AHEAD 0
 
+// Neighbouring columns of a row with which a lane computes at a time, and how many of these.
+typedef f32 SokVector;
+typedef f32 SokSmallVector;
+#define SOK_VECTORS 1
+
 SOK_DEVICE i64 sok_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 SOK_DEVICE i64 sok_num_threads() { return (i64)gridDim.x * blockDim.x; }
 
@@ -203,6 +208,16 @@ SOK_DEVICE f16 to_f16(f32 x) {
 #ifndef SOK_AHEAD
 #define SOK_AHEAD 16
 #endif
+
+// Neighbouring columns of a row with which a worker computes at a time, and how many of these. They
+// are in vector registers; g++ 12 keeps some arrays of f32 in memory, which takes twice as long.
+#ifdef __AVX__
+typedef f32 SokVector __attribute__((vector_size(32)));
+#else
+typedef f32 SokVector __attribute__((vector_size(16)));
+#endif
+typedef f32 SokSmallVector __attribute__((vector_size(16)));
+#define SOK_VECTORS ((i64)(64 / sizeof(SokVector)))
 
 // This worker's number and how many there are; cpu_runtime.cpp sets them around every call.
 extern thread_local int sok_worker;
@@ -383,6 +398,17 @@ SOK_DEVICE bf16 to_bf16(f32 x) {
   else
     y.bits = (u16)((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
   return y;
+}
+// Columns of a row as a vector, or as one f32.
+template <class Vector>
+SOK_DEVICE void sok_load_columns(const f32* from, Vector* to) {
+  memcpy(to, from, sizeof *to);
+}
+template <class T, class Vector>
+SOK_DEVICE void sok_load_columns(const T* from, Vector* to) {
+  f32 columns[sizeof *to / sizeof(f32)];
+  for (i64 c = 0; c < (i64)(sizeof *to / sizeof(f32)); ++c) columns[c] = to_f32(from[c]);
+  memcpy(to, columns, sizeof *to);
 }
 SOK_DEVICE void from_f32(f32 x, f32* out) { *out = x; }
 SOK_DEVICE void from_f32(f32 x, f16* out) { *out = to_f16(x); }

@@ -76,19 +76,23 @@ if ! command -v "${CXX:-g++}" >/dev/null 2>&1; then
     "  conda:           conda install -c conda-forge gxx   (and CXX set to its name)"
 fi
 
+step() { printf '[setup %4ds] %s\n' "$SECONDS" "$1"; }
+
 # ---------------------------------------------------------------- is there anything to do?
 stamp="$venv/sok_lite-setup.txt"
 running="$venv/sok_lite-setup.running"
-case "$(cat "$stamp" 2>/dev/null)" in 'gpu '*) gpu=1 ;; esac
-extra=cpu
-horovod_flags=()
-if [ -n "$gpu" ]; then
-  extra=gpu
-  horovod_flags=(--gpu)
-fi
-# All that decides what is installed. A project that moved has another path in its editable install.
-wanted="$(
-  "$python" - "$extra" pyproject.toml scripts/setup.sh scripts/build_horovod.py <<'PY'
+
+exit_if_done() {
+  case "$(cat "$stamp" 2>/dev/null)" in 'gpu '*) gpu=1 ;; esac
+  extra=cpu
+  horovod_flags=()
+  if [ -n "$gpu" ]; then
+    extra=gpu
+    horovod_flags=(--gpu)
+  fi
+  # All that decides what is installed. A project that moved has another path in its editable install.
+  wanted="$(
+    "$python" - "$extra" pyproject.toml scripts/setup.sh scripts/build_horovod.py <<'PY'
 import hashlib, os, shutil, sys
 digest = hashlib.sha256()
 for path in sys.argv[2:]:
@@ -96,10 +100,24 @@ for path in sys.argv[2:]:
 print(sys.argv[1], os.path.realpath(sys.executable), sys.version.split()[0], os.getcwd(),
       "mpicc" if shutil.which("mpicc") else "no-mpicc", digest.hexdigest())
 PY
-)"
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && [ -x "$venv/bin/python" ]; then
-  exit 0
+  )"
+  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && [ -x "$venv/bin/python" ]; then
+    exit 0
+  fi
+}
+exit_if_done
+
+# ---------------------------------------------------------------- one set-up at a time
+# Python asks, as not every system has the command flock. The lock belongs to the open file: it lasts
+# until this script and what it started have ended, however they end.
+mkdir -p "$(dirname "$venv")"
+exec 9>>"$venv.lock"
+lock() { "$python" -c "import fcntl; fcntl.flock(9, fcntl.LOCK_EX $*)" 2>/dev/null; }
+if ! lock '| fcntl.LOCK_NB'; then
+  step "another set-up of $venv is under way: waiting for it"
+  lock || die "$venv.lock cannot be locked. Set SOK_LITE_VENV to a folder on a disk of this machine."
 fi
+exit_if_done  # another one may have done it
 
 # ---------------------------------------------------------------- do it
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
@@ -115,8 +133,6 @@ pip_install() {
   done
   die "pip could not install: $*" "Its reason is above. What is installed stays; run this again to go on."
 }
-
-step() { printf '[setup %4ds] %s\n' "$SECONDS" "$1"; }
 
 clear=()
 if [ -e "$running" ]; then

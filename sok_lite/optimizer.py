@@ -6,7 +6,8 @@ have a gradient change, their states included.
 """
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +18,7 @@ from sok_lite.engine import apply
 from sok_lite.engine.update_rules import SGD as SGDRule
 from sok_lite.optimizer_rules import Settings, family_of, refuse_unsupported, settings_of
 from sok_lite.slot import SlotView
+from sok_lite.step_order import StepOrder, dense_checks, keep_alive
 from sok_lite.tensor import host_call, refuse_replicas, to_array
 from sok_lite.variable_spec import alive
 
@@ -51,14 +53,36 @@ class _RowOptimizer(tf.Module):
         self.iterations = tf.Variable(
             first_step, dtype=tf.int64, trainable=False, name="sok_iterations"
         )
+        self._order = StepOrder()
 
     def _update(
-        self, pairs: Pairs, settings: Sequence[Settings], learning_rate: Any, step: tf.Tensor
-    ) -> Any:
-        """Updates the rows of all pairs in one host call; returns the operation in a graph."""
+        self,
+        pairs: Pairs,
+        settings: Sequence[Settings],
+        learning_rate: Any,
+        step: tf.Tensor,
+        optimizer: Any = None,
+        dense_step: Callable[[], Any] | None = None,
+    ) -> tuple[Any, Any]:
+        """Updates the rows of all pairs in one host call, and the dense variables.
+
+        Whichever part fails, the other has not begun: in eager mode the rows are checked, the dense
+        step done, and the rows then changed by what nothing refuses any more. In a graph, where a
+        check would be a call of its own, the rows go first.
+
+        Args:
+          optimizer: whose states the rows have.
+          dense_step: updates the dense variables.
+
+        Returns:
+          The operation in a graph, and what `dense_step` returns.
+        """
         backend = pairs[0][1].table.backend
         host = _Host(
-            self, [variable for _, variable in pairs], [(s.rule, s.flags) for s in settings]
+            self,
+            optimizer,
+            [variable for _, variable in pairs],
+            [(s.rule, s.flags) for s in settings],
         )
         names = [list(s.numbers) for s in settings]
         numbers = [learning_rate, *(value for s in settings for value in s.numbers.values())]
@@ -66,27 +90,40 @@ class _RowOptimizer(tf.Module):
         what = f"The update of {', '.join(repr(variable.name) for _, variable in pairs)}"
         refuse_replicas(what)
         if tf.executing_eagerly():
-            host.run(names, [float(number) for number in numbers], int(step), inputs)
-            return None
+            done = None
+            arguments = (names, [float(number) for number in numbers], int(step), inputs)
+            if dense_step is not None:
+                host.run(*arguments, check_only=True)
+                done = dense_step()
+            host.run(*arguments)
+            return None, done
+        if optimizer is not None:
+            keep_alive(optimizer)
         stacked = tf.stack([tf.cast(tf.convert_to_tensor(n), tf.float64) for n in _plain(numbers)])
 
         def run(step: tf.Tensor, values: tf.Tensor, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
             host.run(names, [float(value) for value in values.numpy()], int(step), tensors)
             return ()
 
-        return host_call(run, [step, stacked, *inputs], [], backend, what)
+        update = host_call(run, [step, stacked, *inputs], [], backend, what)
+        if dense_step is None:
+            return update, None
+        with tf.control_dependencies([update]):
+            return update, dense_step()
 
 
 class _Host:
-    """The host half of an update. Holds no tensor and keeps no variable alive."""
+    """The host half of an update. Holds no tensor and keeps no variable or optimizer alive."""
 
     def __init__(
         self,
         owner: _RowOptimizer,
+        optimizer: Any,
         variables: Sequence[DynamicVariable],
         rules: Sequence[tuple[Any, dict[str, Any]]],
     ) -> None:
         self._owner = weakref.ref(owner)
+        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._variables = [weakref.ref(variable) for variable in variables]
         self._rules = rules
         self._on_nonfinite = owner.on_nonfinite
@@ -99,6 +136,7 @@ class _Host:
         numbers: Sequence[float],
         step: int,
         tensors: Sequence[tf.Tensor],
+        check_only: bool = False,
     ) -> None:
         """Applies one step.
 
@@ -107,7 +145,9 @@ class _Host:
           numbers: learning rate, then hyper-parameters.
           step: 1 for the first.
           tensors: keys and gradients of each variable.
+          check_only: raises what there is to raise, and changes no row.
         """
+        optimizer = None if self._optimizer is None else alive(self._optimizer)
         learning_rate, *values = numbers
         stream = iter(values)
         updates = []
@@ -120,10 +160,11 @@ class _Host:
                     rule(**hyper_parameters, **flags),
                     to_array(tensors[2 * i], self._backend),
                     to_array(tensors[2 * i + 1], self._backend),
+                    optimizer,
                 )
             )
         count = apply.apply_updates(
-            updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding
+            updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding, check_only
         )
         owner = self._owner()
         if owner is not None:
@@ -197,24 +238,31 @@ class OptimizerWrapper(_RowOptimizer):
         has_dense = any(grad is not None for grad, _ in dense)
         if not pairs and not has_dense:
             return None
-        inner_count = self._family.iterations(self.optimizer) if has_dense else None
-        count = self.iterations if inner_count is None else inner_count
-        # Read now: the wrapped optimizer counts on when it updates the dense variables.
-        step = _next_step(count)
-        update = None
-        if pairs:
-            rate = self._family.learning_rate(self.optimizer, count)
-            settings = [self._settings(variable) for _, variable in pairs]
-            update = self._update(pairs, settings, rate, step)
-        # A TF1 graph orders nothing by itself; elsewhere only a possible error asks for an order.
-        is_free = tf.inside_function() and self.on_nonfinite == "allow"
-        first = [step] if update is None else [step, update]
-        with tf.control_dependencies([] if is_free or tf.executing_eagerly() else first):
-            done = self._dense_step(dense, has_dense, global_step, name)
-            counted = self.iterations.assign(step)
+        dense_step = partial(self._dense_step, dense, has_dense, global_step, name)
+        with self._order.turn() as turn:
+            inner_count = self._family.iterations(self.optimizer) if has_dense else None
+            count = self.iterations if inner_count is None else inner_count
+            # Read now: the wrapped optimizer counts on when it updates the dense variables.
+            step = _next_step(count)
+            update = None
+            if pairs:
+                rate = self._family.learning_rate(self.optimizer, count)
+                settings = [self._settings(variable) for _, variable in pairs]
+                checks = [] if tf.executing_eagerly() else dense_checks(dense)
+                with tf.control_dependencies(checks):
+                    update, done = self._update(
+                        pairs, settings, rate, step, self.optimizer, dense_step
+                    )
+            else:
+                done = dense_step()
+            with tf.control_dependencies(_operations(update)):
+                counted = self.iterations.assign(step)
+            if inner_count is not None and tf.inside_function():
+                turn.last.append(tf.convert_to_tensor(inner_count))  # counted on by now
+            turn.last += _operations(counted, done)
         if tf.executing_eagerly() or tf.inside_function():
             return done
-        return tf.group(*(op for op in (update, done, counted) if op is not None), name=name)
+        return tf.group(*_operations(update, done, counted, turn.end), name=name)
 
     def _dense_step(self, dense: Any, has_dense: bool, global_step: Any, name: Any) -> Any:
         is_v1 = isinstance(self.optimizer, tf.compat.v1.train.Optimizer)
@@ -311,14 +359,17 @@ class SGD(_RowOptimizer):
         if not pairs:
             return None
         settings = [Settings(SGDRule, {}, {})] * len(pairs)
-        step = _next_step(self.iterations)
-        update = self._update(pairs, settings, self.lr, step)
-        operations = [update, self.iterations.assign(step)]
-        if global_step is not None:
-            operations.append(global_step.assign_add(1))
+        with self._order.turn() as turn:
+            step = _next_step(self.iterations)
+            update, _ = self._update(pairs, settings, self.lr, step)
+            with tf.control_dependencies(_operations(update)):
+                counted = [self.iterations.assign(step)]
+                if global_step is not None:
+                    counted.append(global_step.assign_add(1))
+            turn.last += _operations(*counted)
         if tf.executing_eagerly() or tf.inside_function():
             return None
-        return tf.group(*operations, name=name)
+        return tf.group(*_operations(update, *counted, turn.end), name=name)
 
 
 def _separated(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tuple[Any, Any]]]:
@@ -335,6 +386,11 @@ def _separated(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[t
                 f"Received: {type(grad).__name__}."
             )
     return pairs, dense
+
+
+def _operations(*results: Any) -> list[Any]:
+    """Returns what a graph can wait for; nothing in eager mode."""
+    return [] if tf.executing_eagerly() else [result for result in results if result is not None]
 
 
 def _next_step(count: Any) -> tf.Tensor:

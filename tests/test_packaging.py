@@ -7,8 +7,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import venv
 import zipfile
 from pathlib import Path
@@ -273,6 +275,90 @@ def test_setup_refuses_an_unknown_argument(tmp_path):
     done = set_up(os.environ["PATH"], tmp_path, "--gpus")
     assert done.returncode == 1
     assert "unknown argument '--gpus'" in done.stderr
+
+
+@pytest.fixture
+def staged_set_up(tmp_path):
+    """Starts set-ups that make an environment of stubs: (log of what they do, go, start).
+
+    They install nothing before the file `go` is there.
+    """
+    log, go, pip, python = (tmp_path / name for name in ("log", "go", "pip", "python3"))
+    log.touch()
+    write_tool(
+        pip,
+        f'case "$*" in\n'
+        f'  "-m pip --version") ;;\n'
+        f'  "-m pip "*) echo install >>{log}; until [ -e {go} ]; do sleep 0.01; done ;;\n'
+        f"  *build_horovod.py*) echo horovod >>{log} ;;\n"
+        f'  *) exec {sys.executable} "$@" ;;\n'
+        f"esac\n",
+    )
+    write_tool(
+        python,
+        f'if [ "$1 $2" != "-m venv" ]; then exec {sys.executable} "$@"; fi\n'
+        f'echo "venv $3" >>{log}\n'
+        f'mkdir -p "${{@: -1}}/bin"\ncp {pip} "${{@: -1}}/bin/python"\n',
+    )
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "SOK_LITE_VENV": str(tmp_path / "venv"),
+        "SOK_LITE_PYTHON": str(python),
+        "CXX": "bash",
+    }
+    started = []
+
+    def start():
+        out, err = subprocess.PIPE, subprocess.STDOUT
+        command = ["bash", SCRIPTS / "setup.sh"]
+        started.append(
+            subprocess.Popen(
+                command, stdout=out, stderr=err, text=True, env=env, start_new_session=True
+            )
+        )
+        return started[-1]
+
+    yield log, go, start
+    go.touch()
+    for process in started:
+        process.communicate(timeout=60)
+
+
+def begun_set_up(log, start):
+    process = start()
+    deadline = time.monotonic() + 60
+    while "install" not in log.read_text():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    return process
+
+
+def test_a_second_set_up_waits_and_finds_all_done(staged_set_up):
+    log, go, start = staged_set_up
+    first = begun_set_up(log, start)
+    second = start()
+    assert "is under way: waiting for it" in second.stdout.readline()
+    go.touch()
+    assert "ready: " in first.communicate(timeout=60)[0]
+    assert second.communicate(timeout=60)[0] == ""
+    third = start()
+    assert third.communicate(timeout=60)[0] == ""
+    assert [first.returncode, second.returncode, third.returncode] == [0, 0, 0]
+    words = [line.split()[0] for line in log.read_text().splitlines()]
+    assert words == ["venv", "install", "install", "install", "horovod"]
+
+
+def test_a_set_up_that_is_killed_holds_up_no_other(staged_set_up):
+    log, go, start = staged_set_up
+    killed = begun_set_up(log, start)
+    second = start()
+    assert "is under way: waiting for it" in second.stdout.readline()
+    os.killpg(killed.pid, signal.SIGKILL)
+    go.touch()
+    assert "was killed midway: starting over" in second.communicate(timeout=60)[0]
+    assert second.returncode == 0
+    assert "venv --clear" in log.read_text()
 
 
 def test_dockerfile_calls_scripts_that_exist():

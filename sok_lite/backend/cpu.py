@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,14 +24,27 @@ class _Kernel(NamedTuple):
     signature: str
 
 
+_MAX_THREADS = 256  # kMaxWorkers of kernels/cpu_runtime.cpp
+
+
 def default_num_threads() -> int:
     """Returns the threads of one rank: its share of the cores this process may use.
 
-    SOK_LITE_NUM_THREADS overrides it. Several ranks on one machine share its cores.
+    SOK_LITE_NUM_THREADS overrides it unless it is empty. Several ranks on one machine share its
+    cores.
+
+    Raises:
+      ValueError: SOK_LITE_NUM_THREADS is no whole number from 1 to 256.
     """
-    named = os.environ.get("SOK_LITE_NUM_THREADS")
+    named = os.environ.get("SOK_LITE_NUM_THREADS", "").strip()
     if named:
-        return max(1, int(named))
+        number = int(named) if re.fullmatch("[0-9]{1,9}", named) else 0
+        if 1 <= number <= _MAX_THREADS:
+            return number
+        raise ValueError(
+            f"SOK_LITE_NUM_THREADS must be a whole number from 1 to {_MAX_THREADS}, the threads of "
+            f"one rank. Received: {named!r}. Unset it to use this rank's share of the cores."
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, (cores or 1) // local_size())
 

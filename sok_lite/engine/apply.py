@@ -8,6 +8,7 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.combine import segment_sum
+from sok_lite.engine.optimizer_states import check_states, claim_states
 from sok_lite.engine.recent import recall
 from sok_lite.engine.row_store import ABSENT
 from sok_lite.engine.table import EmbeddingTable
@@ -17,6 +18,7 @@ from sok_lite.engine.unique import unique
 from sok_lite.engine.update_rules import (
     StochasticRounding,
     UpdateRule,
+    check_step,
     count_nonfinite,
     updating,
 )
@@ -30,12 +32,14 @@ class Update(NamedTuple):
       rule: its update rule.
       keys: (n,) integers; keys without a row are skipped.
       grads: (n, dim) float32; those of a repeated key are summed.
+      optimizer: whose the states are; None: nobody's in particular.
     """
 
     table: EmbeddingTable
     rule: UpdateRule
     keys: Array
     grads: Array
+    optimizer: Any = None
 
 
 class NonFiniteGradientError(ValueError, FloatingPointError):
@@ -48,6 +52,7 @@ def apply_updates(
     step: int,
     on_nonfinite: str = "allow",
     stochastic_rounding: bool = False,
+    check_only: bool = False,
 ) -> int:
     """Applies one step to all tables. A table that comes several times is updated once.
 
@@ -58,6 +63,7 @@ def apply_updates(
       on_nonfinite: "allow" or "error".
       stochastic_rounding: of float16 and bfloat16 rows, in place of rounding to nearest even. The
         random bits depend on the table's seed and name, key, column and step alone.
+      check_only: raises what there is to raise and changes no row, for a step that has other parts.
 
     Returns:
       How many rows had a gradient with a NaN or an infinity.
@@ -71,7 +77,7 @@ def apply_updates(
     # Held from the first look at a table to its last change: row numbers stay good.
     return holding(
         (update.table for update in updates),
-        lambda: _apply(updates, learning_rate, step, on_nonfinite, stochastic_rounding),
+        lambda: _apply(updates, learning_rate, step, on_nonfinite, stochastic_rounding, check_only),
     )
 
 
@@ -81,12 +87,20 @@ def _apply(
     step: int,
     on_nonfinite: str,
     stochastic_rounding: bool,
+    check_only: bool,
 ) -> int:
-    ready = [_ready(update) for update in _merged(updates)]
-    if not ready:
-        return 0
+    merged = _merged(updates)
+    check_step(learning_rate, step)
+    for update in merged:
+        check_states(update.table, update.rule, update.optimizer)
+        update.rule.scalars(learning_rate, step)
+    ready = [_ready(update) for update in merged]
     if on_nonfinite == "error":
         _raise_if_nonfinite(ready)
+    for update in merged:
+        claim_states(update.table, update.rule, update.optimizer)
+    if check_only or not ready:
+        return 0
     count = ready[0].table.backend.xp.zeros(1, np.int64)
     actions: list[Action] = []
     for table, rule, keys, rows, grads in ready:
@@ -150,7 +164,7 @@ def _check(update: Update, keys: Array) -> None:
 
 
 def _ready(update: Update) -> _Ready:
-    table, rule, keys, grads = update
+    table, rule, keys, grads, _ = update
     backend = table.backend
     rows = recall(table, keys)
     if rows is None:

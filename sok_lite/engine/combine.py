@@ -2,7 +2,7 @@
 
 combine goes from unique rows (u, dim) to one row per ragged row (batch, dim); combine_grad goes
 back and sums over duplicates. Sums are taken in a fixed order, so a run repeats bit for bit, on any
-number of threads.
+number of threads. They go in pieces of 32 items, so that a long sum is as exact as a short one.
 """
 
 import numpy as np

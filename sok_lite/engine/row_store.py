@@ -92,6 +92,7 @@ class Column:
       initial: what unheld rows hold.
       row_bytes: memory of one row.
       pointers: (at least num_chunks,) uint64, on the backend: the chunks' addresses, for kernels.
+      owner: of a state, whose it is, as engine/optimizer_states.py says; None: nobody's yet.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Column:
         self.dtype = dtype
         self.initial = initial
         self.num_chunks = 0
+        self.owner: Any = None
         self._backend = backend
         self.row_bytes = dim * dtype.itemsize
         self._chunk_bytes = self.row_bytes << shift

@@ -59,6 +59,8 @@ class UpdateRule:
     kernel: ClassVar[str]
     # Columns in the kernel's order; one that `states` lacks is passed as a null pointer.
     columns: ClassVar[tuple[str, ...]] = ()
+    # Whether a step depends on its number: the states are then worth nothing without the count.
+    counts_steps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -192,6 +194,7 @@ class Adam(UpdateRule):
 
     kernel: ClassVar[str] = "update_adam"
     columns: ClassVar[tuple[str, ...]] = ("m", "v", "vhat")
+    counts_steps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -421,9 +424,8 @@ def updating(
     """
     backend, store = table.backend, table.store
     rows, grads = _checked(backend, store.dim, rule, rows, grads)
-    learning_rate = _checked_learning_rate(learning_rate)
-    if step < 1:
-        raise ValueError(f"`step` must be >= 1, 1 for the first update. Received: {step}.")
+    learning_rate = float(learning_rate)
+    check_step(learning_rate, step)
     scalars = rule.scalars(learning_rate, int(step))
     kernel, noise = _variant(store.row_dtype, rule, rows, rounding)
     if on_nonfinite == "error":
@@ -490,11 +492,12 @@ def _variant(
     return f"{rule.kernel}_stochastic_{dtype.suffix}", (keys, rounding.seed)
 
 
-def _checked_learning_rate(learning_rate: float) -> float:
-    value = float(learning_rate)
-    if not math.isfinite(value):
+def check_step(learning_rate: float, step: int) -> None:
+    """Raises ValueError for a learning rate that is not finite or a step below 1."""
+    if not math.isfinite(learning_rate):
         raise ValueError(f"`learning_rate` must be finite. Received: {learning_rate!r}.")
-    return value
+    if step < 1:
+        raise ValueError(f"`step` must be >= 1, 1 for the first update. Received: {step}.")
 
 
 def _raise_if_nonfinite(backend: Backend, grads: Array, rows: Array) -> None:

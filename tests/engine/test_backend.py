@@ -144,6 +144,21 @@ def test_ranks_of_one_machine_share_its_cores(monkeypatch):
     assert default_num_threads() == 5
 
 
+def test_a_number_of_threads_that_cannot_be_is_refused_by_its_name(monkeypatch):
+    for text in ("abc", "0", "-1", "1e9", "1000000000", "257", "2.5", "²", "9" * 5000):
+        monkeypatch.setenv("SOK_LITE_NUM_THREADS", text)
+        with pytest.raises(ValueError, match="SOK_LITE_NUM_THREADS must be a whole number from 1"):
+            CpuBackend()
+    for text, expected in [(" 3 ", 3), ("256", 256), ("007", 7)]:
+        monkeypatch.setenv("SOK_LITE_NUM_THREADS", text)
+        assert CpuBackend().num_threads == expected
+    monkeypatch.delenv("SOK_LITE_NUM_THREADS")
+    share = default_num_threads()
+    for text in ("", "  "):
+        monkeypatch.setenv("SOK_LITE_NUM_THREADS", text)
+        assert default_num_threads() == share
+
+
 def test_a_rank_knows_its_place_on_its_machine(monkeypatch):
     for name in (*local_ranks._RANK, *local_ranks._SIZE):
         monkeypatch.delenv(name, raising=False)

@@ -1,5 +1,7 @@
 """combine, its gradients and segment_sum against plain NumPy loops in float64."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -182,6 +184,165 @@ def test_sums_go_in_ascending_order_whatever_the_threads(backend, num_threads):
         expected[inverse[j]] += rows[j]
     sums = segment_sum(backend, *on(backend, rows, inverse), num_unique)
     np.testing.assert_array_equal(backend.to_host(sums), expected)
+
+
+# Around the pieces of 32 items, and long enough for a plain float32 sum to be wrong.
+LONG = [0, 1, 31, 32, 33, 1023, 1024, 1025, 32**3 + 1, 1_000_000]
+PIECE_ERROR = 32 * 2.0**-24  # of a float32 sum of 32 positive numbers, relative
+
+
+def exact_sums(rows):
+    return np.array([math.fsum(column) for column in rows.T.astype(np.float64)])
+
+
+def one_long_row(n, dim=3, num_unique=1000):
+    rng = np.random.default_rng(n)
+    source = rng.uniform(0.5, 1.5, (num_unique, dim)).astype(np.float32)
+    inverse = rng.integers(0, num_unique, n).astype(np.int32)
+    weights = rng.uniform(0.1, 2, n).astype(np.float32)
+    return source, inverse, np.array([0, 0, n, n], np.int64), weights
+
+
+@pytest.mark.parametrize("n", LONG)
+def test_a_long_row_is_pooled_as_well_as_a_short_one(backend, n):
+    source, inverse, row_splits, weights = one_long_row(n)
+    for given in (None, weights):
+        used = np.ones(n) if given is None else weights.astype(np.float64)
+        total = exact_sums(used[:, None] * source[inverse].astype(np.float64))
+        divisors = {
+            "sum": 1.0,
+            "mean": math.fsum(used) or 1.0,
+            "sqrtn": math.sqrt(math.fsum(used**2)) or 1.0,
+        }
+        for combiner, divisor in divisors.items():
+            items = on(backend, source, inverse, row_splits, given)
+            out = backend.to_host(combine(backend, *items, combiner))
+            np.testing.assert_allclose(out[1], total / divisor, rtol=2 * PIECE_ERROR)
+            np.testing.assert_array_equal(out[[0, 2]], 0)
+
+
+@pytest.mark.parametrize("n", LONG)
+def test_the_gradient_of_a_hot_row_is_as_good_as_that_of_a_cold_one(backend, n):
+    rng = np.random.default_rng(n)
+    rows = rng.uniform(0.5, 1.5, (n, 3)).astype(np.float32)
+    inverse = np.zeros(n, np.int32)
+    sums = backend.to_host(segment_sum(backend, *on(backend, rows, inverse), 2))
+    np.testing.assert_allclose(sums[0], exact_sums(rows), rtol=PIECE_ERROR)
+    np.testing.assert_array_equal(sums[1], 0)
+
+    # Rows of three items, all of one key.
+    row_splits = np.append(np.arange(0, n, 3), n).astype(np.int64)
+    lengths = np.diff(row_splits)
+    out_grads = rows[: lengths.size]
+    item_grads = np.repeat(out_grads / lengths[:, None].astype(np.float64), lengths, axis=0)
+    items = on(backend, out_grads, inverse, row_splits)
+    grads = combine_grad(backend, *items, None, "mean", 1)
+    np.testing.assert_allclose(
+        backend.to_host(grads)[0], exact_sums(item_grads), rtol=2 * PIECE_ERROR
+    )
+
+
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
+@pytest.mark.parametrize("n", LONG)
+def test_the_gradient_by_the_weights_of_a_long_row(backend, n, combiner):
+    source, inverse, row_splits, weights = one_long_row(n)
+    out_grads = np.random.default_rng(1).uniform(0.5, 1.5, (3, 3)).astype(np.float32)
+    items = on(backend, out_grads, source, inverse, row_splits, weights)
+    grads = backend.to_host(combine_weight_grad(backend, *items, combiner))
+    dots = source[inverse].astype(np.float64) @ out_grads[1].astype(np.float64)
+    w = weights.astype(np.float64)
+    weighted = math.fsum(w * dots)
+    if combiner == "mean":
+        divisor = math.fsum(w)
+        expected = (dots - weighted / (divisor or 1.0)) / (divisor or 1.0)
+    else:
+        divisor = math.sqrt(math.fsum(w**2))
+        expected = dots / (divisor or 1.0) - w * (weighted / (divisor**3 or 1.0))
+    # Two numbers of this size are subtracted.
+    size = np.abs(dots / (divisor or 1.0)).max(initial=0.0)
+    np.testing.assert_allclose(grads, expected, rtol=0, atol=4 * PIECE_ERROR * size)
+
+
+def in_pieces(terms):
+    """The float32 sum in pieces of 32, by the words of kernels/combine.cu: (n, dim) -> (dim,)."""
+    terms = terms.astype(np.float32)
+    zeros = np.zeros(terms.shape[1], np.float32)
+    pieces = []
+    for first in range(0, len(terms), 32):
+        piece = zeros.copy()
+        for term in terms[first : first + 32]:
+            piece += term
+        pieces.append(piece)
+    if len(pieces) <= 1:
+        return pieces[0] if pieces else zeros
+    total, lost = zeros, zeros
+    for piece in pieces:
+        now = total + piece
+        added = now - total
+        lost = lost + ((total - (now - added)) + (piece - added))
+        total = now
+    return total + lost
+
+
+@pytest.mark.parametrize("dim", [1, 3, 4, 16, 21, 64])
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_sums_go_in_pieces_in_one_order_whatever_the_threads(backend, num_threads, dim):
+    if backend.name == "cpu":
+        backend = CpuBackend(num_threads=num_threads)
+        backend.grain = 1
+    rng = np.random.default_rng(0)
+    lengths = [0, 1, 2, 31, 32, 33, 63, 64, 65, 1025, 0, 100]
+    row_splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    n = int(row_splits[-1])
+    source = rng.normal(size=(50, dim)).astype(np.float32)
+    inverse = rng.integers(0, 50, n).astype(np.int32)
+    weights = rng.normal(size=n).astype(np.float32)
+    out = combine(backend, *on(backend, source, inverse, row_splits, weights), "sum")
+    terms = weights[:, None] * source[inverse]
+    expected = [in_pieces(part) for part in np.split(terms, row_splits[1:-1])]
+    np.testing.assert_array_equal(backend.to_host(out), expected)
+    labels = np.repeat(np.arange(len(lengths)), lengths).astype(np.int32)
+    shuffled = rng.permutation(n)
+    rows = np.empty_like(terms)
+    rows[shuffled] = terms
+    by_item = np.empty_like(labels)
+    by_item[shuffled] = labels
+    sums = segment_sum(backend, *on(backend, rows, by_item), len(lengths))
+    expected = [in_pieces(rows[by_item == label]) for label in range(len(lengths))]
+    np.testing.assert_array_equal(backend.to_host(sums), expected)
+
+
+def test_twenty_million_ones_are_twenty_million(backend):
+    # A float32 that grows by 1 stops at 2**24.
+    n = 20_000_000
+    one = np.ones((1, 1), np.float32)
+    inverse, row_splits, ones = on(
+        backend, np.zeros(n, np.int32), np.array([0, n], np.int64), np.ones(n, np.float32)
+    )
+    for weights in (None, ones):
+        items = (backend.from_host(one), inverse, row_splits, weights)
+        assert float(combine(backend, *items, "sum")[0, 0]) == n
+        assert float(combine(backend, *items, "mean")[0, 0]) == 1
+        assert float(combine(backend, *items, "sqrtn")[0, 0]) == pytest.approx(n**0.5, rel=1e-7)
+    assert float(segment_sum(backend, ones[:, None], inverse, 1)[0, 0]) == n
+
+
+def test_infinities_and_nans_of_a_long_sum_stay_what_they_are(backend):
+    n = 100
+    for values, expected in [
+        ({50: np.inf}, np.inf),
+        ({50: -np.inf, 99: 3e38}, -np.inf),
+        ({0: np.inf, 99: -np.inf}, np.nan),
+        ({70: np.nan}, np.nan),
+        ({10: 3e38, 50: 3e38}, np.inf),
+        ({10: 3e38, 50: -3e38}, n - 2),
+    ]:
+        rows = np.ones((n, 1), np.float32)
+        for place, value in values.items():
+            rows[place] = value
+        sums = segment_sum(backend, *on(backend, rows, np.zeros(n, np.int32)), 1)
+        # Where numbers of 3e38 cancel, the others of their pieces are lost beside them.
+        np.testing.assert_allclose(backend.to_host(sums)[0, 0], expected, atol=62)
 
 
 def test_arrays_need_not_be_contiguous(backend):

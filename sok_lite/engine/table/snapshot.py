@@ -185,9 +185,10 @@ def _new_store(
     for state in states:
         store.ensure_state(state.name, state.initial, state.dim)
         store.write(rows, xp.ascontiguousarray(state.rows), column=state.name)
-    for name in old.state_names:
+    # The others stay their optimizer's; those restored are for the first one that they fit.
+    for name in set(old.state_names).difference(store.state_names):
         column = old.column(name)
-        store.ensure_state(name, column.initial, column.dim)
+        store.ensure_state(name, column.initial, column.dim).owner = column.owner
     return store, rows
 
 
