@@ -118,6 +118,11 @@ class Column:
         self._memory: list[Array] = []
         self.pointers = backend.xp.zeros(0, np.uint64)
 
+    @property
+    def living_owner(self) -> Any:
+        """`owner` if its optimizer is still there, else None: what is restored is for the next."""
+        return None if self.owner is None or self.owner.optimizer() is None else self.owner
+
     def new_memory(self, slabs: list[Slab]) -> list[Array]:
         """Returns the memory of slabs that are not part of this column yet, zeroed."""
         far = self._far_file.zeros if self._far_file else self._backend.far_chunk

@@ -183,9 +183,10 @@ def _new_store(
     rows[order] = store.allocate(int(scores.size))
     store.write(rows, values)
     for state in states:
-        store.ensure_state(state.name, state.initial, state.dim)
+        column = store.ensure_state(state.name, state.initial, state.dim)
+        if state.name in old.state_names:
+            column.owner = old.column(state.name).living_owner
         store.write(rows, xp.ascontiguousarray(state.rows), column=state.name)
-    # The others stay their optimizer's; those restored are for the first one that they fit.
     for name in set(old.state_names).difference(store.state_names):
         column = old.column(name)
         store.ensure_state(name, column.initial, column.dim).owner = column.owner
