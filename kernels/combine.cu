@@ -14,24 +14,21 @@ constexpr i64 kPiece = 32;
 // Where the piece ends that begins at item k.
 SOK_DEVICE i64 piece_end(i64 k, i64 end) { return end - k < kPiece ? end : k + kPiece; }
 
-// Adds a piece to a sum. What rounding takes from the sum is exact, and summed by itself: so the
-// error hardly grows with the number of pieces.
+// Adds a piece to a sum. What rounding takes from the sum is exact, and goes into the next piece:
+// so the error does not grow with the number of pieces. Of an infinite sum it is a NaN, and
+// forgotten.
 template <class T>
 SOK_DEVICE void add_piece(const T& piece, T* sum, T* lost) {
-  const T old = *sum, now = old + piece, added = now - old;
+  const T old = *sum, next = piece + *lost, now = old + next, added = now - old;
+  const T error = (old - (now - added)) + (next - added);
   *sum = now;
-  *lost += (old - (now - added)) + (piece - added);
-}
-
-// Adds to a sum what it lost: a NaN where the sum is infinite, which it then stays.
-template <class T>
-SOK_DEVICE void add_lost(const T& lost, T* sum) {
-  *sum = lost == lost ? *sum + lost : *sum;
+  *lost = error == error ? error : T{};
 }
 
 // Sums term(k) over the items k of a row.
 template <class Term>
 SOK_DEVICE f32 sum_terms(i64 begin, i64 end, Term term) {
+  if (end - begin == 1) return 0.0f + term(begin);  // most rows, and no loop to set up
   i64 k = begin;
   f32 sum = 0.0f;
   for (const i64 stop = piece_end(k, end); k < stop; ++k) sum += term(k);
@@ -42,8 +39,7 @@ SOK_DEVICE f32 sum_terms(i64 begin, i64 end, Term term) {
     for (const i64 stop = piece_end(k, end); k < stop; ++k) piece += term(k);
     add_piece(piece, &sum, &lost);
   }
-  add_lost(lost, &sum);
-  return sum;
+  return sum + lost;
 }
 
 // combiner: what a weighted sum is divided by.
@@ -119,7 +115,7 @@ SOK_DEVICE void sum_columns(const Items& items, i64 begin, i64 end, f32 divisor,
       sum_piece<Vector, kCount>(items, k, stop, first, piece);
       for (i64 i = 0; i < kCount; ++i) add_piece(piece[i], sum + i, lost + i);
     }
-    for (i64 i = 0; i < kCount; ++i) add_lost(lost[i], sum + i);
+    for (i64 i = 0; i < kCount; ++i) sum[i] += lost[i];
   }
   if (divisor != 1.0f) {
     for (i64 i = 0; i < kCount; ++i) sum[i] /= divisor;
