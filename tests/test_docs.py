@@ -155,6 +155,12 @@ def test_every_path_named_exists(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_test_named_exists(page):
+    for path, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):
+        assert f"def {test}(" in (ROOT / path).read_text(), f"{name_of(page)} names {test}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_lines_of_a_page_are_short(page):
     for number, line in enumerate(page.read_text().splitlines(), 1):
         assert len(line) <= 120, f"{name_of(page)}, line {number}: {len(line)}"

@@ -125,7 +125,7 @@ def test_locks_of_many_tables_are_held_and_given_back():
     assert holding([], lambda: 5) == 5
 
 
-def test_two_threads_that_update_the_same_tables_in_other_orders_do_not_wait_for_each_other():
+def test_updates_of_the_same_tables_in_other_orders_do_not_wait_for_each_other():
     tables = [new_table(BACKEND) for _ in range(20)]
     for table in tables:
         table.lookup([1])
