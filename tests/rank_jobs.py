@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-_MARK = "SOK_LITE_TEST_JOB"
+_MARK = "JOB_OF_A_TEST"
 
 
 class Job(NamedTuple):
