@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench_common import backends, result
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action
 from sok_lite.engine.apply import Update, apply_updates
 from sok_lite.engine.table import EmbeddingTable, make_table, snapshot
 from sok_lite.engine.table.hkv import RefusedError
@@ -58,8 +59,10 @@ Rows = dict[int, tuple[np.ndarray, np.ndarray]]  # key -> row and state
 class KeyRows:
     """The first row of key k is k mod 1000 in every column."""
 
-    def fill(self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int) -> None:
-        store.write(rows, self.values(backend, keys, store.dim, table_seed))
+    def filling(
+        self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
+    ) -> Action:
+        return store.writing(rows, self.values(backend, keys, store.dim, table_seed))
 
     def values(self, backend: Backend, keys: Array, dim: int, table_seed: int) -> Array:
         values = (backend.to_host(keys) % 1000).astype(np.float32)

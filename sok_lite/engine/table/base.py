@@ -524,6 +524,9 @@ class EmbeddingTable(Removes):
             given = self._checked_scores(keys, scores)
             self._check_assignable(given)
             given = self.backend.xp.take(given, last)
+            if self.clock.is_full:
+                # They were given by the numbers that lookups have before they are halved.
+                given = self.index.aged(given)
         rows, num_missing = self._seen(distinct).found
         actions = [self.store.writing(rows, values, source=last)]
 

@@ -9,7 +9,7 @@ from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.row_store import Copying
-from sok_lite.engine.table.index import LINE, Found, Index, IndexEntries, Search
+from sok_lite.engine.table.index import LAST_STAMP, LINE, Found, Index, IndexEntries, Search
 
 # What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cu.
 STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
@@ -231,6 +231,14 @@ class HkvIndex(Index):
                 self, _slots=slots, _scores=scores, capacity=capacity, num_rehashes=num_rehashes
             )
         )
+
+    def aged(self, scores: Array) -> Array:
+        if self.strategy == "kLru":
+            return super().aged(scores)
+        if self.strategy != "kEpochLru":
+            return scores
+        stamps = scores & np.uint64(LAST_STAMP)
+        return (scores - stamps) | super().aged(stamps)
 
     def _aged_scores(self) -> Array | None:
         return self._scores if self.strategy == "kEpochLru" else None

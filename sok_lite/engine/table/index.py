@@ -193,6 +193,10 @@ class Index(ABC):
         n = int(self._slots.shape[0])
         return [self.backend.prepared("slots_age", n, self._slots, self._aged_scores(), n)]
 
+    def aged(self, scores: Array) -> Array:
+        """Returns scores (n,) uint64 as `ageing` makes them."""
+        return scores >> np.uint64(1)
+
     def _aged_scores(self) -> Array | None:
         """The scores that have a stamp in their low half."""
         return None
