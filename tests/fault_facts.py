@@ -1,8 +1,9 @@
-"""What a table must be after an operation that something interrupted: as before or as after.
+"""What must be true of tables whose operation something interrupted, and all ways to interrupt it.
 
-"After" is what a clean run of the same operation makes of an equal table. What may differ all the
-same: capacities and memory set aside; and a lookup that was interrupted may count, with its keys
-that were found as seen by it and its keys without a row as sighted, but with none of the others.
+(a) keys, rows and optimizer states are as before the operation or as after it (table_state.py);
+(b) nothing inside of the table contradicts anything else (table_audit.py);
+(c) its lock is free for another thread;
+(d) the next lookup, write and removal, and the same operation again, do what they do to a dict.
 """
 
 import functools
@@ -10,211 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.table import snapshot
 from sok_lite.engine.table.hkv import RefusedError
 from tests.engine.helpers import first_row
-from tests.fault_cases import CASES, DIM, OTHER
+from tests.fault_bench import DIM
+from tests.fault_cases import CASES, OTHER
 from tests.reference import DictTable
-from tests.table_audit import audit, sighting_index
+from tests.table_audit import audit
+from tests.table_state import State, some, what_is_wrong
 from tests.tripwire import Interrupt, Tripwire
-
-# What counts keys. `found` and `missed` say what was asked, the others go with what was done.
-_DONE = ("inserted", "evicted", "refused", "erased")
-
-
-class State(NamedTuple):
-    """What a table holds, on the host.
-
-    Attributes:
-      rows: {key: (bits of its row, ((state, bits), ...))}. A state at its initial value is left
-        out: a column that was made and never written changes nothing.
-      numbers: {key: row number}.
-      seen: {key: (stamp, score)}.
-      sightings: {key without a row: (count, stamp)}.
-      counts: those of `statistics`.
-      now, epoch, generation, capacity: of the table.
-    """
-
-    rows: dict
-    numbers: dict
-    seen: dict
-    sightings: dict
-    counts: dict
-    now: int
-    epoch: int
-    generation: int
-    capacity: int
-
-    @classmethod
-    def of(cls, table):
-        host = table.backend.to_host
-        with table.lock:
-            counts = table.statistics()._asdict()
-            saved = snapshot.take(table)
-            keys = host(saved.keys).tolist()
-            columns = {"value": [row.tobytes() for row in host(table.store.read(saved.rows))]}
-            for name in sorted(table.store.state_names):
-                initial = np.float32(table.store.column(name).initial)
-                rows = host(table.store.read(saved.rows, name))
-                touched = (rows != initial).any(axis=1)
-                columns[name] = [
-                    row.tobytes() if is_touched else None
-                    for row, is_touched in zip(rows, touched, strict=True)
-                ]
-            values, *states = columns.values()
-            _, *names = columns
-            rows = {}
-            for i, key in enumerate(keys):
-                parts = ((name, state[i]) for name, state in zip(names, states, strict=True))
-                rows[key] = (values[i], tuple(part for part in parts if part[1] is not None))
-            stamps = host(saved.stamps).tolist()
-            scores = host(saved.scores).tolist() or stamps
-            sightings = {}
-            if saved.sighted_keys.size:
-                sighted = sighting_index(table).entries()
-                parts = (host(part).tolist() for part in sighted[:3])
-                sightings = {key: place for key, *place in zip(*parts, strict=True)}
-            return cls(
-                rows,
-                dict(zip(keys, host(saved.rows).tolist(), strict=True)),
-                dict(zip(keys, zip(stamps, scores, strict=True), strict=True)),
-                {key: tuple(place) for key, place in sightings.items()},
-                {name: counts[name] for name in (*_DONE, "found", "missed", "not_admitted")},
-                table.num_lookups,
-                getattr(table, "epoch", 0),
-                table.generation,
-                table.capacity,
-            )
-
-    def values(self):
-        """{key: row} for an oracle."""
-        return {key: np.frombuffer(row, np.float32) for key, (row, _) in self.rows.items()}
-
-
-def aged(state, strategy):
-    """The same with the number of every lookup halved."""
-
-    def score(stamp, score):
-        if strategy == "kLru":
-            return stamp >> 1
-        low = score & 0xFFFFFFFF
-        return score - low + (low >> 1) if strategy == "kEpochLru" else score
-
-    return state._replace(
-        now=state.now >> 1,
-        seen={key: (stamp >> 1, score(stamp, s)) for key, (stamp, s) in state.seen.items()},
-        sightings={key: (count, stamp >> 1) for key, (count, stamp) in state.sightings.items()},
-    )
-
-
-# -------------------------------------------------------------------- before or after
-
-
-def what_is_wrong(case, strategy, now, before, after):
-    """Returns why `now` is neither `before` nor `after`, or None; and which of them it is."""
-    reasons = []
-    not_after = _not_after(case, now, after)
-    if not_after is None:
-        reason, side = stale_rows(now, before), "after"
-    else:
-        bases = [before, aged(before, strategy)] if case.ages else [before]
-        for base in bases:
-            # A lookup of the old numbering cannot be followed by one of the new.
-            late = after if base.now <= after.now else base
-            reasons.append(_not_before(case, now, base, late, after))
-        reason, side = None, "before"
-        if None in reasons:
-            reason = stale_rows(now, before)
-        else:
-            reason = f"not as before: {reasons[-1]}; not as after: {not_after}"
-    return reason, side
-
-
-def _not_after(case, now, after):
-    if case.rows_come_later:
-        if now.rows.keys() != after.rows.keys():
-            return _difference("keys", dict.fromkeys(now.rows), dict.fromkeys(after.rows))
-    elif now.rows != after.rows:
-        return _difference("rows", now.rows, after.rows)
-    for name in ("seen", "sightings", "counts"):
-        if getattr(now, name) != getattr(after, name):
-            return _difference(name, getattr(now, name), getattr(after, name))
-    if (now.now, now.epoch) != (after.now, after.epoch):
-        return f"lookup {now.now}, epoch {now.epoch} and not {after.now}, {after.epoch}"
-    return None
-
-
-def _not_before(case, now, before, late, after):
-    """Why it is not as before; the lookup of `late` may have counted, and seen what it found."""
-    if now.rows != before.rows:
-        return _difference("rows", now.rows, before.rows)
-    if now.epoch != before.epoch:
-        return f"epoch {now.epoch} and not {before.epoch}"
-    for name, count in now.counts.items():
-        allowed = {before.counts[name]}
-        if name not in _DONE:
-            allowed.add(after.counts[name])
-        if count not in allowed:
-            return f"{name} is {count} and not {before.counts[name]}"
-    if now.now == before.now:
-        for name in ("seen", "sightings"):
-            if getattr(now, name) != getattr(before, name):
-                return _difference(name, getattr(now, name), getattr(before, name))
-        return None
-    if now.now != late.now:
-        return f"lookup {now.now} and not {before.now} or {late.now}"
-    for key, seen in now.seen.items():
-        refreshed = late.seen.get(key)
-        if case.scores_are_content:
-            # Of what is written the scores are a part: only the stamp may say that it was seen.
-            refreshed = refreshed and (refreshed[0], before.seen[key][1])
-            if strategy_is_lru(before):
-                refreshed = (late.now, late.now)
-        if key not in late.seen:
-            continue  # the operation removes it: how it was seen on the way says nothing
-        if seen not in (before.seen[key], refreshed):
-            return f"key {key} was seen {seen} and not {before.seen[key]} or {refreshed}"
-    for key in now.sightings.keys() | before.sightings.keys():
-        count, stamp = before.sightings.get(key, (0, 0))
-        allowed = [(count, stamp), (count, late.now)] if count else [None]
-        allowed.append((count + 1, late.now))
-        if now.sightings.get(key) not in allowed:
-            return f"key {key} has sightings {now.sightings.get(key)} and not one of {allowed}"
-    return None
-
-
-def strategy_is_lru(state):
-    return all(stamp == score for stamp, score in state.seen.values())
-
-
-def stale_rows(now, before):
-    """Why row numbers from before are not what the generation says, or None."""
-    if now.generation != before.generation:
-        return None
-    stale = {key for key, row in before.numbers.items() if now.numbers.get(key) != row}
-    if stale:
-        return f"the rows of keys changed and the generation did not: {_some(sorted(stale))}"
-    return None
-
-
-def _difference(what, one, other):
-    missing, strange = other.keys() - one.keys(), one.keys() - other.keys()
-    differ = [key for key in one.keys() & other.keys() if one[key] != other[key]]
-    parts = [
-        f"{len(keys)} {text} ({_some(sorted(keys))})"
-        for keys, text in ((missing, "missing"), (strange, "too many"), (differ, "differ"))
-        if keys
-    ]
-    if what in ("counts", "seen", "sightings") and differ:
-        key = differ[0]
-        parts.append(f"{key}: {one[key]} for {other[key]}")
-    return f"{what}: " + ", ".join(parts)
-
-
-def _some(things):
-    things = [str(thing) for thing in things]
-    return ", ".join(things[:4]) + (", ..." if len(things) > 4 else "")
-
 
 # -------------------------------------------------------------------- it goes on
 
@@ -225,13 +29,13 @@ def same_as_oracle(table, oracle, may_drop):
     keys, rows = (host(part) for part in table.export())
     held = dict(zip(keys.tolist(), rows, strict=True))
     strange = held.keys() - oracle.rows.keys()
-    assert not strange, f"keys came from nowhere: {_some(strange)}"
+    assert not strange, f"keys came from nowhere: {some(strange)}"
     wrong = [key for key, row in held.items() if not np.array_equal(row, oracle.rows[key])]
-    assert not wrong, "rows are wrong: " + _some(
+    assert not wrong, "rows are wrong: " + some(
         f"{key}: {held[key].tolist()} for {oracle.rows[key].tolist()}" for key in wrong
     )
     gone = oracle.rows.keys() - held.keys()
-    assert may_drop or not gone, f"keys are lost: {_some(gone)}"
+    assert may_drop or not gone, f"keys are lost: {some(gone)}"
     for key in gone:
         del oracle.rows[key]
 
@@ -311,7 +115,7 @@ def expected(bench, name):
 
 
 def check_after_fault(bench, name, tables, expected, *, may_be_empty=False):
-    """Asserts (a) to (d) of tables that a fault befell: see tests/engine/test_interrupts.py.
+    """Asserts (a) to (d) of tables that a fault befell.
 
     Args:
       may_be_empty: whether the table may have lost everything, and know it.
@@ -344,7 +148,7 @@ class Findings(list):
         for place, error in self:
             by_outcome.setdefault(error, []).append(place)
         lines = [
-            f"  {error}\n    at {_some(dict.fromkeys(places))}"
+            f"  {error}\n    at {some(dict.fromkeys(places))}"
             for error, places in list(by_outcome.items())[:12]
         ]
         text = "\n".join(lines)

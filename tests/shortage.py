@@ -15,7 +15,8 @@ from sok_lite.backend import get_backend
 from sok_lite.engine.far_file import FarFile
 from sok_lite.engine.row_store import ABSENT
 from tests.engine.helpers import new_table
-from tests.fault_cases import CASES, Bench
+from tests.fault_bench import Bench
+from tests.fault_cases import CASES
 from tests.fault_facts import Findings, built, check_after_fault, expected, first_line
 from tests.table_audit import audit
 

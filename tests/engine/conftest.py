@@ -5,7 +5,7 @@ import tempfile
 
 import pytest
 
-from tests.fault_cases import Bench
+from tests.fault_bench import FULL, Bench
 
 _IN_MEMORY = "/dev/shm"
 
@@ -22,4 +22,10 @@ def new_bench(backend, monkeypatch):
     # Thousands of far files: on a disk they would take most of the time.
     where = _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=where) as folder:
-        yield lambda kind: Bench(backend, kind, folder=folder)
+        yield lambda kind: _bench(backend, kind, folder)
+
+
+def _bench(backend, kind, folder):
+    if backend.name == "cuda" and kind in FULL:
+        pytest.skip("which of several keys evicts which is up to the threads of a GPU")
+    return Bench(backend, kind, folder=folder)
