@@ -1,9 +1,9 @@
 """An exception at the k-th line of sok_lite that a call runs.
 
-CPython looks for signals at calls and jumps back only, and so never between the end of a `with` block
-and the call of `__exit__`, nor where an `except` clause forgets what it has handled. A trace function
-is called there all the same; those places are left out. So `with` is what a lock is safe in; the last
-part of `try ... finally` begins with a line of its own, which is not left out.
+CPython looks for signals at calls and jumps back only: never between the end of a `with` block
+and the call of `__exit__`, nor where an `except` clause forgets what it has handled. A trace
+function is called there all the same; those places are left out. So a lock is safe in a `with`;
+the last part of `try ... finally` begins with a line of its own, which is not left out.
 """
 
 import contextlib
