@@ -1,9 +1,9 @@
 """An exception at the k-th line of sok_lite that a call runs.
 
-`with` is the one statement that is safe here: CPython looks for signals at calls and jumps back
-only, and so never between the end of a `with` block and the call of `__exit__`. A trace function is
-called there all the same; those places are left out. They are not left out of `try ... finally`,
-whose last part begins with a line of its own.
+CPython looks for signals at calls and jumps back only: never between the end of a `with` block
+and the call of `__exit__`, nor where an `except` clause forgets what it has handled. A trace
+function is called there all the same; those places are left out. So a lock is safe in a `with`;
+the last part of `try ... finally` begins with a line of its own, which is not left out.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ class Tripwire:
         return self._step
 
     def _step(self, frame, event, arg):
-        if event != self.event or frame.f_lasti in _leaves_a_with(frame.f_code):
+        if event != self.event or frame.f_lasti in _nowhere(frame.f_code):
             return self._step
         self.count += 1
         if self.place is None and self.count == self.at:
@@ -112,8 +112,11 @@ def _name(frame):
 
 
 @functools.cache
-def _leaves_a_with(code):
-    """The offsets of the instructions that call `__exit__`, and of those before them."""
+def _nowhere(code):
+    """The offsets of the instructions that leave a `with` block or an `except` clause.
+
+    An exception there would leave what was entered entered, and no signal is handled there.
+    """
     found = set()
     steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
     for i in range(len(steps)):
@@ -124,7 +127,7 @@ def _leaves_a_with(code):
         ]
         if nothing[:3] == [True] * 3 and names[3].startswith(("PRECALL", "CALL")):
             first, last = i, i + (4 if names[3] == "PRECALL" else 3)
-        elif names[0] == "WITH_EXCEPT_START":
+        elif names[0] in ("WITH_EXCEPT_START", "POP_EXCEPT"):
             first = last = i
         else:
             continue
