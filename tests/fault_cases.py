@@ -30,7 +30,6 @@ class Case(NamedTuple):
       others: kinds of more tables that take part.
       scores_are_content: scores are what it writes, and not only when keys were seen.
       ages: it halves the numbers of all lookups first.
-      rows_come_later: the caller writes the rows.
       raises: what a clean run ends with.
     """
 
@@ -42,7 +41,6 @@ class Case(NamedTuple):
     others: tuple[str, ...] = ()
     scores_are_content: bool = False
     ages: bool = False
-    rows_come_later: bool = False
     raises: type | None = None
 
 
@@ -369,13 +367,12 @@ CASES = {
     ),
     "statistics": Case(_ALL, lambda bench, tables: tables[0].statistics(), nothing),
     "snapshot": Case(_ALL, lambda bench, tables: snapshot.take(tables[0]), nothing),
-    "restore": Case(_ALL, _restore, _restore_model, _writes, rows_come_later=True),
+    "restore": Case(_ALL, _restore, _restore_model, _writes),
     "restore_into_empty": Case(
         _ALL,
         _restore,
         _restore_model,
         _writes,
         prepare=lambda bench, tables: tables[0].clear(),
-        rows_come_later=True,
     ),
 }

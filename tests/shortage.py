@@ -97,8 +97,7 @@ def attempt(bench, name, facts, shortage):
         # In some places NumPy ends a call for want of memory and forgets to say so.
         passed |= raised is SystemError and "exception" in text
         assert passed, f"MemoryError became {raised}: {text}"
-        # What is said of `restore`: without memory for its rows the table is empty.
-        check_after_fault(bench, name, tables, facts, may_be_empty=case.rows_come_later)
+        check_after_fault(bench, name, tables, facts)
     except Exception as error:
         return first_line(error)
     return None

@@ -126,10 +126,7 @@ def what_is_wrong(case, strategy, now, before, after):
 
 
 def _not_after(case, now, after):
-    if case.rows_come_later:
-        if now.rows.keys() != after.rows.keys():
-            return _difference("keys", dict.fromkeys(now.rows), dict.fromkeys(after.rows))
-    elif now.rows != after.rows:
+    if now.rows != after.rows:
         return _difference("rows", now.rows, after.rows)
     for name in ("seen", "sightings", "counts"):
         if getattr(now, name) != getattr(after, name):
