@@ -135,7 +135,7 @@ def test_horovod_errors_keep_their_text_and_harm_nothing():
     for rank in (0, 1):
         assert f"rank {rank} mismatch: `allgatherv` failed on rank {rank} of 2" in output
         assert f"rank {rank} shutdown: `allgatherv` failed on rank {rank} of 2" in output
-    assert "Mismatched ALLGATHER tensor shapes" in output
+    assert "Mismatched ALLTOALL tensor shapes" in output
 
 
 def test_horovod_in_a_tensorflow_1_program():

@@ -157,7 +157,7 @@ def check_an_end(tmp_path, tool, local, ranks, way, place, program=ENGINE):
     job = run_job(tool, head + program, tmp_path, ranks, local)
     assert job.code != 0, job.output
     assert "ENDS" in job.output, job.output
-    names_it = rf"[Rr]ank {culprit} (has |aborts|broke off|with PID)"
+    names_it = rf"[Rr]ank {culprit} (has |aborts|broke off|with PID|in no call)"
     if way.startswith("SIG"):  # then horovodrun may be the only one to know
         names_it += rf"|Process {culprit} exit with status code"
     assert re.search(names_it, job.output), job.output

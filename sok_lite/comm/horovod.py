@@ -31,9 +31,9 @@ _WIRE_DTYPE = {1: np.uint8, 2: np.uint16, 4: np.int32, 8: np.int64}
 # With MPI below it Horovod counts elements, not rows, and keeps their offsets in int32.
 _MAX_MPI_ELEMENTS = 2**31 - 1
 
-# Horovod fails on all ranks where they ask for different operations under one name; under
-# different names they would wait for each other.
-_NAME = "sok_exchange"
+# Every collective is an all-to-all of Horovod under one name: ranks that ask it for different
+# operations, or under different names, wait for each other.
+_NAME = "sok_alltoallv"
 # A rank whose program has ended waits this long for the others to end too.
 _LEAVE_TIMEOUT_S = 10.0
 
@@ -109,22 +109,22 @@ class HorovodCommunicator(Communicator):
         self._leaves.set()
 
     def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
-        header = self._next_header(call, rows)
         ends = split_offsets(send_splits).tolist()
         parts = [rows[start:end] for start, end in itertools.pairwise(ends)]
-        num_header_rows = _num_header_rows(header)
-        message = self._message(header, parts)
-        with self._running("alltoallv", header):
-            received, _ = self._hvd.alltoall(
-                message, splits=send_splits + num_header_rows, name=_NAME
-            )
-        return self._unpacked(header, received._numpy(), rows)
+        return self._exchange("alltoallv", call, rows, parts)
 
     def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
+        return self._exchange("allgatherv", call, rows, [rows] * self.size)
+
+    def _exchange(
+        self, name: str, call: str, rows: np.ndarray, parts: Sequence[np.ndarray]
+    ) -> Gathered:
+        """Gives parts[rank] to each rank and gathers what they have for this one."""
         header = self._next_header(call, rows)
-        message = self._message(header, [rows])
-        with self._running("allgatherv", header):
-            received = self._hvd.allgather(message, name=_NAME)
+        message = self._message(header, parts)
+        splits = np.array([_num_header_rows(header) + len(part) for part in parts], np.int32)
+        with self._running(name, header):
+            received, _ = self._hvd.alltoall(message, splits=splits, name=_NAME)
         return self._unpacked(header, received._numpy(), rows)
 
     def _message(self, header: Header, parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -185,13 +185,14 @@ class HorovodCommunicator(Communicator):
         """
         if "Mismatched" not in str(error):
             return ""
-        mine = np.frombuffer(header.pack([0])[0], np.uint8)[None]
+        mine = np.frombuffer(header.pack([0])[0] * self.size, np.uint8).reshape(self.size, -1)
+        one_each = np.ones(self.size, np.int32)
         try:
             with self._eagerly(), self._tf.device("/CPU:0"):
-                rows = self._hvd.allgather(mine, name=f"{_NAME}_headers")._numpy()
+                rows, _ = self._hvd.alltoall(mine, splits=one_each, name=_NAME)
         except (self._tf.errors.OpError, ValueError):
             return ""
-        theirs = {rank: row.tobytes() for rank, row in enumerate(rows)}
+        theirs = {rank: row.tobytes() for rank, row in enumerate(rows._numpy())}
         reason = disagreement(self.rank, header, theirs)
         return "" if reason is None else f"{reason} "
 
