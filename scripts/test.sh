@@ -59,7 +59,7 @@ stage 'ruff check' 60 ruff check .
 stage mypy 300 mypy
 mapfile -t sources < <(find kernels scripts tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
 stage clang-format 60 clang-format --dry-run -Werror "${sources[@]}"
-stage 'tests' 900 "${pytest[@]}" tests --ignore=tests/parallel --ignore=tests/test_sanitizers.py
+stage 'tests' 2400 "${pytest[@]}" tests --ignore=tests/parallel --ignore=tests/test_sanitizers.py
 stage 'tests, 2 ranks, horovodrun' 400 horovodrun -np 2 "${ranks[@]}"
 if command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/null; then
   stage 'tests, 2 ranks, mpirun' 400 mpirun -np 2 "${ranks[@]}"
