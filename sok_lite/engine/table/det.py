@@ -6,9 +6,10 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
-from sok_lite.engine.table.base import EmbeddingTable, NewKeys, WithRows
+from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.index import Search
+from sok_lite.engine.table.insertion import NewKeys, WithRows
 from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.results import GivesFirstRows
 

@@ -13,11 +13,12 @@ from sok_lite.engine.row_numbers import Claim
 from sok_lite.engine.row_store import ABSENT
 from sok_lite.engine.row_tiers import RowTiers
 from sok_lite.engine.table.admission import SightingCounter, drawn
-from sok_lite.engine.table.base import Admission, EmbeddingTable, NewKeys, WithRows
+from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import exclusive
 from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.index import Search
+from sok_lite.engine.table.insertion import Admission, NewKeys, WithRows
 from sok_lite.engine.table.results import GivesFirstRows
 
 
