@@ -111,7 +111,7 @@ SOK_ROW_KERNEL(rows_fill)
 }
 SOK_EXPORT(rows_fill)
 
-// The heat of a row that nobody holds; engine/row_tiers.py.
+// The heat of a row that nobody holds; engine/rows/tiers.py.
 #define SOK_NOT_HELD 255
 
 // Says that rows belong to keys from now on, and are cold; an absent row is skipped.

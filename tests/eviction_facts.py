@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.rows.store import ABSENT
 from tests.reference import ScoredTable
 
 

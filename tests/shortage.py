@@ -12,8 +12,8 @@ import resource
 import numpy as np
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.far_file import FarFile
-from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.rows.far_file import FarFile
+from sok_lite.engine.rows.store import ABSENT
 from tests.engine.helpers import new_table
 from tests.fault_bench import Bench
 from tests.fault_cases import CASES

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.row_store import ABSENT
-from sok_lite.engine.row_tiers import _NOT_HELD
+from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.tiers import _NOT_HELD
 
 _ANOTHER = ThreadPoolExecutor(1)  # to start a thread for every audit would take most of its time
 

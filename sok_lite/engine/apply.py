@@ -10,7 +10,7 @@ from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.optimizer_states import check_states, claim_states
 from sok_lite.engine.recent import recall
-from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.parts import table_seed

@@ -135,3 +135,16 @@ def key_dtype(name: str) -> KeyDtype:
     if name not in _KEY_DTYPES:
         raise ValueError(f"key_type must be one of {', '.join(_KEY_DTYPES)}. Received: {name!r}.")
     return _KEY_DTYPES[name]
+
+
+def float32_to_bfloat16(xp: Any, values: Array) -> Array:
+    """Returns the uint16 bits of float32 values rounded to bfloat16, nearest even."""
+    bits = xp.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return xp.where(nan, (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)
+
+
+def bfloat16_to_float32(xp: Any, bits: Array) -> Array:
+    """Returns float32 values of bfloat16 bits (uint16)."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

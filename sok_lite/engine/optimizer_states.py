@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.row_store import Column, RowStore
+from sok_lite.engine.rows.column import Column
+from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.update_rules import UpdateRule
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.admission import SightingCounter, drawn
 from tests.engine.helpers import new_table
 

@@ -13,7 +13,7 @@ from sok_lite.engine.combine import (
     normalise_combiner,
     segment_sum,
 )
-from sok_lite.engine.row_store import bfloat16_to_float32, float32_to_bfloat16
+from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
 
 COMBINERS = ["sum", "mean", "sqrtn"]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.table.hkv_index import STRATEGIES
 from tests.conftest import LONG

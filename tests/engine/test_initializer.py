@@ -5,14 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16, row_dtype
 from sok_lite.engine.initializer import Initializer, make_initializer
-from sok_lite.engine.row_store import (
-    ABSENT,
-    RowStore,
-    bfloat16_to_float32,
-    float32_to_bfloat16,
-)
+from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.table import make_table
 from tests import reference_initializer
 

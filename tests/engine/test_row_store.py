@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.row_store import (
-    ABSENT,
-    RowStore,
-    bfloat16_to_float32,
-    float32_to_bfloat16,
-)
+from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16, row_dtype
+from sok_lite.engine.rows.store import ABSENT, RowStore
 from tests.engine.own_process import run_limited
 
 
@@ -379,7 +374,7 @@ def test_a_full_disk_leaves_the_store_whole(tmp_path):
         import numpy as np
         from sok_lite.backend import get_backend
         from sok_lite.engine.dtypes import row_dtype
-        from sok_lite.engine.row_store import RowStore
+        from sok_lite.engine.rows.store import RowStore
 
         backend = get_backend("cpu")
         backend.far_chunk_bytes = 1 << 22
@@ -415,7 +410,7 @@ def test_a_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_path):
         import numpy as np
         from sok_lite.backend import get_backend
         from sok_lite.engine.dtypes import row_dtype
-        from sok_lite.engine.row_store import RowStore
+        from sok_lite.engine.rows.store import RowStore
         from sok_lite.engine.update_rules import RULES, apply_rule
 
         path = sys.argv[1] if len(sys.argv) > 1 else None

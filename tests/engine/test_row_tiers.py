@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sok_lite.backend import cuda_unavailable, get_backend
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.row_store import ABSENT, RowStore
-from sok_lite.engine.row_tiers import RowTiers, lowest
+from sok_lite.engine.rows.store import ABSENT, RowStore
+from sok_lite.engine.rows.tiers import RowTiers, lowest
 from tests.conftest import LONG
 from tests.engine.helpers import new_table
 from tests.engine.own_process import run_limited
@@ -113,7 +113,7 @@ def test_the_lowest_are_found_in_order(backend, n):
 
 
 def test_the_lowest_are_found_across_pieces(backend, monkeypatch):
-    monkeypatch.setattr("sok_lite.engine.row_tiers._SCAN", 7)
+    monkeypatch.setattr("sok_lite.engine.rows.tiers._SCAN", 7)
     test_the_lowest_are_found_in_order(backend, 1000)
 
 
@@ -312,7 +312,7 @@ def test_no_memory_for_a_pass_moves_nothing(backend, monkeypatch):
         raise MemoryError("no more")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sok_lite.engine.row_tiers.lowest", no_memory)
+        patch.setattr("sok_lite.engine.rows.tiers.lowest", no_memory)
         with pytest.raises(MemoryError):
             table.rebalance()
     table.check()

@@ -239,8 +239,8 @@ def test_without_memory_a_restore_leaves_the_table_as_it_was(backend, monkeypatc
         raise MemoryError("none left")
 
     owner = {
-        "rows": "sok_lite.engine.row_store.RowStore.allocate",
-        "tiers": "sok_lite.engine.row_tiers.RowTiers.assigned",
+        "rows": "sok_lite.engine.rows.store.RowStore.allocate",
+        "tiers": "sok_lite.engine.rows.tiers.RowTiers.assigned",
         "sightings": "sok_lite.engine.table.admission.SightingCounter.restore",
     }[failing]
     with monkeypatch.context() as patch:

@@ -9,7 +9,8 @@ import itertools
 import numpy as np
 import pytest
 
-from sok_lite.engine.row_store import ABSENT, bfloat16_to_float32
+from sok_lite.engine.dtypes import bfloat16_to_float32
+from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import make_table
 from tests.conftest import LONG
 from tests.engine.helpers import KeyInitializer, first_row, new_table, run_threads

@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.row_store import (
-    ABSENT,
-    RowStore,
-    bfloat16_to_float32,
-    float32_to_bfloat16,
-)
+from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16, row_dtype
+from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.update_rules import (
     RULES,
     SGD,

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.row_store import RowStore
+from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.update_rules import (
     SGD,
     Adagrad,

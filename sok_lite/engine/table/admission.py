@@ -8,7 +8,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
-from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.det_index import DetIndex
 
 

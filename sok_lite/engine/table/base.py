@@ -18,7 +18,7 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import is_integer
-from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.exclusive import exclusive
 from sok_lite.engine.table.insertion import Inserts, NewKeys
 from sok_lite.engine.table.parts import checked_num_keys

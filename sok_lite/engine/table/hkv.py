@@ -9,9 +9,9 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import is_integer, row_dtype
-from sok_lite.engine.row_numbers import Claim
-from sok_lite.engine.row_store import ABSENT
-from sok_lite.engine.row_tiers import RowTiers
+from sok_lite.engine.rows.allocator import Claim
+from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.admission import SightingCounter, drawn
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import exclusive

@@ -9,8 +9,8 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.combine import segment_sum
-from sok_lite.engine.row_numbers import Claim
-from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.rows.allocator import Claim
+from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.index import Search
 from sok_lite.engine.table.removal import Removes
 from sok_lite.engine.unique import gathering_rows, last_of_each, unique

@@ -9,8 +9,8 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, setting
-from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
-from sok_lite.engine.row_store import ABSENT, RowStore, bfloat16_to_float32
+from sok_lite.engine.dtypes import KeyDtype, bfloat16_to_float32, key_dtype, row_dtype
+from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
 from sok_lite.engine.table.index import Found, Index, Search

@@ -8,7 +8,7 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish, setting
-from sok_lite.engine.row_store import ABSENT
+from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.exclusive import exclusive
 from sok_lite.engine.table.export import Exports
 from sok_lite.engine.table.index import CHUNK_SLOTS

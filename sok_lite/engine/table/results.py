@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
-from sok_lite.engine.row_store import RowStore
+from sok_lite.engine.rows.store import RowStore
 
 
 class Lookup(NamedTuple):

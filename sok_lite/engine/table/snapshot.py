@@ -13,8 +13,8 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish, setting
-from sok_lite.engine.row_store import RowStore
-from sok_lite.engine.row_tiers import RowTiers
+from sok_lite.engine.rows.store import RowStore
+from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.hkv import HkvTable

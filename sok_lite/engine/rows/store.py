@@ -8,7 +8,7 @@ new key then needs no pass over state columns.
 A store may have two tiers. Rows below `near_rows` are near: in the memory of the backend's device.
 The others are far: on a GPU in pinned memory of the host, which kernels read and write in place; on
 a CPU in ordinary memory or in a file. A kernel sees chunks and cannot tell. Rows do not move by
-themselves: `swap` exchanges two of them in all columns, and engine/row_tiers.py says which.
+themselves: `swap` exchanges two of them in all columns, and engine/rows/tiers.py says which.
 
 What changes rows that somebody holds comes in two forms: `swapping` prepares it, for a table that
 changes its index at the same time, and `swap` does it.
@@ -24,9 +24,10 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish, setting
-from sok_lite.engine.dtypes import RowDtype, as_words
-from sok_lite.engine.far_file import FarFile
-from sok_lite.engine.row_numbers import Claim, RowNumbers
+from sok_lite.engine.dtypes import RowDtype, as_words, float32_to_bfloat16
+from sok_lite.engine.rows.allocator import Claim, RowNumbers
+from sok_lite.engine.rows.column import Column, Slab
+from sok_lite.engine.rows.far_file import FarFile
 
 ABSENT = 0xFFFFFFFF  # the row number of a key that has no row; SOK_ABSENT in kernels/platform.cuh
 
@@ -38,18 +39,6 @@ _MIN_NEAR_CHUNKS = 32
 _FAR_GROWTH = 8
 # Near memory begins with a small piece and comes in larger ones as the store grows.
 _NEAR_GROWTH = 64
-
-
-class Slab(NamedTuple):
-    """Chunks that are allocated together.
-
-    Attributes:
-      num_chunks: how many.
-      is_far: in which tier.
-    """
-
-    num_chunks: int
-    is_far: bool
 
 
 class Copying(NamedTuple):
@@ -80,86 +69,6 @@ class TierBytes(NamedTuple):
     far_used: int
     near: int
     far: int
-
-
-class Column:
-    """One array of rows, in chunks.
-
-    Attributes:
-      name: "value" or a state's name.
-      dim: elements of a row.
-      dtype: storage dtype of an element.
-      initial: what unheld rows hold.
-      row_bytes: memory of one row.
-      pointers: (at least num_chunks,) uint64, on the backend: the chunks' addresses, for kernels.
-      owner: of a state, whose it is, as engine/optimizer_states.py says; None: nobody's yet.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        name: str,
-        dim: int,
-        dtype: np.dtype,
-        initial: float,
-        shift: int,
-        far_file: FarFile | None,
-    ) -> None:
-        self.name = name
-        self.dim = dim
-        self.dtype = dtype
-        self.initial = initial
-        self.num_chunks = 0
-        self.owner: Any = None
-        self._backend = backend
-        self.row_bytes = dim * dtype.itemsize
-        self._chunk_bytes = self.row_bytes << shift
-        self._far_file = far_file
-        self._memory: list[Array] = []
-        self.pointers = backend.xp.zeros(0, np.uint64)
-
-    @property
-    def living_owner(self) -> Any:
-        """`owner` if its optimizer is still there, else None: what is restored is for the next."""
-        return None if self.owner is None or self.owner.optimizer() is None else self.owner
-
-    def new_memory(self, slabs: list[Slab]) -> list[Array]:
-        """Returns the memory of slabs that are not part of this column yet, zeroed."""
-        far = self._far_file.zeros if self._far_file else self._backend.far_chunk
-        memory: list[Array] = []
-        for num_chunks, is_far in slabs:
-            near = (
-                self._backend.zeros_chunk if self._memory or memory else self._backend.first_chunk
-            )
-            memory.append((far if is_far else near)(num_chunks * self._chunk_bytes))
-        return memory
-
-    def attaching(self, memory: list[Array]) -> list[Action]:
-        """Prepares to make memory part of the column."""
-        addresses = [
-            self._backend.address(part)
-            + self._chunk_bytes * np.arange(part.nbytes // self._chunk_bytes, dtype=np.int64)
-            for part in memory
-        ]
-        start = self.num_chunks
-        end = start + sum(part.size for part in addresses)
-        pointers = self.pointers
-        if end > pointers.size:
-            # Doubled: a large table has tens of thousands of chunks and gets them one by one.
-            pointers = self._backend.xp.zeros(max(end, 2 * pointers.size), np.uint64)
-            pointers[:start] = self.pointers[:start]
-        if addresses:
-            # Nobody looks behind `num_chunks`.
-            pointers[start:end] = self._backend.from_host(np.concatenate(addresses).view(np.uint64))
-        return setting(self, pointers=pointers, num_chunks=end, _memory=[*self._memory, *memory])
-
-    def emptied(self) -> "Column":
-        """Returns a column like this one without rows."""
-        other = copy.copy(self)
-        other.num_chunks = 0
-        other._memory = []
-        other.pointers = self._backend.xp.zeros(0, np.uint64)
-        return other
 
 
 class RowStore:
@@ -695,16 +604,3 @@ class RowStore:
             f"values must be {self.row_dtype.name}, as the table's rows are. "
             f"Received: dtype {values.dtype}. Cast them first."
         )
-
-
-def float32_to_bfloat16(xp: Any, values: Array) -> Array:
-    """Returns the uint16 bits of float32 values rounded to bfloat16, nearest even."""
-    bits = xp.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    return xp.where(nan, (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)
-
-
-def bfloat16_to_float32(xp: Any, bits: Array) -> Array:
-    """Returns float32 values of bfloat16 bits (uint16)."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -23,7 +23,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish, setting
-from sok_lite.engine.row_store import RowStore
+from sok_lite.engine.rows.store import RowStore
 
 _NOT_HELD = 255  # the heat of a row that nobody holds; SOK_NOT_HELD in kernels/rows.cu
 # Between two passes. In a table that is small beside a batch a key is seen once a lookup, whatever

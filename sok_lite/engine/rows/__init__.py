@@ -1,0 +1,1 @@
+"""The rows of a table and their optimizer states, by row number."""
