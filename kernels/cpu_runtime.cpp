@@ -1,6 +1,6 @@
 // The worker threads that run a kernel on the CPU.
 //
-// sok_launch(run, args, workers) calls run(args) once on each of `workers` threads, the caller
+// sok_launch({run, args, workers}) calls run(args) once on each of `workers` threads, the caller
 // being worker 0, and returns when all are done. Threads are started on first use and kept. One
 // launch uses them at a time; a second one that comes from another Python thread meanwhile runs
 // alone on its caller, which is always correct and never waits.
@@ -108,9 +108,18 @@ struct Start {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) void sok_launch(void (*run)(void**), void** args,
-                                                                  int workers) {
-  if (workers > kMaxWorkers) workers = kMaxWorkers;
+// One argument, and one that stands ready: whoever calls it in the middle of a change must not
+// allocate.
+struct SokLaunch {
+  void (*run)(void**);
+  void** args;
+  long long workers;
+};
+
+extern "C" __attribute__((visibility("default"))) void sok_launch(const SokLaunch* launch) {
+  void (*run)(void**) = launch->run;
+  void** args = launch->args;
+  int workers = launch->workers > kMaxWorkers ? kMaxWorkers : (int)launch->workers;
   if (workers > 1 && pool->busy.try_lock()) {
     pool->launch(run, args, workers);
     pool->busy.unlock();

@@ -34,6 +34,10 @@ SOK_DEVICE void rows_deliver(const u64* chunks, i64 shift, i64 dim, const u32* k
                              i64* num_absent, i64 n) {
   i64 absent = 0;
   SOK_FOR_EACH_ROW(r, n) {
+    if (SOK_AHEAD > 0 && out && r + SOK_AHEAD < n) {
+      i64 next = index ? (i64)index[r + SOK_AHEAD] : r + SOK_AHEAD;
+      if (next >= 0) sok_prefetch_row<T>(chunks, shift, dim, keys_rows[next]);
+    }
     i64 key = index ? (i64)index[r] : r, place = places ? places[r] : r;
     u32 row = key < 0 ? SOK_ABSENT : keys_rows[key];
     if (sok_is_first_column()) {

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.engine.table import EmbeddingTable, snapshot
+from sok_lite.engine.table.exclusive import alone
 from sok_lite.tensor import to_array, to_tensor
 
 
@@ -77,7 +78,7 @@ def saved_tensors(
             "facts": _text(saved.facts),
         }
 
-    return table.alone(taken)
+    return alone(table, taken)
 
 
 def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.engine.table import EmbeddingTable, Entries, HkvTable, Statistics
+from sok_lite.engine.table.exclusive import alone
 from sok_lite.local_lookup import checked_keys
 from sok_lite.tensor import host_call, to_array, to_tensor
 from sok_lite.variable_spec import alive
@@ -144,7 +145,7 @@ class TableMethods:
             return now, entries, entries.values
 
         while first < table.num_slots:
-            now, entries, values = table.alone(chunk)
+            now, entries, values = alone(table, chunk)
             if now != (version or now):
                 raise RuntimeError(
                     f"{self.name!r} has changed during export_chunks(). Export it between two "

@@ -12,6 +12,7 @@ import numpy as np
 
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.rows.tiers import _NOT_HELD
+from sok_lite.engine.table.exclusive import alone
 
 _ANOTHER = ThreadPoolExecutor(1)  # to start a thread for every audit would take most of its time
 
@@ -103,7 +104,7 @@ def audit(table):
 def audit_insides(table):
     """Does what `audit` does but for the lock: a forked child has no other thread."""
     # What an interrupted call has left to do is done before the next one begins.
-    table.alone(lambda: None)
+    alone(table, lambda: None)
     with table.lock:
         held = _entries(table.index, "the index")
         # First: a search in an index without free slots may not end.

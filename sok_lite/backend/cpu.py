@@ -67,7 +67,8 @@ class CpuBackend(Backend):
         self.grain = 1024
         self._library = ctypes.CDLL(str(library or find_library()))
         self._launch = self._library.sok_launch
-        self._launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+        # Without types ctypes takes a reference as it stands, and a launch allocates nothing.
+        self._launch.argtypes = None  # type: ignore[assignment]
         self._launch.restype = None
         self._kernels: dict[str, _Kernel] = {}
 
@@ -76,7 +77,8 @@ class CpuBackend(Backend):
         if kernel is None:
             describe: Callable[[], bytes] = getattr(self._library, f"sok_signature_{name}")
             describe.restype = ctypes.c_char_p  # type: ignore[attr-defined]
-            run = ctypes.cast(getattr(self._library, f"sok_run_{name}"), ctypes.c_void_p)
+            symbol = getattr(self._library, f"sok_run_{name}")
+            run = ctypes.cast(symbol, ctypes.c_void_p).value
             kernel = self._kernels[name] = _Kernel(run, describe().decode())
         return kernel
 
@@ -86,26 +88,28 @@ class CpuBackend(Backend):
         run, signature = self._kernel(kernel)
         if len(args) != len(signature):
             raise TypeError(f"{kernel} takes {len(signature)} arguments. Received: {len(args)}.")
-        # One 8-byte cell per argument, and a table of the cells' addresses.
-        cells = (ctypes.c_uint64 * len(args))()
+        # What to run, the address of the table below, workers; the addresses of the arguments, one
+        # after another; the arguments, 8 bytes each.
+        count = len(args)
+        cells = (ctypes.c_uint64 * (3 + 2 * count))()
         for i, (arg, code) in enumerate(zip(args, signature, strict=True)):
             if code == "#":
-                cells[i] = int(arg) & 0xFFFFFFFFFFFFFFFF
+                cells[3 + count + i] = int(arg) & 0xFFFFFFFFFFFFFFFF
             elif code == ".":
-                cells[i] = int(np.float32(arg).view(np.uint32))
+                cells[3 + count + i] = int(np.float32(arg).view(np.uint32))
             elif arg is not None:
                 if arg.dtype != ARGUMENT_DTYPES[code] or not arg.flags.c_contiguous:
                     raise TypeError(
                         f"Argument {i} of {kernel} must be a C-contiguous array of "
                         f"{ARGUMENT_DTYPES[code]}. Received: {arg.dtype}, strides {arg.strides}."
                     )
-                cells[i] = arg.ctypes.data
-        base = ctypes.addressof(cells)
-        table = (ctypes.c_void_p * len(args))(*range(base, base + 8 * len(args), 8))
+                cells[3 + count + i] = arg.ctypes.data
+        table = ctypes.addressof(cells) + 24
         workers = min(self.num_threads, max(1, num_items // self.grain))
-        action = partial(self._launch, run, table, workers)
-        # They must live as long as it does.
-        action.arguments = cells, args  # type: ignore[attr-defined]
+        first = table + 8 * count
+        cells[: 3 + count] = [run, table, workers, *range(first, first + 8 * count, 8)]
+        action = partial(self._launch, ctypes.byref(cells))
+        action.arguments = args  # type: ignore[attr-defined]  # to live as long as it does
         return action
 
     def zeros_chunk(self, num_bytes: int) -> Array:

@@ -69,9 +69,7 @@ def claim_states(table: EmbeddingTable, rule: UpdateRule, optimizer: Any) -> Non
         is_left = column.owner is not None and _owner(column) is None
         if is_left and (rule.counts_steps or column.owner.rule is not type(rule)):
             _begin_anew(table.store, name)
-        column.owner = None
-        if optimizer is not None:
-            column.owner = StateOwner(weakref.ref(optimizer), type(rule))
+        column.owner = None if optimizer is None else StateOwner(weakref.ref(optimizer), type(rule))
 
 
 def _owner(column: Column) -> Any:

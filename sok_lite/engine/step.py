@@ -29,6 +29,7 @@ from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.recent import remember
 from sok_lite.engine.table import EmbeddingTable, HkvTable
+from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.unique import unique
 
 Empty = Callable[[tuple[int, ...]], Array]
@@ -267,7 +268,7 @@ def _read(part: Part, keys: Array, index: Array | None) -> Array:
             remember(table, keys, rows)
         return values
 
-    return table.alone(read)
+    return alone(table, read)
 
 
 def _checked(backend: Backend, number: int, part: Part) -> Part:

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import as_words
 
 # Items per counter when first occurrences are numbered: a CPU worker walks long blocks, a GPU
@@ -113,14 +112,9 @@ def gather_rows(backend: Backend, x: Array, index: Array) -> Array:
       (n, dim) of x's dtype.
     """
     out = backend.xp.empty((index.size, x.shape[1]), x.dtype)
-    gathering_rows(backend, x, index, out)()
-    return out
-
-
-def gathering_rows(backend: Backend, x: Array, index: Array, out: Array) -> Action:
-    """Prepares to write `x[index]` to `out` (n, dim); see `gather_rows`."""
     suffix, words = as_words(x)
     _, out_words = as_words(out)
-    return backend.prepared(
+    backend.launch(
         f"dense_gather_{suffix}", index.size, words, x.shape[1], index, out_words, index.size
     )
+    return out

@@ -19,7 +19,7 @@ from sok_lite.backend import Array
 from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.table.exclusive import exclusive
+from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.insertion import Inserts, NewKeys
 from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.results import Lookup
@@ -60,7 +60,7 @@ class EmbeddingTable(Inserts):
         """
         return self._scores(self._keys(keys))
 
-    @exclusive
+    @changing
     def find_or_insert(
         self,
         keys: Any,
@@ -91,7 +91,7 @@ class EmbeddingTable(Inserts):
         self._report_refused()
         return rows
 
-    @exclusive
+    @changing
     def lookup(
         self,
         keys: Any,
@@ -138,7 +138,7 @@ class EmbeddingTable(Inserts):
 
     # ---------------------------------------------------------------- writes
 
-    @exclusive
+    @changing
     def insert_or_assign(self, keys: Any, values: Any, scores: Any = None) -> None:
         """Sets the rows of keys, inserting those that have none. A repeated key: the last wins.
 
@@ -153,7 +153,7 @@ class EmbeddingTable(Inserts):
         self._insert_or_assign(keys, values, scores)
         self._report_refused()
 
-    @exclusive
+    @changing
     def assign(self, keys: Any, values: Any) -> None:
         """Sets the rows of the keys that have one and skips the others. The last of a key wins."""
         keys, values = self._keys(keys), self.store.to_storage(values)
@@ -162,7 +162,7 @@ class EmbeddingTable(Inserts):
         last = last_of_each(self.backend, inverse, int(distinct.size))
         self.store.write(self._find(distinct).rows, values, source=last)
 
-    @exclusive
+    @changing
     def accumulate(self, keys: Any, deltas: Any, scale: float = 1.0) -> None:
         """Adds `scale * deltas` to the rows of the keys that have one; a repeated key sums.
 
@@ -176,7 +176,7 @@ class EmbeddingTable(Inserts):
         distinct, summed = self._summed(keys, self._checked_deltas(keys, deltas))
         self.store.add(self._find(distinct).rows, summed, scale)
 
-    @exclusive
+    @changing
     def accum_or_assign(self, keys: Any, values: Any, is_found: Any) -> None:
         """Adds to rows that the caller found before and inserts those that it did not.
 
@@ -219,7 +219,7 @@ class EmbeddingTable(Inserts):
         self._insert(new, [adding], lambda rows: [])
         self._report_refused()
 
-    @exclusive
+    @changing
     def assign_scores(self, keys: Any, scores: Any) -> None:
         """Sets the scores of the keys that have a row. The last of a repeated key wins.
 
@@ -238,7 +238,7 @@ class EmbeddingTable(Inserts):
         self._check_assignable(scores)
         publish(self._scoring(distinct, self.backend.xp.take(scores, last)))
 
-    @exclusive
+    @changing
     def reserve(self, num_keys: int) -> None:
         """Makes the index large enough for `num_keys` keys, so that it need not grow later.
 

@@ -85,7 +85,6 @@ class DetTable(EmbeddingTable):
                 *after(rows),
             ]
         )
-        self.index.check()
 
     def _scores(self, keys: Array) -> Array:
         return self.index.stamps(keys).astype(np.uint64)

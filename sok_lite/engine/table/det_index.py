@@ -147,7 +147,10 @@ class DetIndex(Index):
     @property
     def _num_reclaimed(self) -> int:
         """Erased slots. On a GPU it waits where there are any."""
-        return self._num_erased - int(self._counts[0]) if self._num_erased else 0
+        if not self._num_erased:
+            return 0
+        self.check()
+        return self._num_erased - int(self._counts[0])
 
     def _prepared(self, kernel: str, num_items: int, *args: object) -> Action:
         return self.backend.prepared(
@@ -162,6 +165,7 @@ class DetIndex(Index):
                 self._rehash(self.capacity)
 
     def _rehash(self, capacity: int) -> None:
+        self.check()
         slots = self._new_slots(capacity)
         self._launch("det_rehash", self.capacity, slots, capacity)
         slots[-2:] = self._slots[-2:]

@@ -1,11 +1,8 @@
-"""Who may use a table when: one call at a time, never between the halves of a change, never torn by
-a fork.
-"""
+"""Who may use a table when: one call at a time, no change within another, none torn by a fork."""
 
 import functools
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -14,9 +11,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T", bound="Exclusive")
 
+# Every `with` of this file that takes a lock stands in one line with what it is for. Where it has
+# several lines, Python comes back to the first one before it gives the lock up, and an exception
+# that a trace function raises there would keep it.
+
 
 class Exclusive:
-    """What is used by one thread at a time. See `exclusive`.
+    """What is used by one thread at a time. See `exclusive` and `changing`.
 
     Attributes:
       lock: held during every exclusive method; hold it to do several as one.
@@ -24,18 +25,17 @@ class Exclusive:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        # Only who has `lock` looks at these: whether this thread is in a call, and in a change.
+        self._in_call = threading.Lock()
+        self._in_change = threading.Lock()
         # What is left to do of a change that an exception has interrupted. It can be done again
         # where an exception interrupts it too.
         self._unfinished: Callable[[], None] | None = None
         self._unusable: str | None = None
         _all[id(self)] = weakref.ref(self, functools.partial(_forget, id(self)))
 
-    def alone(self, function: Callable[[], R]) -> R:
-        """Calls a function while this thread has the lock."""
-        with self.lock: return _run(self, lambda _: function(), (), {})  # fmt: skip # noqa: E701
-
     def _begin(self) -> None:
-        """Called before anything else is done, with the lock."""
+        """Called before anything else of an outermost call is done."""
         if self._unusable is not None:
             raise RuntimeError(self._unusable)
         self._finish()
@@ -50,22 +50,69 @@ class Exclusive:
 
 
 def exclusive(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
-    """Makes a method hold the lock, and finish what an interrupted one has left."""
+    """Makes a method hold the lock, and finish first what an interrupted call has left.
+
+    A signal handler or a finalizer may call it while this thread is in another call. Then it sees
+    a change that is half made as it was before.
+    """
 
     @functools.wraps(method)
     def call(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
-        # In one line. Where a `with` statement has several, Python comes back to its first line
-        # before it gives the lock up, and an exception from a trace function there would keep it.
-        with self.lock: return _run(self, method, args, kwargs)  # fmt: skip # noqa: E701
+        with self.lock: return _called(self, method, args, kwargs)  # fmt: skip # noqa: E701
 
     return call
 
 
+def changing(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+    """Makes a method exclusive that changes something, and so has no place within another.
+
+    Raises:
+      RuntimeError: this thread is in a change already. What that has prepared would be wrong.
+    """
+
+    @functools.wraps(method)
+    def change(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._in_change.locked():
+            raise RuntimeError(
+                f"{method.__name__} was called while this thread was changing the same table: from "
+                "a signal handler, a finalizer or a predicate. Do it after that call."
+            )
+        with self._in_change: return method(self, *args, **kwargs)  # fmt: skip # noqa: E701
+
+    return exclusive(change)
+
+
+@exclusive
+def alone(item: Exclusive, function: Callable[[], R]) -> R:
+    """Calls a function that does several things, while this thread has an item's lock."""
+    return function()
+
+
+@changing
+def changing_alone(item: Exclusive, function: Callable[[], R]) -> R:
+    """Calls a function that is one change of an item."""
+    return function()
+
+
 def holding(items: Iterable[Exclusive], function: Callable[[], R]) -> R:
-    """Calls a function while this thread has the locks of some items."""
+    """Calls a function that is one change of several items.
+
+    Raises:
+      RuntimeError: this thread is in a call of one of them.
+    """
     # In one order for all threads, so that none waits for another that waits for it.
     ordered = sorted(set(items), key=id)
-    return _holding([item.lock for item in ordered], lambda: _begun(ordered, function))
+    return _holding([item.lock for item in ordered], lambda: _held(ordered, function))
+
+
+def _held(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
+    if any(item._in_call.locked() for item in items):
+        raise RuntimeError(
+            "An update was called while this thread was in another call of one of its tables: from "
+            "a signal handler, a finalizer or a predicate. Do it after that call."
+        )
+    locks = [lock for item in items for lock in (item._in_call, item._in_change)]
+    return _holding(locks, lambda: _begun(items, function))
 
 
 def _begun(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
@@ -74,7 +121,13 @@ def _begun(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
     return function()
 
 
-def _run(item: Any, method: Callable[..., R], args: Any, kwargs: Any) -> R:
+def _called(item: Any, method: Callable[..., R], args: Any, kwargs: Any) -> R:
+    if item._in_call.locked():
+        return method(item, *args, **kwargs)
+    with item._in_call: return _outermost(item, method, args, kwargs)  # fmt: skip # noqa: E701
+
+
+def _outermost(item: Any, method: Callable[..., R], args: Any, kwargs: Any) -> R:
     item._begin()
     try:
         return method(item, *args, **kwargs)
@@ -87,55 +140,39 @@ def _run(item: Any, method: Callable[..., R], args: Any, kwargs: Any) -> R:
 def _holding(locks: Sequence[Any], function: Callable[[], R]) -> R:
     if not locks:
         return function()
-    # Eight at a time, for a call may have a thousand. An RLock may be taken again.
-    a, b, c, d, e, f, g, h = (*locks[:8], *[locks[-1]] * 7)[:8]
+    # Eight at a time, for a call may have a thousand tables.
+    any_number = threading.RLock()
+    a, b, c, d, e, f, g, h = (*locks[:8], *[any_number] * 7)[:8]
     with a, b, c, d, e, f, g, h: return _holding(locks[8:], function)  # fmt: skip # noqa: E701
 
 
 # ---------------------------------------------------------------- fork
 #
-# A child has a copy of its parent's memory as it is at that moment. So the forking thread takes all
-# locks first: then no change is half made, and no lock belongs to a thread that the child lacks.
+# A child has a copy of its parent's memory as it is at that moment, and of its threads only the one
+# that forked. What another thread was using may be half changed, and its lock would never be free.
 
-_FORK_WAIT_S = 10.0
 _all: dict[int, "weakref.ref[Exclusive]"] = {}
-_taken: dict[int, list[tuple[Exclusive, bool]]] = {}  # by forking thread: whether each was got
 
 
 def _forget(number: int, _: object) -> None:
     _all.pop(number, None)
 
 
-def _before_fork() -> None:
-    taken = _taken[threading.get_ident()] = []
-    deadline = time.monotonic() + _FORK_WAIT_S
-    items = [item for item in (reference() for reference in list(_all.values())) if item]
-    for item in sorted(items, key=id):
-        left = max(0.0, deadline - time.monotonic())
-        taken.append((item, item.lock.acquire(timeout=left)))
-
-
-def _after_fork_in_parent() -> None:
-    for item, is_taken in _taken.pop(threading.get_ident(), ()):
-        if is_taken:
-            item.lock.release()
-
-
 def _after_fork_in_child() -> None:
-    for item, is_taken in _taken.pop(threading.get_ident(), ()):
+    for reference in list(_all.values()):
+        item = reference()
+        if item is None:
+            continue
+        is_free = item.lock.acquire(blocking=False) and not item._in_change.locked()
         item.lock = threading.RLock()
+        item._in_call, item._in_change = threading.Lock(), threading.Lock()
         item._unusable = item._unusable or item._unusable_after_fork()
-        if not is_taken:
+        if not is_free:
             item._unusable = (
-                "This process was forked while another thread was changing a table: its copy of "
-                "the table may be half changed and cannot be used. Fork when no other thread uses "
-                "the table, or start processes with the 'spawn' method of multiprocessing."
+                "This process was forked while a table was in use: its copy of the table may be "
+                "half changed and cannot be used. Fork when no other thread uses the table, or "
+                "start processes with the 'spawn' method of multiprocessing."
             )
-    _taken.clear()
 
 
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
+os.register_at_fork(after_in_child=_after_fork_in_child)

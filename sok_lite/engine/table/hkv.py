@@ -14,7 +14,7 @@ from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.admission import SightingCounter, drawn
 from sok_lite.engine.table.base import EmbeddingTable
-from sok_lite.engine.table.exclusive import exclusive
+from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.index import Search
@@ -148,12 +148,17 @@ class HkvTable(EmbeddingTable):
             raise TypeError(f"`epoch` must be an integer. Received: {epoch!r}.")
         if not 0 <= epoch <= 0xFFFFFFFF:
             raise ValueError(f"`epoch` must be in [0, 2**32). Received: {epoch}.")
-        with self.lock:
-            self.index.epoch = int(epoch)
+        self._set_epoch(int(epoch))
+
+    @changing
+    def _set_epoch(self, epoch: int) -> None:
+        self.index.epoch = epoch
 
     @property
     def num_evicted(self) -> int:
         """Keys that lost their row to another key since the counters began."""
+        if self._unfinished is not None:
+            self._settled()
         return self._counts["evicted"]
 
     @property
@@ -161,7 +166,7 @@ class HkvTable(EmbeddingTable):
         others = 0 if self.sightings is None else self.sightings.num_bytes
         return self.index.num_bytes + self.tiers.num_bytes + others
 
-    @exclusive
+    @changing
     def lookup_and_evict(
         self, keys: Any, *, unique_keys: bool = False, out: Array | None = None
     ) -> tuple[Array, Evicted]:
@@ -177,7 +182,7 @@ class HkvTable(EmbeddingTable):
         self._report_refused(evicted)
         return out, self._gathered(evicted)
 
-    @exclusive
+    @changing
     def insert_and_evict(self, keys: Any, values: Any, scores: Any = None) -> Evicted:
         """Does what `insert_or_assign` does and returns what was evicted for new keys."""
         evicted: list[Evicted] = []
@@ -303,7 +308,8 @@ class HkvTable(EmbeddingTable):
         Which keys go is known when it has happened, so the counters follow in a second step.
         """
         xp, index, store, n = self.backend.xp, self.index, self.store, int(new.keys.size)
-        rows, placed, counts = xp.empty(n, np.uint32), index.unplaced(n), xp.zeros(3, np.int64)
+        placed, counts = index.unplaced(n), xp.zeros(3, np.int64)
+        rows = xp.full(n, ABSENT, np.uint32)
         eviction = _Eviction(new.keys, rows, claim, counts, index.size, dict(self._counts))
         reading = []
         if evicted is not None:
@@ -337,7 +343,7 @@ class HkvTable(EmbeddingTable):
             )
 
     def _settle(self, eviction: _Eviction) -> None:
-        """Brings the counters to what the kernels have done. It needs no memory."""
+        """Brings the counters to what the kernels have done. It can be done again."""
         used, num_placed, num_evicted = (int(x) for x in self.backend.to_host(eviction.counts))
         num_keys, before = int(eviction.keys.size), eviction.before
         num_refused = num_keys - num_placed

@@ -114,7 +114,7 @@ class HkvIndex(Index):
         """Returns memory for what becomes of keys."""
         xp = self.backend.xp
         return Placed(
-            xp.empty(num_keys, np.int64),
+            xp.full(num_keys, -1, np.int64),
             xp.empty(num_keys, np.int64),
             xp.empty(num_keys, np.uint32),
             xp.empty(num_keys, np.uint64),

@@ -17,7 +17,7 @@ from sok_lite.engine.rows.store import ABSENT
 
 # SOK_LINE of kernels/platform.cuh: slots that a search reads at a time.
 LINE = kernel_defines().get("SOK_LINE", 4)
-# The largest stamp. Lookups are counted up to it; see Index.age.
+# The largest stamp. Lookups are counted up to it; see `Index.ageing`.
 LAST_STAMP = 0xFFFFFFFF
 
 

@@ -13,7 +13,7 @@ from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.index import Search
 from sok_lite.engine.table.removal import Removes
-from sok_lite.engine.unique import gathering_rows, last_of_each, unique
+from sok_lite.engine.unique import last_of_each, unique
 
 
 class NewKeys(NamedTuple):
@@ -145,32 +145,24 @@ class Inserts(Removes):
         search = self._seen(keys, given, out if copies else None)
         rows, num_missing = search.found
         self._count_found(*self._items(rows, num_missing, asked, inverse))
-        num_absent = xp.zeros(2, np.int64)
+        # Of missing keys, of the keys as they were asked for, and of items.
+        num_absent = xp.zeros(3, np.int64)
 
-        def finishing(source: Array | None) -> list[Action]:
-            """Prepares what comes when all keys have their rows, or are found in `source`."""
+        def finishing() -> list[Action]:
+            """Prepares what follows when `rows` has the row numbers of all keys."""
             actions = self._touching(rows)
             if result is not None:
-                items = (None, result, None, num_absent[1:], asked)
-                actions.append(store.delivering(rows, inverse, *items))
-            if source is not None and index is not None and out is not None:
-                actions.append(gathering_rows(self.backend, source, index, out))
+                items = (inverse, None, result, None, num_absent[1:], asked)
+                actions.append(store.delivering(rows, *items))
+            if out is not None and not copies:
+                items = (index, None, None, out, num_absent[2:], int(out.shape[0]))
+                actions.append(store.delivering(rows, *items))
             return actions
 
         if num_missing == 0:
-            actions = finishing(None)
-            if out is not None and not copies:
-                items = (index, None, None, out, num_absent[1:], int(out.shape[0]))
-                actions.append(store.delivering(rows, *items))
-            publish(actions)
+            publish(finishing())
             return (rows if result is None else result), 0
 
-        # Keys are missing. What comes out of the lookup is collected by key first, if need be.
-        target = out
-        if out is not None and index is not None:
-            target = store.output(n)
-        if target is not None and not copies:
-            store.delivering(rows, None, None, None, target, xp.zeros(1, np.int64), n)()
         at = xp.flatnonzero(rows == np.uint32(ABSENT))
         new_keys, number, new_given = keys[at], None, None if given is None else given[at]
         if not unique_keys:
@@ -178,23 +170,52 @@ class Inserts(Removes):
             if new_given is not None:
                 last = last_of_each(self.backend, number, int(new_keys.size))
                 new_given = xp.take(new_given, last)
-        # Of keys that may get no row the initial values are known before.
         values = None
-        if target is not None and self._may_refuse():
+        if out is not None and self._may_refuse():
+            # What a key gives that gets no row is written now: there may be no memory afterwards.
             values = self._initial_values(new_keys)
-            target[at] = (
-                (values if number is None else xp.take(values, number, axis=0))
-                if missing == "initial"
-                else 0
-            )
+            self._write_missing(out, n, index, at, number, values if missing == "initial" else None)
         entering = self._entering(new_keys, new_given, number, values, filter_ratio)
 
         def after(new_rows: Array) -> list[Action]:
-            items = (entering.number, at, rows, target, num_absent, int(at.size))
-            return [store.delivering(new_rows, *items), *finishing(target)]
+            items = (entering.number, at, rows, out if copies else None, num_absent, int(at.size))
+            return [store.delivering(new_rows, *items), *finishing()]
 
         self._insert(entering.new, entering.actions, after, evicted)
-        return (rows if result is None else result), int(num_absent[0 if result is None else 1])
+        rows = rows if result is None else result
+        return rows, int(num_absent[0 if result is None else 1]) if self._may_refuse() else 0
+
+    def _write_missing(
+        self,
+        out: Array,
+        num_keys: int,
+        index: Array | None,
+        at: Array,
+        number: Array | None,
+        values: Array | None,
+    ) -> None:
+        """Writes what the items of missing keys give.
+
+        Args:
+          out: (n, dim) of the items.
+          num_keys: of all keys.
+          index: (n,) int32, which key each item is; None: item i is key i.
+          at: (m,) int64, which keys are missing.
+          number: (m,) int32, which of `values` each of them has; None: the i-th.
+          values: (k, dim) storage; None: zeros.
+        """
+        xp = self.backend.xp
+        items = at
+        if index is not None:
+            place = xp.full(num_keys, -1, np.int32)
+            place[at] = xp.arange(at.size, dtype=np.int32) if number is None else number
+            of_items = xp.take(place, index)
+            items = xp.flatnonzero(of_items >= 0)
+            number = xp.take(of_items, items)
+        if values is None:
+            out[items] = 0
+        else:
+            out[items] = values if number is None else xp.take(values, number, axis=0)
 
     def _seen(self, keys: Array, given: Array | None = None, out: Array | None = None) -> Search:
         """Begins a lookup that may insert, and finds keys, which count as seen by it.

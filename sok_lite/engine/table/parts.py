@@ -116,9 +116,9 @@ class TableParts(Exclusive, ABC):
         """Lookups so far that could insert: the time by which `scores` and `expire` count."""
         return self.clock.now
 
+    @exclusive
     def _settled(self) -> None:
-        """Finishes what an interrupted call has left."""
-        with self.lock: self._finish()  # fmt: skip # noqa: E701
+        """Finishes what an interrupted call has left, as every outermost call does."""
 
     @exclusive
     def statistics(self) -> Statistics:

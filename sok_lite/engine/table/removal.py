@@ -9,7 +9,7 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.table.exclusive import exclusive
+from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.export import Exports
 from sok_lite.engine.table.index import CHUNK_SLOTS
 from sok_lite.engine.table.parts import COUNTERS
@@ -20,7 +20,7 @@ from sok_lite.engine.unique import unique
 class Removes(Exports):
     """The methods that remove keys."""
 
-    @exclusive
+    @changing
     def erase(self, keys: Any) -> int:
         """Removes keys with their rows and optimizer states; returns how many were there."""
         distinct, _ = unique(self.backend, self._keys(keys))
@@ -37,9 +37,9 @@ class Removes(Exports):
         """
         xp = self.backend.xp
         doomed = [self._keys(entries.keys) for entries in self._chosen(predicate)]
-        return self._erase(xp.concatenate([xp.empty(0, np.int64), *doomed]), [])
+        return self._erase_chosen(xp.concatenate([xp.empty(0, np.int64), *doomed]))
 
-    @exclusive
+    @changing
     def expire(self, *, num_lookups: int | None = None, seconds: float | None = None) -> int:
         """Removes keys that were not seen lately; returns how many.
 
@@ -82,7 +82,7 @@ class Removes(Exports):
             lambda entries: (abs(self._as_float32(entries.values)) < cutoff).all(axis=1)
         )
 
-    @exclusive
+    @changing
     def clear(self) -> None:
         """Removes every key and gives the memory back. Counters begin anew.
 
@@ -93,6 +93,11 @@ class Removes(Exports):
         self._finish()
 
     # ---------------------------------------------------------------- inside
+
+    @changing
+    def _erase_chosen(self, keys: Array) -> int:
+        """Erases distinct keys, once a predicate has been asked: that may use the table."""
+        return self._erase(keys, [])
 
     def _clearing(self) -> list[Action]:
         """Prepares to remove every key."""

@@ -17,6 +17,7 @@ from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.det_index import DetIndex
+from sok_lite.engine.table.exclusive import alone, changing_alone
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.parts import COUNTERS
@@ -62,7 +63,7 @@ class State(NamedTuple):
 
 def take(table: EmbeddingTable) -> Snapshot:
     """Returns a snapshot. Its row numbers are good as long as the caller holds `table.lock`."""
-    return table.alone(lambda: _taken(table))
+    return alone(table, lambda: _taken(table))
 
 
 def _taken(table: EmbeddingTable) -> Snapshot:
@@ -120,7 +121,7 @@ def restore(
       MemoryError: no memory for keys and rows; the table is as it was.
     """
     keys = table.key_dtype.to_int64(table.backend.xp, snapshot.keys, f"keys of {table.name!r}")
-    table.alone(lambda: _restore(table, keys, snapshot, values, states))
+    changing_alone(table, lambda: _restore(table, keys, snapshot, values, states))
 
 
 def _restore(

@@ -1,0 +1,101 @@
+"""Actions that are published run through, whatever happens meanwhile."""
+
+import importlib
+from functools import partial
+
+import numpy as np
+import pytest
+
+from sok_lite.backend.publish import NOTHING, publish, setting
+from sok_lite.engine.apply import Update, apply_updates
+from sok_lite.engine.update_rules import RULES
+from tests.engine.helpers import new_table
+from tests.table_audit import audit
+
+MODULES = [
+    "sok_lite.engine.apply",
+    "sok_lite.engine.rows.store",
+    "sok_lite.engine.rows.tiers",
+    "sok_lite.engine.table.base",
+    "sok_lite.engine.table.clock",
+    "sok_lite.engine.table.det",
+    "sok_lite.engine.table.det_index",
+    "sok_lite.engine.table.hkv",
+    "sok_lite.engine.table.hkv_index",
+    "sok_lite.engine.table.index",
+    "sok_lite.engine.table.insertion",
+    "sok_lite.engine.table.removal",
+]
+
+
+class Thing:
+    count = 0
+
+
+def test_actions_are_taken_in_order():
+    thing, seen = Thing(), []
+    publish(
+        [*setting(thing, count=1, name="a"), NOTHING, *(partial(seen.append, i) for i in "xyz")]
+    )
+    assert (thing.count, thing.name, seen) == (1, "a", ["x", "y", "z"])
+    publish([])
+
+
+def test_a_function_of_pythons_is_no_action():
+    with pytest.raises(TypeError):
+        publish([lambda: None])
+
+
+@pytest.fixture
+def no_memory(monkeypatch):
+    """While actions are published, CPython finds no memory at all. Returns how often they were."""
+    testcapi = pytest.importorskip("_testcapi")
+    counts = []
+    begin, end = partial(testcapi.set_nomemory, 0), partial(testcapi.remove_mem_hooks)
+
+    def published(actions):
+        counts.append(len(actions := list(actions)))
+        try:
+            publish([begin, *actions, end])
+        finally:
+            testcapi.remove_mem_hooks()
+
+    for module in MODULES:
+        monkeypatch.setattr(importlib.import_module(module), "publish", published)
+    return counts
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"var_type": "hbm"},
+        {"var_type": "hybrid", "init_capacity": 16, "max_capacity": 4096},
+        {
+            "var_type": "hybrid",
+            "max_capacity": 64,
+            "max_hbm_for_vectors": 16 * 16 / 2**30,
+            "evict_strategy": "kLfu",
+            "enter_threshold": 2,
+            "on_refused": "ignore",
+        },
+    ],
+    ids=["hbm", "growing", "full"],
+)
+def test_no_action_needs_memory_of_the_host(backend, no_memory, options):
+    if backend.name != "cpu":
+        pytest.skip("a launch on a GPU takes a few bytes")
+    table = new_table(backend, **options)
+    rng = np.random.default_rng(0)
+    grads = np.ones((200, 4), np.float32)
+    for _ in range(12):
+        keys = rng.integers(0, 400, 200)
+        table.lookup(keys)
+        table.insert_or_assign(keys[:50], grads[:50])
+        table.accumulate(keys, grads)
+        apply_updates([Update(table, RULES["Adam"](), keys, grads)], 0.1, 1)
+        table.erase(keys[::3])
+        table.expire(num_lookups=20)
+        audit(table)
+    table.clear()
+    table.lookup(np.arange(10))
+    assert len(no_memory) > 100 and max(no_memory) >= 5
