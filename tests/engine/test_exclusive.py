@@ -38,7 +38,7 @@ def in_child(work):
 
 
 @pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
-def test_children_forked_while_threads_change_a_table_have_all_of_it_or_are_told(var_type):
+def test_children_forked_while_threads_change_a_table_have_it_whole_or_are_told(var_type):
     options = {"max_capacity": 1 << 14} if var_type == "hybrid" else {}
     table = new_table(BACKEND, 4, var_type, **options)
     table.find_or_insert(np.arange(2000))
