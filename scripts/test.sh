@@ -19,8 +19,9 @@ export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_rmaps_base_
 logs="$(mktemp -d)"
 trap 'rm -rf "$logs"' EXIT
 pytest=(python -m pytest -q)
+more=1 # times as many seconds
 # pyproject.toml leaves the long ones out; the last -m wins.
-case "${SOK_LITE_LONG:-0}" in 0 | '') ;; *) pytest+=(-m '') ;; esac
+case "${SOK_LITE_LONG:-0}" in 0 | '') ;; *) pytest+=(-m '') more=6 ;; esac
 
 # Some launchers give a rank a terminal, and pytest then colours what is counted here.
 ranks=("${pytest[@]}" --color=no -p no:cacheprovider tests/parallel)
@@ -59,14 +60,14 @@ stage 'ruff check' 60 ruff check .
 stage mypy 300 mypy
 mapfile -t sources < <(find kernels scripts tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
 stage clang-format 60 clang-format --dry-run -Werror "${sources[@]}"
-stage 'tests' 2400 "${pytest[@]}" tests --ignore=tests/parallel --ignore=tests/test_sanitizers.py
-stage 'tests, 2 ranks, horovodrun' 400 horovodrun -np 2 "${ranks[@]}"
+stage 'tests' $((2400 * more)) "${pytest[@]}" tests --ignore=tests/parallel --ignore=tests/test_sanitizers.py
+stage 'tests, 2 ranks, horovodrun' $((800 * more)) horovodrun -np 2 "${ranks[@]}"
 if command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/null; then
-  stage 'tests, 2 ranks, mpirun' 400 mpirun -np 2 "${ranks[@]}"
+  stage 'tests, 2 ranks, mpirun' $((800 * more)) mpirun -np 2 "${ranks[@]}"
 else
   printf '\n=== tests, 2 ranks, mpirun: left out, no mpirun or no mpi4py\n'
 fi
-stage 'tests, sanitizers' 300 "${pytest[@]}" tests/test_sanitizers.py
+stage 'tests, sanitizers' $((900 * more)) "${pytest[@]}" tests/test_sanitizers.py
 
 printf '\n%d passed, %d failed, %d skipped in %d s\n' "$passed" "$failed" "$skipped" "$SECONDS"
 [ "$failed" -eq 0 ]
