@@ -341,13 +341,14 @@ SOK_EXPORT(hkv_insert)
 // Gives row numbers to keys that hkv_insert placed: that of the key that was evicted, or a spare.
 //
 // placed, evicted_rows  (n,)  what hkv_insert wrote
-// spare     (m,)       rows that nobody holds, at least as many as free slots were taken
-// one_each             key i gets spare[i], where none has evicted; else the first are used up
-// rows      (n,)  out  row number, or absent for a refused key
-// counts    (3,)       grow by the spare rows used, the keys placed and those evicted
+// spare     (num_spare,)  rows that nobody holds, at least as many as free slots were taken; if
+//                         they are not enough all the same, keys are left without a row
+// one_each  key i gets spare[i], where none has evicted; else the first are used up
+// rows      (n,)  out     row number, or absent for a refused key
+// counts    (3,)          grow by the spare rows used, the keys placed and those evicted
 SOK_KERNEL(hkv_give_rows)
-(i64* slots, const i64* placed, const u32* evicted_rows, const u32* spare, i64 one_each, u32* rows,
- i64* counts, i64 n) {
+(i64* slots, const i64* placed, const u32* evicted_rows, const u32* spare, i64 num_spare,
+ i64 one_each, u32* rows, i64* counts, i64 n) {
   Slot* table = (Slot*)slots;
   i64 num_placed = 0, num_evicted = 0;
   SOK_FOR_EACH(i, n) {
@@ -359,7 +360,8 @@ SOK_KERNEL(hkv_give_rows)
       rows[i] = evicted_rows[i];
     } else {
       i64 number = sok_fetch_add(counts, (i64)1);
-      rows[i] = spare[one_each ? i : number];
+      if (one_each) number = i;
+      if (number < num_spare) rows[i] = spare[number];
     }
     table[placed[i]].row = rows[i];
   }

@@ -354,7 +354,7 @@ class HkvTable(EmbeddingTable):
         }
         publish(
             [
-                *self.store.taking(eviction.claim, used),
+                *self.store.taking(eviction.claim, min(used, int(eviction.claim.rows.size))),
                 *setting(self.index, size=eviction.size + num_placed - num_evicted),
                 partial(self._counts.update, counts),
                 *(self._renewing() if num_evicted else ()),

@@ -171,7 +171,7 @@ class HkvIndex(Index):
         n = int(rows.size)
         return self.backend.prepared(
             *("hkv_give_rows", n, self._slots, placed.slots, placed.evicted_rows),
-            *(spare, int(one_each), rows, counts, n),
+            *(spare, int(spare.size), int(one_each), rows, counts, n),
         )
 
     def updating(
