@@ -6,19 +6,22 @@ have a gradient change, their states included.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
 
 from sok_lite.backend import Backend
+from sok_lite.backend.publish import Action, setting
 from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine import apply
 from sok_lite.engine.update_rules import SGD as SGDRule
 from sok_lite.optimizer_rules import Settings, family_of, refuse_unsupported, settings_of
 from sok_lite.slot import SlotView
-from sok_lite.step_order import StepOrder, dense_checks, keep_alive
+from sok_lite.step_order import StepOrder, Turn, dense_checks, keep_alive
 from sok_lite.tensor import host_call, refuse_replicas, to_array
 from sok_lite.variable_spec import alive
 
@@ -54,6 +57,29 @@ class _RowOptimizer(tf.Module):
             first_step, dtype=tf.int64, trainable=False, name="sok_iterations"
         )
         self._order = StepOrder()
+        # The step that rows have taken and `iterations` may not know of; 0: it knows of all.
+        self._taken = SimpleNamespace(step=0)
+
+    def _counted(self, step: tf.Tensor) -> Any:
+        """Counts a step, now or as an operation of a graph."""
+        counted = self.iterations.assign(step)
+        self._taken.step = 0
+        return counted
+
+    def _catch_up(self) -> None:
+        """Counts a step that was interrupted after its rows had moved, in eager mode."""
+        if tf.executing_eagerly() and self._taken.step:
+            self._counted(self._taken.step)
+
+    @contextmanager
+    def _turn(self) -> Iterator[Turn]:
+        """Gives one step at a time its turn, after what an interrupted one has left uncounted."""
+        with self._order.turn() as turn:
+            self._catch_up()
+            try:
+                yield turn
+            finally:
+                self._catch_up()
 
     def _update(
         self,
@@ -95,7 +121,7 @@ class _RowOptimizer(tf.Module):
             if dense_step is not None:
                 host.run(*arguments, check_only=True)
                 done = dense_step()
-            host.run(*arguments)
+            host.run(*arguments, along=setting(self._taken, step=int(step)))
             return None, done
         if optimizer is not None:
             keep_alive(optimizer)
@@ -137,6 +163,7 @@ class _Host:
         step: int,
         tensors: Sequence[tf.Tensor],
         check_only: bool = False,
+        along: Sequence[Action] = (),
     ) -> None:
         """Applies one step.
 
@@ -146,6 +173,7 @@ class _Host:
           step: 1 for the first.
           tensors: keys and gradients of each variable.
           check_only: raises what there is to raise, and changes no row.
+          along: actions to be taken with the change of the rows.
         """
         optimizer = None if self._optimizer is None else alive(self._optimizer)
         learning_rate, *values = numbers
@@ -164,7 +192,9 @@ class _Host:
                 )
             )
         count = apply.apply_updates(
-            updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding, check_only
+            *(updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding),
+            check_only=check_only,
+            along=along,
         )
         owner = self._owner()
         if owner is not None:
@@ -239,7 +269,7 @@ class OptimizerWrapper(_RowOptimizer):
         if not pairs and not has_dense:
             return None
         dense_step = partial(self._dense_step, dense, has_dense, global_step, name)
-        with self._order.turn() as turn:
+        with self._turn() as turn:
             inner_count = self._family.iterations(self.optimizer) if has_dense else None
             count = self.iterations if inner_count is None else inner_count
             # Read now: the wrapped optimizer counts on when it updates the dense variables.
@@ -256,7 +286,7 @@ class OptimizerWrapper(_RowOptimizer):
             else:
                 done = dense_step()
             with tf.control_dependencies(_operations(update)):
-                counted = self.iterations.assign(step)
+                counted = self._counted(step)
             if inner_count is not None and tf.inside_function():
                 turn.last.append(tf.convert_to_tensor(inner_count))  # counted on by now
             turn.last += _operations(counted, done)
@@ -359,11 +389,11 @@ class SGD(_RowOptimizer):
         if not pairs:
             return None
         settings = [Settings(SGDRule, {}, {})] * len(pairs)
-        with self._order.turn() as turn:
+        with self._turn() as turn:
             step = _next_step(self.iterations)
             update, _ = self._update(pairs, settings, self.lr, step)
             with tf.control_dependencies(_operations(update)):
-                counted = [self.iterations.assign(step)]
+                counted = [self._counted(step)]
                 if global_step is not None:
                     counted.append(global_step.assign_add(1))
             turn.last += _operations(*counted)

@@ -33,7 +33,8 @@ class StepOrder:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Not a Lock: a thread that an interrupt took out of a turn can go on.
+        self._lock = threading.RLock()
 
     def __deepcopy__(self, memo: Any) -> "StepOrder":
         return StepOrder()

@@ -78,7 +78,14 @@ def saved_tensors(
             "facts": _text(saved.facts),
         }
 
-    return alone(table, taken)
+    try:
+        return alone(table, taken)
+    except MemoryError as error:
+        raise MemoryError(
+            f"No memory for a copy of table {table.name!r}, which has {table.size:,} keys. "
+            "TensorFlow asks for one to save it, and also before it restores it: clear it before a "
+            f"restore, or restore into a new one. It is as it was. ({error})"
+        ) from error
 
 
 def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> None:

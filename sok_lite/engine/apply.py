@@ -53,6 +53,7 @@ def apply_updates(
     on_nonfinite: str = "allow",
     stochastic_rounding: bool = False,
     check_only: bool = False,
+    along: Sequence[Action] = (),
 ) -> int:
     """Applies one step to all tables. A table that comes several times is updated once.
 
@@ -64,6 +65,7 @@ def apply_updates(
       stochastic_rounding: of float16 and bfloat16 rows, in place of rounding to nearest even. The
         random bits depend on the table's seed and name, key, column and step alone.
       check_only: raises what there is to raise and changes no row, for a step that has other parts.
+      along: actions to be taken with the change of the rows.
 
     Returns:
       How many rows had a gradient with a NaN or an infinity.
@@ -77,7 +79,9 @@ def apply_updates(
     # Held from the first look at a table to its last change: row numbers stay good.
     return holding(
         (update.table for update in updates),
-        lambda: _apply(updates, learning_rate, step, on_nonfinite, stochastic_rounding, check_only),
+        lambda: _apply(
+            *(updates, learning_rate, step, on_nonfinite, stochastic_rounding, check_only, along)
+        ),
     )
 
 
@@ -88,6 +92,7 @@ def _apply(
     on_nonfinite: str,
     stochastic_rounding: bool,
     check_only: bool,
+    along: Sequence[Action],
 ) -> int:
     merged = _merged(updates)
     check_step(learning_rate, step)
@@ -108,7 +113,7 @@ def _apply(
         if stochastic_rounding:
             rounding = StochasticRounding(keys, table_seed(table.seed, table.name))
         actions += updating(table, rule, rows, grads, learning_rate, step, count, rounding=rounding)
-    publish(actions)
+    publish([*actions, *along])
     return int(count[0])
 
 

@@ -4,10 +4,14 @@ What a table makes of an exception at each of its lines is in tests/engine/test_
 real signals reach what lies between TensorFlow and the table as well.
 """
 
+import keras
 import pytest
+import tensorflow as tf
 
+import sok_lite as sok
 from tests.conftest import LONG
 from tests.engine.own_process import run_limited
+from tests.tripwire import Tripwire
 
 PROGRAM = """
     import random
@@ -76,3 +80,31 @@ PROGRAM = """
 def test_signals_in_eager_calls(kind):
     count = 200 if LONG else 20
     assert run_limited(PROGRAM, kind, count, 0, timeout=600)[-2:] == ["interrupted", str(count)]
+
+
+def test_an_interrupted_step_counts_if_its_rows_have_moved():
+    """A gradient of -1 and a rate of 1: every element of a row is the number of steps."""
+    table = sok.DynamicVariable(2, "zeros", name="steps")
+    optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(1.0))
+    keys = tf.constant([1, 2, 3], tf.int64)
+    tf.nn.embedding_lookup(table, keys)
+    gradient = tf.IndexedSlices(-tf.ones([3, 2]), keys, tf.constant([3, 2]))
+
+    def step():
+        optimizer.apply_gradients([(gradient, table)])
+
+    def rows():
+        return set(sok.export(table)[1].numpy().reshape(-1).tolist())
+
+    step()
+    interrupted = 0
+    for at in range(1, 2000):
+        wire = Tripwire(at, KeyboardInterrupt)
+        try:
+            wire.run(step)
+        except KeyboardInterrupt:
+            interrupted += 1
+        assert rows() == {float(optimizer.iterations)}, wire.place
+        if wire.place is None:
+            break
+    assert interrupted > 50

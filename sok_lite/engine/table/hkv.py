@@ -101,7 +101,10 @@ class HkvTable(EmbeddingTable):
         seed: int = 0,
         **options: Any,
     ) -> None:
-        self.options = HkvOptions.checked(options)
+        try:
+            self.options = HkvOptions.checked(options)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{error} (Of table {name!r}.)") from error
         backend = backend.for_table(
             self.options.block_size, self.options.device_id, bool(self.options.io_by_cpu)
         )
