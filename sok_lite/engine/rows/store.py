@@ -432,24 +432,13 @@ class RowStore:
         Raises:
           ValueError: `out` is not such an array.
         """
-        col = self._columns[column]
         out = self.output(int(rows.size), column, out)
-        suffix, words = as_words(out)
-        self.backend.launch(
-            f"rows_read_{suffix}",
-            rows.size,
-            col.pointers,
-            self.chunk_shift,
-            col.dim,
-            rows,
-            words,
-            rows.size,
-        )
+        self.reading(rows, out, column)()
         return out
 
-    def reading(self, rows: Array, out: Array) -> Action:
-        """Prepares to copy value rows (n,) into `out`, from `output`; an absent one gives zeros."""
-        col = self._columns["value"]
+    def reading(self, rows: Array, out: Array, column: str = "value") -> Action:
+        """Prepares to copy rows (n,) into `out`, from `output`; an absent one gives zeros."""
+        col = self._columns[column]
         suffix, words = as_words(out)
         n = int(rows.size)
         place = (col.pointers, self.chunk_shift, col.dim)
