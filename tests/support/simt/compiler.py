@@ -17,10 +17,10 @@ from pathlib import Path
 from sok_lite.backend.build import cache_folder
 
 FOLDER = Path(__file__).resolve().parent
-# -O1 without what copies code: two lanes meet in a call where they are at one address. Frame
-# pointers and names are for error texts.
+# -O1 without what copies code: two lanes meet in a call where they are at one address. Lines are
+# for error texts; of those in version 5 addr2line takes the wrong file.
 _FLAGS = (
-    "-std=c++17 -O1 -g -fPIC -fno-thread-jumps -fno-tree-dominator-opts -fno-tree-ch "
+    "-std=c++17 -O1 -gdwarf-4 -fPIC -fno-thread-jumps -fno-tree-dominator-opts -fno-tree-ch "
     "-fno-crossjumping -ffp-contract=off -fno-math-errno -w"
 ).split()
 # Calls of __tsan_*, one for each access, which scheduler.cpp answers.

@@ -116,9 +116,7 @@ SIMT_INLINE int __popc(simt_u32 x) { return __builtin_popcount(x); }
 
 // How a launch calls a kernel for one lane: `cells` has 8 bytes an argument.
 template <class T>
-struct SimtCode {
-  static constexpr char value = sizeof(T) == 0;  // no such parameter
-};
+struct SimtCode;  // of a parameter of another type
 template <class T>
 struct SimtCode<T*> {
   static constexpr char value = 'P';
