@@ -341,6 +341,11 @@ class ndarray:
     ) -> "ndarray":
         return self._reduced(np.sum, axis, out, keepdims, dtype)
 
+    def mean(
+        self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
+    ) -> "ndarray":
+        return self._reduced(np.mean, axis, out, keepdims, dtype)
+
     def all(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> "ndarray":
         return self._reduced(np.all, axis, out, keepdims)
 
@@ -434,15 +439,12 @@ def _define_operators() -> None:
         setattr(ndarray, f"__{name}__", lambda x, y, f=ufunc: apply(f, x, y))
         setattr(ndarray, f"__r{name}__", lambda x, y, f=ufunc: apply(f, y, x))
         setattr(ndarray, f"__i{name}__", lambda x, y, f=ufunc: apply(f, x, y, out=x))
-    for name in ("less", "less_equal", "equal", "not_equal", "greater", "greater_equal"):
+    for name in _COMPARISONS:
         short = {"equal": "eq", "not_equal": "ne"}.get(
             name, name[0] + ("e" if "_" in name else "t")
         )
-        setattr(
-            ndarray,
-            f"__{short}__",
-            lambda x, y, f=getattr(np, name): x.__array_ufunc__(f, "__call__", x, y),
-        )
+        call = lambda x, y, f=UFUNCS[name]: x.__array_ufunc__(f, "__call__", x, y)  # noqa: E731
+        setattr(ndarray, f"__{short}__", call)
 
 
 _define_operators()

@@ -40,6 +40,11 @@ def simt_module() -> ModuleType:
     return module
 
 
+def is_simulated(backend: Backend) -> bool:
+    """Whether a backend runs on the simulated GPU."""
+    return type(backend).__module__ == _NAME
+
+
 @functools.cache
 def simt_backend() -> Backend:
     """Returns the one backend that runs on the simulated GPU. Its name is "cuda": that it is."""

@@ -123,12 +123,12 @@ def _run() -> None:
         _is_running = True
         try:
             while _stream:
-                name, work = _stream.popleft()
+                _, work = _stream.popleft()
                 try:
                     work()
-                except runtime.SimtError as error:
+                except runtime.SimtError:
                     _drop()
-                    raise runtime.SimtError(f"{name}: {error}") from error
+                    raise
         finally:
             _is_running = False
 
