@@ -192,16 +192,30 @@ class Memory:
         self.ptr = self.content.ctypes.data
         kind = "pinned memory" if pinned else f"memory of device {self.device_id}"
         runtime.add_memory(self.ptr, size, f"{size} bytes of {kind}")
+        _known[self.ptr] = (size, self.device_id, pinned)
 
     def __del__(self) -> None:
         # In the order of the stream: what was launched before may still use it. It runs no code of
         # the stream, since a finalizer may come in the midst of that.
-        if getattr(self, "ptr", 0):
+        if getattr(self, "ptr", 0) and _stream is not None:  # Python ends
             content = self.content
+            del _known[self.ptr]
             enqueue("free", lambda: _release(content))
             if self._chunk is not None:
                 count("frees")
                 self._chunk.pool.returned.append(self._chunk)
+
+
+# Of all memory there is: address -> (bytes, device, whether it is pinned memory of the host).
+_known: dict[int, tuple[int, int, bool]] = {}
+
+
+def owner_of(address: int) -> tuple[int, bool] | None:
+    """Returns the device of an address and whether it is pinned memory; None: nobody knows it."""
+    for start, (size, number, is_pinned) in list(_known.items()):
+        if start <= address < start + size:
+            return number, is_pinned
+    return None
 
 
 class UnownedMemory:
