@@ -4,6 +4,8 @@ Every operation is put on the stream of `device` and runs later, on NumPy views 
 What is refused here is refused by CuPy 14; what is missing here may well be in CuPy.
 """
 
+import functools
+import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -71,7 +73,7 @@ class ndarray:
         assert strides is None and order == "C", "not in the stand-in"
         shape = _checked_shape(shape)
         dtype = checked_dtype(dtype)
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         if memptr is None:
             memptr = MemoryPointer(device.Memory(size), 0)
         content = memptr.mem.content[memptr.offset : memptr.offset + size]
@@ -456,9 +458,8 @@ def apply(ufunc: np.ufunc, *inputs: Any, out: "ndarray | None" = None, **options
         raise TypeError(f"Unsupported type {type(out)}")
     arrays = _arrays(inputs)
     shape = np.broadcast_shapes(*[x.shape for x in arrays])
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = ufunc(*[np.ones(1, x.dtype) if isinstance(x, ndarray) else x for x in inputs])
+    with np.errstate(all="ignore"):
+        model = ufunc(*[_one(x.dtype) if isinstance(x, ndarray) else x for x in inputs])
     if out is None:
         out = ndarray(shape, checked_dtype(model.dtype))
     elif out.shape != shape:
@@ -536,17 +537,21 @@ def _read(x: ndarray) -> np.ndarray:
 
 
 def _copy(to: np.ndarray, what: np.ndarray) -> None:
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with np.errstate(all="ignore"):
         np.copyto(to, what, casting="unsafe")
 
 
 def _view_of(x: ndarray, view: np.ndarray) -> ndarray:
     result = ndarray.__new__(ndarray)
-    offset = view.ctypes.data - x._view.ctypes.data if view.size else 0
+    offset = device.address_of(view) - device.address_of(x._view) if view.size else 0
     place = MemoryPointer(x.data.mem, x.data.offset + offset)
     result._set(place, view, x if x.base is None else x.base)
     return result
+
+
+@functools.cache
+def _one(dtype: np.dtype) -> np.ndarray:
+    return np.ones(1, dtype)
 
 
 def _arrays(items: Iterable[Any]) -> list[ndarray]:
@@ -557,7 +562,7 @@ def _checked_shape(shape: Any) -> tuple[int, ...]:
     """Returns a shape. An array of the device is none: it would be read from there."""
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     shape = tuple(operator.index(n) for n in shape)
-    if any(n < 0 for n in shape):
+    if shape and min(shape) < 0:
         raise ValueError("Negative dimensions are not allowed")
     return shape
 
@@ -571,8 +576,8 @@ def _check_scalar(x: Any) -> None:
 
 
 def _is_same(a: np.ndarray, b: np.ndarray) -> bool:
-    same_place = a.ctypes.data == b.ctypes.data and a.shape == b.shape
-    return same_place and a.strides == b.strides and a.dtype == b.dtype
+    is_alike = a.shape == b.shape and a.strides == b.strides and a.dtype == b.dtype
+    return is_alike and device.address_of(a) == device.address_of(b)
 
 
 def _check_overlap(out: ndarray, x: ndarray) -> None:

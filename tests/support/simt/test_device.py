@@ -1,6 +1,5 @@
 """Memory, stream and devices of the simulated GPU behave as CUDA's and as CuPy's pool."""
 
-import gc
 import threading
 
 import numpy as np
@@ -74,16 +73,15 @@ def test_a_kernel_may_touch_what_was_asked_for_and_no_more(xp, put):
 
 
 def test_memory_is_limited(xp, monkeypatch):
-    gc.collect()
-    xp.get_default_memory_pool().free_all_blocks()
-    used = xp.get_default_memory_pool().total_bytes()
-    monkeypatch.setattr(device, "limit", used + 4096)
-    x = xp.zeros(2048, np.uint8)
-    with pytest.raises(xp.cuda.memory.OutOfMemoryError):
-        xp.zeros(4096, np.uint8)
-    assert isinstance(device.OutOfMemoryError(), MemoryError)
+    pool = xp.get_default_memory_pool()
+    size = pool.free_bytes() + (1 << 20)  # no free block is as large
+    monkeypatch.setattr(device, "limit", pool.total_bytes() + size + 4096)
+    x = xp.empty(size, np.uint8)
+    with pytest.raises(xp.cuda.memory.OutOfMemoryError, match=f"allocating {size + 2048:,} bytes"):
+        xp.empty(size + 2048, np.uint8)
+    assert issubclass(xp.cuda.memory.OutOfMemoryError, MemoryError)
     del x
-    assert xp.zeros(4096, np.uint8).nbytes == 4096  # free blocks go back to CUDA first
+    assert xp.empty(size + 2048, np.uint8).size > size  # free blocks go back to CUDA first
 
 
 def test_the_pool_asks_cuda_once(xp):
