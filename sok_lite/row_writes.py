@@ -8,8 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.host_call import host_call
 from sok_lite.local_lookup import checked_keys, without_keras
-from sok_lite.tensor import host_call, to_array
+from sok_lite.tensor import to_array
 from sok_lite.variable_spec import alive
 
 
