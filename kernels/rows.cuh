@@ -51,11 +51,11 @@ SOK_DEVICE void sok_find_and_copy_words(const u64* chunks, i64 shift, i64 row_by
 // lanes of a tile. An absent row leaves its place in `out` as it is.
 //
 // rows  (n,)  out
-// out   (n, row_bytes)  out  it lies on 16 bytes where row_bytes is a multiple of them
+// out   (n, row_bytes)  out
 template <class Find>
 SOK_DEVICE void sok_find_and_copy(const u64* chunks, i64 shift, i64 row_bytes, u32* rows, u8* out,
                                   i64 n, Find find) {
-  if (row_bytes % (i64)sizeof(SokWord) == 0)
+  if (sok_moves_words(row_bytes, out))
     sok_find_and_copy_words<SokWord>(chunks, shift, row_bytes, rows, out, n, find);
   else if (row_bytes % 4 == 0)
     sok_find_and_copy_words<u32>(chunks, shift, row_bytes, rows, out, n, find);
