@@ -38,8 +38,18 @@ def _cuda() -> Backend:
 
 
 def default_backend() -> str:
-    """Returns the name in SOK_LITE_BACKEND, else "cuda" where CuPy sees a GPU, else "cpu"."""
-    return os.environ.get("SOK_LITE_BACKEND") or ("cpu" if cuda_unavailable() else "cuda")
+    """Returns the name in SOK_LITE_BACKEND, else "cuda" where CuPy sees a GPU, else "cpu".
+
+    Raises:
+      ValueError: SOK_LITE_BACKEND names no backend.
+    """
+    name = os.environ.get("SOK_LITE_BACKEND", "").strip()
+    if name not in ("", "cpu", "cuda"):
+        raise ValueError(
+            f"SOK_LITE_BACKEND must be 'cpu' or 'cuda'. Received: {name!r}. Leave it out for "
+            "'cuda' where CuPy sees a GPU, else 'cpu'."
+        )
+    return name or ("cpu" if cuda_unavailable() else "cuda")
 
 
 def get_backend(name: str | None = None) -> Backend:
