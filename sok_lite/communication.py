@@ -40,7 +40,8 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
     """
     share_gpu_of_rank()
     set_comm_tool(comm_tool)
-    check_local_rank(local_rank())
+    if num_ranks() > 1:
+        check_local_rank(local_rank())
     if use_legacy_optimizer:
         _use_legacy_optimizers()
     if rank() == 0:

@@ -114,12 +114,24 @@ def _gpu_view(tensor: tf.Tensor, backend: Backend) -> Array | None:
 
 
 def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.Tensor | None:
-    """Returns memory of TensorFlow's on the backend's GPU; None where TensorFlow has none there."""
+    """Returns memory of TensorFlow's on the backend's GPU; None where TensorFlow does not use it.
+
+    Raises:
+      MemoryError: there is not that much.
+    """
     name = device_name(backend)
     if name is None:
         return None
-    with tf.device(name):
-        tensor = tf.raw_ops.Empty(shape=list(shape), dtype=dtype, init=False)
+    try:
+        with tf.device(name):
+            tensor = tf.raw_ops.Empty(shape=list(shape), dtype=dtype, init=False)
+    except tf.errors.ResourceExhaustedError as error:
+        # In a graph TensorFlow would forget the kind of its own error.
+        size = math.prod(shape) * dtype.size
+        raise MemoryError(
+            f"TensorFlow has no {size:,} bytes of GPU memory for a result. Take smaller batches, "
+            f"or leave it more: tables and TensorFlow share the GPU. ({error.message})"
+        ) from error
     return tensor if _is_on_gpu(tensor) else None
 
 
@@ -158,6 +170,7 @@ def empty(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> Array:
       A C-contiguous array of that shape, not initialised.
 
     Raises:
+      MemoryError: there is not that much.
       ValueError: TensorFlow's GPU is another than the backend's.
     """
     storage = _storage_dtype(dtype)

@@ -182,6 +182,13 @@ def test_a_launcher_that_does_not_say_the_number_is_an_error(monkeypatch):
         gpu.check_local_rank(3)
 
 
+def test_ranks_that_asked_to_be_single_keep_their_gpus(config, monkeypatch, uninitialised):
+    monkeypatch.setattr(gpu, "default_backend", lambda: "cuda")
+    monkeypatch.setattr(gpu, "get_backend", lambda name: backend_on(3))
+    sok.init("single")  # a launcher has started four
+    assert config.visible == [config.physical[3]]
+
+
 def test_nothing_is_asked_of_tensorflow_where_tables_are_in_ram(config, monkeypatch):
     monkeypatch.setattr(gpu, "default_backend", lambda: "cpu")
     gpu.share_gpu_of_rank()

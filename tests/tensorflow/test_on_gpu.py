@@ -127,6 +127,20 @@ def test_memory_of_another_gpu_is_refused_with_the_way_out(play):
         on_device(play.backend, empty, (2,), tf.int64, play.backend)
 
 
+@pytest.mark.usefixtures("initialised")
+def test_no_memory_for_a_result_is_a_memory_error(play, mode, monkeypatch):
+    def refuse(**_):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+
+    table = sok.DynamicVariable(3)
+    look_up = mode(lambda: tf.nn.embedding_lookup(table, tf.range(100)))
+    look_up()
+    monkeypatch.setattr(tf.raw_ops, "Empty", refuse)
+    text = "no 1,200 bytes of GPU memory for a result.*OOM when allocating"
+    with pytest.raises((MemoryError, tf.errors.ResourceExhaustedError), match=text):
+        look_up()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 def test_memory_of_the_host_is_copied(play, dtype, monkeypatch):
     source = numbers((5, 3), dtype)
@@ -153,27 +167,23 @@ def test_tables_in_ram_read_tensors_of_a_gpu(play):
 
 
 @pytest.mark.usefixtures("initialised")
-def test_a_lookup_of_several_tables_copies_no_row(play):
+def test_a_lookup_of_several_tables_copies_no_row(play, monkeypatch):
     tables = [sok.DynamicVariable(3, name=f"t{i}") for i in range(4)]
     ids = [tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)] * 4
     sok.lookup_sparse(tables, ids)
-    copies = []
-    monkey = tensor._from_gpu
+    copies, from_gpu = [], tensor._from_gpu
 
     def noted(array, dtype, backend):
         before = play.num_allocations
-        result = monkey(array, dtype, backend)
+        result = from_gpu(array, dtype, backend)
         copies.append(play.num_allocations - before)
         return result
 
-    tensor._from_gpu = noted
-    try:
-        sok.lookup_sparse(tables, ids)
-        tf.function(lambda: sok.lookup_sparse(tables, ids))()
-        tf.nn.embedding_lookup(tables[0], [1, 2, 9])
-    finally:
-        tensor._from_gpu = monkey
-    assert copies == [0] * (4 + 5 + 1)
+    monkeypatch.setattr(tensor, "_from_gpu", noted)
+    sok.lookup_sparse(tables, ids)
+    tf.function(lambda: sok.lookup_sparse(tables, ids))()
+    tf.nn.embedding_lookup(tables[0], [1, 2, 9])
+    assert copies == [0] * (4 + 5 + 1)  # in a graph the trail too
 
 
 def results_of(calls, names, mode):
