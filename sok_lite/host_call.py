@@ -8,7 +8,7 @@ own choice, the GPU wherever every type has a kernel there: keys from the host a
 once, which a lookup needs anyway, and rows stay there. A single int32 would send the call to the
 CPU, and every row to the host and back; so an int32 goes in and out as the bits of a uint32. Texts,
 which only checkpoints have, do send a call to the CPU: a file is written from there. For tables on
-the CPU the call is put on the CPU, or keys would go to a GPU and come back.
+the CPU the call is put on the CPU, or keys would go to a GPU and come back. There an int32 may be.
 """
 
 import contextlib
@@ -78,43 +78,51 @@ def host_call(
             "`jit_compile=True` from the tf.function around it, or compile only the dense part of "
             "the model in a function of its own."
         )
-    inputs = [tf.convert_to_tensor(tensor) for tensor in inputs]
-    input_dtypes = [tensor.dtype for tensor in inputs]
 
-    def run(*crossed: tf.Tensor) -> Sequence[tf.Tensor]:
-        outputs = on_device(backend, function, *map(_as_it_was, crossed, input_dtypes))
-        return [_crossing(tensor) for tensor in outputs]
-
-    crossing = [_crossing(tensor) for tensor in inputs]
-    crossing_dtypes = [_CROSSES_AS.get(dtype, dtype) for dtype in output_dtypes]
+    def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+        return on_device(backend, function, *tensors)
 
     def call() -> Any:
-        with tf.device("CPU:0") if backend.name == "cpu" else contextlib.nullcontext():
-            return tf.py_function(run, crossing, crossing_dtypes)
+        if backend.name != "cpu":
+            return _gpu_call(run, inputs, output_dtypes)
+        with tf.device("CPU:0"):
+            return tf.py_function(run, list(inputs), list(output_dtypes))
 
     result = _in_order(call)
     if not output_dtypes:
         return result
-    results = result if isinstance(result, (list, tuple)) else [result]
-    return [*map(_as_it_was, results, output_dtypes)]
+    return result if isinstance(result, (list, tuple)) else [result]
 
 
 # Of equal width: a bitcast moves no byte and starts no work on a GPU.
 _CROSSES_AS = {tf.int32: tf.uint32}
 
 
-def _crossing(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor as a type with which a py_function can be on a GPU."""
-    dtype = _CROSSES_AS.get(tensor.dtype)
-    return tensor if dtype is None else _bits_as(tensor, dtype)
+def _gpu_call(
+    function: Callable[..., Sequence[tf.Tensor]],
+    inputs: Sequence[Any],
+    output_dtypes: Sequence[tf.DType],
+) -> Any:
+    """Returns the py_function of a function, with types that let it be on a GPU."""
+    tensors = [tf.convert_to_tensor(tensor) for tensor in inputs]
+    dtypes = [tensor.dtype for tensor in tensors]
+    crossing_dtypes = [_CROSSES_AS.get(dtype, dtype) for dtype in output_dtypes]
 
+    def run(*crossed: tf.Tensor) -> Sequence[tf.Tensor]:
+        outputs = function(*map(_bits_as, crossed, dtypes))
+        return [*map(_bits_as, outputs, crossing_dtypes)]
 
-def _as_it_was(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns what crossed as the type that it had."""
-    return _bits_as(tensor, dtype) if dtype in _CROSSES_AS else tensor
+    crossing = [_bits_as(tensor, _CROSSES_AS.get(tensor.dtype, tensor.dtype)) for tensor in tensors]
+    results = tf.py_function(run, crossing, crossing_dtypes)
+    if not output_dtypes:
+        return results
+    results = results if isinstance(results, (list, tuple)) else [results]
+    return [*map(_bits_as, results, output_dtypes)]
 
 
 def _bits_as(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    if tensor.dtype == dtype:
+        return tensor
     # Eagerly, TensorFlow would first copy what is on the host to its GPU.
     place = tf.device(tensor.backing_device) if tf.executing_eagerly() else contextlib.nullcontext()
     with place:

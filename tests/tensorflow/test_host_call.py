@@ -99,10 +99,8 @@ def test_host_calls_run_in_program_order_also_within_inner_functions_branches_an
 class Watched:
     """A backend that notes when it is activated and waited for, by which thread."""
 
-    name = "cpu"
-
-    def __init__(self):
-        self.log = []
+    def __init__(self, name="cpu"):
+        self.name, self.log = name, []
 
     def activate(self):
         self.log.append("activate")
@@ -133,8 +131,9 @@ def test_a_call_that_fails_is_waited_for_as_well():
     assert backend.log == ["activate", "wait"]
 
 
-def test_an_int32_arrives_as_it_was(mode):
-    seen = []
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_an_int32_arrives_as_it_was(mode, name):
+    backend, seen = Watched(name), []
 
     @mode
     def call(x, y):
@@ -142,7 +141,7 @@ def test_an_int32_arrives_as_it_was(mode):
             seen.append((x.dtype, y.dtype))
             return x - 1, tf.cast(y, tf.int32)
 
-        return host_call(run, [x, y], [tf.int32, tf.int32], CPU, "A call")
+        return host_call(run, [x, y], [tf.int32, tf.int32], backend, "A call")
 
     x, y = call(tf.constant([[-5], [2**31 - 1]]), tf.constant(-(2**31), tf.int64))
     assert seen == [(tf.int32, tf.int64)]
@@ -170,7 +169,7 @@ def test_the_package_has_one_door_to_python():
     assert {file for file, _, _ in places("numpy_function")} == {"row_gradient.py"}
 
 
-@pytest.mark.usefixtures("initialised")
+@pytest.mark.usefixtures("initialised", "play")
 def test_no_host_call_of_the_package_is_sent_away_from_a_gpu(monkeypatch):
     (on_gpu,) = (
         {
@@ -181,7 +180,7 @@ def test_no_host_call_of_the_package_is_sent_away_from_a_gpu(monkeypatch):
         if kernel.device_type == "DEFAULT"
     )
     assert tf.int32.as_datatype_enum not in on_gpu["Tin"] | on_gpu["Tout"]
-    calls, seen, sent_away = Calls(), set(), set()
+    calls, seen, sent_away, on_host = Calls(), set(), set(), set()
     py_function = tf.py_function
 
     def noted(function, inp, Tout):
@@ -190,11 +189,18 @@ def test_no_host_call_of_the_package_is_sent_away_from_a_gpu(monkeypatch):
             frame = frame.f_back
         place = (Path(frame.f_back.f_code.co_filename).name, frame.f_back.f_lineno)
         seen.add(place)
-        for way, dtypes in {"Tin": [tensor.dtype for tensor in inp], "Tout": Tout}.items():
-            for dtype in dtypes:
-                if dtype.as_datatype_enum not in on_gpu[way]:
-                    sent_away.add((place[0], dtype))
-        return py_function(function, inp, Tout)
+        result = py_function(function, inp, Tout)
+        operation = getattr(tf.nest.flatten(result)[0], "op", result)
+        if "CPU" in operation.device:
+            on_host.add(place[0])
+        else:
+            for way, dtypes in {"Tin": [tensor.dtype for tensor in inp], "Tout": Tout}.items():
+                sent_away.update(
+                    (place[0], dtype)
+                    for dtype in dtypes
+                    if dtype.as_datatype_enum not in on_gpu[way]
+                )
+        return result
 
     monkeypatch.setattr(tf, "py_function", noted)
     for name in IN_GRAPHS:
@@ -205,6 +211,7 @@ def test_no_host_call_of_the_package_is_sent_away_from_a_gpu(monkeypatch):
         if not any(file == at and first <= line <= last for at, line in seen)
     }
     assert not unseen, "a call that tests/tensorflow/public_calls.py does not make"
+    assert on_host == {"communication.py"}  # what programs exchange goes by way of the host
     # The facts of a checkpoint are text, and are written to a file from the host.
     assert sent_away == {("dynamic_variable.py", tf.string)}
 
