@@ -23,6 +23,12 @@ struct bf16 {
   u16 bits;
 };
 
+// Neighbouring columns of a row; four of f32 are what a lane of a GPU moves with one request.
+template <class T, int kWidth>
+struct alignas(kWidth * sizeof(T)) SokColumns {
+  T column[kWidth];
+};
+
 // The row number of a key that has no row.
 #define SOK_ABSENT 0xFFFFFFFFu
 
@@ -55,9 +61,10 @@ struct bf16 {
 #define SOK_AHEAD 0
 
 // Neighbouring columns of a row with which a lane computes at a time, and how many of these.
-typedef f32 SokVector;
-typedef f32 SokSmallVector;
+typedef SokColumns<f32, 4> SokVector;
+typedef SokVector SokSmallVector;
 #define SOK_VECTORS 1
+#define SOK_VECTORS_LIE_ANYWHERE false
 
 SOK_DEVICE i64 sok_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 SOK_DEVICE i64 sok_num_threads() { return (i64)gridDim.x * blockDim.x; }
@@ -92,16 +99,49 @@ template <class T>
 SOK_DEVICE bool sok_moves_words(i64 dim, const T* dense) {
   return dim * (i64)sizeof(T) % (i64)sizeof(SokWord) == 0 && (u64)dense % sizeof(SokWord) == 0;
 }
+SOK_DEVICE SokVector operator+(const SokVector& a, const SokVector& b) {
+  SokVector sum;
+  for (int k = 0; k < 4; ++k) sum.column[k] = a.column[k] + b.column[k];
+  return sum;
+}
+SOK_DEVICE SokVector operator-(const SokVector& a, const SokVector& b) {
+  SokVector difference;
+  for (int k = 0; k < 4; ++k) difference.column[k] = a.column[k] - b.column[k];
+  return difference;
+}
+SOK_DEVICE SokVector operator*(f32 a, const SokVector& b) {
+  SokVector product;
+  for (int k = 0; k < 4; ++k) product.column[k] = a * b.column[k];
+  return product;
+}
+SOK_DEVICE SokVector operator/(const SokVector& a, f32 b) {
+  SokVector quotient;
+  for (int k = 0; k < 4; ++k) quotient.column[k] = a.column[k] / b;
+  return quotient;
+}
+SOK_DEVICE f32 sok_unless_nan(f32 x) { return x == x ? x : 0.0f; }
+SOK_DEVICE SokVector sok_unless_nan(const SokVector& x) {
+  SokVector kept;
+  for (int k = 0; k < 4; ++k) kept.column[k] = sok_unless_nan(x.column[k]);
+  return kept;
+}
+// Whether a lane can take four columns of such rows at a time: of f32, with one request.
+template <class T>
+SOK_DEVICE bool sok_moves_quads(i64 dim, const T* dense) {
+  return dim % 4 == 0 && (u64)dense % sizeof(SokColumns<T, 4>) == 0;
+}
 // Copies of rows: a row has as many lanes as words, up to a warp, rounded up to a power of two.
-#define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words)                                          \
-  const i64 r##_lanes = sok_lanes_of_words(words), r##_lane = sok_thread() % r##_lanes; \
-  for (i64 r = sok_thread() / r##_lanes; r < (n); r += sok_num_threads() / r##_lanes)
+#define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words)                                  \
+  const u32 r##_shift = sok_lanes_of_words(words), r##_lanes = 1u << r##_shift; \
+  const i64 r##_lane = threadIdx.x & (r##_lanes - 1u);                          \
+  for (i64 r = sok_thread() >> r##_shift; r < (n); r += sok_num_threads() >> r##_shift)
 #define SOK_FOR_EACH_WORD_OF_ROW(w, r, words) for (i64 w = r##_lane; w < (words); w += r##_lanes)
 #define SOK_IS_FIRST_WORD(r) (r##_lane == 0)
+// The logarithm of their number.
 SOK_DEVICE u32 sok_lanes_of_words(i64 words) {
-  u32 lanes = 1;
-  while (lanes < 32 && lanes < words) lanes *= 2;
-  return lanes;
+  u32 shift = 0;
+  while (shift < 5 && (1 << shift) < words) ++shift;
+  return shift;
 }
 
 // A tile is SOK_TILE neighbouring lanes of a warp. All of them walk through a kernel on one path,
@@ -280,6 +320,7 @@ typedef f32 SokVector __attribute__((vector_size(16)));
 #endif
 typedef f32 SokSmallVector __attribute__((vector_size(16)));
 #define SOK_VECTORS ((i64)(64 / sizeof(SokVector)))
+#define SOK_VECTORS_LIE_ANYWHERE true
 
 // This worker's number and how many there are; cpu_runtime.cpp sets them around every call.
 extern thread_local int sok_worker;
@@ -301,6 +342,14 @@ typedef u32 SokWord;  // the compiler makes vectors of whatever is copied
 template <class T>
 SOK_DEVICE bool sok_moves_words(i64, const T*) {
   return false;
+}
+template <class T>
+SOK_DEVICE bool sok_moves_quads(i64, const T*) {
+  return false;
+}
+template <class T>
+SOK_DEVICE T sok_unless_nan(const T& x) {
+  return x == x ? x : T{};
 }
 #define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) SOK_FOR_EACH(r, n)
 #define SOK_FOR_EACH_WORD_OF_ROW(w, r, words) for (i64 w = 0; w < (words); ++w)
@@ -493,6 +542,22 @@ SOK_DEVICE bf16 to_bf16(f32 x) {
   return y;
 }
 // Columns of a row as a vector, or as one f32.
+#ifdef __CUDACC__
+template <class T>
+SOK_DEVICE void sok_load_columns(const T* from, SokVector* to) {
+  const SokColumns<T, 4> four = *(const SokColumns<T, 4>*)from;
+  for (int k = 0; k < 4; ++k) to->column[k] = to_f32(four.column[k]);
+}
+template <class T>
+SOK_DEVICE void sok_load_columns(const T* from, f32* to) {
+  *to = to_f32(*from);
+}
+template <class Vector>
+SOK_DEVICE void sok_store_columns(const Vector& from, f32* to) {
+  const Vector whole = from;  // a copy by reference is one store for each column
+  *(Vector*)to = whole;
+}
+#else
 template <class Vector>
 SOK_DEVICE void sok_load_columns(const f32* from, Vector* to) {
   memcpy(to, from, sizeof *to);
@@ -503,6 +568,11 @@ SOK_DEVICE void sok_load_columns(const T* from, Vector* to) {
   for (i64 c = 0; c < (i64)(sizeof *to / sizeof(f32)); ++c) columns[c] = to_f32(from[c]);
   memcpy(to, columns, sizeof *to);
 }
+template <class Vector>
+SOK_DEVICE void sok_store_columns(const Vector& from, f32* to) {
+  memcpy(to, &from, sizeof from);
+}
+#endif
 SOK_DEVICE void from_f32(f32 x, f32* out) { *out = x; }
 SOK_DEVICE void from_f32(f32 x, f16* out) { *out = to_f16(x); }
 SOK_DEVICE void from_f32(f32 x, bf16* out) { *out = to_bf16(x); }

@@ -149,25 +149,27 @@ SOK_COPY_KERNELS(u16, u16)
 // Adds scale * deltas to distinct rows; an absent row is skipped.
 //
 // deltas  (n, dim)
-template <class T>
+template <class T, int kWidth>
 SOK_DEVICE void rows_add(const u64* chunks, i64 shift, i64 dim, const u32* rows, const f32* deltas,
                          f32 scale, i64 n) {
-  SOK_FOR_EACH_ROW(r, n) {
+  SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim / kWidth) {
     if (rows[r] == SOK_ABSENT) continue;
-    const f32* from = deltas + r * dim;
-    T* to = sok_row<T>(chunks, shift, dim, rows[r]);
-    SOK_FOR_EACH_COLUMN(c, dim) { from_f32(to_f32(to[c]) + scale * from[c], to + c); }
+    const auto* from = sok_columns<kWidth>(deltas + r * dim);
+    auto* to = sok_columns<kWidth>(sok_row<T>(chunks, shift, dim, rows[r]));
+    SOK_FOR_EACH_WORD_OF_ROW(c, r, dim / kWidth) {
+      const SokColumns<f32, kWidth> delta = from[c];
+      SokColumns<T, kWidth> x = to[c];
+      for (int k = 0; k < kWidth; ++k)
+        from_f32(to_f32(x.column[k]) + scale * delta.column[k], x.column + k);
+      to[c] = x;
+    }
   }
 }
 
 // Sets every element of some rows of a state column.
 SOK_ROW_KERNEL(rows_fill)
 (const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value, i64 n) {
-  SOK_FOR_EACH_ROW(r, n) {
-    if (rows[r] == SOK_ABSENT) continue;
-    f32* to = sok_row<f32>(chunks, shift, dim, rows[r]);
-    SOK_FOR_EACH_COLUMN(c, dim) { to[c] = value; }
-  }
+  sok_fill_rows<f32>(chunks, shift, dim, rows, value, n);
 }
 SOK_EXPORT(rows_fill)
 
@@ -243,7 +245,10 @@ SOK_EXPORT(rows_cool)
 #define SOK_ADD_KERNEL(type)                                                                      \
   SOK_ROW_KERNEL(rows_add_##type)                                                                 \
   (const u64* chunks, i64 shift, i64 dim, const u32* rows, const f32* deltas, f32 scale, i64 n) { \
-    rows_add<type>(chunks, shift, dim, rows, deltas, scale, n);                                   \
+    if (sok_moves_quads(dim, deltas))                                                             \
+      rows_add<type, 4>(chunks, shift, dim, rows, deltas, scale, n);                              \
+    else                                                                                          \
+      rows_add<type, 1>(chunks, shift, dim, rows, deltas, scale, n);                              \
   }                                                                                               \
   SOK_EXPORT(rows_add_##type)
 

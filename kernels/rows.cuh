@@ -14,6 +14,16 @@ SOK_DEVICE T* sok_row(const u64* chunks, i64 shift, i64 dim, u32 row) {
   return chunk + (i64)(row & ((1u << shift) - 1u)) * dim;
 }
 
+// A row as pieces of kWidth columns: 1 or, where sok_moves_quads says so, 4.
+template <int kWidth, class T>
+SOK_DEVICE SokColumns<T, kWidth>* sok_columns(T* row) {
+  return (SokColumns<T, kWidth>*)row;
+}
+template <int kWidth, class T>
+SOK_DEVICE const SokColumns<T, kWidth>* sok_columns(const T* row) {
+  return (const SokColumns<T, kWidth>*)row;
+}
+
 // Asks for the cache lines of a row, up to 512 bytes of it: a row that is longer streams by itself.
 template <class T>
 SOK_DEVICE void sok_prefetch_row(const u64* chunks, i64 shift, i64 dim, u32 row) {
@@ -22,6 +32,27 @@ SOK_DEVICE void sok_prefetch_row(const u64* chunks, i64 shift, i64 dim, u32 row)
   i64 bytes = dim * (i64)sizeof(T);
   if (bytes > 512) bytes = 512;
   for (i64 b = 0; b < bytes; b += 64) sok_prefetch(p + b);
+}
+
+// Sets every element of rows; an absent row is skipped.
+template <class T, int kWidth>
+SOK_DEVICE void sok_fill_columns(const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value,
+                                 i64 n) {
+  SokColumns<T, kWidth> x;
+  for (int k = 0; k < kWidth; ++k) from_f32(value, x.column + k);
+  SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim / kWidth) {
+    if (rows[r] == SOK_ABSENT) continue;
+    auto* to = sok_columns<kWidth>(sok_row<T>(chunks, shift, dim, rows[r]));
+    SOK_FOR_EACH_WORD_OF_ROW(c, r, dim / kWidth) { to[c] = x; }
+  }
+}
+template <class T>
+SOK_DEVICE void sok_fill_rows(const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value,
+                              i64 n) {
+  if (sok_moves_quads(dim, (const f32*)nullptr))
+    sok_fill_columns<T, 4>(chunks, shift, dim, rows, value, n);
+  else
+    sok_fill_columns<T, 1>(chunks, shift, dim, rows, value, n);
 }
 
 // The lanes of a tile copy a row together, in words of W.
