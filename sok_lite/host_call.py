@@ -42,7 +42,11 @@ def on_device(backend: Backend, function: Callable[..., Result], *args: Any) -> 
         try:
             return function(*args)
         finally:
-            backend.synchronize()
+            try:
+                backend.synchronize()
+            except BaseException:
+                backend.synchronize()  # an interrupt may have come before the wait
+                raise
 
 
 def host_call(

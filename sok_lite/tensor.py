@@ -13,6 +13,7 @@ no memory of TensorFlow's may be freed: `memory_of_call` keeps it.
 import ctypes
 import math
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -47,7 +48,8 @@ class _Memory:
 
 
 class _OfThread(threading.local):
-    memory: _Memory | None = None
+    # Only the call itself owns it: an interrupt may come before it is taken away here.
+    memory: "weakref.ref[_Memory] | None" = None
 
 
 _of_thread = _OfThread()
@@ -56,7 +58,8 @@ _of_thread = _OfThread()
 @contextmanager
 def memory_of_call() -> Iterator[None]:
     """Keeps the GPU memory of TensorFlow's that becomes arrays inside, until the end."""
-    outer, _of_thread.memory = _of_thread.memory, _Memory()
+    memory = _Memory()
+    outer, _of_thread.memory = _of_thread.memory, weakref.ref(memory)
     try:
         yield
     finally:
@@ -64,7 +67,8 @@ def memory_of_call() -> Iterator[None]:
 
 
 def _memory() -> _Memory:
-    memory = _of_thread.memory
+    reference = _of_thread.memory
+    memory = None if reference is None else reference()
     if memory is None:
         raise RuntimeError("GPU memory of TensorFlow's is used outside of `on_device`.")
     return memory

@@ -1,6 +1,7 @@
 """Host calls work in every kind of graph, in order, and nothing sends one away from a GPU."""
 
 import ast
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -11,9 +12,11 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 import sok_lite
+from sok_lite import tensor
 from sok_lite.backend import get_backend
 from sok_lite.host_call import host_call, on_device
 from tests.tensorflow.public_calls import IN_GRAPHS, Calls
+from tests.tripwire import Tripwire
 
 CPU = get_backend("cpu")
 PACKAGE = Path(sok_lite.__file__).parent
@@ -129,6 +132,32 @@ def test_a_call_that_fails_is_waited_for_as_well():
     with pytest.raises(ValueError, match="no"):
         on_device(backend, int, "no")
     assert backend.log == ["activate", "wait"]
+
+
+def test_an_interrupt_does_not_end_the_wait():
+    class Interrupted(Watched):
+        def synchronize(self):
+            super().synchronize()
+            if self.log.count("wait") == 1:
+                raise KeyboardInterrupt
+
+    backend = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        on_device(backend, lambda: backend.log.append("run"))
+    assert backend.log == ["activate", "run", "wait", "wait"]
+
+
+def test_no_interrupt_leaves_memory_of_a_call_behind():
+    whole = Tripwire(opcodes=True)
+    whole.run(lambda: on_device(CPU, tensor._memory))
+    assert whole.count > 30
+    for at in range(1, whole.count + 1):
+        with contextlib.suppress(KeyboardInterrupt):
+            Tripwire(at, KeyboardInterrupt, opcodes=True).run(
+                lambda: on_device(CPU, tensor._memory)
+            )
+        with pytest.raises(RuntimeError, match="outside of `on_device`"):
+            tensor._memory()
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
