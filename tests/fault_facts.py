@@ -105,7 +105,11 @@ def expected(bench, name):
     case = CASES[name]
     tables = built(bench, case)
     before = [State.of(table) for table in tables]
-    assert before == [State.of(table) for table in built(bench, case)], "builds are not equal"
+    again = [State.of(table) for table in built(bench, case)]
+    # On a GPU it depends on the threads which keys share a bucket, and so when it is full.
+    assert [state._replace(capacity=0) for state in before] == [
+        state._replace(capacity=0) for state in again
+    ], "builds are not equal"
     run_clean(bench, case, tables)
     after = [State.of(table) for table in tables]
     assert case.happens(before[0], after[0]), f"{name} of {bench.kind} does not do what it should"

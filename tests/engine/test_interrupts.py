@@ -48,7 +48,7 @@ ALL = [
 @pytest.mark.parametrize(("name", "kind"), ALL)
 def test_an_exception_at_any_line(new_bench, name, kind):
     bench = new_bench(kind)
-    every_place(bench, name, step=sized(bench.backend, 1, 8))
+    every_place(bench, name, step=sized(bench.backend, 1, 12))
 
 
 @pytest.mark.long

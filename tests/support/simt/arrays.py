@@ -4,9 +4,12 @@ Every operation is put on the stream of `device` and runs later, on NumPy views 
 What is refused here is refused by CuPy 14; what is missing here may well be in CuPy.
 """
 
+import functools
+import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,7 +73,7 @@ class ndarray:
         assert strides is None and order == "C", "not in the stand-in"
         shape = _checked_shape(shape)
         dtype = checked_dtype(dtype)
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         if memptr is None:
             memptr = MemoryPointer(device.Memory(size), 0)
         content = memptr.mem.content[memptr.offset : memptr.offset + size]
@@ -188,7 +191,7 @@ class ndarray:
         if dtype == self.dtype and not copy:
             return self
         out = ndarray(self.shape, dtype)
-        _launch("astype", [out, self], lambda: _copy(out._view, self._view))
+        launch("astype", [out, self], _copy)
         return out
 
     def copy(self, order: str = "C") -> "ndarray":
@@ -203,12 +206,12 @@ class ndarray:
         if isinstance(value, ndarray):
             if value.shape != ():
                 raise ValueError("non-scalar cupy.ndarray cannot be used for fill")
-            _launch("fill", [self, value], lambda: _copy(self._view, value._view))
+            launch("fill", [self, value], _copy)
             return
         number = np.asarray(value, dtype=self.dtype)
         if number.shape != ():
             raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
-        _launch("fill", [self], lambda: self._view.fill(number[()]))
+        launch("fill", [self], lambda to: to.fill(number[()]))
 
     # ---------------------------------------------------------------- indexing
 
@@ -220,19 +223,18 @@ class ndarray:
             return place.take(arrays[0], axis)
         if len(arrays) == 1:
             mask = arrays[0]
-            _check_devices([place, mask])
             count = int(np.count_nonzero(_read(mask))) if mask.size else 0
             rest = place.shape[axis + mask.ndim :]
             out = ndarray((*place.shape[:axis], count, *rest), self.dtype)
-            where = (*[slice(None)] * axis, mask._view)
-            _launch("getitem", [out, place, mask], lambda: _copy(out._view, place._view[where]))
+            before = [slice(None)] * axis
+            launch("getitem", [out, place, mask], lambda to, a, m: _copy(to, a[(*before, m)]))
             return out
-        where = _where(place, arrays, axis)
+        where = _where(place, axis)
         # Zeros: the shape does not depend on the numbers.
         zeros = tuple(np.broadcast_to(np.int8(0), array.shape) for array in arrays)
         blank = np.broadcast_to(np.int8(0), [max(1, n) for n in place.shape])
         out = ndarray(blank[(*[slice(None)] * axis, *zeros)].shape, self.dtype)
-        _launch("getitem", [out, place, *arrays], lambda: _copy(out._view, place._view[where()]))
+        launch("getitem", [out, place, *arrays], lambda to, a, *at: _copy(to, a[where(*at)]))
         return out
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -245,40 +247,40 @@ class ndarray:
             if _is_same(place._view, value._view):
                 return
             _check_overlap(place, value)
-            _launch("setitem", [place, value], lambda: _copy(place._view, value._view))
+            launch("setitem", [place, value], _copy)
             return
         if not isinstance(value, ndarray):
             value = array(value, dtype=self.dtype)  # a copy to the device
         value = value.astype(self.dtype, copy=False)
         if len(arrays) == 1 and arrays[0].dtype.kind == "b":
             mask = arrays[0]
-            _check_devices([place, mask, value])
             count = int(np.count_nonzero(_read(mask))) if mask.size else 0
             shape = (*place.shape[:axis], count, *place.shape[axis + mask.ndim :])
-            source = np.broadcast_to(value._view, shape)
-            at = (*[slice(None)] * axis, mask._view)
-            _launch(
-                "setitem", [place, mask, value], lambda: operator.setitem(place._view, at, source)
+            before = [slice(None)] * axis
+            np.broadcast_to(value._view, shape)
+            launch(
+                "setitem",
+                [place, mask, value],
+                lambda to, m, v: operator.setitem(to, (*before, m), np.broadcast_to(v, shape)),
             )
             return
         assert all(a.ndim == 1 for a in arrays) or value.ndim == 0, "not in the stand-in"
-        where = _where(place, arrays, axis)
+        where = _where(place, axis)
         n = np.broadcast_shapes(*[a.shape for a in arrays])
-        source = np.broadcast_to(
-            value._view, (*place.shape[:axis], *n, *place.shape[axis + len(arrays) :])
-        )
+        shape = (*place.shape[:axis], *n, *place.shape[axis + len(arrays) :])
+        np.broadcast_to(value._view, shape)
 
-        def write() -> None:
-            at = where()
+        def write(to: np.ndarray, source: np.ndarray, *numbers: np.ndarray) -> None:
+            at, source = where(*numbers), np.broadcast_to(source, shape)
             if len(n) != 1:
-                place._view[at] = source
+                to[at] = source
                 return
             # Of an index that repeats any one wins.
             order = device.random.permutation(n[0])
             shuffled = tuple(np.broadcast_to(a, n)[order] for a in at[axis:])
-            place._view[(*at[:axis], *shuffled)] = np.take(source, order, axis)
+            to[(*at[:axis], *shuffled)] = np.take(source, order, axis)
 
-        _launch("setitem", [place, *arrays, value], write)
+        launch("setitem", [place, value, *arrays], write)
 
     def take(self, indices: Any, axis: int | None = None, out: Any = None) -> "ndarray":
         assert out is None, "not in the stand-in"
@@ -293,14 +295,12 @@ class ndarray:
         out = ndarray((*around[0], *shape, *around[1]), self.dtype)
         if self.size == 0 and out.size:
             raise IndexError("cannot do a non-empty take from an empty axes.")
-        numbers = indices._view if isinstance(indices, ndarray) else indices
 
-        def take() -> None:
-            if out.size:
-                numbers_now = np.asarray(numbers).astype(np.int64)
-                _copy(out._view, np.take(self._view, numbers_now, axis, mode="wrap"))
+        def take(to: np.ndarray, source: np.ndarray, *numbers: np.ndarray) -> None:
+            at = np.asarray(numbers[0] if numbers else indices).astype(np.int64)
+            _copy(to, np.take(source, at, axis, mode="wrap"))
 
-        _launch("take", [out, self, *_arrays([indices])], take)
+        launch("take", [out, self, *_arrays([indices])], take)
         return out
 
     # ---------------------------------------------------------------- reductions and sorting
@@ -323,11 +323,11 @@ class ndarray:
             )
         result = ndarray(model.shape, model.dtype)
 
-        def reduce() -> None:
+        def reduce(to: np.ndarray, source: np.ndarray) -> None:
             with np.errstate(all="ignore"):
-                result._view[...] = function(self._view, **options)
+                to[...] = function(source, **options)
 
-        _launch(name, [result, self], reduce)
+        launch(name, [result, self], reduce)
         return result
 
     def max(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> "ndarray":
@@ -357,16 +357,14 @@ class ndarray:
         model = np.cumsum(np.zeros(min(1, self.size), self.dtype))
         shape = (self.size,) if axis is None else self.shape
         result = ndarray(shape, model.dtype)
-        _launch("cumsum", [result, self], lambda: _copy(result._view, self._view.cumsum(axis)))
+        launch("cumsum", [result, self], lambda to, a: _copy(to, a.cumsum(axis)))
         return result
 
     def argsort(self, axis: int = -1, kind: str | None = None) -> "ndarray":
         if kind not in (None, "stable"):
             raise ValueError("kind can only be None or 'stable'")
         out = ndarray(self.shape, np.int64)
-        _launch(
-            "argsort", [out, self], lambda: _copy(out._view, self._view.argsort(axis, "stable"))
-        )
+        launch("argsort", [out, self], lambda to, a: _copy(to, a.argsort(axis, "stable")))
         return out
 
     def nonzero(self) -> tuple["ndarray", ...]:
@@ -375,7 +373,7 @@ class ndarray:
         device.count("array operations")
         found = np.argwhere(_read(self)) if self.size else np.empty((0, self.ndim), np.int64)
         out = ndarray(found.shape, np.int64)
-        _launch("nonzero", [out, self], lambda: _copy(out._view, found))
+        launch("nonzero", [out, self], lambda to, _: _copy(to, found))
         return tuple(out[:, i] for i in range(self.ndim))
 
     # ---------------------------------------------------------------- arithmetic
@@ -460,9 +458,8 @@ def apply(ufunc: np.ufunc, *inputs: Any, out: "ndarray | None" = None, **options
         raise TypeError(f"Unsupported type {type(out)}")
     arrays = _arrays(inputs)
     shape = np.broadcast_shapes(*[x.shape for x in arrays])
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = ufunc(*[np.ones(1, x.dtype) if isinstance(x, ndarray) else x for x in inputs])
+    with np.errstate(all="ignore"):
+        model = ufunc(*[_one(x.dtype) if isinstance(x, ndarray) else x for x in inputs])
     if out is None:
         out = ndarray(shape, checked_dtype(model.dtype))
     elif out.shape != shape:
@@ -474,15 +471,17 @@ def apply(ufunc: np.ufunc, *inputs: Any, out: "ndarray | None" = None, **options
         )
     for x in arrays:
         _check_overlap(out, x)
-    result = out
 
-    def run() -> None:
-        views = [x._view if isinstance(x, ndarray) else x for x in inputs]
+    def run(to: np.ndarray, *views: np.ndarray) -> None:
+        rest = iter(views)
+        operands = [next(rest) if is_array else x for x, is_array in operators]
         with np.errstate(all="ignore"):
-            ufunc(*views, out=result._view, casting="unsafe")
+            ufunc(*operands, out=to, casting="unsafe")
 
-    _launch(ufunc.__name__, [result, *arrays], run)
-    return result
+    # The stream holds no arrays: they are freed when the host drops them.
+    operators = [(None, True) if isinstance(x, ndarray) else (x, False) for x in inputs]
+    launch(ufunc.__name__, [out, *arrays], run)
+    return out
 
 
 # ---------------------------------------------------------------- making arrays
@@ -502,31 +501,35 @@ def array(obj: Any, dtype: Any = None, copy: bool | None = True) -> ndarray:
     if host.size:
         device.count("copies to the device")
         device.count("bytes to the device", host.nbytes)
-        device.enqueue("copy to the device", lambda: _copy(out._view, host))
+        to = out._view
+        device.enqueue("copy to the device", lambda: _copy(to, host))
     return out
 
 
 # ---------------------------------------------------------------- inside
 
 
-def _launch(name: str, arrays: Sequence[ndarray], work: Callable[[], None]) -> None:
-    _check_devices(arrays)
-    if arrays[0].size:
-        device.count("array operations")
-        device.enqueue(name, work)
+def launch(name: str, arrays: Sequence[ndarray], work: Callable[..., None]) -> None:
+    """Puts an operation on the stream.
 
-
-def launch(name: str, arrays: Sequence[ndarray], work: Callable[[], None]) -> None:
-    """Puts an operation on the stream; the first of `arrays` is written, the others are read.
+    Args:
+      arrays: the first is written, the others are read.
+      work: called with NumPy views of them. The stream holds these only: an array is freed, and its
+        memory is CuPy's pool's again, when the host drops it.
 
     Raises:
       ValueError: an array is on another device.
     """
-    _launch(name, arrays, work)
+    for x in arrays:
+        device.check_device(x.data.device_id)
+    if arrays[0].size:
+        device.count("array operations")
+        device.enqueue(name, partial(work, *[x._view for x in arrays]))
 
 
 def _read(x: ndarray) -> np.ndarray:
     """Returns what an array has. CuPy reads a number of it, such as how many are not zero."""
+    device.check_device(x.data.device_id)
     device.count("copies to the host")
     device.count("bytes to the host", 8)
     device.wait()
@@ -534,17 +537,21 @@ def _read(x: ndarray) -> np.ndarray:
 
 
 def _copy(to: np.ndarray, what: np.ndarray) -> None:
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with np.errstate(all="ignore"):
         np.copyto(to, what, casting="unsafe")
 
 
 def _view_of(x: ndarray, view: np.ndarray) -> ndarray:
     result = ndarray.__new__(ndarray)
-    offset = view.ctypes.data - x._view.ctypes.data if view.size else 0
+    offset = device.address_of(view) - device.address_of(x._view) if view.size else 0
     place = MemoryPointer(x.data.mem, x.data.offset + offset)
     result._set(place, view, x if x.base is None else x.base)
     return result
+
+
+@functools.cache
+def _one(dtype: np.dtype) -> np.ndarray:
+    return np.ones(1, dtype)
 
 
 def _arrays(items: Iterable[Any]) -> list[ndarray]:
@@ -555,14 +562,9 @@ def _checked_shape(shape: Any) -> tuple[int, ...]:
     """Returns a shape. An array of the device is none: it would be read from there."""
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     shape = tuple(operator.index(n) for n in shape)
-    if any(n < 0 for n in shape):
+    if shape and min(shape) < 0:
         raise ValueError("Negative dimensions are not allowed")
     return shape
-
-
-def _check_devices(arrays: Iterable[ndarray]) -> None:
-    for x in arrays:
-        device.check_device(x.data.device_id)
 
 
 def _check_scalar(x: Any) -> None:
@@ -574,8 +576,8 @@ def _check_scalar(x: Any) -> None:
 
 
 def _is_same(a: np.ndarray, b: np.ndarray) -> bool:
-    same_place = a.ctypes.data == b.ctypes.data and a.shape == b.shape
-    return same_place and a.strides == b.strides and a.dtype == b.dtype
+    is_alike = a.shape == b.shape and a.strides == b.strides and a.dtype == b.dtype
+    return is_alike and device.address_of(a) == device.address_of(b)
 
 
 def _check_overlap(out: ndarray, x: ndarray) -> None:
@@ -652,14 +654,13 @@ def _check_slice(item: slice) -> None:
             operator.index(bound)  # an array of the device has none
 
 
-def _where(x: ndarray, arrays: list[ndarray], axis: int) -> Callable[[], tuple[Any, ...]]:
-    """Returns a function that gives the index for NumPy; what is out of bounds wraps around."""
+def _where(x: ndarray, axis: int) -> Callable[..., tuple[Any, ...]]:
+    """Returns a function that gives the index of arrays side by side, from `axis` on, for NumPy;
+    what is out of bounds wraps around."""
     sizes = x.shape[axis:]
 
-    def where() -> tuple[Any, ...]:
-        numbers = [
-            a._view.astype(np.int64) % max(1, n) for a, n in zip(arrays, sizes, strict=False)
-        ]
+    def where(*arrays: np.ndarray) -> tuple[Any, ...]:
+        numbers = [a.astype(np.int64) % max(1, n) for a, n in zip(arrays, sizes, strict=False)]
         return (*[slice(None)] * axis, *numbers)
 
     return where

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,12 @@ from tests.support.simt.arrays import MemoryPointer, ndarray
 
 _MAX_THREADS = 1024  # of a block
 _MAX_BLOCKS = 2**31 - 1
+_MEMORY_TYPES = {
+    "memoryTypeUnregistered": 0,
+    "memoryTypeHost": 1,
+    "memoryTypeDevice": 2,
+    "memoryTypeManaged": 3,
+}
 
 # ---------------------------------------------------------------- functions of arrays
 
@@ -65,7 +71,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> nd
     out = ndarray(values.shape, dtype)
     # Multiplied out in the dtype.
     values = values.astype(dtype)
-    arrays.launch("arange", [out], lambda: np.copyto(out._view, values))
+    arrays.launch("arange", [out], lambda to: np.copyto(to, values))
     return out
 
 
@@ -101,9 +107,8 @@ def concatenate(tup: Sequence[ndarray], axis: int = 0) -> ndarray:
             raise TypeError("zero-dimensional arrays cannot be concatenated")
     model = np.concatenate([np.broadcast_to(np.zeros((), a.dtype), a.shape) for a in tup], axis)
     out = ndarray(model.shape, model.dtype)
-    parts = [a._view for a in tup]
     arrays.launch(
-        "concatenate", [out, *tup], lambda: np.copyto(out._view, np.concatenate(parts, axis))
+        "concatenate", [out, *tup], lambda to, *parts: np.copyto(to, np.concatenate(parts, axis))
     )
     return out
 
@@ -129,9 +134,11 @@ def where(condition: ndarray, x: Any = None, y: Any = None) -> Any:
     )
     out = ndarray(np.broadcast_shapes(*[item.shape for item in inputs]), model.dtype)
 
-    def run() -> None:
-        views = [item._view if isinstance(item, ndarray) else item for item in given]
-        np.copyto(out._view, np.where(*views))
+    scalars = [None if isinstance(item, ndarray) else item for item in given]
+
+    def run(to: np.ndarray, *views: np.ndarray) -> None:
+        rest = iter(views)
+        np.copyto(to, np.where(*[next(rest) if item is None else item for item in scalars]))
 
     arrays.launch("where", [out, *inputs], run)
     return out
@@ -158,9 +165,7 @@ def searchsorted(a: ndarray, v: Any, side: str = "left") -> ndarray:
         raise ValueError("a must have one dimension")
     out = ndarray(v.shape, np.int64)
     arrays.launch(
-        "searchsorted",
-        [out, a, v],
-        lambda: np.copyto(out._view, np.searchsorted(a._view, v._view, side)),
+        "searchsorted", [out, a, v], lambda to, a, v: np.copyto(to, np.searchsorted(a, v, side))
     )
     return out
 
@@ -170,7 +175,7 @@ def unique(ar: ndarray) -> ndarray:
     device.count("array operations", 3)  # sorts, compares neighbours, takes by the mask
     found = np.unique(arrays._read(ar)) if ar.size else np.empty(0, ar.dtype)
     out = ndarray(found.shape, found.dtype)
-    arrays.launch("unique", [out, ar], lambda: np.copyto(out._view, found))
+    arrays.launch("unique", [out, ar], lambda to, _: np.copyto(to, found))
     return out
 
 
@@ -225,8 +230,6 @@ class Device:
 
 class Stream:
     """The default stream."""
-
-    ptr = 0
 
     def synchronize(self) -> None:
         device.wait()
@@ -349,6 +352,25 @@ def _mem_get_info() -> tuple[int, int]:
     return total - device.pool().total_bytes(), total
 
 
+class PointerAttributes(NamedTuple):
+    """What CUDA knows of an address."""
+
+    device: int
+    devicePointer: int
+    hostPointer: int
+    type: int
+
+
+def _pointer_get_attributes(ptr: int) -> PointerAttributes:
+    owner = device.owner_of(ptr)
+    if owner is None:
+        return PointerAttributes(-2, 0, ptr, _MEMORY_TYPES["memoryTypeUnregistered"])
+    number, is_pinned = owner
+    if is_pinned:
+        return PointerAttributes(number, ptr, ptr, _MEMORY_TYPES["memoryTypeHost"])
+    return PointerAttributes(number, ptr, 0, _MEMORY_TYPES["memoryTypeDevice"])
+
+
 def _set_device(number: int) -> None:
     device.use_device(number)
 
@@ -384,6 +406,9 @@ _runtime = _module(
     getDevice=device.current_device,
     setDevice=_set_device,
     memGetInfo=_mem_get_info,
+    pointerGetAttributes=_pointer_get_attributes,
+    PointerAttributes=PointerAttributes,
+    **_MEMORY_TYPES,
 )
 _cuda = _module(
     "cupy.cuda",
