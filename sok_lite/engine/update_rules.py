@@ -1,4 +1,4 @@
-"""Update rules of optimizers: hyper-parameters here, arithmetic in kernels/update.cu.
+"""Update rules of optimizers: hyper-parameters here, arithmetic in kernels/update/.
 
 A rule is a frozen dataclass. Its flags select the variants that TensorFlow has under one name, so
 that the optimizer of a user can be mapped exactly:
