@@ -133,6 +133,10 @@ class CudaBackend(Backend):
         return partial(run, grid, (self._threads_per_block,), tuple(values))
 
     def zeros_chunk(self, num_bytes: int) -> Array:
+        # From CuPy's pool, not by a cudaMalloc of our own: an index that has grown leaves memory
+        # that later rows can have, a free waits for no kernel, and where the driver has no more
+        # the pool gives back what it keeps and asks again. It rounds to 512 bytes. The zeros are
+        # written by the GPU, on the stream of the kernels that follow.
         try:
             return cupy.zeros(num_bytes, dtype=cupy.uint8)
         except cupy.cuda.memory.OutOfMemoryError as error:
