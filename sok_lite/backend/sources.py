@@ -21,7 +21,7 @@ _LETTERS = {
     "i64": "#",
     "f32": ".",
 }
-_INCLUDE = re.compile(r'^#include "([\w./]+)"$', re.MULTILINE)
+_INCLUDE = re.compile(r'#include "([\w./]+)"')
 _DEFINE = re.compile(r"([A-Za-z_]\w*)=(\d+)")
 
 
@@ -66,21 +66,26 @@ def inlined(path: Path) -> str:
     """Returns the source of a file with its includes written in place, each once.
 
     NVRTC is given no include path, so that a kernel compiles the same on every machine.
-    System includes (only in the CPU half of platform.cuh) stay as they are.
+    System includes (only in the CPU half of platform.cuh) stay as they are. Compilers name lines by
+    the files that they come from.
     """
+    folder = kernel_folder()
     seen: set[str] = set()
 
-    def expand(text: str) -> str:
-        def replace(match: re.Match[str]) -> str:
-            name = match.group(1)
-            if name in seen:
-                return ""
-            seen.add(name)
-            return expand((kernel_folder() / name).read_text())
+    def expand(name: str) -> str:
+        lines = [f'#line 1 "{name}"']
+        for number, line in enumerate((folder / name).read_text().splitlines(), 1):
+            match = _INCLUDE.fullmatch(line)
+            if match is None:
+                lines.append(line)
+            elif match.group(1) not in seen:
+                seen.add(match.group(1))
+                lines += [expand(match.group(1)), f'#line {number + 1} "{name}"']
+            else:
+                lines.append("")
+        return "\n".join(lines)
 
-        return _INCLUDE.sub(replace, text)
-
-    return expand(path.read_text())
+    return expand(path.relative_to(folder).as_posix()) + "\n"
 
 
 class KernelSource(NamedTuple):

@@ -1,0 +1,156 @@
+"""Loads programs of the simulated GPU and runs launches of their kernels."""
+
+import bisect
+import ctypes
+import functools
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.simt.compiler import runtime_library
+
+_ERROR_BYTES = 1 << 14
+_ADDRESS = re.compile(r"\[(0x[0-9a-f]+)\]")
+_NAME = re.compile(r"(\w+)[<(]")  # without its type and parameters
+_seed = 0
+_launches = 0
+
+
+class SimtError(RuntimeError):
+    """What a launch did that a GPU does not allow, or that it would never end."""
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(runtime_library()))
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32
+    library.simt_launch.restype = size
+    library.simt_launch.argtypes = [
+        pointer, pointer, number, number, ctypes.c_uint64, ctypes.c_char_p, size,
+    ]  # fmt: skip
+    library.simt_add_memory.argtypes = [pointer, size, ctypes.c_char_p]
+    library.simt_remove_memory.argtypes = [pointer]
+    library.simt_set_limits.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+    for begin, end in _segments(runtime_library()):  # threadIdx is there
+        library.simt_add_memory(begin, end - begin, b"the scheduler")
+    return library
+
+
+def add_memory(address: int, size: int, what: str) -> None:
+    """Lets kernels read and write `size` bytes from now on; `what` is for error texts."""
+    _library().simt_add_memory(address, size, what.encode())
+
+
+def remove_memory(address: int) -> None:
+    """Forgets what `add_memory` was told of an address."""
+    _library().simt_remove_memory(address)
+
+
+def set_seed(seed: int) -> None:
+    """Sets what the schedules of all later launches are drawn from."""
+    global _seed, _launches
+    _seed, _launches = seed, 0
+
+
+def set_limits(idle: int = 4_000_000, launch: int = 400_000_000) -> None:
+    """Sets after how many switch points a launch counts as stuck.
+
+    Args:
+      idle: without any change to memory.
+      launch: in all.
+    """
+    _library().simt_set_limits(idle, launch)
+
+
+class Program:
+    """One compiled source.
+
+    Args:
+      path: what `compile_source` returned.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._library = ctypes.CDLL(str(path))
+        self._segments = _segments(path)
+        for begin, end in self._segments:
+            add_memory(begin, end - begin, "the program")
+
+    def kernel(self, name: str) -> "Kernel":
+        """Returns a kernel.
+
+        Raises:
+          KeyError: the source has none of that name.
+        """
+        try:
+            describe: Any = getattr(self._library, f"simt_signature_{name}")
+            call = getattr(self._library, f"simt_call_{name}")
+        except AttributeError:
+            raise KeyError(name) from None
+        describe.restype = ctypes.c_char_p
+        return Kernel(self, name, describe().decode(), ctypes.cast(call, ctypes.c_void_p).value)
+
+    def in_words(self, text: str) -> str:
+        """Returns an error text with its addresses in this program as functions and lines."""
+        return _ADDRESS.sub(lambda match: self._place(int(match[1], 16)), text)
+
+    def _place(self, address: int) -> str:
+        index = bisect.bisect(self._segments, (address, 1 << 64)) - 1
+        if index < 0 or address >= self._segments[index][1]:
+            return hex(address)
+        # A call returns behind itself.
+        offset = hex(address - self._segments[0][0] - 1)
+        done = subprocess.run(
+            ["addr2line", "-Cfise", str(self.path), offset], capture_output=True, text=True
+        )
+        lines = done.stdout.split("\n")
+        names = [(_NAME.search(name) or [name, name])[1] for name in lines[::2]]
+        places = [
+            f"{name} ({at.split(' ')[0]})" for name, at in zip(names, lines[1::2], strict=False)
+        ]
+        return " in ".join(p for p in places if "shim.h" not in p) or hex(address)
+
+
+class Kernel:
+    """A kernel of a program.
+
+    Attributes:
+      name: its name.
+      signature: a letter for each parameter: "P" a pointer, "#" an i64, "." an f32.
+    """
+
+    def __init__(self, program: Program, name: str, signature: str, call: int | None) -> None:
+        self.name, self.signature = name, signature
+        self._program, self._call = program, call
+
+    def run(self, grid: int, block: int, cells: Sequence[int]) -> None:
+        """Runs a whole launch.
+
+        Args:
+          grid: blocks.
+          block: threads of each, up to 1,024.
+          cells: 8 bytes for each parameter, an f32 in the low 4.
+
+        Raises:
+          SimtError: a lane did what a GPU does not allow, or the launch makes no progress.
+        """
+        global _launches
+        assert len(cells) == len(self.signature) and 0 < block <= 1024 and grid > 0
+        seed, _launches = (_seed << 32) + _launches, _launches + 1
+        values = (ctypes.c_uint64 * max(1, len(cells)))(*cells)
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        if _library().simt_launch(self._call, values, grid, block, seed, error, _ERROR_BYTES):
+            text = self._program.in_words(error.value.decode(errors="replace"))
+            raise SimtError(f"{self.name}: {text}\n  {grid} blocks of {block}, seed {seed}")
+
+
+def _segments(path: Path) -> list[tuple[int, int]]:
+    """Returns where a loaded library lies in memory, sorted."""
+    segments = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if line.endswith(str(path)):
+            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+            segments.append((begin, end))
+    return sorted(segments)

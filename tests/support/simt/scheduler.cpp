@@ -1,0 +1,556 @@
+// A simulated GPU: runs one launch at a time, its lanes as fibers of the calling thread.
+//
+// Several blocks are resident at a time. A lane runs until a switch point: an atomic, a volatile
+// access, a vote or a shuffle, and now and then an ordinary access. There the schedule, which a
+// seed draws, may go on with any other lane of any warp. Nothing is promised to lanes of a warp but
+// what the mask of a vote or a shuffle says: that is the rule of GPUs from sm_70 on.
+//
+// An error ends the launch: it is kept as text and the lanes are dropped where they are.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+typedef unsigned long long u64;
+typedef unsigned int u32;
+
+#define SIMT_EXPORT extern "C" __attribute__((visibility("default")))
+
+struct SimtIndex {
+  u32 x, y, z;
+};
+SIMT_EXPORT SimtIndex simt_thread, simt_block, simt_block_size, simt_grid_size;
+SimtIndex simt_thread, simt_block, simt_block_size, simt_grid_size;
+
+namespace {
+
+constexpr u32 kWarp = 32;
+constexpr u32 kMaxThreadsPerBlock = 1024;
+constexpr u32 kMaxResidentLanes = 2048;  // as of one multiprocessor
+constexpr size_t kStackBytes = 64 << 10;
+
+// Where a lane is: it may run, waits in a call for the lanes of its mask, or has left the kernel.
+enum State { kReady, kWaits, kDone };
+const char* const kKinds[] = {"__ballot_sync", "__shfl_sync", "__shfl_xor_sync", "__syncwarp"};
+enum Kind { kBallot, kShuffle, kShuffleXor, kSync };
+
+struct Fiber;
+
+struct Lane {
+  u32 block, block_size, thread;
+  State state;
+  u32 slot;        // in the list of lanes that may run
+  Fiber* fiber;    // null before the lane begins and after it is done
+  const void* at;  // where in the kernel its last switch point was
+  // Of the call it waits in.
+  int kind, detail, source;
+  u32 mask;
+  u64 value;
+};
+
+struct Fiber {
+  ucontext_t start;
+  jmp_buf context;
+  bool has_started;
+};
+
+struct Range {
+  uintptr_t end;
+  std::string what;
+};
+
+struct Block {
+  u32 number, unfinished;
+  std::vector<Lane> lanes;  // stay where they are when the block moves
+};
+
+std::mutex one_launch;
+
+// Memory that kernels may touch, by its first address.
+std::map<uintptr_t, Range> memory;
+struct Recent {
+  uintptr_t begin, end;
+} recent[64];
+
+char* stacks;
+std::vector<Fiber> fibers(kMaxResidentLanes);
+std::vector<Fiber*> free_fibers;
+
+// Of the launch under way.
+void (*kernel)(const u64*);
+const u64* arguments;
+jmp_buf scheduler;
+Lane* now;  // null: the scheduler
+std::vector<Block> blocks;
+std::vector<Lane*> ready;
+std::string fault;
+
+// Its schedule.
+enum Order { kAnyLane, kLowestFirst, kHighestFirst, kInTurn } order;
+u64 random_state, turn;
+u32 switch_one_in;        // switch points
+u32 plain_before_switch;  // ordinary accesses, on average
+u32 plain_until_switch;   // the rest of them
+const Lane* last;         // the lane that ran last
+u32 in_a_row;             // switch points that it has come to since
+u64 points_without_change, points_of_launch;
+u64 idle_limit = 4000000, launch_limit = 400000000;  // of these two
+
+u64 draw() {  // xorshift64*
+  random_state ^= random_state >> 12;
+  random_state ^= random_state << 25;
+  random_state ^= random_state >> 27;
+  return random_state * 0x2545F4914F6CDD1Dull;
+}
+u32 draw_below(u32 n) { return (u32)(((draw() >> 32) * n) >> 32); }
+
+std::string text(const char* format, ...) {
+  char buffer[512];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(buffer, sizeof buffer, format, list);
+  va_end(list);
+  return buffer;
+}
+
+// "block 2, lanes 0-3,7 of warp 1" and where they are, one line for each place. An address in
+// brackets is put into words by runtime.py.
+std::string where_lanes_are() {
+  std::map<std::string, u32> groups;  // what they do -> lanes of the warp
+  std::string all;
+  int lines = 0;
+  for (const Block& block : blocks) {
+    for (u32 first = 0; first < block.lanes.size(); first += kWarp) {
+      groups.clear();
+      for (u32 i = first; i < first + kWarp && i < block.lanes.size(); ++i) {
+        const Lane& lane = block.lanes[i];
+        if (lane.state == kDone) continue;
+        std::string what;
+        if (lane.state == kWaits)
+          what = text("wait in %s(mask 0x%08x) at [%p]", kKinds[lane.kind], lane.mask, lane.at);
+        else if (lane.fiber)
+          what = text("run, last at [%p]", lane.at);
+        else
+          what = "have not begun";
+        groups[what] |= 1u << (i - first);
+      }
+      for (const auto& group : groups) {
+        if (++lines > 12) continue;
+        std::string lanes;
+        for (u32 i = 0; i < kWarp; ++i) {
+          if (!(group.second >> i & 1)) continue;
+          u32 last = i;
+          while (last + 1 < kWarp && (group.second >> (last + 1) & 1)) ++last;
+          lanes += lanes.empty() ? "" : ",";
+          lanes += last == i ? text("%u", i) : text("%u-%u", i, last);
+          i = last;
+        }
+        all += text("\n  block %u, warp %u, lanes %s %s", block.number, first / kWarp,
+                    lanes.c_str(), group.first.c_str());
+      }
+    }
+  }
+  if (lines > 12) all += text("\n  and %d more", lines - 12);
+  return all;
+}
+
+[[noreturn]] void fail(const std::string& what) {
+  fault = what;
+  if (now)
+    fault += text("\n  by block %u, thread %u (warp %u, lane %u)", now->block, now->thread,
+                  now->thread / kWarp, now->thread % kWarp);
+  _longjmp(scheduler, 1);
+}
+
+void make_ready(Lane* lane) {
+  lane->state = kReady;
+  lane->slot = (u32)ready.size();
+  ready.push_back(lane);
+}
+
+void remove_ready(Lane* lane) {
+  ready[lane->slot] = ready.back();
+  ready[lane->slot]->slot = lane->slot;
+  ready.pop_back();
+}
+
+// Leaves the running lane for the scheduler, and comes back when it is this lane's turn again.
+void leave() {
+  Fiber* fiber = now->fiber;
+  if (_setjmp(fiber->context) == 0) _longjmp(scheduler, 1);
+}
+
+void run_lanes() {  // of one fiber, one after another
+  for (;;) {
+    kernel(arguments);
+    now->state = kDone;
+    leave();
+  }
+}
+
+void check(const void* p, size_t size, bool is_write, const void* from) {
+  uintptr_t begin = (uintptr_t)p, end = begin + size;
+  if (begin - (uintptr_t)stacks < kMaxResidentLanes * kStackBytes) return;
+  Recent& seen = recent[(begin >> 9) & 63];
+  if (begin >= seen.begin && end <= seen.end) return;
+  if (!now) return;  // no launch: the loader runs a module's constructors
+  auto next = memory.upper_bound(begin);
+  if (next != memory.begin()) {
+    auto range = std::prev(next);
+    if (end <= range->second.end) {
+      seen = {range->first, range->second.end};
+      return;
+    }
+    if (begin < range->second.end + 4096)
+      fail(text("%s of %zu bytes at %p, %td bytes behind the end of %s, at [%p]",
+                is_write ? "write" : "read", size, p, (ptrdiff_t)(begin - range->second.end),
+                range->second.what.c_str(), from));
+  }
+  fail(text("%s of %zu bytes at %p, which is no memory of the device, at [%p]",
+            is_write ? "write" : "read", size, p, from));
+}
+
+// A place where another lane may go on. kChanged: other lanes may see something new.
+void point(const void* from, bool changed) {
+  if (!now) return;
+  now->at = from;
+  ++points_of_launch;
+  points_without_change = changed ? 0 : points_without_change + 1;
+  if (points_without_change > idle_limit || points_of_launch > launch_limit) {
+    std::string lanes = where_lanes_are();
+    now = nullptr;
+    fail(text("no progress: %s for %llu switch points%s",
+              points_of_launch > launch_limit ? "lanes run" : "nothing has changed",
+              points_of_launch > launch_limit ? points_of_launch : points_without_change,
+              lanes.c_str()));
+  }
+  // Whoever does not give way for long may be spinning on what another lane is to do.
+  if (order == kInTurn || ++in_a_row > 200 || draw_below(switch_one_in) == 0) leave();
+}
+
+void plain_access(const void* p, size_t size, bool is_write, const void* from) {
+  check(p, size, is_write, from);
+  if (--plain_until_switch || !now) return;
+  points_of_launch += plain_before_switch;
+  plain_until_switch = 1 + draw_below(2 * plain_before_switch);
+  point(from, is_write);
+}
+
+void aligned(const void* p, size_t size, const void* from) {
+  if (now && (uintptr_t)p % size)
+    fail(text("misaligned access of %zu bytes at %p, at [%p]", size, p, from));
+}
+
+Lane* neighbour(Lane* lane, u32 i) {  // lane i of its warp; null: the block is too small
+  u32 thread = lane->thread / kWarp * kWarp + i;
+  return thread < lane->block_size ? lane - lane->thread + thread : nullptr;
+}
+
+std::string call_of(const Lane* lane) {
+  return text("%s(mask 0x%08x) at [%p]", kKinds[lane->kind], lane->mask, lane->at);
+}
+
+// Whether all lanes of the mask are in one call; an error where that can never be.
+bool all_have_come(Lane* lane, Lane* (&others)[kWarp]) {
+  bool all = true;
+  for (u32 i = 0; i < kWarp; ++i) {
+    if (!(lane->mask >> i & 1)) continue;
+    Lane* other = others[i] = neighbour(lane, i);
+    if (!other || other->state == kDone)
+      fail(text("%s names lane %u, which %s", call_of(lane).c_str(), i,
+                other ? "has left the kernel" : "the block does not have"));
+    if (other->state != kWaits) {
+      all = false;
+      continue;
+    }
+    bool is_same = other->kind == lane->kind && other->detail == lane->detail &&
+                   other->mask == lane->mask && other->at == lane->at;
+    if (is_same) continue;
+    if (other->mask >> (lane->thread % kWarp) & 1)
+      fail(text("%s names lane %u, which is in another call: %s", call_of(lane).c_str(), i,
+                call_of(other).c_str()));
+    all = false;  // it is with other lanes, and may come yet
+  }
+  return all;
+}
+
+void give_results(const Lane* lane, Lane* (&others)[kWarp]) {
+  u64 values[kWarp] = {}, results[kWarp] = {};
+  u32 votes = 0;
+  for (u32 i = 0; i < kWarp; ++i) {
+    if (!others[i]) continue;
+    values[i] = others[i]->value;
+    votes |= (u32)(others[i]->value != 0) << i;
+  }
+  for (u32 i = 0; i < kWarp; ++i) {
+    if (!others[i]) continue;
+    if (lane->kind == kBallot) results[i] = votes;
+    if (lane->kind != kShuffle && lane->kind != kShuffleXor) continue;
+    u32 width = (u32)lane->detail, part = i / width * width;
+    u32 from = lane->kind == kShuffle ? part + ((u32)others[i]->source & (width - 1))
+                                      : i ^ (u32)others[i]->source;
+    // From beyond its part of the warp a lane gets its own value.
+    if (from >= part + width) from = i;
+    if (!others[from])
+      fail(
+          text("%s reads from lane %u, which the mask does not name", call_of(lane).c_str(), from));
+    results[i] = values[from];
+  }
+  for (u32 i = 0; i < kWarp; ++i)
+    if (others[i]) others[i]->value = results[i];
+}
+
+void begin_block(u32 number, u32 block_size) {
+  blocks.push_back(Block{number, block_size, std::vector<Lane>(block_size)});
+  Block& block = blocks.back();
+  for (u32 i = 0; i < block_size; ++i) {
+    block.lanes[i] = Lane{};
+    block.lanes[i].block = number;
+    block.lanes[i].block_size = block_size;
+    block.lanes[i].thread = i;
+    make_ready(&block.lanes[i]);
+  }
+}
+
+Lane* choose() {
+  // Now and then any lane, in every order: whoever is waited for gets its turn.
+  if (order == kAnyLane || in_a_row > 200 || draw_below(16) == 0)
+    return ready[draw_below((u32)ready.size())];
+  if (order == kInTurn) return ready[turn++ % ready.size()];
+  // The list is not sorted: the best of a few keeps the order roughly, and quickly.
+  Lane* best = ready[0];
+  for (u32 i = 1; i < 4; ++i) {
+    Lane* other = ready[draw_below((u32)ready.size())];
+    bool is_lower =
+        other->block != best->block ? other->block < best->block : other->thread < best->thread;
+    if (is_lower == (order == kLowestFirst)) best = other;
+  }
+  return best;
+}
+
+void make_fiber(Fiber* fiber, char* stack) {
+  getcontext(&fiber->start);
+  fiber->start.uc_stack.ss_sp = stack;
+  fiber->start.uc_stack.ss_size = kStackBytes;
+  fiber->start.uc_link = nullptr;
+  makecontext(&fiber->start, run_lanes, 0);
+  fiber->has_started = false;
+}
+
+void make_fibers() {
+  if (!stacks)
+    stacks = (char*)mmap(nullptr, kMaxResidentLanes * kStackBytes, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  free_fibers.clear();
+  for (u32 i = 0; i < kMaxResidentLanes; ++i) {
+    make_fiber(&fibers[i], stacks + i * kStackBytes);
+    free_fibers.push_back(&fibers[i]);
+  }
+}
+
+void draw_schedule(u64 seed) {
+  random_state = seed * 0x9E3779B97F4A7C15ull + 0x2545F4914F6CDD1Dull;
+  random_state |= !random_state;
+  for (int i = 0; i < 8; ++i) draw();
+  order = (Order)draw_below(4);
+  const u32 switches[] = {1, 2, 8, 64}, plain[] = {1u << 20, 1u << 20, 512, 32};
+  switch_one_in = switches[draw_below(4)];
+  plain_before_switch = plain[draw_below(4)];
+  plain_until_switch = 1 + draw_below(2 * plain_before_switch);
+  turn = in_a_row = 0;
+  last = nullptr;
+  points_without_change = points_of_launch = 0;
+}
+
+// Runs a lane until it leaves, and does what follows from it.
+void resume(Lane* lane) {
+  if (lane != last) in_a_row = 0;
+  last = now = lane;
+  simt_thread.x = lane->thread;
+  simt_block.x = lane->block;
+  if (!lane->fiber) {
+    lane->fiber = free_fibers.back();
+    free_fibers.pop_back();
+  }
+  if (_setjmp(scheduler) == 0) {
+    if (lane->fiber->has_started) _longjmp(lane->fiber->context, 1);
+    lane->fiber->has_started = true;
+    setcontext(&lane->fiber->start);
+  }
+}
+
+void finish(Lane* lane) {
+  remove_ready(lane);
+  free_fibers.push_back(lane->fiber);
+  lane->fiber = nullptr;
+  points_without_change = 0;
+  for (u32 i = 0; i < kWarp; ++i) {
+    Lane* other = neighbour(lane, i);
+    if (other && other->state == kWaits && (other->mask >> (lane->thread % kWarp) & 1)) {
+      fault = text("%s names lane %u, which has left the kernel%s", call_of(other).c_str(),
+                   lane->thread % kWarp, where_lanes_are().c_str());
+      return;
+    }
+  }
+}
+
+void run_launch(u32 grid, u32 block_size) {
+  std::vector<u32> numbers(grid);
+  for (u32 i = 0; i < grid; ++i) numbers[i] = i;
+  for (u32 i = grid; i > 1; --i) std::swap(numbers[i - 1], numbers[draw_below(i)]);
+  const u32 resident = 1 + draw_below(kMaxResidentLanes / block_size);
+  u32 begun = 0;
+  while (fault.empty()) {
+    while (begun < grid && blocks.size() < resident) begin_block(numbers[begun++], block_size);
+    if (blocks.empty()) return;
+    if (ready.empty()) {
+      fault = "no progress: every lane waits" + where_lanes_are();
+      return;
+    }
+    resume(choose());
+    Lane* lane = now;
+    now = nullptr;
+    if (!fault.empty()) return;
+    if (lane->state != kDone) continue;
+    finish(lane);
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      if (blocks[i].number != lane->block || --blocks[i].unfinished) continue;
+      blocks.erase(blocks.begin() + (long)i);
+      break;
+    }
+  }
+}
+
+}  // namespace
+
+// What the lanes of a mask do together; comes back when all of them have come.
+SIMT_EXPORT u64 simt_together(int kind, int detail, u32 mask, u64 value, int source) {
+  Lane* lane = now;
+  lane->at = __builtin_return_address(0);
+  lane->kind = kind;
+  lane->detail = detail;
+  lane->mask = mask;
+  lane->value = value;
+  lane->source = source;
+  if (!(mask >> (lane->thread % kWarp) & 1))
+    fail(text("%s does not name its own lane", call_of(lane).c_str()));
+  remove_ready(lane);
+  lane->state = kWaits;
+  Lane* others[kWarp] = {};
+  if (all_have_come(lane, others)) {
+    give_results(lane, others);
+    points_without_change = 0;
+    for (Lane* other : others)
+      if (other) make_ready(other);
+  }
+  leave();
+  return lane->value;
+}
+
+#define SIMT_ATOMIC(name, type, parameters, next)   \
+  SIMT_EXPORT type name parameters {                \
+    const void* from = __builtin_return_address(0); \
+    point(from, false);                             \
+    aligned(p, sizeof(type), from);                 \
+    check(p, sizeof(type), true, from);             \
+    const type old = *p;                            \
+    *p = next;                                      \
+    if (*p != old) points_without_change = 0;       \
+    return old;                                     \
+  }
+SIMT_ATOMIC(simt_cas64, u64, (u64 * p, u64 expected, u64 desired), old == expected ? desired : old)
+SIMT_ATOMIC(simt_cas32, u32, (u32 * p, u32 expected, u32 desired), old == expected ? desired : old)
+SIMT_ATOMIC(simt_add64, u64, (u64 * p, u64 v), old + v)
+SIMT_ATOMIC(simt_add32, u32, (u32 * p, u32 v), old + v)
+SIMT_ATOMIC(simt_min32, int, (int* p, int v), v < old ? v : old)
+SIMT_ATOMIC(simt_max32, int, (int* p, int v), v > old ? v : old)
+
+SIMT_EXPORT void simt_point(const void* p, size_t size, int is_write) {
+  const void* from = __builtin_return_address(0);
+  point(from, is_write);
+  aligned(p, size, from);
+  check(p, size, is_write, from);
+}
+
+// What g++ puts before every access under -fsanitize=thread.
+#define SIMT_ACCESS(size)                                      \
+  SIMT_EXPORT void __tsan_read##size(void* p) {                \
+    aligned(p, size, __builtin_return_address(0));             \
+    plain_access(p, size, false, __builtin_return_address(0)); \
+  }                                                            \
+  SIMT_EXPORT void __tsan_write##size(void* p) {               \
+    aligned(p, size, __builtin_return_address(0));             \
+    plain_access(p, size, true, __builtin_return_address(0));  \
+  }                                                            \
+  SIMT_EXPORT void __tsan_unaligned_read##size(void* p) {      \
+    plain_access(p, size, false, __builtin_return_address(0)); \
+  }                                                            \
+  SIMT_EXPORT void __tsan_unaligned_write##size(void* p) {     \
+    plain_access(p, size, true, __builtin_return_address(0));  \
+  }                                                            \
+  SIMT_EXPORT void __tsan_volatile_read##size(void* p) {       \
+    point(__builtin_return_address(0), false);                 \
+    aligned(p, size, __builtin_return_address(0));             \
+    check(p, size, false, __builtin_return_address(0));        \
+  }                                                            \
+  SIMT_EXPORT void __tsan_volatile_write##size(void* p) {      \
+    point(__builtin_return_address(0), true);                  \
+    aligned(p, size, __builtin_return_address(0));             \
+    check(p, size, true, __builtin_return_address(0));         \
+  }
+SIMT_ACCESS(1)
+SIMT_ACCESS(2)
+SIMT_ACCESS(4)
+SIMT_ACCESS(8)
+SIMT_ACCESS(16)
+SIMT_EXPORT void __tsan_read_range(void* p, size_t size) {
+  plain_access(p, size, false, __builtin_return_address(0));
+}
+SIMT_EXPORT void __tsan_write_range(void* p, size_t size) {
+  plain_access(p, size, true, __builtin_return_address(0));
+}
+SIMT_EXPORT void __tsan_init() {}
+
+SIMT_EXPORT void simt_add_memory(uintptr_t address, size_t size, const char* what) {
+  std::lock_guard<std::mutex> lock(one_launch);
+  memory[address] = Range{address + size, what};
+}
+
+SIMT_EXPORT void simt_remove_memory(uintptr_t address) {
+  std::lock_guard<std::mutex> lock(one_launch);
+  memory.erase(address);
+  memset(recent, 0, sizeof recent);
+}
+
+SIMT_EXPORT void simt_set_limits(u64 idle, u64 launch) {
+  idle_limit = idle;
+  launch_limit = launch;
+}
+
+// Runs a launch. Returns 0, or the length of what went wrong, which is written to `error`.
+SIMT_EXPORT size_t simt_launch(void (*call)(const u64*), const u64* cells, u32 grid, u32 block_size,
+                               u64 seed, char* error, size_t error_size) {
+  std::lock_guard<std::mutex> lock(one_launch);
+  if (!stacks) make_fibers();
+  kernel = call;
+  arguments = cells;
+  fault.clear();
+  simt_block_size = {block_size, 1, 1};
+  simt_grid_size = {grid, 1, 1};
+  draw_schedule(seed);
+  run_launch(grid, block_size);
+  blocks.clear();
+  ready.clear();
+  if (fault.empty()) return 0;
+  make_fibers();  // lanes were dropped where they were
+  snprintf(error, error_size, "%s", fault.c_str());
+  return fault.size();
+}
