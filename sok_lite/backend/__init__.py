@@ -44,17 +44,20 @@ def get_backend(name: str | None = None) -> Backend:
       name: "cpu" or "cuda"; None takes SOK_LITE_BACKEND, else cuda where CuPy sees a GPU, else cpu.
 
     Raises:
-      ValueError: no such backend.
+      ValueError: no such backend; where SOK_LITE_BACKEND names it, the error says so.
       RuntimeError: cuda was asked for and there is no CuPy or no GPU.
     """
-    name = name or os.environ.get("SOK_LITE_BACKEND") or None
-    if name is None:
+    source = "backend"
+    if not name:
+        source = "SOK_LITE_BACKEND"
+        name = os.environ.get(source, "").strip()
+    if not name:
         name = "cpu" if cuda_unavailable() else "cuda"
     if name == "cpu":
         return _cpu()
     if name == "cuda":
         reason = cuda_unavailable()
         if reason is not None:
-            raise RuntimeError(f"backend 'cuda' cannot be used: {reason}. Use 'cpu'.")
+            raise RuntimeError(f"{source} 'cuda' cannot be used: {reason}. Use 'cpu'.")
         return _cuda()
-    raise ValueError(f"backend must be 'cpu' or 'cuda'. Received: {name!r}.")
+    raise ValueError(f"{source} must be 'cpu' or 'cuda'. Received: {name!r}.")

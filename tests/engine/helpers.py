@@ -1,8 +1,9 @@
-"""A first row that a reader can compute in the head, and tables that use it."""
+"""A first row that a reader can compute in the head, tables that use it, and what tests need."""
 
 import threading
 
 import numpy as np
+import pytest
 
 from sok_lite.engine.table import make_table
 
@@ -45,3 +46,14 @@ def run_threads(work, count=4):
         thread.join()
     if failures:
         raise failures[0]
+
+
+def need_nvrtc():
+    """Skips the test where NVRTC is not installed. It compiles without a GPU."""
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    from sok_lite.backend import nvrtc
+
+    try:
+        nvrtc.version()
+    except Exception as error:  # CuPy raises RuntimeError or OSError by the way it was installed
+        pytest.skip(f"NVRTC cannot be loaded: {error}")

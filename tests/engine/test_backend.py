@@ -173,6 +173,17 @@ def test_unknown_backends_are_refused():
         get_backend("gpu")
 
 
+def test_a_backend_of_the_environment_is_refused_by_its_name(monkeypatch):
+    monkeypatch.setenv("SOK_LITE_BACKEND", "gpu")
+    with pytest.raises(ValueError, match="SOK_LITE_BACKEND must be.*Received: 'gpu'"):
+        get_backend()
+    monkeypatch.setenv("SOK_LITE_BACKEND", " cpu ")
+    assert get_backend().name == "cpu"
+    # A name in the call counts, whatever the environment has.
+    monkeypatch.setenv("SOK_LITE_BACKEND", "gpu")
+    assert get_backend("cpu").name == "cpu"
+
+
 def test_more_memory_than_there_is_raises():
     with pytest.raises(MemoryError, match="bytes of memory for rows"):
         get_backend("cpu").zeros_chunk(1 << 60)
