@@ -114,7 +114,9 @@ SOK_DEVICE void draw_row(const Draw& draw, u64 seed, i64 key, T* __restrict__ ou
   i64 rest = dim - 4 * whole;
   SOK_FOR_EACH_COLUMN(i, rest) {
     PhiloxWords words = philox(seed, key, (u32)whole, 0u);
-    from_f32(draw_value(draw, words.word[i]), out + 4 * whole + i);
+    // Not word[i]: a GPU would keep the words in local memory, to have an address for them.
+    u32 word = i == 0 ? words.word[0] : i == 1 ? words.word[1] : words.word[2];
+    from_f32(draw_value(draw, word), out + 4 * whole + i);
   }
 }
 
