@@ -158,6 +158,28 @@ def test_the_engine_around_the_tables_is_measured():
     assert {"unique", "group", "combine_grad", "update_adam"} <= {r["case"] for r in results}
 
 
+def test_allocations_of_rows_are_counted_as_a_gpu_makes_them():
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    import bench_slabs
+
+    from sok_lite.backend.cuda import CudaBackend
+
+    assert bench_slabs.CountingBackend.chunk_bytes == CudaBackend.chunk_bytes
+    results, _ = run("bench_slabs.py", "--rows", 20_000, "--dim", 8, "--batches", 100, 7_000)
+    assert [r["batch"] for r in results] == [100, 7_000]
+    assert all(r["rows"] == 20_000 and r["row_bytes"] == 3 * 8 * 4 for r in results)
+    assert results[0]["allocations"] >= results[1]["allocations"] == 3 * 3
+
+
+def test_compiling_is_measured_without_a_gpu():
+    need_nvrtc()
+    files = ["slots.cu", "update/sgd.cu"]
+    results, text = run("bench_compile.py", "--files", *files)
+    assert [r["file"] for r in results] == files
+    assert all(r["cached_s"] < r["compile_s"] for r in results)
+    assert "NOTE CuPy" in text
+
+
 def test_a_power_law_has_the_distinct_keys_that_were_asked_for():
     from bench_workloads import keys_for_unique, power_law_keys
 
