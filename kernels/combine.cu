@@ -22,7 +22,7 @@ SOK_DEVICE void add_piece(const T& piece, T* sum, T* lost) {
   const T old = *sum, next = piece + *lost, now = old + next, added = now - old;
   const T error = (old - (now - added)) + (next - added);
   *sum = now;
-  *lost = error == error ? error : T{};
+  *lost = sok_unless_nan(error);
 }
 
 // Sums term(k) over the items k of a row.
@@ -95,7 +95,7 @@ SOK_DEVICE void sum_piece(const Items& items, i64 begin, i64 end, i64 first, Vec
     for (i64 i = 0; i < kCount; ++i) {
       Vector columns;
       sok_load_columns(from + i * kWidth, &columns);
-      sum[i] += weight * columns;
+      sum[i] = sum[i] + weight * columns;
     }
   }
   for (i64 i = 0; i < kCount; ++i) out[i] = sum[i];
@@ -115,12 +115,33 @@ SOK_DEVICE void sum_columns(const Items& items, i64 begin, i64 end, f32 divisor,
       sum_piece<Vector, kCount>(items, k, stop, first, piece);
       for (i64 i = 0; i < kCount; ++i) add_piece(piece[i], sum + i, lost + i);
     }
-    for (i64 i = 0; i < kCount; ++i) sum[i] += lost[i];
+    for (i64 i = 0; i < kCount; ++i) sum[i] = sum[i] + lost[i];
   }
   if (divisor != 1.0f) {
-    for (i64 i = 0; i < kCount; ++i) sum[i] /= divisor;
+    for (i64 i = 0; i < kCount; ++i) sum[i] = sum[i] / divisor;
   }
-  memcpy(out + first, sum, sizeof sum);
+  constexpr i64 kWidth = sizeof(Vector) / sizeof(f32);
+  for (i64 i = 0; i < kCount; ++i) sok_store_columns(sum[i], out + first + i * kWidth);
+}
+
+// What an item alone contributes: itself, or weighted, or divided as well.
+enum Scale { kAsItIs, kWeighted, kDivided };
+template <Scale kScale, class X>
+SOK_DEVICE X scaled(const X& x, f32 weight, f32 divisor) {
+  if (kScale == kAsItIs) return x;
+  return kScale == kWeighted ? weight * x : weight * x / divisor;
+}
+// The same of column c or, in quads, of four columns from 4 c on.
+template <Scale kScale, class T>
+SOK_DEVICE void scale_columns(const T* from, i64 c, bool in_quads, f32 weight, f32 divisor,
+                              f32* to) {
+  if (in_quads) {
+    SokVector columns;
+    sok_load_columns(from + 4 * c, &columns);
+    sok_store_columns(scaled<kScale>(columns, weight, divisor), to + 4 * c);
+  } else {
+    to[c] = scaled<kScale>(to_f32(from[c]), weight, divisor);
+  }
 }
 
 // Sums the items of every group and divides as the combiner says.
@@ -131,7 +152,9 @@ template <class Items>
 SOK_DEVICE void sum_rows(const Items items, const i64* offsets, i64 combiner, f32* out,
                          i64 num_groups) {
   const i64 dim = items.dim, n = offsets[num_groups];
-  SOK_FOR_EACH_ROW(g, num_groups) {
+  const bool in_quads = sok_moves_quads(dim, items.source) && sok_moves_quads(dim, out);
+  const i64 words = in_quads ? dim / 4 : dim;
+  SOK_FOR_EACH_ROW_OF_WORDS(g, num_groups, words) {
     const i64 begin = offsets[g], end = offsets[g + 1];
     f32* __restrict__ to = out + g * dim;
     if (SOK_AHEAD > 0) {
@@ -141,28 +164,35 @@ SOK_DEVICE void sum_rows(const Items items, const i64* offsets, i64 combiner, f3
     }
     const f32 divisor = combine_divisor(items.weights, begin, end, combiner);
     if (divisor == 0.0f) {
-      SOK_FOR_EACH_COLUMN(c, dim) { to[c] = 0.0f; }
+      SOK_FOR_EACH_WORD_OF_ROW(c, g, dim) { to[c] = 0.0f; }
     } else if (end - begin == 1) {
       const auto* __restrict__ from = item_row(items, begin);
       const f32 weight = item_weight(items, begin);
       if (weight == divisor) {
-        SOK_FOR_EACH_COLUMN(c, dim) { to[c] = to_f32(from[c]); }
+        SOK_FOR_EACH_WORD_OF_ROW(c, g, words) {
+          scale_columns<kAsItIs>(from, c, in_quads, weight, divisor, to);
+        }
       } else if (divisor == 1.0f) {
-        SOK_FOR_EACH_COLUMN(c, dim) { to[c] = weight * to_f32(from[c]); }
+        SOK_FOR_EACH_WORD_OF_ROW(c, g, words) {
+          scale_columns<kWeighted>(from, c, in_quads, weight, divisor, to);
+        }
       } else {
-        SOK_FOR_EACH_COLUMN(c, dim) { to[c] = weight * to_f32(from[c]) / divisor; }
+        SOK_FOR_EACH_WORD_OF_ROW(c, g, words) {
+          scale_columns<kDivided>(from, c, in_quads, weight, divisor, to);
+        }
       }
     } else {
       constexpr i64 kSmall = sizeof(SokSmallVector) / sizeof(f32);
       constexpr i64 kLarge = SOK_VECTORS * sizeof(SokVector) / sizeof(f32);
-      const i64 small = dim / kLarge * kLarge, single = dim / kSmall * kSmall;
-      SOK_FOR_EACH_COLUMN(i, dim / kLarge) {
+      const i64 in_vectors = SOK_VECTORS_LIE_ANYWHERE || in_quads ? dim : 0;
+      const i64 small = in_vectors / kLarge * kLarge, single = in_vectors / kSmall * kSmall;
+      SOK_FOR_EACH_WORD_OF_ROW(i, g, small / kLarge) {
         sum_columns<SokVector, SOK_VECTORS>(items, begin, end, divisor, i * kLarge, to);
       }
-      SOK_FOR_EACH_COLUMN(i, (single - small) / kSmall) {
+      SOK_FOR_EACH_WORD_OF_ROW(i, g, (single - small) / kSmall) {
         sum_columns<SokSmallVector, 1>(items, begin, end, divisor, small + i * kSmall, to);
       }
-      SOK_FOR_EACH_COLUMN(i, dim - single) {
+      SOK_FOR_EACH_WORD_OF_ROW(i, g, dim - single) {
         sum_columns<f32, 1>(items, begin, end, divisor, single + i, to);
       }
     }
@@ -255,7 +285,10 @@ SOK_DEVICE f32 dot_product(const f32* a, const T* b, i64 dim) {
   for (; c + 8 <= dim; c += 8) {
     for (i64 i = 0; i < 8; ++i) part[i] += a[c + i] * to_f32(b[c + i]);
   }
-  for (; c < dim; ++c) part[c & 7] += a[c] * to_f32(b[c]);
+  for (i64 i = 0; i < 8;
+       ++i) {  // numbers that the compiler knows: a GPU's registers have no others
+    if (c + i < dim) part[i] += a[c + i] * to_f32(b[c + i]);
+  }
   return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
 }
 

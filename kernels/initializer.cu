@@ -101,37 +101,54 @@ SOK_DEVICE f32 draw_value(const TruncatedDraw& draw, u32 word) {
   return (f32)((f64)draw.mean + (f64)draw.stddev * normal_quantile(p));
 }
 
+// The values of four columns; a row ends where its columns do.
 template <class T, class Draw>
-SOK_DEVICE void draw_row(const Draw& draw, u64 seed, i64 key, T* __restrict__ out, i64 dim) {
-  i64 whole = dim / 4;
-  SOK_FOR_EACH_COLUMN(quad, whole) {
-    PhiloxWords words = philox(seed, key, (u32)quad, 0u);
-    from_f32(draw_value(draw, words.word[0]), out + 4 * quad);
-    from_f32(draw_value(draw, words.word[1]), out + 4 * quad + 1);
-    from_f32(draw_value(draw, words.word[2]), out + 4 * quad + 2);
-    from_f32(draw_value(draw, words.word[3]), out + 4 * quad + 3);
-  }
-  i64 rest = dim - 4 * whole;
-  SOK_FOR_EACH_COLUMN(i, rest) {
-    PhiloxWords words = philox(seed, key, (u32)whole, 0u);
-    // Not word[i]: a GPU would keep the words in local memory, to have an address for them.
-    u32 word = i == 0 ? words.word[0] : i == 1 ? words.word[1] : words.word[2];
-    from_f32(draw_value(draw, word), out + 4 * whole + i);
+SOK_DEVICE void draw_quad(const Draw& draw, u64 seed, i64 key, i64 quad, T* out, i64 count) {
+  const PhiloxWords words = philox(seed, key, (u32)quad, 0u);
+  from_f32(draw_value(draw, words.word[0]), out);
+  if (count > 1) from_f32(draw_value(draw, words.word[1]), out + 1);
+  if (count > 2) from_f32(draw_value(draw, words.word[2]), out + 2);
+  if (count > 3) from_f32(draw_value(draw, words.word[3]), out + 3);
+}
+
+// row_of(r) says where row r is; null: nowhere. in_words: see sok_moves_quads.
+template <class T, class Draw, class RowOf>
+SOK_DEVICE void draw_all(const Draw& draw, u64 seed, const i64* keys, i64 dim, i64 n, bool in_words,
+                         RowOf row_of) {
+  const i64 whole = dim / 4, quads = (dim + 3) / 4;
+  SOK_FOR_EACH_ROW_OF_WORDS(r, n, quads) {
+    T* __restrict__ out = row_of(r);
+    if (!out) continue;
+    const i64 key = keys[r];
+    if (in_words) {
+      SOK_FOR_EACH_WORD_OF_ROW(quad, r, quads) {
+        SokColumns<T, 4> x;
+        draw_quad(draw, seed, key, quad, x.column, 4);
+        sok_columns<4>(out)[quad] = x;
+      }
+      continue;
+    }
+    SOK_FOR_EACH_WORD_OF_ROW(quad, r, quads) {
+      if (quad < whole)
+        draw_quad(draw, seed, key, quad, out + 4 * quad, 4);
+      else
+        draw_quad(draw, seed, key, quad, out + 4 * quad, dim - 4 * quad);
+    }
   }
 }
 
 template <class T, class Draw>
 SOK_DEVICE void draw_rows(const Draw& draw, const u64* values, i64 shift, i64 dim, const u32* rows,
                           const i64* keys, i64 seed, i64 n) {
-  SOK_FOR_EACH_ROW(r, n) {
-    if (rows[r] == SOK_ABSENT) continue;
-    draw_row(draw, (u64)seed, keys[r], sok_row<T>(values, shift, dim, rows[r]), dim);
-  }
+  draw_all<T>(draw, (u64)seed, keys, dim, n, sok_moves_quads(dim, (const f32*)nullptr), [=](i64 r) {
+    return rows[r] == SOK_ABSENT ? nullptr : sok_row<T>(values, shift, dim, rows[r]);
+  });
 }
 
 template <class Draw>
 SOK_DEVICE void draw_dense(const Draw& draw, f32* out, i64 dim, const i64* keys, i64 seed, i64 n) {
-  SOK_FOR_EACH_ROW(r, n) { draw_row(draw, (u64)seed, keys[r], out + r * dim, dim); }
+  draw_all<f32>(draw, (u64)seed, keys, dim, n, sok_moves_quads(dim, out),
+                [=](i64 r) { return out + r * dim; });
 }
 
 // Kernels, two for each distribution:
@@ -164,11 +181,7 @@ SOK_DEVICE void draw_dense(const Draw& draw, f32* out, i64 dim, const i64* keys,
   SOK_EXPORT(init_truncated_normal_##T)                                                         \
   SOK_ROW_KERNEL(init_constant_##T)                                                             \
   (const u64* values, i64 shift, i64 dim, const u32* rows, f32 value, i64 n) {                  \
-    SOK_FOR_EACH_ROW(r, n) {                                                                    \
-      if (rows[r] == SOK_ABSENT) continue;                                                      \
-      T* out = sok_row<T>(values, shift, dim, rows[r]);                                         \
-      SOK_FOR_EACH_COLUMN(c, dim) { from_f32(value, out + c); }                                 \
-    }                                                                                           \
+    sok_fill_rows<T>(values, shift, dim, rows, value, n);                                       \
   }                                                                                             \
   SOK_EXPORT(init_constant_##T)
 

@@ -23,6 +23,12 @@ struct bf16 {
   u16 bits;
 };
 
+// Neighbouring columns of a row; four of f32 are what a lane of a GPU moves with one request.
+template <class T, int kWidth>
+struct alignas(kWidth * sizeof(T)) SokColumns {
+  T column[kWidth];
+};
+
 // The row number of a key that has no row.
 #define SOK_ABSENT 0xFFFFFFFFu
 
@@ -55,9 +61,10 @@ struct bf16 {
 #define SOK_AHEAD 0
 
 // Neighbouring columns of a row with which a lane computes at a time, and how many of these.
-typedef f32 SokVector;
-typedef f32 SokSmallVector;
+typedef SokColumns<f32, 4> SokVector;
+typedef SokVector SokSmallVector;
 #define SOK_VECTORS 1
+#define SOK_VECTORS_LIE_ANYWHERE false
 
 SOK_DEVICE i64 sok_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 SOK_DEVICE i64 sok_num_threads() { return (i64)gridDim.x * blockDim.x; }
@@ -69,8 +76,6 @@ SOK_DEVICE i64 sok_num_threads() { return (i64)gridDim.x * blockDim.x; }
   for (i64 r = sok_thread() / SOK_ROW_LANES; r < (n); r += sok_num_threads() / SOK_ROW_LANES)
 #define SOK_FOR_EACH_COLUMN(c, dim) \
   for (i64 c = threadIdx.x % SOK_ROW_LANES; c < (dim); c += SOK_ROW_LANES)
-// One of the lanes that share a row.
-SOK_DEVICE bool sok_is_first_column() { return threadIdx.x % SOK_ROW_LANES == 0; }
 #define SOK_FOR_EACH_TILE(i, n) \
   for (i64 i = sok_thread() / SOK_TILE; i < (n); i += sok_num_threads() / SOK_TILE)
 #define SOK_FOR_EACH_TILE_BLOCK(first, count, n)                    \
@@ -82,10 +87,62 @@ SOK_DEVICE bool sok_is_first_column() { return threadIdx.x % SOK_ROW_LANES == 0;
   for (i64 i##_begin = 0, i##_end = (n), i = sok_thread() / SOK_TILE, late = i; \
        late < i##_end && late >= i##_begin; i += sok_num_threads() / SOK_TILE, late = i)
 
-// What a lane copies with one request.
+// What a lane moves with one request.
 struct alignas(16) SokWord {
   u64 low, high;
 };
+
+// Whether rows of `dim` elements can be moved in words of 16 bytes. Chunks lie on 16 bytes.
+//
+// dense  the dense array beside the chunks; null: there is none
+template <class T>
+SOK_DEVICE bool sok_moves_words(i64 dim, const T* dense) {
+  return dim * (i64)sizeof(T) % (i64)sizeof(SokWord) == 0 && (u64)dense % sizeof(SokWord) == 0;
+}
+SOK_DEVICE SokVector operator+(const SokVector& a, const SokVector& b) {
+  SokVector sum;
+  for (int k = 0; k < 4; ++k) sum.column[k] = a.column[k] + b.column[k];
+  return sum;
+}
+SOK_DEVICE SokVector operator-(const SokVector& a, const SokVector& b) {
+  SokVector difference;
+  for (int k = 0; k < 4; ++k) difference.column[k] = a.column[k] - b.column[k];
+  return difference;
+}
+SOK_DEVICE SokVector operator*(f32 a, const SokVector& b) {
+  SokVector product;
+  for (int k = 0; k < 4; ++k) product.column[k] = a * b.column[k];
+  return product;
+}
+SOK_DEVICE SokVector operator/(const SokVector& a, f32 b) {
+  SokVector quotient;
+  for (int k = 0; k < 4; ++k) quotient.column[k] = a.column[k] / b;
+  return quotient;
+}
+SOK_DEVICE f32 sok_unless_nan(f32 x) { return x == x ? x : 0.0f; }
+SOK_DEVICE SokVector sok_unless_nan(const SokVector& x) {
+  SokVector kept;
+  for (int k = 0; k < 4; ++k) kept.column[k] = sok_unless_nan(x.column[k]);
+  return kept;
+}
+// Whether a lane can take four columns of such rows at a time: of f32, with one request.
+template <class T>
+SOK_DEVICE bool sok_moves_quads(i64 dim, const T* dense) {
+  return dim % 4 == 0 && (u64)dense % sizeof(SokColumns<T, 4>) == 0;
+}
+// Copies of rows: a row has as many lanes as words, up to a warp, rounded up to a power of two.
+#define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words)                                  \
+  const u32 r##_shift = sok_lanes_of_words(words), r##_lanes = 1u << r##_shift; \
+  const i64 r##_lane = threadIdx.x & (r##_lanes - 1u);                          \
+  for (i64 r = sok_thread() >> r##_shift; r < (n); r += sok_num_threads() >> r##_shift)
+#define SOK_FOR_EACH_WORD_OF_ROW(w, r, words) for (i64 w = r##_lane; w < (words); w += r##_lanes)
+#define SOK_IS_FIRST_WORD(r) (r##_lane == 0)
+// The logarithm of their number.
+SOK_DEVICE u32 sok_lanes_of_words(i64 words) {
+  u32 shift = 0;
+  while (shift < 5 && (1 << shift) < words) ++shift;
+  return shift;
+}
 
 // A tile is SOK_TILE neighbouring lanes of a warp. All of them walk through a kernel on one path,
 // since what they decide by is voted; one of them, the leader, writes.
@@ -124,6 +181,32 @@ SOK_DEVICE u32 sok_vote(Is is) {
 // The number of the lowest bit that is set.
 SOK_DEVICE int sok_lowest_bit(u32 bits) { return __ffs((int)bits) - 1; }
 
+// What the lanes of a tile read of kCount words that lie one behind another, each with one request.
+template <int kCount>
+struct SokWords {
+  SokWord mine[(kCount + SOK_TILE - 1) / SOK_TILE];
+};
+template <int kCount>
+SOK_DEVICE SokWords<kCount> sok_read_words(const void* from) {
+  SokWords<kCount> words;
+  for (int i = 0, w = (int)(threadIdx.x & (SOK_TILE - 1u)); w < kCount; ++i, w += SOK_TILE)
+    words.mine[i] = ((const SokWord*)from)[w];
+  return words;
+}
+// The lower half of word w, which sok_vote asks this lane for.
+template <int kCount>
+SOK_DEVICE u64 sok_low(const SokWords<kCount>& words, int w) {
+  return words.mine[w / SOK_TILE].low;
+}
+// The upper half of word w, for all lanes.
+template <int kCount>
+SOK_DEVICE u64 sok_high(const SokWords<kCount>& words, int w) {
+  u64 high = 0;
+  for (int i = 0; i < (kCount + SOK_TILE - 1) / SOK_TILE; ++i)  // no index that is unknown
+    if (i == w / SOK_TILE) high = words.mine[i].high;
+  return __shfl_sync(sok_tile_threads(), high, w & (SOK_TILE - 1), SOK_TILE);
+}
+
 SOK_DEVICE void sok_prefetch(const void*) {}
 
 SOK_DEVICE i64 sok_load(const i64* p) { return *(const volatile i64*)p; }
@@ -156,8 +239,27 @@ SOK_DEVICE i32 sok_cas(i32* p, i32 expected, i32 desired) {
 }
 SOK_DEVICE void sok_min(i32* p, i32 v) { atomicMin(p, v); }
 SOK_DEVICE void sok_max(i32* p, i32 v) { atomicMax(p, v); }
-SOK_DEVICE void sok_add(i64* p, i64 v) { atomicAdd((u64*)p, (u64)v); }
-SOK_DEVICE i64 sok_fetch_add(i64* p, i64 v) { return (i64)atomicAdd((u64*)p, (u64)v); }
+
+// A warp adds to a counter at once: thousands of warps that count each lane by itself would wait
+// for each other. All threads of a kernel come to both of these, at the same time in its warp.
+//
+// Adds what each thread has counted.
+SOK_DEVICE void sok_count(i64* counter, i64 count) {
+  for (int distance = 16; distance > 0; distance /= 2)
+    count += __shfl_xor_sync(~0u, count, distance);
+  if (count && (threadIdx.x & 31u) == 0) atomicAdd((u64*)counter, (u64)count);
+}
+// A number for each thread that wants one, from the counter on.
+SOK_DEVICE i64 sok_take_number(i64* counter, bool wants) {
+  const u32 lane = threadIdx.x & 31u, all = __ballot_sync(~0u, wants);
+  u64 first = 0;
+  if (lane == 0 && all) first = atomicAdd((u64*)counter, (u64)__popc(all));
+  first = __shfl_sync(~0u, first, 0);
+  return (i64)(first + (u64)__popc(all & ((1u << lane) - 1u)));
+}
+// All threads of a warp walk together: i can be n or more.
+#define SOK_FOR_EACH_OF_WARP(i, n) \
+  for (i64 i = sok_thread(); i - (i64)(threadIdx.x & 31u) < (n); i += sok_num_threads())
 
 SOK_DEVICE u32 sok_f32_bits(f32 x) { return __float_as_uint(x); }
 SOK_DEVICE f32 sok_bits_f32(u32 x) { return __uint_as_float(x); }
@@ -218,6 +320,7 @@ typedef f32 SokVector __attribute__((vector_size(16)));
 #endif
 typedef f32 SokSmallVector __attribute__((vector_size(16)));
 #define SOK_VECTORS ((i64)(64 / sizeof(SokVector)))
+#define SOK_VECTORS_LIE_ANYWHERE true
 
 // This worker's number and how many there are; cpu_runtime.cpp sets them around every call.
 extern thread_local int sok_worker;
@@ -234,9 +337,23 @@ SOK_DEVICE i64 sok_slice_end(i64 n) { return n * (sok_worker + 1) / sok_num_work
        first += count)
 #define SOK_FOR_EACH_ROW(r, n) SOK_FOR_EACH(r, n)
 #define SOK_FOR_EACH_COLUMN(c, dim) for (i64 c = 0; c < (dim); ++c)
-SOK_DEVICE bool sok_is_first_column() { return true; }
 #define SOK_FOR_EACH_TILE(i, n) SOK_FOR_EACH(i, n)
-typedef u32 SokWord;  // the compiler makes vectors of them
+typedef u32 SokWord;  // the compiler makes vectors of whatever is copied
+template <class T>
+SOK_DEVICE bool sok_moves_words(i64, const T*) {
+  return false;
+}
+template <class T>
+SOK_DEVICE bool sok_moves_quads(i64, const T*) {
+  return false;
+}
+template <class T>
+SOK_DEVICE T sok_unless_nan(const T& x) {
+  return x == x ? x : T{};
+}
+#define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) SOK_FOR_EACH(r, n)
+#define SOK_FOR_EACH_WORD_OF_ROW(w, r, words) for (i64 w = 0; w < (words); ++w)
+#define SOK_IS_FIRST_WORD(r) true
 #define SOK_FOR_EACH_TILE_BLOCK(first, count, n) SOK_FOR_EACH_BLOCK(first, count, n)
 #define SOK_FOR_EACH_TILE_LATE(i, late, n)                                            \
   for (i64 i##_begin = sok_slice_begin(n), i##_end = sok_slice_end(n), i = i##_begin, \
@@ -261,6 +378,25 @@ static inline u32 sok_vote(Is is) {
   return bits;
 }
 SOK_DEVICE int sok_lowest_bit(u32 bits) { return __builtin_ctz(bits); }
+
+// Words are left where they are: 16 bytes each, of whose upper half others may write a part.
+typedef u64 __attribute__((may_alias)) SokHalf;
+template <int kCount>
+struct SokWords {
+  const SokHalf* from;
+};
+template <int kCount>
+SOK_DEVICE SokWords<kCount> sok_read_words(const void* from) {
+  return {(const SokHalf*)from};
+}
+template <int kCount>
+SOK_DEVICE u64 sok_low(const SokWords<kCount>& words, int w) {
+  return words.from[2 * w];
+}
+template <int kCount>
+SOK_DEVICE u64 sok_high(const SokWords<kCount>& words, int w) {
+  return __atomic_load_n(words.from + 2 * w + 1, __ATOMIC_RELAXED);
+}
 
 SOK_DEVICE void sok_prefetch(const void* p) { __builtin_prefetch(p); }
 
@@ -294,8 +430,14 @@ SOK_DEVICE void sok_max(i32* p, i32 v) {
          !__atomic_compare_exchange_n(p, &seen, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
 }
-SOK_DEVICE void sok_add(i64* p, i64 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
-SOK_DEVICE i64 sok_fetch_add(i64* p, i64 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+
+SOK_DEVICE void sok_count(i64* counter, i64 count) {
+  if (count) __atomic_fetch_add(counter, count, __ATOMIC_RELAXED);
+}
+SOK_DEVICE i64 sok_take_number(i64* counter, bool wants) {
+  return wants ? __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED) : 0;
+}
+#define SOK_FOR_EACH_OF_WARP(i, n) SOK_FOR_EACH(i, n)
 
 SOK_DEVICE u32 sok_f32_bits(f32 x) {
   u32 y;
@@ -400,6 +542,22 @@ SOK_DEVICE bf16 to_bf16(f32 x) {
   return y;
 }
 // Columns of a row as a vector, or as one f32.
+#ifdef __CUDACC__
+template <class T>
+SOK_DEVICE void sok_load_columns(const T* from, SokVector* to) {
+  const SokColumns<T, 4> four = *(const SokColumns<T, 4>*)from;
+  for (int k = 0; k < 4; ++k) to->column[k] = to_f32(four.column[k]);
+}
+template <class T>
+SOK_DEVICE void sok_load_columns(const T* from, f32* to) {
+  *to = to_f32(*from);
+}
+template <class Vector>
+SOK_DEVICE void sok_store_columns(const Vector& from, f32* to) {
+  const Vector whole = from;  // a copy by reference is one store for each column
+  *(Vector*)to = whole;
+}
+#else
 template <class Vector>
 SOK_DEVICE void sok_load_columns(const f32* from, Vector* to) {
   memcpy(to, from, sizeof *to);
@@ -410,6 +568,11 @@ SOK_DEVICE void sok_load_columns(const T* from, Vector* to) {
   for (i64 c = 0; c < (i64)(sizeof *to / sizeof(f32)); ++c) columns[c] = to_f32(from[c]);
   memcpy(to, columns, sizeof *to);
 }
+template <class Vector>
+SOK_DEVICE void sok_store_columns(const Vector& from, f32* to) {
+  memcpy(to, &from, sizeof from);
+}
+#endif
 SOK_DEVICE void from_f32(f32 x, f32* out) { *out = x; }
 SOK_DEVICE void from_f32(f32 x, f16* out) { *out = to_f16(x); }
 SOK_DEVICE void from_f32(f32 x, bf16* out) { *out = to_bf16(x); }

@@ -1,84 +1,80 @@
 // Rows between the row store and dense arrays. Nothing here knows a key.
 #include "rows.cuh"
 
+// A copy does not look at what it copies: `words` of a row stand for its elements, or, on a GPU,
+// for pieces of 16 bytes where the rows consist of them and the dense array lies on them.
+#define SOK_COPY(T, dim, dense, function, ...)                                   \
+  if (sok_moves_words(dim, dense))                                               \
+    function<SokWord>(dim * (i64)sizeof(T) / (i64)sizeof(SokWord), __VA_ARGS__); \
+  else                                                                           \
+    function<T>(dim, __VA_ARGS__)
+
 // Copies rows out of a column; an absent row gives zeros.
 //
 // rows  (n,)
-// out   (n, dim)  out
-template <class T>
-SOK_DEVICE void rows_read(const u64* chunks, i64 shift, i64 dim, const u32* rows, T* out, i64 n) {
-  SOK_FOR_EACH_ROW(r, n) {
+// out   (n, words)  out
+template <class W>
+SOK_DEVICE void rows_read(i64 words, const u64* chunks, i64 shift, const u32* rows, void* out,
+                          i64 n) {
+  SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
     if (SOK_AHEAD > 0 && r + SOK_AHEAD < n)
-      sok_prefetch_row<T>(chunks, shift, dim, rows[r + SOK_AHEAD]);
-    T* to = out + r * dim;
+      sok_prefetch_row<W>(chunks, shift, words, rows[r + SOK_AHEAD]);
+    W* to = (W*)out + r * words;
     if (rows[r] == SOK_ABSENT) {
-      SOK_FOR_EACH_COLUMN(c, dim) { to[c] = T(0); }
+      SOK_FOR_EACH_WORD_OF_ROW(w, r, words) { to[w] = W{}; }
     } else {
-      const T* from = sok_row<T>(chunks, shift, dim, rows[r]);
-      SOK_FOR_EACH_COLUMN(c, dim) { to[c] = from[c]; }
+      const W* from = sok_row<W>(chunks, shift, words, rows[r]);
+      SOK_FOR_EACH_WORD_OF_ROW(w, r, words) { to[w] = from[w]; }
     }
   }
 }
 
 // Gives items the row numbers of their keys, and copies the rows.
 //
-// keys_rows    (k,)              row number of each key, or absent
-// index        (n,)              which key each item belongs to, -1: to none; null: item i to key i
-// places       (n,)              where item i goes; null: to i
-// rows         (at least n,)     out  row number of each item; null: not wanted
-// out          (at least n, dim) out  rows; left as it was where there is none; null: not wanted
-// num_absent   (1,)              grows by the items without a row
-template <class T>
-SOK_DEVICE void rows_deliver(const u64* chunks, i64 shift, i64 dim, const u32* keys_rows,
-                             const i32* index, const i64* places, u32* rows, T* out,
+// keys_rows    (k,)                row number of each key, or absent
+// index        (n,)                which key each item belongs to, -1: to none; null: item i to
+//                                  key i
+// places       (n,)                where item i goes; null: to i
+// rows         (at least n,)       out  row number of each item; null: not wanted
+// out          (at least n, words) out  rows; left as it was where there is none; null: not wanted
+// num_absent   (1,)                grows by the items without a row
+template <class W>
+SOK_DEVICE void rows_deliver(i64 words, const u64* chunks, i64 shift, const u32* keys_rows,
+                             const i32* index, const i64* places, u32* rows, void* out,
                              i64* num_absent, i64 n) {
   i64 absent = 0;
-  SOK_FOR_EACH_ROW(r, n) {
+  SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
     if (SOK_AHEAD > 0 && out && r + SOK_AHEAD < n) {
       i64 next = index ? (i64)index[r + SOK_AHEAD] : r + SOK_AHEAD;
-      if (next >= 0) sok_prefetch_row<T>(chunks, shift, dim, keys_rows[next]);
+      if (next >= 0) sok_prefetch_row<W>(chunks, shift, words, keys_rows[next]);
     }
     i64 key = index ? (i64)index[r] : r, place = places ? places[r] : r;
     u32 row = key < 0 ? SOK_ABSENT : keys_rows[key];
-    if (sok_is_first_column()) {
+    if (SOK_IS_FIRST_WORD(r)) {
       if (rows) rows[place] = row;
       absent += row == SOK_ABSENT;
     }
     if (!out || row == SOK_ABSENT) continue;
-    const T* from = sok_row<T>(chunks, shift, dim, row);
-    T* to = out + place * dim;
-    SOK_FOR_EACH_COLUMN(c, dim) { to[c] = from[c]; }
+    const W* from = sok_row<W>(chunks, shift, words, row);
+    W* to = (W*)out + place * words;
+    SOK_FOR_EACH_WORD_OF_ROW(w, r, words) { to[w] = from[w]; }
   }
-  if (absent) sok_add(num_absent, absent);
+  sok_count(num_absent, absent);
 }
 
 // Copies rows into a column; an absent row is skipped. The rows are distinct.
 //
 // rows    (n,)
-// values  (m, dim)
+// values  (m, words)
 // source  (n,)      row r takes values[source[r]]; null: values[r]
-template <class T>
-SOK_DEVICE void rows_write(const u64* chunks, i64 shift, i64 dim, const u32* rows, const T* values,
-                           const i32* source, i64 n) {
-  SOK_FOR_EACH_ROW(r, n) {
+template <class W>
+SOK_DEVICE void rows_write(i64 words, const u64* chunks, i64 shift, const u32* rows,
+                           const void* values, const i32* source, i64 n) {
+  SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
     if (rows[r] == SOK_ABSENT) continue;
-    const T* from = values + (source ? (i64)source[r] : r) * dim;
-    T* to = sok_row<T>(chunks, shift, dim, rows[r]);
-    SOK_FOR_EACH_COLUMN(c, dim) { to[c] = from[c]; }
-  }
-}
-
-// Adds scale * deltas to distinct rows; an absent row is skipped.
-//
-// deltas  (n, dim)
-template <class T>
-SOK_DEVICE void rows_add(const u64* chunks, i64 shift, i64 dim, const u32* rows, const f32* deltas,
-                         f32 scale, i64 n) {
-  SOK_FOR_EACH_ROW(r, n) {
-    if (rows[r] == SOK_ABSENT) continue;
-    const f32* from = deltas + r * dim;
-    T* to = sok_row<T>(chunks, shift, dim, rows[r]);
-    SOK_FOR_EACH_COLUMN(c, dim) { from_f32(to_f32(to[c]) + scale * from[c], to + c); }
+    const W* from = (const W*)values + (source ? (i64)source[r] : r) * words;
+    W* to = sok_row<W>(chunks, shift, words, rows[r]);
+    SOK_FOR_EACH_WORD_OF_ROW(w, r, words) { to[w] = from[w]; }
   }
 }
 
@@ -86,20 +82,86 @@ SOK_DEVICE void rows_add(const u64* chunks, i64 shift, i64 dim, const u32* rows,
 //
 // rows    (n,)
 // others  (n,)
-template <class T>
-SOK_DEVICE void rows_swap(const u64* chunks, i64 shift, i64 dim, const u32* rows, const u32* others,
-                          i64 n) {
-  SOK_FOR_EACH_ROW(r, n) {
+template <class W>
+SOK_DEVICE void rows_swap(i64 words, const u64* chunks, i64 shift, const u32* rows,
+                          const u32* others, i64 n) {
+  SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
     if (SOK_AHEAD > 0 && r + SOK_AHEAD < n) {
-      sok_prefetch_row<T>(chunks, shift, dim, rows[r + SOK_AHEAD]);
-      sok_prefetch_row<T>(chunks, shift, dim, others[r + SOK_AHEAD]);
+      sok_prefetch_row<W>(chunks, shift, words, rows[r + SOK_AHEAD]);
+      sok_prefetch_row<W>(chunks, shift, words, others[r + SOK_AHEAD]);
     }
-    T* a = sok_row<T>(chunks, shift, dim, rows[r]);
-    T* b = sok_row<T>(chunks, shift, dim, others[r]);
-    SOK_FOR_EACH_COLUMN(c, dim) {
-      T x = a[c];
-      a[c] = b[c];
-      b[c] = x;
+    W* a = sok_row<W>(chunks, shift, words, rows[r]);
+    W* b = sok_row<W>(chunks, shift, words, others[r]);
+    SOK_FOR_EACH_WORD_OF_ROW(w, r, words) {
+      W x = a[w];
+      a[w] = b[w];
+      b[w] = x;
+    }
+  }
+}
+
+// out[i] = x[index[i]] for dense rows.
+template <class W>
+SOK_DEVICE void dense_gather(i64 words, const void* x, const i32* index, void* out, i64 n) {
+  SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
+    if (SOK_AHEAD > 0 && r + SOK_AHEAD < n)
+      sok_prefetch((const W*)x + index[r + SOK_AHEAD] * words);
+    const W* from = (const W*)x + index[r] * words;
+    W* to = (W*)out + r * words;
+    SOK_FOR_EACH_WORD_OF_ROW(w, r, words) { to[w] = from[w]; }
+  }
+}
+
+#define SOK_COPY_KERNELS(suffix, type)                                                            \
+  SOK_ROW_KERNEL(rows_read_##suffix)                                                              \
+  (const u64* chunks, i64 shift, i64 dim, const u32* rows, type* out, i64 n) {                    \
+    SOK_COPY(type, dim, out, rows_read, chunks, shift, rows, out, n);                             \
+  }                                                                                               \
+  SOK_EXPORT(rows_read_##suffix)                                                                  \
+  SOK_ROW_KERNEL(rows_deliver_##suffix)                                                           \
+  (const u64* chunks, i64 shift, i64 dim, const u32* keys_rows, const i32* index,                 \
+   const i64* places, u32* rows, type* out, i64* num_absent, i64 n) {                             \
+    SOK_COPY(type, dim, out, rows_deliver, chunks, shift, keys_rows, index, places, rows, out,    \
+             num_absent, n);                                                                      \
+  }                                                                                               \
+  SOK_EXPORT(rows_deliver_##suffix)                                                               \
+  SOK_ROW_KERNEL(rows_write_##suffix)                                                             \
+  (const u64* chunks, i64 shift, i64 dim, const u32* rows, const type* values, const i32* source, \
+   i64 n) {                                                                                       \
+    SOK_COPY(type, dim, values, rows_write, chunks, shift, rows, values, source, n);              \
+  }                                                                                               \
+  SOK_EXPORT(rows_write_##suffix)                                                                 \
+  SOK_ROW_KERNEL(rows_swap_##suffix)                                                              \
+  (const u64* chunks, i64 shift, i64 dim, const u32* rows, const u32* others, i64 n) {            \
+    SOK_COPY(type, dim, (type*)nullptr, rows_swap, chunks, shift, rows, others, n);               \
+  }                                                                                               \
+  SOK_EXPORT(rows_swap_##suffix)                                                                  \
+  SOK_ROW_KERNEL(dense_gather_##suffix)                                                           \
+  (const type* x, i64 dim, const i32* index, type* out, i64 n) {                                  \
+    SOK_COPY(type, dim, (const type*)((u64)x | (u64)out), dense_gather, x, index, out, n);        \
+  }                                                                                               \
+  SOK_EXPORT(dense_gather_##suffix)
+
+// By width: rows of 4 or of 2 bytes an element.
+SOK_COPY_KERNELS(u32, u32)
+SOK_COPY_KERNELS(u16, u16)
+
+// Adds scale * deltas to distinct rows; an absent row is skipped.
+//
+// deltas  (n, dim)
+template <class T, int kWidth>
+SOK_DEVICE void rows_add(const u64* chunks, i64 shift, i64 dim, const u32* rows, const f32* deltas,
+                         f32 scale, i64 n) {
+  SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim / kWidth) {
+    if (rows[r] == SOK_ABSENT) continue;
+    const auto* from = sok_columns<kWidth>(deltas + r * dim);
+    auto* to = sok_columns<kWidth>(sok_row<T>(chunks, shift, dim, rows[r]));
+    SOK_FOR_EACH_WORD_OF_ROW(c, r, dim / kWidth) {
+      const SokColumns<f32, kWidth> delta = from[c];
+      SokColumns<T, kWidth> x = to[c];
+      for (int k = 0; k < kWidth; ++k)
+        from_f32(to_f32(x.column[k]) + scale * delta.column[k], x.column + k);
+      to[c] = x;
     }
   }
 }
@@ -107,11 +169,7 @@ SOK_DEVICE void rows_swap(const u64* chunks, i64 shift, i64 dim, const u32* rows
 // Sets every element of some rows of a state column.
 SOK_ROW_KERNEL(rows_fill)
 (const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value, i64 n) {
-  SOK_FOR_EACH_ROW(r, n) {
-    if (rows[r] == SOK_ABSENT) continue;
-    f32* to = sok_row<f32>(chunks, shift, dim, rows[r]);
-    SOK_FOR_EACH_COLUMN(c, dim) { to[c] = value; }
-  }
+  sok_fill_rows<f32>(chunks, shift, dim, rows, value, n);
 }
 SOK_EXPORT(rows_fill)
 
@@ -153,7 +211,7 @@ SOK_EXPORT(rows_swap_heat)
 SOK_KERNEL(count_flags)(const i32* flags, i64* count, i64 n) {
   i64 sum = 0;
   SOK_FOR_EACH(i, n) { sum += flags[i]; }
-  if (sum) sok_add(count, sum);
+  sok_count(count, sum);
 }
 SOK_EXPORT(count_flags)
 
@@ -184,54 +242,13 @@ SOK_KERNEL(rows_cool)(u8* heat, i64 n) {
 }
 SOK_EXPORT(rows_cool)
 
-// out[i] = x[index[i]] for dense rows of `dim` elements.
-template <class T>
-SOK_DEVICE void dense_gather(const T* x, i64 dim, const i32* index, T* out, i64 n) {
-  SOK_FOR_EACH_ROW(r, n) {
-    if (SOK_AHEAD > 0 && r + SOK_AHEAD < n) sok_prefetch(x + index[r + SOK_AHEAD] * dim);
-    const T* from = x + index[r] * dim;
-    T* to = out + r * dim;
-    SOK_FOR_EACH_COLUMN(c, dim) { to[c] = from[c]; }
-  }
-}
-
-#define SOK_COPY_KERNELS(suffix, type)                                                            \
-  SOK_ROW_KERNEL(rows_read_##suffix)                                                              \
-  (const u64* chunks, i64 shift, i64 dim, const u32* rows, type* out, i64 n) {                    \
-    rows_read<type>(chunks, shift, dim, rows, out, n);                                            \
-  }                                                                                               \
-  SOK_EXPORT(rows_read_##suffix)                                                                  \
-  SOK_ROW_KERNEL(rows_deliver_##suffix)                                                           \
-  (const u64* chunks, i64 shift, i64 dim, const u32* keys_rows, const i32* index,                 \
-   const i64* places, u32* rows, type* out, i64* num_absent, i64 n) {                             \
-    rows_deliver<type>(chunks, shift, dim, keys_rows, index, places, rows, out, num_absent, n);   \
-  }                                                                                               \
-  SOK_EXPORT(rows_deliver_##suffix)                                                               \
-  SOK_ROW_KERNEL(rows_write_##suffix)                                                             \
-  (const u64* chunks, i64 shift, i64 dim, const u32* rows, const type* values, const i32* source, \
-   i64 n) {                                                                                       \
-    rows_write<type>(chunks, shift, dim, rows, values, source, n);                                \
-  }                                                                                               \
-  SOK_EXPORT(rows_write_##suffix)                                                                 \
-  SOK_ROW_KERNEL(rows_swap_##suffix)                                                              \
-  (const u64* chunks, i64 shift, i64 dim, const u32* rows, const u32* others, i64 n) {            \
-    rows_swap<type>(chunks, shift, dim, rows, others, n);                                         \
-  }                                                                                               \
-  SOK_EXPORT(rows_swap_##suffix)                                                                  \
-  SOK_ROW_KERNEL(dense_gather_##suffix)                                                           \
-  (const type* x, i64 dim, const i32* index, type* out, i64 n) {                                  \
-    dense_gather<type>(x, dim, index, out, n);                                                    \
-  }                                                                                               \
-  SOK_EXPORT(dense_gather_##suffix)
-
-// By width: a copy does not look at the format.
-SOK_COPY_KERNELS(u32, u32)
-SOK_COPY_KERNELS(u16, u16)
-
 #define SOK_ADD_KERNEL(type)                                                                      \
   SOK_ROW_KERNEL(rows_add_##type)                                                                 \
   (const u64* chunks, i64 shift, i64 dim, const u32* rows, const f32* deltas, f32 scale, i64 n) { \
-    rows_add<type>(chunks, shift, dim, rows, deltas, scale, n);                                   \
+    if (sok_moves_quads(dim, deltas))                                                             \
+      rows_add<type, 4>(chunks, shift, dim, rows, deltas, scale, n);                              \
+    else                                                                                          \
+      rows_add<type, 1>(chunks, shift, dim, rows, deltas, scale, n);                              \
   }                                                                                               \
   SOK_EXPORT(rows_add_##type)
 

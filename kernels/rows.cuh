@@ -14,6 +14,16 @@ SOK_DEVICE T* sok_row(const u64* chunks, i64 shift, i64 dim, u32 row) {
   return chunk + (i64)(row & ((1u << shift) - 1u)) * dim;
 }
 
+// A row as pieces of kWidth columns: 1 or, where sok_moves_quads says so, 4.
+template <int kWidth, class T>
+SOK_DEVICE SokColumns<T, kWidth>* sok_columns(T* row) {
+  return (SokColumns<T, kWidth>*)row;
+}
+template <int kWidth, class T>
+SOK_DEVICE const SokColumns<T, kWidth>* sok_columns(const T* row) {
+  return (const SokColumns<T, kWidth>*)row;
+}
+
 // Asks for the cache lines of a row, up to 512 bytes of it: a row that is longer streams by itself.
 template <class T>
 SOK_DEVICE void sok_prefetch_row(const u64* chunks, i64 shift, i64 dim, u32 row) {
@@ -22,6 +32,27 @@ SOK_DEVICE void sok_prefetch_row(const u64* chunks, i64 shift, i64 dim, u32 row)
   i64 bytes = dim * (i64)sizeof(T);
   if (bytes > 512) bytes = 512;
   for (i64 b = 0; b < bytes; b += 64) sok_prefetch(p + b);
+}
+
+// Sets every element of rows; an absent row is skipped.
+template <class T, int kWidth>
+SOK_DEVICE void sok_fill_columns(const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value,
+                                 i64 n) {
+  SokColumns<T, kWidth> x;
+  for (int k = 0; k < kWidth; ++k) from_f32(value, x.column + k);
+  SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim / kWidth) {
+    if (rows[r] == SOK_ABSENT) continue;
+    auto* to = sok_columns<kWidth>(sok_row<T>(chunks, shift, dim, rows[r]));
+    SOK_FOR_EACH_WORD_OF_ROW(c, r, dim / kWidth) { to[c] = x; }
+  }
+}
+template <class T>
+SOK_DEVICE void sok_fill_rows(const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value,
+                              i64 n) {
+  if (sok_moves_quads(dim, (const f32*)nullptr))
+    sok_fill_columns<T, 4>(chunks, shift, dim, rows, value, n);
+  else
+    sok_fill_columns<T, 1>(chunks, shift, dim, rows, value, n);
 }
 
 // The lanes of a tile copy a row together, in words of W.
@@ -51,11 +82,11 @@ SOK_DEVICE void sok_find_and_copy_words(const u64* chunks, i64 shift, i64 row_by
 // lanes of a tile. An absent row leaves its place in `out` as it is.
 //
 // rows  (n,)  out
-// out   (n, row_bytes)  out  it lies on 16 bytes where row_bytes is a multiple of them
+// out   (n, row_bytes)  out
 template <class Find>
 SOK_DEVICE void sok_find_and_copy(const u64* chunks, i64 shift, i64 row_bytes, u32* rows, u8* out,
                                   i64 n, Find find) {
-  if (row_bytes % (i64)sizeof(SokWord) == 0)
+  if (sok_moves_words(row_bytes, out))
     sok_find_and_copy_words<SokWord>(chunks, shift, row_bytes, rows, out, n, find);
   else if (row_bytes % 4 == 0)
     sok_find_and_copy_words<u32>(chunks, shift, row_bytes, rows, out, n, find);

@@ -10,16 +10,49 @@ struct Slot {
   u32 stamp;
 };
 
-// The key of a slot. kIsWritten: other threads write keys during this launch.
+// What a search found: the slot of a key, and what is in it.
+struct Found {
+  i64 slot;  // -1: the key is in none
+  u32 row, stamp;
+};
+SOK_DEVICE Found sok_nothing() { return Found{-1, SOK_ABSENT, 0}; }
+SOK_DEVICE Found sok_found(const Slot* slots, i64 slot) {
+  return Found{slot, slots[slot].row, sok_load(&slots[slot].stamp)};
+}
+
+// A line of slots as the lanes of a tile read it.
+struct Line {
+  const Slot* slots;
+  SokWords<SOK_LINE> words;
+};
+SOK_DEVICE Line sok_read_line(const Slot* slots) {
+  return Line{slots, sok_read_words<SOK_LINE>(slots)};
+}
+
+// The key of slot w, which sok_vote asks this lane for. kIsWritten: other threads write keys during
+// this launch.
 template <bool kIsWritten>
-SOK_DEVICE i64 sok_key(const Slot* slot) {
-  return kIsWritten ? sok_load(&slot->key) : slot->key;
+SOK_DEVICE i64 sok_key(const Line& line, int w) {
+  return kIsWritten ? sok_load(&line.slots[w].key) : (i64)sok_low(line.words, w);
+}
+
+// The slot of a line that has a key.
+//
+// first  the number of the line's first slot
+template <bool kIsWritten>
+SOK_DEVICE Found sok_search_line(const Line& line, i64 first, i64 key) {
+  const u32 found = sok_vote<SOK_LINE>([&](int w) { return sok_key<kIsWritten>(line, w) == key; });
+  if (!found) return sok_nothing();
+  const int w = sok_lowest_bit(found);
+  if (kIsWritten) return Found{first + w, SOK_ABSENT, 0};
+  const u64 high = sok_high(line.words, w);
+  return Found{first + w, (u32)high, (u32)(high >> 32)};
 }
 
 // Threads that see one key at the same time write the same stamp. A line that has it already is
 // not written: it then stays clean in every cache.
-SOK_DEVICE void sok_stamp(Slot* slot, u32 stamp) {
-  if (sok_load(&slot->stamp) != stamp) sok_store(&slot->stamp, stamp);
+SOK_DEVICE void sok_stamp(Slot* slots, const Found& found, u32 stamp) {
+  if (found.stamp != stamp) sok_store(&slots[found.slot].stamp, stamp);
 }
 
 #endif  // SOK_SLOTS_CUH_

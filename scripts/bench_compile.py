@@ -15,10 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cupy
 from bench_common import note, result
 
-from sok_lite.backend import cuda_unavailable, nvrtc
+from sok_lite.backend import cuda_unavailable
 from sok_lite.backend.disk_cache import DiskCache
+from sok_lite.backend.nvrtc import FLAGS, Nvrtc
 from sok_lite.backend.sources import inlined, kernel_files, kernel_folder
 from sok_lite.backend.tunables import kernel_defines
 
@@ -32,22 +34,23 @@ def main() -> None:
     names = [path.relative_to(kernel_folder()).as_posix() for path in kernel_files()]
     parser.add_argument("--files", nargs="+", metavar="FILE", default=names, choices=names)
     args = parser.parse_args()
-    import cupy
-
     reason = cuda_unavailable()
+    nvrtc = Nvrtc(cupy.cuda.nvrtc)
     capability = "90" if reason else cupy.cuda.Device().compute_capability
-    flags = [*nvrtc.FLAGS, nvrtc.architecture(capability)]
+    flags = [*FLAGS, nvrtc.architecture(capability)]
     flags += [f"-D{name}={value}" for name, value in kernel_defines().items()]
-    note(f"CuPy {cupy.__version__}, NVRTC {nvrtc.version()}, {' '.join(flags)}")
+    note(f"CuPy {cupy.__version__}, NVRTC {nvrtc.version}, {' '.join(flags)}")
     if reason:
         note(f"Nothing is loaded: {reason}.")
-    start_s, _ = _timed(nvrtc.build)
+    start_s, _ = _timed(lambda: nvrtc.build)
 
     measured = {}
     with tempfile.TemporaryDirectory() as folder:
         cache = DiskCache(Path(folder))
         for name in args.files:
-            measured[name] = _measured(cache, kernel_folder() / name, flags, is_loaded=not reason)
+            measured[name] = _measured(
+                nvrtc, cache, kernel_folder() / name, flags, is_loaded=not reason
+            )
             result(case="compile", file=name, **measured[name])
     if set(_ONE_TABLE) <= set(measured):
         sums = {key: sum(measured[name][key] for name in _ONE_TABLE) for key in measured["rows.cu"]}
@@ -55,11 +58,11 @@ def main() -> None:
 
 
 def _measured(
-    cache: DiskCache, path: Path, flags: list[str], is_loaded: bool
+    nvrtc: Nvrtc, cache: DiskCache, path: Path, flags: list[str], is_loaded: bool
 ) -> dict[str, float | int]:
     """Returns the seconds to compile a file, to read it from the cache, and to load it."""
     source = inlined(path)
-    facts = [source, *flags, nvrtc.build()]
+    facts = [source, *flags, nvrtc.build]
 
     def missing() -> bytes:
         raise AssertionError(f"the cache has lost {path.name}")
@@ -71,8 +74,6 @@ def _measured(
     assert again == binary
     fields = {"compile_s": compile_s, "cached_s": cached_s, "bytes": len(binary)}
     if is_loaded:
-        import cupy
-
         fields["load_s"], _ = _timed(lambda: cupy.cuda.Module().load(binary))
     return fields
 

@@ -30,6 +30,7 @@ import numpy as np
 from bench_common import backends, fastest, note, num_threads, result, timed
 
 from sok_lite.backend import Array, Backend, build, sources
+from sok_lite.backend.nvrtc import FLAGS
 from sok_lite.backend.tunables import kernel_defines
 
 SOURCE = Path(__file__).resolve().parent / "bench_kernels" / "limits.cu"
@@ -76,9 +77,7 @@ class Limits:
         else:
             import cupy
 
-            from sok_lite.backend import nvrtc
-
-            self._module = cupy.RawModule(code=sources.inlined(SOURCE), options=nvrtc.FLAGS)
+            self._module = cupy.RawModule(code=sources.inlined(SOURCE), options=FLAGS)
             self.num_sms = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
     def launch(self, kernel: str, num_threads: int, *args: Any, blocks: int | None = None) -> None:

@@ -19,9 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import cupy
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sok_lite.backend import nvrtc
+from sok_lite.backend.nvrtc import FLAGS, CompileError, Nvrtc
 from sok_lite.backend.sources import inlined, kernel_files
 from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
 
@@ -78,10 +80,10 @@ def compile_source(source: str, arch: str, flags: Sequence[str] = ()) -> Compile
       flags: further flags of NVRTC.
     """
     defines = [f"-D{name}={value}" for name, value in kernel_defines().items()]
-    options = [*nvrtc.FLAGS, f"-arch={arch}", "--ptxas-options=-v", *defines, *flags]
+    options = [*FLAGS, f"-arch={arch}", "--ptxas-options=-v", *defines, *flags]
     try:
-        compiled = nvrtc.compiled(source, options)
-    except nvrtc.CompileError as error:
+        compiled = Nvrtc(cupy.cuda.nvrtc).compiled(source, options)
+    except CompileError as error:
         return Compiled(str(error), "", {})
     return Compiled(None, compiled.ptx, parse_usage(compiled.log))
 
@@ -154,7 +156,7 @@ def main() -> None:
     print(
         f"{'kernel':32s}"
         + "".join(f"{arch:>8s}" for arch in args.archs)
-        + "   stack spilled      load     store occupancy"
+        + "   stack spilled        load       store occupancy"
     )
     for path in kernel_files():
         found = {arch: compile_source(inlined(path), arch) for arch in {*args.archs, "sm_90"}}
@@ -167,7 +169,7 @@ def main() -> None:
             registers = "".join(f"{usage.registers:8d}" for usage in usages)
             stack = max(usage.stack_bytes for usage in usages)
             spilled = max(usage.spill_bytes for usage in usages)
-            wide = "".join(f"{_widest(counts):>10s}" for counts in all_widths[name])
+            wide = "".join(f"{_widest(counts):>12s}" for counts in all_widths[name])
             part = occupancy(found["sm_90"].kernels[name].registers, threads)
             print(f"{name:32s}{registers}{stack:8d}{spilled:8d}{wide}{part:10.0%}")
 

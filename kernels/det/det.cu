@@ -14,23 +14,26 @@ SOK_DEVICE i64 det_first_slot(i64 key, i64 capacity) {
   return (i64)(sok_hash(key) & (u64)(capacity - 1)) & ~(i64)(SOK_LINE - 1);
 }
 
-// The slot of a key, or -1. kIsWritten: see sok_key. Slots fill from the first of a line on and are
-// never emptied, so the first line with an empty one ends the search.
+// Finds a key. kIsWritten: see sok_key; what is in the slot is then not told. Slots fill from the
+// first of a line on and are never emptied, so the first line with an empty one ends the search.
 template <bool kIsWritten>
-SOK_DEVICE i64 det_probe(const Slot* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 key) {
+SOK_DEVICE Found det_probe(const Slot* slots, i64 capacity, i64 empty_key, i64 reclaim_key,
+                           i64 key) {
   if (key == empty_key || key == reclaim_key) {
     i64 side = capacity + (key == reclaim_key);
-    return slots[side].row == SOK_ABSENT ? -1 : side;
+    return slots[side].row == SOK_ABSENT ? sok_nothing() : sok_found(slots, side);
   }
   i64 first = det_first_slot(key, capacity);
   for (i64 probed = 0; probed < capacity; probed += SOK_LINE) {
-    const Slot* line = slots + first;
-    u32 found = sok_vote<SOK_LINE>([=](int w) { return sok_key<kIsWritten>(line + w) == key; });
-    if (found) return first + sok_lowest_bit(found);
-    if (sok_key<kIsWritten>(line + SOK_LINE - 1) == empty_key) return -1;
+    const Line line = sok_read_line(slots + first);
+    const Found found = sok_search_line<kIsWritten>(line, first, key);
+    if (found.slot >= 0) return found;
+    if (sok_vote<SOK_LINE>(
+            [&](int w) { return w == SOK_LINE - 1 && sok_key<kIsWritten>(line, w) == empty_key; }))
+      break;
     first = (first + SOK_LINE) & (capacity - 1);
   }
-  return -1;
+  return sok_nothing();
 }
 
 // What was in the slot that a key got.
@@ -87,13 +90,13 @@ SOK_TILE_KERNEL(det_find)
   SOK_FOR_EACH_TILE(i, n) {
     if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n)
       sok_prefetch(table + det_first_slot(keys[i + 2 * SOK_AHEAD], capacity));
-    i64 slot = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
+    const Found found = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
     if (!sok_is_leader()) continue;
-    rows[i] = slot < 0 ? SOK_ABSENT : table[slot].row;
-    missing += slot < 0;
-    if (stamp && slot >= 0) sok_stamp(table + slot, (u32)stamp);
+    rows[i] = found.row;
+    missing += found.slot < 0;
+    if (stamp && found.slot >= 0) sok_stamp(table, found, (u32)stamp);
   }
-  if (missing) sok_add(num_missing, missing);
+  sok_count(num_missing, missing);
 }
 SOK_EXPORT(det_find)
 
@@ -102,8 +105,7 @@ SOK_EXPORT(det_find)
 //
 // chunks, shift  where rows live; see rows.cuh
 // row_bytes      of a row
-// out            (n, row_bytes)  out  rows; left as it was where a key is missing. It lies on 16
-//                                     bytes where row_bytes is a multiple of them.
+// out            (n, row_bytes)  out  rows; left as it was where a key is missing
 SOK_TILE_KERNEL(det_lookup)
 (i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 stamp, const u64* chunks, i64 shift,
  i64 row_bytes, const i64* keys, u32* rows, u8* out, i64* num_missing, i64 n) {
@@ -112,15 +114,15 @@ SOK_TILE_KERNEL(det_lookup)
   auto find = [&](i64 i) {
     if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n)
       sok_prefetch(table + det_first_slot(keys[i + 2 * SOK_AHEAD], capacity));
-    i64 slot = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
+    const Found found = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
     if (sok_is_leader()) {
-      missing += slot < 0;
-      if (stamp && slot >= 0) sok_stamp(table + slot, (u32)stamp);
+      missing += found.slot < 0;
+      if (stamp && found.slot >= 0) sok_stamp(table, found, (u32)stamp);
     }
-    return slot < 0 ? SOK_ABSENT : table[slot].row;
+    return found.row;
   };
   sok_find_and_copy(chunks, shift, row_bytes, rows, out, n, find);
-  if (missing) sok_add(num_missing, missing);
+  sok_count(num_missing, missing);
 }
 SOK_EXPORT(det_lookup)
 
@@ -142,8 +144,8 @@ SOK_TILE_KERNEL(det_insert)
     reclaimed += claim == DET_ERASED;
     failed += claim == DET_FULL;
   }
-  if (reclaimed) sok_add(counts, reclaimed);
-  if (failed) sok_add(counts + 1, failed);
+  sok_count(counts, reclaimed);
+  sok_count(counts + 1, failed);
 }
 SOK_EXPORT(det_insert)
 
@@ -152,7 +154,7 @@ SOK_TILE_KERNEL(det_erase)
 (i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, const i64* keys, i64 n) {
   Slot* table = (Slot*)slots;
   SOK_FOR_EACH_TILE(i, n) {
-    i64 slot = det_probe<true>(table, capacity, empty_key, reclaim_key, keys[i]);
+    i64 slot = det_probe<true>(table, capacity, empty_key, reclaim_key, keys[i]).slot;
     if (!sok_is_leader() || slot < 0) continue;
     if (slot >= capacity)
       table[slot].row = SOK_ABSENT;
@@ -171,7 +173,7 @@ SOK_TILE_KERNEL(det_update)
  const u32* stamps, i64 n) {
   Slot* table = (Slot*)slots;
   SOK_FOR_EACH_TILE(i, n) {
-    i64 slot = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
+    i64 slot = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]).slot;
     if (!sok_is_leader() || slot < 0) continue;
     if (rows) table[slot].row = rows[i];
     if (stamps) table[slot].stamp = stamps[i];
@@ -187,8 +189,8 @@ SOK_TILE_KERNEL(det_stamps)
  i64 n) {
   const Slot* table = (const Slot*)slots;
   SOK_FOR_EACH_TILE(i, n) {
-    i64 slot = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
-    if (sok_is_leader() && slot >= 0) stamps[i] = table[slot].stamp;
+    const Found found = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
+    if (sok_is_leader() && found.slot >= 0) stamps[i] = found.stamp;
   }
 }
 SOK_EXPORT(det_stamps)

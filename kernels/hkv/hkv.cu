@@ -66,52 +66,47 @@ SOK_DEVICE i64 hkv_side_slot(const HkvTable& table, i64 key) {
   return table.capacity + (key == table.reclaim_key);
 }
 
-// The slot of `key` in a line, or -1. kIsWritten: see sok_key.
+// Searches the lines of a bucket from the `skipped`-th on. kIsWritten: see sok_key; what is in the
+// slot is then not told.
 template <bool kIsWritten>
-SOK_DEVICE i64 hkv_search_line(const HkvTable& table, i64 first, i64 key) {
-  const Slot* line = table.slots + first;
-  u32 found = sok_vote<SOK_LINE>([=](int w) { return sok_key<kIsWritten>(line + w) == key; });
-  return found ? first + sok_lowest_bit(found) : -1;
-}
-
-// The slot of a key in the lines of a bucket from the `skipped`-th on, or -1.
-template <bool kIsWritten>
-SOK_DEVICE i64 hkv_search_bucket(const HkvTable& table, i64 bucket, i64 line, i64 skipped,
-                                 i64 key) {
+SOK_DEVICE Found hkv_search_bucket(const HkvTable& table, i64 bucket, i64 line, i64 skipped,
+                                   i64 key) {
   for (i64 s = skipped * SOK_LINE; s < table.bucket; s += SOK_LINE) {
-    i64 slot = hkv_search_line<kIsWritten>(table, bucket + ((line + s) & (table.bucket - 1)), key);
-    if (slot >= 0) return slot;
+    const i64 first = bucket + ((line + s) & (table.bucket - 1));
+    const Found found = sok_search_line<kIsWritten>(sok_read_line(table.slots + first), first, key);
+    if (found.slot >= 0) return found;
   }
-  return -1;
+  return sok_nothing();
 }
 
 // A search has two steps. The first reads the line where a key most likely is.
 template <bool kIsWritten>
-SOK_DEVICE i64 hkv_probe_first(const HkvTable& table, i64 key) {
+SOK_DEVICE Found hkv_probe_first(const HkvTable& table, i64 key) {
   if (hkv_is_reserved(table, key)) {
     i64 side = hkv_side_slot(table, key);
-    return table.slots[side].row == SOK_ABSENT ? -1 : side;
+    return table.slots[side].row == SOK_ABSENT ? sok_nothing() : sok_found(table.slots, side);
   }
   HkvPlace place = hkv_place_of(table, key);
-  return hkv_search_line<kIsWritten>(table, place.first + place.line, key);
+  const i64 first = place.first + place.line;
+  return sok_search_line<kIsWritten>(sok_read_line(table.slots + first), first, key);
 }
 
 // The second reads all other lines of both buckets.
 template <bool kIsWritten>
-SOK_DEVICE i64 hkv_probe_rest(const HkvTable& table, i64 key) {
-  if (hkv_is_reserved(table, key)) return -1;
+SOK_DEVICE Found hkv_probe_rest(const HkvTable& table, i64 key) {
+  if (hkv_is_reserved(table, key)) return sok_nothing();
   HkvPlace place = hkv_place_of(table, key);
-  i64 slot = hkv_search_bucket<kIsWritten>(table, place.first, place.line, 1, key);
-  if (slot < 0 && place.second != place.first)
-    slot = hkv_search_bucket<kIsWritten>(table, place.second, place.line, 0, key);
-  return slot;
+  Found found = hkv_search_bucket<kIsWritten>(table, place.first, place.line, 1, key);
+  if (found.slot < 0 && place.second != place.first)
+    found = hkv_search_bucket<kIsWritten>(table, place.second, place.line, 0, key);
+  return found;
 }
 
-// The slot of a key, or -1.
+// Finds a key.
 template <bool kIsWritten>
-SOK_DEVICE i64 hkv_probe(const HkvTable& table, i64 key) {
-  i64 slot = hkv_probe_first<kIsWritten>(table, key);
-  return slot < 0 ? hkv_probe_rest<kIsWritten>(table, key) : slot;
+SOK_DEVICE Found hkv_probe(const HkvTable& table, i64 key) {
+  Found found = hkv_probe_first<kIsWritten>(table, key);
+  return found.slot < 0 ? hkv_probe_rest<kIsWritten>(table, key) : found;
 }
 
 SOK_DEVICE void hkv_prefetch_first(const HkvTable& table, i64 key) {
@@ -162,27 +157,28 @@ SOK_TILE_KERNEL(hkv_find)
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   i64 missing = 0;
   SOK_FOR_EACH_TILE_BLOCK(first, count, n) {
-    i64 found[SOK_BLOCK];
+    Found found[SOK_BLOCK];
     for (i64 j = 0; j < count; ++j) {
       i64 ahead = first + j + 2 * SOK_AHEAD;
       if (SOK_AHEAD > 0 && ahead < n) hkv_prefetch_first(table, keys[ahead]);
       found[j] = hkv_probe_first<false>(table, keys[first + j]);
-      if (found[j] < 0) hkv_prefetch_all(table, keys[first + j]);
+      if (found[j].slot < 0) hkv_prefetch_all(table, keys[first + j]);
     }
     for (i64 j = 0; j < count; ++j) {
-      i64 i = first + j, slot = found[j];
-      if (slot < 0) slot = hkv_probe_rest<false>(table, keys[i]);
+      const i64 i = first + j;
+      if (found[j].slot < 0) found[j] = hkv_probe_rest<false>(table, keys[i]);
       if (!sok_is_leader()) continue;
-      rows[i] = slot < 0 ? SOK_ABSENT : table.slots[slot].row;
+      const i64 slot = found[j].slot;
+      rows[i] = found[j].row;
       missing += slot < 0;
       if (!stamp || slot < 0) continue;
-      sok_stamp(table.slots + slot, (u32)stamp);
+      sok_stamp(table.slots, found[j], (u32)stamp);
       if (scores && (given || strategy != HKV_CUSTOMIZED))
         scores[slot] =
             hkv_score(strategy, scores[slot], given ? given[i] : 1, (u64)stamp, (u64)epoch);
     }
   }
-  if (missing) sok_add(num_missing, missing);
+  sok_count(num_missing, missing);
 }
 SOK_EXPORT(hkv_find)
 
@@ -199,17 +195,17 @@ SOK_TILE_KERNEL(hkv_lookup)
     if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n) hkv_prefetch_first(table, keys[i + 2 * SOK_AHEAD]);
     // By now the line has come: if the key is not there, all others are asked for.
     if (SOK_AHEAD > 0 && i + SOK_AHEAD < n &&
-        hkv_probe_first<false>(table, keys[i + SOK_AHEAD]) < 0)
+        hkv_probe_first<false>(table, keys[i + SOK_AHEAD]).slot < 0)
       hkv_prefetch_all(table, keys[i + SOK_AHEAD]);
-    i64 slot = hkv_probe<false>(table, keys[i]);
+    const Found found = hkv_probe<false>(table, keys[i]);
     if (sok_is_leader()) {
-      missing += slot < 0;
-      if (stamp && slot >= 0) sok_stamp(table.slots + slot, (u32)stamp);
+      missing += found.slot < 0;
+      if (stamp && found.slot >= 0) sok_stamp(table.slots, found, (u32)stamp);
     }
-    return slot < 0 ? SOK_ABSENT : table.slots[slot].row;
+    return found.row;
   };
   sok_find_and_copy(chunks, shift, row_bytes, rows, out, n, find);
-  if (missing) sok_add(num_missing, missing);
+  sok_count(num_missing, missing);
 }
 SOK_EXPORT(hkv_lookup)
 
@@ -351,22 +347,24 @@ SOK_KERNEL(hkv_give_rows)
  i64 one_each, u32* rows, i64* counts, i64 n) {
   Slot* table = (Slot*)slots;
   i64 num_placed = 0, num_evicted = 0;
-  SOK_FOR_EACH(i, n) {
+  SOK_FOR_EACH_OF_WARP(i, n) {
+    const bool is_placed = i < n && placed[i] >= 0;
+    const bool has_evicted = is_placed && evicted_rows[i] != SOK_ABSENT;
+    const i64 number = sok_take_number(counts, is_placed && !has_evicted);
+    if (i >= n) continue;
     rows[i] = SOK_ABSENT;
-    if (placed[i] < 0) continue;
+    if (!is_placed) continue;
     ++num_placed;
-    if (evicted_rows[i] != SOK_ABSENT) {
-      ++num_evicted;
+    num_evicted += has_evicted;
+    const i64 at = one_each ? i : number;
+    if (has_evicted)
       rows[i] = evicted_rows[i];
-    } else {
-      i64 number = sok_fetch_add(counts, (i64)1);
-      if (one_each) number = i;
-      if (number < num_spare) rows[i] = spare[number];
-    }
+    else if (at < num_spare)
+      rows[i] = spare[at];
     table[placed[i]].row = rows[i];
   }
-  if (num_placed) sok_add(counts + 1, num_placed);
-  if (num_evicted) sok_add(counts + 2, num_evicted);
+  sok_count(counts + 1, num_placed);
+  sok_count(counts + 2, num_evicted);
 }
 SOK_EXPORT(hkv_give_rows)
 
@@ -378,7 +376,7 @@ SOK_TILE_KERNEL(hkv_update)
  const u32* new_rows, const u32* new_stamps, const u64* new_scores, i64 n) {
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
-    i64 slot = hkv_probe<false>(table, keys[i]);
+    i64 slot = hkv_probe<false>(table, keys[i]).slot;
     if (!sok_is_leader() || slot < 0) continue;
     if (new_rows) table.slots[slot].row = new_rows[i];
     if (new_stamps) table.slots[slot].stamp = new_stamps[i];
@@ -395,7 +393,7 @@ SOK_TILE_KERNEL(hkv_scores)
  u64* out, i64 n) {
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
-    i64 slot = hkv_probe<false>(table, keys[i]);
+    i64 slot = hkv_probe<false>(table, keys[i]).slot;
     if (sok_is_leader()) out[i] = slot < 0 ? 0 : hkv_slot_score(table, slot);
   }
 }
@@ -409,7 +407,7 @@ SOK_TILE_KERNEL(hkv_erase)
  const i64* placed, i64 n) {
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
-    i64 slot = placed ? placed[i] : hkv_probe<true>(table, keys[i]);
+    i64 slot = placed ? placed[i] : hkv_probe<true>(table, keys[i]).slot;
     if (!sok_is_leader() || slot < 0) continue;
     table.slots[slot].row = SOK_ABSENT;
     table.slots[slot].stamp = 0;

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from sok_lite.backend import nvrtc
 from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend
 from sok_lite.backend.build import cache_folder
 from sok_lite.backend.disk_cache import DiskCache
 from sok_lite.backend.local_ranks import local_rank
+from sok_lite.backend.nvrtc import FLAGS, Nvrtc
 from sok_lite.backend.publish import NOTHING, Action
 from sok_lite.backend.sources import all_kernels, find_kernel, inlined
 from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
@@ -43,6 +43,7 @@ class CudaBackend(Backend):
     def __init__(self) -> None:
         self._modules: dict[Path, Any] = {}
         self._kernels: dict[str, _Kernel] = {}
+        self._nvrtc = Nvrtc(cupy.cuda.nvrtc)
         self._binaries = DiskCache(cache_folder() / "cuda")
         self._sources = all_kernels()
         self._defines = kernel_defines()
@@ -73,9 +74,10 @@ class CudaBackend(Backend):
     def _compiled(self, path: Path) -> Any:
         source = inlined(path)
         defines = [f"-D{name}={value}" for name, value in self._defines.items()]
-        flags = [*nvrtc.FLAGS, nvrtc.architecture(self._device.compute_capability), *defines]
+        flags = [*FLAGS, self._nvrtc.architecture(self._device.compute_capability), *defines]
         binary = self._binaries.get(
-            [source, *flags, nvrtc.build()], lambda: nvrtc.compiled(source, flags).binary
+            [source, *flags, self._nvrtc.build],
+            lambda: self._nvrtc.compiled(source, flags).binary,
         )
         module = cupy.cuda.Module()
         module.load(binary)

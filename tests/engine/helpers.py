@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+from sok_lite.backend.nvrtc import Nvrtc
 from sok_lite.engine.table import make_table
 
 
@@ -49,11 +50,11 @@ def run_threads(work, count=4):
 
 
 def need_nvrtc():
-    """Skips the test where NVRTC is not installed. It compiles without a GPU."""
-    pytest.importorskip("cupy", reason="CuPy is not installed")
-    from sok_lite.backend import nvrtc
-
+    """Returns NVRTC, which compiles without a GPU, or skips the test where it is not installed."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    nvrtc = Nvrtc(cupy.cuda.nvrtc)
     try:
-        nvrtc.version()
+        assert nvrtc.version
     except Exception as error:  # CuPy raises RuntimeError or OSError by the way it was installed
         pytest.skip(f"NVRTC cannot be loaded: {error}")
+    return nvrtc

@@ -8,6 +8,7 @@ import pytest
 
 from sok_lite.backend import sources
 from sok_lite.backend.disk_cache import DiskCache
+from sok_lite.backend.nvrtc import FLAGS
 from tests.engine.helpers import need_nvrtc
 
 FACTS = ["source", "-arch=sm_90", "12.9"]
@@ -45,18 +46,16 @@ def test_what_was_made_is_read_by_the_next_process(cache, data):
 
 
 def test_the_real_compiler_is_asked_once(cache):
-    need_nvrtc()
-    from sok_lite.backend import nvrtc
-
+    nvrtc = need_nvrtc()
     source = sources.inlined(sources.kernel_folder() / "slots.cu")
-    flags = [*nvrtc.FLAGS, "-arch=sm_90"]
+    flags = [*FLAGS, "-arch=sm_90"]
     calls = []
 
     def make():
         calls.append(1)
         return nvrtc.compiled(source, flags).binary
 
-    facts = [source, *flags, nvrtc.build()]
+    facts = [source, *flags, nvrtc.build]
     first = cache.get(facts, make)
     assert first == cache.get(facts, make) == nvrtc.compiled(source, flags).binary
     assert first.startswith(b"\x7fELF") and b"slots_age" in first

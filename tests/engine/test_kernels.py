@@ -12,6 +12,7 @@ import pytest
 
 from sok_lite.backend import cpu, sources
 from sok_lite.backend.build import cache_folder, compile_library, find_library
+from sok_lite.backend.nvrtc import FLAGS
 from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
 from tests.engine.helpers import need_nvrtc
 
@@ -70,24 +71,24 @@ def test_a_report_that_is_not_understood_is_an_error():
         registers().parse_usage("ptxas info : Compiling entry function 'k' for 'sm_90'\nUsed many")
 
 
-# Kernels that copy rows, 16 bytes a lane and request: what fills the bandwidth of a GPU's memory.
-WIDE = {"det_lookup", "hkv_lookup"}
-# Those that copy an element a lane today.
-NARROW = {
+# They copy rows, 16 bytes a lane and request: what fills the bandwidth of a GPU's memory.
+COPY_ROWS = {
     f"{name}_u{bits}"
     for name in ("rows_read", "rows_write", "rows_swap", "rows_deliver", "dense_gather")
     for bits in (16, 32)
-}
+} | {"det_lookup", "hkv_lookup"}
+# They read slots of an index that nobody writes meanwhile, each with one request.
+READ_SLOTS = {"det_find", "det_stamps", "det_update", "hkv_find", "hkv_scores", "hkv_update"}
 
 
-def test_kernels_that_copy_rows_move_16_bytes_a_lane():
+def test_rows_and_slots_move_16_bytes_a_lane():
     widths = {}
     for path in FILES:
         widths |= registers().widths(compiled(path, "sm_90").ptx)
-    is_wide = {
-        name: max(widths[name].loads) == max(widths[name].stores) == 16 for name in WIDE | NARROW
-    }
-    assert {name for name, wide in is_wide.items() if wide} == WIDE
+    loads = {name: max(widths[name].loads) for name in COPY_ROWS | READ_SLOTS}
+    assert loads == dict.fromkeys(loads, 16)
+    stores = {name: max(widths[name].stores) for name in COPY_ROWS}
+    assert stores == dict.fromkeys(stores, 16)
 
 
 WIDTHS = """
@@ -137,10 +138,12 @@ def test_occupancy_follows_from_registers(registers_of_a_thread, threads, part):
     assert registers().occupancy(registers_of_a_thread, threads) == part
 
 
-def test_registers_let_half_of_the_threads_run():
+def test_registers_let_enough_threads_run_to_hide_the_latency_of_memory():
     for path in FILES:
         for name, usage in compiled(path, "sm_90").kernels.items():
-            assert registers().occupancy(usage.registers, THREADS_PER_BLOCK) >= 0.5, (name, usage)
+            part = registers().occupancy(usage.registers, THREADS_PER_BLOCK)
+            assert part >= 3 / 8, (name, usage)
+            assert part >= 5 / 8 or name not in COPY_ROWS | READ_SLOTS, (name, usage)
 
 
 def test_the_gpu_has_the_kernels_of_the_cpu_and_they_are_found_by_name():
@@ -306,5 +309,5 @@ for call in cupy.cuda.Module.return_value.get_function.return_value.call_args_li
             capture_output=True,
             text=True,
         )
-        flags = [*registers().nvrtc.FLAGS, "-arch=sm_90", *options]
+        flags = [*FLAGS, "-arch=sm_90", *options]
         assert done.stdout.splitlines() == [str(flags), *launches], done.stderr

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sok_lite.backend.nvrtc import FLAGS, CompileError
 from tests.engine.helpers import need_nvrtc
 
 SOURCE = 'extern "C" __global__ void k(float* p) { p[0] = p[0] * p[1] + p[2]; }'
@@ -9,10 +10,7 @@ SOURCE = 'extern "C" __global__ void k(float* p) { p[0] = p[0] * p[1] + p[2]; }'
 
 @pytest.fixture
 def nvrtc():
-    need_nvrtc()
-    from sok_lite.backend import nvrtc
-
-    return nvrtc
+    return need_nvrtc()
 
 
 def test_a_gpu_that_is_known_gets_machine_code(nvrtc):
@@ -38,7 +36,7 @@ def test_a_gpu_that_is_too_old_is_refused(nvrtc):
 
 
 def test_products_are_not_fused_and_small_numbers_are_kept(nvrtc):
-    ptx = nvrtc.compiled(SOURCE, [*nvrtc.FLAGS, "-arch=sm_90"]).ptx
+    ptx = nvrtc.compiled(SOURCE, [*FLAGS, "-arch=sm_90"]).ptx
     assert "mul.rn.f32" in ptx and "add.rn.f32" in ptx and "ftz" not in ptx
     assert "fma.rn.f32" in nvrtc.compiled(SOURCE, ["-arch=sm_90"]).ptx
     # What cupy.RawModule appends wins over what is asked for.
@@ -46,11 +44,11 @@ def test_products_are_not_fused_and_small_numbers_are_kept(nvrtc):
 
 
 def test_what_does_not_compile_is_told_in_the_compilers_words(nvrtc):
-    with pytest.raises(nvrtc.CompileError, match=r"refused a kernel(.|\n)*nonsense"):
+    with pytest.raises(CompileError, match=r"refused a kernel(.|\n)*nonsense"):
         nvrtc.compiled("__device__ int f() { return nonsense; }", ["-arch=sm_90"])
 
 
 def test_a_build_is_told_from_another_of_the_same_version(nvrtc):
-    version, *comment = nvrtc.build().splitlines()
-    assert version == nvrtc.version()
+    version, *comment = nvrtc.build.splitlines()
+    assert version == nvrtc.version
     assert any(f"release {version}, V{version}." in line for line in comment)
