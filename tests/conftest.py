@@ -5,14 +5,21 @@ import os
 import pytest
 
 from sok_lite.backend import cuda_unavailable, get_backend
+from tests.support.simt import backend as simt
 
 # One switch for everything that takes long: SOK_LITE_LONG=1.
 LONG = os.environ.get("SOK_LITE_LONG", "") not in ("", "0")
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=["cpu", "simt", "cuda"])
 def backend(request):
-    """Each backend in turn; cuda is skipped, with the reason, where it cannot run."""
+    """Each backend in turn; simt is the cuda backend on a simulated GPU. One that cannot run here
+    is skipped, with the reason."""
+    if request.param == "simt":
+        reason = simt.unavailable()
+        if reason is not None:
+            pytest.skip(f"no simulated GPU: {reason}")
+        return simt.simt_backend()
     if request.param == "cuda":
         reason = cuda_unavailable()
         if reason is not None:

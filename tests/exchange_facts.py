@@ -162,7 +162,7 @@ def hash_and_callable_partitioners(comm, backend=None):
         (received,), route = send_keys(
             backend, comm, [backend.from_host(keys)], ["uint64"], partitioner
         )
-        owners = owner(received, comm.size, "uint64", partitioner)
+        owners = owner(received, comm.size, "uint64", partitioner, backend.xp)
         assert (backend.to_host(owners) == comm.rank).all()
         rows = backend.to_host(received).view(np.float64)[:, None]
         (back,) = return_rows(route, [backend.from_host(rows)])

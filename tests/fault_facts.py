@@ -105,7 +105,11 @@ def expected(bench, name):
     case = CASES[name]
     tables = built(bench, case)
     before = [State.of(table) for table in tables]
-    assert before == [State.of(table) for table in built(bench, case)], "builds are not equal"
+    again = [State.of(table) for table in built(bench, case)]
+    # On a GPU it depends on the threads which keys share a bucket, and so when it is full.
+    assert [state._replace(capacity=0) for state in before] == [
+        state._replace(capacity=0) for state in again
+    ], "builds are not equal"
     run_clean(bench, case, tables)
     after = [State.of(table) for table in tables]
     assert case.happens(before[0], after[0]), f"{name} of {bench.kind} does not do what it should"
@@ -183,21 +187,23 @@ def attempt(bench, name, expected, wire):
     return True, None
 
 
-def every_place(bench, name, errors=(Interrupt, KeyboardInterrupt, MemoryError), **options):
-    """Interrupts an operation at every place, with one of `errors` in turn; raises all findings."""
+def every_place(bench, name, errors=(Interrupt, KeyboardInterrupt, MemoryError), step=1, **options):
+    """Interrupts an operation at every `step`-th place, with one of `errors` in turn; raises all
+    findings."""
     facts = expected(bench, name)
     findings = Findings()
-    at = 0
+    at = tried = 0
     while True:
-        at += 1
-        wire = Tripwire(at, errors[at % len(errors)], **options)
+        at += step
+        wire = Tripwire(at, errors[tried % len(errors)], **options)
         was_reached, wrong = attempt(bench, name, facts, wire)
         if not was_reached:
             break
+        tried += 1
         if wrong is not None:
             findings.append((wire.place, wrong))
-    assert at > 3, "no place was found"
-    findings.report(f"{name} of {bench.kind}", at - 1)
+    assert tried > 3 // step, "no place was found"
+    findings.report(f"{name} of {bench.kind}", tried)
 
 
 def every_pair(bench, name, step=1, errors=(Interrupt, KeyboardInterrupt), **options):

@@ -14,7 +14,7 @@ import numpy as np
 from sok_lite.backend import get_backend
 from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.store import ABSENT
-from tests.engine.helpers import new_table
+from tests.engine.helpers import new_table, sized
 from tests.fault_bench import Bench
 from tests.fault_cases import CASES
 from tests.fault_facts import Findings, built, check_after_fault, expected, first_line
@@ -104,14 +104,15 @@ def attempt(bench, name, facts, shortage):
 
 
 def every_shortage(bench, name, new_shortage):
-    """Runs an operation without memory from every allocation on, and with all but one of them.
+    """Runs an operation without memory from every allocation on, and with all but one of them; on a
+    simulated GPU of every fourth.
 
     Args:
       new_shortage: (at, for_good) -> a context with `calls`.
     """
     facts = expected(bench, name)
     findings = Findings()
-    tried = 0
+    tried, step = 0, sized(bench.backend, 1, 4)
     for for_good in (False, True):
         at = 1
         while True:
@@ -122,7 +123,7 @@ def every_shortage(bench, name, new_shortage):
             tried += 1
             if wrong is not None:
                 findings.append((f"allocation {at}{' and all later ones' * for_good}", wrong))
-            at += 1
+            at += step
     assert tried, "nothing was allocated"
     findings.report(f"{name} of {bench.kind}", tried)
     return tried

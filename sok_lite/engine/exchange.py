@@ -285,8 +285,8 @@ def _owners(
     kinds = [key_dtype(kind) if isinstance(kind, str) else kind for kind in key_dtypes]
     if len(set(kinds)) == 1 and not callable(partitioner):
         return owner(all_keys, size, kinds[0], partitioner)
-    parts = zip(_split(all_keys, table_sizes), kinds, strict=True)
-    return backend.xp.concatenate([owner(keys, size, kind, partitioner) for keys, kind in parts])
+    xp, parts = backend.xp, zip(_split(all_keys, table_sizes), kinds, strict=True)
+    return xp.concatenate([owner(keys, size, kind, partitioner, xp) for keys, kind in parts])
 
 
 def _trip(route: Route, message: Array, tables: list[int], back: bool) -> Array:

@@ -1,7 +1,7 @@
 """Who owns a key: one rule for lookups, loading and tools, on host and device."""
 
-import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ def owner(
     size: int,
     kind: KeyDtype | str = "int64",
     partitioner: Partitioner = "mod",
+    xp: Any = np,
 ) -> Array:
     """Returns the rank that stores each key; the same on every rank, backend and machine.
 
@@ -31,6 +32,7 @@ def owner(
       size: number of ranks.
       kind: key type of the table.
       partitioner: "mod", "hash" or a function (keys in the table's key type, size) -> owners.
+      xp: NumPy, or CuPy if the keys are its own.
 
     Returns:
       (n,) int32, each in [0, size).
@@ -40,7 +42,7 @@ def owner(
     """
     kind = key_dtype(kind) if isinstance(kind, str) else kind
     if callable(partitioner):
-        return _owners_of_function(keys, size, kind, partitioner)
+        return _owners_of_function(xp, keys, size, kind, partitioner)
     if partitioner == "hash":
         return _owners_by_hash(keys, size).astype(np.int32)
     if partitioner != "mod":
@@ -61,12 +63,12 @@ def _owners_by_hash(keys: Array, size: int) -> Array:
 
 
 def _owners_of_function(
+    xp: Any,
     keys: Array,
     size: int,
     kind: KeyDtype,
     partitioner: Callable[[Array, int], Array],
 ) -> Array:
-    xp = sys.modules[type(keys).__module__.partition(".")[0]]  # numpy, or cupy if keys are its own
     owners = xp.asarray(partitioner(kind.from_int64(xp, keys), size))
     if owners.shape != keys.shape or owners.dtype.kind not in "iu":
         raise ValueError(

@@ -7,6 +7,8 @@ import pytest
 
 from sok_lite.backend.nvrtc import Nvrtc
 from sok_lite.engine.table import make_table
+from tests.conftest import LONG
+from tests.support.simt.backend import is_simulated
 
 
 class KeyInitializer:
@@ -24,6 +26,12 @@ class KeyInitializer:
 def first_row(dim):
     """The same for the oracle."""
     return lambda key: np.full(dim, key % 1000, np.float32)
+
+
+def sized(backend, usual, simulated):
+    """Returns how large a test is: `usual`, or `simulated` where a GPU is simulated, which takes
+    thousands of times as long, unless SOK_LITE_LONG=1."""
+    return simulated if is_simulated(backend) and not LONG else usual
 
 
 def new_table(backend, dim=4, var_type="hbm", **options):

@@ -8,7 +8,7 @@ import pytest
 from sok_lite.backend import get_backend
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.admission import SightingCounter, drawn
-from tests.engine.helpers import new_table
+from tests.engine.helpers import new_table, sized
 
 I64 = np.iinfo(np.int64)
 
@@ -49,18 +49,19 @@ def test_a_key_gets_a_row_at_its_kth_lookup(backend, threshold, n):
 
 
 def test_no_row_is_taken_by_a_key_that_only_counts(backend):
+    n = sized(backend, 100_000, 10_000)
     table = counting(backend, 3)
-    table.find_or_insert(np.arange(100_000))
-    table.find_or_insert(np.arange(100_000))
+    table.find_or_insert(np.arange(n))
+    table.find_or_insert(np.arange(n))
     assert table.size == 0
     assert table.store.num_rows == 0 and table.store.num_bytes == 0
     assert table.statistics().near_bytes == 0
-    assert table.sightings.size == 100_000
+    assert table.sightings.size == n
     # A counter has 16 bytes, in an index that is at most twice as large as it must be.
-    assert table.sightings.num_bytes <= 2 * 16 * 100_000 / 0.7 + 100
-    table.find_or_insert(np.arange(50_000))
-    assert table.size == 50_000 == table.store.num_rows
-    assert table.sightings.size == 50_000
+    assert table.sightings.num_bytes <= 2 * 16 * n / 0.7 + 100
+    table.find_or_insert(np.arange(n // 2))
+    assert table.size == n // 2 == table.store.num_rows
+    assert table.sightings.size == n // 2
 
 
 def test_reading_and_writing_do_not_count(backend):

@@ -18,7 +18,7 @@ from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.table.hkv_index import STRATEGIES
 from tests.conftest import LONG
-from tests.engine.helpers import KeyInitializer, first_row, new_table
+from tests.engine.helpers import KeyInitializer, first_row, new_table, sized
 from tests.eviction_facts import Watched
 
 I64 = np.iinfo(np.int64)
@@ -61,7 +61,7 @@ def test_a_new_key_gets_in_at_load_1(backend, strategy, slots, bucket):
     watch = watched(backend, strategy, slots, max_bucket_size=bucket)
     fill(watch)
     assert watch.table.load_factor == 1.0
-    for key in range(100_000, 100_033):
+    for key in range(100_000, 100_000 + sized(backend, 33, 5)):
         watch.lookup([key])
         assert backend.to_host(watch.table.contains([key])).all()
         assert watch.table.size == slots

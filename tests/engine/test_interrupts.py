@@ -13,6 +13,7 @@ tables, and every instruction. tests/table_state.py says what "as before" allows
 import pytest
 
 from tests.conftest import LONG
+from tests.engine.helpers import sized
 from tests.engine.own_process import run_limited
 from tests.fault_cases import CASES
 from tests.fault_facts import every_pair, every_place
@@ -46,7 +47,8 @@ ALL = [
 
 @pytest.mark.parametrize(("name", "kind"), ALL)
 def test_an_exception_at_any_line(new_bench, name, kind):
-    every_place(new_bench(kind), name)
+    bench = new_bench(kind)
+    every_place(bench, name, step=sized(bench.backend, 1, 12))
 
 
 @pytest.mark.long

@@ -314,7 +314,8 @@ def test_memory_set_aside_for_more_rows_is_not_what_it_fails_for(backend, monkey
 
 
 def test_far_memory_comes_in_pieces_that_grow(backend, monkeypatch):
-    store = tiered(backend, 1, dim=4096)
+    monkeypatch.setattr(backend, "far_chunk_bytes", 1 << 18)
+    store = tiered(backend, 1, dim=64)
     real, sizes = backend.far_chunk, []
 
     def counted(num_bytes):
@@ -324,7 +325,7 @@ def test_far_memory_comes_in_pieces_that_grow(backend, monkeypatch):
     monkeypatch.setattr(backend, "far_chunk", counted)
     while store.num_rows < 200_000:
         store.allocate(1000)
-    far_bytes = (store.num_rows - 1) * 4096 * 4
+    far_bytes = (store.num_rows - 1) * 64 * 4
     assert far_bytes <= sum(sizes) < 1.2 * far_bytes
     assert len(sizes) < 40  # 200 of the smallest
 

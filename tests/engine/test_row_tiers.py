@@ -13,7 +13,7 @@ from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.rows.tiers import RowTiers, lowest
 from tests.conftest import LONG
-from tests.engine.helpers import new_table
+from tests.engine.helpers import new_table, sized
 from tests.engine.own_process import run_limited
 
 STATES = {"m": (0.25, None), "v": (0.0, 1)}  # initial value, dim
@@ -397,8 +397,9 @@ def test_a_hybrid_table_trains_the_same_with_rows_that_move(backend, near_rows, 
     rng = np.random.default_rng(near_rows)
     table = hybrid(backend, near_rows, evict_strategy=strategy)
     expected = {}
-    for step in range(60):
-        keys = np.minimum(rng.zipf(1.3, 400), 1500) * (7 if step < 30 else 11)
+    steps = sized(backend, 60, 40)
+    for step in range(steps):
+        keys = np.minimum(rng.zipf(1.3, 400), 1500) * (7 if step < steps // 2 else 11)
         values = backend.to_host(table.lookup(keys).values)
         for key in keys.tolist():
             expected.setdefault(key, key % 1000)

@@ -413,8 +413,10 @@ class RowStore:
         return out
 
     def can_copy_to(self, out: Array) -> bool:
-        """Whether `copying` takes memory from `output`: a GPU copies 16 bytes at a time."""
-        return self._columns["value"].row_bytes % 16 != 0 or self.backend.address(out) % 16 == 0
+        """Whether `copying` takes memory from `output`: a GPU copies 16 or 4 bytes at a time."""
+        row_bytes = self._columns["value"].row_bytes
+        word = next(size for size in (16, 4, 1) if row_bytes % size == 0)
+        return self.backend.address(out) % word == 0
 
     def copying(self, out: Array) -> Copying:
         """Returns what a kernel needs that copies value rows into `out`; see `can_copy_to`."""

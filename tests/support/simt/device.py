@@ -1,0 +1,360 @@
+"""Memory, stream and counters of a GPU that is not there.
+
+What is launched is put on one stream and runs when something waits for it, as late as CUDA allows:
+who reads too early reads what was there before. Memory holds a pattern where a GPU leaves it as it
+is, and once more after it was freed; its addresses come back late, and a kernel may touch what is
+allocated and nothing else. CuPy's pool is counted by a model of it: which allocations ask CUDA for
+memory and which do not.
+"""
+
+import bisect
+import ctypes
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tests.support.simt import runtime
+
+POISON = 0xDB
+_ALIGNMENT = 512  # of what CuPy's pool gives, and what it rounds sizes up to
+_QUARANTINE = 1 << 25  # bytes that were freed last, whose addresses nobody gets
+
+num_devices = 1  # tests set it
+limit: int | None = 1 << 33  # bytes of a device; tests set it
+totals: Counter[str] = Counter()
+random = np.random.default_rng(0)
+
+_current = threading.local()
+_lock = threading.RLock()  # who has it runs the stream
+_stream: deque[tuple[str, Callable[[], None]]] = deque()
+_is_running = False
+
+
+class OutOfMemoryError(MemoryError):
+    """What CuPy raises where the device has no memory left."""
+
+
+class CUDARuntimeError(RuntimeError):
+    """What CuPy raises where a call of the CUDA runtime fails."""
+
+
+class CUDADriverError(RuntimeError):
+    """What CuPy raises where a call of the CUDA driver fails."""
+
+
+# ---------------------------------------------------------------- counts
+
+
+def count(what: str, number: int = 1) -> None:
+    """Counts `number` of something.
+
+    What is counted: "kernels" of ours that were launched; "array operations", each at least one
+    launch of CuPy's; "waits" of the host; "cudaMalloc" and "from the pool", allocations; "frees",
+    "cudaFree"; "pinned allocations"; "copies to the device", "bytes to the device", "copies to the
+    host" and "bytes to the host".
+    """
+    totals[what] += number
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Gives what was counted within, when it is left."""
+    before, counts = totals.copy(), Counter[str]()
+    yield counts
+    counts.update(totals - before)
+
+
+# ---------------------------------------------------------------- devices
+
+
+def current_device() -> int:
+    """Returns the calling thread's device. A thread begins with device 0."""
+    return getattr(_current, "device", 0)
+
+
+def use_device(number: int) -> None:
+    """Makes a device the calling thread's.
+
+    Raises:
+      CUDARuntimeError: there is no such device.
+    """
+    if not 0 <= number < num_devices:
+        raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+    _current.device = number
+
+
+def check_device(number: int) -> None:
+    """Raises ValueError where memory is on another device than the calling thread's."""
+    if number != current_device():
+        raise ValueError(
+            f"The device where the array resides ({number}) is different from the current device "
+            f"({current_device()}). Peer access is unavailable between these devices."
+        )
+
+
+# ---------------------------------------------------------------- the stream
+
+
+def enqueue(name: str, work: Callable[[], None]) -> None:
+    """Puts work on the stream. It touches memory that lives until then, and no other state."""
+    _stream.append((name, work))
+
+
+def wait() -> None:
+    """Runs all that is on the stream.
+
+    Raises:
+      SimtError: a kernel did something wrong. What was behind it is dropped; CUDA would make every
+        later call fail.
+    """
+    count("waits")
+    _run()
+
+
+def _run() -> None:
+    global _is_running
+    with _lock:
+        if _is_running:  # a finalizer, in the midst of it
+            return
+        _is_running = True
+        try:
+            while _stream:
+                _, work = _stream.popleft()
+                try:
+                    work()
+                except runtime.SimtError:
+                    _drop()
+                    raise
+        finally:
+            _is_running = False
+
+
+def _drop() -> None:
+    """Empties the stream. What was to be freed is."""
+    while _stream:
+        name, work = _stream.popleft()
+        if name == "free":
+            work()
+
+
+# ---------------------------------------------------------------- memory
+
+_quarantine: deque[np.ndarray] = deque()
+_in_quarantine = 0
+
+
+def address_of(view: np.ndarray) -> int:
+    """Returns where an array of NumPy's begins."""
+    # Not view.ctypes.data, which takes ten times as long.
+    return int(view.__array_interface__["data"][0])
+
+
+def _host_memory(size: int) -> np.ndarray:
+    whole = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -address_of(whole) % _ALIGNMENT
+    part = whole[start : start + size]
+    part.fill(POISON)
+    return part
+
+
+def _release(part: np.ndarray) -> None:
+    global _in_quarantine
+    runtime.remove_memory(address_of(part))
+    part.fill(POISON)
+    _quarantine.append(part)
+    _in_quarantine += part.nbytes
+    while _in_quarantine > _QUARANTINE:
+        _in_quarantine -= _quarantine.popleft().nbytes
+
+
+class Memory:
+    """Memory of a device, from CuPy's pool or, `pinned`, of the host for all devices.
+
+    Attributes:
+      ptr: its address; 0 where it has no bytes.
+      size: bytes asked for. A kernel may touch no more, though the pool rounds up.
+      content: (size,) uint8.
+      device_id: whose it is.
+
+    Raises:
+      OutOfMemoryError: the device has none left.
+    """
+
+    def __init__(self, size: int, pinned: bool = False) -> None:
+        self.size, self.device_id = size, current_device()
+        self._chunk: _Chunk | None = None
+        self.content, self.ptr = np.empty(0, np.uint8), 0
+        if size == 0:
+            return
+        if pinned:
+            count("pinned allocations")
+        else:
+            self._chunk = pool().take(size)
+        self.content = _host_memory(size)
+        self.ptr = address_of(self.content)
+        kind = "pinned memory" if pinned else f"memory of device {self.device_id}"
+        runtime.add_memory(self.ptr, size, f"{size} bytes of {kind}")
+        _known[self.ptr] = (size, self.device_id, pinned)
+
+    def __del__(self) -> None:
+        # In the order of the stream: what was launched before may still use it. It runs no code of
+        # the stream, since a finalizer may come in the midst of that.
+        if getattr(self, "ptr", 0) and _stream is not None:  # Python ends
+            content = self.content
+            del _known[self.ptr]
+            enqueue("free", lambda: _release(content))
+            if self._chunk is not None:
+                count("frees")
+                self._chunk.pool.returned.append(self._chunk)
+
+
+# Of all memory there is: address -> (bytes, device, whether it is pinned memory of the host).
+_known: dict[int, tuple[int, int, bool]] = {}
+
+
+def owner_of(address: int) -> tuple[int, bool] | None:
+    """Returns the device of an address and whether it is pinned memory; None: nobody knows it."""
+    for start, (size, number, is_pinned) in list(_known.items()):
+        if start <= address < start + size:
+            return number, is_pinned
+    return None
+
+
+class UnownedMemory:
+    """Memory of somebody else's, as CuPy's class of that name; `owner` lives as long."""
+
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
+        self.ptr, self.size, self._owner = ptr, size, owner
+        self.device_id = current_device() if device_id < 0 else device_id
+        cells = (ctypes.c_uint8 * size).from_address(ptr) if size else b""
+        self.content = np.frombuffer(cells, np.uint8)
+
+
+# ---------------------------------------------------------------- a model of CuPy's pool
+
+
+class _Chunk:
+    """A part of what one cudaMalloc gave; its neighbours there are `before` and `after`."""
+
+    def __init__(self, pool: "Pool", size: int) -> None:
+        self.pool, self.size = pool, size
+        self.before: _Chunk | None = None
+        self.after: _Chunk | None = None
+        self.is_free = False
+
+
+class Pool:
+    """CuPy's memory pool of a device: best fit, split and merged again, in units of 512 bytes."""
+
+    def __init__(self) -> None:
+        self._free: list[tuple[int, int]] = []  # (size, id), ascending
+        self._chunks: dict[int, _Chunk] = {}  # the free ones by id
+        self._used = self._total = 0
+        self._lock = threading.RLock()
+        # By finalizers, which may come in the midst of anything and must not wait for a lock.
+        self.returned: deque[_Chunk] = deque()
+
+    def used_bytes(self) -> int:
+        self._collect()
+        return self._used
+
+    def total_bytes(self) -> int:
+        return self._total
+
+    def free_bytes(self) -> int:
+        return self._total - self.used_bytes()
+
+    def n_free_blocks(self) -> int:
+        self._collect()
+        return len(self._free)
+
+    def free_all_blocks(self) -> None:
+        """Gives CUDA back what is free and whole. cudaFree waits."""
+        with self._lock:
+            self._collect()
+            whole = [c for c in self._chunks.values() if c.before is None and c.after is None]
+            for chunk in whole:
+                count("cudaFree")
+                self._remove(chunk)
+                self._total -= chunk.size
+        if whole:
+            wait()
+
+    def take(self, size: int) -> _Chunk:
+        size = -(-size // _ALIGNMENT) * _ALIGNMENT
+        with self._lock:
+            self._collect()
+            at = bisect.bisect_left(self._free, (size, 0))
+            if at < len(self._free):
+                count("from the pool")
+                chunk = self._chunks[self._free[at][1]]
+                self._remove(chunk)
+                if chunk.size > size:
+                    rest = _Chunk(self, chunk.size - size)
+                    rest.before, rest.after = chunk, chunk.after
+                    if rest.after is not None:
+                        rest.after.before = rest
+                    chunk.size, chunk.after = size, rest
+                    self._add(rest)
+            else:
+                chunk = self._allocated(size)
+            self._used += size
+            return chunk
+
+    def _collect(self) -> None:
+        with self._lock:
+            while self.returned:
+                self._give_back(self.returned.popleft())
+
+    def _give_back(self, chunk: _Chunk) -> None:
+        self._used -= chunk.size
+        after, before = chunk.after, chunk.before
+        if after is not None and after.is_free:
+            self._remove(after)
+            self._join(chunk, after)
+        if before is not None and before.is_free:
+            self._remove(before)
+            self._join(before, chunk)
+            chunk = before
+        self._add(chunk)
+
+    def _allocated(self, size: int) -> _Chunk:
+        if limit is not None and self._total + size > limit:
+            self.free_all_blocks()
+            if self._total + size > limit:
+                raise OutOfMemoryError(
+                    f"Out of memory allocating {size:,} bytes (allocated so far: "
+                    f"{self._total:,} bytes)."
+                )
+        count("cudaMalloc")
+        self._total += size
+        return _Chunk(self, size)
+
+    @staticmethod
+    def _join(chunk: _Chunk, after: _Chunk) -> None:
+        chunk.size += after.size
+        chunk.after = after.after
+        if chunk.after is not None:
+            chunk.after.before = chunk
+
+    def _add(self, chunk: _Chunk) -> None:
+        chunk.is_free = True
+        self._chunks[id(chunk)] = chunk
+        bisect.insort(self._free, (chunk.size, id(chunk)))
+
+    def _remove(self, chunk: _Chunk) -> None:
+        chunk.is_free = False
+        del self._chunks[id(chunk)]
+        del self._free[bisect.bisect_left(self._free, (chunk.size, id(chunk)))]
+
+
+_pools: dict[int, Pool] = {}
+
+
+def pool() -> Pool:
+    """Returns the pool of the calling thread's device."""
+    return _pools.setdefault(current_device(), Pool())

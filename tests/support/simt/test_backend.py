@@ -1,0 +1,97 @@
+"""The cuda backend on the simulated GPU: what goes wrong on a GPU goes wrong here."""
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from sok_lite.backend import get_backend
+from sok_lite.backend.base import Backend
+from sok_lite.engine.unique import unique
+from tests.engine.helpers import new_table
+from tests.support.simt import device
+from tests.support.simt.backend import is_simulated, simt_backend, simt_module
+
+
+@pytest.fixture
+def simt(xp):
+    return simt_backend()
+
+
+def test_it_is_the_cuda_backend_and_nobody_elses(simt):
+    assert simt.name == "cuda" and isinstance(simt, Backend) and is_simulated(simt)
+    assert not is_simulated(get_backend("cpu"))
+    assert simt is simt_backend()
+    loaded = sys.modules.get("sok_lite.backend.cuda")
+    assert loaded is None or loaded.CudaBackend is not simt_module().CudaBackend
+
+
+# ---------------------------------------------------------------- planted faults
+
+
+def test_a_copy_to_the_host_that_does_not_wait_has_old_data(simt, monkeypatch):
+    keys = simt.from_host(np.array([3, 5, 3]))
+    found = unique(simt, keys)
+    assert simt.to_host(found.inverse).tolist() == [0, 1, 0]
+    monkeypatch.setattr(simt, "to_host", lambda array: array._view.copy())
+    found = unique(simt, keys)
+    assert simt.to_host(found.inverse).tolist() != [0, 1, 0]
+
+
+def test_a_far_chunk_that_is_read_before_a_wait_has_old_data(simt):
+    chunk = simt.far_chunk(64).view(np.int64)
+    pointers = simt.from_host(np.array([simt.address(chunk)], np.uint64))
+    rows = simt.from_host(np.array([0], np.uint32))
+    values = simt.from_host(np.array([[7, 8]], np.uint32))
+    simt.launch("rows_write_u32", 1, pointers, 0, 2, rows, values, None, 1)
+    assert chunk[0] == 0
+    simt.synchronize()
+    assert chunk.view(np.uint32)[:2].tolist() == [7, 8]
+
+
+def test_numpy_passed_for_cupy_is_refused(simt, monkeypatch):
+    with pytest.raises(TypeError, match="must be a CuPy array. Received: ndarray"):
+        unique(simt, np.arange(3))
+    table = new_table(simt)
+    monkeypatch.setattr(simt, "from_host", np.ascontiguousarray)
+    with pytest.raises(ValueError, match="non-scalar numpy.ndarray"):
+        table.lookup([1, 2])
+
+
+def test_a_row_past_the_end_is_found(simt):
+    table = new_table(simt)
+    table.find_or_insert([1, 2, 3])
+    beyond = simt.from_host(np.array([1 << 20], np.uint32))
+    with pytest.raises(RuntimeError, match="rows_read"):
+        simt.to_host(table.store.read(beyond))
+
+
+def test_a_second_thread_must_activate(simt, monkeypatch):
+    """As in a rank with GPU 1: a new thread is on GPU 0."""
+    monkeypatch.setattr(device, "num_devices", 2)
+    monkeypatch.setenv("HOROVOD_LOCAL_RANK", "1")
+    backend = simt_module().CudaBackend()
+    table = new_table(backend)
+    values = []
+
+    def look_up(activate):
+        if activate:
+            backend.activate()
+        try:
+            values.append(backend.to_host(table.lookup([5]).values)[0, 0])
+        except (ValueError, device.CUDADriverError) as error:
+            values.append(type(error))
+
+    for activate in (True, False):
+        thread = threading.Thread(target=look_up, args=(activate,))
+        thread.start()
+        thread.join()
+    assert values[0] == 5 and values[1] in (ValueError, device.CUDADriverError)
+
+
+def test_no_memory_is_a_memory_error_that_says_how_much(simt, monkeypatch):
+    device.pool().free_all_blocks()
+    monkeypatch.setattr(device, "limit", device.pool().total_bytes() + 4096)
+    with pytest.raises(MemoryError, match="No 1,000,000 bytes of GPU memory for rows"):
+        simt.zeros_chunk(1_000_000)
