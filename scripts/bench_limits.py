@@ -75,8 +75,7 @@ class Limits:
 
             self._cpu = CpuBackend(_build_for_cpu(), num_threads(backend))
         else:
-            import cupy
-
+            cupy = backend.xp
             self._module = cupy.RawModule(code=sources.inlined(SOURCE), options=FLAGS)
             self.num_sms = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 

@@ -257,14 +257,15 @@ class SmallDevice:
     def __init__(self, backend, monkeypatch, chunk_bytes, room=None):
         self.room, self.sizes, self._used = room, [], 0
         monkeypatch.setattr(backend, "chunk_bytes", chunk_bytes)
+        limited = self._limited(backend.zeros_chunk)
         for name in ("zeros_chunk", "first_chunk"):
-            monkeypatch.setattr(backend, name, self._limited(getattr(type(backend), name), backend))
+            monkeypatch.setattr(backend, name, limited)
 
-    def _limited(self, allocate, backend):
+    def _limited(self, allocate):
         def call(num_bytes):
             if self.room is not None and self._used + num_bytes > self.room:
                 raise MemoryError("no more")
-            memory = allocate(backend, num_bytes)
+            memory = allocate(num_bytes)
             self.sizes.append(num_bytes)
             self._used += num_bytes
             weakref.finalize(memory, self._give_back, num_bytes)
