@@ -4,15 +4,21 @@
 #   docker build -t sok_lite .
 #   docker run --gpus all --ipc=host sok_lite bash scripts/demo.sh
 #   docker run --gpus all --ipc=host sok_lite bash scripts/gpu_check.sh
-FROM nvidia/cuda:12.6.3-cudnn-devel-ubuntu22.04
+#
+# Without cuDNN: TensorFlow's wheels bring it, and a second one on the system's path mixes with it.
+FROM nvidia/cuda:12.6.3-devel-ubuntu24.04
 
-# What pip cannot install. nvcc, NCCL and its headers are in the base image.
+# What pip cannot install. nvcc, NCCL and its headers are in the base image. No MPI: the tests use the
+# one that pip installs, and Horovod built with another one would meet it in one process.
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-      g++ git libopenmpi-dev openmpi-bin openssh-client python3 python3-dev python3-venv \
+      g++ git openssh-client python3 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /workspace/sok_lite
+# Only the driver's folders on the library path: what is there comes before the CUDA libraries that
+# TensorFlow's wheels bring, and those of the toolkit are older than some of these can use.
 ENV SOK_LITE_CACHE=/opt/sok_lite \
+    LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
     OMPI_ALLOW_RUN_AS_ROOT=1 \
     OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 

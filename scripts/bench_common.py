@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sok_lite.backend import Backend, cuda_unavailable, get_backend
-from sok_lite.backend.sources import kernel_defines
+from sok_lite.backend.tunables import kernel_defines
 
 
 class Timing(NamedTuple):

@@ -30,6 +30,8 @@ import numpy as np
 from bench_common import backends, fastest, note, num_threads, result, timed
 
 from sok_lite.backend import Array, Backend, build, sources
+from sok_lite.backend.nvrtc import FLAGS
+from sok_lite.backend.tunables import kernel_defines
 
 SOURCE = Path(__file__).resolve().parent / "bench_kernels" / "limits.cu"
 # Lanes that have a kernel, by the bytes of a read.
@@ -43,7 +45,7 @@ def _build_for_cpu() -> Path:
     folder = sources.kernel_folder()
     inputs = [SOURCE, folder / "cpu_runtime.cpp"]
     flags = [*build.FLAGS, *(["-march=x86-64-v3"] if build.has_x86_64_v3() else [])]
-    flags += [f"-D{name}={value}" for name, value in sources.kernel_defines().items()]
+    flags += [f"-D{name}={value}" for name, value in kernel_defines().items()]
     text = " ".join(flags) + sources.inlined(SOURCE) + inputs[1].read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     target = build.cache_folder() / "bench" / f"limits-{digest}.so"
@@ -73,11 +75,8 @@ class Limits:
 
             self._cpu = CpuBackend(_build_for_cpu(), num_threads(backend))
         else:
-            import cupy
-
-            from sok_lite.backend.cuda import NVRTC_FLAGS
-
-            self._module = cupy.RawModule(code=sources.inlined(SOURCE), options=NVRTC_FLAGS)
+            cupy = backend.xp
+            self._module = cupy.RawModule(code=sources.inlined(SOURCE), options=FLAGS)
             self.num_sms = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
     def launch(self, kernel: str, num_threads: int, *args: Any, blocks: int | None = None) -> None:

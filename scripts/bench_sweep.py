@@ -24,7 +24,6 @@ line `RESULT {"case": "best", ...}` for each case says which choice was fastest 
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -33,11 +32,7 @@ from typing import Any, NamedTuple
 
 from bench_common import note, result
 
-from sok_lite.backend.sources import kernel_folder
-
 SCRIPTS = Path(__file__).resolve().parent
-# Tunables of a launch, which no kernel source mentions.
-_OF_LAUNCH = {"SOK_THREADS_PER_BLOCK"}
 
 
 class Choice(NamedTuple):
@@ -91,15 +86,6 @@ def cpu_choices() -> list[Choice]:
         Choice({}, ("hybrid",), ("max_bucket_size=32",)),
         Choice({"HKV_CROWDED_QUARTERS": 2}, ("hybrid",)),
     ]
-
-
-def unknown_macros(defines: dict[str, int]) -> list[str]:
-    """Returns the tunables that the kernels do not have: to set them would change nothing."""
-    text = "\n".join(
-        path.read_text() for path in kernel_folder().rglob("*") if path.suffix in (".cu", ".cuh")
-    )
-    known = set(re.findall(r"#ifndef (\w+)", text)) | _OF_LAUNCH
-    return sorted(set(defines) - known)
 
 
 def run(name: str, command: list[str], env: dict[str, str], seconds: float) -> list[dict[str, Any]]:
@@ -184,11 +170,8 @@ def main() -> None:
     for choice in gpu_choices() if on_gpu else cpu_choices():
         if args.choices and choice.name not in args.choices:
             continue
-        unknown = unknown_macros(choice.defines)
         left = end - time.monotonic()
-        if unknown:
-            note(f"{choice.name} is left out: no kernel has {', '.join(unknown)}.")
-        elif left < slowest:
+        if left < slowest:
             note(f"{choice.name} is left out: no time left.")
         else:
             start = time.monotonic()

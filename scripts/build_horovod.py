@@ -134,10 +134,20 @@ def check_compiler(gpu: bool) -> None:
             "    Fedora, RHEL:    sudo dnf install gcc-c++\n"
             "    conda:           conda install -c conda-forge gxx"
         )
-    if gpu and shutil.which("nvcc") is None and not Path("/usr/local/cuda/bin/nvcc").exists():
+    if not gpu:
+        return
+    cuda = Path(os.environ.get("HOROVOD_CUDA_HOME", "/usr/local/cuda"))
+    nccl = os.environ.get("HOROVOD_NCCL_INCLUDE") or os.path.join(
+        os.environ.get("HOROVOD_NCCL_HOME", "/usr"), "include"
+    )
+    folders = (Path(nccl), cuda / "include", Path("/usr/include"))
+    missing = [] if shutil.which("nvcc") or (cuda / "bin/nvcc").exists() else ["nvcc"]
+    missing += [] if any((folder / "nccl.h").exists() for folder in folders) else ["nccl.h"]
+    if missing:
         raise BuildError(
-            "--gpu builds Horovod with NCCL and needs nvcc and NCCL's headers: use the Dockerfile, "
-            "or an nvidia/cuda:*-devel image with libnccl-dev."
+            "--gpu builds Horovod with NCCL and needs nvcc and NCCL's headers. Missing: "
+            f"{', '.join(missing)}. Use the Dockerfile, or an nvidia/cuda:*-devel image (it has "
+            "libnccl-dev), or set HOROVOD_CUDA_HOME and HOROVOD_NCCL_HOME."
         )
 
 
@@ -208,7 +218,12 @@ def build_environment(gpu: bool, with_mpi: bool) -> dict[str, str]:
     )
     env["HOROVOD_WITH_MPI" if with_mpi else "HOROVOD_WITHOUT_MPI"] = "1"
     if gpu:
-        env.update(HOROVOD_GPU="CUDA", HOROVOD_GPU_OPERATIONS="NCCL")
+        env.update(
+            HOROVOD_GPU="CUDA",
+            HOROVOD_GPU_OPERATIONS="NCCL",
+            # Its kernels include the same headers, and nvcc does not read CXXFLAGS.
+            CUDAFLAGS=f"{os.environ.get('CUDAFLAGS', '')} -include cstdint".strip(),
+        )
     else:
         for name in ("HOROVOD_GPU", "HOROVOD_GPU_OPERATIONS"):
             env.pop(name, None)

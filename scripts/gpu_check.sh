@@ -1,34 +1,57 @@
 #!/usr/bin/env bash
-# Checks the engine on a machine with a GPU: its tests on the cuda back end, the benchmarks, and the
-# tests once more under compute-sanitizer where that is found.
+# Checks the engine on a machine with a GPU, in stages; each ends within 10 minutes.
 # Needs python3 with numpy, cupy, pytest and hypothesis. Needs no TensorFlow, no Horovod, no pip.
 #
-#   bash scripts/gpu_check.sh
-#   bash scripts/gpu_check.sh --sweep      instead: what the memory can do, and the table kernels
-#                                          over their tunables, in under 10 minutes
+#   bash scripts/gpu_check.sh                     every stage but the sweep, in this order
+#   bash scripts/gpu_check.sh tests memcheck      these stages
+#   bash scripts/gpu_check.sh tests FILE...       these files of tests, by their paths
+#   bash scripts/gpu_check.sh --sweep             what the memory can do, and the table kernels over
+#                                                 their tunables; what follows goes to
+#                                                 scripts/bench_sweep.py, which says more
 #
-# What follows --sweep goes to scripts/bench_sweep.py, which says more.
+#   compile     every kernel compiled for this GPU, loaded, and found again in the cache
+#   tests       the engine's tests on the GPU, a process for each file
+#   faults      the tests that fail, interrupt or hold up a table at every step
+#   memcheck, synccheck, racecheck, initcheck
+#               compute-sanitizer over the kernels' tests at small sizes, where it is found
+#   tables, engine
+#               the benchmarks
 #
-# SOK_LITE_PYTHON      the Python to use; else python3
-# SOK_LITE_MEMCHECK_S  the most seconds for compute-sanitizer; else 900
-# SOK_LITE_BACKEND     cpu: the sweep without a GPU, to try it
+# SOK_LITE_PYTHON   the Python to use; else python3
+# SOK_LITE_STAGE_S  the most seconds of a stage; else 540. What there is no time for is named
+# SOK_LITE_TEST_S   the most seconds of a test; else 120, and 400 under compute-sanitizer
+# SOK_LITE_BACKEND  cpu: the same without a GPU, to try this script
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python="${SOK_LITE_PYTHON:-python3}"
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+backend="${SOK_LITE_BACKEND:-cuda}"
+export SOK_LITE_BACKEND="$backend" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+
+all=(compile tests faults memcheck synccheck racecheck initcheck tables engine)
+fault_files=(tests/engine/test_{out_of_memory,interrupts,exclusive,snapshot}.py)
+kernel_files=(tests/engine/test_{det,hkv,unique,combine,row_store,row_tiers,update_rules,initializer}.py)
 
 sweep=0
-case "${1:-}" in
-  --sweep) sweep=1; shift ;;
-  '') ;;
-  *) echo "error: unknown argument $1. The only one is --sweep." >&2; exit 2 ;;
-esac
-if [ "$sweep" -eq 1 ] && [ "${SOK_LITE_BACKEND:-cuda}" = cpu ]; then
-  exec "$python" scripts/bench_sweep.py "$@"
+stages=()
+files=()
+if [ "${1:-}" = --sweep ]; then
+  sweep=1
+  shift
+else
+  for argument in "$@"; do
+    case " ${all[*]} " in *" $argument "*) stages+=("$argument"); continue ;; esac
+    if [ ! -f "$argument" ]; then
+      echo "error: unknown argument '$argument'. Expected: --sweep, files of tests, or of ${all[*]}." >&2
+      exit 2
+    fi
+    files+=("$argument")
+  done
+  if [ ${#stages[@]} -eq 0 ]; then stages=("${all[@]}"); fi
 fi
 
-"$python" - <<'PY' || exit 1
+if [ "$backend" != cpu ]; then
+  "$python" - <<'PY' || exit 1
 import importlib, sys
 
 missing = []
@@ -40,56 +63,113 @@ for name in ("numpy", "cupy", "pytest", "hypothesis"):
 if missing:
     sys.exit(f"error: {sys.executable} lacks {', '.join(missing)}. "
              "pip install numpy cupy-cuda13x pytest hypothesis (cupy-cuda12x for CUDA 12)")
-import cupy
+import cupy, numpy
 
+runtime = cupy.cuda.runtime
 try:
-    count = cupy.cuda.runtime.getDeviceCount()
-except cupy.cuda.runtime.CUDARuntimeError as error:
+    count = runtime.getDeviceCount()
+except runtime.CUDARuntimeError as error:
     sys.exit(f"error: CuPy finds no GPU: {error}")
 if count == 0:
     sys.exit("error: CuPy finds no GPU.")
-device = cupy.cuda.runtime.getDeviceProperties(0)
-print(f"Python {sys.version.split()[0]}, CuPy {cupy.__version__}, "
-      f"{device['name'].decode()}, {device['totalGlobalMem'] >> 30} GiB")
+device = runtime.getDeviceProperties(0)
+free, total = runtime.memGetInfo()
+print(f"Python {sys.version.split()[0]}, NumPy {numpy.__version__}, CuPy {cupy.__version__}, "
+      f"CUDA {runtime.runtimeGetVersion()}, driver {runtime.driverGetVersion()}, "
+      f"NVRTC {cupy.cuda.nvrtc.getVersion()}")
+print(f"{count} x {device['name'].decode()}, {free >> 30} of {total >> 30} GiB free")
 PY
-
-if [ "$sweep" -eq 1 ]; then
-  SOK_LITE_BACKEND=cuda exec "$python" scripts/bench_sweep.py "$@"
 fi
 
-failed=0
+if [ "$sweep" -eq 1 ]; then exec "$python" scripts/bench_sweep.py "$@"; fi
 
-stage() { # name, command...
-  local name="$1" start="$SECONDS" code=0
+failed=()
+stage_s="${SOK_LITE_STAGE_S:-540}"
+
+pytest=("$python" -m pytest -q -p no:cacheprovider)
+# A kernel that never ends holds the thread that waits for it: only ending the process helps, and
+# pytest can since version 9. Before, the file's limit does it, and the file's other tests are lost.
+exits=()
+if "$python" -c 'import pytest, sys; sys.exit(int(pytest.__version__.split(".")[0]) < 9)'; then
+  exits=(-o faulthandler_exit_on_timeout=true)
+fi
+
+# Runs files of tests on this backend, a process for each: one that hangs or crashes costs no other.
+# Only this backend's tests: the others say nothing new here, and some need a C++ compiler.
+# `wrapper` is put before Python, `more` before the files.
+wrapper=()
+more=()
+in_files() { # seconds a test, files...
+  local test_s="$1" file left code bad=() end=$((SECONDS + stage_s))
   shift
-  printf '\n=== %s\n' "$name"
-  "$@" </dev/null || code=$?
-  [ "$code" -eq 0 ] || failed=$((failed + 1))
-  printf -- '--- %s: exit code %d, %d s\n' "$name" "$code" "$((SECONDS - start))"
+  for file in "$@"; do
+    left=$((end - SECONDS)) code=0
+    if [ "$left" -lt 5 ]; then
+      echo "$file: left out, no time left"
+      bad+=("$file")
+      continue
+    fi
+    echo "# $file"
+    timeout --kill-after=10 "$left" "${wrapper[@]}" "${pytest[@]}" -k "$backend" "${exits[@]}" \
+      -o faulthandler_timeout="$test_s" "${more[@]}" "$file" </dev/null || code=$?
+    case "$code" in
+      0 | 5) continue ;; # 5: it has no tests of this backend
+      124 | 137) echo "$file: stopped, the $stage_s s of the stage are over" ;;
+      *) echo "$file: exit code $code" ;;
+    esac
+    bad+=("$file")
+  done
+  [ ${#bad[@]} -eq 0 ] || { echo "not passed: ${bad[*]}"; return 1; }
 }
 
-# Only cuda: the other tests say nothing new here, and some need a C++ compiler.
-pytest=("$python" -m pytest -q -p no:cacheprovider)
-SOK_LITE_BACKEND=cuda stage 'engine tests on the GPU' "${pytest[@]}" tests/engine -k cuda
-SOK_LITE_BACKEND=cuda stage 'benchmarks run' "${pytest[@]}" tests/test_benchmarks.py -k cuda
+run_tests() {
+  local file rest=()
+  if [ ${#files[@]} -eq 0 ]; then
+    for file in tests/engine/test_*.py tests/test_benchmarks.py; do
+      case " ${kernel_files[*]} ${fault_files[*]} " in *" $file "*) ;; *) rest+=("$file") ;; esac
+    done
+    files=("${kernel_files[@]}" "${rest[@]}")
+  fi
+  in_files "${SOK_LITE_TEST_S:-120}" "${files[@]}"
+}
 
-stage 'benchmark of the tables' "$python" scripts/bench_tables.py --backends cuda --dims 8 64 \
-  --capacity 4194304
-stage 'benchmark of the engine' "$python" scripts/bench_engine.py --backends cuda
-
-sanitizer="$(command -v compute-sanitizer || true)"
-for folder in "${CUDA_HOME:-/usr/local/cuda}"/bin "${CUDA_HOME:-/usr/local/cuda}"/compute-sanitizer; do
-  if [ -z "$sanitizer" ] && [ -x "$folder/compute-sanitizer" ]; then sanitizer="$folder/compute-sanitizer"; fi
-done
-if [ -n "$sanitizer" ]; then
+run_sanitizer() { # tool
+  local folder found
+  found="$(command -v compute-sanitizer || true)"
+  for folder in "${CUDA_HOME:-/usr/local/cuda}"/bin "${CUDA_HOME:-/usr/local/cuda}"/compute-sanitizer; do
+    if [ -z "$found" ] && [ -x "$folder/compute-sanitizer" ]; then found="$folder/compute-sanitizer"; fi
+  done
+  if [ -z "$found" ]; then
+    echo "left out: no compute-sanitizer"
+    return 0
+  fi
+  if [ ${#files[@]} -eq 0 ]; then files=("${kernel_files[@]}"); fi
+  wrapper=("$found" --tool "$1" --error-exitcode 9)
   # The large sizes would take hours under it, and find nothing that the awkward small ones do not.
-  # Last, and with a limit, so that what came before is known where time is short.
-  SOK_LITE_BACKEND=cuda stage 'memcheck' timeout "${SOK_LITE_MEMCHECK_S:-900}" \
-    "$sanitizer" --tool memcheck --error-exitcode 9 \
-    "${pytest[@]}" -p tests.no_memory_pool tests/engine -k 'cuda and not 100_003 and not 100003 and not million'
-else
-  printf '\n=== memcheck: left out, no compute-sanitizer\n'
-fi
+  more=(-p tests.no_memory_pool -k "$backend and not 100_003 and not 100003 and not million")
+  in_files "${SOK_LITE_TEST_S:-400}" "${files[@]}"
+}
 
-printf '\n%d stages failed, %d s\n' "$failed" "$SECONDS"
-[ "$failed" -eq 0 ]
+limited() { timeout --kill-after=10 "$stage_s" "$python" "$@" </dev/null; }
+
+run_stage() {
+  case "$1" in
+    compile) limited scripts/bench_compile.py ;;
+    tests) run_tests ;;
+    faults) in_files "${SOK_LITE_TEST_S:-120}" "${fault_files[@]}" ;;
+    memcheck | synccheck | racecheck | initcheck) run_sanitizer "$1" ;;
+    tables) limited scripts/bench_tables.py --backends "$backend" --dims 8 64 --capacity 4194304 ;;
+    engine) limited scripts/bench_engine.py --backends "$backend" ;;
+  esac
+}
+
+for name in "${stages[@]}"; do
+  start="$SECONDS" code=0
+  printf '\n=== %s\n' "$name"
+  (run_stage "$name") || code=$? # in a shell of its own: what it sets is for this stage alone
+  [ "$code" -eq 0 ] || failed+=("$name")
+  printf -- '--- %s: exit code %d, %d s\n' "$name" "$code" "$((SECONDS - start))"
+done
+
+printf '\n%d stages, failed: %s; %d s\n' "${#stages[@]}" "${failed[*]:-none}" "$SECONDS"
+[ ${#failed[@]} -eq 0 ]

@@ -1,9 +1,11 @@
-"""Prints the registers and spilled bytes of every kernel, as the GPU's assembler reports them.
+"""Prints what the GPU's compiler made of every kernel: registers, local memory, widths, occupancy.
 
 Compiles the kernels to machine code with NVRTC, which needs no GPU. One line a kernel: registers of
-a thread on each architecture, and the most bytes of local memory that hold its arrays (stack) and
-the registers it had no room for (spilled; tests/engine/test_kernels.py lets none pass). The
-tunables come from SOK_LITE_KERNEL_DEFINES, as for the backends.
+a thread on each architecture; the most bytes of local memory that hold its arrays (stack) and the
+registers it had no room for (spilled); the widest load and store of a lane in bytes, with how many
+instructions have that width; and the part of an SM's threads that the registers let run at a time
+on sm_90 (occupancy). tests/engine/test_kernels.py says what must be so. The tunables come from
+SOK_LITE_KERNEL_DEFINES, as for the backends.
 
 Example:
   SOK_LITE_KERNEL_DEFINES="SOK_TILE=8" python3 scripts/kernel_registers.py --archs sm_90
@@ -12,17 +14,26 @@ Example:
 import argparse
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import cupy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sok_lite.backend.sources import inlined, kernel_defines, kernel_files
+from sok_lite.backend.nvrtc import FLAGS, CompileError, Nvrtc
+from sok_lite.backend.sources import inlined, kernel_files
+from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
 
 ARCHS = ("sm_80", "sm_90", "sm_100")
-# The flags of sok_lite/backend/cuda.py, which cannot be imported without a GPU.
-FLAGS = ("--std=c++17", "--fmad=false")
+# An instruction of PTX such as "ld.global.v4.u32": space, how many elements, bits of an element.
+_ACCESS = re.compile(
+    r"^\s*(?:@!?%p\d+ )?(ld|st)((?:\.\w+(?:::\w+)*)*)\.[a-z]+(\d+)\s", re.MULTILINE
+)
+# Not memory of the device, or not a lane's own: parameters, a thread's stack, constants.
+_OTHER_SPACES = {"param", "local", "const", "shared"}
 
 
 class Usage(NamedTuple):
@@ -39,6 +50,13 @@ class Usage(NamedTuple):
     spill_bytes: int
 
 
+class Widths(NamedTuple):
+    """Instructions of a kernel that read and write the device's memory, by bytes of a lane."""
+
+    loads: Counter[int]
+    stores: Counter[int]
+
+
 class Compiled(NamedTuple):
     """What NVRTC made of a source.
 
@@ -53,27 +71,21 @@ class Compiled(NamedTuple):
     kernels: dict[str, Usage]
 
 
-def compile_source(nvrtc: Any, source: str, arch: str, flags: Sequence[str] = ()) -> Compiled:
+def compile_source(source: str, arch: str, flags: Sequence[str] = ()) -> Compiled:
     """Compiles a source for an architecture.
 
     Args:
-      nvrtc: the module `cupy_backends.cuda.libs.nvrtc`.
       source: CUDA C++ without includes.
       arch: such as "sm_90".
       flags: further flags of NVRTC.
     """
-    program = nvrtc.createProgram(source, "kernel.cu", [], [])
     defines = [f"-D{name}={value}" for name, value in kernel_defines().items()]
     options = [*FLAGS, f"-arch={arch}", "--ptxas-options=-v", *defines, *flags]
     try:
-        nvrtc.compileProgram(program, options)
-        ptx = nvrtc.getPTX(program)
-        log = nvrtc.getProgramLog(program)
-    except nvrtc.NVRTCError:
-        return Compiled(nvrtc.getProgramLog(program), "", {})
-    finally:
-        nvrtc.destroyProgram(program)
-    return Compiled(None, ptx.decode() if isinstance(ptx, bytes) else ptx, parse_usage(log))
+        compiled = Nvrtc(cupy.cuda.nvrtc).compiled(source, options)
+    except CompileError as error:
+        return Compiled(str(error), "", {})
+    return Compiled(None, compiled.ptx, parse_usage(compiled.log))
 
 
 def parse_usage(log: str) -> dict[str, Usage]:
@@ -97,26 +109,75 @@ def parse_usage(log: str) -> dict[str, Usage]:
     return kernels
 
 
+def widths(ptx: str) -> dict[str, Widths]:
+    """Returns how wide the loads and stores of each kernel are.
+
+    Those of rows are among them though they do not say ".global": their addresses come from
+    memory, and a compiler cannot know of what kind these are.
+    """
+    kernels = {}
+    for part in ptx.split(".entry ")[1:]:
+        found = Widths(Counter(), Counter())
+        # A kernel ends with a brace of its own line; functions it does not inline follow.
+        body = part[: part.index("\n}")]
+        for kind, modifiers, bits in _ACCESS.findall(body):
+            words = modifiers.split(".")
+            if _OTHER_SPACES & {word.split("::")[0] for word in words}:
+                continue
+            count = next((int(word[1:]) for word in words if re.fullmatch(r"v\d", word)), 1)
+            (found.loads if kind == "ld" else found.stores)[count * int(bits) // 8] += 1
+        kernels[part[: part.index("(")]] = found
+    return kernels
+
+
+def occupancy(registers: int, threads_per_block: int) -> float:
+    """Returns the part of an SM's 64 warps that can be there at a time on sm_90.
+
+    The limits are those of the table of compute capabilities in the CUDA C++ Programming Guide:
+    65,536 registers, 2,048 threads (64 warps) and 32 blocks an SM. An SM has four parts that share
+    its registers evenly, and a warp gets its registers in units of 256, as cuda_occupancy.h of the
+    CUDA toolkit counts. Kernels here have no shared memory.
+    """
+    warps_per_block = -(-threads_per_block // 32)
+    registers_per_warp = -(-registers * 32 // 256) * 256
+    warps = min(64, 65_536 // 4 // registers_per_warp * 4)
+    blocks = min(32, warps // warps_per_block)
+    return blocks * warps_per_block / 64
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--archs", nargs="*", default=ARCHS)
     args = parser.parse_args()
-    from cupy_backends.cuda.libs import nvrtc
+    threads = kernel_defines().get("SOK_THREADS_PER_BLOCK", THREADS_PER_BLOCK)
 
-    print(f"{'kernel':32s}" + "".join(f"{arch:>8s}" for arch in args.archs) + "   stack spilled")
+    print(
+        f"{'kernel':32s}"
+        + "".join(f"{arch:>8s}" for arch in args.archs)
+        + "   stack spilled        load       store occupancy"
+    )
     for path in kernel_files():
-        found = {arch: compile_source(nvrtc, inlined(path), arch) for arch in args.archs}
+        found = {arch: compile_source(inlined(path), arch) for arch in {*args.archs, "sm_90"}}
         for arch, compiled in found.items():
             if compiled.error is not None:
                 raise SystemExit(f"{path.name} for {arch}:\n{compiled.error}")
-        for name in sorted(found[args.archs[0]].kernels):
-            usages = [compiled.kernels[name] for compiled in found.values()]
+        all_widths = widths(found["sm_90"].ptx)
+        for name in sorted(found["sm_90"].kernels):
+            usages = [found[arch].kernels[name] for arch in args.archs]
             registers = "".join(f"{usage.registers:8d}" for usage in usages)
             stack = max(usage.stack_bytes for usage in usages)
             spilled = max(usage.spill_bytes for usage in usages)
-            print(f"{name:32s}{registers}{stack:8d}{spilled:8d}")
+            wide = "".join(f"{_widest(counts):>12s}" for counts in all_widths[name])
+            part = occupancy(found["sm_90"].kernels[name].registers, threads)
+            print(f"{name:32s}{registers}{stack:8d}{spilled:8d}{wide}{part:10.0%}")
+
+
+def _widest(counts: Counter[int]) -> str:
+    if not counts:
+        return "-"
+    return f"{max(counts)} ({counts[max(counts)]}/{counts.total()})"
 
 
 if __name__ == "__main__":

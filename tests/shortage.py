@@ -35,7 +35,7 @@ class Shortage:
 
     def __enter__(self):
         self._replace(self.backend, "xp", _Arrays(self.backend.xp, self))
-        for name in ("zeros_chunk", "far_chunk", "from_host"):
+        for name in ("zeros_chunk", "first_chunk", "far_chunk", "from_host"):
             self._replace(self.backend, name, self.limited(getattr(self.backend, name)))
         zeros = FarFile.zeros
         limited = self.limited(zeros)

@@ -81,9 +81,17 @@ def call_under_way(table):
     return None
 
 
-def slab_chunks(store):
-    """Chunks of all slabs."""
-    return sum(slab.num_chunks for slab in store._slabs)
+def chunks_of(store):
+    """Chunks of a column, by tier."""
+    return store._chunks
+
+
+def far_slabs(store, name):
+    """Bytes of each far slab of a column; the near ones come before."""
+    column = store.column(name)
+    ends = np.cumsum([part.nbytes for part in column._memory], dtype=np.int64)
+    near = chunks_of(store).near * (column.row_bytes << store.chunk_shift)
+    return [part.nbytes for part, end in zip(column._memory, ends, strict=True) if end > near]
 
 
 def far_file_of(store):
@@ -196,8 +204,8 @@ def _audit_rows(table, held):
 def _audit_columns(store):
     names = ["value", *store.state_names]
     chunks = {name: store.column(name).num_chunks for name in names}
-    assert set(chunks.values()) == {slab_chunks(store)}, (
-        f"columns have other numbers of chunks than the store, {slab_chunks(store)}: {chunks}"
+    assert set(chunks.values()) == {chunks_of(store).total}, (
+        f"columns have other numbers of chunks than the store, {chunks_of(store).total}: {chunks}"
     )
     rows = chunks["value"] << store.chunk_shift
     assert store.num_rows <= rows, f"{store.num_rows} rows were handed out of {rows}"
@@ -212,10 +220,7 @@ def _audit_columns(store):
         )
         page = os.sysconf("SC_PAGE_SIZE")
         most = sum(
-            -(-(slab.num_chunks * store.column(name).row_bytes << store.chunk_shift) // page) * page
-            for name in names
-            for slab in store._slabs
-            if slab.is_far
+            -(-num_bytes // page) * page for name in names for num_bytes in far_slabs(store, name)
         )
         assert lengths[1] <= most, f"the far file is {lengths[1]} bytes long; columns use {most}"
 

@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sok_lite.backend.tunables import TUNABLES
+from tests.engine.helpers import need_nvrtc
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
 
@@ -125,16 +128,13 @@ def test_the_kernels_that_measure_the_limits_copy_what_they_should(backend, n):
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_the_kernels_that_measure_the_limits_compile_for_a_gpu(arch):
-    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy is not installed")
+    need_nvrtc()
     from bench_limits import READS, SOURCE
     from kernel_registers import compile_source
 
     from sok_lite.backend import sources
 
-    try:
-        compiled = compile_source(nvrtc, sources.inlined(SOURCE), arch)
-    except (RuntimeError, OSError) as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
+    compiled = compile_source(sources.inlined(SOURCE), arch)
     assert compiled.error is None
     wanted = {f"limit_read_{width}_{lanes}" for width in READS for lanes in READS[width]}
     assert set(compiled.kernels) == {*wanted, "limit_copy", "limit_gather"}
@@ -156,6 +156,28 @@ def test_the_engine_around_the_tables_is_measured():
         "bench_engine.py", *"--backends cpu --keys 2000 --batch 400 --dim 4 --rounds 1".split()
     )
     assert {"unique", "group", "combine_grad", "update_adam"} <= {r["case"] for r in results}
+
+
+def test_allocations_of_rows_are_counted_as_a_gpu_makes_them():
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    import bench_slabs
+
+    from sok_lite.backend.cuda import CudaBackend
+
+    assert bench_slabs.CountingBackend.chunk_bytes == CudaBackend.chunk_bytes
+    results, _ = run("bench_slabs.py", "--rows", 20_000, "--dim", 8, "--batches", 100, 7_000)
+    assert [r["batch"] for r in results] == [100, 7_000]
+    assert all(r["rows"] == 20_000 and r["row_bytes"] == 3 * 8 * 4 for r in results)
+    assert results[0]["allocations"] >= results[1]["allocations"] == 3 * 3
+
+
+def test_compiling_is_measured_without_a_gpu():
+    need_nvrtc()
+    files = ["slots.cu", "update/sgd.cu"]
+    results, text = run("bench_compile.py", "--files", *files)
+    assert [r["file"] for r in results] == files
+    assert all(r["cached_s"] < r["compile_s"] for r in results)
+    assert "NOTE CuPy" in text
 
 
 def test_a_power_law_has_the_distinct_keys_that_were_asked_for():
@@ -230,8 +252,7 @@ def test_every_tunable_of_the_sweep_is_one_of_the_kernels():
     import bench_sweep
 
     for choice in (*bench_sweep.gpu_choices(), *bench_sweep.cpu_choices()):
-        assert bench_sweep.unknown_macros(choice.defines) == []
-    assert bench_sweep.unknown_macros({"SOK_LINE": 4, "SOK_NO": 1}) == ["SOK_NO"]
+        assert all(value in TUNABLES[name].values for name, value in choice.defines.items())
 
 
 PEER = """

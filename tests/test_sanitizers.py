@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from sok_lite.backend import build, sources
+from sok_lite.backend import build, sources, tunables
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -177,7 +177,7 @@ def eviction_library(folder, changes, flags):
     library = folder / "changed.so"
     kernels = sources.kernel_folder()
     others = [kernels / name for name in ("rows.cu", "unique.cu", "combine.cu")]
-    defines = [f"-D{name}={value}" for name, value in sources.kernel_defines().items()]
+    defines = [f"-D{name}={value}" for name, value in tunables.kernel_defines().items()]
     inputs = [part for path in (changed, *others) for part in ("-x", "c++", str(path))]
     subprocess.run(
         [

@@ -59,15 +59,16 @@ def get_backend(name: str | None = None) -> Backend:
       name: "cpu" or "cuda"; None: `default_backend()`.
 
     Raises:
-      ValueError: no such backend.
+      ValueError: no such backend; where SOK_LITE_BACKEND names it, the error says so.
       RuntimeError: cuda was asked for and there is no CuPy or no GPU.
     """
+    source = "backend" if name else "SOK_LITE_BACKEND"
     name = name or default_backend()
     if name == "cpu":
         return _cpu()
     if name == "cuda":
         reason = cuda_unavailable()
         if reason is not None:
-            raise RuntimeError(f"backend 'cuda' cannot be used: {reason}. Use 'cpu'.")
+            raise RuntimeError(f"{source} 'cuda' cannot be used: {reason}. Use 'cpu'.")
         return _cuda()
     raise ValueError(f"backend must be 'cpu' or 'cuda'. Received: {name!r}.")

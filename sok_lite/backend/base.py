@@ -87,7 +87,9 @@ class Backend(ABC):
 
     @abstractmethod
     def zeros_chunk(self, num_bytes: int) -> Array:
-        """Returns zeroed memory, (num_bytes,) uint8, that costs nothing until it is touched.
+        """Returns zeroed memory, (num_bytes,) uint8.
+
+        On a CPU it costs nothing until it is touched; a GPU writes its zeros at once.
 
         Raises:
           MemoryError: there is not that much.

@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sok_lite.backend.sources import kernel_defines, kernel_files, kernel_folder
+from sok_lite.backend.sources import kernel_files, kernel_folder
+from sok_lite.backend.tunables import kernel_defines
 
 # -ffp-contract=off: a fused multiply-add would round differently from the GPU and from other CPUs.
 FLAGS = (
@@ -43,7 +44,7 @@ def has_x86_64_v3() -> bool:
 def cache_folder() -> Path:
     """Returns the folder for what is compiled on this machine."""
     root = os.environ.get("SOK_LITE_CACHE")
-    if root is None:
+    if not root:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         root = os.path.join(base, "sok_lite")
     return Path(root)
@@ -100,9 +101,20 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
 
 
 def find_library() -> Path:
-    """Returns the CPU kernel library: SOK_LITE_CPU_LIBRARY, the wheel's, or one compiled here."""
+    """Returns the CPU kernel library: SOK_LITE_CPU_LIBRARY, the wheel's, or one compiled here.
+
+    Raises:
+      FileNotFoundError: SOK_LITE_CPU_LIBRARY names no file.
+      RuntimeError: there is none and it cannot be compiled.
+    """
     named = os.environ.get("SOK_LITE_CPU_LIBRARY")
     if named:
+        if not Path(named).is_file():
+            raise FileNotFoundError(
+                "SOK_LITE_CPU_LIBRARY must be the path of a CPU kernel library. "
+                f"Received: {named!r}, which is no file. Unset it to use the library of this "
+                "installation."
+            )
         return Path(named)
     # The wheel's library has the default tunables.
     shipped = None if kernel_defines() else shipped_library()

@@ -1,4 +1,4 @@
-"""Kernels on the GPU: the same sources, compiled by NVRTC through CuPy."""
+"""Kernels on the GPU: the same sources, compiled by NVRTC when they are first used."""
 
 import copy
 from functools import partial
@@ -9,15 +9,17 @@ import cupy
 import numpy as np
 
 from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend
+from sok_lite.backend.build import cache_folder
+from sok_lite.backend.disk_cache import DiskCache
 from sok_lite.backend.local_ranks import local_rank
+from sok_lite.backend.nvrtc import FLAGS, Nvrtc
 from sok_lite.backend.publish import NOTHING, Action
-from sok_lite.backend.sources import all_kernels, find_kernel, inlined, kernel_defines
+from sok_lite.backend.sources import all_kernels, find_kernel, inlined
+from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
 
-# --fmad=false: the CPU does not fuse multiply and add either, and results must be the same.
-NVRTC_FLAGS = ("--std=c++17", "--fmad=false")
 # Tunables of a launch; SOK_LITE_KERNEL_DEFINES sets others, and those of the kernels.
 _TUNABLES = {
-    "SOK_THREADS_PER_BLOCK": 256,
+    "SOK_THREADS_PER_BLOCK": THREADS_PER_BLOCK,
     # As in kernels/platform.cuh; SOK_TILE is SOK_LINE where it has no value of its own.
     "SOK_ROW_LANES": 32,
     "SOK_LINE": 4,
@@ -41,6 +43,8 @@ class CudaBackend(Backend):
     def __init__(self) -> None:
         self._modules: dict[Path, Any] = {}
         self._kernels: dict[str, _Kernel] = {}
+        self._nvrtc = Nvrtc(cupy.cuda.nvrtc)
+        self._binaries = DiskCache(cache_folder() / "cuda")
         self._sources = all_kernels()
         self._defines = kernel_defines()
         tunables = {**_TUNABLES, **self._defines}
@@ -70,10 +74,13 @@ class CudaBackend(Backend):
         return kernel
 
     def _compiled(self, path: Path) -> Any:
+        source = inlined(path)
         defines = [f"-D{name}={value}" for name, value in self._defines.items()]
-        # Not cupy.RawModule, which adds -ftz=true behind all options: results below 1.2e-38 would
-        # be 0, and those of the CPU are not.
-        binary, _ = cupy.cuda.compiler.compile_using_nvrtc(inlined(path), (*NVRTC_FLAGS, *defines))
+        flags = [*FLAGS, self._nvrtc.architecture(self._device.compute_capability), *defines]
+        binary = self._binaries.get(
+            [source, *flags, self._nvrtc.build],
+            lambda: self._nvrtc.compiled(source, flags).binary,
+        )
         module = cupy.cuda.Module()
         module.load(binary)
         return module
@@ -135,6 +142,10 @@ class CudaBackend(Backend):
         return partial(run, grid, (self._threads_per_block,), tuple(values))
 
     def zeros_chunk(self, num_bytes: int) -> Array:
+        # From CuPy's pool, not by a cudaMalloc of our own: an index that has grown leaves memory
+        # that later rows can have, a free waits for no kernel, and where the driver has no more
+        # the pool gives back what it keeps and asks again. It rounds to 512 bytes. The zeros are
+        # written by the GPU, on the stream of the kernels that follow.
         try:
             return cupy.zeros(num_bytes, dtype=cupy.uint8)
         except cupy.cuda.memory.OutOfMemoryError as error:

@@ -1,6 +1,5 @@
 """Where the kernel sources are, and which file holds which kernel."""
 
-import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,6 @@ _LETTERS = {
     "f32": ".",
 }
 _INCLUDE = re.compile(r'#include "([\w./]+)"')
-_DEFINE = re.compile(r"([A-Za-z_]\w*)=(\d+)")
 
 
 def kernel_folder() -> Path:
@@ -41,27 +39,6 @@ def kernel_files() -> list[Path]:
     return sorted(kernel_folder().rglob("*.cu"))
 
 
-def kernel_defines() -> dict[str, int]:
-    """Returns the macros that SOK_LITE_KERNEL_DEFINES sets, such as "SOK_LINE=8 SOK_TILE=8".
-
-    They are the tunables of the kernels. Both backends compile with them; one without a value here
-    has the default of the sources.
-
-    Raises:
-      ValueError: the variable is not a list of NAME=NUMBER.
-    """
-    defines = {}
-    for text in os.environ.get("SOK_LITE_KERNEL_DEFINES", "").split():
-        match = _DEFINE.fullmatch(text)
-        if match is None:
-            raise ValueError(
-                "SOK_LITE_KERNEL_DEFINES must be a list of NAME=NUMBER, such as "
-                f"'SOK_LINE=8 SOK_TILE=8'. Received: {text!r}."
-            )
-        defines[match.group(1)] = int(match.group(2))
-    return defines
-
-
 def inlined(path: Path) -> str:
     """Returns the source of a file with its includes written in place, each once.
 
@@ -72,20 +49,21 @@ def inlined(path: Path) -> str:
     folder = kernel_folder()
     seen: set[str] = set()
 
-    def expand(name: str) -> str:
+    def expand(file: Path) -> str:
+        name = file.relative_to(folder).as_posix() if file.is_relative_to(folder) else file.name
         lines = [f'#line 1 "{name}"']
-        for number, line in enumerate((folder / name).read_text().splitlines(), 1):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
             match = _INCLUDE.fullmatch(line)
             if match is None:
                 lines.append(line)
             elif match.group(1) not in seen:
                 seen.add(match.group(1))
-                lines += [expand(match.group(1)), f'#line {number + 1} "{name}"']
+                lines += [expand(folder / match.group(1)), f'#line {number + 1} "{name}"']
             else:
                 lines.append("")
         return "\n".join(lines)
 
-    return expand(path.relative_to(folder).as_posix()) + "\n"
+    return expand(path) + "\n"
 
 
 class KernelSource(NamedTuple):

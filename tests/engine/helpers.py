@@ -1,9 +1,11 @@
-"""A first row that a reader can compute in the head, and tables that use it."""
+"""A first row that a reader can compute in the head, tables that use it, and what tests need."""
 
 import threading
 
 import numpy as np
+import pytest
 
+from sok_lite.backend.nvrtc import Nvrtc
 from sok_lite.engine.table import make_table
 from tests.conftest import LONG
 from tests.support.simt.backend import is_simulated
@@ -53,3 +55,14 @@ def run_threads(work, count=4):
         thread.join()
     if failures:
         raise failures[0]
+
+
+def need_nvrtc():
+    """Returns NVRTC, which compiles without a GPU, or skips the test where it is not installed."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    nvrtc = Nvrtc(cupy.cuda.nvrtc)
+    try:
+        assert nvrtc.version
+    except Exception as error:  # CuPy raises RuntimeError or OSError by the way it was installed
+        pytest.skip(f"NVRTC cannot be loaded: {error}")
+    return nvrtc

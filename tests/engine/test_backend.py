@@ -179,6 +179,9 @@ def test_a_variable_that_names_no_backend_is_refused(monkeypatch):
         get_backend()
     monkeypatch.setenv("SOK_LITE_BACKEND", " cpu ")
     assert get_backend() is get_backend("cpu")
+    # A name in the call counts, whatever the environment has.
+    monkeypatch.setenv("SOK_LITE_BACKEND", "gpu")
+    assert get_backend("cpu").name == "cpu"
 
 
 def test_more_memory_than_there_is_raises():

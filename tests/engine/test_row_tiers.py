@@ -469,7 +469,11 @@ def test_a_hybrid_table_tells_its_memory_by_tier(backend):
     table.lookup(np.arange(100))
     statistics = table.statistics()
     assert (statistics.near_bytes, statistics.far_bytes) == (64 * 32, 36 * 32)
+    assert statistics.near_reserved_bytes == 64 * 32
+    assert statistics.far_reserved_bytes == table.store.tier_bytes().far >= 36 * 32
     table.clear()
+    statistics = table.statistics()
+    assert (statistics.near_reserved_bytes, statistics.far_reserved_bytes) == (0, 0)
     assert table.tiers.num_bytes == 0
     table.lookup(np.arange(10))
     statistics = table.statistics()

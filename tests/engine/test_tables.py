@@ -51,7 +51,7 @@ def host_rows(backend, table, keys):
 
 
 class Fault:
-    """Stands in for a backend's allocation and fails at the call of a number, from 1 on."""
+    """Stands in for a backend's allocation and fails from the call of a number on."""
 
     def __init__(self, allocate, at):
         self.allocate = allocate
@@ -60,7 +60,7 @@ class Fault:
 
     def __call__(self, num_bytes):
         self.calls += 1
-        if self.calls == self.at:
+        if self.calls >= self.at:
             raise MemoryError("none left")
         return self.allocate(num_bytes)
 
@@ -505,6 +505,8 @@ def test_statistics_count_what_happened(backend, var_type):
     # A slot has 16 bytes; two more slots belong to the reserved keys.
     assert held.index_bytes == 16 * (held.capacity + 2)
     assert (held.near_bytes, held.far_bytes) == (200 * 2 * 4 * 4, 0)
+    assert held.near_reserved_bytes == table.store.num_bytes >= held.near_bytes
+    assert held.far_reserved_bytes == 0
     table.clear()
     held = table.statistics()
     assert held[:1] + held[3:10] == (0,) * 8
@@ -541,7 +543,7 @@ def test_reserve_makes_growth_unnecessary(backend, var_type):
     "operation", ["find_or_insert", "insert_or_assign", "accum_or_assign", "reserve", "clear"]
 )
 def test_no_memory_at_any_point_leaves_the_table_whole(backend, monkeypatch, kind, operation):
-    """Every allocation of an operation fails in turn: of slots, scores, rows and states."""
+    """From every allocation of an operation on none succeeds: of slots, scores, rows, states."""
     monkeypatch.setattr(backend, "chunk_bytes", 1 << 10)
     options = {}
     if kind != "hbm":

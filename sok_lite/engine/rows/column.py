@@ -10,16 +10,16 @@ from sok_lite.backend.publish import Action, setting
 from sok_lite.engine.rows.far_file import FarFile
 
 
-class Slab(NamedTuple):
-    """Chunks that are allocated together.
+class Chunks(NamedTuple):
+    """How many chunks there are of each tier. Those of a tier that come together are one slab."""
 
-    Attributes:
-      num_chunks: how many.
-      is_far: in which tier.
-    """
+    near: int
+    far: int
 
-    num_chunks: int
-    is_far: bool
+    @property
+    def total(self) -> int:
+        """Of both tiers."""
+        return self.near + self.far
 
 
 class Column:
@@ -63,15 +63,15 @@ class Column:
         """`owner` if its optimizer is still there, else None: what is restored is for the next."""
         return None if self.owner is None or self.owner.optimizer() is None else self.owner
 
-    def new_memory(self, slabs: list[Slab]) -> list[Array]:
-        """Returns the memory of slabs that are not part of this column yet, zeroed."""
-        far = self._far_file.zeros if self._far_file else self._backend.far_chunk
+    def new_memory(self, chunks: Chunks) -> list[Array]:
+        """Returns memory that is not part of this column yet, zeroed: a slab for each tier."""
         memory: list[Array] = []
-        for num_chunks, is_far in slabs:
-            near = (
-                self._backend.zeros_chunk if self._memory or memory else self._backend.first_chunk
-            )
-            memory.append((far if is_far else near)(num_chunks * self._chunk_bytes))
+        if chunks.near:
+            near = self._backend.zeros_chunk if self._memory else self._backend.first_chunk
+            memory.append(near(chunks.near * self._chunk_bytes))
+        if chunks.far:
+            far = self._far_file.zeros if self._far_file else self._backend.far_chunk
+            memory.append(far(chunks.far * self._chunk_bytes))
         return memory
 
     def attaching(self, memory: list[Array]) -> list[Action]:
@@ -85,7 +85,7 @@ class Column:
         end = start + sum(part.size for part in addresses)
         pointers = self.pointers
         if end > pointers.size:
-            # Doubled: a large table has tens of thousands of chunks and gets them one by one.
+            # Doubled: a large table has tens of thousands of chunks and gets them a few at a time.
             pointers = self._backend.xp.zeros(max(end, 2 * pointers.size), np.uint64)
             pointers[:start] = self.pointers[:start]
         if addresses:

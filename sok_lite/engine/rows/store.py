@@ -14,6 +14,7 @@ What changes rows that somebody holds comes in two forms: `swapping` prepares it
 changes its index at the same time, and `swap` does it.
 """
 
+import contextlib
 import copy
 import itertools
 import os
@@ -26,7 +27,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import RowDtype, as_words, float32_to_bfloat16
 from sok_lite.engine.rows.allocator import Claim, RowNumbers
-from sok_lite.engine.rows.column import Column, Slab
+from sok_lite.engine.rows.column import Chunks, Column
 from sok_lite.engine.rows.far_file import FarFile
 
 ABSENT = 0xFFFFFFFF  # the row number of a key that has no row; SOK_ABSENT in kernels/platform.cuh
@@ -34,11 +35,11 @@ ABSENT = 0xFFFFFFFF  # the row number of a key that has no row; SOK_ABSENT in ke
 
 # A near part ends with a chunk. It falls short of the rows asked for by less than one chunk: 1/32.
 _MIN_NEAR_CHUNKS = 32
-# Far memory is mapped or pinned in few pieces: each costs a system call, and Linux allows 65,530
-# mappings. A piece is at least this part of the far chunks there are.
+# Memory comes in few slabs, each of many chunks: a slab costs a system call or a call of the GPU's
+# driver, and Linux allows 65,530 mappings. It is at least this part of what the tier has, which is
+# then the most that is set aside and not in use.
+_NEAR_GROWTH = 32
 _FAR_GROWTH = 8
-# Near memory begins with a small piece and comes in larger ones as the store grows.
-_NEAR_GROWTH = 64
 
 
 class Copying(NamedTuple):
@@ -128,8 +129,8 @@ class RowStore:
         self._far_slab = 1 << (far_shift - self.chunk_shift)
         self._far_file = None if far_path is None else FarFile(far_path)
         self._columns: dict[str, Column] = {}
-        self._slabs: list[Slab] = []  # the same for all columns
-        self._far_bytes = 0  # of the far file, that belong to the slabs
+        self._chunks = Chunks(0, 0)  # of every column
+        self._far_bytes = 0  # of the far file, that belong to them
         self.numbers = RowNumbers.none(backend.xp, self._first_far)
         self._add_column("value", dim, row_dtype.storage, 0.0)
 
@@ -141,7 +142,7 @@ class RowStore:
     def _add_column(self, name: str, dim: int, dtype: np.dtype, initial: float) -> Column:
         shift, far_file = self.chunk_shift, self._far_file
         column = Column(self.backend, name, dim, dtype, initial, shift, far_file)
-        memory, far_bytes = self._new_memory([column], self._slabs)
+        memory, far_bytes = self._new_memory([column], self._chunks)
         if initial != 0:
             self._fill_memory(column, memory[0])
         publish(column.attaching(memory[0]))
@@ -161,15 +162,13 @@ class RowStore:
             elements[:left].fill(column.initial)
             left = max(0, left - int(elements.size))
 
-    def _new_memory(
-        self, columns: list[Column], slabs: list[Slab]
-    ) -> tuple[list[list[Array]], int]:
-        """Returns the memory of slabs for all of some columns, and the length of the far file."""
+    def _new_memory(self, columns: list[Column], chunks: Chunks) -> tuple[list[list[Array]], int]:
+        """Returns the memory of chunks for all of some columns, and the length of the far file."""
         if self._far_file is None:
-            return [column.new_memory(slabs) for column in columns], 0
+            return [column.new_memory(chunks) for column in columns], 0
         self.trim()  # what was made for rows that did not come
         try:
-            memory = [column.new_memory(slabs) for column in columns]
+            memory = [column.new_memory(chunks) for column in columns]
         except BaseException:
             self.trim()
             raise
@@ -231,12 +230,9 @@ class RowStore:
 
     def tier_bytes(self) -> TierBytes:
         """Returns `used_bytes` and `num_bytes` by tier."""
-        chunks = [0, 0]
-        for slab in self._slabs:
-            chunks[slab.is_far] += slab.num_chunks
         far_used = self.num_far_rows * self.row_bytes
         chunk_bytes = self.row_bytes << self.chunk_shift
-        near, far = (count * chunk_bytes for count in chunks)
+        near, far = (count * chunk_bytes for count in self._chunks)
         return TierBytes(self.used_bytes - far_used, far_used, near, far)
 
     # ---------------------------------------------------------------- row numbers
@@ -306,32 +302,40 @@ class RowStore:
                 f"A table holds at most {ABSENT:,} rows on one rank. Received: "
                 f"{self.num_rows:,} rows and {num_rows - self.num_rows:,} more. Use more ranks."
             )
-        slabs = self._new_slabs((num_rows + (1 << self.chunk_shift) - 1) >> self.chunk_shift)
-        if not slabs:
+        num_chunks = (num_rows + (1 << self.chunk_shift) - 1) >> self.chunk_shift
+        least = num_chunks - self._chunks.total
+        if least <= 0:
             return
         columns = list(self._columns.values())
-        memory, far_bytes = self._new_memory(columns, slabs)
+        chunks = self._more_chunks(least, spare=True)
+        made = None
+        with contextlib.suppress(MemoryError):
+            made = self._new_memory(columns, chunks)
+        if made is None:
+            # Spare rows are no reason to fail. What the first try did get is free again.
+            chunks = self._more_chunks(least, spare=False)
+            made = self._new_memory(columns, chunks)
+        memory, far_bytes = made
         attaching = [column.attaching(parts) for column, parts in zip(columns, memory, strict=True)]
+        before = self._chunks
+        total = Chunks(before.near + chunks.near, before.far + chunks.far)
         publish(
             [
                 *itertools.chain.from_iterable(attaching),
-                *setting(self, _slabs=[*self._slabs, *slabs], _far_bytes=far_bytes),
+                *setting(self, _chunks=total, _far_bytes=far_bytes),
             ]
         )
 
-    def _new_slabs(self, num_chunks: int) -> list[Slab]:
-        """Returns what a store of `num_chunks` chunks needs beyond what there is."""
-        slabs = []
-        have = self._columns["value"].num_chunks
-        near = self._first_far >> self.chunk_shift
-        while have < num_chunks:
-            if have < near:
-                slab = Slab(min(max(self._near_slab, have // _NEAR_GROWTH), near - have), False)
-            else:
-                slab = Slab(max(self._far_slab, (have - near) // _FAR_GROWTH), True)
-            slabs.append(slab)
-            have += slab.num_chunks
-        return slabs
+    def _more_chunks(self, least: int, spare: bool) -> Chunks:
+        """Returns what is added to `_chunks`: at least so many, and some more if `spare`."""
+        before = self._chunks
+        room = (self._first_far >> self.chunk_shift) - before.near
+        near, far = min(least, room), max(0, least - room)
+        if spare and near:
+            near = min(room, max(near, self._near_slab, before.near // _NEAR_GROWTH))
+        if spare and far:
+            far = max(far, self._far_slab, before.far // _FAR_GROWTH)
+        return Chunks(near, far)
 
     def releasing(self, rows: Array) -> list[Action]:
         """Prepares to give rows back, distinct and none absent; their states begin anew."""
@@ -350,7 +354,7 @@ class RowStore:
         if self.num_far_rows:
             self.backend.synchronize()  # kernels that still use pinned memory or the file
         numbers = RowNumbers.none(self.backend.xp, self._first_far)
-        return setting(self, _columns=columns, _slabs=[], _far_bytes=0, numbers=numbers)
+        return setting(self, _columns=columns, _chunks=Chunks(0, 0), _far_bytes=0, numbers=numbers)
 
     def clear(self) -> None:
         """Gives all rows and their memory back. The state columns stay, empty."""
@@ -384,7 +388,7 @@ class RowStore:
         """
         other = copy.copy(self)
         other._far_file = None if self._far_file is None else self._far_file.sibling()
-        other._columns, other._slabs, other._far_bytes = {}, [], 0
+        other._columns, other._chunks, other._far_bytes = {}, Chunks(0, 0), 0
         other.numbers = RowNumbers.none(self.backend.xp, self._first_far)
         other._add_column("value", self.dim, self.row_dtype.storage, 0.0)
         return other

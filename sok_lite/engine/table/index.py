@@ -11,7 +11,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
-from sok_lite.backend.sources import kernel_defines
+from sok_lite.backend.tunables import kernel_defines
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.rows.store import ABSENT
 

@@ -136,6 +136,8 @@ class TableParts(Exclusive, ABC):
             index_bytes=self.index_bytes,
             near_bytes=tiers.near_used,
             far_bytes=tiers.far_used,
+            near_reserved_bytes=tiers.near,
+            far_reserved_bytes=tiers.far,
         )
 
     # ---------------------------------------------------------------- one call at a time

@@ -66,6 +66,8 @@ class Statistics(NamedTuple):
       mean_probe, longest_probe: lines of slots that a search for a held key reads.
       index_bytes: memory of the index, and of what else is kept by key: sightings, heat.
       near_bytes, far_bytes: memory of rows and optimizer states handed out so far, by tier.
+      near_reserved_bytes, far_reserved_bytes: memory set aside for rows and states, that which is
+        handed out included, by tier. On a CPU untouched pages of it cost nothing.
     """
 
     size: int
@@ -84,6 +86,8 @@ class Statistics(NamedTuple):
     index_bytes: int
     near_bytes: int
     far_bytes: int
+    near_reserved_bytes: int
+    far_reserved_bytes: int
 
 
 class GivesFirstRows(Protocol):

@@ -5,11 +5,11 @@ name is an AttributeError.
 """
 
 import ctypes
+import itertools
+import json
 import types
-import zlib
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -242,16 +242,21 @@ def get_current_stream() -> Stream:
     return _NULL
 
 
+# Before the source and the options, which are what this compiler's machine code consists of: the
+# libraries themselves are in a cache of their own, that may be emptied.
+_IMAGE = b"simt"
+
+
 class Module:
     """A compiled file of kernels, on the device that was the thread's when it was loaded."""
 
     def load(self, cubin: bytes) -> None:
         if not isinstance(cubin, bytes):
             raise TypeError(f"Expected bytes, got {type(cubin).__name__}")
-        path = Path(cubin.decode())
-        if not path.is_file():
+        if not cubin.startswith(_IMAGE):
             raise device.CUDADriverError("CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid")
-        self._program = runtime.Program(path)
+        source, options = json.loads(cubin[len(_IMAGE) :])
+        self._program = runtime.Program(compiler.compile_source(source, options))
         self._device = device.current_device()
 
     def get_function(self, name: str) -> "Function":
@@ -314,14 +319,39 @@ def _cell(arg: Any) -> int:
     return int.from_bytes(content.ljust(8, bytes([device.POISON]))[:8], "little")
 
 
-def compile_using_nvrtc(source: str, options: tuple[str, ...] = (), arch: Any = None) -> Any:
-    return str(compiler.compile_source(source, options)).encode(), None
+class _Program:
+    """A program of NVRTC's: what it is made from, and what became of it."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.image = b""
+        self.log = ""
 
 
-def _nvrtc_version() -> tuple[int, int]:
-    # A version that NVRTC never has: what is cached by it is for the simulated GPU, as it is now.
-    files = sorted(compiler.FOLDER.glob("*.h")) + [compiler.FOLDER / "compiler.py"]
-    return 0, zlib.crc32(b"".join(path.read_bytes() for path in files))
+_programs: dict[int, _Program] = {}
+_program_numbers = itertools.count(1)
+
+
+def _create_program(src: str, name: str, headers: Sequence[str], names: Sequence[str]) -> int:
+    number = next(_program_numbers)
+    _programs[number] = _Program(src)
+    return number
+
+
+def _compile_program(prog: int, options: Sequence[str]) -> None:
+    program = _programs[prog]
+    chosen = [option for option in options if option != "-arch=sm_90"]
+    try:
+        if program.source:
+            compiler.compile_source(program.source, chosen)
+    except compiler.CompileError as error:
+        program.log = str(error)
+        raise NVRTCError("NVRTC_ERROR_COMPILATION (6)") from error
+    program.image = _IMAGE + json.dumps([program.source, chosen]).encode()
+
+
+class NVRTCError(RuntimeError):
+    """What NVRTC refuses."""
 
 
 class PinnedMemory:
@@ -422,9 +452,19 @@ _cuda = _module(
     PinnedMemoryPointer=PinnedMemoryPointer,
     get_current_stream=get_current_stream,
     runtime=_runtime,
-    compiler=_module("cupy.cuda.compiler", compile_using_nvrtc=compile_using_nvrtc),
     memory=_module("cupy.cuda.memory", OutOfMemoryError=device.OutOfMemoryError),
-    nvrtc=_module("cupy.cuda.nvrtc", getVersion=_nvrtc_version),
+    nvrtc=_module(
+        "cupy.cuda.nvrtc",
+        NVRTCError=NVRTCError,
+        getVersion=lambda: (0, 0),  # one that NVRTC never has
+        getSupportedArchs=lambda: (90,),
+        createProgram=_create_program,
+        compileProgram=_compile_program,
+        getPTX=lambda prog: b"// of the simulated GPU\n",
+        getCUBIN=lambda prog: _programs[prog].image,
+        getProgramLog=lambda prog: _programs[prog].log,
+        destroyProgram=_programs.pop,
+    ),
 )
 cupy = _module(
     "cupy",

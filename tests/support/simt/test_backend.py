@@ -27,6 +27,28 @@ def test_it_is_the_cuda_backend_and_nobody_elses(simt):
     assert loaded is None or loaded.CudaBackend is not simt_module().CudaBackend
 
 
+def test_kernels_are_compiled_once_for_all_processes(xp, tmp_path, monkeypatch):
+    """Of a file, and only where it is used."""
+    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
+    compiled, compile_program = [], xp.cuda.nvrtc.compileProgram
+
+    def counted(program, options):
+        compiled.append(options)
+        compile_program(program, options)
+
+    monkeypatch.setattr(xp.cuda.nvrtc, "compileProgram", counted)
+    for calls in (2, 3):  # the source, and the empty one that tells the build
+        backend = simt_module().CudaBackend()
+        flags = backend.from_host(np.array([1, 0, 1], np.int32))
+        for _ in range(2):
+            total = backend.from_host(np.zeros(1, np.int64))
+            backend.launch("count_flags", 3, flags, total, 3)
+            assert backend.to_host(total).tolist() == [2]
+        assert len(compiled) == calls
+    assert ["--std=c++17", "--fmad=false", "-arch=sm_90"] in compiled
+    assert len(list((tmp_path / "cuda").iterdir())) == 1
+
+
 # ---------------------------------------------------------------- planted faults
 
 

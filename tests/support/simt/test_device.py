@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+from sok_lite.backend.nvrtc import Nvrtc
 from tests.support.simt import device, runtime
 from tests.support.simt.compiler import compile_source
 
@@ -16,9 +17,8 @@ extern "C" __global__ void scale(float* x, float by) { *x *= by; }
 
 @pytest.fixture
 def module(xp):
-    binary, _ = xp.cuda.compiler.compile_using_nvrtc(WRITE, ())
     module = xp.cuda.Module()
-    module.load(binary)
+    module.load(Nvrtc(xp.cuda.nvrtc).compiled(WRITE, ["-arch=sm_90"]).binary)
     return module
 
 

@@ -1,0 +1,77 @@
+"""Numbers of the kernels that a measurement should choose: SOK_LITE_KERNEL_DEFINES sets them.
+
+They are compiled in. A value that a kernel was not made for would not fail: it would find no keys,
+or write where another row is. So none is let through.
+"""
+
+import os
+import re
+from typing import NamedTuple
+
+_VARIABLE = "SOK_LITE_KERNEL_DEFINES"
+_DEFINE = re.compile(r"([A-Za-z_]\w*)=(\d{1,9})")
+_POWERS_TO_32 = frozenset({1, 2, 4, 8, 16, 32})
+
+
+class Tunable(NamedTuple):
+    """A macro of the kernels.
+
+    Attributes:
+      values: those that it may have.
+      rule: the same in words.
+    """
+
+    values: frozenset[int]
+    rule: str
+
+
+THREADS_PER_BLOCK = 256  # the default of SOK_THREADS_PER_BLOCK
+
+# The other defaults are in the sources, where kernels/README.md says; a warp has 32 lanes.
+TUNABLES = {
+    "SOK_LINE": Tunable(_POWERS_TO_32, "a power of two from 1 to 32"),
+    "SOK_TILE": Tunable(_POWERS_TO_32, "a power of two from 1 to 32"),
+    "SOK_ROW_LANES": Tunable(_POWERS_TO_32, "a power of two from 1 to 32"),
+    "SOK_THREADS_PER_BLOCK": Tunable(
+        frozenset(range(32, 1025, 32)), "a multiple of 32 from 32 to 1024"
+    ),
+    "HKV_CROWDED_QUARTERS": Tunable(frozenset(range(5)), "from 0 to 4"),
+    "SOK_BLOCK": Tunable(frozenset(range(1, 1025)), "from 1 to 1024"),
+    "SOK_AHEAD": Tunable(frozenset(range(1025)), "from 0 to 1024"),
+}
+
+
+def kernel_defines() -> dict[str, int]:
+    """Returns the macros that SOK_LITE_KERNEL_DEFINES sets, such as "SOK_LINE=8 SOK_TILE=8".
+
+    Both backends compile with them; one without a value here has the default of the sources.
+
+    Raises:
+      ValueError: the variable is not a list of NAME=NUMBER, or a tunable cannot have that value.
+    """
+    defines: dict[str, int] = {}
+    for text in os.environ.get(_VARIABLE, "").split():
+        match = _DEFINE.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"{_VARIABLE} must be a list of NAME=NUMBER, such as 'SOK_LINE=8 SOK_TILE=8'. "
+                f"Received: {text!r}."
+            )
+        name, value = match.group(1), int(match.group(2))
+        tunable = TUNABLES.get(name)
+        if tunable is None:
+            raise ValueError(
+                f"{_VARIABLE} sets a tunable that no kernel has. Received: {name!r}. There are "
+                f"{', '.join(TUNABLES)}."
+            )
+        if value not in tunable.values:
+            raise ValueError(
+                f"{name} in {_VARIABLE} must be {tunable.rule}. Received: {value}. Leave it out "
+                "for its default."
+            )
+        if defines.setdefault(name, value) != value:
+            raise ValueError(
+                f"{_VARIABLE} sets {name} twice. Received: {defines[name]} and {value}. Leave one "
+                "of them out."
+            )
+    return defines

@@ -1,0 +1,85 @@
+"""scripts/gpu_check.sh without a GPU: stages, files, and what happens to a test that hangs."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+HANGS = """
+import time
+
+def test_hangs_on_cpu():
+    time.sleep(600)
+
+def test_after_it_on_cpu():
+    pass
+"""
+PASSES = """
+def test_passes_on_cpu():
+    pass
+
+def test_is_for_another_backend():
+    raise AssertionError("not chosen")
+"""
+
+
+def check(*arguments, **variables):
+    env = {**os.environ, "SOK_LITE_BACKEND": "cpu", "SOK_LITE_PYTHON": sys.executable, **variables}
+    return subprocess.run(
+        ["bash", ROOT / "scripts" / "gpu_check.sh", *arguments],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two files of tests: the first one hangs."""
+    for name, text in (("test_hangs.py", HANGS), ("test_passes.py", PASSES)):
+        (tmp_path / name).write_text(text)
+    return [str(tmp_path / "test_hangs.py"), str(tmp_path / "test_passes.py")]
+
+
+def test_a_stage_that_there_is_not_is_refused():
+    done = check("tests", "test")
+    assert done.returncode == 2
+    assert "unknown argument 'test'. Expected: --sweep, files of tests, or of compile tests" in (
+        done.stderr
+    )
+
+
+def test_a_stage_runs_the_tests_of_its_backend_in_the_files_it_is_given(files):
+    done = check("tests", files[1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed, 1 deselected" in done.stdout
+    assert "=== tests" in done.stdout and "=== memcheck" not in done.stdout
+    assert "1 stages, failed: none" in done.stdout
+
+
+def test_a_test_that_hangs_ends_with_its_place_and_costs_no_other_file(files):
+    if int(pytest.__version__.split(".")[0]) < 9:
+        pytest.skip("pytest ends a test that hangs from version 9 on")
+    start = time.monotonic()
+    done = check("tests", *files, SOK_LITE_TEST_S="2")
+    assert time.monotonic() - start < 60
+    assert done.returncode == 1
+    assert "in test_hangs_on_cpu" in done.stdout + done.stderr
+    assert f"not passed: {files[0]}\n" in done.stdout
+    assert "1 passed" in done.stdout
+
+
+def test_a_stage_ends_after_its_time_and_names_what_it_left_out(files):
+    start = time.monotonic()
+    done = check("tests", *files, SOK_LITE_TEST_S="500", SOK_LITE_STAGE_S="6")
+    assert time.monotonic() - start < 60
+    assert done.returncode == 1
+    assert f"{files[0]}: stopped, the 6 s of the stage are over" in done.stdout
+    assert f"{files[1]}: left out, no time left" in done.stdout
+    assert "1 stages, failed: tests" in done.stdout
