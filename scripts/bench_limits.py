@@ -73,11 +73,9 @@ class Limits:
 
             self._cpu = CpuBackend(_build_for_cpu(), num_threads(backend))
         else:
-            import cupy
-
-            from sok_lite.backend.cuda import NVRTC_FLAGS
-
-            self._module = cupy.RawModule(code=sources.inlined(SOURCE), options=NVRTC_FLAGS)
+            cupy = backend.xp
+            code = sources.inlined(SOURCE)
+            self._module = cupy.RawModule(code=code, options=("--std=c++17",))
             self.num_sms = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
     def launch(self, kernel: str, num_threads: int, *args: Any, blocks: int | None = None) -> None:

@@ -85,7 +85,7 @@ def inlined(path: Path) -> str:
                 lines.append("")
         return "\n".join(lines)
 
-    return expand(path.relative_to(folder).as_posix()) + "\n"
+    return expand(os.path.relpath(path, folder).replace(os.sep, "/")) + "\n"
 
 
 class KernelSource(NamedTuple):

@@ -263,6 +263,20 @@ class Module:
             ) from None
 
 
+class RawModule:
+    """A file of kernels that is compiled on first use."""
+
+    def __init__(self, *, code: str, options: tuple[str, ...] = ()) -> None:
+        self._code, self._options = code, options
+        self._module: Module | None = None
+
+    def get_function(self, name: str) -> "Function":
+        if self._module is None:
+            self._module = Module()
+            self._module.load(compile_using_nvrtc(self._code, self._options)[0])
+        return self._module.get_function(name)
+
+
 class Function:
     """A kernel."""
 
@@ -430,6 +444,7 @@ cupy = _module(
     "cupy",
     __version__="14.2.0",
     ndarray=ndarray,
+    RawModule=RawModule,
     cuda=_cuda,
     get_default_memory_pool=device.pool,
     **{function.__name__: function for function in _FUNCTIONS},
