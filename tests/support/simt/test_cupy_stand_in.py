@@ -68,7 +68,5 @@ def test_everybody_else_sees_the_real_one(xp, real):
     assert sys.modules["cupy"] is real and real is not xp
 
 
-def test_what_it_compiles_is_in_no_cache_of_nvrtcs(xp, real):
-    from cupy_backends.cuda.libs import nvrtc
-
-    assert xp.cuda.nvrtc.getVersion()[0] == 0 < nvrtc.getVersion()[0]
+def test_what_it_compiles_is_in_no_cache_of_nvrtcs(xp):
+    assert xp.cuda.nvrtc.getVersion()[0] == 0
