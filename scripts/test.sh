@@ -17,7 +17,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_rmaps_base_oversubscribe=1
 
 logs="$(mktemp -d)"
-trap 'rm -rf "$logs"' EXIT
+trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$logs"' EXIT
 pytest=(python -m pytest -q)
 more=1 # times as many seconds
 # pyproject.toml leaves the long ones out; the last -m wins.
@@ -44,15 +44,25 @@ count() { # name, exit code
 
 # Runs one stage, with a time limit: a hang must not hold up whoever waits for the result.
 stage() { # name, seconds, command...
-  local name="$1" limit="$2" start="$SECONDS" code
+  printf '\n=== %s\n' "$1"
+  run "$@" | tee "$logs/$1"
+  close "$1"
+}
+
+run() { # name, seconds, command...
+  local name="$1" limit="$2" start="$SECONDS" code=0
   shift 2
-  printf '\n=== %s\n' "$name"
-  timeout --kill-after=20 "$limit" "$@" </dev/null 2>&1 | tee "$logs/$name"
-  code="${PIPESTATUS[0]}"
+  timeout --kill-after=20 "$limit" "$@" </dev/null 2>&1 || code=$?
   if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then echo "stopped after its limit of $limit s"; fi
-  count "$name" "$code"
+  echo "$code $((SECONDS - start))" >"$logs/$name.end"
+}
+
+close() { # name
+  local code seconds
+  read -r code seconds <"$logs/$1.end"
+  count "$1" "$code"
   if [ "$code" -eq 0 ]; then code=ok; else code="FAILED, exit code $code"; fi
-  printf -- '--- %s: %s, %d s\n' "$name" "$code" "$((SECONDS - start))"
+  printf -- '--- %s: %s, %d s\n' "$1" "$code" "$seconds"
 }
 
 stage 'ruff format' 60 ruff format --check .
@@ -60,14 +70,27 @@ stage 'ruff check' 60 ruff check .
 stage mypy 300 mypy
 mapfile -t sources < <(find kernels scripts tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
 stage clang-format 60 clang-format --dry-run -Werror "${sources[@]}"
-stage 'tests' $((2400 * more)) "${pytest[@]}" tests --ignore=tests/parallel --ignore=tests/test_sanitizers.py
+# Most tests use one core: those of the engine, on each backend, run beside the others.
+engine() { run 'tests, engine' $((2400 * more)) "${pytest[@]}" tests/engine tests/support; }
+sanitizers() { run 'tests, sanitizers' $((900 * more)) "${pytest[@]}" tests/test_sanitizers.py; }
+{
+  engine >"$logs/tests, engine"
+  sanitizers >"$logs/tests, sanitizers"
+} &
+stage 'tests' $((2400 * more)) "${pytest[@]}" tests --ignore=tests/engine --ignore=tests/support \
+  --ignore=tests/parallel --ignore=tests/test_sanitizers.py
 stage 'tests, 2 ranks, horovodrun' $((800 * more)) horovodrun -np 2 "${ranks[@]}"
 if command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/null; then
   stage 'tests, 2 ranks, mpirun' $((800 * more)) mpirun -np 2 "${ranks[@]}"
 else
   printf '\n=== tests, 2 ranks, mpirun: left out, no mpirun or no mpi4py\n'
 fi
-stage 'tests, sanitizers' $((900 * more)) "${pytest[@]}" tests/test_sanitizers.py
+wait
+for name in 'tests, engine' 'tests, sanitizers'; do
+  printf '\n=== %s\n' "$name"
+  cat "$logs/$name"
+  close "$name"
+done
 
 printf '\n%d passed, %d failed, %d skipped in %d s\n' "$passed" "$failed" "$skipped" "$SECONDS"
 [ "$failed" -eq 0 ]

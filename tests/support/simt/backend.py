@@ -48,5 +48,7 @@ def is_simulated(backend: Backend) -> bool:
 @functools.cache
 def simt_backend() -> Backend:
     """Returns the one backend that runs on the simulated GPU. Its name is "cuda": that it is."""
-    backend: Backend = simt_module().CudaBackend()
+    # Every thread of a block costs time here, and most launches of the tests have a few items: two
+    # warps are the fewest that are several.
+    backend: Backend = simt_module().CudaBackend().for_table(block_size=64)
     return backend

@@ -5,6 +5,7 @@ things: an inline PTX statement becomes a call of the function in shim.h that do
 each kernel gets a function behind it that calls it with an array of arguments.
 """
 
+import functools
 import hashlib
 import os
 import re
@@ -66,8 +67,9 @@ def compile_source(source: str, options: Sequence[str] = ()) -> Path:
     return _built([*_FLAGS, *_REPORTS, *defines], _translated(source, defines), [runtime_library()])
 
 
+@functools.cache
 def runtime_library() -> Path:
-    """Returns the compiled scheduler, which every program is linked with."""
+    """Returns the compiled scheduler, which every program is linked with: one in a process."""
     return _built(
         ["-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror"],
         (FOLDER / "scheduler.cpp").read_text(),

@@ -5,6 +5,9 @@
 // seed draws, may go on with any other lane of any warp. Nothing is promised to lanes of a warp but
 // what the mask of a vote or a shuffle says: that is the rule of GPUs from sm_70 on.
 //
+// What a lane has stored may stay unseen by others for a while: in half of all schedules it does,
+// in any order, until the lane releases a value, meets others or ends. Loads are never early.
+//
 // An error ends the launch: it is kept as text and the lanes are dropped where they are.
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,6 +47,13 @@ enum Kind { kBallot, kShuffle, kShuffleXor, kSync };
 
 struct Fiber;
 
+// A store of a lane that others need not have seen.
+struct Store {
+  char* p;
+  size_t size;  // up to 8
+  u64 before, value;
+};
+
 struct Lane {
   u32 block, block_size, thread;
   State state;
@@ -54,6 +64,7 @@ struct Lane {
   int kind, detail, source;
   u32 mask;
   u64 value;
+  std::vector<Store> unseen;  // in the order of the program
 };
 
 struct Fiber {
@@ -94,6 +105,7 @@ std::vector<Lane*> ready;
 std::string fault;
 
 // Its schedule.
+bool hides_stores;
 enum Order { kAnyLane, kLowestFirst, kHighestFirst, kInTurn } order;
 u64 random_state, turn;
 u32 switch_one_in;        // switch points
@@ -182,32 +194,93 @@ void remove_ready(Lane* lane) {
   ready.pop_back();
 }
 
+// Everybody sees what the lane has stored, or what it has stored in these bytes.
+void show_stores(Lane* lane) { lane->unseen.clear(); }
+void show_stores_at(Lane* lane, const void* p, size_t size) {
+  auto& stores = lane->unseen;
+  for (size_t i = stores.size(); i-- > 0;)
+    if (stores[i].p < (const char*)p + size && (const char*)p < stores[i].p + stores[i].size)
+      stores.erase(stores.begin() + (long)i);
+}
+
+// Remembers what is in memory before the running lane stores there. Its stores in one place keep
+// their order: an earlier one is seen from now on.
+void will_store(const void* p, size_t size) {
+  if (!hides_stores || !now) return;
+  show_stores_at(now, p, size);
+  for (size_t done = 0; done < size; done += 8) {
+    Store store{(char*)p + done, size - done < 8 ? size - done : 8, 0, 0};
+    memcpy(&store.before, store.p, store.size);
+    now->unseen.push_back(store);
+  }
+}
+
+// Takes the lane's stores out of memory, but for those that come to be seen now.
+void hide_stores(Lane* lane) {
+  auto& stores = lane->unseen;
+  for (size_t i = stores.size(); i-- > 0;) {
+    memcpy(&stores[i].value, stores[i].p, stores[i].size);
+    memcpy(stores[i].p, &stores[i].before, stores[i].size);
+  }
+  std::vector<Store> kept;
+  for (const Store& store : stores) {
+    if (draw_below(2))
+      kept.push_back(store);
+    else
+      memcpy(store.p, &store.value, store.size);
+  }
+  stores = kept;
+}
+
+// Puts them back: for others they come after whatever was stored there in between.
+void unhide_stores(Lane* lane) {
+  for (Store& store : lane->unseen) {
+    memcpy(&store.before, store.p, store.size);
+    memcpy(store.p, &store.value, store.size);
+  }
+}
+
+// Whatever is hidden comes to be seen in the end: lanes may wait for it.
+void show_all_stores() {
+  for (Block& block : blocks)
+    for (Lane& lane : block.lanes) {
+      if (&lane != now) unhide_stores(&lane);
+      show_stores(&lane);
+    }
+}
+
 // Leaves the running lane for the scheduler, and comes back when it is this lane's turn again.
 void leave() {
-  Fiber* fiber = now->fiber;
-  if (_setjmp(fiber->context) == 0) _longjmp(scheduler, 1);
+  Lane* lane = now;
+  if (!lane->unseen.empty()) hide_stores(lane);
+  if (_setjmp(lane->fiber->context) == 0) _longjmp(scheduler, 1);
+  lane = now;  // a register may not have lived
+  if (!lane->unseen.empty()) unhide_stores(lane);
 }
 
 void run_lanes() {  // of one fiber, one after another
   for (;;) {
     kernel(arguments);
+    if (!now->unseen.empty()) leave();  // its last stores are under way for a while, too
+    show_stores(now);
     now->state = kDone;
     leave();
   }
 }
 
-void check(const void* p, size_t size, bool is_write, const void* from) {
+// Whether it is memory that other lanes see; an error where it is nobody's.
+bool check(const void* p, size_t size, bool is_write, const void* from) {
   uintptr_t begin = (uintptr_t)p, end = begin + size;
-  if (begin - (uintptr_t)stacks < kMaxResidentLanes * kStackBytes) return;
+  if (begin - (uintptr_t)stacks < kMaxResidentLanes * kStackBytes) return false;
   Recent& seen = recent[(begin >> 9) & 63];
-  if (begin >= seen.begin && end <= seen.end) return;
-  if (!now) return;  // no launch: the loader runs a module's constructors
+  if (begin >= seen.begin && end <= seen.end) return true;
+  if (!now) return false;  // no launch: the loader runs a module's constructors
   auto next = memory.upper_bound(begin);
   if (next != memory.begin()) {
     auto range = std::prev(next);
     if (end <= range->second.end) {
       seen = {range->first, range->second.end};
-      return;
+      return true;
     }
     if (begin < range->second.end + 4096)
       fail(text("%s of %zu bytes at %p, %td bytes behind the end of %s, at [%p]",
@@ -224,6 +297,7 @@ void point(const void* from, bool changed) {
   now->at = from;
   ++points_of_launch;
   points_without_change = changed ? 0 : points_without_change + 1;
+  if (points_without_change % 4096 == 4095) show_all_stores();
   if (points_without_change > idle_limit || points_of_launch > launch_limit) {
     std::string lanes = where_lanes_are();
     now = nullptr;
@@ -237,11 +311,13 @@ void point(const void* from, bool changed) {
 }
 
 void plain_access(const void* p, size_t size, bool is_write, const void* from) {
-  check(p, size, is_write, from);
-  if (--plain_until_switch || !now) return;
-  points_of_launch += plain_before_switch;
-  plain_until_switch = 1 + draw_below(2 * plain_before_switch);
-  point(from, is_write);
+  const bool is_shared = check(p, size, is_write, from);
+  if (--plain_until_switch == 0 && now) {
+    points_of_launch += plain_before_switch;
+    plain_until_switch = 1 + draw_below(2 * plain_before_switch);
+    point(from, is_write);
+  }
+  if (is_write && is_shared) will_store(p, size);
 }
 
 void aligned(const void* p, size_t size, const void* from) {
@@ -361,6 +437,7 @@ void draw_schedule(u64 seed) {
   random_state |= !random_state;
   for (int i = 0; i < 8; ++i) draw();
   order = (Order)draw_below(4);
+  hides_stores = draw_below(2);
   const u32 switches[] = {1, 2, 8, 64}, plain[] = {1u << 20, 1u << 20, 512, 32};
   switch_one_in = switches[draw_below(4)];
   plain_before_switch = plain[draw_below(4)];
@@ -434,6 +511,7 @@ void run_launch(u32 grid, u32 block_size) {
 // What the lanes of a mask do together; comes back when all of them have come.
 SIMT_EXPORT u64 simt_together(int kind, int detail, u32 mask, u64 value, int source) {
   Lane* lane = now;
+  if (kind == kSync) show_stores(lane);  // votes and shuffles order no memory
   lane->at = __builtin_return_address(0);
   lane->kind = kind;
   lane->detail = detail;
@@ -461,6 +539,7 @@ SIMT_EXPORT u64 simt_together(int kind, int detail, u32 mask, u64 value, int sou
     point(from, false);                             \
     aligned(p, sizeof(type), from);                 \
     check(p, sizeof(type), true, from);             \
+    show_stores_at(now, p, sizeof(type));           \
     const type old = *p;                            \
     *p = next;                                      \
     if (*p != old) points_without_change = 0;       \
@@ -475,36 +554,39 @@ SIMT_ATOMIC(simt_max32, int, (int* p, int v), v > old ? v : old)
 
 SIMT_EXPORT void simt_point(const void* p, size_t size, int is_write) {
   const void* from = __builtin_return_address(0);
+  if (is_write) show_stores(now);  // a release
   point(from, is_write);
   aligned(p, size, from);
   check(p, size, is_write, from);
 }
 
+SIMT_EXPORT void simt_fence() { show_stores(now); }
+
 // What g++ puts before every access under -fsanitize=thread.
-#define SIMT_ACCESS(size)                                      \
-  SIMT_EXPORT void __tsan_read##size(void* p) {                \
-    aligned(p, size, __builtin_return_address(0));             \
-    plain_access(p, size, false, __builtin_return_address(0)); \
-  }                                                            \
-  SIMT_EXPORT void __tsan_write##size(void* p) {               \
-    aligned(p, size, __builtin_return_address(0));             \
-    plain_access(p, size, true, __builtin_return_address(0));  \
-  }                                                            \
-  SIMT_EXPORT void __tsan_unaligned_read##size(void* p) {      \
-    plain_access(p, size, false, __builtin_return_address(0)); \
-  }                                                            \
-  SIMT_EXPORT void __tsan_unaligned_write##size(void* p) {     \
-    plain_access(p, size, true, __builtin_return_address(0));  \
-  }                                                            \
-  SIMT_EXPORT void __tsan_volatile_read##size(void* p) {       \
-    point(__builtin_return_address(0), false);                 \
-    aligned(p, size, __builtin_return_address(0));             \
-    check(p, size, false, __builtin_return_address(0));        \
-  }                                                            \
-  SIMT_EXPORT void __tsan_volatile_write##size(void* p) {      \
-    point(__builtin_return_address(0), true);                  \
-    aligned(p, size, __builtin_return_address(0));             \
-    check(p, size, true, __builtin_return_address(0));         \
+#define SIMT_ACCESS(size)                                                       \
+  SIMT_EXPORT void __tsan_read##size(void* p) {                                 \
+    aligned(p, size, __builtin_return_address(0));                              \
+    plain_access(p, size, false, __builtin_return_address(0));                  \
+  }                                                                             \
+  SIMT_EXPORT void __tsan_write##size(void* p) {                                \
+    aligned(p, size, __builtin_return_address(0));                              \
+    plain_access(p, size, true, __builtin_return_address(0));                   \
+  }                                                                             \
+  SIMT_EXPORT void __tsan_unaligned_read##size(void* p) {                       \
+    plain_access(p, size, false, __builtin_return_address(0));                  \
+  }                                                                             \
+  SIMT_EXPORT void __tsan_unaligned_write##size(void* p) {                      \
+    plain_access(p, size, true, __builtin_return_address(0));                   \
+  }                                                                             \
+  SIMT_EXPORT void __tsan_volatile_read##size(void* p) {                        \
+    point(__builtin_return_address(0), false);                                  \
+    aligned(p, size, __builtin_return_address(0));                              \
+    check(p, size, false, __builtin_return_address(0));                         \
+  }                                                                             \
+  SIMT_EXPORT void __tsan_volatile_write##size(void* p) {                       \
+    point(__builtin_return_address(0), true);                                   \
+    aligned(p, size, __builtin_return_address(0));                              \
+    if (check(p, size, true, __builtin_return_address(0))) will_store(p, size); \
   }
 SIMT_ACCESS(1)
 SIMT_ACCESS(2)

@@ -76,6 +76,9 @@ SIMT_INLINE int atomicAdd(int* p, int v) { return (int)simt_add32((simt_u32*)p, 
 SIMT_INLINE int atomicMin(int* p, int v) { return simt_min32(p, v); }
 SIMT_INLINE int atomicMax(int* p, int v) { return simt_max32(p, v); }
 
+extern "C" void simt_fence();
+SIMT_INLINE void __threadfence() { simt_fence(); }
+
 // Inline PTX; compiler.py turns an asm statement into a call of the function of its instruction.
 // What is read or written has an order as every atomic has.
 extern "C" void simt_point(const void* p, size_t size, int is_write);

@@ -129,6 +129,7 @@ KERNEL k(int* lock, int* counter) {
   while (!is_done) {
     if (atomicCAS(lock, 0, 1) == 0) {
       *counter = *(volatile int*)counter + 1;
+      __threadfence();
       atomicCAS(lock, 1, 0);
       is_done = true;
     }
@@ -143,8 +144,10 @@ def test_a_lock_that_every_lane_takes(memory, seed):
     assert counter[0] == 128
 
 
-def test_without_the_lock_an_increment_is_lost(memory):
-    body = LOCK.replace("atomicCAS(lock, 0, 1) == 0", "true")
+@pytest.mark.parametrize("gone, instead", [("atomicCAS(lock, 0, 1) == 0", "true"),
+                                           ("__threadfence();", "")])  # fmt: skip
+def test_without_the_lock_or_the_fence_an_increment_is_lost(memory, gone, instead):
+    body = LOCK.replace(gone, instead)
     ends = set()
     for seed in SEEDS:
         lock, counter = memory(np.zeros(1, np.int32)), memory(np.zeros(1, np.int32))
@@ -153,22 +156,68 @@ def test_without_the_lock_an_increment_is_lost(memory):
     assert min(ends) < 128
 
 
-def test_what_one_block_releases_another_acquires(memory):
+RELEASE = 'asm volatile("st.release.gpu.s64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");'
+WITHOUT_ORDER = "*(volatile i64*)flag = value;"
+
+
+@pytest.mark.parametrize("store, is_right", [(RELEASE, True), (WITHOUT_ORDER, False)])
+def test_a_message_needs_a_release(memory, store, is_right):
     body = """
     KERNEL k(i64* flag, int* data, int* seen) {
       i64 value = 1;
       if (blockIdx.x == 0 && threadIdx.x == 0) {
         data[0] = 7;
-        asm volatile("st.release.gpu.s64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+        STORE
+        for (int i = 0; i < 8; ++i) atomicAdd(data + 1, 1);  // time passes
       }
-      asm volatile("ld.acquire.gpu.s64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
-      seen[blockIdx.x * blockDim.x + threadIdx.x] = value ? data[0] : 7;
+      for (int i = 0; i < 4; ++i) {
+        asm volatile("ld.acquire.gpu.s64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
+        if (value) break;
+      }
+      seen[blockIdx.x * blockDim.x + threadIdx.x] = value ? data[0] : -1;
+    }""".replace("STORE", store)
+    seen = set()
+    for seed in range(200):
+        flag, data = memory(np.zeros(1, np.int64)), memory(np.zeros(2, np.int32))
+        results = memory(np.zeros(64, np.int32))
+        run(body, [flag, data, results], 2, 32, seed)
+        seen.update(results.tolist())
+        assert data.tolist() == [7, 8]
+    assert seen == ({-1, 7} if is_right else {-1, 0, 7})
+
+
+def test_what_a_lane_waits_for_is_seen_in_the_end(memory):
+    """The lane that has stored it waits in a vote for those that wait for it."""
+    body = """
+    KERNEL k(int* flag, u32* votes) {
+      if (threadIdx.x == 0) *(volatile int*)flag = 1;
+      else while (*(volatile int*)flag == 0) {}
+      votes[threadIdx.x] = __ballot_sync(~0u, 1);
     }"""
     for seed in SEEDS:
-        flag, data = memory(np.zeros(1, np.int64)), memory(np.zeros(1, np.int32))
-        seen = memory(np.zeros(64, np.int32))
-        run(body, [flag, data, seen], 2, 32, seed)
-        assert set(seen.tolist()) == {7}
+        flag, votes = memory(np.zeros(1, np.int32)), memory(np.zeros(32, np.uint32))
+        run(body, [flag, votes], 1, 32, seed)
+        assert set(votes.tolist()) == {2**32 - 1}
+
+
+def test_a_lane_sees_its_own_stores_in_order(memory):
+    body = """
+    KERNEL k(int* x, int* bad) {
+      int* mine = x + 4 * (blockIdx.x * blockDim.x + threadIdx.x);
+      for (int i = 0; i < 30; ++i) {
+        *(volatile int*)(mine + i % 4) = i;
+        atomicAdd(x + 1024, 1);  // others run
+        if (*(volatile int*)(mine + i % 4) != i) atomicAdd(bad, 1);
+        if (i >= 4 && *(volatile int*)(mine + (i + 1) % 4) != i - 3) atomicAdd(bad, 1);
+        if (i % 8 == 7) atomicAdd(mine + 3, 0);
+      }
+    }"""
+    for seed in SEEDS:
+        x, bad = memory(np.zeros(1025, np.int32)), memory(np.zeros(1, np.int32))
+        run(body, [x, bad], 4, 64, seed)
+        assert bad[0] == 0
+        assert x[:4].tolist() == [28, 29, 26, 27]
+        np.testing.assert_array_equal(x[:1024].reshape(-1, 4), np.tile(x[:4], (256, 1)))
 
 
 def test_sixteen_bit_floats_round_as_numpy_does(memory):

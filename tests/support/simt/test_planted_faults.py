@@ -1,0 +1,237 @@
+"""Faults planted in the real kernels do not pass the simulated GPU."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from sok_lite.backend import sources
+from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.unique import unique
+from tests.engine.helpers import first_row, new_table
+from tests.support.simt import compiler, runtime
+from tests.support.simt.backend import simt_module
+
+reason = compiler.unavailable()
+pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
+
+SEEDS = range(6)
+DIM = 4  # 16 bytes
+LONG_ROW = 132  # a piece of 16 bytes more than a warp has lanes
+
+
+@pytest.fixture
+def plant(monkeypatch, tmp_path):
+    """Returns a function that gives a backend whose kernels have a text replaced, where it is."""
+    folder = tmp_path / "kernels"
+    shutil.copytree(sources.kernel_folder(), folder)
+    monkeypatch.setattr(sources, "kernel_folder", lambda: folder)
+    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path / "cache"))
+    runtime.set_limits(idle=200_000)
+
+    def planted(name=None, old="", new=""):
+        if name is not None:
+            text = (folder / name).read_text()
+            assert old in text, f"{name} has changed: plant this fault in another way"
+            (folder / name).write_text(text.replace(old, new))
+        return simt_module().CudaBackend()
+
+    yield planted
+    runtime.set_limits()
+    runtime.set_seed(0)
+
+
+def misaligned(backend, values):
+    """Returns a C-contiguous array of the values, 4 bytes behind where 16 bytes would begin."""
+    xp = backend.xp
+    flat = xp.empty(values.size + 1, np.float32)[1:].reshape(values.shape)
+    flat[...] = backend.from_host(values)
+    return flat
+
+
+def day_of_a_table(backend, kind, dim, seed):
+    """Uses a table as a dictionary would be used. Raises AssertionError at the first difference."""
+    options = {"max_capacity": 1 << 10, "init_capacity": 1 << 10} if kind == "hybrid" else {}
+    table, oracle = new_table(backend, dim, kind, **options), {}
+    rng = np.random.default_rng(seed)
+    first = first_row(dim)
+    for round_ in range(3):
+        keys = rng.integers(-300, 300, 150)
+        rows = backend.to_host(table.find_or_insert(keys))
+        for key in keys.tolist():
+            oracle.setdefault(key, first(key))
+        by_key = dict(zip(keys.tolist(), rows.tolist(), strict=True))
+        assert [by_key[key] for key in keys.tolist()] == rows.tolist(), "equal keys, one row"
+        assert len(set(by_key.values())) == len(by_key), "one row, one key"
+        assert table.size == len(oracle)
+
+        keys = rng.permutation(rng.integers(-300, 300, 60))
+        values = rng.normal(size=(len(keys), dim)).astype(np.float32)
+        table.insert_or_assign(keys, misaligned(backend, values) if round_ else values)
+        oracle.update(zip(keys.tolist(), values, strict=True))
+
+        gone = rng.integers(-300, 300, 40)
+        table.erase(gone)
+        for key in gone.tolist():
+            oracle.pop(key, None)
+        assert table.size == len(oracle)
+
+        keys = rng.integers(-300, 300, 100)
+        assert backend.to_host(table.contains(keys)).tolist() == [
+            k in oracle for k in keys.tolist()
+        ]
+        keys = np.array(rng.permutation(list(oracle)))
+        out = misaligned(backend, np.zeros((len(keys), dim), np.float32)) if round_ else None
+        found = backend.to_host(table.lookup(keys, out=out).values)
+        np.testing.assert_array_equal(found, np.array([oracle[key] for key in keys.tolist()]))
+
+        keys = rng.integers(-50, 50, 120)
+        distinct, inverse = unique(backend, backend.from_host(keys))
+        order = list(dict.fromkeys(keys.tolist()))
+        assert backend.to_host(distinct).tolist() == order
+        assert backend.to_host(inverse).tolist() == [order.index(key) for key in keys.tolist()]
+
+
+def days_of_a_full_table(backend, dim, seed):
+    """Puts keys into a table that has no room. Whoever got a row in a batch has it at its end."""
+    table = new_table(backend, dim, "hybrid", max_capacity=256, init_capacity=256)
+    rng, first = np.random.default_rng(seed), first_row(dim)
+    for _ in range(4):
+        keys = rng.choice(5000, 200, replace=False)
+        rows = backend.to_host(table.find_or_insert(keys))
+        np.testing.assert_array_equal(backend.to_host(table.find(keys)), rows)
+        held = keys[rows != ABSENT]
+        assert len(held) > 100
+        assert len(set(rows[rows != ABSENT].tolist())) == len(held)
+        found = backend.to_host(table.lookup(held, insert=False, missing="zeros").values)
+        np.testing.assert_array_equal(found, np.array([first(key) for key in held.tolist()]))
+        assert table.size <= 256
+
+
+def fault_of(backend, kind, dim=DIM):
+    """Returns what went wrong in the first schedule in which something does; None: nothing."""
+    for seed in SEEDS:
+        runtime.set_seed(seed)
+        try:
+            if kind == "full":
+                days_of_a_full_table(backend, dim, seed)
+            else:
+                day_of_a_table(backend, kind, dim, seed)
+        except (runtime.SimtError, AssertionError, RuntimeError) as error:
+            return f"{type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("kind", ["hbm", "hybrid", "full"])
+def test_the_kernels_as_they_are_pass(plant, kind):
+    backend = plant()
+    assert fault_of(backend, kind) is None
+    assert fault_of(backend, kind, LONG_ROW) is None
+
+
+MY_MASK = "__ballot_sync(sok_tile_threads(), w < kCount && is(w))"
+FAULTS = {
+    "a vote that names the lanes of other tiles": (
+        "hbm",
+        ("platform.cuh", MY_MASK, MY_MASK.replace("sok_tile_threads()", "~0u")),
+        "__ballot_sync",
+    ),
+    "a mask that is not moved to the tile": (
+        "hbm",
+        ("platform.cuh", "- 1u) << sok_tile_first_lane();", "- 1u);"),
+        "does not name its own lane",
+    ),
+    "a shuffle over the whole warp by a tile": (
+        "hbm",
+        ("platform.cuh", "x, 0, SOK_TILE)", "x, 0)"),
+        "reads from lane 0, which the mask does not name",
+    ),
+    "a lane stride off by one": (
+        "hbm",
+        ("platform.cuh", "w += r##_lanes)", "w += r##_lanes + 1)"),
+        "",
+    ),
+    "rows that begin one lane late": (
+        "hbm",
+        ("platform.cuh", "i64 w = r##_lane;", "i64 w = r##_lane + 1;"),
+        "Mismatched elements",
+    ),
+    "words of 16 bytes wherever an array lies": (
+        "hbm",
+        ("platform.cuh", "&& (u64)dense % sizeof(SokWord) == 0", "&& dense != (const T*)1"),
+        "misaligned access of 16 bytes",
+    ),
+    "every lane a leader": (
+        "hbm",
+        ("platform.cuh", "(threadIdx.x & (SOK_TILE - 1u)) == 0;", "true;"),
+        "",
+    ),
+    "an exchange that is none": (
+        "hbm",
+        (
+            "platform.cuh",
+            "  return (i64)atomicCAS((u64*)p, (u64)expected, (u64)desired);",
+            "  i64 seen = sok_load(p);\n  if (seen == expected) sok_store(p, desired);\n"
+            "  return seen;",
+        ),
+        "",
+    ),
+    "a slot that is taken though another key was faster": (
+        "hbm",
+        ("det/det.cu", "if (was == empty_key || was == reclaim_key) break;", "break;"),
+        "",
+    ),
+    "a first line beyond the last": (
+        "hbm",
+        ("det/det.cu", "(u64)(capacity - 1)) &", "(u64)(2 * capacity - 1)) &"),
+        "behind the end of",
+    ),
+    "the smallest item is not kept": (
+        "hbm",
+        ("unique.cu", "if (item < head) sok_min(heads + slot, item);", ""),
+        "",
+    ),
+    "a count by one lane for its tile alone": (
+        "hbm",
+        (
+            "platform.cuh",
+            "__shfl_xor_sync(~0u, count,",
+            "__shfl_xor_sync(sok_tile_threads(), count,",
+        ),
+        "which the mask does not name",
+    ),
+    "a lock that is held while the lanes of its warp spin": (
+        "hybrid",
+        # Whoever has taken a slot waits for the whole warp, of which others wait for the slot.
+        ("hkv/hkv.cu", "        slot = victim.slot;\n", "slot = victim.slot; __syncwarp();\n"),
+        "__syncwarp",
+    ),
+    "a slot that two keys see free": (
+        "hybrid",
+        ("hkv/hkv.cu", "if (seen != victim.key) continue;", ""),
+        "",
+    ),
+    "a key that is there before what is known of it": (
+        "full",
+        (
+            "platform.cuh",
+            'asm volatile("st.release.gpu.s64 [%0], %1;" ::"l"(p), "l"(v) : "memory");',
+            "*(volatile i64*)p = v;",
+        ),
+        "Mismatched elements",
+    ),
+    "a row number for two keys": (
+        "hybrid",
+        ("platform.cuh", "__popc(all & ((1u << lane) - 1u))", "__popc(all & ((1u << lane) - 2u))"),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found(plant, name):
+    kind, (file, old, new), text = FAULTS[name]
+    dim = LONG_ROW if "stride" in name else DIM
+    fault = fault_of(plant(file, old, new), kind, dim)
+    assert fault is not None, "all schedules passed"
+    assert text in fault
