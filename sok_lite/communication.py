@@ -12,16 +12,20 @@ import tensorflow as tf
 
 from sok_lite.backend import get_backend
 from sok_lite.comm import Communicator, make_communicator
-from sok_lite.tensor import host_call, to_array, to_tensor
+from sok_lite.gpu import check_local_rank, share_gpu_of_rank
+from sok_lite.host_call import host_call
+from sok_lite.tensor import to_array, to_tensor
 
 _communicator: Communicator | None = None
 _tool: str | None = None
 
 
 def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
-    """Chooses how ranks talk to each other. Every rank must call it.
+    """Chooses how ranks talk to each other, and the GPU of each. Every rank must call it.
 
-    A second call with the same tool changes nothing, so a notebook's cell may run again.
+    Call it before TensorFlow's first operation. Where tables live on a GPU, TensorFlow then uses
+    that of the rank's number on its machine alone, and takes memory there as it needs it. A second
+    call with the same tool changes nothing, so a notebook's cell may run again.
 
     Args:
       comm_tool: "horovod", "mpi", or "single" for one process. One process needs neither
@@ -32,9 +36,12 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
     Raises:
       ValueError: unknown tool.
       RuntimeError: it was called before with another tool, or several ranks were launched and the
-        tool cannot connect them.
+        tool cannot connect them; TensorFlow uses another GPU than the rank's.
     """
+    share_gpu_of_rank()
     set_comm_tool(comm_tool)
+    if num_ranks() > 1:
+        check_local_rank(local_rank())
     if use_legacy_optimizer:
         _use_legacy_optimizers()
     if rank() == 0:

@@ -20,6 +20,8 @@ from sok_lite.communication import num_ranks
 from sok_lite.engine.dtypes import KeyDtype, RowDtype, key_dtype, row_dtype
 from sok_lite.engine.initializer import make_initializer
 from sok_lite.engine.table import EmbeddingTable, make_table
+from sok_lite.gpu import share_gpu
+from sok_lite.host_call import host_call, make_turn, on_device
 from sok_lite.local_lookup import checked_keys, local_lookup, refuse_partitions
 from sok_lite.refusals import RefusesDense
 from sok_lite.row_gradient import size_tensor, slices_only
@@ -27,7 +29,7 @@ from sok_lite.row_writes import WritesRows, checked_rows, write_rows
 from sok_lite.table_checkpoint import restore_tensors, saved_dtypes, saved_tensors
 from sok_lite.table_methods import TableMethods, checked_scores
 from sok_lite.table_summary import summary, table_facts
-from sok_lite.tensor import empty, host_call, make_turn, to_tensor
+from sok_lite.tensor import empty, to_tensor
 from sok_lite.variable_arguments import checked_dimension, checked_mode, checked_options, dtype_name
 from sok_lite.variable_spec import DynamicVariableSpec, alive
 
@@ -125,10 +127,13 @@ class DynamicVariable(
             )
         if name is None:
             name = f"sok_dynamic_Variable_{next(_serial)}"
+        backend = get_backend()
+        share_gpu(backend)  # before TensorFlow's first operation, if that is to come
         make_turn()
-        self._table = make_table(
+        new_table = partial(
+            make_table,
             var_type,
-            get_backend(),
+            backend,
             dimension,
             initializer=make_initializer(
                 "" if initializer is None else initializer,
@@ -142,6 +147,7 @@ class DynamicVariable(
             seed=int(kwargs.get("seed", 0)),
             **options,
         )
+        self._table = on_device(backend, new_table)
         self._dimension = dimension
         self._key_type = tf.as_dtype(keys.name)
         self._initializer_str = initializer if isinstance(initializer, str) else repr(initializer)
@@ -284,10 +290,11 @@ class DynamicVariable(
 
     def __repr__(self) -> str:
         kind = f"shape={self.shape} dtype={self.dtype.name}"
-        return f"<sok.DynamicVariable {self.name!r} {kind} {summary(self._table)}>"
+        text = on_device(self._table.backend, summary, self._table)
+        return f"<sok.DynamicVariable {self.name!r} {kind} {text}>"
 
     def _repr_html_(self) -> str:
-        facts = table_facts(self._table, self.dtype.name)
+        facts = on_device(self._table.backend, table_facts, self._table, self.dtype.name)
         cells = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in facts.items())
         return f"<table><caption>sok.DynamicVariable {self.name}</caption>{cells}</table>"
 

@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.engine.table import HkvTable
+from sok_lite.host_call import host_call, refuse_replicas
 from sok_lite.inference import checked_missing, checked_training, reading
 from sok_lite.row_gradient import row_gradient, size_tensor
-from sok_lite.tensor import empty, host_call, refuse_replicas, to_array, to_tensor
+from sok_lite.tensor import empty, to_array, to_tensor
 from sok_lite.variable_spec import alive
 
 

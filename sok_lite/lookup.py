@@ -15,19 +15,13 @@ from sok_lite.engine import step, trips
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.table import HkvTable
+from sok_lite.host_call import graph_of_function, host_call, on_device, refuse_replicas
 from sok_lite.inference import checked_missing, checked_training, reading
 from sok_lite.local_lookup import local_lookup_and_evict
 from sok_lite.lookup_arguments import Argument, Facts, checked_arguments, row_splits
 from sok_lite.lookup_gradient import Items, with_gradients
 from sok_lite.row_gradient import row_gradient, size_tensor
-from sok_lite.tensor import (
-    empty,
-    graph_of_function,
-    host_call,
-    refuse_replicas,
-    to_array,
-    to_tensor,
-)
+from sok_lite.tensor import empty, to_array, to_tensor
 from sok_lite.variable_spec import alive
 
 __all__ = ["lookup_sparse", "sparse_read_and_evict"]
@@ -154,7 +148,7 @@ def _lookup(comm: Communicator, arguments: list[Argument], treatment: Treatment)
     def run(*sources_and_weights: tf.Tensor) -> Any:
         weights = list(sources_and_weights[num_tables:])
         if tf.executing_eagerly():
-            outputs, trail = host.forward(*inputs, *weights)
+            outputs, trail = on_device(host.backend, host.forward, *inputs, *weights)
             way = _Way(host, trail)
         else:
             dtypes = [tf.float32] * num_tables + [tf.int64]
@@ -214,7 +208,6 @@ class _Host:
         with shared_failure(self._comm):
             parts = self._parts(tensors)
         outputs, trail = step.forward(self.backend, self._comm, parts, self._tag, self._new_rows)
-        self.backend.synchronize()
         return [to_tensor(output, tf.float32, self.backend) for output in outputs], trail
 
     def forward_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -265,8 +258,7 @@ class _Host:
             inverse = part.inverse.astype(batch_rows.dtype)
             results += [to_tensor(array, tf.int64, self.backend) for array in (inverse, batch_rows)]
             if part.source is not None:
-                rows = to_tensor(part.source, facts.dtype, self.backend)
-                results.append(tf.cast(rows, tf.float32))
+                results.append(to_tensor(part.source, facts.dtype, self.backend))
         return results
 
     def unpacking(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -358,7 +350,7 @@ class _Way:
         dtypes = [
             dtype
             for table in self.tables
-            for dtype in [tf.int64, tf.int64] + [tf.float32] * table.has_weights
+            for dtype in [tf.int64, tf.int64] + [table.dtype] * table.has_weights
         ]
         stream = iter(self._call(self._host.items, [], dtypes))
         result = []
@@ -366,7 +358,7 @@ class _Way:
             inverse, batch_rows = next(stream), next(stream)
             inverse.set_shape([None])
             batch_rows.set_shape([None])
-            source = next(stream) if table.has_weights else None
+            source = tf.cast(next(stream), tf.float32) if table.has_weights else None
             if source is not None:
                 source.set_shape([None, table.dim])
             result.append(Items(inverse, batch_rows, source))

@@ -19,10 +19,11 @@ from sok_lite.backend.publish import Action, setting
 from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine import apply
 from sok_lite.engine.update_rules import SGD as SGDRule
+from sok_lite.host_call import host_call, on_device, refuse_replicas
 from sok_lite.optimizer_rules import Settings, family_of, refuse_unsupported, settings_of
 from sok_lite.slot import SlotView
 from sok_lite.step_order import StepOrder, Turn, dense_checks, keep_alive
-from sok_lite.tensor import host_call, refuse_replicas, to_array
+from sok_lite.tensor import to_array
 from sok_lite.variable_spec import alive
 
 __all__ = ["SGD", "OptimizerWrapper"]
@@ -119,9 +120,10 @@ class _RowOptimizer(tf.Module):
             done = None
             arguments = (names, [float(number) for number in numbers], int(step), inputs)
             if dense_step is not None:
-                host.run(*arguments, check_only=True)
+                on_device(backend, partial(host.run, *arguments, check_only=True))
                 done = dense_step()
-            host.run(*arguments, along=setting(self._taken, step=int(step)))
+            along = setting(self._taken, step=int(step))
+            on_device(backend, partial(host.run, *arguments, along=along))
             return None, done
         if optimizer is not None:
             keep_alive(optimizer)

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.backend import Array
+from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.host_call import host_call
 from sok_lite.local_lookup import checked_keys, without_keras
-from sok_lite.tensor import host_call, to_array
+from sok_lite.tensor import to_array
 from sok_lite.variable_spec import alive
 
 
@@ -82,6 +85,17 @@ def checked_rows(variable: Any, keys: tf.Tensor, values: Any, what: str) -> tf.T
     return values
 
 
+def to_rows(values: tf.Tensor, table: EmbeddingTable) -> Array:
+    """Returns an eager tensor of rows as an array of floats that a table takes for rows.
+
+    Bits of bfloat16 are rows to a table of bfloat16 only, and not every CuPy knows its dtype.
+    """
+    rows = to_array(values, table.backend)
+    if values.dtype == tf.bfloat16 and table.row_dtype.name != "bfloat16":
+        return bfloat16_to_float32(table.backend.xp, rows)
+    return rows
+
+
 def write_rows(
     variable: Any,
     what: str,
@@ -107,12 +121,9 @@ def write_rows(
     def run(
         key_tensor: tf.Tensor, value_tensor: tf.Tensor, *other_tensors: tf.Tensor
     ) -> Sequence[tf.Tensor]:
-        rows = to_array(value_tensor, backend)
-        if value_tensor.dtype == tf.bfloat16:
-            # Marks uint16 bits as bfloat16, whatever the rows' own format.
-            rows = rows.view(tf.bfloat16.as_numpy_dtype)
+        table = alive(reference).table
         arrays = [to_array(tensor, backend) for tensor in other_tensors]
-        write(alive(reference).table, to_array(key_tensor, backend), rows, *arrays)
+        write(table, to_array(key_tensor, backend), to_rows(value_tensor, table), *arrays)
         return ()
 
     done = host_call(run, [keys, values, *others], [], backend, f"{what} on {variable.name!r}")

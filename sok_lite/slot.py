@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from sok_lite.dynamic_variable import DynamicVariable
-from sok_lite.tensor import host_call, to_tensor
+from sok_lite.host_call import host_call
+from sok_lite.tensor import to_tensor
 from sok_lite.variable_spec import alive
 
 

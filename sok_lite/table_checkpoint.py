@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from sok_lite.engine.table import EmbeddingTable, snapshot
 from sok_lite.engine.table.exclusive import alone
+from sok_lite.row_writes import to_rows
 from sok_lite.tensor import to_array, to_tensor
 
 
@@ -103,7 +104,7 @@ def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> 
     arrays = {
         name: to_array(tensor, backend)
         for name, tensor in tensors.items()
-        if tensor.dtype != tf.string
+        if tensor.dtype != tf.string and name != "values"
     }
     saved = snapshot.Snapshot(
         arrays["keys"],
@@ -115,11 +116,7 @@ def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> 
         arrays["sightings"].astype(np.uint32),
         json.loads(bytes(tensors["facts"].numpy())),
     )
-    values = arrays["values"]
-    if tensors["values"].dtype == tf.bfloat16:
-        # Marks uint16 bits as bfloat16, whatever the rows' own format.
-        values = values.view(tf.bfloat16.as_numpy_dtype)
-    values = table.store.to_storage(values)
+    values = table.store.to_storage(to_rows(tensors["values"], table))
     states, start = [], 0
     for name, (dim, initial) in json.loads(bytes(tensors["state_columns"].numpy())).items():
         rows = arrays["states"][:, start : start + dim]

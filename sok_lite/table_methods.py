@@ -14,8 +14,9 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.engine.table import EmbeddingTable, Entries, HkvTable, Statistics
 from sok_lite.engine.table.exclusive import alone
+from sok_lite.host_call import host_call, on_device
 from sok_lite.local_lookup import checked_keys
-from sok_lite.tensor import host_call, to_array, to_tensor
+from sok_lite.tensor import to_array, to_tensor
 from sok_lite.variable_spec import alive
 
 # Which entries to take: keys (n,), rows (n, dimension), scores (n,) uint64, all NumPy -> (n,) bool.
@@ -42,7 +43,7 @@ class TableMethods:
                 f"statistics() of {self.name!r} gives numbers of the moment: call it outside of "
                 "the tf.function."
             )
-        return self._table.statistics()
+        return on_device(self._table.backend, self._table.statistics)
 
     def contains(self, keys: Any) -> tf.Tensor:
         """Returns whether keys have a row. It changes nothing.
@@ -56,10 +57,10 @@ class TableMethods:
 
         def run(table: EmbeddingTable, keys: Array) -> Array:
             # As numbers: not every TensorFlow takes bits of bool from outside.
-            return table.contains(keys.reshape(-1)).astype(np.int32).reshape(keys.shape)
+            return table.contains(keys.reshape(-1)).view(np.uint8).reshape(keys.shape)
 
         keys = checked_keys(self, keys)
-        (found,) = self._call("contains", run, [keys], [tf.int32], [keys.shape])
+        (found,) = self._call("contains", run, [keys], [tf.uint8], [keys.shape])
         return tf.cast(found, tf.bool)
 
     def scores(self, keys: Any) -> tf.Tensor:
@@ -139,24 +140,24 @@ class TableMethods:
         backend = table.backend
         first, version = 0, None
 
-        def chunk() -> tuple[Any, Any, Any]:
+        def chunk() -> tuple[Any, list[tf.Tensor]]:
             now = (table.generation, table.index.num_rehashes, table.size)
             entries = table.export_chunk(first, num_slots)
-            return now, entries, entries.values
+            return now, [
+                to_tensor(entries.keys, self._key_type, backend),
+                to_tensor(entries.values, self.dtype, backend),
+                to_tensor(entries.scores, tf.uint64, backend),
+            ]
 
         while first < table.num_slots:
-            now, entries, values = alone(table, chunk)
+            now, (keys, values, scores) = on_device(backend, alone, table, chunk)
             if now != (version or now):
                 raise RuntimeError(
                     f"{self.name!r} has changed during export_chunks(). Export it between two "
                     "steps, under sok.inference_mode() if other threads look keys up."
                 )
             version = now
-            yield (
-                to_tensor(entries.keys, self._key_type, backend),
-                to_tensor(values, self.dtype, backend),
-                to_tensor(entries.scores, tf.uint64, backend),
-            )
+            yield keys, values, scores
             first += num_slots
 
     # ---------------------------------------------------------------- removal
@@ -245,7 +246,8 @@ class TableMethods:
                 f"The epoch of {self.name!r} would be set once, while the tf.function is traced. "
                 "Set it outside of the function."
             )
-        self._hybrid("epoch").epoch = epoch
+        table = self._hybrid("epoch")
+        on_device(table.backend, setattr, table, "epoch", epoch)
 
     # ---------------------------------------------------------------- inside
 

@@ -1,14 +1,18 @@
 """What every test module shares: the backends, and the switch for long variants."""
 
 import os
+import zlib
 
 import pytest
 
 from sok_lite.backend import cuda_unavailable, get_backend
 from tests.support.simt import backend as simt
+from tests.support.simt import runtime
 
 # One switch for everything that takes long: SOK_LITE_LONG=1.
 LONG = os.environ.get("SOK_LITE_LONG", "") not in ("", "0")
+# Another number: all tests in other orders of the simulated GPU's lanes.
+SIMT_SEED = int(os.environ.get("SOK_LITE_SIMT_SEED", "0"))
 
 
 @pytest.fixture(params=["cpu", "simt", "cuda"])
@@ -19,6 +23,8 @@ def backend(request):
         reason = simt.unavailable()
         if reason is not None:
             pytest.skip(f"no simulated GPU: {reason}")
+        # A test has an order of its own, the same in every run: what fails fails again alone.
+        runtime.set_seed(zlib.crc32(request.node.nodeid.encode()) + SIMT_SEED)
         return simt.simt_backend()
     if request.param == "cuda":
         reason = cuda_unavailable()

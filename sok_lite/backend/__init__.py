@@ -5,7 +5,7 @@ import os
 
 from sok_lite.backend.base import Array, Backend
 
-__all__ = ["Array", "Backend", "cuda_unavailable", "get_backend"]
+__all__ = ["Array", "Backend", "cuda_unavailable", "default_backend", "get_backend"]
 
 
 @functools.cache
@@ -37,19 +37,32 @@ def _cuda() -> Backend:
     return CudaBackend()
 
 
+def default_backend() -> str:
+    """Returns the name in SOK_LITE_BACKEND, else "cuda" where CuPy sees a GPU, else "cpu".
+
+    Raises:
+      ValueError: SOK_LITE_BACKEND names no backend.
+    """
+    name = os.environ.get("SOK_LITE_BACKEND", "").strip()
+    if name not in ("", "cpu", "cuda"):
+        raise ValueError(
+            f"SOK_LITE_BACKEND must be 'cpu' or 'cuda'. Received: {name!r}. Leave it out for "
+            "'cuda' where CuPy sees a GPU, else 'cpu'."
+        )
+    return name or ("cpu" if cuda_unavailable() else "cuda")
+
+
 def get_backend(name: str | None = None) -> Backend:
     """Returns the one backend of a name.
 
     Args:
-      name: "cpu" or "cuda"; None takes SOK_LITE_BACKEND, else cuda where CuPy sees a GPU, else cpu.
+      name: "cpu" or "cuda"; None: `default_backend()`.
 
     Raises:
       ValueError: no such backend.
       RuntimeError: cuda was asked for and there is no CuPy or no GPU.
     """
-    name = name or os.environ.get("SOK_LITE_BACKEND") or None
-    if name is None:
-        name = "cpu" if cuda_unavailable() else "cuda"
+    name = name or default_backend()
     if name == "cpu":
         return _cpu()
     if name == "cuda":

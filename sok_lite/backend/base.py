@@ -29,12 +29,16 @@ class Backend(ABC):
     Attributes:
       name: "cpu" or "cuda".
       xp: NumPy or CuPy.
+      device_id: the number of its GPU, as CUDA counts; -1 without one.
+      num_devices: GPUs that this process sees.
       chunk_bytes: about how many bytes of near rows a row store allocates at first.
       far_chunk_bytes: the same of far rows.
     """
 
     name: str
     xp: ModuleType
+    device_id: int = -1
+    num_devices: int = 0
     chunk_bytes: int
     far_chunk_bytes: int
 

@@ -52,7 +52,9 @@ class CudaBackend(Backend):
             "tile": tunables.get("SOK_TILE", tunables["SOK_LINE"]),
         }
         # One GPU per rank; a launcher that shows each rank its own GPU alone shows one device.
-        self._device = cupy.cuda.Device(local_rank() % cupy.cuda.runtime.getDeviceCount())
+        self.num_devices = cupy.cuda.runtime.getDeviceCount()
+        self.device_id = local_rank() % self.num_devices
+        self._device = cupy.cuda.Device(self.device_id)
         self.activate()
         self._max_blocks = 32 * self._device.attributes["MultiProcessorCount"]
 
@@ -82,9 +84,9 @@ class CudaBackend(Backend):
     def for_table(
         self, block_size: int = 0, device_id: int = -1, io_by_cpu: bool = False
     ) -> "CudaBackend":
-        if device_id not in (-1, self._device.id):
+        if device_id not in (-1, self.device_id):
             raise ValueError(
-                f"`device_id` must be -1 or {self._device.id}, the GPU of this process. Received: "
+                f"`device_id` must be -1 or {self.device_id}, the GPU of this process. Received: "
                 f"device_id={device_id}. Start one process per GPU, or choose the GPU with "
                 "CUDA_VISIBLE_DEVICES."
             )

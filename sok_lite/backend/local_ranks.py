@@ -3,14 +3,20 @@
 import os
 from collections.abc import Sequence
 
-# horovodrun with Gloo, Open MPI, MPICH and its kin, Slurm.
+# horovodrun with Gloo, Open MPI, MPICH and its kin, MVAPICH2, Slurm.
 _RANK = (
     "HOROVOD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
     "SLURM_LOCALID",
 )
-_SIZE = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_SIZE = (
+    "HOROVOD_LOCAL_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+)
 
 
 def largest_variable(names: Sequence[str], least: int) -> int:

@@ -173,6 +173,14 @@ def test_unknown_backends_are_refused():
         get_backend("gpu")
 
 
+def test_a_variable_that_names_no_backend_is_refused(monkeypatch):
+    monkeypatch.setenv("SOK_LITE_BACKEND", "gpu")
+    with pytest.raises(ValueError, match="SOK_LITE_BACKEND must be 'cpu'.*Received: 'gpu'"):
+        get_backend()
+    monkeypatch.setenv("SOK_LITE_BACKEND", " cpu ")
+    assert get_backend() is get_backend("cpu")
+
+
 def test_more_memory_than_there_is_raises():
     with pytest.raises(MemoryError, match="bytes of memory for rows"):
         get_backend("cpu").zeros_chunk(1 << 60)

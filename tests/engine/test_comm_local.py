@@ -181,6 +181,12 @@ def test_the_switch_keeps_ranks_on_the_slow_way(monkeypatch):
     assert run_ranks(2, lambda base: connect_local(base) is base) == [True, True]
 
 
+def test_a_switch_that_is_neither_on_nor_off_is_refused(monkeypatch):
+    monkeypatch.setenv(SWITCH_VARIABLE, "off")
+    with pytest.raises(ValueError, match="SOK_LITE_COMM_LOCAL must be 0 or 1. Received: 'off'"):
+        run_ranks(2, connect_local)
+
+
 def test_one_rank_has_nothing_to_connect():
     assert run_ranks(1, lambda base: connect_local(base) is base) == [True]
 

@@ -5,6 +5,8 @@ import os
 
 import pytest
 
+from tests.conftest import LONG
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
@@ -47,3 +49,30 @@ def traced(function):
 def mode(request):
     """Calls a function at once, or traced."""
     return request.param
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """As on a machine with a GPU: see `gpu_play`."""
+    from tests.tensorflow.gpu_play import play_gpu
+
+    return play_gpu(monkeypatch)
+
+
+# Modules whose tests run once more with tables on the simulated GPU. Every call runs there in
+# test_on_gpu; SOK_LITE_LONG=1 takes all modules but those that choose for themselves.
+_ON_GPU_TOO = {"test_lookup_sparse", "test_embedding_lookup"}
+_NOT_ON_GPU = {"test_gpu", "test_host_call", "test_interrupts_tf", "test_on_gpu", "test_tensor"}
+
+
+def pytest_generate_tests(metafunc):
+    module = metafunc.module.__name__.rpartition(".")[2]
+    if module in _ON_GPU_TOO or (LONG and module not in _NOT_ON_GPU):
+        metafunc.parametrize("tables_on", ["cpu", "simt"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def tables_on(request):
+    """Puts tables on the simulated GPU where a test is to run there."""
+    if getattr(request, "param", "cpu") == "simt":
+        request.getfixturevalue("play")

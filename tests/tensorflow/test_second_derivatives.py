@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite import tensor
+from sok_lite import host_call
 
 NUM_ROWS, DIM, BATCH = 12, 3, 7
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -345,7 +345,7 @@ def test_jacobians_of_the_dense_part_go_on():
 @pytest.mark.parametrize("pfor", [False, True])
 def test_jacobians_by_weights_go_on(monkeypatch, pfor):
     # As in a new process, whose first host call in a graph is that of the jacobian.
-    monkeypatch.setattr(tensor, "_turn_variable", None)
+    monkeypatch.setattr(host_call, "_turn_variable", None)
     table, (ids, weights) = a_table(), a_batch()
     jacobians = []
     for rows, look_up in ((table, table_lookup), (tf.Variable(some_rows()), dense_lookup)):

@@ -1,7 +1,6 @@
-"""Tensors become arrays and back without a copy, and host calls work in every kind of graph."""
+"""Tensors become arrays and back without a copy."""
 
 import gc
-import time
 import weakref
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite.backend import get_backend
-from sok_lite.tensor import empty, host_call, to_array, to_tensor
+from sok_lite.tensor import empty, to_array, to_tensor
 
 CPU = get_backend("cpu")
 DTYPES = [tf.int32, tf.int64, tf.uint64, tf.float32, tf.float16, tf.bfloat16]
@@ -85,80 +84,3 @@ def test_what_tensorflow_cannot_take_is_copied(array):
     # TensorFlow's kernels read 64 aligned bytes at a time.
     assert array.size == 0 or address(tensor) % 64 == 0
     assert array.size == 0 or address(tensor) != array.ctypes.data
-
-
-def test_a_host_call_sees_eager_tensors_in_every_mode(mode):
-    seen = []
-
-    def twice(x):
-        seen.append(tf.executing_eagerly() and hasattr(x, "numpy"))
-        return (x + x,)
-
-    @mode
-    def call(x):
-        return host_call(twice, [x], [tf.float32], CPU, "A call")[0]
-
-    np.testing.assert_array_equal(call(tf.constant([1.0, 2.0])), [2.0, 4.0])
-    assert seen == [True]
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (ValueError, tf.errors.InvalidArgumentError),
-        (TypeError, tf.errors.InvalidArgumentError),
-        (MemoryError, tf.errors.ResourceExhaustedError),
-    ],
-)
-def test_the_text_of_an_error_survives_a_graph(error, kind):
-    def fail(x):
-        raise error("what was expected, what came, what to do")
-
-    call = tf.function(lambda x: host_call(fail, [x], [tf.float32], CPU, "A call"))
-    with pytest.raises(kind, match="what was expected, what came, what to do"):
-        call(tf.constant(1.0))
-
-
-def test_xla_is_refused_with_the_way_out():
-    @tf.function(jit_compile=True)
-    def call(x):
-        return host_call(lambda x: (x,), [x], [tf.float32], CPU, "A call")[0]
-
-    with pytest.raises(NotImplementedError, match="A call cannot be compiled by XLA.*jit_compile"):
-        call(tf.constant(1.0))
-
-
-def test_host_calls_run_in_program_order_also_within_inner_functions_branches_and_loops():
-    log = []
-    read = tf.Variable(0.0)
-
-    def note(number, delay_s=0.0):
-        read.read_value()  # as a lookup does; else TensorFlow orders all calls by itself
-
-        def run():
-            time.sleep(delay_s)  # time for a later call that does not wait to pass
-            log.append(number)
-            return ()
-
-        host_call(run, [], [], CPU, "A note")
-
-    inner = tf.function(lambda: note(1))
-    late_inner = tf.function(lambda: note(3, 0.05))
-
-    def body(i):
-        note(5)
-        return (i + 1,)
-
-    @tf.function
-    def outer(flag):
-        note(0, 0.05)
-        inner()
-        note(2, 0.05)
-        late_inner()
-        tf.cond(flag, lambda: note(4, 0.05), lambda: None)
-        tf.while_loop(lambda i: i < 2, body, [tf.constant(0)])
-        note(6)
-
-    for _ in range(3):
-        outer(tf.constant(True))
-    assert log == [0, 1, 2, 3, 4, 5, 5, 6] * 3

@@ -138,7 +138,7 @@ class Kernel:
         """
         global _launches
         assert len(cells) == len(self.signature) and 0 < block <= 1024 and grid > 0
-        seed, _launches = (_seed << 32) + _launches, _launches + 1
+        seed, _launches = (_seed << 24) + _launches, _launches + 1
         values = (ctypes.c_uint64 * max(1, len(cells)))(*cells)
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         if _library().simt_launch(self._call, values, grid, block, seed, error, _ERROR_BYTES):

@@ -1,0 +1,121 @@
+"""The one GPU of this process, for TensorFlow and for the tables.
+
+CUDA numbers the GPUs that CUDA_VISIBLE_DEVICES shows, in the order of CUDA_DEVICE_ORDER. Both
+libraries count by those numbers: CuPy's device n is TensorFlow's "/physical_device:GPU:n".
+TensorFlow's "GPU:0", however, is the first of those that `tf.config.set_visible_devices` leaves.
+"""
+
+import warnings
+
+import tensorflow as tf
+
+from sok_lite.backend import Backend, default_backend, get_backend
+
+__all__ = ["check_local_rank", "device_name", "share_gpu", "share_gpu_of_rank"]
+
+# The GPU that `share_gpu` has seen to.
+_shared: int | None = None
+
+
+def share_gpu_of_rank() -> None:
+    """Does what `share_gpu` does for the backend that tables will have. Nothing without a GPU."""
+    if default_backend() == "cuda":
+        share_gpu(get_backend("cuda"))
+
+
+def share_gpu(backend: Backend) -> None:
+    """Has TensorFlow use the GPU of a backend alone, and take memory there as it needs it.
+
+    Else TensorFlow takes nearly all memory of every GPU when it starts them, at its first
+    operation, and leaves none for tables. A second call does nothing. It warns where it comes too
+    late for the memory, and where TensorFlow does not have the GPU.
+
+    Raises:
+      RuntimeError: TensorFlow uses another GPU, and this cannot be changed any more.
+    """
+    global _shared
+    if backend.name == "cpu" or _shared == backend.device_id:
+        return
+    number = backend.device_id
+    gpu = _physical_gpus().get(number)
+    if gpu is None:
+        warnings.warn(
+            f"TensorFlow does not see GPU {number}, on which the tables are: it sees "
+            f"{_names(tf.config.list_physical_devices('GPU'))}. Every row will be copied through "
+            'the host. Install TensorFlow for GPUs (`pip install "sok_lite[gpu]"`), or keep the '
+            "tables in RAM with SOK_LITE_BACKEND=cpu.",
+            stacklevel=3,
+        )
+    else:
+        _use_alone(gpu, number)
+        _let_grow(gpu, number)
+    _shared = number
+
+
+def check_local_rank(local_rank: int) -> None:
+    """Raises RuntimeError where the tables are not on the GPU of a rank's number on its machine.
+
+    The GPU is chosen by what the launcher says, before ranks can talk: they may do so through
+    TensorFlow, which starts its GPUs then.
+    """
+    if default_backend() != "cuda":
+        return
+    backend = get_backend("cuda")
+    expected = local_rank % backend.num_devices
+    if backend.device_id != expected:
+        raise RuntimeError(
+            f"This process is rank {local_rank} of its machine and has taken GPU "
+            f"{backend.device_id} instead of {expected}: the launcher has set no variable that "
+            f"says so. Start each rank with CUDA_VISIBLE_DEVICES of one GPU, or with "
+            f"HOROVOD_LOCAL_RANK={local_rank} here."
+        )
+
+
+def device_name(backend: Backend) -> str | None:
+    """Returns TensorFlow's name for the GPU of a backend; None where TensorFlow does not use it."""
+    visible = [_number(gpu) for gpu in tf.config.get_visible_devices("GPU")]
+    return f"GPU:{visible.index(backend.device_id)}" if backend.device_id in visible else None
+
+
+def _use_alone(gpu: tf.config.PhysicalDevice, number: int) -> None:
+    visible = tf.config.get_visible_devices("GPU")
+    if gpu in visible:
+        try:
+            return tf.config.set_visible_devices([gpu], "GPU")
+        except RuntimeError as error:  # it has started them
+            if visible[0] == gpu:
+                return  # its operations go to the first
+            reason = f"it cannot be changed any more ({error})"
+    else:
+        reason = "tf.config.set_visible_devices was called"
+    raise RuntimeError(
+        f"TensorFlow uses {_names(visible)}, the tables of this process GPU {number}: {reason}. "
+        "Call sok.init() before TensorFlow's first operation and leave "
+        "tf.config.set_visible_devices to it; CUDA_VISIBLE_DEVICES chooses another GPU for both."
+    )
+
+
+def _let_grow(gpu: tf.config.PhysicalDevice, number: int) -> None:
+    try:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    except ValueError:
+        pass  # the program has divided it, and says how much TensorFlow may take
+    except RuntimeError:
+        warnings.warn(
+            f"TensorFlow had started GPU {number} before sok.init() and has taken nearly all of "
+            "its memory: tables may find none. Call sok.init() before TensorFlow's first "
+            "operation, or tf.config.experimental.set_memory_growth before it.",
+            stacklevel=4,
+        )
+
+
+def _physical_gpus() -> dict[int, tf.config.PhysicalDevice]:
+    return {_number(gpu): gpu for gpu in tf.config.list_physical_devices("GPU")}
+
+
+def _number(gpu: tf.config.PhysicalDevice) -> int:
+    return int(gpu.name.rsplit(":", 1)[1])
+
+
+def _names(gpus: list[tf.config.PhysicalDevice]) -> str:
+    return ", ".join(f"GPU {_number(gpu)}" for gpu in gpus) or "none"

@@ -1,0 +1,167 @@
+"""Every public call that reaches a table or other ranks, to be made eagerly or within a graph."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import sok_lite as sok
+
+DIM = 5
+
+
+class Calls:
+    """The calls, on two tables of int32 keys that hold the keys 0 to 12 and one row of 1 each.
+
+    Their keys, where a program may give them so, are int32 as well.
+    """
+
+    def __init__(self):
+        self.hbm = self._table("hbm")
+        self.hybrid = self._table("hybrid", max_capacity=1024, evict_strategy="kEpochLru")
+        self.half = self._table("hbm", tf.bfloat16)
+        self.optimizer = sok.OptimizerWrapper(keras.optimizers.Adam(0.5))
+        self.sgd = sok.SGD(0.5)
+        # States, and variables of the optimizer: not to be made within a graph.
+        self.apply_gradients()
+        self.slot = self.optimizer.get_slot(self.hbm, self.optimizer.get_slot_names()[0])
+        tensors = self.hybrid._serialize_to_tensors()
+        self.saved = {name: tensor.numpy() for name, tensor in tensors.items()}
+
+    @staticmethod
+    def _table(kind, dtype=tf.float32, **options):
+        table = sok.DynamicVariable(
+            DIM, "zeros", kind, f"{kind}_{dtype.name}", key_type=tf.int32, dtype=dtype, **options
+        )
+        keys = tf.range(13)
+        sok.assign(table, keys, tf.ones([13, DIM], dtype))
+        return table
+
+    @staticmethod
+    def ids():
+        splits = tf.constant([0, 2, 2, 3, 6], tf.int64)
+        return tf.RaggedTensor.from_row_splits(tf.constant([3, 1, 3, 12, 0, 1]), splits)
+
+    # ---- in graphs as well
+
+    def lookup_sparse(self):
+        ids = self.ids()
+        sparse = tf.sparse.reorder(ids.to_sparse())
+        tables, all_ids = [self.hbm, self.hybrid, self.half], [ids, sparse, ids]
+        return sok.lookup_sparse(tables, all_ids, combiners=["sum", "mean", "sqrtn"])
+
+    def second_derivatives(self):
+        weights = tf.constant([1.0, 2.0, -1.0, 0.5, 3.0, 1.0])
+        with tf.GradientTape() as outer:
+            outer.watch(weights)
+            with tf.GradientTape() as inner:
+                inner.watch(weights)
+                given = self.ids().with_values(weights)
+                rows = sok.lookup_sparse(self.half, self.ids(), given, "mean")
+                total = tf.reduce_sum(tf.cast(rows, tf.float32) ** 2)
+            first = inner.gradient(total, [weights, self.half])
+            number = tf.reduce_sum(first[0] ** 2) + tf.reduce_sum(first[1].values ** 2)
+        second = outer.gradient(number, [weights, self.half])
+        return first[0], first[1].values, second[0], second[1].indices, second[1].dense_shape
+
+    def embedding_lookup(self):
+        with tf.GradientTape() as tape:
+            rows = tf.nn.embedding_lookup(self.half, tf.constant([[3, 1], [3, 5]]))
+            total = tf.reduce_sum(tf.cast(rows, tf.float32))
+        gradient = tape.gradient(total, self.half)
+        return rows, gradient.indices, gradient.values, gradient.dense_shape
+
+    def sparse_read_and_evict(self):
+        return sok.sparse_read_and_evict(self.hybrid, tf.constant([3, 1, 3]))
+
+    def apply_gradients(self):
+        keys = tf.constant([2, 3])
+        pairs = [
+            (tf.IndexedSlices(tf.ones([2, DIM]), keys, tf.constant([13, DIM])), table)
+            for table in (self.hbm, self.half)
+        ]
+        self.optimizer.apply_gradients(pairs)
+
+    def sgd_step(self):
+        gradient = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([2]), tf.constant([13, DIM]))
+        self.sgd.apply_gradients([(gradient, self.hybrid)])
+
+    def writes(self):
+        keys, rows = tf.constant([2, 40]), tf.fill([2, DIM], 2.0)
+        sok.assign(self.hybrid, keys, rows, tf.constant([7, 8]))
+        delta = tf.IndexedSlices(rows, keys)
+        self.hbm.scatter_add(delta)
+        self.hbm.scatter_sub(delta)
+        self.hbm.scatter_update(delta)
+        sok.assign(self.half, keys, tf.cast(rows, tf.bfloat16))
+
+    def exports(self):
+        return (
+            *sok.export(self.half),
+            *self.hbm.export_if(min_score=0),
+            *self.slot.export(),
+            self.hbm.size,
+        )
+
+    def questions(self):
+        keys = tf.constant([[3, 77]])
+        return self.hybrid.contains(keys), self.hybrid.scores(keys)
+
+    def removals(self):
+        self.hybrid.assign_scores(tf.constant([0, 1]), tf.constant([9, 9]))
+        found = self.hybrid.erase(tf.constant([0, 99]))
+        old = self.hybrid.expire(num_lookups=1_000_000)
+        small = self.hybrid.erase_below(1e-3)
+        self.hbm.reserve(2000)
+        self.hybrid.clear()
+        return found, old, small
+
+    def checkpoints(self):
+        saved = [t for t in self.hbm._serialize_to_tensors().values() if t.dtype != tf.string]
+        given = {name: tf.constant(value) for name, value in self.saved.items()}
+        self.hybrid._restore_from_tensors(given)
+        return saved
+
+    def collectives(self):
+        x = tf.constant([[1, 2], [3, 4]])
+        comm = sok.communication
+        rows, splits = comm.alltoall(x, tf.constant([2]))
+        return rows, splits, comm.allreduce(x, "sum"), comm.allgather(x), comm.broadcast(x, 0)
+
+    # ---- outside of graphs only
+
+    def statistics(self):
+        return list(self.hybrid.statistics())[:3]
+
+    def words(self):
+        # As far as they do not tell the backends apart.
+        return repr(self.hbm).split(" memory=")[0], len(self.hbm._repr_html_().split("<tr>"))
+
+    def epoch(self):
+        self.hybrid.epoch = 5
+        return self.hybrid.epoch
+
+    def chunks(self):
+        pieces = [[t.numpy() for t in piece] for piece in self.hbm.export_chunks(32)]
+        keys, rows, _ = (np.concatenate(part) for part in zip(*pieces, strict=True))
+        return rows[np.argsort(keys)], np.sort(keys)
+
+    def table(self):
+        table = self._table("hbm", tf.float16)
+        return table.export()
+
+
+IN_GRAPHS = [
+    "lookup_sparse",
+    "second_derivatives",
+    "embedding_lookup",
+    "sparse_read_and_evict",
+    "apply_gradients",
+    "sgd_step",
+    "writes",
+    "exports",
+    "questions",
+    "removals",
+    "checkpoints",
+    "collectives",
+]
+EAGER_ONLY = ["statistics", "words", "epoch", "chunks", "table"]

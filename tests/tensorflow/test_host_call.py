@@ -1,0 +1,258 @@
+"""Host calls work in every kind of graph, in order, and nothing sends one away from a GPU."""
+
+import ast
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import kernels
+
+import sok_lite
+from sok_lite import tensor
+from sok_lite.backend import get_backend
+from sok_lite.host_call import host_call, on_device
+from tests.tensorflow.public_calls import IN_GRAPHS, Calls
+from tests.tripwire import Tripwire
+
+CPU = get_backend("cpu")
+PACKAGE = Path(sok_lite.__file__).parent
+
+
+def test_a_host_call_sees_eager_tensors_in_every_mode(mode):
+    seen = []
+
+    def twice(x):
+        seen.append(tf.executing_eagerly() and hasattr(x, "numpy"))
+        return (x + x,)
+
+    @mode
+    def call(x):
+        return host_call(twice, [x], [tf.float32], CPU, "A call")[0]
+
+    np.testing.assert_array_equal(call(tf.constant([1.0, 2.0])), [2.0, 4.0])
+    assert seen == [True]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError, tf.errors.InvalidArgumentError),
+        (TypeError, tf.errors.InvalidArgumentError),
+        (MemoryError, tf.errors.ResourceExhaustedError),
+    ],
+)
+def test_the_text_of_an_error_survives_a_graph(error, kind):
+    def fail(x):
+        raise error("what was expected, what came, what to do")
+
+    call = tf.function(lambda x: host_call(fail, [x], [tf.float32], CPU, "A call"))
+    with pytest.raises(kind, match="what was expected, what came, what to do"):
+        call(tf.constant(1.0))
+
+
+def test_xla_is_refused_with_the_way_out():
+    @tf.function(jit_compile=True)
+    def call(x):
+        return host_call(lambda x: (x,), [x], [tf.float32], CPU, "A call")[0]
+
+    with pytest.raises(NotImplementedError, match="A call cannot be compiled by XLA.*jit_compile"):
+        call(tf.constant(1.0))
+
+
+def test_host_calls_run_in_program_order_also_within_inner_functions_branches_and_loops():
+    log = []
+    read = tf.Variable(0.0)
+
+    def note(number, delay_s=0.0):
+        read.read_value()  # as a lookup does; else TensorFlow orders all calls by itself
+
+        def run():
+            time.sleep(delay_s)  # time for a later call that does not wait to pass
+            log.append(number)
+            return ()
+
+        host_call(run, [], [], CPU, "A note")
+
+    inner = tf.function(lambda: note(1))
+    late_inner = tf.function(lambda: note(3, 0.05))
+
+    def body(i):
+        note(5)
+        return (i + 1,)
+
+    @tf.function
+    def outer(flag):
+        note(0, 0.05)
+        inner()
+        note(2, 0.05)
+        late_inner()
+        tf.cond(flag, lambda: note(4, 0.05), lambda: None)
+        tf.while_loop(lambda i: i < 2, body, [tf.constant(0)])
+        note(6)
+
+    for _ in range(3):
+        outer(tf.constant(True))
+    assert log == [0, 1, 2, 3, 4, 5, 5, 6] * 3
+
+
+class Watched:
+    """A backend that notes when it is activated and waited for, by which thread."""
+
+    def __init__(self, name="cpu"):
+        self.name, self.log = name, []
+
+    def activate(self):
+        self.log.append("activate")
+
+    def synchronize(self):
+        self.log.append("wait")
+
+
+def test_a_call_begins_on_the_device_and_ends_with_a_wait(mode):
+    backend = Watched()
+
+    @mode
+    def call(x):
+        def run(x):
+            backend.log.append("run")
+            return (x,)
+
+        return host_call(run, [x], [tf.float32], backend, "A call")[0]
+
+    call(tf.constant(1.0))
+    assert backend.log == ["activate", "run", "wait"]
+
+
+def test_a_call_that_fails_is_waited_for_as_well():
+    backend = Watched()
+    with pytest.raises(ValueError, match="no"):
+        on_device(backend, int, "no")
+    assert backend.log == ["activate", "wait"]
+
+
+def test_an_interrupt_does_not_end_the_wait():
+    class Interrupted(Watched):
+        def synchronize(self):
+            super().synchronize()
+            if self.log.count("wait") == 1:
+                raise KeyboardInterrupt
+
+    backend = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        on_device(backend, lambda: backend.log.append("run"))
+    assert backend.log == ["activate", "run", "wait", "wait"]
+
+
+def test_no_interrupt_leaves_memory_of_a_call_behind():
+    whole = Tripwire(opcodes=True)
+    whole.run(lambda: on_device(CPU, tensor._memory))
+    assert whole.count > 30
+    for at in range(1, whole.count + 1):
+        with contextlib.suppress(KeyboardInterrupt):
+            Tripwire(at, KeyboardInterrupt, opcodes=True).run(
+                lambda: on_device(CPU, tensor._memory)
+            )
+        with pytest.raises(RuntimeError, match="outside of `on_device`"):
+            tensor._memory()
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_an_int32_arrives_as_it_was(mode, name):
+    backend, seen = Watched(name), []
+
+    @mode
+    def call(x, y):
+        def run(x, y):
+            seen.append((x.dtype, y.dtype))
+            return x - 1, tf.cast(y, tf.int32)
+
+        return host_call(run, [x, y], [tf.int32, tf.int32], backend, "A call")
+
+    x, y = call(tf.constant([[-5], [2**31 - 1]]), tf.constant(-(2**31), tf.int64))
+    assert seen == [(tf.int32, tf.int64)]
+    assert (x.dtype, y.dtype) == (tf.int32, tf.int32)
+    np.testing.assert_array_equal(x, [[-6], [2**31 - 2]])
+    assert int(y) == -(2**31)
+
+
+def places(name):
+    """Returns (file, first line, last line) of the calls of a function in the package."""
+    found = set()
+    for path in PACKAGE.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            called = getattr(node.func, "id", None) or getattr(node.func, "attr", None)
+            if called == name:
+                found.add((path.name, node.lineno, node.end_lineno))
+    return found
+
+
+def test_the_package_has_one_door_to_python():
+    assert {file for file, _, _ in places("py_function")} == {"host_call.py"}
+    # What only raises: it never runs where all is well.
+    assert {file for file, _, _ in places("numpy_function")} == {"row_gradient.py"}
+
+
+@pytest.mark.usefixtures("initialised", "play")
+def test_no_host_call_of_the_package_is_sent_away_from_a_gpu(monkeypatch):
+    (on_gpu,) = (
+        {
+            constraint.name: set(constraint.allowed_values.list.type)
+            for constraint in kernel.constraint
+        }
+        for kernel in kernels.get_registered_kernels_for_op("EagerPyFunc").kernel
+        if kernel.device_type == "DEFAULT"
+    )
+    assert tf.int32.as_datatype_enum not in on_gpu["Tin"] | on_gpu["Tout"]
+    calls, seen, sent_away, on_host = Calls(), set(), set(), set()
+    py_function = tf.py_function
+
+    def noted(function, inp, Tout):
+        frame = sys._getframe(1)
+        while frame.f_code.co_name != "host_call":
+            frame = frame.f_back
+        place = (Path(frame.f_back.f_code.co_filename).name, frame.f_back.f_lineno)
+        seen.add(place)
+        result = py_function(function, inp, Tout)
+        operation = getattr(tf.nest.flatten(result)[0], "op", result)
+        if "CPU" in operation.device:
+            on_host.add(place[0])
+        else:
+            for way, dtypes in {"Tin": [tensor.dtype for tensor in inp], "Tout": Tout}.items():
+                sent_away.update(
+                    (place[0], dtype)
+                    for dtype in dtypes
+                    if dtype.as_datatype_enum not in on_gpu[way]
+                )
+        return result
+
+    monkeypatch.setattr(tf, "py_function", noted)
+    for name in IN_GRAPHS:
+        tf.function(getattr(calls, name), autograph=False).get_concrete_function()
+    unseen = {
+        (file, first)
+        for file, first, last in places("host_call")
+        if not any(file == at and first <= line <= last for at, line in seen)
+    }
+    assert not unseen, "a call that tests/tensorflow/public_calls.py does not make"
+    assert on_host == {"communication.py"}  # what programs exchange goes by way of the host
+    # The facts of a checkpoint are text, and are written to a file from the host.
+    assert sent_away == {("dynamic_variable.py", tf.string)}
+
+
+def test_without_a_gpu_for_tables_a_call_stays_on_the_host():
+    @tf.function
+    def call(x):
+        return host_call(lambda x: (x,), [x], [tf.float32], CPU, "A call")[0]
+
+    (operation,) = (
+        operation
+        for operation in call.get_concrete_function(tf.constant(1.0)).graph.get_operations()
+        if operation.type == "EagerPyFunc"
+    )
+    assert operation.device.endswith("CPU:0")

@@ -1,0 +1,216 @@
+"""TensorFlow's side of the GPU path, on the simulated GPU: see `gpu_play`."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite import tensor
+from sok_lite.backend import get_backend
+from sok_lite.engine.unique import gather_rows
+from sok_lite.host_call import host_call, on_device
+from sok_lite.tensor import empty, to_array, to_tensor
+from tests.tensorflow.gpu_play import play_gpu
+from tests.tensorflow.public_calls import EAGER_ONLY, IN_GRAPHS, Calls
+
+DTYPES = [tf.int32, tf.int64, tf.uint64, tf.float32, tf.float16, tf.bfloat16]
+
+
+def numbers(shape, dtype):
+    return tf.cast(tf.reshape(tf.range(int(np.prod(shape))) % 99, shape), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+@pytest.mark.parametrize("shape", [(33, 3), (7,), (), (0, 3)])
+def test_a_result_is_written_where_tensorflow_has_it(play, dtype, shape):
+    source, result = numbers(shape, dtype), {}
+
+    def copy():
+        array = to_array(source, play.backend)
+        result["array"] = empty(shape, dtype, play.backend)
+        result["array"][...] = array
+        return to_tensor(result["array"], dtype, play.backend)
+
+    target = on_device(play.backend, copy)
+    assert target.dtype == dtype
+    np.testing.assert_array_equal(target.numpy(), source.numpy())  # a scalar of bfloat16 too
+    assert play.num_allocations == 1
+    if target.shape.num_elements() and shape:
+        assert np.asarray(target).ctypes.data == play.backend.address(result["array"])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda array: array[:2],
+        lambda array: array[2:],
+        lambda array: array[:0],
+        lambda array: array.transpose(),
+        lambda array: array.reshape(16),
+        lambda array: array.view(np.int32),
+    ],
+    ids=["head", "tail", "nothing", "transposed", "reshaped", "bits"],
+)
+def test_a_part_or_another_view_of_a_result_is_a_tensor_of_its_own(play, part):
+    expected = np.arange(16, dtype=np.float32).reshape(4, 4)
+
+    def run():
+        whole = empty((4, 4), tf.float32, play.backend)
+        whole[...] = play.backend.from_host(expected)
+        array = part(whole)
+        dtype = tf.as_dtype(array.dtype)
+        return to_tensor(whole, tf.float32, play.backend), to_tensor(array, dtype, play.backend)
+
+    whole, other = on_device(play.backend, run)
+    np.testing.assert_array_equal(whole, expected)
+    np.testing.assert_array_equal(other, part(expected))
+
+
+def test_what_the_backend_allocated_is_copied(play):
+    def run():
+        array = play.backend.xp.arange(100)
+        tensor = to_tensor(array, tf.int64, play.backend)
+        array[...] = 0  # its memory may serve others from now on
+        return tensor
+
+    np.testing.assert_array_equal(on_device(play.backend, run), np.arange(100))
+
+
+def test_a_call_ends_when_its_last_write_has(play, mode):
+    @mode
+    def call(x):
+        def run(x):
+            array = to_array(x, play.backend) + 1
+            result = to_tensor(array, tf.float32, play.backend)
+            # Nothing has been waited for: else this test, and many more, could not fail.
+            assert not np.array_equal(np.asarray(result), [2.0, 3.0])
+            return (result,)
+
+        return host_call(run, [x], [tf.float32], play.backend, "A call")[0]
+
+    np.testing.assert_array_equal(call(tf.constant([1.0, 2.0])), [2.0, 3.0])
+
+
+def test_memory_is_kept_until_the_end_of_a_call(play):
+    rows, order = np.arange(6, dtype=np.float32).reshape(3, 2), np.array([2, 0, 2], np.int32)
+
+    def run():
+        gathered = empty((3, 2), tf.float32, play.backend)
+        # TensorFlow gives memory out again as soon as nobody has the tensor.
+        source = to_array(tf.constant(rows), play.backend)
+        gathered[...] = gather_rows(
+            play.backend, source, to_array(tf.constant(order), play.backend)
+        )
+        part = to_tensor(gathered[1:], tf.float32, play.backend)
+        del source, gathered
+        gc.collect()
+        return part
+
+    np.testing.assert_array_equal(on_device(play.backend, run), rows[order][1:])
+
+
+def test_memory_is_not_kept_longer(play):
+    on_device(play.backend, lambda: empty((3,), tf.int64, play.backend))
+    with pytest.raises(RuntimeError, match="outside of `on_device`"):
+        to_array(tf.constant([1]), play.backend)
+
+
+def test_memory_of_another_gpu_is_refused_with_the_way_out(play):
+    play.pointer.device = 3
+    text = "on GPU 3 and the tables of this process are on GPU 0. Call sok.init"
+    with pytest.raises(ValueError, match=text):
+        on_device(play.backend, to_array, tf.constant([1]), play.backend)
+    with pytest.raises(ValueError, match=text):
+        on_device(play.backend, empty, (2,), tf.int64, play.backend)
+
+
+@pytest.mark.usefixtures("initialised")
+def test_no_memory_for_a_result_is_a_memory_error(play, mode, monkeypatch):
+    def refuse(**_):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+
+    table = sok.DynamicVariable(3)
+    look_up = mode(lambda: tf.nn.embedding_lookup(table, tf.range(100)))
+    look_up()
+    monkeypatch.setattr(tf.raw_ops, "Empty", refuse)
+    text = "no 1,200 bytes of GPU memory for a result.*OOM when allocating"
+    with pytest.raises((MemoryError, tf.errors.ResourceExhaustedError), match=text):
+        look_up()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+def test_memory_of_the_host_is_copied(play, dtype, monkeypatch):
+    source = numbers((5, 3), dtype)
+
+    def there_and_back():
+        array = to_array(source, play.backend)
+        assert play.backend.address(array) != np.asarray(source).ctypes.data
+        result = empty((5, 3), dtype, play.backend)
+        result[...] = array
+        return to_tensor(result, dtype, play.backend)
+
+    play.pointer.type = 1  # a tensor of the GPU by its name, as TensorFlow's int32 can be
+    np.testing.assert_array_equal(on_device(play.backend, there_and_back), source)
+    monkeypatch.setattr(tensor, "_is_on_gpu", lambda _: False)
+    np.testing.assert_array_equal(on_device(play.backend, there_and_back), source)
+    monkeypatch.setattr(tensor, "device_name", lambda _: None)  # TensorFlow has no GPU
+    np.testing.assert_array_equal(on_device(play.backend, there_and_back), source)
+
+
+def test_tables_in_ram_read_tensors_of_a_gpu(play):
+    array = to_array(tf.constant([1, 2]), get_backend("cpu"))
+    assert isinstance(array, np.ndarray)
+    np.testing.assert_array_equal(array, [1, 2])
+
+
+@pytest.mark.usefixtures("initialised")
+def test_a_lookup_of_several_tables_copies_no_row(play, monkeypatch):
+    tables = [sok.DynamicVariable(3, name=f"t{i}") for i in range(4)]
+    ids = [tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)] * 4
+    sok.lookup_sparse(tables, ids)
+    copies, from_gpu = [], tensor._from_gpu
+
+    def noted(array, dtype, backend):
+        before = play.num_allocations
+        result = from_gpu(array, dtype, backend)
+        copies.append(play.num_allocations - before)
+        return result
+
+    monkeypatch.setattr(tensor, "_from_gpu", noted)
+    sok.lookup_sparse(tables, ids)
+    tf.function(lambda: sok.lookup_sparse(tables, ids))()
+    tf.nn.embedding_lookup(tables[0], [1, 2, 9])
+    assert copies == [0] * (4 + 5 + 1)  # in a graph the trail too
+
+
+def results_of(calls, names, mode):
+    return {name: tf.nest.flatten(mode(getattr(calls, name))()) for name in names}
+
+
+@pytest.mark.usefixtures("initialised")
+def test_every_call_works_on_the_second_gpu_from_any_thread(monkeypatch, mode, request):
+    """A thread begins on GPU 0, where the simulated GPU refuses memory of GPU 1."""
+    is_eager = request.node.callspec.id.startswith("eager")
+    names = IN_GRAPHS + EAGER_ONLY * is_eager
+    expected = results_of(Calls(), names, mode)
+    play_gpu(monkeypatch, device=1)
+    calls = Calls()
+    results, errors = {}, []
+
+    def run(name):
+        try:
+            results.update(results_of(calls, [name], mode))
+        except Exception as error:
+            errors.append((name, error))
+
+    for name in names:
+        thread = threading.Thread(target=run, args=[name])
+        thread.start()
+        thread.join()
+    assert not errors
+    for name in names:
+        for mine, theirs in zip(results[name], expected[name], strict=True):
+            np.testing.assert_array_equal(mine, theirs, err_msg=name)
