@@ -149,9 +149,9 @@ def _resolved(x: DeviceArray, index: Any) -> tuple[DeviceArray, list[DeviceArray
         items[i] = array(type(x), item)  # a copy to the device
         if is_list and items[i].size == 0:
             items[i] = items[i].astype(np.int32)
-    for item in items:
+    for i, item in enumerate(items):
         if isinstance(item, slice):
-            _check_slice(item)
+            items[i] = _host_slice(item)
         elif isinstance(item, DeviceArray) and item.dtype.kind not in "biu":
             raise IndexError(
                 f"arrays used as indices must be of integer or boolean type. ({item.dtype})"
@@ -193,10 +193,10 @@ def _resolved(x: DeviceArray, index: Any) -> tuple[DeviceArray, list[DeviceArray
     return view_of(x, view), arrays, places[0] if places else 0
 
 
-def _check_slice(item: slice) -> None:
-    for bound in (item.start, item.stop, item.step):
-        if bound is not None:
-            operator.index(bound)  # an array of the device has none
+def _host_slice(item: slice) -> slice:
+    """Returns a slice whose bounds are integers. One that an array holds is read, with a wait."""
+    bounds = (item.start, item.stop, item.step)
+    return slice(*[int(b) if isinstance(b, DeviceArray) else b for b in bounds])
 
 
 def _where(x: DeviceArray, axis: int) -> Callable[..., tuple[Any, ...]]:
