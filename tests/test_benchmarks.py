@@ -11,6 +11,7 @@ import pytest
 
 from sok_lite.backend.tunables import TUNABLES
 from tests.engine.helpers import need_nvrtc
+from tests.support.simt import backend as simt
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
@@ -23,7 +24,7 @@ def scripts_on_path():
     sys.path.remove(str(SCRIPTS))
 
 
-def run(script, *args):
+def run(script, *args, are_positive=True):
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / script), *map(str, args)],
         capture_output=True,
@@ -40,7 +41,9 @@ def run(script, *args):
     for fields in results:
         numbers = [value for value in fields.values() if isinstance(value, (int, float))]
         assert len(numbers) > 2
-        assert all(np.isfinite(value) and value > 0 for value in numbers), fields
+        assert all(np.isfinite(value) and (value > 0 or not are_positive) for value in numbers), (
+            fields
+        )
     return results, done.stdout
 
 
@@ -178,6 +181,20 @@ def test_compiling_is_measured_without_a_gpu():
     assert [r["file"] for r in results] == files
     assert all(r["cached_s"] < r["compile_s"] for r in results)
     assert "NOTE CuPy" in text
+
+
+def test_the_launches_of_the_main_calls_are_counted():
+    reason = simt.unavailable()
+    if reason is not None:
+        pytest.skip(f"no simulated GPU: {reason}")
+    results, text = run("count_launches.py", "--keys", 64, "--dim", 3, are_positive=False)
+    counts = {r["case"]: r for r in results}
+    assert {case.partition(":")[0] for case in counts} == {
+        *("hbm", "hybrid", "training step of 1 hbm", "training step of 26 hbm")
+    }
+    one, many = (counts[f"training step of {n} hbm"] for n in (1, 26))
+    assert one["kernels"] > 3 and one["waits"] > 0 and many["kernels"] == 26 * one["kernels"]
+    assert text.count("\n| ") == 1 + len(results)
 
 
 def test_a_power_law_has_the_distinct_keys_that_were_asked_for():

@@ -5,6 +5,7 @@ makes them 2000 longer ones, and `max_examples` and `stateful_step_count` below 
 """
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -13,6 +14,7 @@ from sok_lite.backend.cpu import CpuBackend
 from tests.conftest import LONG
 from tests.engine.helpers import first_row, new_table
 from tests.reference import DictTable, ScoredTable
+from tests.support.simt import backend as simt
 
 I64 = np.iinfo(np.int64)
 
@@ -133,7 +135,8 @@ class TableAgainstDict(RuleBasedStateMachine):
     def lookup(self, keys):
         self.saw(keys)
         expected = self.oracle.find_or_insert(keys)
-        np.testing.assert_array_equal(self.table.lookup(np.array(keys, np.int64)).values, expected)
+        values = self.table.lookup(np.array(keys, np.int64)).values
+        np.testing.assert_array_equal(self.backend.to_host(values), expected)
 
     @rule(start=st.integers(-1000, 1000), n=st.integers(0, 300))
     def lookup_many(self, start, n):
@@ -199,13 +202,15 @@ class TableAgainstDict(RuleBasedStateMachine):
     @rule(keys=KEYS)
     def contains(self, keys):
         found = self.table.contains(np.array(keys, np.int64))
-        np.testing.assert_array_equal(found, self.oracle.contains(keys))
+        np.testing.assert_array_equal(self.backend.to_host(found), self.oracle.contains(keys))
 
     @rule(keys=KEYS)
     def read_only(self, keys):
         values = self.table.lookup(np.array(keys, np.int64), insert=False, missing="zeros").values
         expected = [self.oracle.rows.get(key, np.zeros(2)) for key in keys]
-        np.testing.assert_array_equal(values, np.array(expected).reshape(-1, 2))
+        np.testing.assert_array_equal(
+            self.backend.to_host(values), np.array(expected).reshape(-1, 2)
+        )
 
     @rule()
     def clear(self):
@@ -240,4 +245,16 @@ class TableAgainstDict(RuleBasedStateMachine):
 TestTableAgainstDict = TableAgainstDict.TestCase
 TestTableAgainstDict.settings = settings(
     max_examples=2000 if LONG else 60, stateful_step_count=50 if LONG else 25, deadline=None
+)
+
+
+class SimtTableAgainstDict(TableAgainstDict):
+    backend = property(lambda self: simt.simt_backend())
+
+
+TestSimtTableAgainstDict = pytest.mark.skipif(
+    simt.unavailable() is not None, reason=f"no simulated GPU: {simt.unavailable()}"
+)(SimtTableAgainstDict.TestCase)
+TestSimtTableAgainstDict.settings = settings(
+    max_examples=200 if LONG else 10, stateful_step_count=20, deadline=None
 )

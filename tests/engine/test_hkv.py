@@ -20,6 +20,7 @@ from sok_lite.engine.table.hkv_index import STRATEGIES
 from tests.conftest import LONG
 from tests.engine.helpers import KeyInitializer, first_row, new_table, sized
 from tests.eviction_facts import Watched
+from tests.support.simt import backend as simt
 
 I64 = np.iinfo(np.int64)
 
@@ -533,7 +534,7 @@ class HkvAgainstDict(RuleBasedStateMachine):
     def read_only(self, keys):
         found = self.watch.table.lookup(np.array(keys, np.int64), insert=False)
         expected = np.array([self.watch.row_of(key) for key in keys]).reshape(len(keys), 2)
-        np.testing.assert_array_equal(found.values, expected)
+        np.testing.assert_array_equal(self.backend.to_host(found.values), expected)
 
     @rule(n=st.integers(0, 300))
     def reserve(self, n):
@@ -552,4 +553,16 @@ class HkvAgainstDict(RuleBasedStateMachine):
 TestHkvAgainstDict = HkvAgainstDict.TestCase
 TestHkvAgainstDict.settings = settings(
     max_examples=3000 if LONG else 100, stateful_step_count=60 if LONG else 25, deadline=None
+)
+
+
+class SimtHkvAgainstDict(HkvAgainstDict):
+    backend = property(lambda self: simt.simt_backend())
+
+
+TestSimtHkvAgainstDict = pytest.mark.skipif(
+    simt.unavailable() is not None, reason=f"no simulated GPU: {simt.unavailable()}"
+)(SimtHkvAgainstDict.TestCase)
+TestSimtHkvAgainstDict.settings = settings(
+    max_examples=200 if LONG else 10, stateful_step_count=20, deadline=None
 )

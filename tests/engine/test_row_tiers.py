@@ -15,6 +15,7 @@ from sok_lite.engine.rows.tiers import RowTiers, lowest
 from tests.conftest import LONG
 from tests.engine.helpers import new_table, sized
 from tests.engine.own_process import run_limited
+from tests.support.simt import backend as simt
 
 STATES = {"m": (0.25, None), "v": (0.0, 1)}  # initial value, dim
 
@@ -327,11 +328,11 @@ KEYS = st.lists(st.integers(-60, 60), max_size=40, unique=True)
 class TierMachine(RuleBasedStateMachine):
     """What keys hold does not change, whatever happens to the tiers."""
 
-    backend_name = "cpu"
+    new_backend = staticmethod(lambda: get_backend("cpu"))
 
     @initialize(near_rows=st.sampled_from([0, 1, 2, 5, 20, 64, 200]))
     def begin(self, near_rows):
-        self.table = DictTable(get_backend(self.backend_name), near_rows)
+        self.table = DictTable(self.new_backend(), near_rows)
 
     @rule(keys=KEYS)
     def insert(self, keys):
@@ -364,13 +365,23 @@ class TierMachine(RuleBasedStateMachine):
             self.table.check()
 
 
+class SimtTierMachine(TierMachine):
+    new_backend = staticmethod(simt.simt_backend)
+
+
 class CudaTierMachine(TierMachine):
-    backend_name = "cuda"
+    new_backend = staticmethod(lambda: get_backend("cuda"))
 
 
 TestTierMachine = TierMachine.TestCase
 TestTierMachine.settings = settings(
     max_examples=1000 if LONG else 60, stateful_step_count=40, deadline=None
+)
+TestSimtTierMachine = pytest.mark.skipif(
+    simt.unavailable() is not None, reason=f"no simulated GPU: {simt.unavailable()}"
+)(SimtTierMachine.TestCase)
+TestSimtTierMachine.settings = settings(
+    max_examples=200 if LONG else 10, stateful_step_count=20, deadline=None
 )
 TestCudaTierMachine = pytest.mark.skipif(
     cuda_unavailable() is not None, reason=f"no cuda backend: {cuda_unavailable()}"

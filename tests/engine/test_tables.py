@@ -521,7 +521,7 @@ def test_row_numbers_and_scores_stay_when_the_index_grows(backend, var_type):
     keys = np.concatenate([np.arange(1000) * 3, [np.iinfo(np.int64).max, np.iinfo(np.int64).min]])
     before = backend.to_host(table.find_or_insert(keys))
     capacity, generation = table.capacity, table.generation
-    table.find_or_insert(np.arange(100_000) + 1_000_000)
+    table.find_or_insert(np.arange(sized(backend, 100_000, 10_000)) + 1_000_000)
     assert table.capacity > capacity
     assert table.generation == generation
     np.testing.assert_array_equal(backend.to_host(table.find(keys)), before)
@@ -529,10 +529,10 @@ def test_row_numbers_and_scores_stay_when_the_index_grows(backend, var_type):
 
 
 def test_reserve_makes_growth_unnecessary(backend, var_type):
-    table = make(backend, var_type)
-    table.reserve(100_000)
+    table, n = make(backend, var_type), sized(backend, 100_000, 10_000)
+    table.reserve(n)
     capacity = table.capacity
-    table.find_or_insert(np.arange(100_000))
+    table.find_or_insert(np.arange(n))
     assert table.capacity == capacity
     table.reserve(10)
     assert table.capacity == capacity
@@ -590,7 +590,9 @@ def test_no_memory_at_any_point_leaves_the_table_whole(backend, monkeypatch, kin
         assert len(set(rows)) == more.size
         # No row was lost on the way.
         assert table.store.num_rows <= max(60, table.size)
-    assert failures == fault.calls
+    # It was not asked so often; how often depends on where threads of a GPU put keys.
+    assert fault.calls < at
+    assert backend.name != "cpu" or failures == fault.calls
     index = 2 if "kLfu" in kind else 1
     assert failures >= index + (0 if operation in ("reserve", "clear") else 2)
 

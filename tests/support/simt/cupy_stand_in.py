@@ -4,27 +4,17 @@ It has the names that the package, its tests and its scripts use, with CuPy's pa
 name is an AttributeError.
 """
 
-import ctypes
-import itertools
-import json
-import types
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tests.support.simt import arrays, compiler, device, runtime
-from tests.support.simt.arrays import MemoryPointer, ndarray
-
-_MAX_THREADS = 1024  # of a block
-_MAX_BLOCKS = 2**31 - 1
-_MEMORY_TYPES = {
-    "memoryTypeUnregistered": 0,
-    "memoryTypeHost": 1,
-    "memoryTypeDevice": 2,
-    "memoryTypeManaged": 3,
-}
+from tests.support.simt import arrays, device
+from tests.support.simt.arrays import launch
+from tests.support.simt.cuda import RawModule, cuda, make_module
+from tests.support.simt.indexing import read_now
+from tests.support.simt.ndarray import UFUNCS, apply, ndarray
 
 # ---------------------------------------------------------------- functions of arrays
 
@@ -71,16 +61,16 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> nd
     out = ndarray(values.shape, dtype)
     # Multiplied out in the dtype.
     values = values.astype(dtype)
-    arrays.launch("arange", [out], lambda to: np.copyto(to, values))
+    launch("arange", [out], lambda to: np.copyto(to, values))
     return out
 
 
 def array(obj: Any, dtype: Any = None, copy: bool | None = True) -> ndarray:
-    return arrays.array(obj, dtype, copy)
+    return arrays.array(ndarray, obj, dtype, copy)
 
 
 def asarray(a: Any, dtype: Any = None) -> ndarray:
-    return arrays.array(a, dtype, copy=False)
+    return arrays.array(ndarray, a, dtype, copy=False)
 
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
@@ -107,7 +97,7 @@ def concatenate(tup: Sequence[ndarray], axis: int = 0) -> ndarray:
             raise TypeError("zero-dimensional arrays cannot be concatenated")
     model = np.concatenate([np.broadcast_to(np.zeros((), a.dtype), a.shape) for a in tup], axis)
     out = ndarray(model.shape, model.dtype)
-    arrays.launch(
+    launch(
         "concatenate", [out, *tup], lambda to, *parts: np.copyto(to, np.concatenate(parts, axis))
     )
     return out
@@ -126,7 +116,7 @@ def where(condition: ndarray, x: Any = None, y: Any = None) -> Any:
         return condition.nonzero()
     for item in (x, y):
         if not isinstance(item, ndarray):
-            arrays._check_scalar(item)
+            arrays.check_scalar(item)
     given = [condition, x, y]
     inputs = [item for item in given if isinstance(item, ndarray)]
     model = np.where(
@@ -140,7 +130,7 @@ def where(condition: ndarray, x: Any = None, y: Any = None) -> Any:
         rest = iter(views)
         np.copyto(to, np.where(*[next(rest) if item is None else item for item in scalars]))
 
-    arrays.launch("where", [out, *inputs], run)
+    launch("where", [out, *inputs], run)
     return out
 
 
@@ -164,18 +154,16 @@ def searchsorted(a: ndarray, v: Any, side: str = "left") -> ndarray:
     if a.ndim != 1:
         raise ValueError("a must have one dimension")
     out = ndarray(v.shape, np.int64)
-    arrays.launch(
-        "searchsorted", [out, a, v], lambda to, a, v: np.copyto(to, np.searchsorted(a, v, side))
-    )
+    launch("searchsorted", [out, a, v], lambda to, a, v: np.copyto(to, np.searchsorted(a, v, side)))
     return out
 
 
 def unique(ar: ndarray) -> ndarray:
     _check_arrays(ar)
     device.count("array operations", 3)  # sorts, compares neighbours, takes by the mask
-    found = np.unique(arrays._read(ar)) if ar.size else np.empty(0, ar.dtype)
+    found = np.unique(read_now(ar)) if ar.size else np.empty(0, ar.dtype)
     out = ndarray(found.shape, found.dtype)
-    arrays.launch("unique", [out, ar], lambda to, _: np.copyto(to, found))
+    launch("unique", [out, ar], lambda to, _: np.copyto(to, found))
     return out
 
 
@@ -195,232 +183,7 @@ def _check_arrays(*given: Any) -> None:
             raise TypeError(f"Unsupported type {type(item)}")
 
 
-# ---------------------------------------------------------------- cupy.cuda
-
-
-class Device:
-    """A device, as CuPy's class of that name."""
-
-    def __init__(self, device_id: int | None = None) -> None:
-        self.id = device.current_device() if device_id is None else device_id
-
-    def use(self) -> None:
-        device.use_device(self.id)
-
-    def synchronize(self) -> None:
-        device.wait()
-
-    @property
-    def attributes(self) -> dict[str, int]:
-        # As few as there can be: a loop over items goes round more than once.
-        return {"MultiProcessorCount": 1}
-
-    @property
-    def compute_capability(self) -> str:
-        return "90"
-
-    def __enter__(self) -> "Device":
-        self._before = device.current_device()
-        self.use()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        device.use_device(self._before)
-
-
-class Stream:
-    """The default stream."""
-
-    def synchronize(self) -> None:
-        device.wait()
-
-
-_NULL = Stream()
-
-
-def get_current_stream() -> Stream:
-    return _NULL
-
-
-# Before the source and the options, which are what this compiler's machine code consists of: the
-# libraries themselves are in a cache of their own, that may be emptied.
-_IMAGE = b"simt"
-
-
-class Module:
-    """A compiled file of kernels, on the device that was the thread's when it was loaded."""
-
-    def load(self, cubin: bytes) -> None:
-        if not isinstance(cubin, bytes):
-            raise TypeError(f"Expected bytes, got {type(cubin).__name__}")
-        if not cubin.startswith(_IMAGE):
-            raise device.CUDADriverError("CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid")
-        source, options = json.loads(cubin[len(_IMAGE) :])
-        self._program = runtime.Program(compiler.compile_source(source, options))
-        self._device = device.current_device()
-
-    def get_function(self, name: str) -> "Function":
-        try:
-            return Function(self._program.kernel(name), self._device)
-        except KeyError:
-            raise device.CUDADriverError(
-                f"CUDA_ERROR_NOT_FOUND: named symbol not found: {name}"
-            ) from None
-
-
-class Function:
-    """A kernel."""
-
-    def __init__(self, kernel: runtime.Kernel, device_id: int) -> None:
-        self._kernel, self._device = kernel, device_id
-
-    def __call__(self, grid: tuple, block: tuple, args: Sequence[Any]) -> None:
-        for sizes in (grid, block):
-            if type(sizes) is not tuple:
-                raise TypeError(f"Expected tuple, got {type(sizes).__name__}")
-        blocks, threads = max(1, *grid[:1]), max(1, *block[:1])
-        if any(n > 1 for n in (*grid[1:], *block[1:])):
-            raise NotImplementedError("not in the stand-in: more than one dimension")
-        if threads > _MAX_THREADS or blocks > _MAX_BLOCKS:
-            raise device.CUDADriverError("CUDA_ERROR_INVALID_VALUE: invalid argument")
-        if self._device != device.current_device():
-            raise device.CUDADriverError("CUDA_ERROR_INVALID_HANDLE: invalid resource handle")
-        signature = self._kernel.signature
-        if len(args) != len(signature):
-            raise ValueError(
-                f"{self._kernel.name} reads {len(signature)} arguments, not {len(args)}"
-            )
-        cells = [_cell(arg) for arg in args]
-        device.count("kernels")
-        device.enqueue(self._kernel.name, partial(self._kernel.run, blocks, threads, cells))
-
-
-def _cell(arg: Any) -> int:
-    """Returns the 8 bytes that a kernel finds where CuPy points it to an argument.
-
-    A parameter that is wider than what is there reads what lies behind.
-    """
-    if arg is None:
-        return 0
-    if isinstance(arg, ndarray):
-        return arg.data.ptr
-    if isinstance(arg, MemoryPointer):
-        return arg.ptr
-    if isinstance(arg, np.ndarray):
-        if arg.size != 1:
-            raise TypeError(
-                f"You are trying to pass a numpy.ndarray of shape {arg.shape} as a kernel "
-                "parameter. Only numpy.ndarrays of size one can be passed by value."
-            )
-        content = arg.tobytes()
-    else:
-        arrays._check_scalar(arg)
-        content = np.asarray(arg).tobytes()
-    return int.from_bytes(content.ljust(8, bytes([device.POISON]))[:8], "little")
-
-
-class _Program:
-    """A program of NVRTC's: what it is made from, and what became of it."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.image = b""
-        self.log = ""
-
-
-_programs: dict[int, _Program] = {}
-_program_numbers = itertools.count(1)
-
-
-def _create_program(src: str, name: str, headers: Sequence[str], names: Sequence[str]) -> int:
-    number = next(_program_numbers)
-    _programs[number] = _Program(src)
-    return number
-
-
-def _compile_program(prog: int, options: Sequence[str]) -> None:
-    program = _programs[prog]
-    chosen = [option for option in options if option != "-arch=sm_90"]
-    try:
-        if program.source:
-            compiler.compile_source(program.source, chosen)
-    except compiler.CompileError as error:
-        program.log = str(error)
-        raise NVRTCError("NVRTC_ERROR_COMPILATION (6)") from error
-    program.image = _IMAGE + json.dumps([program.source, chosen]).encode()
-
-
-class NVRTCError(RuntimeError):
-    """What NVRTC refuses."""
-
-
-class PinnedMemory:
-    """Memory of the host that kernels can use."""
-
-    def __init__(self, size: int, flags: int = 0) -> None:
-        self._memory = device.Memory(size, pinned=True)
-        self.ptr = self._memory.ptr
-
-    def __del__(self) -> None:
-        device.count("pinned frees")
-
-
-def PinnedMemoryPointer(mem: PinnedMemory, offset: int) -> Any:
-    """Returns what CuPy's class of that name is: a buffer of the memory from `offset` on."""
-    size = mem._memory.size - offset
-    buffer = (ctypes.c_uint8 * size).from_address(mem.ptr + offset)
-    buffer.mem = mem  # type: ignore[attr-defined]
-    return buffer
-
-
-def _get_device_count() -> int:
-    return device.num_devices
-
-
-def _mem_get_info() -> tuple[int, int]:
-    total = device.limit or 1 << 40
-    return total - device.pool().total_bytes(), total
-
-
-class PointerAttributes(NamedTuple):
-    """What CUDA knows of an address."""
-
-    device: int
-    devicePointer: int
-    hostPointer: int
-    type: int
-
-
-def _pointer_get_attributes(ptr: int) -> PointerAttributes:
-    owner = device.owner_of(ptr)
-    if owner is None:
-        return PointerAttributes(-2, 0, ptr, _MEMORY_TYPES["memoryTypeUnregistered"])
-    number, is_pinned = owner
-    if is_pinned:
-        return PointerAttributes(number, ptr, ptr, _MEMORY_TYPES["memoryTypeHost"])
-    return PointerAttributes(number, ptr, 0, _MEMORY_TYPES["memoryTypeDevice"])
-
-
-def _set_device(number: int) -> None:
-    device.use_device(number)
-
-
 # ---------------------------------------------------------------- the module
-
-
-class _StandIn(types.ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"The stand-in of {self.__name__} has no {name!r}. If CuPy has it, add it to "
-            "tests/support/simt with all that CuPy refuses."
-        )
-
-
-def _module(name: str, **members: Any) -> types.ModuleType:
-    module = _StandIn(name)
-    module.__file__ = __file__
-    vars(module).update(members)
-    return module
 
 
 _DTYPES = ("bool_", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -429,50 +192,14 @@ _FUNCTIONS = (
     *(ascontiguousarray, asnumpy, concatenate, take, where, flatnonzero, argsort, searchsorted),
     *(unique, cumsum, count_nonzero),
 )
-_runtime = _module(
-    "cupy.cuda.runtime",
-    CUDARuntimeError=device.CUDARuntimeError,
-    getDeviceCount=_get_device_count,
-    getDevice=device.current_device,
-    setDevice=_set_device,
-    memGetInfo=_mem_get_info,
-    pointerGetAttributes=_pointer_get_attributes,
-    PointerAttributes=PointerAttributes,
-    **_MEMORY_TYPES,
-)
-_cuda = _module(
-    "cupy.cuda",
-    Device=Device,
-    Stream=Stream,
-    Module=Module,
-    Function=Function,
-    MemoryPointer=MemoryPointer,
-    UnownedMemory=device.UnownedMemory,
-    PinnedMemory=PinnedMemory,
-    PinnedMemoryPointer=PinnedMemoryPointer,
-    get_current_stream=get_current_stream,
-    runtime=_runtime,
-    memory=_module("cupy.cuda.memory", OutOfMemoryError=device.OutOfMemoryError),
-    nvrtc=_module(
-        "cupy.cuda.nvrtc",
-        NVRTCError=NVRTCError,
-        getVersion=lambda: (0, 0),  # one that NVRTC never has
-        getSupportedArchs=lambda: (90,),
-        createProgram=_create_program,
-        compileProgram=_compile_program,
-        getPTX=lambda prog: b"// of the simulated GPU\n",
-        getCUBIN=lambda prog: _programs[prog].image,
-        getProgramLog=lambda prog: _programs[prog].log,
-        destroyProgram=_programs.pop,
-    ),
-)
-cupy = _module(
+cupy = make_module(
     "cupy",
     __version__="14.2.0",
     ndarray=ndarray,
-    cuda=_cuda,
+    RawModule=RawModule,
+    cuda=cuda,
     get_default_memory_pool=device.pool,
     **{function.__name__: function for function in _FUNCTIONS},
-    **{name: partial(arrays.apply, ufunc) for name, ufunc in arrays.UFUNCS.items()},
+    **{name: partial(apply, ufunc) for name, ufunc in UFUNCS.items()},
     **{name: getattr(np, name) for name in (*_DTYPES, "float16", "float32", "float64")},
 )

@@ -97,11 +97,16 @@ def test_the_pool_asks_cuda_once(xp):
     assert (counts["cudaMalloc"], counts["from the pool"]) == (1, 2)
     rounded = -(-size // 512) * 512
     assert pool.used_bytes() - used == rounded and pool.total_bytes() - total == rounded
-    del x, y
-    with device.counted() as counts:
-        x = xp.empty(size, np.uint8)  # the two are one again
-    assert counts["from the pool"] == 1
-    del x
+    for first_goes_first in (True, False):
+        if first_goes_first:
+            del x, y
+        else:
+            x, y = xp.empty(size - 1024, np.uint8), xp.empty(600, np.uint8)
+            del y, x
+        with device.counted() as counts:
+            x = xp.empty(size, np.uint8)  # the two are one again
+        assert counts["from the pool"] == 1
+        del x
     with device.counted() as counts:
         pool.free_all_blocks()
     assert counts["cudaFree"] >= 1 and counts["waits"] == 1  # as cudaFree does

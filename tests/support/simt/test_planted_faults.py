@@ -13,7 +13,10 @@ from tests.support.simt import compiler, runtime
 from tests.support.simt.backend import simt_module
 
 reason = compiler.unavailable()
-pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
+pytestmark = [
+    pytest.mark.skipif(reason is not None, reason=str(reason)),
+    pytest.mark.filterwarnings("ignore:.*had no room:RuntimeWarning"),
+]
 
 SEEDS = range(6)
 DIM = 4  # 16 bytes

@@ -1,0 +1,188 @@
+"""Counts what the main calls of the engine ask of a GPU: launches, waits, allocations, copies.
+
+It needs no GPU: the `cuda` backend runs on the simulated one of tests/support/simt, where time says
+nothing and counts say all. So it runs in a checkout only, with g++ on x86-64 Linux. Every call is
+made twice before it is counted: kernels are compiled then, and CuPy's pool has blocks to give. One
+line `RESULT {json}` a call, then the same as a table in Markdown.
+
+Example:
+  python scripts/count_launches.py
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from bench_common import result
+
+from sok_lite.backend import Array, Backend
+from sok_lite.comm.single import SingleCommunicator
+from sok_lite.engine import step
+from sok_lite.engine.apply import Update, apply_updates
+from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.table import EmbeddingTable, make_table
+from sok_lite.engine.update_rules import Adam
+from tests.support.simt import device
+from tests.support.simt.backend import simt_backend, unavailable
+
+# What is counted, by the names of tests/support/simt/device.py, and the columns' heads.
+COLUMNS = {
+    "kernels": "our kernels",
+    "array operations": "CuPy operations",
+    "waits": "waits",
+    "cudaMalloc": "cudaMalloc",
+    "from the pool": "from the pool",
+    "copies to the device": "copies to the GPU",
+    "copies to the host": "copies to the host",
+}
+
+
+class Call(NamedTuple):
+    """What is counted.
+
+    Attributes:
+      name: in the table.
+      arguments: makes what the call takes; not counted.
+      run: makes the call.
+    """
+
+    name: str
+    arguments: Callable[[], Any]
+    run: Callable[[Any], Any]
+
+
+class Keys:
+    """Gives keys in the memory of the GPU, `count` at a time."""
+
+    def __init__(self, backend: Backend, count: int) -> None:
+        self.backend, self.count = backend, count
+        self.next = 0
+
+    def known(self) -> Any:
+        """Returns the first keys there were."""
+        return self._from(0)
+
+    def new(self, count: int | None = None) -> Any:
+        """Returns keys that nobody has seen."""
+        self.next += count or self.count
+        return self._from(self.next, count)
+
+    def _from(self, first: int, count: int | None = None) -> Any:
+        numbers = np.arange(first, first + (count or self.count), dtype=np.int64)
+        return self.backend.from_host(numbers)
+
+
+def new_table(backend: Backend, dim: int, name: str = "table", **options: Any) -> EmbeddingTable:
+    """Returns a table as a user makes it."""
+    initializer = make_initializer("random", dim)
+    return make_table(
+        options.pop("var_type", "hbm"), backend, dim, name=name, initializer=initializer, **options
+    )
+
+
+def table_calls(backend: Backend, var_type: str, count: int, dim: int) -> Iterator[Call]:
+    """Yields the calls of one table."""
+    keys, half = Keys(backend, count), count // 2
+    options: dict[str, Any] = {"var_type": var_type}
+    if var_type == "hybrid":  # without growth and eviction
+        options["init_capacity"] = options["max_capacity"] = 1 << (16 * count).bit_length()
+    table = new_table(backend, dim, **options)
+    table.reserve(8 * count)
+    table.lookup(keys.known())
+    rows = backend.xp.zeros((count, dim), np.float32)
+
+    def mixed() -> Array:
+        return backend.xp.concatenate([keys.known()[half:], keys.new(half)])
+
+    def held() -> Array:
+        some = keys.new()
+        table.lookup(some)
+        return some
+
+    def to_double() -> EmbeddingTable:
+        small = new_table(backend, dim)
+        small.lookup(keys.new(40))
+        return small
+
+    yield Call(f"{var_type}: lookup, known keys", keys.known, table.lookup)
+    yield Call(f"{var_type}: lookup, half of the keys new", mixed, table.lookup)
+    yield Call(f"{var_type}: assign", keys.known, lambda some: table.assign(some, rows))
+    yield Call(
+        f"{var_type}: insert_or_assign, new keys",
+        keys.new,
+        lambda some: table.insert_or_assign(some, rows),
+    )
+    yield Call(f"{var_type}: erase", held, table.erase)
+    yield Call(f"{var_type}: export", lambda: None, lambda _: table.export())
+    if var_type == "hbm":
+        yield Call(
+            "hbm: lookup, new keys, the index grows",
+            to_double,
+            lambda small: small.lookup(keys.new()),
+        )
+
+
+def training_steps(backend: Backend, count: int, dim: int) -> Iterator[Call]:
+    """Yields a step of 1 and of 26 tables: lookup of items that repeat, gradient, Adam."""
+    comm, rule = SingleCommunicator(), Adam()
+    batch = count // 4
+    splits = backend.from_host(np.arange(0, count + 1, 4, dtype=np.int64))
+    for number in (1, 26):
+        tables = [new_table(backend, dim, f"t{i}") for i in range(number)]
+        grads = [backend.xp.ones((batch, dim), np.float32) for _ in tables]
+        items = backend.from_host(np.arange(count, dtype=np.int64) % (count // 2))
+
+        def train(_: Any, tables: list = tables, grads: list = grads, items: Any = items) -> None:
+            parts = [step.Part(table, items, splits, None, "mean") for table in tables]
+            _, trail = step.forward(backend, comm, parts)
+            ways = [(table, None, "mean") for table in tables]
+            gradients = step.backward(backend, ways, grads, trail)
+            updates = [
+                Update(table, rule, gradient.keys, gradient.row_grads)
+                for table, gradient in zip(tables, gradients, strict=True)
+            ]
+            apply_updates(updates, 0.01, 1)
+
+        yield Call(f"training step of {number} hbm", lambda: None, train)
+
+
+def counted(call: Call) -> dict[str, int]:
+    """Counts a call that was made before."""
+    for _ in range(3):
+        given = call.arguments()
+        device.wait()
+        with device.counted() as counts:
+            call.run(given)
+    return {name: counts[name] for name in COLUMNS}
+
+
+def main() -> None:
+    assert __doc__
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--keys", type=int, default=1000, help="keys of a call (1000)")
+    parser.add_argument("--dim", type=int, default=16, help="elements of a row (16)")
+    args = parser.parse_args()
+    reason = unavailable()
+    if reason is not None:
+        parser.error(f"no simulated GPU: {reason}")
+    backend = simt_backend()
+    lines = []
+    for call in (
+        *table_calls(backend, "hbm", args.keys, args.dim),
+        *table_calls(backend, "hybrid", args.keys, args.dim),
+        *training_steps(backend, args.keys, args.dim),
+    ):
+        counts = counted(call)
+        result(case=call.name, keys=args.keys, **counts)
+        lines.append(" | ".join([call.name, *(f"{counts[column]:,}" for column in COLUMNS)]))
+    print("\n| call | " + " | ".join(COLUMNS.values()) + " |")
+    print("|---" * (1 + len(COLUMNS)) + "|")
+    for line in lines:
+        print(f"| {line} |")
+
+
+if __name__ == "__main__":
+    main()

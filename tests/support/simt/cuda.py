@@ -1,0 +1,256 @@
+"""What the stand-in has of `cupy.cuda`: devices, kernels, pinned memory."""
+
+import ctypes
+import types
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.support.simt import device, nvrtc, runtime
+from tests.support.simt.arrays import DeviceArray, MemoryPointer, check_scalar
+
+_MAX_THREADS = 1024  # of a block
+_MAX_BLOCKS = 2**31 - 1
+_MEMORY_TYPES = {
+    "memoryTypeUnregistered": 0,
+    "memoryTypeHost": 1,
+    "memoryTypeDevice": 2,
+    "memoryTypeManaged": 3,
+}
+
+
+class Device:
+    """A device, as CuPy's class of that name."""
+
+    def __init__(self, device_id: int | None = None) -> None:
+        self.id = device.current_device() if device_id is None else device_id
+
+    def use(self) -> None:
+        device.use_device(self.id)
+
+    def synchronize(self) -> None:
+        device.wait()
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        # As few as there can be: a loop over items goes round more than once.
+        return {"MultiProcessorCount": 1}
+
+    @property
+    def compute_capability(self) -> str:
+        return "90"
+
+    def __enter__(self) -> "Device":
+        self._before = device.current_device()
+        self.use()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        device.use_device(self._before)
+
+
+class Stream:
+    """The default stream."""
+
+    def synchronize(self) -> None:
+        device.wait()
+
+
+_NULL = Stream()
+
+
+def get_current_stream() -> Stream:
+    return _NULL
+
+
+class Module:
+    """A compiled file of kernels, on the device that was the thread's when it was loaded."""
+
+    def load(self, cubin: bytes) -> None:
+        if not isinstance(cubin, bytes):
+            raise TypeError(f"Expected bytes, got {type(cubin).__name__}")
+        program = nvrtc.loaded(cubin)
+        if program is None:
+            raise device.CUDADriverError("CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid")
+        self._program = program
+        self._device = device.current_device()
+
+    def get_function(self, name: str) -> "Function":
+        try:
+            return Function(self._program.kernel(name), self._device)
+        except KeyError:
+            raise device.CUDADriverError(
+                f"CUDA_ERROR_NOT_FOUND: named symbol not found: {name}"
+            ) from None
+
+
+class RawModule:
+    """A file of kernels that is compiled on first use."""
+
+    def __init__(self, *, code: str, options: tuple[str, ...] = ()) -> None:
+        self._code, self._options = code, options
+        self._module: Module | None = None
+
+    def get_function(self, name: str) -> "Function":
+        if self._module is None:
+            self._module = Module()
+            program = nvrtc.createProgram(self._code, "", (), ())
+            nvrtc.compileProgram(program, self._options)
+            self._module.load(nvrtc.getCUBIN(program))
+            nvrtc.destroyProgram(program)
+        return self._module.get_function(name)
+
+
+class Function:
+    """A kernel."""
+
+    def __init__(self, kernel: runtime.Kernel, device_id: int) -> None:
+        self._kernel, self._device = kernel, device_id
+
+    def __call__(self, grid: tuple, block: tuple, args: Sequence[Any]) -> None:
+        for sizes in (grid, block):
+            if type(sizes) is not tuple:
+                raise TypeError(f"Expected tuple, got {type(sizes).__name__}")
+        blocks, threads = max(1, *grid[:1]), max(1, *block[:1])
+        if any(n > 1 for n in (*grid[1:], *block[1:])):
+            raise NotImplementedError("not in the stand-in: more than one dimension")
+        if threads > _MAX_THREADS or blocks > _MAX_BLOCKS:
+            raise device.CUDADriverError("CUDA_ERROR_INVALID_VALUE: invalid argument")
+        if self._device != device.current_device():
+            raise device.CUDADriverError("CUDA_ERROR_INVALID_HANDLE: invalid resource handle")
+        signature = self._kernel.signature
+        if len(args) != len(signature):
+            raise ValueError(
+                f"{self._kernel.name} reads {len(signature)} arguments, not {len(args)}"
+            )
+        cells = [_cell(arg) for arg in args]
+        device.count("kernels")
+        device.enqueue(self._kernel.name, partial(self._kernel.run, blocks, threads, cells))
+
+
+def _cell(arg: Any) -> int:
+    """Returns the 8 bytes that a kernel finds where CuPy points it to an argument.
+
+    A parameter that is wider than what is there reads what lies behind.
+    """
+    if arg is None:
+        return 0
+    if isinstance(arg, DeviceArray):
+        return arg.data.ptr
+    if isinstance(arg, MemoryPointer):
+        return arg.ptr
+    if isinstance(arg, np.ndarray):
+        if arg.size != 1:
+            raise TypeError(
+                f"You are trying to pass a numpy.ndarray of shape {arg.shape} as a kernel "
+                "parameter. Only numpy.ndarrays of size one can be passed by value."
+            )
+        content = arg.tobytes()
+    else:
+        check_scalar(arg)
+        content = np.asarray(arg).tobytes()
+    return int.from_bytes(content.ljust(8, bytes([device.POISON]))[:8], "little")
+
+
+class PinnedMemory:
+    """Memory of the host that kernels can use."""
+
+    def __init__(self, size: int, flags: int = 0) -> None:
+        self._memory = device.Memory(size, pinned=True)
+        self.ptr = self._memory.ptr
+
+    def __del__(self) -> None:
+        device.count("pinned frees")
+
+
+def PinnedMemoryPointer(mem: PinnedMemory, offset: int) -> Any:
+    """Returns what CuPy's class of that name is: a buffer of the memory from `offset` on."""
+    size = mem._memory.size - offset
+    buffer = (ctypes.c_uint8 * size).from_address(mem.ptr + offset)
+    buffer.mem = mem  # type: ignore[attr-defined]
+    return buffer
+
+
+def _get_device_count() -> int:
+    return device.num_devices
+
+
+def _mem_get_info() -> tuple[int, int]:
+    total = device.limit or 1 << 40
+    return total - device.pool().total_bytes(), total
+
+
+class PointerAttributes(NamedTuple):
+    """What CUDA knows of an address."""
+
+    device: int
+    devicePointer: int
+    hostPointer: int
+    type: int
+
+
+def _pointer_get_attributes(ptr: int) -> PointerAttributes:
+    owner = device.owner_of(ptr)
+    if owner is None:
+        return PointerAttributes(-2, 0, ptr, _MEMORY_TYPES["memoryTypeUnregistered"])
+    number, is_pinned = owner
+    if is_pinned:
+        return PointerAttributes(number, ptr, ptr, _MEMORY_TYPES["memoryTypeHost"])
+    return PointerAttributes(number, ptr, 0, _MEMORY_TYPES["memoryTypeDevice"])
+
+
+def _set_device(number: int) -> None:
+    device.use_device(number)
+
+
+# ---------------------------------------------------------------- the modules
+
+
+class _StandIn(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"The stand-in of {self.__name__} has no {name!r}. If CuPy has it, add it to "
+            "tests/support/simt with all that CuPy refuses."
+        )
+
+
+def make_module(name: str, **members: Any) -> types.ModuleType:
+    """Returns a module; a name that it lacks is an AttributeError that says so."""
+    module = _StandIn(name)
+    module.__file__ = __file__
+    vars(module).update(members)
+    return module
+
+
+_runtime = make_module(
+    "cupy.cuda.runtime",
+    CUDARuntimeError=device.CUDARuntimeError,
+    getDeviceCount=_get_device_count,
+    getDevice=device.current_device,
+    setDevice=_set_device,
+    memGetInfo=_mem_get_info,
+    pointerGetAttributes=_pointer_get_attributes,
+    PointerAttributes=PointerAttributes,
+    **_MEMORY_TYPES,
+)
+cuda = make_module(
+    "cupy.cuda",
+    Device=Device,
+    Stream=Stream,
+    Module=Module,
+    Function=Function,
+    MemoryPointer=MemoryPointer,
+    UnownedMemory=device.UnownedMemory,
+    PinnedMemory=PinnedMemory,
+    PinnedMemoryPointer=PinnedMemoryPointer,
+    get_current_stream=get_current_stream,
+    runtime=_runtime,
+    memory=make_module("cupy.cuda.memory", OutOfMemoryError=device.OutOfMemoryError),
+    nvrtc=make_module(
+        "cupy.cuda.nvrtc",
+        NVRTCError=nvrtc.NVRTCError,
+        **{function.__name__: function for function in nvrtc.FUNCTIONS},
+    ),
+)
