@@ -88,7 +88,7 @@ SOK_DEVICE void sok_find_and_copy(const u64* chunks, i64 shift, i64 row_bytes, u
                                   i64 n, Find find) {
   if (sok_moves_words(row_bytes, out))
     sok_find_and_copy_words<SokWord>(chunks, shift, row_bytes, rows, out, n, find);
-  else if (row_bytes % 4 == 0)
+  else if (row_bytes % 4 == 0 && (u64)out % 4 == 0)
     sok_find_and_copy_words<u32>(chunks, shift, row_bytes, rows, out, n, find);
   else
     sok_find_and_copy_words<u16>(chunks, shift, row_bytes, rows, out, n, find);

@@ -17,7 +17,12 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_rmaps_base_oversubscribe=1
 
 logs="$(mktemp -d)"
-trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$logs"' EXIT
+# Of what runs beside, the shell and the `timeout` below it, which ends what it runs.
+end() {
+  for job in $(jobs -p); do kill "$job" $(pgrep -P "$job") 2>/dev/null; done
+  rm -rf "$logs"
+}
+trap end EXIT
 pytest=(python -m pytest -q)
 more=1 # times as many seconds
 # pyproject.toml leaves the long ones out; the last -m wins.

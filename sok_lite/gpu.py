@@ -20,7 +20,7 @@ _shared: int | None = None
 def share_gpu_of_rank() -> None:
     """Does what `share_gpu` does for the backend that tables will have. Nothing without a GPU."""
     if default_backend() == "cuda":
-        share_gpu(get_backend("cuda"))
+        share_gpu(get_backend())
 
 
 def share_gpu(backend: Backend) -> None:
@@ -60,7 +60,7 @@ def check_local_rank(local_rank: int) -> None:
     """
     if default_backend() != "cuda":
         return
-    backend = get_backend("cuda")
+    backend = get_backend()
     expected = local_rank % backend.num_devices
     if backend.device_id != expected:
         raise RuntimeError(

@@ -30,6 +30,7 @@ class _Kernel(NamedTuple):
     run: Any
     lanes: int
     signature: str
+    max_threads: int  # of a block: its registers are shared
 
 
 class CudaBackend(Backend):
@@ -69,7 +70,10 @@ class CudaBackend(Backend):
             module = self._modules.get(source.path)
             if module is None:
                 module = self._modules[source.path] = self._compiled(source.path)
-            kernel = _Kernel(module.get_function(name), self._lanes[source.kind], source.signature)
+            run = module.get_function(name)
+            driver = cupy.cuda.driver
+            most = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, run.ptr)
+            kernel = _Kernel(run, self._lanes[source.kind], source.signature, most)
             self._kernels[name] = kernel
         return kernel
 
@@ -82,7 +86,8 @@ class CudaBackend(Backend):
             lambda: self._nvrtc.compiled(source, flags).binary,
         )
         module = cupy.cuda.Module()
-        module.load(binary)
+        with self._device:  # it is loaded where the thread is, and kept for all threads
+            module.load(binary)
         return module
 
     def activate(self) -> None:
@@ -111,7 +116,7 @@ class CudaBackend(Backend):
     def prepared(self, kernel: str, num_items: int, *args: Any) -> Action:
         if num_items <= 0:
             return NOTHING
-        run, lanes, signature = self._kernel(kernel)
+        run, lanes, signature, max_threads = self._kernel(kernel)
         if len(args) != len(signature):
             raise TypeError(f"{kernel} takes {len(signature)} arguments. Received: {len(args)}.")
         values: list[Any] = []
@@ -137,9 +142,10 @@ class CudaBackend(Backend):
                         f"Received: {arg.dtype}, strides {arg.strides}."
                     )
                 values.append(arg)
-        blocks = -(-num_items * lanes // self._threads_per_block)
+        threads = min(self._threads_per_block, max_threads // 32 * 32)
+        blocks = -(-num_items * lanes // threads)
         grid = (min(blocks, self._max_blocks),)
-        return partial(run, grid, (self._threads_per_block,), tuple(values))
+        return partial(run, grid, (threads,), tuple(values))
 
     def zeros_chunk(self, num_bytes: int) -> Array:
         # From CuPy's pool, not by a cudaMalloc of our own: an index that has grown leaves memory

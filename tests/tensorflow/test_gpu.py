@@ -137,7 +137,7 @@ def test_a_gpu_that_tensorflow_does_not_see_warns(config):
 
 def test_init_shares_the_gpu(config, monkeypatch, uninitialised):
     monkeypatch.setattr(gpu, "default_backend", lambda: "cuda")
-    monkeypatch.setattr(gpu, "get_backend", lambda name: backend_on(0))
+    monkeypatch.setattr(gpu, "get_backend", lambda name=None: backend_on(0))
     sok.init("single")
     assert config.visible == config.growing == [config.physical[0]]
 
@@ -161,7 +161,7 @@ def test_the_gpu_is_shared_before_ranks_can_talk(config, monkeypatch, uninitiali
         return SimpleNamespace(rank=0, size=2, local_rank=1)
 
     monkeypatch.setattr(gpu, "default_backend", lambda: "cuda")
-    monkeypatch.setattr(gpu, "get_backend", lambda name: backend_on(1))
+    monkeypatch.setattr(gpu, "get_backend", lambda name=None: backend_on(1))
     monkeypatch.setattr(communication, "make_communicator", make)
     sok.init("horovod")
 
@@ -171,20 +171,20 @@ def test_the_gpu_is_shared_before_ranks_can_talk(config, monkeypatch, uninitiali
 )
 def test_a_rank_has_the_gpu_of_its_number(monkeypatch, local_rank, number, num_devices):
     monkeypatch.setattr(gpu, "default_backend", lambda: "cuda")
-    monkeypatch.setattr(gpu, "get_backend", lambda name: backend_on(number, num_devices))
+    monkeypatch.setattr(gpu, "get_backend", lambda name=None: backend_on(number, num_devices))
     gpu.check_local_rank(local_rank)
 
 
 def test_a_launcher_that_does_not_say_the_number_is_an_error(monkeypatch):
     monkeypatch.setattr(gpu, "default_backend", lambda: "cuda")
-    monkeypatch.setattr(gpu, "get_backend", lambda name: backend_on(0))
+    monkeypatch.setattr(gpu, "get_backend", lambda name=None: backend_on(0))
     with pytest.raises(RuntimeError, match="rank 3 of its machine.*GPU 0 instead of 3.*CUDA_VIS"):
         gpu.check_local_rank(3)
 
 
 def test_ranks_that_asked_to_be_single_keep_their_gpus(config, monkeypatch, uninitialised):
     monkeypatch.setattr(gpu, "default_backend", lambda: "cuda")
-    monkeypatch.setattr(gpu, "get_backend", lambda name: backend_on(3))
+    monkeypatch.setattr(gpu, "get_backend", lambda name=None: backend_on(3))
     sok.init("single")  # a launcher has started four
     assert config.visible == [config.physical[3]]
 

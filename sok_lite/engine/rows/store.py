@@ -412,14 +412,8 @@ class RowStore:
             )
         return out
 
-    def can_copy_to(self, out: Array) -> bool:
-        """Whether `copying` takes memory from `output`: a GPU copies 16 or 4 bytes at a time."""
-        row_bytes = self._columns["value"].row_bytes
-        word = next(size for size in (16, 4, 1) if row_bytes % size == 0)
-        return self.backend.address(out) % word == 0
-
     def copying(self, out: Array) -> Copying:
-        """Returns what a kernel needs that copies value rows into `out`; see `can_copy_to`."""
+        """Returns what a kernel needs that copies value rows into memory from `output`."""
         col = self._columns["value"]
         flat = out.reshape(-1).view(np.uint8)
         return Copying(col.pointers, self.chunk_shift, col.row_bytes, flat)

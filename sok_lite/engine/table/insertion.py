@@ -140,7 +140,7 @@ class Inserts(Removes):
                 given = xp.take(given, last_of_each(self.backend, inverse, int(keys.size)))
             index = inverse if index is None else xp.take(inverse, index)
         n = int(keys.size)
-        copies = out is not None and index is None and store.can_copy_to(out)
+        copies = out is not None and index is None
         result = None if inverse is None else xp.empty(asked, np.uint32)
         search = self._seen(keys, given, out if copies else None)
         rows, num_missing = search.found
@@ -261,7 +261,7 @@ class Inserts(Removes):
     ) -> tuple[Array, int]:
         """Does what `_look_up` does and inserts nothing."""
         xp = self.backend.xp
-        copies = index is None and self.store.can_copy_to(out)
+        copies = index is None
         rows, num_absent = self._searching(keys, out=out if copies else None).run()
         self._count_found(int(keys.size), num_absent)
         wanted = rows if index is None else xp.take(rows, index)

@@ -13,6 +13,7 @@ from tests.support.simt.arrays import DeviceArray, MemoryPointer, check_scalar
 
 _MAX_THREADS = 1024  # of a block
 _MAX_BLOCKS = 2**31 - 1
+_MAX_THREADS_PER_BLOCK = 0  # CUDA's number of that attribute
 _MEMORY_TYPES = {
     "memoryTypeUnregistered": 0,
     "memoryTypeHost": 1,
@@ -108,6 +109,7 @@ class Function:
 
     def __init__(self, kernel: runtime.Kernel, device_id: int) -> None:
         self._kernel, self._device = kernel, device_id
+        self.ptr = id(self)
 
     def __call__(self, grid: tuple, block: tuple, args: Sequence[Any]) -> None:
         for sizes in (grid, block):
@@ -118,6 +120,10 @@ class Function:
             raise NotImplementedError("not in the stand-in: more than one dimension")
         if threads > _MAX_THREADS or blocks > _MAX_BLOCKS:
             raise device.CUDADriverError("CUDA_ERROR_INVALID_VALUE: invalid argument")
+        if threads > device.max_threads_per_block:
+            raise device.CUDADriverError(
+                "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: too many resources requested for launch"
+            )
         if self._device != device.current_device():
             raise device.CUDADriverError("CUDA_ERROR_INVALID_HANDLE: invalid resource handle")
         signature = self._kernel.signature
@@ -171,6 +177,11 @@ def PinnedMemoryPointer(mem: PinnedMemory, offset: int) -> Any:
     buffer = (ctypes.c_uint8 * size).from_address(mem.ptr + offset)
     buffer.mem = mem  # type: ignore[attr-defined]
     return buffer
+
+
+def _func_get_attribute(attribute: int, f: int) -> int:
+    assert attribute == _MAX_THREADS_PER_BLOCK, "not in the stand-in"
+    return device.max_threads_per_block
 
 
 def _get_device_count() -> int:
@@ -247,6 +258,11 @@ cuda = make_module(
     PinnedMemoryPointer=PinnedMemoryPointer,
     get_current_stream=get_current_stream,
     runtime=_runtime,
+    driver=make_module(
+        "cupy.cuda.driver",
+        CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK=_MAX_THREADS_PER_BLOCK,
+        funcGetAttribute=_func_get_attribute,
+    ),
     memory=make_module("cupy.cuda.memory", OutOfMemoryError=device.OutOfMemoryError),
     nvrtc=make_module(
         "cupy.cuda.nvrtc",

@@ -112,6 +112,29 @@ def test_a_second_thread_must_activate(simt, monkeypatch):
     assert values[0] == 5 and values[1] in (ValueError, device.CUDADriverError)
 
 
+def test_a_kernel_is_on_the_gpu_of_the_backend_whoever_asked_first(simt, monkeypatch):
+    monkeypatch.setattr(device, "num_devices", 2)
+    monkeypatch.setenv("HOROVOD_LOCAL_RANK", "1")
+    backend = simt_module().CudaBackend()
+    flags = backend.from_host(np.ones(5, np.int32))
+    count = backend.from_host(np.zeros(1, np.int64))
+    # Prepared by a thread that is on another GPU, for which it is compiled and loaded.
+    thread = threading.Thread(target=backend.prepared, args=("count_flags", 5, flags, count, 5))
+    thread.start()
+    thread.join()
+    backend.launch("count_flags", 5, flags, count, 5)
+    assert backend.to_host(count).tolist() == [5]
+
+
+def test_a_block_is_no_larger_than_its_registers_allow(simt, monkeypatch):
+    monkeypatch.setattr(device, "max_threads_per_block", 800)
+    backend = simt_module().CudaBackend().for_table(block_size=1024)
+    flags = backend.from_host(np.ones(5000, np.int32))
+    count = backend.from_host(np.zeros(1, np.int64))
+    backend.launch("count_flags", 5000, flags, count, 5000)
+    assert backend.to_host(count).tolist() == [5000]
+
+
 def test_no_memory_is_a_memory_error_that_says_how_much(simt, monkeypatch):
     device.pool().free_all_blocks()
     monkeypatch.setattr(device, "limit", device.pool().total_bytes() + 4096)

@@ -1,5 +1,6 @@
 """Faults planted in the real kernels do not pass the simulated GPU."""
 
+import itertools
 import shutil
 
 import numpy as np
@@ -111,6 +112,22 @@ def days_of_a_full_table(backend, dim, seed):
         assert table.size <= 256
 
 
+def sums_of_rows(backend, dim, seed, lie_apart):
+    """Pools rows that lie, or whose sums are to lie, apart from where four columns would begin."""
+    xp, rng = backend.xp, np.random.default_rng(seed)
+    rows = rng.normal(size=(30, dim)).astype(np.float32)
+    source = misaligned(backend, rows) if lie_apart == "rows" else backend.from_host(rows)
+    zeros = np.zeros((10, dim), np.float32)
+    out = misaligned(backend, zeros) if lie_apart == "sums" else backend.from_host(zeros)
+    inverse = rng.permutation(30).astype(np.int32)
+    splits = np.array([0, 1, 1, *range(3, 25, 4), 29, 30])
+    lists = [backend.from_host(inverse), backend.from_host(splits)]
+    n = len(splits) - 1
+    backend.launch("combine_f32", n, source, dim, *lists, None, 0, out, n)
+    sums = [rows[inverse[a:b]].sum(0) for a, b in itertools.pairwise(splits)]
+    np.testing.assert_allclose(xp.asnumpy(out)[:n], sums, rtol=1e-5, atol=1e-6)
+
+
 def fault_of(backend, kind, dim=DIM):
     """Returns what went wrong in the first schedule in which something does; None: nothing."""
     for seed in SEEDS:
@@ -118,6 +135,8 @@ def fault_of(backend, kind, dim=DIM):
         try:
             if kind == "full":
                 days_of_a_full_table(backend, dim, seed)
+            elif kind in ("rows", "sums"):
+                sums_of_rows(backend, dim, seed, kind)
             else:
                 day_of_a_table(backend, kind, dim, seed)
         except (runtime.SimtError, AssertionError, RuntimeError) as error:
@@ -125,7 +144,7 @@ def fault_of(backend, kind, dim=DIM):
     return None
 
 
-@pytest.mark.parametrize("kind", ["hbm", "hybrid", "full"])
+@pytest.mark.parametrize("kind", ["hbm", "hybrid", "full", "rows", "sums"])
 def test_the_kernels_as_they_are_pass(plant, kind):
     backend = plant()
     assert fault_of(backend, kind) is None
@@ -162,6 +181,16 @@ FAULTS = {
     "words of 16 bytes wherever an array lies": (
         "hbm",
         ("platform.cuh", "&& (u64)dense % sizeof(SokWord) == 0", "&& dense != (const T*)1"),
+        "misaligned access of 16 bytes",
+    ),
+    "four columns at a time wherever rows lie": (
+        "rows",
+        ("combine.cu", "sok_moves_quads(dim, items.source) && ", ""),
+        "misaligned access of 16 bytes",
+    ),
+    "four columns at a time wherever their sums go": (
+        "sums",
+        ("combine.cu", " && sok_moves_quads(dim, out)", ""),
         "misaligned access of 16 bytes",
     ),
     "every lane a leader": (

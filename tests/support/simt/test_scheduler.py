@@ -1,5 +1,9 @@
 """The simulated GPU runs correct programs, in many orders, and names what is wrong in others."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -435,3 +439,20 @@ def test_the_next_launch_is_as_if_nothing_had_been_wrong(memory):
 def test_what_does_not_compile(body, options, text):
     with pytest.raises(compiler.CompileError, match=text):
         compiler.compile_source(HEADER + body, options)
+
+
+def test_a_compiler_that_checks_longjmp_by_itself(tmp_path):
+    """As Ubuntu's does: to it a jump to another stack is an attack."""
+    tool = tmp_path / "g++"
+    tool.write_text('#!/bin/sh\nexec g++ -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2 "$@"\n')
+    tool.chmod(0o755)
+    code = (
+        "from tests.support.simt import compiler, runtime\n"
+        "source = 'extern \"C\" __global__ void k() { __syncwarp(); }'\n"
+        "runtime.Program(compiler.compile_source(source)).kernel('k').run(3, 64, [])\n"
+    )
+    env = {**os.environ, "CXX": str(tool), "SOK_LITE_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
