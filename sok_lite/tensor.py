@@ -136,6 +136,9 @@ def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.T
             f"TensorFlow has no {size:,} bytes of GPU memory for a result. Take smaller batches, "
             f"or leave it more: tables and TensorFlow share the GPU. ({error.message})"
         ) from error
+    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
+        # It has no such kernel for this dtype on a GPU, and was told not to look elsewhere.
+        return None
     return tensor if _is_on_gpu(tensor) else None
 
 

@@ -148,7 +148,9 @@ def fault_of(backend, kind, dim=DIM):
 def test_the_kernels_as_they_are_pass(plant, kind):
     backend = plant()
     assert fault_of(backend, kind) is None
-    assert fault_of(backend, kind, LONG_ROW) is None
+    # Blocks of one warp, of warps that are no power of two, and as large as a GPU's by default.
+    for block_size in (32, 96, 256):
+        assert fault_of(backend.for_table(block_size=block_size), kind, LONG_ROW) is None
 
 
 MY_MASK = "__ballot_sync(sok_tile_threads(), w < kCount && is(w))"
@@ -192,6 +194,11 @@ FAULTS = {
         "sums",
         ("combine.cu", " && sok_moves_quads(dim, out)", ""),
         "misaligned access of 16 bytes",
+    ),
+    "more lanes a row than a block has": (
+        "hbm",
+        ("platform.cuh", "shift < 5", "shift < 6"),
+        "",
     ),
     "every lane a leader": (
         "hbm",
@@ -263,7 +270,8 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(plant, name):
     kind, (file, old, new), text = FAULTS[name]
-    dim = LONG_ROW if "stride" in name else DIM
-    fault = fault_of(plant(file, old, new), kind, dim)
+    dim = LONG_ROW if "stride" in name or "block" in name else DIM
+    block_size = 32 if "block" in name else 0
+    fault = fault_of(plant(file, old, new).for_table(block_size=block_size), kind, dim)
     assert fault is not None, "all schedules passed"
     assert text in fault
