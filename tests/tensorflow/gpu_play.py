@@ -41,6 +41,8 @@ def play_gpu(monkeypatch, device=0):
     if unavailable() is not None:
         pytest.skip(f"no simulated GPU: {unavailable()}")
     backend = simt_backend()
+    # What the test makes the device of this thread is forgotten after it.
+    monkeypatch.setattr(simulated._current, "device", 0, raising=False)
     if device:
         monkeypatch.setattr(simulated, "num_devices", device + 1)
         monkeypatch.setenv("HOROVOD_LOCAL_RANK", str(device))
