@@ -118,6 +118,27 @@ def test_widths_and_local_memory_are_read_from_what_the_compiler_made():
     assert (set(widths["stack"].loads), widths["stack"].stores) == ({4}, {4: 1})
 
 
+# How a kernel reads and writes slots that other threads write during the same launch. The number is
+# that of its plain loads of as many bits: of what nobody writes meanwhile.
+SHARED = {
+    "det_insert": (("ld.volatile",), 64, 1),
+    "det_rehash": (("ld.volatile",), 64, 1),
+    "hkv_insert": (("ld.acquire.gpu", "st.release.gpu", "ld.volatile"), 64, 2),
+    "unique_insert": (("ld.volatile",), 32, 0),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_slots_that_others_write_are_read_anew_each_time(name):
+    """A compiler may move a plain load out of the loop that waits for another value."""
+    accesses, bits, num_plain = SHARED[name]
+    path = sources.find_kernel(name, sources.all_kernels()).path
+    body = registers().bodies(compiled(path, "sm_90").ptx)[name]
+    for access in accesses:
+        assert re.search(rf"\b{re.escape(access)}[.\w]*\.[subf]{bits}\s", body), access
+    assert len(re.findall(rf"\bld(?:\.global)?(?:\.v\d)?\.[subf]{bits}\s", body)) == num_plain
+
+
 @pytest.mark.parametrize(
     ("registers_of_a_thread", "threads", "part"),
     # As NVIDIA's occupancy calculator says for compute capability 9.0.
