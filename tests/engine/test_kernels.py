@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sok_lite.backend import cpu, sources
-from sok_lite.backend.build import cache_folder, compile_library, find_library
+from sok_lite.backend.build import compile_library, find_library
 from sok_lite.backend.nvrtc import FLAGS
 from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
 from tests.engine.helpers import need_nvrtc
@@ -231,38 +231,6 @@ def test_kernels_include_only_their_own_headers():
             if line.startswith("#include"):
                 assert re.fullmatch(r'#include "[\w/]+\.cuh"', line), f"{path.name}: {line}"
         assert "std::" not in path.read_text(), path.name
-
-
-def test_the_library_is_built_once_for_the_same_sources(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
-    first = compile_library()
-    stamp = first.stat().st_mtime_ns
-    assert compile_library() == first
-    assert first.stat().st_mtime_ns == stamp
-    assert cpu.CpuBackend(library=first).name == "cpu"
-
-
-def test_a_machine_without_a_compiler_is_told_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(RuntimeError, match=r"no C\+\+ compiler.*apt-get install g\+\+"):
-        compile_library()
-
-
-def test_a_named_library_is_taken(tmp_path, monkeypatch):
-    mine = tmp_path / "mine.so"
-    monkeypatch.setenv("SOK_LITE_CPU_LIBRARY", str(mine))
-    with pytest.raises(FileNotFoundError, match=r"SOK_LITE_CPU_LIBRARY.*mine\.so', which is no"):
-        find_library()
-    mine.write_bytes(b"")
-    assert find_library() == mine
-
-
-def test_an_empty_name_of_a_cache_is_none(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("SOK_LITE_CACHE", "")
-    assert cache_folder() == tmp_path / "sok_lite"
 
 
 def test_tunables_reach_both_compilers(tmp_path, monkeypatch):
