@@ -1,5 +1,7 @@
 """The cuda backend on the simulated GPU: what goes wrong on a GPU goes wrong here."""
 
+import os
+import subprocess
 import sys
 import threading
 
@@ -73,6 +75,21 @@ def test_kernels_are_compiled_for_each_gpu_and_each_choice_of_tunables(compiled,
             assert backend.to_host(total).tolist() == [2]
     # Those without options are the empty source that tells the build.
     assert [options[2:] for options in compiled if options] == wanted
+
+
+@pytest.mark.parametrize(
+    ("seed", "is_one"), [("abc", False), ("1.5", False), ("7", True), ("", True)]
+)
+def test_a_seed_that_is_no_number_is_refused(seed, is_one):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", __file__],
+        env={**os.environ, "SOK_LITE_SIMT_SEED": seed},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode == 0) == is_one, done.stdout + done.stderr
+    refused = f"SOK_LITE_SIMT_SEED must be a whole number. Received: '{seed}'. Unset it"
+    assert (refused in done.stderr) != is_one
 
 
 # ---------------------------------------------------------------- planted faults
