@@ -53,10 +53,11 @@ class BuildError(Exception):
 
 def cache_dir() -> Path:
     """Returns the folder that holds what is built once per machine."""
-    if os.environ.get("SOK_LITE_CACHE"):
-        return Path(os.environ["SOK_LITE_CACHE"])
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "sok_lite"
+    named = os.environ.get("SOK_LITE_CACHE")
+    if named:
+        return Path(os.path.expanduser(named))
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(base)) / "sok_lite"
 
 
 def tensorflow_version() -> str:

@@ -32,6 +32,14 @@ all=(compile tests faults memcheck synccheck racecheck initcheck tables engine)
 fault_files=(tests/engine/test_{out_of_memory,interrupts,exclusive,snapshot}.py)
 kernel_files=(tests/engine/test_{det,hkv,unique,combine,row_store,row_tiers,update_rules,initializer}.py)
 
+for name in SOK_LITE_STAGE_S SOK_LITE_TEST_S; do
+  if [[ -n "${!name:-}" && ! "${!name}" =~ ^[1-9][0-9]{0,8}$ ]]; then
+    echo "error: $name must be a whole number of seconds, 1 or more. Received: '${!name}'." \
+      "Unset it for its default." >&2
+    exit 2
+  fi
+done
+
 sweep=0
 stages=()
 files=()

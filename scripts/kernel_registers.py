@@ -109,6 +109,13 @@ def parse_usage(log: str) -> dict[str, Usage]:
     return kernels
 
 
+def bodies(ptx: str) -> dict[str, str]:
+    """Returns the instructions of each kernel."""
+    # A kernel ends with a brace of its own line; functions it does not inline follow.
+    parts = ptx.split(".entry ")[1:]
+    return {part[: part.index("(")]: part[: part.index("\n}")] for part in parts}
+
+
 def widths(ptx: str) -> dict[str, Widths]:
     """Returns how wide the loads and stores of each kernel are.
 
@@ -116,17 +123,15 @@ def widths(ptx: str) -> dict[str, Widths]:
     memory, and a compiler cannot know of what kind these are.
     """
     kernels = {}
-    for part in ptx.split(".entry ")[1:]:
+    for name, body in bodies(ptx).items():
         found = Widths(Counter(), Counter())
-        # A kernel ends with a brace of its own line; functions it does not inline follow.
-        body = part[: part.index("\n}")]
         for kind, modifiers, bits in _ACCESS.findall(body):
             words = modifiers.split(".")
             if _OTHER_SPACES & {word.split("::")[0] for word in words}:
                 continue
             count = next((int(word[1:]) for word in words if re.fullmatch(r"v\d", word)), 1)
             (found.loads if kind == "ld" else found.stores)[count * int(bits) // 8] += 1
-        kernels[part[: part.index("(")]] = found
+        kernels[name] = found
     return kernels
 
 

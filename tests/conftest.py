@@ -12,7 +12,13 @@ from tests.support.simt import runtime
 # One switch for everything that takes long: SOK_LITE_LONG=1.
 LONG = os.environ.get("SOK_LITE_LONG", "") not in ("", "0")
 # Another number: all tests in other orders of the simulated GPU's lanes.
-SIMT_SEED = int(os.environ.get("SOK_LITE_SIMT_SEED", "0"))
+try:
+    SIMT_SEED = int(os.environ.get("SOK_LITE_SIMT_SEED") or 0)
+except ValueError as error:
+    raise pytest.UsageError(
+        "SOK_LITE_SIMT_SEED must be a whole number. Received: "
+        f"{os.environ['SOK_LITE_SIMT_SEED']!r}. Unset it for the usual orders."
+    ) from error
 
 
 @pytest.fixture(params=["cpu", "simt", "cuda"])

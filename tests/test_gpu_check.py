@@ -55,6 +55,22 @@ def test_a_stage_that_there_is_not_is_refused():
     )
 
 
+@pytest.mark.parametrize("name", ["SOK_LITE_STAGE_S", "SOK_LITE_TEST_S"])
+@pytest.mark.parametrize("value", ["abc", "0", "-5", "1.5", "010", "5 6", "[$(exit)]"])
+def test_a_limit_that_is_no_number_of_seconds_is_refused(files, name, value):
+    done = check("tests", files[1], **{name: value})
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr == (
+        f"error: {name} must be a whole number of seconds, 1 or more. Received: '{value}'. "
+        "Unset it for its default.\n"
+    )
+
+
+def test_an_empty_limit_is_the_default(files):
+    done = check("tests", files[1], SOK_LITE_STAGE_S="", SOK_LITE_TEST_S="")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_stage_runs_the_tests_of_its_backend_in_the_files_it_is_given(files):
     done = check("tests", files[1])
     assert done.returncode == 0, done.stdout + done.stderr

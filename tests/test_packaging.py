@@ -399,8 +399,9 @@ def test_horovod_cache_is_outside_the_tree(monkeypatch, tmp_path):
     assert script.cache_dir() == build.cache_folder()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
     assert script.cache_dir() == tmp_path / "x" / "sok_lite"
-    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path / "y"))
+    monkeypatch.setenv("SOK_LITE_CACHE", "~/y")
     assert script.cache_dir() == tmp_path / "y"
+    assert script.cache_dir() == build.cache_folder()
 
 
 def test_horovod_build_without_tensorflow_says_so(installed, tmp_path):

@@ -5,6 +5,7 @@ machine's own g++ on first use, into a cache keyed by the sources and the flags,
 is never run from an old library.
 """
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -45,9 +46,8 @@ def cache_folder() -> Path:
     """Returns the folder for what is compiled on this machine."""
     root = os.environ.get("SOK_LITE_CACHE")
     if not root:
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        root = os.path.join(base, "sok_lite")
-    return Path(root)
+        root = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "sok_lite")
+    return Path(os.path.expanduser(root))
 
 
 def shipped_library() -> Path | None:
@@ -67,7 +67,8 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
       extra_flags: further compiler flags, such as a sanitizer's.
 
     Raises:
-      RuntimeError: there is no C++ compiler, or it failed; its own words are in the message.
+      RuntimeError: there is no C++ compiler, it cannot be run, or it failed (its own words are in
+        the message); or the folder for what is compiled cannot be used.
     """
     folder = kernel_folder()
     sources = [*kernel_files(), folder / "cpu_runtime.cpp"]
@@ -77,8 +78,19 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
     for path in sorted([*sources, *folder.rglob("*.cuh")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     target = cache_folder() / "kernels" / f"libsok_lite_cpu-{digest.hexdigest()[:16]}.so"
-    if target.is_file():
-        return target
+    inputs = [part for path in sources for part in ("-x", "c++", str(path))]
+    try:
+        if not target.is_file():
+            _compile([*flags, "-I", str(folder), *inputs], target)
+    except OSError as error:
+        raise RuntimeError(
+            "Compiled kernels need a folder that can be written to. Received: "
+            f"{str(target.parent)!r} ({error}). Set SOK_LITE_CACHE to another folder."
+        ) from error
+    return target
+
+
+def _compile(arguments: Sequence[str], target: Path) -> None:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise RuntimeError(
@@ -89,33 +101,39 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         # Renamed into place when whole: several ranks may compile at once.
         built = Path(scratch) / target.name
-        inputs = [part for path in sources for part in ("-x", "c++", str(path))]
-        command = [compiler, *flags, "-I", str(folder), *inputs, "-o", str(built)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        command = [compiler, *arguments, "-o", str(built)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except OSError as error:
+            raise RuntimeError(
+                "CXX must be the name or the path of a C++ compiler, without options. Received: "
+                f"{compiler!r}, which cannot be run ({error}). Unset it to use g++."
+            ) from error
         if done.returncode != 0:
             raise RuntimeError(
                 f"Compiling the CPU kernels failed:\n{' '.join(command)}\n{done.stderr[:4000]}"
             )
         os.replace(built, target)
-    return target
 
 
 def find_library() -> Path:
     """Returns the CPU kernel library: SOK_LITE_CPU_LIBRARY, the wheel's, or one compiled here.
 
     Raises:
-      FileNotFoundError: SOK_LITE_CPU_LIBRARY names no file.
+      ValueError: SOK_LITE_CPU_LIBRARY is not the path of a CPU kernel library.
       RuntimeError: there is none and it cannot be compiled.
     """
     named = os.environ.get("SOK_LITE_CPU_LIBRARY")
     if named:
-        if not Path(named).is_file():
-            raise FileNotFoundError(
-                "SOK_LITE_CPU_LIBRARY must be the path of a CPU kernel library. "
-                f"Received: {named!r}, which is no file. Unset it to use the library of this "
-                "installation."
-            )
-        return Path(named)
+        path = Path(named).absolute()  # a bare name would be looked for elsewhere
+        try:
+            _ = ctypes.CDLL(str(path)).sok_launch
+        except (OSError, AttributeError) as error:
+            raise ValueError(
+                "SOK_LITE_CPU_LIBRARY must be the path of a CPU kernel library. Received: "
+                f"{named!r} ({error}). Unset it to use the library of this installation."
+            ) from error
+        return path
     # The wheel's library has the default tunables.
     shipped = None if kernel_defines() else shipped_library()
     if shipped is not None:

@@ -5,7 +5,7 @@ import warnings
 
 from sok_lite.backend.local_ranks import largest_variable
 from sok_lite.comm.ending import end_together
-from sok_lite.comm.local import connect_local
+from sok_lite.comm.local import connect_local, is_wanted
 from sok_lite.comm.protocol import Communicator, CommunicatorError
 from sok_lite.comm.single import SingleCommunicator
 
@@ -43,7 +43,7 @@ def make_communicator(tool: str = "horovod") -> Communicator:
       tool: "horovod", "mpi" or "single".
 
     Raises:
-      ValueError: unknown tool.
+      ValueError: unknown tool, or SOK_LITE_COMM_LOCAL is neither 0 nor 1.
       CommunicatorError: several ranks were launched and the tool cannot connect them.
     """
     if tool not in TOOLS:
@@ -51,6 +51,7 @@ def make_communicator(tool: str = "horovod") -> Communicator:
             f"The communication tool must be one of {', '.join(map(repr, TOOLS))}. "
             f"Received: {tool!r}."
         )
+    is_wanted()  # what it refuses is refused before ranks are connected, and where there is one
     launched = launched_ranks()
     if tool == "single":
         if launched > 1:

@@ -284,6 +284,21 @@ def _mapped(file: int) -> np.ndarray:
         os.close(file)
 
 
+def is_wanted() -> bool:
+    """Returns whether ranks on one machine may exchange through shared memory.
+
+    Raises:
+      ValueError: SOK_LITE_COMM_LOCAL is neither 0 nor 1.
+    """
+    switch = os.environ.get(SWITCH_VARIABLE, "").strip()
+    if switch not in ("", "0", "1"):
+        raise ValueError(
+            f"{SWITCH_VARIABLE} must be 0 or 1. Received: {switch!r}. 0 leaves all to Horovod or "
+            "MPI; leave it out, or set 1, for shared memory where ranks share a machine."
+        )
+    return switch != "0"
+
+
 def connect_local(base: Communicator) -> Communicator:
     """Connects the ranks through shared memory if all are on this machine. Every rank must call it.
 
@@ -373,18 +388,8 @@ def _socket() -> socket.socket:
 
 
 def _place() -> bytes:
-    """Returns what ranks have in common that can reach each other's abstract sockets, or b"".
-
-    Raises:
-      ValueError: the switch is neither 0 nor 1.
-    """
-    switch = os.environ.get(SWITCH_VARIABLE, "").strip()
-    if switch not in ("", "0", "1"):
-        raise ValueError(
-            f"{SWITCH_VARIABLE} must be 0 or 1. Received: {switch!r}. 0 leaves all to Horovod or "
-            "MPI; leave it out, or set 1, for shared memory where ranks share a machine."
-        )
-    if switch == "0" or not hasattr(os, "memfd_create"):
+    """Returns what ranks have in common that can reach each other's abstract sockets, or b""."""
+    if not is_wanted() or not hasattr(os, "memfd_create"):
         return b""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -230,6 +230,14 @@ def test_one_rank_needs_nothing_installed(not_launched, tool):
     assert isinstance(make_communicator(tool), SingleCommunicator)
 
 
+@pytest.mark.parametrize("tool", ["horovod", "mpi", "single"])
+def test_one_rank_refuses_a_switch_that_several_would_refuse(not_launched, tool):
+    hide(not_launched)
+    not_launched.setenv("SOK_LITE_COMM_LOCAL", "maybe")
+    with pytest.raises(ValueError, match="SOK_LITE_COMM_LOCAL must be 0 or 1. Received: 'maybe'"):
+        make_communicator(tool)
+
+
 @pytest.mark.parametrize("tool, package", [("horovod", "Horovod"), ("mpi", "mpi4py")])
 def test_several_ranks_without_the_tool_raise_one_clear_error(not_launched, tool, package):
     hide(not_launched)

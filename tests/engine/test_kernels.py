@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sok_lite.backend import cpu, sources
-from sok_lite.backend.build import cache_folder, compile_library, find_library
+from sok_lite.backend.build import compile_library, find_library
 from sok_lite.backend.nvrtc import FLAGS
 from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
 from tests.engine.helpers import need_nvrtc
@@ -118,6 +118,27 @@ def test_widths_and_local_memory_are_read_from_what_the_compiler_made():
     assert (set(widths["stack"].loads), widths["stack"].stores) == ({4}, {4: 1})
 
 
+# How a kernel reads and writes slots that other threads write during the same launch. The number is
+# that of its plain loads of as many bits: of what nobody writes meanwhile.
+SHARED = {
+    "det_insert": (("ld.volatile",), 64, 1),
+    "det_rehash": (("ld.volatile",), 64, 1),
+    "hkv_insert": (("ld.acquire.gpu", "st.release.gpu", "ld.volatile"), 64, 2),
+    "unique_insert": (("ld.volatile",), 32, 0),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_slots_that_others_write_are_read_anew_each_time(name):
+    """A compiler may move a plain load out of the loop that waits for another value."""
+    accesses, bits, num_plain = SHARED[name]
+    path = sources.find_kernel(name, sources.all_kernels()).path
+    body = registers().bodies(compiled(path, "sm_90").ptx)[name]
+    for access in accesses:
+        assert re.search(rf"\b{re.escape(access)}[.\w]*\.[subf]{bits}\s", body), access
+    assert len(re.findall(rf"\bld(?:\.global)?(?:\.v\d)?\.[subf]{bits}\s", body)) == num_plain
+
+
 @pytest.mark.parametrize(
     ("registers_of_a_thread", "threads", "part"),
     # As NVIDIA's occupancy calculator says for compute capability 9.0.
@@ -210,38 +231,6 @@ def test_kernels_include_only_their_own_headers():
             if line.startswith("#include"):
                 assert re.fullmatch(r'#include "[\w/]+\.cuh"', line), f"{path.name}: {line}"
         assert "std::" not in path.read_text(), path.name
-
-
-def test_the_library_is_built_once_for_the_same_sources(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
-    first = compile_library()
-    stamp = first.stat().st_mtime_ns
-    assert compile_library() == first
-    assert first.stat().st_mtime_ns == stamp
-    assert cpu.CpuBackend(library=first).name == "cpu"
-
-
-def test_a_machine_without_a_compiler_is_told_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(RuntimeError, match=r"no C\+\+ compiler.*apt-get install g\+\+"):
-        compile_library()
-
-
-def test_a_named_library_is_taken(tmp_path, monkeypatch):
-    mine = tmp_path / "mine.so"
-    monkeypatch.setenv("SOK_LITE_CPU_LIBRARY", str(mine))
-    with pytest.raises(FileNotFoundError, match=r"SOK_LITE_CPU_LIBRARY.*mine\.so', which is no"):
-        find_library()
-    mine.write_bytes(b"")
-    assert find_library() == mine
-
-
-def test_an_empty_name_of_a_cache_is_none(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("SOK_LITE_CACHE", "")
-    assert cache_folder() == tmp_path / "sok_lite"
 
 
 def test_tunables_reach_both_compilers(tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ class Device:
 
     @property
     def compute_capability(self) -> str:
-        return "90"
+        return device.compute_capability
 
     def __enter__(self) -> "Device":
         self._before = device.current_device()

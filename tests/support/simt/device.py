@@ -24,6 +24,7 @@ _ALIGNMENT = 512  # of what CuPy's pool gives, and what it rounds sizes up to
 _QUARANTINE = 1 << 25  # bytes that were freed last, whose addresses nobody gets
 
 num_devices = 1  # tests set it
+compute_capability = "90"  # of every device; tests set it
 max_threads_per_block = 1024  # for which every kernel has registers; tests set it
 limit: int | None = 1 << 33  # bytes of a device; tests set it
 totals: Counter[str] = Counter()

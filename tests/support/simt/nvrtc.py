@@ -35,7 +35,7 @@ def getVersion() -> tuple[int, int]:
 
 
 def getSupportedArchs() -> tuple[int, ...]:
-    return (90,)
+    return 80, 90  # one program for both: the shim has the instructions of either
 
 
 def createProgram(src: str, name: str, headers: Sequence[str], names: Sequence[str]) -> int:
@@ -46,7 +46,8 @@ def createProgram(src: str, name: str, headers: Sequence[str], names: Sequence[s
 
 def compileProgram(prog: int, options: Sequence[str]) -> None:
     program = _programs[prog]
-    chosen = [option for option in options if option != "-arch=sm_90"]
+    known = {f"-arch=sm_{number}" for number in getSupportedArchs()}
+    chosen = [option for option in options if option not in known]
     try:
         if program.source:
             compiler.compile_source(program.source, chosen)

@@ -1,5 +1,7 @@
 """The cuda backend on the simulated GPU: what goes wrong on a GPU goes wrong here."""
 
+import os
+import subprocess
 import sys
 import threading
 
@@ -27,16 +29,22 @@ def test_it_is_the_cuda_backend_and_nobody_elses(simt):
     assert loaded is None or loaded.CudaBackend is not simt_module().CudaBackend
 
 
-def test_kernels_are_compiled_once_for_all_processes(xp, tmp_path, monkeypatch):
-    """Of a file, and only where it is used."""
+@pytest.fixture
+def compiled(xp, tmp_path, monkeypatch):
+    """The options of what is compiled, in order; the cache is empty."""
     monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
-    compiled, compile_program = [], xp.cuda.nvrtc.compileProgram
+    options_of_all, compile_program = [], xp.cuda.nvrtc.compileProgram
 
-    def counted(program, options):
-        compiled.append(options)
+    def recorded(program, options):
+        options_of_all.append(options)
         compile_program(program, options)
 
-    monkeypatch.setattr(xp.cuda.nvrtc, "compileProgram", counted)
+    monkeypatch.setattr(xp.cuda.nvrtc, "compileProgram", recorded)
+    return options_of_all
+
+
+def test_kernels_are_compiled_once_for_all_processes(compiled, tmp_path):
+    """Of a file, and only where it is used."""
     for calls in (2, 3):  # the source, and the empty one that tells the build
         backend = simt_module().CudaBackend()
         flags = backend.from_host(np.array([1, 0, 1], np.int32))
@@ -47,6 +55,41 @@ def test_kernels_are_compiled_once_for_all_processes(xp, tmp_path, monkeypatch):
         assert len(compiled) == calls
     assert ["--std=c++17", "--fmad=false", "-arch=sm_90"] in compiled
     assert len(list((tmp_path / "cuda").iterdir())) == 1
+
+
+def test_kernels_are_compiled_for_each_gpu_and_each_choice_of_tunables(compiled, monkeypatch):
+    """They share a cache, and one taken for another computes something else or does not load."""
+    wanted = [
+        [f"-arch=sm_{capability}", f"-D{define}"]
+        for capability in ("80", "90")
+        for define in ("SOK_LINE=4", "SOK_LINE=8")
+    ]
+    for _ in range(2):
+        for arch, define in wanted:
+            monkeypatch.setattr(device, "compute_capability", arch[-2:])
+            monkeypatch.setenv("SOK_LITE_KERNEL_DEFINES", define[2:])
+            backend = simt_module().CudaBackend()
+            flags = backend.from_host(np.array([1, 0, 1], np.int32))
+            total = backend.from_host(np.zeros(1, np.int64))
+            backend.launch("count_flags", 3, flags, total, 3)
+            assert backend.to_host(total).tolist() == [2]
+    # Those without options are the empty source that tells the build.
+    assert [options[2:] for options in compiled if options] == wanted
+
+
+@pytest.mark.parametrize(
+    ("seed", "is_one"), [("abc", False), ("1.5", False), ("7", True), ("", True)]
+)
+def test_a_seed_that_is_no_number_is_refused(seed, is_one):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", __file__],
+        env={**os.environ, "SOK_LITE_SIMT_SEED": seed},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode == 0) == is_one, done.stdout + done.stderr
+    refused = f"SOK_LITE_SIMT_SEED must be a whole number. Received: '{seed}'. Unset it"
+    assert (refused in done.stderr) != is_one
 
 
 # ---------------------------------------------------------------- planted faults
