@@ -50,7 +50,7 @@ SOK_DEVICE f64 normal_center(f64 q) {
                       2.1213794301586595867e4, 3.9307895800092710610e4, 2.8729085735721942674e4,
                       5.2264952788528545610e3);
 }
-SOK_DEVICE f64 normal_tail(f64 tail) {
+SOK_LONG_DEVICE f64 normal_tail(f64 tail) {
   f64 r = sok_sqrt(-portable_log(tail));
   if (r <= 5.0)
     return rational(r - 1.6, 1.42343711074968357734e0, 4.63033784615654529590e0,
@@ -66,7 +66,7 @@ SOK_DEVICE f64 normal_tail(f64 tail) {
                   7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7,
                   2.04426310338993978564e-15);
 }
-SOK_DEVICE f64 normal_quantile(f64 p) {
+SOK_LONG_DEVICE f64 normal_quantile(f64 p) {
   f64 q = p - 0.5;
   if (q >= -0.425 && q <= 0.425) return normal_center(q);
   return q < 0.0 ? -normal_tail(p) : normal_tail(1.0 - p);

@@ -40,6 +40,8 @@ struct alignas(kWidth * sizeof(T)) SokColumns {
 #ifdef __CUDACC__
 // ------------------------------------------------------------------------------------------- GPU
 #define SOK_DEVICE __device__ __forceinline__
+// A function that is long and in many places: its code is there once in a kernel.
+#define SOK_LONG_DEVICE static __device__ __noinline__
 #define SOK_KERNEL(name) extern "C" __global__ void name
 #define SOK_ROW_KERNEL(name) extern "C" __global__ void name
 #define SOK_TILE_KERNEL(name) extern "C" __global__ void name
@@ -291,6 +293,7 @@ SOK_DEVICE f16 to_f16(f32 x) {
 
 // Always: g++ drops calls of a function that does nothing but prefetch.
 #define SOK_DEVICE static inline __attribute__((always_inline))
+#define SOK_LONG_DEVICE SOK_DEVICE
 #define SOK_KERNEL(name) static void name
 #define SOK_ROW_KERNEL(name) static void name
 #define SOK_TILE_KERNEL(name) static void name

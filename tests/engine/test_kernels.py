@@ -261,6 +261,7 @@ cupy.ndarray = type("ndarray", (), {})
 cupy.cuda.runtime.getDeviceCount.return_value = 1
 cupy.cuda.Device.return_value.attributes = {"MultiProcessorCount": 4}
 cupy.cuda.Device.return_value.compute_capability = "90"
+cupy.cuda.driver.funcGetAttribute.return_value = 1024
 cupy.cuda.nvrtc.getVersion.return_value = 12, 9
 cupy.cuda.nvrtc.getSupportedArchs.return_value = 80, 90
 cupy.cuda.nvrtc.getPTX.return_value = cupy.cuda.nvrtc.getCUBIN.return_value = b"//"

@@ -15,6 +15,7 @@
 #define __CUDACC__ 1
 #define __device__
 #define __global__
+#define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline __attribute__((always_inline))
 // Always: where lanes meet is known by the address that a call returns to, which is in the kernel.
 #define SIMT_INLINE static inline __attribute__((always_inline))
