@@ -76,12 +76,8 @@ stage mypy 300 mypy
 mapfile -t sources < <(find kernels scripts tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
 stage clang-format 60 clang-format --dry-run -Werror "${sources[@]}"
 # Most tests use one core: those of the engine, on each backend, run beside the others.
-engine() { run 'tests, engine' $((2400 * more)) "${pytest[@]}" tests/engine tests/support; }
-sanitizers() { run 'tests, sanitizers' $((900 * more)) "${pytest[@]}" tests/test_sanitizers.py; }
-{
-  engine >"$logs/tests, engine"
-  sanitizers >"$logs/tests, sanitizers"
-} &
+beside='tests, engine'
+run "$beside" $((2400 * more)) "${pytest[@]}" tests/engine tests/support >"$logs/$beside" &
 stage 'tests' $((2400 * more)) "${pytest[@]}" tests --ignore=tests/engine --ignore=tests/support \
   --ignore=tests/parallel --ignore=tests/test_sanitizers.py
 stage 'tests, 2 ranks, horovodrun' $((800 * more)) horovodrun -np 2 "${ranks[@]}"
@@ -90,12 +86,11 @@ if command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/nul
 else
   printf '\n=== tests, 2 ranks, mpirun: left out, no mpirun or no mpi4py\n'
 fi
+stage 'tests, sanitizers' $((900 * more)) "${pytest[@]}" tests/test_sanitizers.py
 wait
-for name in 'tests, engine' 'tests, sanitizers'; do
-  printf '\n=== %s\n' "$name"
-  cat "$logs/$name"
-  close "$name"
-done
+printf '\n=== %s\n' "$beside"
+cat "$logs/$beside"
+close "$beside"
 
 printf '\n%d passed, %d failed, %d skipped in %d s\n' "$passed" "$failed" "$skipped" "$SECONDS"
 [ "$failed" -eq 0 ]
