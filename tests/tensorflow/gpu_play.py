@@ -72,10 +72,7 @@ def play_gpu(monkeypatch, device=0):
     allocate = tensor._gpu_tensor
     monkeypatch.setattr(tensor, "_gpu_tensor", allocated)
     monkeypatch.setattr(cuda, "UnownedMemory", TensorMemory)
-    monkeypatch.setattr(cuda.runtime, "memoryTypeDevice", 2, raising=False)
-    monkeypatch.setattr(cuda.runtime, "memoryTypeManaged", 3, raising=False)
-    look = lambda _: play.pointer  # noqa: E731
-    monkeypatch.setattr(cuda.runtime, "pointerGetAttributes", look, raising=False)
+    monkeypatch.setattr(cuda.runtime, "pointerGetAttributes", lambda _: play.pointer)
     monkeypatch.setattr(tensor, "_is_on_gpu", lambda _: True)
     monkeypatch.setattr(tensor, "device_name", lambda _: "CPU:0")
     monkeypatch.setattr(gpu, "_shared", play.backend.device_id)
