@@ -285,8 +285,8 @@ SOK_DEVICE f32 dot_product(const f32* a, const T* b, i64 dim) {
   for (; c + 8 <= dim; c += 8) {
     for (i64 i = 0; i < 8; ++i) part[i] += a[c + i] * to_f32(b[c + i]);
   }
-  for (i64 i = 0; i < 8;
-       ++i) {  // numbers that the compiler knows: a GPU's registers have no others
+  // Part by part, as above: a GPU's registers have no number that is known at run time only.
+  for (i64 i = 0; i < 8; ++i) {
     if (c + i < dim) part[i] += a[c + i] * to_f32(b[c + i]);
   }
   return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));

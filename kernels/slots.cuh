@@ -16,8 +16,10 @@ struct Found {
   u32 row, stamp;
 };
 SOK_DEVICE Found sok_nothing() { return Found{-1, SOK_ABSENT, 0}; }
-SOK_DEVICE Found sok_found(const Slot* slots, i64 slot) {
-  return Found{slot, slots[slot].row, sok_load(&slots[slot].stamp)};
+// The slot of a reserved key, which is in use where it has a row.
+SOK_DEVICE Found sok_reserved(const Slot* slots, i64 slot) {
+  const u32 row = slots[slot].row;
+  return row == SOK_ABSENT ? sok_nothing() : Found{slot, row, sok_load(&slots[slot].stamp)};
 }
 
 // A line of slots as the lanes of a tile read it.

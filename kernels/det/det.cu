@@ -19,10 +19,8 @@ SOK_DEVICE i64 det_first_slot(i64 key, i64 capacity) {
 template <bool kIsWritten>
 SOK_DEVICE Found det_probe(const Slot* slots, i64 capacity, i64 empty_key, i64 reclaim_key,
                            i64 key) {
-  if (key == empty_key || key == reclaim_key) {
-    i64 side = capacity + (key == reclaim_key);
-    return slots[side].row == SOK_ABSENT ? sok_nothing() : sok_found(slots, side);
-  }
+  if (key == empty_key || key == reclaim_key)
+    return sok_reserved(slots, capacity + (key == reclaim_key));
   i64 first = det_first_slot(key, capacity);
   for (i64 probed = 0; probed < capacity; probed += SOK_LINE) {
     const Line line = sok_read_line(slots + first);

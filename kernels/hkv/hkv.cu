@@ -82,10 +82,7 @@ SOK_DEVICE Found hkv_search_bucket(const HkvTable& table, i64 bucket, i64 line, 
 // A search has two steps. The first reads the line where a key most likely is.
 template <bool kIsWritten>
 SOK_DEVICE Found hkv_probe_first(const HkvTable& table, i64 key) {
-  if (hkv_is_reserved(table, key)) {
-    i64 side = hkv_side_slot(table, key);
-    return table.slots[side].row == SOK_ABSENT ? sok_nothing() : sok_found(table.slots, side);
-  }
+  if (hkv_is_reserved(table, key)) return sok_reserved(table.slots, hkv_side_slot(table, key));
   HkvPlace place = hkv_place_of(table, key);
   const i64 first = place.first + place.line;
   return sok_search_line<kIsWritten>(sok_read_line(table.slots + first), first, key);
