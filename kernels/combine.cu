@@ -149,8 +149,8 @@ SOK_DEVICE void scale_columns(const T* from, i64 c, bool in_quads, f32 weight, f
 // offsets  (num_groups + 1,)     group g has the items offsets[g] to offsets[g + 1]
 // out      (num_groups, dim)  out
 template <class Items>
-SOK_DEVICE void sum_rows(const Items items, const i64* offsets, i64 combiner, f32* out,
-                         i64 num_groups) {
+SOK_DEVICE void sum_rows(const SokShare share, const Items items, const i64* offsets, i64 combiner,
+                         f32* out, i64 num_groups) {
   const i64 dim = items.dim, n = offsets[num_groups];
   const bool in_quads = sok_moves_quads(dim, items.source) && sok_moves_quads(dim, out);
   const i64 words = in_quads ? dim / 4 : dim;
@@ -201,17 +201,17 @@ SOK_DEVICE void sum_rows(const Items items, const i64* offsets, i64 combiner, f3
 
 // The same, with and without an index and weights, which come with an index.
 template <bool kOrdered, class T>
-SOK_DEVICE void sum_rows(const T* source, i64 dim, const i32* order, const i32* index,
-                         const f32* weights, const i64* offsets, i64 combiner, f32* out,
-                         i64 num_groups) {
+SOK_DEVICE void sum_rows(const SokShare share, const T* source, i64 dim, const i32* order,
+                         const i32* index, const f32* weights, const i64* offsets, i64 combiner,
+                         f32* out, i64 num_groups) {
   if (index && weights)
-    sum_rows(Items<T, kOrdered, true, true>{source, dim, order, index, weights}, offsets, combiner,
-             out, num_groups);
+    sum_rows(share, Items<T, kOrdered, true, true>{source, dim, order, index, weights}, offsets,
+             combiner, out, num_groups);
   else if (index)
-    sum_rows(Items<T, kOrdered, true, false>{source, dim, order, index, nullptr}, offsets, combiner,
-             out, num_groups);
+    sum_rows(share, Items<T, kOrdered, true, false>{source, dim, order, index, nullptr}, offsets,
+             combiner, out, num_groups);
   else
-    sum_rows(Items<T, kOrdered, false, false>{source, dim, order, nullptr, nullptr}, offsets,
+    sum_rows(share, Items<T, kOrdered, false, false>{source, dim, order, nullptr, nullptr}, offsets,
              combiner, out, num_groups);
 }
 
@@ -223,23 +223,23 @@ SOK_DEVICE void sum_rows(const T* source, i64 dim, const i32* order, const i32* 
 // weights     (n,)               may be null
 // out         (batch, dim)  out
 SOK_ROW_KERNEL(combine_f32)
-(const f32* source, i64 dim, const i32* inverse, const i64* row_splits, const f32* weights,
- i64 combiner, f32* out, i64 batch) {
-  sum_rows<false>(source, dim, nullptr, inverse, weights, row_splits, combiner, out, batch);
+(const SokShare share, const f32* source, i64 dim, const i32* inverse, const i64* row_splits,
+ const f32* weights, i64 combiner, f32* out, i64 batch) {
+  sum_rows<false>(share, source, dim, nullptr, inverse, weights, row_splits, combiner, out, batch);
 }
 SOK_EXPORT(combine_f32)
 SOK_ROW_KERNEL(combine_f16)
-(const u16* source, i64 dim, const i32* inverse, const i64* row_splits, const f32* weights,
- i64 combiner, f32* out, i64 batch) {
-  sum_rows<false>((const f16*)source, dim, nullptr, inverse, weights, row_splits, combiner, out,
-                  batch);
+(const SokShare share, const u16* source, i64 dim, const i32* inverse, const i64* row_splits,
+ const f32* weights, i64 combiner, f32* out, i64 batch) {
+  sum_rows<false>(share, (const f16*)source, dim, nullptr, inverse, weights, row_splits, combiner,
+                  out, batch);
 }
 SOK_EXPORT(combine_f16)
 SOK_ROW_KERNEL(combine_bf16)
-(const u16* source, i64 dim, const i32* inverse, const i64* row_splits, const f32* weights,
- i64 combiner, f32* out, i64 batch) {
-  sum_rows<false>((const bf16*)source, dim, nullptr, inverse, weights, row_splits, combiner, out,
-                  batch);
+(const SokShare share, const u16* source, i64 dim, const i32* inverse, const i64* row_splits,
+ const f32* weights, i64 combiner, f32* out, i64 batch) {
+  sum_rows<false>(share, (const bf16*)source, dim, nullptr, inverse, weights, row_splits, combiner,
+                  out, batch);
 }
 SOK_EXPORT(combine_bf16)
 
@@ -248,8 +248,8 @@ SOK_EXPORT(combine_bf16)
 // item_rows     (n,)  out
 // coefficients  (n,)  out  weight / divisor; null: not wanted
 SOK_KERNEL(combine_items)
-(const i64* row_splits, const f32* weights, i64 combiner, i32* item_rows, f32* coefficients,
- i64 batch) {
+(const SokShare share, const i64* row_splits, const f32* weights, i64 combiner, i32* item_rows,
+ f32* coefficients, i64 batch) {
   SOK_FOR_EACH(b, batch) {
     const i64 begin = row_splits[b], end = row_splits[b + 1];
     for (i64 j = begin; j < end; ++j) item_rows[j] = (i32)b;
@@ -270,9 +270,9 @@ SOK_EXPORT(combine_items)
 // weights  (n,)                    may be null
 // out      (num_groups, dim)  out
 SOK_ROW_KERNEL(segment_sum)
-(const f32* source, i64 dim, const i64* offsets, const i32* order, const i32* index,
- const f32* weights, f32* out, i64 num_groups) {
-  sum_rows<true>(source, dim, order, index, weights, offsets, COMBINE_SUM, out, num_groups);
+(const SokShare share, const f32* source, i64 dim, const i64* offsets, const i32* order,
+ const i32* index, const f32* weights, f32* out, i64 num_groups) {
+  sum_rows<true>(share, source, dim, order, index, weights, offsets, COMBINE_SUM, out, num_groups);
 }
 SOK_EXPORT(segment_sum)
 
@@ -299,9 +299,10 @@ SOK_DEVICE f32 dot_product(const f32* a, const T* b, i64 dim) {
 // out_grads     (batch, dim)
 // weight_grads  (n,)  out
 template <class T>
-SOK_DEVICE void weight_grads_of_rows(const f32* out_grads, const T* source, i64 dim,
-                                     const i32* inverse, const i64* row_splits, const f32* weights,
-                                     i64 combiner, f32* weight_grads, i64 batch) {
+SOK_DEVICE void weight_grads_of_rows(const SokShare share, const f32* out_grads, const T* source,
+                                     i64 dim, const i32* inverse, const i64* row_splits,
+                                     const f32* weights, i64 combiner, f32* weight_grads,
+                                     i64 batch) {
   SOK_FOR_EACH(b, batch) {
     const i64 begin = row_splits[b], end = row_splits[b + 1];
     const f32 divisor = combine_divisor(weights, begin, end, combiner);
@@ -321,23 +322,23 @@ SOK_DEVICE void weight_grads_of_rows(const f32* out_grads, const T* source, i64 
 }
 
 SOK_KERNEL(combine_weight_grad_f32)
-(const f32* out_grads, const f32* source, i64 dim, const i32* inverse, const i64* row_splits,
- const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
-  weight_grads_of_rows(out_grads, source, dim, inverse, row_splits, weights, combiner, weight_grads,
-                       batch);
+(const SokShare share, const f32* out_grads, const f32* source, i64 dim, const i32* inverse,
+ const i64* row_splits, const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
+  weight_grads_of_rows(share, out_grads, source, dim, inverse, row_splits, weights, combiner,
+                       weight_grads, batch);
 }
 SOK_EXPORT(combine_weight_grad_f32)
 SOK_KERNEL(combine_weight_grad_f16)
-(const f32* out_grads, const u16* source, i64 dim, const i32* inverse, const i64* row_splits,
- const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
-  weight_grads_of_rows(out_grads, (const f16*)source, dim, inverse, row_splits, weights, combiner,
-                       weight_grads, batch);
+(const SokShare share, const f32* out_grads, const u16* source, i64 dim, const i32* inverse,
+ const i64* row_splits, const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
+  weight_grads_of_rows(share, out_grads, (const f16*)source, dim, inverse, row_splits, weights,
+                       combiner, weight_grads, batch);
 }
 SOK_EXPORT(combine_weight_grad_f16)
 SOK_KERNEL(combine_weight_grad_bf16)
-(const f32* out_grads, const u16* source, i64 dim, const i32* inverse, const i64* row_splits,
- const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
-  weight_grads_of_rows(out_grads, (const bf16*)source, dim, inverse, row_splits, weights, combiner,
-                       weight_grads, batch);
+(const SokShare share, const f32* out_grads, const u16* source, i64 dim, const i32* inverse,
+ const i64* row_splits, const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
+  weight_grads_of_rows(share, out_grads, (const bf16*)source, dim, inverse, row_splits, weights,
+                       combiner, weight_grads, batch);
 }
 SOK_EXPORT(combine_weight_grad_bf16)

@@ -113,8 +113,8 @@ SOK_DEVICE void draw_quad(const Draw& draw, u64 seed, i64 key, i64 quad, T* out,
 
 // row_of(r) says where row r is; null: nowhere. in_words: see sok_moves_quads.
 template <class T, class Draw, class RowOf>
-SOK_DEVICE void draw_all(const Draw& draw, u64 seed, const i64* keys, i64 dim, i64 n, bool in_words,
-                         RowOf row_of) {
+SOK_DEVICE void draw_all(const SokShare share, const Draw& draw, u64 seed, const i64* keys, i64 dim,
+                         i64 n, bool in_words, RowOf row_of) {
   const i64 whole = dim / 4, quads = (dim + 3) / 4;
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, quads) {
     T* __restrict__ out = row_of(r);
@@ -138,16 +138,18 @@ SOK_DEVICE void draw_all(const Draw& draw, u64 seed, const i64* keys, i64 dim, i
 }
 
 template <class T, class Draw>
-SOK_DEVICE void draw_rows(const Draw& draw, const u64* values, i64 shift, i64 dim, const u32* rows,
-                          const i64* keys, i64 seed, i64 n) {
-  draw_all<T>(draw, (u64)seed, keys, dim, n, sok_moves_quads(dim, (const f32*)nullptr), [=](i64 r) {
-    return rows[r] == SOK_ABSENT ? nullptr : sok_row<T>(values, shift, dim, rows[r]);
-  });
+SOK_DEVICE void draw_rows(const SokShare share, const Draw& draw, const u64* values, i64 shift,
+                          i64 dim, const u32* rows, const i64* keys, i64 seed, i64 n) {
+  draw_all<T>(share, draw, (u64)seed, keys, dim, n, sok_moves_quads(dim, (const f32*)nullptr),
+              [=](i64 r) {
+                return rows[r] == SOK_ABSENT ? nullptr : sok_row<T>(values, shift, dim, rows[r]);
+              });
 }
 
 template <class Draw>
-SOK_DEVICE void draw_dense(const Draw& draw, f32* out, i64 dim, const i64* keys, i64 seed, i64 n) {
-  draw_all<f32>(draw, (u64)seed, keys, dim, n, sok_moves_quads(dim, out),
+SOK_DEVICE void draw_dense(const SokShare share, const Draw& draw, f32* out, i64 dim,
+                           const i64* keys, i64 seed, i64 n) {
+  draw_all<f32>(share, draw, (u64)seed, keys, dim, n, sok_moves_quads(dim, out),
                 [=](i64 r) { return out + r * dim; });
 }
 
@@ -160,29 +162,30 @@ SOK_DEVICE void draw_dense(const Draw& draw, f32* out, i64 dim, const i64* keys,
 //   seed                   of the table, 64 bits
 // draw_<distribution>: the same values without a table.
 //   out     (n, dim)  out
-#define SOK_INIT_ROWS(T)                                                                        \
-  SOK_ROW_KERNEL(init_uniform_##T)                                                              \
-  (const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, i64 seed, f32 low,  \
-   f32 width, f32 high, i64 n) {                                                                \
-    draw_rows<T>(UniformDraw{low, width, high}, values, shift, dim, rows, keys, seed, n);       \
-  }                                                                                             \
-  SOK_EXPORT(init_uniform_##T)                                                                  \
-  SOK_ROW_KERNEL(init_normal_##T)                                                               \
-  (const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, i64 seed, f32 mean, \
-   f32 stddev, i64 n) {                                                                         \
-    draw_rows<T>(NormalDraw{mean, stddev}, values, shift, dim, rows, keys, seed, n);            \
-  }                                                                                             \
-  SOK_EXPORT(init_normal_##T)                                                                   \
-  SOK_ROW_KERNEL(init_truncated_normal_##T)                                                     \
-  (const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, i64 seed, f32 mean, \
-   f32 stddev, i64 n) {                                                                         \
-    draw_rows<T>(TruncatedDraw{mean, stddev}, values, shift, dim, rows, keys, seed, n);         \
-  }                                                                                             \
-  SOK_EXPORT(init_truncated_normal_##T)                                                         \
-  SOK_ROW_KERNEL(init_constant_##T)                                                             \
-  (const u64* values, i64 shift, i64 dim, const u32* rows, f32 value, i64 n) {                  \
-    sok_fill_rows<T>(values, shift, dim, rows, value, n);                                       \
-  }                                                                                             \
+#define SOK_INIT_ROWS(T)                                                                          \
+  SOK_ROW_KERNEL(init_uniform_##T)                                                                \
+  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, \
+   i64 seed, f32 low, f32 width, f32 high, i64 n) {                                               \
+    draw_rows<T>(share, UniformDraw{low, width, high}, values, shift, dim, rows, keys, seed, n);  \
+  }                                                                                               \
+  SOK_EXPORT(init_uniform_##T)                                                                    \
+  SOK_ROW_KERNEL(init_normal_##T)                                                                 \
+  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, \
+   i64 seed, f32 mean, f32 stddev, i64 n) {                                                       \
+    draw_rows<T>(share, NormalDraw{mean, stddev}, values, shift, dim, rows, keys, seed, n);       \
+  }                                                                                               \
+  SOK_EXPORT(init_normal_##T)                                                                     \
+  SOK_ROW_KERNEL(init_truncated_normal_##T)                                                       \
+  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, \
+   i64 seed, f32 mean, f32 stddev, i64 n) {                                                       \
+    draw_rows<T>(share, TruncatedDraw{mean, stddev}, values, shift, dim, rows, keys, seed, n);    \
+  }                                                                                               \
+  SOK_EXPORT(init_truncated_normal_##T)                                                           \
+  SOK_ROW_KERNEL(init_constant_##T)                                                               \
+  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, f32 value,       \
+   i64 n) {                                                                                       \
+    sok_fill_rows<T>(share, values, shift, dim, rows, value, n);                                  \
+  }                                                                                               \
   SOK_EXPORT(init_constant_##T)
 
 SOK_INIT_ROWS(f32)
@@ -190,19 +193,20 @@ SOK_INIT_ROWS(f16)
 SOK_INIT_ROWS(bf16)
 
 SOK_ROW_KERNEL(draw_uniform)
-(f32* out, i64 dim, const i64* keys, i64 seed, f32 low, f32 width, f32 high, i64 n) {
-  draw_dense(UniformDraw{low, width, high}, out, dim, keys, seed, n);
+(const SokShare share, f32* out, i64 dim, const i64* keys, i64 seed, f32 low, f32 width, f32 high,
+ i64 n) {
+  draw_dense(share, UniformDraw{low, width, high}, out, dim, keys, seed, n);
 }
 SOK_EXPORT(draw_uniform)
 
 SOK_ROW_KERNEL(draw_normal)
-(f32* out, i64 dim, const i64* keys, i64 seed, f32 mean, f32 stddev, i64 n) {
-  draw_dense(NormalDraw{mean, stddev}, out, dim, keys, seed, n);
+(const SokShare share, f32* out, i64 dim, const i64* keys, i64 seed, f32 mean, f32 stddev, i64 n) {
+  draw_dense(share, NormalDraw{mean, stddev}, out, dim, keys, seed, n);
 }
 SOK_EXPORT(draw_normal)
 
 SOK_ROW_KERNEL(draw_truncated_normal)
-(f32* out, i64 dim, const i64* keys, i64 seed, f32 mean, f32 stddev, i64 n) {
-  draw_dense(TruncatedDraw{mean, stddev}, out, dim, keys, seed, n);
+(const SokShare share, f32* out, i64 dim, const i64* keys, i64 seed, f32 mean, f32 stddev, i64 n) {
+  draw_dense(share, TruncatedDraw{mean, stddev}, out, dim, keys, seed, n);
 }
 SOK_EXPORT(draw_truncated_normal)

@@ -29,6 +29,12 @@ struct alignas(kWidth * sizeof(T)) SokColumns {
   T column[kWidth];
 };
 
+// Kernels: one thread an item, a row for several lanes, a key for a tile of lanes. parts.cuh makes
+// of them what Python calls.
+#define SOK_KERNEL(name) SOK_DEVICE void name##_of_part
+#define SOK_ROW_KERNEL(name) SOK_KERNEL(name)
+#define SOK_TILE_KERNEL(name) SOK_KERNEL(name)
+
 // The row number of a key that has no row.
 #define SOK_ABSENT 0xFFFFFFFFu
 
@@ -42,10 +48,7 @@ struct alignas(kWidth * sizeof(T)) SokColumns {
 #define SOK_DEVICE __device__ __forceinline__
 // A function that is long and in many places: its code is there once in a kernel.
 #define SOK_LONG_DEVICE static __device__ __noinline__
-#define SOK_KERNEL(name) extern "C" __global__ void name
-#define SOK_ROW_KERNEL(name) extern "C" __global__ void name
-#define SOK_TILE_KERNEL(name) extern "C" __global__ void name
-#define SOK_EXPORT(name)
+#define SOK_DEVICE_MEMBER __device__ __forceinline__
 
 // Lanes that search for one key together: a power of two up to 32. One lane per slot of a line
 // reads the line with a single request.
@@ -68,26 +71,28 @@ typedef SokVector SokSmallVector;
 #define SOK_VECTORS 1
 #define SOK_VECTORS_LIE_ANYWHERE false
 
-SOK_DEVICE i64 sok_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
-SOK_DEVICE i64 sok_num_threads() { return (i64)gridDim.x * blockDim.x; }
+// Which items of a part are this thread's: its number among the threads of the part.
+struct SokShare {
+  i64 thread, num_threads;
+};
 
-#define SOK_FOR_EACH(i, n) for (i64 i = sok_thread(); i < (n); i += sok_num_threads())
+#define SOK_FOR_EACH(i, n) for (i64 i = share.thread; i < (n); i += share.num_threads)
 #define SOK_FOR_EACH_BLOCK(first, count, n) \
-  for (i64 first = sok_thread(), count = 1; first < (n); first += sok_num_threads())
+  for (i64 first = share.thread, count = 1; first < (n); first += share.num_threads)
 #define SOK_FOR_EACH_ROW(r, n) \
-  for (i64 r = sok_thread() / SOK_ROW_LANES; r < (n); r += sok_num_threads() / SOK_ROW_LANES)
+  for (i64 r = share.thread / SOK_ROW_LANES; r < (n); r += share.num_threads / SOK_ROW_LANES)
 #define SOK_FOR_EACH_COLUMN(c, dim) \
   for (i64 c = threadIdx.x % SOK_ROW_LANES; c < (dim); c += SOK_ROW_LANES)
 #define SOK_FOR_EACH_TILE(i, n) \
-  for (i64 i = sok_thread() / SOK_TILE; i < (n); i += sok_num_threads() / SOK_TILE)
+  for (i64 i = share.thread / SOK_TILE; i < (n); i += share.num_threads / SOK_TILE)
 #define SOK_FOR_EACH_TILE_BLOCK(first, count, n)                    \
-  for (i64 first = sok_thread() / SOK_TILE, count = 1; first < (n); \
-       first += sok_num_threads() / SOK_TILE)
+  for (i64 first = share.thread / SOK_TILE, count = 1; first < (n); \
+       first += share.num_threads / SOK_TILE)
 // Two stages of an item: i is in its first where i < i_end, and `late`, an earlier item or the same
 // one, in its second where late >= i_begin.
 #define SOK_FOR_EACH_TILE_LATE(i, late, n)                                      \
-  for (i64 i##_begin = 0, i##_end = (n), i = sok_thread() / SOK_TILE, late = i; \
-       late < i##_end && late >= i##_begin; i += sok_num_threads() / SOK_TILE, late = i)
+  for (i64 i##_begin = 0, i##_end = (n), i = share.thread / SOK_TILE, late = i; \
+       late < i##_end && late >= i##_begin; i += share.num_threads / SOK_TILE, late = i)
 
 // What a lane moves with one request.
 struct alignas(16) SokWord {
@@ -136,7 +141,7 @@ SOK_DEVICE bool sok_moves_quads(i64 dim, const T* dense) {
 #define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words)                                  \
   const u32 r##_shift = sok_lanes_of_words(words), r##_lanes = 1u << r##_shift; \
   const i64 r##_lane = threadIdx.x & (r##_lanes - 1u);                          \
-  for (i64 r = sok_thread() >> r##_shift; r < (n); r += sok_num_threads() >> r##_shift)
+  for (i64 r = share.thread >> r##_shift; r < (n); r += share.num_threads >> r##_shift)
 #define SOK_FOR_EACH_WORD_OF_ROW(w, r, words) for (i64 w = r##_lane; w < (words); w += r##_lanes)
 #define SOK_IS_FIRST_WORD(r) (r##_lane == 0)
 // The logarithm of their number.
@@ -261,7 +266,7 @@ SOK_DEVICE i64 sok_take_number(i64* counter, bool wants) {
 }
 // All threads of a warp walk together: i can be n or more.
 #define SOK_FOR_EACH_OF_WARP(i, n) \
-  for (i64 i = sok_thread(); i - (i64)(threadIdx.x & 31u) < (n); i += sok_num_threads())
+  for (i64 i = share.thread; i - (i64)(threadIdx.x & 31u) < (n); i += share.num_threads)
 
 SOK_DEVICE u32 sok_f32_bits(f32 x) { return __float_as_uint(x); }
 SOK_DEVICE f32 sok_bits_f32(u32 x) { return __uint_as_float(x); }
@@ -289,14 +294,10 @@ SOK_DEVICE f16 to_f16(f32 x) {
 #include <math.h>
 #include <string.h>
 
-#include <utility>
-
 // Always: g++ drops calls of a function that does nothing but prefetch.
 #define SOK_DEVICE static inline __attribute__((always_inline))
 #define SOK_LONG_DEVICE SOK_DEVICE
-#define SOK_KERNEL(name) static void name
-#define SOK_ROW_KERNEL(name) static void name
-#define SOK_TILE_KERNEL(name) static void name
+#define SOK_DEVICE_MEMBER inline __attribute__((always_inline))
 
 // One thread searches by itself. A larger tile walks through its lanes in turn, which tests the
 // arithmetic of tiles without a GPU.
@@ -325,17 +326,25 @@ typedef f32 SokSmallVector __attribute__((vector_size(16)));
 #define SOK_VECTORS ((i64)(64 / sizeof(SokVector)))
 #define SOK_VECTORS_LIE_ANYWHERE true
 
-// This worker's number and how many there are; cpu_runtime.cpp sets them around every call.
-extern thread_local int sok_worker;
-extern thread_local int sok_num_workers;
-
-SOK_DEVICE i64 sok_slice_begin(i64 n) { return n * sok_worker / sok_num_workers; }
-SOK_DEVICE i64 sok_slice_end(i64 n) { return n * (sok_worker + 1) / sok_num_workers; }
+// Which items of a part are this call's: those from `from` to `to`, where there are `of`.
+struct SokShare {
+  i64 from, to, of;
+};
+// A loop over another number of things has the same part of them.
+SOK_DEVICE i64 sok_part_of(i64 n, i64 items, i64 of) {
+  return n == of ? items : (i64)((__int128)n * items / of);
+}
+SOK_DEVICE i64 sok_slice_begin(const SokShare& share, i64 n) {
+  return sok_part_of(n, share.from, share.of);
+}
+SOK_DEVICE i64 sok_slice_end(const SokShare& share, i64 n) {
+  return sok_part_of(n, share.to, share.of);
+}
 
 #define SOK_FOR_EACH(i, n) \
-  for (i64 i = sok_slice_begin(n), i##_end = sok_slice_end(n); i < i##_end; ++i)
+  for (i64 i = sok_slice_begin(share, n), i##_end = sok_slice_end(share, n); i < i##_end; ++i)
 #define SOK_FOR_EACH_BLOCK(first, count, n)                                                  \
-  for (i64 first = sok_slice_begin(n), first##_end = sok_slice_end(n), count;                \
+  for (i64 first = sok_slice_begin(share, n), first##_end = sok_slice_end(share, n), count;  \
        count = first##_end - first < SOK_BLOCK ? first##_end - first : SOK_BLOCK, count > 0; \
        first += count)
 #define SOK_FOR_EACH_ROW(r, n) SOK_FOR_EACH(r, n)
@@ -358,9 +367,9 @@ SOK_DEVICE T sok_unless_nan(const T& x) {
 #define SOK_FOR_EACH_WORD_OF_ROW(w, r, words) for (i64 w = 0; w < (words); ++w)
 #define SOK_IS_FIRST_WORD(r) true
 #define SOK_FOR_EACH_TILE_BLOCK(first, count, n) SOK_FOR_EACH_BLOCK(first, count, n)
-#define SOK_FOR_EACH_TILE_LATE(i, late, n)                                            \
-  for (i64 i##_begin = sok_slice_begin(n), i##_end = sok_slice_end(n), i = i##_begin, \
-           late = i - SOK_AHEAD;                                                      \
+#define SOK_FOR_EACH_TILE_LATE(i, late, n)                                           \
+  for (i64 i##_begin = sok_slice_begin(share, n), i##_end = sok_slice_end(share, n), \
+           i = i##_begin, late = i - SOK_AHEAD;                                      \
        late < i##_end; ++i, ++late)
 
 SOK_DEVICE bool sok_is_leader() { return true; }
@@ -479,56 +488,6 @@ SOK_DEVICE f16 to_f16(f32 x) {
   memcpy(&y.bits, &h, sizeof h);
   return y;
 }
-
-// How Python calls a kernel on the CPU: an array of pointers to the arguments, as cudaLaunchKernel
-// takes them, and a text with one letter per argument by which Python checks what it passes.
-template <class T>
-struct SokCode;
-#define SOK_CODE(type, letter)            \
-  template <>                             \
-  struct SokCode<type> {                  \
-    static constexpr char value = letter; \
-  };
-SOK_CODE(i64*, 'q')
-SOK_CODE(const i64*, 'q')
-SOK_CODE(u64*, 'Q')
-SOK_CODE(const u64*, 'Q')
-SOK_CODE(i32*, 'i')
-SOK_CODE(const i32*, 'i')
-SOK_CODE(u32*, 'I')
-SOK_CODE(const u32*, 'I')
-SOK_CODE(u16*, 'H')
-SOK_CODE(const u16*, 'H')
-SOK_CODE(u8*, 'B')
-SOK_CODE(const u8*, 'B')
-SOK_CODE(f32*, 'f')
-SOK_CODE(const f32*, 'f')
-SOK_CODE(f64*, 'd')
-SOK_CODE(const f64*, 'd')
-SOK_CODE(i64, '#')
-SOK_CODE(f32, '.')
-#undef SOK_CODE
-
-template <class... A>
-static inline const char* sok_signature(void (*)(A...)) {
-  static const char text[] = {SokCode<A>::value..., 0};
-  return text;
-}
-template <class... A, size_t... I>
-static inline void sok_apply(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
-  kernel(*(A*)args[I]...);
-}
-template <class... A>
-static inline void sok_apply(void (*kernel)(A...), void** args) {
-  sok_apply(kernel, args, std::index_sequence_for<A...>{});
-}
-#define SOK_EXPORT(name)                                                                 \
-  extern "C" __attribute__((visibility("default"))) void sok_run_##name(void** args) {   \
-    sok_apply(&name, args);                                                              \
-  }                                                                                      \
-  extern "C" __attribute__((visibility("default"))) const char* sok_signature_##name() { \
-    return sok_signature(&name);                                                         \
-  }
 #endif
 
 // ------------------------------------------------------------------------------------------ both
@@ -579,5 +538,7 @@ SOK_DEVICE void sok_store_columns(const Vector& from, f32* to) {
 SOK_DEVICE void from_f32(f32 x, f32* out) { *out = x; }
 SOK_DEVICE void from_f32(f32 x, f16* out) { *out = to_f16(x); }
 SOK_DEVICE void from_f32(f32 x, bf16* out) { *out = to_bf16(x); }
+
+#include "parts.cuh"
 
 #endif  // SOK_PLATFORM_CUH_

@@ -3,19 +3,19 @@
 
 // A copy does not look at what it copies: `words` of a row stand for its elements, or, on a GPU,
 // for pieces of 16 bytes where the rows consist of them and the dense array lies on them.
-#define SOK_COPY(T, dim, dense, function, ...)                                   \
-  if (sok_moves_words(dim, dense))                                               \
-    function<SokWord>(dim * (i64)sizeof(T) / (i64)sizeof(SokWord), __VA_ARGS__); \
-  else                                                                           \
-    function<T>(dim, __VA_ARGS__)
+#define SOK_COPY(T, dim, dense, function, ...)                                          \
+  if (sok_moves_words(dim, dense))                                                      \
+    function<SokWord>(share, dim * (i64)sizeof(T) / (i64)sizeof(SokWord), __VA_ARGS__); \
+  else                                                                                  \
+    function<T>(share, dim, __VA_ARGS__)
 
 // Copies rows out of a column; an absent row gives zeros.
 //
 // rows  (n,)
 // out   (n, words)  out
 template <class W>
-SOK_DEVICE void rows_read(i64 words, const u64* chunks, i64 shift, const u32* rows, void* out,
-                          i64 n) {
+SOK_DEVICE void rows_read(const SokShare share, i64 words, const u64* chunks, i64 shift,
+                          const u32* rows, void* out, i64 n) {
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
     if (SOK_AHEAD > 0 && r + SOK_AHEAD < n)
       sok_prefetch_row<W>(chunks, shift, words, rows[r + SOK_AHEAD]);
@@ -39,9 +39,9 @@ SOK_DEVICE void rows_read(i64 words, const u64* chunks, i64 shift, const u32* ro
 // out          (at least n, words) out  rows; left as it was where there is none; null: not wanted
 // num_absent   (1,)                grows by the items without a row
 template <class W>
-SOK_DEVICE void rows_deliver(i64 words, const u64* chunks, i64 shift, const u32* keys_rows,
-                             const i32* index, const i64* places, u32* rows, void* out,
-                             i64* num_absent, i64 n) {
+SOK_DEVICE void rows_deliver(const SokShare share, i64 words, const u64* chunks, i64 shift,
+                             const u32* keys_rows, const i32* index, const i64* places, u32* rows,
+                             void* out, i64* num_absent, i64 n) {
   i64 absent = 0;
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
     if (SOK_AHEAD > 0 && out && r + SOK_AHEAD < n) {
@@ -68,8 +68,8 @@ SOK_DEVICE void rows_deliver(i64 words, const u64* chunks, i64 shift, const u32*
 // values  (m, words)
 // source  (n,)      row r takes values[source[r]]; null: values[r]
 template <class W>
-SOK_DEVICE void rows_write(i64 words, const u64* chunks, i64 shift, const u32* rows,
-                           const void* values, const i32* source, i64 n) {
+SOK_DEVICE void rows_write(const SokShare share, i64 words, const u64* chunks, i64 shift,
+                           const u32* rows, const void* values, const i32* source, i64 n) {
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
     if (rows[r] == SOK_ABSENT) continue;
     const W* from = (const W*)values + (source ? (i64)source[r] : r) * words;
@@ -83,8 +83,8 @@ SOK_DEVICE void rows_write(i64 words, const u64* chunks, i64 shift, const u32* r
 // rows    (n,)
 // others  (n,)
 template <class W>
-SOK_DEVICE void rows_swap(i64 words, const u64* chunks, i64 shift, const u32* rows,
-                          const u32* others, i64 n) {
+SOK_DEVICE void rows_swap(const SokShare share, i64 words, const u64* chunks, i64 shift,
+                          const u32* rows, const u32* others, i64 n) {
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
     if (SOK_AHEAD > 0 && r + SOK_AHEAD < n) {
       sok_prefetch_row<W>(chunks, shift, words, rows[r + SOK_AHEAD]);
@@ -102,7 +102,8 @@ SOK_DEVICE void rows_swap(i64 words, const u64* chunks, i64 shift, const u32* ro
 
 // out[i] = x[index[i]] for dense rows.
 template <class W>
-SOK_DEVICE void dense_gather(i64 words, const void* x, const i32* index, void* out, i64 n) {
+SOK_DEVICE void dense_gather(const SokShare share, i64 words, const void* x, const i32* index,
+                             void* out, i64 n) {
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
     if (SOK_AHEAD > 0 && r + SOK_AHEAD < n)
       sok_prefetch((const W*)x + index[r + SOK_AHEAD] * words);
@@ -112,34 +113,36 @@ SOK_DEVICE void dense_gather(i64 words, const void* x, const i32* index, void* o
   }
 }
 
-#define SOK_COPY_KERNELS(suffix, type)                                                            \
-  SOK_ROW_KERNEL(rows_read_##suffix)                                                              \
-  (const u64* chunks, i64 shift, i64 dim, const u32* rows, type* out, i64 n) {                    \
-    SOK_COPY(type, dim, out, rows_read, chunks, shift, rows, out, n);                             \
-  }                                                                                               \
-  SOK_EXPORT(rows_read_##suffix)                                                                  \
-  SOK_ROW_KERNEL(rows_deliver_##suffix)                                                           \
-  (const u64* chunks, i64 shift, i64 dim, const u32* keys_rows, const i32* index,                 \
-   const i64* places, u32* rows, type* out, i64* num_absent, i64 n) {                             \
-    SOK_COPY(type, dim, out, rows_deliver, chunks, shift, keys_rows, index, places, rows, out,    \
-             num_absent, n);                                                                      \
-  }                                                                                               \
-  SOK_EXPORT(rows_deliver_##suffix)                                                               \
-  SOK_ROW_KERNEL(rows_write_##suffix)                                                             \
-  (const u64* chunks, i64 shift, i64 dim, const u32* rows, const type* values, const i32* source, \
-   i64 n) {                                                                                       \
-    SOK_COPY(type, dim, values, rows_write, chunks, shift, rows, values, source, n);              \
-  }                                                                                               \
-  SOK_EXPORT(rows_write_##suffix)                                                                 \
-  SOK_ROW_KERNEL(rows_swap_##suffix)                                                              \
-  (const u64* chunks, i64 shift, i64 dim, const u32* rows, const u32* others, i64 n) {            \
-    SOK_COPY(type, dim, (type*)nullptr, rows_swap, chunks, shift, rows, others, n);               \
-  }                                                                                               \
-  SOK_EXPORT(rows_swap_##suffix)                                                                  \
-  SOK_ROW_KERNEL(dense_gather_##suffix)                                                           \
-  (const type* x, i64 dim, const i32* index, type* out, i64 n) {                                  \
-    SOK_COPY(type, dim, (const type*)((u64)x | (u64)out), dense_gather, x, index, out, n);        \
-  }                                                                                               \
+#define SOK_COPY_KERNELS(suffix, type)                                                         \
+  SOK_ROW_KERNEL(rows_read_##suffix)                                                           \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows, type* out,    \
+   i64 n) {                                                                                    \
+    SOK_COPY(type, dim, out, rows_read, chunks, shift, rows, out, n);                          \
+  }                                                                                            \
+  SOK_EXPORT(rows_read_##suffix)                                                               \
+  SOK_ROW_KERNEL(rows_deliver_##suffix)                                                        \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* keys_rows,          \
+   const i32* index, const i64* places, u32* rows, type* out, i64* num_absent, i64 n) {        \
+    SOK_COPY(type, dim, out, rows_deliver, chunks, shift, keys_rows, index, places, rows, out, \
+             num_absent, n);                                                                   \
+  }                                                                                            \
+  SOK_EXPORT(rows_deliver_##suffix)                                                            \
+  SOK_ROW_KERNEL(rows_write_##suffix)                                                          \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,               \
+   const type* values, const i32* source, i64 n) {                                             \
+    SOK_COPY(type, dim, values, rows_write, chunks, shift, rows, values, source, n);           \
+  }                                                                                            \
+  SOK_EXPORT(rows_write_##suffix)                                                              \
+  SOK_ROW_KERNEL(rows_swap_##suffix)                                                           \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,               \
+   const u32* others, i64 n) {                                                                 \
+    SOK_COPY(type, dim, (type*)nullptr, rows_swap, chunks, shift, rows, others, n);            \
+  }                                                                                            \
+  SOK_EXPORT(rows_swap_##suffix)                                                               \
+  SOK_ROW_KERNEL(dense_gather_##suffix)                                                        \
+  (const SokShare share, const type* x, i64 dim, const i32* index, type* out, i64 n) {         \
+    SOK_COPY(type, dim, (const type*)((u64)x | (u64)out), dense_gather, x, index, out, n);     \
+  }                                                                                            \
   SOK_EXPORT(dense_gather_##suffix)
 
 // By width: rows of 4 or of 2 bytes an element.
@@ -150,8 +153,8 @@ SOK_COPY_KERNELS(u16, u16)
 //
 // deltas  (n, dim)
 template <class T, int kWidth>
-SOK_DEVICE void rows_add(const u64* chunks, i64 shift, i64 dim, const u32* rows, const f32* deltas,
-                         f32 scale, i64 n) {
+SOK_DEVICE void rows_add(const SokShare share, const u64* chunks, i64 shift, i64 dim,
+                         const u32* rows, const f32* deltas, f32 scale, i64 n) {
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim / kWidth) {
     if (rows[r] == SOK_ABSENT) continue;
     const auto* from = sok_columns<kWidth>(deltas + r * dim);
@@ -168,8 +171,8 @@ SOK_DEVICE void rows_add(const u64* chunks, i64 shift, i64 dim, const u32* rows,
 
 // Sets every element of some rows of a state column.
 SOK_ROW_KERNEL(rows_fill)
-(const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value, i64 n) {
-  sok_fill_rows<f32>(chunks, shift, dim, rows, value, n);
+(const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value, i64 n) {
+  sok_fill_rows<f32>(share, chunks, shift, dim, rows, value, n);
 }
 SOK_EXPORT(rows_fill)
 
@@ -182,7 +185,8 @@ SOK_EXPORT(rows_fill)
 // held_for  (num_rows,)  the key of each row
 // rows      (n,)         distinct
 // keys      (n,)         null: to nobody
-SOK_KERNEL(rows_assign)(u8* heat, i64* held_for, const u32* rows, const i64* keys, i64 n) {
+SOK_KERNEL(rows_assign)(const SokShare share, u8* heat, i64* held_for, const u32* rows,
+                        const i64* keys, i64 n) {
   SOK_FOR_EACH(i, n) {
     if (rows[i] == SOK_ABSENT) continue;
     heat[rows[i]] = keys ? 0 : SOK_NOT_HELD;
@@ -192,7 +196,8 @@ SOK_KERNEL(rows_assign)(u8* heat, i64* held_for, const u32* rows, const i64* key
 SOK_EXPORT(rows_assign)
 
 // Exchanges what is known of rows[r] and others[r]. All of them are distinct and none is absent.
-SOK_KERNEL(rows_swap_heat)(u8* heat, i64* held_for, const u32* rows, const u32* others, i64 n) {
+SOK_KERNEL(rows_swap_heat)(const SokShare share, u8* heat, i64* held_for, const u32* rows,
+                           const u32* others, i64 n) {
   SOK_FOR_EACH(r, n) {
     u8 x = heat[rows[r]];
     heat[rows[r]] = heat[others[r]];
@@ -208,7 +213,7 @@ SOK_EXPORT(rows_swap_heat)
 //
 // flags  (n,)
 // count  (1,)  grows by their sum
-SOK_KERNEL(count_flags)(const i32* flags, i64* count, i64 n) {
+SOK_KERNEL(count_flags)(const SokShare share, const i32* flags, i64* count, i64 n) {
   i64 sum = 0;
   SOK_FOR_EACH(i, n) { sum += flags[i]; }
   sok_count(count, sum);
@@ -220,7 +225,7 @@ SOK_EXPORT(count_flags)
 //
 // heat  (num_rows,)
 // rows  (n,)
-SOK_KERNEL(rows_warm)(u8* heat, const u32* rows, i64 n) {
+SOK_KERNEL(rows_warm)(const SokShare share, u8* heat, const u32* rows, i64 n) {
   SOK_FOR_EACH_BLOCK(first, count, n) {
     for (i64 i = first; i < first + count; ++i)
       if (rows[i] != SOK_ABSENT) sok_prefetch(heat + rows[i]);
@@ -236,20 +241,21 @@ SOK_EXPORT(rows_warm)
 // Halves the heat of all rows that are held.
 //
 // heat  (n,)
-SOK_KERNEL(rows_cool)(u8* heat, i64 n) {
+SOK_KERNEL(rows_cool)(const SokShare share, u8* heat, i64 n) {
   // Always written: without a branch the CPU does many at a time.
   SOK_FOR_EACH(i, n) { heat[i] = heat[i] == SOK_NOT_HELD ? heat[i] : (u8)(heat[i] >> 1); }
 }
 SOK_EXPORT(rows_cool)
 
-#define SOK_ADD_KERNEL(type)                                                                      \
-  SOK_ROW_KERNEL(rows_add_##type)                                                                 \
-  (const u64* chunks, i64 shift, i64 dim, const u32* rows, const f32* deltas, f32 scale, i64 n) { \
-    if (sok_moves_quads(dim, deltas))                                                             \
-      rows_add<type, 4>(chunks, shift, dim, rows, deltas, scale, n);                              \
-    else                                                                                          \
-      rows_add<type, 1>(chunks, shift, dim, rows, deltas, scale, n);                              \
-  }                                                                                               \
+#define SOK_ADD_KERNEL(type)                                                     \
+  SOK_ROW_KERNEL(rows_add_##type)                                                \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows, \
+   const f32* deltas, f32 scale, i64 n) {                                        \
+    if (sok_moves_quads(dim, deltas))                                            \
+      rows_add<type, 4>(share, chunks, shift, dim, rows, deltas, scale, n);      \
+    else                                                                         \
+      rows_add<type, 1>(share, chunks, shift, dim, rows, deltas, scale, n);      \
+  }                                                                              \
   SOK_EXPORT(rows_add_##type)
 
 SOK_ADD_KERNEL(f32)

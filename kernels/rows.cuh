@@ -36,8 +36,8 @@ SOK_DEVICE void sok_prefetch_row(const u64* chunks, i64 shift, i64 dim, u32 row)
 
 // Sets every element of rows; an absent row is skipped.
 template <class T, int kWidth>
-SOK_DEVICE void sok_fill_columns(const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value,
-                                 i64 n) {
+SOK_DEVICE void sok_fill_columns(const SokShare share, const u64* chunks, i64 shift, i64 dim,
+                                 const u32* rows, f32 value, i64 n) {
   SokColumns<T, kWidth> x;
   for (int k = 0; k < kWidth; ++k) from_f32(value, x.column + k);
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim / kWidth) {
@@ -47,12 +47,12 @@ SOK_DEVICE void sok_fill_columns(const u64* chunks, i64 shift, i64 dim, const u3
   }
 }
 template <class T>
-SOK_DEVICE void sok_fill_rows(const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value,
-                              i64 n) {
+SOK_DEVICE void sok_fill_rows(const SokShare share, const u64* chunks, i64 shift, i64 dim,
+                              const u32* rows, f32 value, i64 n) {
   if (sok_moves_quads(dim, (const f32*)nullptr))
-    sok_fill_columns<T, 4>(chunks, shift, dim, rows, value, n);
+    sok_fill_columns<T, 4>(share, chunks, shift, dim, rows, value, n);
   else
-    sok_fill_columns<T, 1>(chunks, shift, dim, rows, value, n);
+    sok_fill_columns<T, 1>(share, chunks, shift, dim, rows, value, n);
 }
 
 // The lanes of a tile copy a row together, in words of W.
@@ -62,8 +62,8 @@ SOK_DEVICE void sok_copy_row(const u8* from, u8* to, i64 bytes) {
 }
 
 template <class W, class Find>
-SOK_DEVICE void sok_find_and_copy_words(const u64* chunks, i64 shift, i64 row_bytes, u32* rows,
-                                        u8* out, i64 n, Find find) {
+SOK_DEVICE void sok_find_and_copy_words(const SokShare share, const u64* chunks, i64 shift,
+                                        i64 row_bytes, u32* rows, u8* out, i64 n, Find find) {
   SOK_FOR_EACH_TILE_LATE(i, late, n) {
     if (i < i_end) {
       u32 row = find(i);
@@ -84,14 +84,14 @@ SOK_DEVICE void sok_find_and_copy_words(const u64* chunks, i64 shift, i64 row_by
 // rows  (n,)  out
 // out   (n, row_bytes)  out
 template <class Find>
-SOK_DEVICE void sok_find_and_copy(const u64* chunks, i64 shift, i64 row_bytes, u32* rows, u8* out,
-                                  i64 n, Find find) {
+SOK_DEVICE void sok_find_and_copy(const SokShare share, const u64* chunks, i64 shift, i64 row_bytes,
+                                  u32* rows, u8* out, i64 n, Find find) {
   if (sok_moves_words(row_bytes, out))
-    sok_find_and_copy_words<SokWord>(chunks, shift, row_bytes, rows, out, n, find);
+    sok_find_and_copy_words<SokWord>(share, chunks, shift, row_bytes, rows, out, n, find);
   else if (row_bytes % 4 == 0 && (u64)out % 4 == 0)
-    sok_find_and_copy_words<u32>(chunks, shift, row_bytes, rows, out, n, find);
+    sok_find_and_copy_words<u32>(share, chunks, shift, row_bytes, rows, out, n, find);
   else
-    sok_find_and_copy_words<u16>(chunks, shift, row_bytes, rows, out, n, find);
+    sok_find_and_copy_words<u16>(share, chunks, shift, row_bytes, rows, out, n, find);
 }
 
 #endif  // SOK_ROWS_CUH_

@@ -5,7 +5,7 @@
 //
 // slots   (n,)
 // scores  (n,)  whose low half is the number of a lookup; null: there are none
-SOK_KERNEL(slots_age)(i64* slots, u64* scores, i64 n) {
+SOK_KERNEL(slots_age)(const SokShare share, i64* slots, u64* scores, i64 n) {
   Slot* table = (Slot*)slots;
   SOK_FOR_EACH(i, n) {
     table[i].stamp >>= 1;

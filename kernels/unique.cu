@@ -10,7 +10,8 @@
 // keys    (n,)
 // heads   (mask + 1,)  in: -1; out: first item with the slot's key, or -1
 // slots   (n,)    out  the slot of keys[i]
-SOK_KERNEL(unique_insert)(const i64* keys, i32* heads, i64 mask, i32* slots, i64 n) {
+SOK_KERNEL(unique_insert)(const SokShare share, const i64* keys, i32* heads, i64 mask, i32* slots,
+                          i64 n) {
   SOK_FOR_EACH_BLOCK(first, count, n) {
     i64 start[SOK_BLOCK];
     for (i64 j = 0; j < count; ++j) {
@@ -42,7 +43,8 @@ SOK_EXPORT(unique_insert)
 // Counts first occurrences in every block of `block` items.
 //
 // counts  (ceil(n / block),)  out
-SOK_KERNEL(unique_count)(const i32* slots, const i32* heads, i64* counts, i64 block, i64 n) {
+SOK_KERNEL(unique_count)(const SokShare share, const i32* slots, const i32* heads, i64* counts,
+                         i64 block, i64 n) {
   SOK_FOR_EACH(b, (n + block - 1) / block) {
     i64 end = (b + 1) * block < n ? (b + 1) * block : n;
     i64 count = 0;
@@ -58,8 +60,8 @@ SOK_EXPORT(unique_count)
 // starts       (ceil(n / block),)  number of the first occurrence that comes first in each block
 // unique_keys  (u,)    out
 SOK_KERNEL(unique_emit)
-(const i64* keys, const i32* slots, i32* heads, const i64* starts, i64* unique_keys, i64 block,
- i64 n) {
+(const SokShare share, const i64* keys, const i32* slots, i32* heads, const i64* starts,
+ i64* unique_keys, i64 block, i64 n) {
   SOK_FOR_EACH(b, (n + block - 1) / block) {
     i64 end = (b + 1) * block < n ? (b + 1) * block : n;
     i64 number = starts[b];
@@ -75,7 +77,8 @@ SOK_KERNEL(unique_emit)
 SOK_EXPORT(unique_emit)
 
 // inverse (n,) out: the number of each item's key. May be the same array as slots.
-SOK_KERNEL(unique_inverse)(const i32* slots, const i32* heads, i32* inverse, i64 n) {
+SOK_KERNEL(unique_inverse)(const SokShare share, const i32* slots, const i32* heads, i32* inverse,
+                           i64 n) {
   SOK_FOR_EACH(i, n) { inverse[i] = -2 - heads[slots[i]]; }
 }
 SOK_EXPORT(unique_inverse)
@@ -85,7 +88,8 @@ SOK_EXPORT(unique_inverse)
 //
 // labels  (n,)               0 <= label < num_groups
 // counts  (num_groups + 1,)  in: zeros; out: counts[g + 1] = items of group g
-SOK_KERNEL(group_count)(const i32* labels, i64* counts, i64 num_groups, i64 n) {
+SOK_KERNEL(group_count)(const SokShare share, const i32* labels, i64* counts, i64 num_groups,
+                        i64 n) {
   i64 begin = num_groups, end = 0;
   SOK_FOR_EACH(g, num_groups) {
     if (g < begin) begin = g;
@@ -101,7 +105,8 @@ SOK_EXPORT(group_count)
 //
 // cursor  (num_groups,)  in: where each group starts; out: where it ends
 // order   (n,)     out   item numbers
-SOK_KERNEL(group_fill)(const i32* labels, i64* cursor, i32* order, i64 num_groups, i64 n) {
+SOK_KERNEL(group_fill)(const SokShare share, const i32* labels, i64* cursor, i32* order,
+                       i64 num_groups, i64 n) {
   i64 begin = num_groups, end = 0;
   SOK_FOR_EACH(g, num_groups) {
     if (g < begin) begin = g;
@@ -116,7 +121,7 @@ SOK_EXPORT(group_fill)
 // The last item of each label.
 //
 // last  (num_labels,)  in: -1; out: the largest item number with that label
-SOK_KERNEL(last_occurrence)(const i32* labels, i32* last, i64 n) {
+SOK_KERNEL(last_occurrence)(const SokShare share, const i32* labels, i32* last, i64 n) {
   SOK_FOR_EACH(i, n) { sok_max(last + labels[i], (i32)i); }
 }
 SOK_EXPORT(last_occurrence)

@@ -81,8 +81,8 @@ SOK_DEVICE DetClaim det_claim(Slot* slots, i64 capacity, i64 empty_key, i64 recl
 // rows         (n,)  out  row number, or absent
 // num_missing  (1,)       grows by the number of absent ones
 SOK_TILE_KERNEL(det_find)
-(i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 stamp, const i64* keys, u32* rows,
- i64* num_missing, i64 n) {
+(const SokShare share, i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 stamp,
+ const i64* keys, u32* rows, i64* num_missing, i64 n) {
   Slot* table = (Slot*)slots;
   i64 missing = 0;
   SOK_FOR_EACH_TILE(i, n) {
@@ -105,8 +105,9 @@ SOK_EXPORT(det_find)
 // row_bytes      of a row
 // out            (n, row_bytes)  out  rows; left as it was where a key is missing
 SOK_TILE_KERNEL(det_lookup)
-(i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 stamp, const u64* chunks, i64 shift,
- i64 row_bytes, const i64* keys, u32* rows, u8* out, i64* num_missing, i64 n) {
+(const SokShare share, i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 stamp,
+ const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows, u8* out, i64* num_missing,
+ i64 n) {
   Slot* table = (Slot*)slots;
   i64 missing = 0;
   auto find = [&](i64 i) {
@@ -119,7 +120,7 @@ SOK_TILE_KERNEL(det_lookup)
     }
     return found.row;
   };
-  sok_find_and_copy(chunks, shift, row_bytes, rows, out, n, find);
+  sok_find_and_copy(share, chunks, shift, row_bytes, rows, out, n, find);
   sok_count(num_missing, missing);
 }
 SOK_EXPORT(det_lookup)
@@ -129,8 +130,8 @@ SOK_EXPORT(det_lookup)
 // rows    (n,)  the row number that each key gets
 // counts  (2,)  grow by the number of erased slots that were used again, and of keys without a slot
 SOK_TILE_KERNEL(det_insert)
-(i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 stamp, const i64* keys,
- const u32* rows, i64* counts, i64 n) {
+(const SokShare share, i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 stamp,
+ const i64* keys, const u32* rows, i64* counts, i64 n) {
   Slot* table = (Slot*)slots;
   i64 reclaimed = 0, failed = 0;
   SOK_FOR_EACH_TILE(i, n) {
@@ -149,7 +150,8 @@ SOK_EXPORT(det_insert)
 
 // Erases keys that are distinct; a key that is in no slot is skipped.
 SOK_TILE_KERNEL(det_erase)
-(i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, const i64* keys, i64 n) {
+(const SokShare share, i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, const i64* keys,
+ i64 n) {
   Slot* table = (Slot*)slots;
   SOK_FOR_EACH_TILE(i, n) {
     i64 slot = det_probe<true>(table, capacity, empty_key, reclaim_key, keys[i]).slot;
@@ -167,8 +169,8 @@ SOK_EXPORT(det_erase)
 // rows    (n,)  new row numbers; null: they stay
 // stamps  (n,)  new stamps; null: they stay
 SOK_TILE_KERNEL(det_update)
-(i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, const i64* keys, const u32* rows,
- const u32* stamps, i64 n) {
+(const SokShare share, i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, const i64* keys,
+ const u32* rows, const u32* stamps, i64 n) {
   Slot* table = (Slot*)slots;
   SOK_FOR_EACH_TILE(i, n) {
     i64 slot = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]).slot;
@@ -183,8 +185,8 @@ SOK_EXPORT(det_update)
 //
 // stamps  (n,)  in: what a key in no slot gets; out
 SOK_TILE_KERNEL(det_stamps)
-(const i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, const i64* keys, u32* stamps,
- i64 n) {
+(const SokShare share, const i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key,
+ const i64* keys, u32* stamps, i64 n) {
   const Slot* table = (const Slot*)slots;
   SOK_FOR_EACH_TILE(i, n) {
     const Found found = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
@@ -195,7 +197,8 @@ SOK_EXPORT(det_stamps)
 
 // Moves every key of one index to an empty one of another capacity; row numbers and stamps stay.
 SOK_TILE_KERNEL(det_rehash)
-(const i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64* new_slots, i64 new_capacity) {
+(const SokShare share, const i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key,
+ i64* new_slots, i64 new_capacity) {
   const Slot* from = (const Slot*)slots;
   Slot* to = (Slot*)new_slots;
   SOK_FOR_EACH_TILE(i, capacity) {

@@ -149,8 +149,9 @@ SOK_DEVICE u64 hkv_slot_score(const HkvTable& table, i64 slot) {
 // rows         (n,)  out  row number, or absent
 // num_missing  (1,)       grows by the number of absent ones
 SOK_TILE_KERNEL(hkv_find)
-(i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp,
- i64 strategy, i64 epoch, const u64* given, const i64* keys, u32* rows, i64* num_missing, i64 n) {
+(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
+ i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const u64* given, const i64* keys, u32* rows,
+ i64* num_missing, i64 n) {
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   i64 missing = 0;
   SOK_FOR_EACH_TILE_BLOCK(first, count, n) {
@@ -183,9 +184,9 @@ SOK_EXPORT(hkv_find)
 //
 // chunks, shift, row_bytes, out  see det_lookup
 SOK_TILE_KERNEL(hkv_lookup)
-(i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp,
- const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows, u8* out, i64* num_missing,
- i64 n) {
+(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
+ i64 reclaim_key, i64 stamp, const u64* chunks, i64 shift, i64 row_bytes, const i64* keys,
+ u32* rows, u8* out, i64* num_missing, i64 n) {
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   i64 missing = 0;
   auto find = [&](i64 i) {
@@ -201,7 +202,7 @@ SOK_TILE_KERNEL(hkv_lookup)
     }
     return found.row;
   };
-  sok_find_and_copy(chunks, shift, row_bytes, rows, out, n, find);
+  sok_find_and_copy(share, chunks, shift, row_bytes, rows, out, n, find);
   sok_count(num_missing, missing);
 }
 SOK_EXPORT(hkv_lookup)
@@ -269,9 +270,10 @@ SOK_DEVICE HkvVictim hkv_victim(const HkvTable& table, const HkvPlace& place, u3
 // evicted_rows    (n,)  out  its row number; absent: the slot was free
 // evicted_scores  (n,)  out  its score
 SOK_TILE_KERNEL(hkv_insert)
-(i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp,
- i64 strategy, i64 epoch, i64 may_evict, i64 may_refuse, const u64* given, const i64* keys,
- i64* placed, i64* evicted_keys, u32* evicted_rows, u64* evicted_scores, i64 n) {
+(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
+ i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, i64 may_evict, i64 may_refuse,
+ const u64* given, const i64* keys, i64* placed, i64* evicted_keys, u32* evicted_rows,
+ u64* evicted_scores, i64 n) {
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
     if (i + SOK_AHEAD / 4 < n) hkv_prefetch_all(table, keys[i + SOK_AHEAD / 4]);
@@ -340,8 +342,8 @@ SOK_EXPORT(hkv_insert)
 // rows      (n,)  out     row number, or absent for a refused key
 // counts    (3,)          grow by the spare rows used, the keys placed and those evicted
 SOK_KERNEL(hkv_give_rows)
-(i64* slots, const i64* placed, const u32* evicted_rows, const u32* spare, i64 num_spare,
- i64 one_each, u32* rows, i64* counts, i64 n) {
+(const SokShare share, i64* slots, const i64* placed, const u32* evicted_rows, const u32* spare,
+ i64 num_spare, i64 one_each, u32* rows, i64* counts, i64 n) {
   Slot* table = (Slot*)slots;
   i64 num_placed = 0, num_evicted = 0;
   SOK_FOR_EACH_OF_WARP(i, n) {
@@ -369,8 +371,9 @@ SOK_EXPORT(hkv_give_rows)
 //
 // new_rows, new_stamps, new_scores  (n,)  null: they stay
 SOK_TILE_KERNEL(hkv_update)
-(i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys,
- const u32* new_rows, const u32* new_stamps, const u64* new_scores, i64 n) {
+(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
+ i64 reclaim_key, const i64* keys, const u32* new_rows, const u32* new_stamps,
+ const u64* new_scores, i64 n) {
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
     i64 slot = hkv_probe<false>(table, keys[i]).slot;
@@ -386,8 +389,8 @@ SOK_EXPORT(hkv_update)
 //
 // out  (n,)  out
 SOK_TILE_KERNEL(hkv_scores)
-(i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys,
- u64* out, i64 n) {
+(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
+ i64 reclaim_key, const i64* keys, u64* out, i64 n) {
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
     i64 slot = hkv_probe<false>(table, keys[i]).slot;
@@ -400,8 +403,8 @@ SOK_EXPORT(hkv_scores)
 //
 // placed  (n,)  the slots of keys that hkv_insert placed and that have no row yet; null: searched
 SOK_TILE_KERNEL(hkv_erase)
-(i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys,
- const i64* placed, i64 n) {
+(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
+ i64 reclaim_key, const i64* keys, const i64* placed, i64 n) {
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
     i64 slot = placed ? placed[i] : hkv_probe<true>(table, keys[i]).slot;
@@ -417,8 +420,8 @@ SOK_EXPORT(hkv_erase)
 // Spreads every bucket over two buckets of an empty index of twice the capacity: a key whose bucket
 // was b goes to b or, by the next bit of its hash, to b + the number of buckets. So both have room.
 SOK_KERNEL(hkv_split)
-(const i64* slots, const u64* scores, i64 capacity, i64 bucket, i64 empty_key, i64 reclaim_key,
- i64* new_slots, u64* new_scores) {
+(const SokShare share, const i64* slots, const u64* scores, i64 capacity, i64 bucket, i64 empty_key,
+ i64 reclaim_key, i64* new_slots, u64* new_scores) {
   HkvTable from = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
   HkvTable to = hkv_table(new_slots, new_scores, 2 * capacity, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH(b, capacity / bucket) {

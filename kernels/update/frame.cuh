@@ -39,6 +39,7 @@ SOK_DEVICE f32 root_with_epsilon(f32 x, const RootEpsilon& epsilon) {
 
 // What every kernel gets; see the top of the file.
 struct Batch {
+  SokShare share;
   const u64* values;
   i64 shift, dim;
   const u32* rows;
@@ -143,6 +144,7 @@ SOK_DEVICE u32 update_quad(const Rule rule, const Rounding rounding, u32 first, 
 template <class T, class Rule, class... Chunks>
 SOK_DEVICE void update_rows(const Rule rule, const Batch batch, Chunks... states) {
   typedef typename Format<T>::Element Element;
+  const SokShare share = batch.share;
   const i64 shift = batch.shift, dim = batch.dim, n = batch.n;
   // Rows of several columns are more lines at a time than a processor keeps under way: Adam on
   // scattered rows of 64 columns took 2.3 ms with 8 rows ahead, 2.7 ms with 16.

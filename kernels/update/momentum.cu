@@ -22,10 +22,10 @@ SOK_DEVICE f32 update_element(const MomentumRule<kNesterov, kLrInState>& rule, f
 // TF1:   m = momentum m + g; w -= lr m, or with Nesterov w -= lr g + lr momentum m.
 #define SOK_UPDATE_MOMENTUM(T)                                                                     \
   SOK_ROW_KERNEL(update_momentum_##T)                                                              \
-  (const u64* values, const u64* momentums, i64 shift, i64 dim, const u32* rows, const f32* grads, \
-   i32* nonfinite, const i64* keys, i64 seed, i64 step, f32 lr, f32 decay, f32 momentum,           \
-   i64 nesterov, i64 lr_in_state, i64 n) {                                                         \
-    Batch batch{values, shift, dim, rows, grads, nonfinite, keys, seed, step, n};                  \
+  (const SokShare share, const u64* values, const u64* momentums, i64 shift, i64 dim,              \
+   const u32* rows, const f32* grads, i32* nonfinite, const i64* keys, i64 seed, i64 step, f32 lr, \
+   f32 decay, f32 momentum, i64 nesterov, i64 lr_in_state, i64 n) {                                \
+    Batch batch{share, values, shift, dim, rows, grads, nonfinite, keys, seed, step, n};           \
     if (nesterov && lr_in_state)                                                                   \
       update_rows<T>(MomentumRule<true, true>{lr, decay, momentum}, batch, momentums);             \
     else if (nesterov)                                                                             \

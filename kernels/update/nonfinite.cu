@@ -6,7 +6,8 @@
 // rows       (n,)           an absent row is skipped; null: none is absent
 // grads      (n, dim)
 // nonfinite  (n,)      out  1 for such a row; else left alone
-SOK_ROW_KERNEL(count_nonfinite)(const u32* rows, const f32* grads, i64 dim, i32* nonfinite, i64 n) {
+SOK_ROW_KERNEL(count_nonfinite)(const SokShare share, const u32* rows, const f32* grads, i64 dim,
+                                i32* nonfinite, i64 n) {
   SOK_FOR_EACH_ROW(r, n) {
     if (rows && rows[r] == SOK_ABSENT) continue;
     const f32* g = grads + r * dim;

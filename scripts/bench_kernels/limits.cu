@@ -21,7 +21,7 @@ SOK_DEVICE i64 limit_place(i64 number, i64 num_places) {
 // to[i] = from[i].
 //
 // from, to  (n, 2)
-SOK_KERNEL(limit_copy)(const u64* from, u64* to, i64 n) {
+SOK_KERNEL(limit_copy)(const SokShare share, const u64* from, u64* to, i64 n) {
   const Piece* source = (const Piece*)from;
   Piece* target = (Piece*)to;
   SOK_FOR_EACH(i, n) { target[i] = source[i]; }
@@ -35,7 +35,8 @@ SOK_EXPORT(limit_copy)
 // sink    (1,)                       written for no real sum: keeps the compiler from leaving all
 // out
 template <int kPieces, int kLanes>
-SOK_DEVICE void random_read(const u64* memory, i64 num_places, i64 seed, u64* sink, i64 n) {
+SOK_DEVICE void random_read(const SokShare share, const u64* memory, i64 num_places, i64 seed,
+                            u64* sink, i64 n) {
   const Piece* places = (const Piece*)memory;
   u64 sum = 0;
   SOK_FOR_EACH(t, n * kLanes) {
@@ -54,11 +55,11 @@ SOK_DEVICE void random_read(const u64* memory, i64 num_places, i64 seed, u64* si
   if (sum == 0x9E3779B97F4A7C15ull) *sink = sum;
 }
 
-#define LIMIT_READ(bytes, lanes)                                       \
-  SOK_KERNEL(limit_read_##bytes##_##lanes)                             \
-  (const u64* memory, i64 num_places, i64 seed, u64* sink, i64 n) {    \
-    random_read<bytes / 16, lanes>(memory, num_places, seed, sink, n); \
-  }                                                                    \
+#define LIMIT_READ(bytes, lanes)                                              \
+  SOK_KERNEL(limit_read_##bytes##_##lanes)                                    \
+  (const u64* memory, i64 num_places, i64 seed, u64* sink, i64 n) {           \
+    random_read<bytes / 16, lanes>(share, memory, num_places, seed, sink, n); \
+  }                                                                           \
   SOK_EXPORT(limit_read_##bytes##_##lanes)
 
 LIMIT_READ(32, 1)
@@ -78,7 +79,8 @@ LIMIT_READ(256, 16)
 // rows  (n,)
 // out   (n * pieces, 2)  out
 SOK_KERNEL(limit_gather)
-(const u64* memory, i64 pieces, i64 lane_bits, const u32* rows, u64* out, i64 n) {
+(const SokShare share, const u64* memory, i64 pieces, i64 lane_bits, const u32* rows, u64* out,
+ i64 n) {
   const Piece* from = (const Piece*)memory;
   Piece* to = (Piece*)out;
   i64 lanes = (i64)1 << lane_bits, ahead_by = limit_ahead(pieces);

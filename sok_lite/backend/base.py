@@ -1,8 +1,9 @@
 """What the engine asks of a backend."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,20 @@ ARGUMENT_DTYPES = {
 }
 
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy is imported only where it is used
+
+
+class Part(NamedTuple):
+    """A kernel's work on one table, or on anything else that has arguments of its own.
+
+    Attributes:
+      num_items: items (rows for a row kernel) of the kernel's main loop; a part of none is left
+        out.
+      arguments: in the kernel's order: C-contiguous arrays of the backend, None for a null pointer,
+        int for i64, float for f32.
+    """
+
+    num_items: int
+    arguments: Sequence[Any]
 
 
 class Backend(ABC):
@@ -71,18 +86,24 @@ class Backend(ABC):
         """
         self.prepared(kernel, num_items, *args)()
 
-    @abstractmethod
     def prepared(self, kernel: str, num_items: int, *args: Any) -> Action:
-        """Returns a launch that is yet to be made, an action for `publish`.
+        """Returns a launch of one part that is yet to be made, an action for `publish`.
+
+        Args, Raises: as of `joined`; `num_items` and `args` are those of the part.
+        """
+        return self.joined(kernel, [Part(num_items, args)])
+
+    @abstractmethod
+    def joined(self, kernel: str, parts: Sequence[Part]) -> Action:
+        """Returns one launch for several parts, yet to be made: an action for `publish`.
 
         Args:
           kernel: the kernel's name in `kernels/`.
-          num_items: items (rows for a row kernel) of the main loop; 0 runs nothing.
-          args: in the kernel's order: C-contiguous arrays of this backend, None for a null
-            pointer, int for i64, float for f32.
+          parts: in no order that counts.
 
         Raises:
-          TypeError: the arguments do not fit the kernel's signature, or an array is not contiguous.
+          TypeError: arguments of a part do not fit the kernel's signature, or an array is not
+            contiguous.
         """
 
     @abstractmethod

@@ -4,14 +4,14 @@ import ctypes
 import mmap
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend
+from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend, Part
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
 from sok_lite.backend.publish import NOTHING, Action
@@ -55,6 +55,7 @@ class CpuBackend(Backend):
     Attributes:
       num_threads: the most worker threads of one launch.
       grain: the fewest items that are worth one more thread.
+      pieces: into how many pieces a launch is cut for each of its threads.
     """
 
     name = "cpu"
@@ -65,6 +66,7 @@ class CpuBackend(Backend):
     def __init__(self, library: Path | None = None, num_threads: int | None = None) -> None:
         self.num_threads = default_num_threads() if num_threads is None else num_threads
         self.grain = 1024
+        self.pieces = 4
         self._library = ctypes.CDLL(str(library or find_library()))
         self._launch = self._library.sok_launch
         # Without types ctypes takes a reference as it stands, and a launch allocates nothing.
@@ -82,34 +84,47 @@ class CpuBackend(Backend):
             kernel = self._kernels[name] = _Kernel(run, describe().decode())
         return kernel
 
-    def prepared(self, kernel: str, num_items: int, *args: Any) -> Action:
-        if num_items <= 0:
-            return NOTHING
+    def joined(self, kernel: str, parts: Sequence[Part]) -> Action:
         run, signature = self._kernel(kernel)
-        if len(args) != len(signature):
-            raise TypeError(f"{kernel} takes {len(signature)} arguments. Received: {len(args)}.")
-        # What to run, the address of the table below, workers; the addresses of the arguments, one
-        # after another; the arguments, 8 bytes each.
-        count = len(args)
-        cells = (ctypes.c_uint64 * (3 + 2 * count))()
-        for i, (arg, code) in enumerate(zip(args, signature, strict=True)):
-            if code == "#":
-                cells[3 + count + i] = int(arg) & 0xFFFFFFFFFFFFFFFF
-            elif code == ".":
-                cells[3 + count + i] = int(np.float32(arg).view(np.uint32))
-            elif arg is not None:
-                if arg.dtype != ARGUMENT_DTYPES[code] or not arg.flags.c_contiguous:
-                    raise TypeError(
-                        f"Argument {i} of {kernel} must be a C-contiguous array of "
-                        f"{ARGUMENT_DTYPES[code]}. Received: {arg.dtype}, strides {arg.strides}."
-                    )
-                cells[3 + count + i] = arg.ctypes.data
-        table = ctypes.addressof(cells) + 24
+        parts = [part for part in parts if part.num_items > 0]
+        if not parts:
+            return NOTHING
+        begin, words = [0], []
+        for part in parts:
+            if len(part.arguments) != len(signature):
+                raise TypeError(
+                    f"{kernel} takes {len(signature)} arguments. Received: {len(part.arguments)}."
+                )
+            begin.append(begin[-1] + part.num_items)
+            for i, (arg, code) in enumerate(zip(part.arguments, signature, strict=True)):
+                if code == "#":
+                    words.append(int(arg))
+                elif code == ".":
+                    words.append(int(np.float32(arg).view(np.uint32)))
+                elif arg is None:
+                    words.append(0)
+                else:
+                    if arg.dtype != ARGUMENT_DTYPES[code] or not arg.flags.c_contiguous:
+                        raise TypeError(
+                            f"Argument {i} of {kernel} must be a C-contiguous array of "
+                            f"{ARGUMENT_DTYPES[code]}. Received: {arg.dtype}, strides "
+                            f"{arg.strides}."
+                        )
+                    words.append(arg.__array_interface__["data"][0])
+        # The seven members of SokLaunch in kernels/cpu_runtime.cpp, then what they point to.
+        cells = (ctypes.c_uint64 * (7 + len(begin) + len(words)))()
+        first = ctypes.addressof(cells) + 56
+        num_items = begin[-1]
         workers = min(self.num_threads, max(1, num_items // self.grain))
-        first = table + 8 * count
-        cells[: 3 + count] = [run, table, workers, *range(first, first + 8 * count, 8)]
+        pieces = workers * (1 if kernel.startswith("group_") else self.pieces)
+        piece = -(-num_items // pieces)
+        cells[:] = [
+            *(run, first, first + 8 * len(begin), len(parts), len(signature), workers, piece),
+            *begin,
+            *words,
+        ]
         action = partial(self._launch, ctypes.byref(cells))
-        action.arguments = args  # type: ignore[attr-defined]  # to live as long as it does
+        action.parts = parts  # type: ignore[attr-defined]  # whose arrays live as long as it does
         return action
 
     def zeros_chunk(self, num_bytes: int) -> Array:

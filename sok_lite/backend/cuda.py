@@ -1,6 +1,8 @@
 """Kernels on the GPU: the same sources, compiled by NVRTC when they are first used."""
 
 import copy
+import itertools
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,13 +10,13 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend
+from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend, Part
 from sok_lite.backend.build import cache_folder
 from sok_lite.backend.disk_cache import DiskCache
 from sok_lite.backend.local_ranks import local_rank
 from sok_lite.backend.nvrtc import FLAGS, Nvrtc
 from sok_lite.backend.publish import NOTHING, Action
-from sok_lite.backend.sources import all_kernels, find_kernel, inlined
+from sok_lite.backend.sources import KernelSource, all_kernels, find_kernel, inlined
 from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
 
 # Tunables of a launch; SOK_LITE_KERNEL_DEFINES sets others, and those of the kernels.
@@ -26,10 +28,15 @@ _TUNABLES = {
 }
 
 
+# Arguments that come with a launch: SokArguments of kernels/parts.cuh. CuPy passes one such number
+# by its value.
+_MOST_WORDS = 480
+_WORDS = np.dtype([("word", np.uint64, _MOST_WORDS)])
+
+
 class _Kernel(NamedTuple):
     run: Any
     lanes: int
-    signature: str
     max_threads: int  # of a block: its registers are shared
 
 
@@ -42,11 +49,13 @@ class CudaBackend(Backend):
     far_chunk_bytes = 1 << 26  # to pin memory is a slow call, about a millisecond
 
     def __init__(self) -> None:
-        self._modules: dict[Path, Any] = {}
-        self._kernels: dict[str, _Kernel] = {}
+        # By whether arguments come by memory.
+        self._modules: dict[tuple[Path, bool], Any] = {}
+        self._kernels: dict[tuple[str, bool], _Kernel] = {}
         self._nvrtc = Nvrtc(cupy.cuda.nvrtc)
         self._binaries = DiskCache(cache_folder() / "cuda")
         self._sources = all_kernels()
+        self._source_of: dict[str, KernelSource] = {}
         self._defines = kernel_defines()
         tunables = {**_TUNABLES, **self._defines}
         self._threads_per_block = tunables["SOK_THREADS_PER_BLOCK"]
@@ -63,23 +72,32 @@ class CudaBackend(Backend):
         self.activate()
         self._max_blocks = 32 * self._device.attributes["MultiProcessorCount"]
 
-    def _kernel(self, name: str) -> _Kernel:
-        kernel = self._kernels.get(name)
+    def _source(self, name: str) -> KernelSource:
+        source = self._source_of.get(name)
+        if source is None:
+            source = self._source_of[name] = find_kernel(name, self._sources)
+        return source
+
+    def _kernel(self, name: str, in_memory: bool) -> _Kernel:
+        """Returns a kernel that takes its arguments with the launch, or by memory."""
+        kernel = self._kernels.get((name, in_memory))
         if kernel is None:
-            source = find_kernel(name, self._sources)
-            module = self._modules.get(source.path)
+            source = self._source(name)
+            module = self._modules.get((source.path, in_memory))
             if module is None:
-                module = self._modules[source.path] = self._compiled(source.path)
+                module = self._compiled(source.path, in_memory)
+                self._modules[source.path, in_memory] = module
             run = module.get_function(name)
             driver = cupy.cuda.driver
             most = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, run.ptr)
-            kernel = _Kernel(run, self._lanes[source.kind], source.signature, most)
-            self._kernels[name] = kernel
+            kernel = self._kernels[name, in_memory] = _Kernel(run, self._lanes[source.kind], most)
         return kernel
 
-    def _compiled(self, path: Path) -> Any:
+    def _compiled(self, path: Path, in_memory: bool) -> Any:
         source = inlined(path)
         defines = [f"-D{name}={value}" for name, value in self._defines.items()]
+        if in_memory:
+            defines.append("-DSOK_ARGUMENTS_IN_MEMORY")
         flags = [*FLAGS, self._nvrtc.architecture(self._device.compute_capability), *defines]
         binary = self._binaries.get(
             [source, *flags, self._nvrtc.build],
@@ -113,20 +131,44 @@ class CudaBackend(Backend):
         tuned._threads_per_block = block_size
         return tuned
 
-    def prepared(self, kernel: str, num_items: int, *args: Any) -> Action:
-        if num_items <= 0:
+    def joined(self, kernel: str, parts: Sequence[Part]) -> Action:
+        parts = [part for part in parts if part.num_items > 0]
+        if not parts:
             return NOTHING
-        run, lanes, signature, max_threads = self._kernel(kernel)
+        signature = self._source(kernel).signature
+        in_memory = 1 + len(parts) * (1 + len(signature)) > _MOST_WORDS
+        run, lanes, max_threads = self._kernel(kernel, in_memory)
+        threads = min(self._threads_per_block, max_threads // 32 * 32)
+        blocks = [-(-part.num_items * lanes // threads) for part in parts]
+        if sum(blocks) > self._max_blocks:
+            share = self._max_blocks / sum(blocks)
+            blocks = [max(1, int(share * count)) for count in blocks]
+        words = [0, *itertools.accumulate(blocks)]
+        num_blocks = words[-1]
+        for part in parts:
+            words += self._words(kernel, signature, part.arguments)
+        values = np.array([word & 0xFFFFFFFFFFFFFFFF for word in words], np.uint64)
+        if in_memory:
+            place: Any = cupy.asarray(values)
+        else:
+            place = np.zeros(1, _WORDS)
+            place["word"][0, : values.size] = values
+        action = partial(run, (num_blocks,), (threads,), (place, np.int64(len(parts))))
+        action.parts = parts  # type: ignore[attr-defined]  # whose arrays live as long as it does
+        return action
+
+    def _words(self, kernel: str, signature: str, args: Sequence[Any]) -> list[int]:
+        """Returns the arguments of a part as numbers of 8 bytes."""
         if len(args) != len(signature):
             raise TypeError(f"{kernel} takes {len(signature)} arguments. Received: {len(args)}.")
-        values: list[Any] = []
+        words = []
         for i, (arg, code) in enumerate(zip(args, signature, strict=True)):
             if code == "#":
-                values.append(np.uint64(int(arg) & 0xFFFFFFFFFFFFFFFF))
+                words.append(int(arg))
             elif code == ".":
-                values.append(np.float32(arg))
+                words.append(int(np.float32(arg).view(np.uint32)))
             elif arg is None:
-                values.append(np.uint64(0))
+                words.append(0)
             else:
                 # A kernel would take the content of a NumPy array for an address.
                 if not isinstance(arg, cupy.ndarray):
@@ -141,11 +183,8 @@ class CudaBackend(Backend):
                         f"Argument {i} of {kernel} must be a C-contiguous array of {dtype}. "
                         f"Received: {arg.dtype}, strides {arg.strides}."
                     )
-                values.append(arg)
-        threads = min(self._threads_per_block, max_threads // 32 * 32)
-        blocks = -(-num_items * lanes // threads)
-        grid = (min(blocks, self._max_blocks),)
-        return partial(run, grid, (threads,), tuple(values))
+                words.append(arg.data.ptr)
+        return words
 
     def zeros_chunk(self, num_bytes: int) -> Array:
         # From CuPy's pool, not by a cudaMalloc of our own: an index that has grown leaves memory

@@ -104,7 +104,8 @@ def _signature(parameters: str) -> str:
         parameter.replace("\\", " ").replace("const ", " ").split()[0]
         for parameter in parameters.split(",")
     ]
-    return "".join(_LETTERS.get(name, "?") for name in types)
+    # The first one says which items are a thread's.
+    return "".join(_LETTERS.get(name, "?") for name in types[1:])
 
 
 def find_kernel(name: str, kernels: list[KernelSource]) -> KernelSource:

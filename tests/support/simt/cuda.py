@@ -131,22 +131,22 @@ class Function:
             raise ValueError(
                 f"{self._kernel.name} reads {len(signature)} arguments, not {len(args)}"
             )
-        cells = [_cell(arg) for arg in args]
+        arguments = [_argument(arg) for arg in args]
         device.count("kernels")
-        device.enqueue(self._kernel.name, partial(self._kernel.run, blocks, threads, cells))
+        device.enqueue(self._kernel.name, partial(self._kernel.run, blocks, threads, arguments))
 
 
-def _cell(arg: Any) -> int:
-    """Returns the 8 bytes that a kernel finds where CuPy points it to an argument.
+def _argument(arg: Any) -> bytes:
+    """Returns the bytes that a kernel finds where CuPy points it to an argument.
 
     A parameter that is wider than what is there reads what lies behind.
     """
     if arg is None:
-        return 0
+        return bytes(8)
     if isinstance(arg, DeviceArray):
-        return arg.data.ptr
+        return arg.data.ptr.to_bytes(8, "little")
     if isinstance(arg, MemoryPointer):
-        return arg.ptr
+        return arg.ptr.to_bytes(8, "little")
     if isinstance(arg, np.ndarray):
         if arg.size != 1:
             raise TypeError(
@@ -157,7 +157,7 @@ def _cell(arg: Any) -> int:
     else:
         check_scalar(arg)
         content = np.asarray(arg).tobytes()
-    return int.from_bytes(content.ljust(8, bytes([device.POISON]))[:8], "little")
+    return content + bytes([device.POISON]) * 8
 
 
 class PinnedMemory:

@@ -118,27 +118,29 @@ class Kernel:
 
     Attributes:
       name: its name.
-      signature: a letter for each parameter: "P" a pointer, "#" an i64, "." an f32.
+      signature: a letter for each parameter: "P" a pointer, "#" an i64, "." an f32, "S" a struct.
     """
 
     def __init__(self, program: Program, name: str, signature: str, call: int | None) -> None:
         self.name, self.signature = name, signature
         self._program, self._call = program, call
 
-    def run(self, grid: int, block: int, cells: Sequence[int]) -> None:
+    def run(self, grid: int, block: int, arguments: Sequence[bytes]) -> None:
         """Runs a whole launch.
 
         Args:
           grid: blocks.
           block: threads of each, up to 1,024.
-          cells: 8 bytes for each parameter, an f32 in the low 4.
+          arguments: the bytes of each parameter, and what lies behind them.
 
         Raises:
           SimtError: a lane did what a GPU does not allow, or the launch makes no progress.
         """
         global _launches
-        assert len(cells) == len(self.signature) and 0 < block <= 1024 and grid > 0
+        assert len(arguments) == len(self.signature) and 0 < block <= 1024 and grid > 0
         seed, _launches = (_seed << 24) + _launches, _launches + 1
+        buffers = [ctypes.create_string_buffer(content, len(content)) for content in arguments]
+        cells = [ctypes.addressof(buffer) for buffer in buffers]
         values = (ctypes.c_uint64 * max(1, len(cells)))(*cells)
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         if _library().simt_launch(self._call, values, grid, block, seed, error, _ERROR_BYTES):

@@ -14,6 +14,7 @@
 
 #define __CUDACC__ 1
 #define __device__
+#define __grid_constant__
 #define __global__
 #define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline __attribute__((always_inline))
@@ -118,9 +119,11 @@ SIMT_INLINE simt_u32 __umulhi(simt_u32 a, simt_u32 b) {
 SIMT_INLINE int __ffs(int x) { return __builtin_ffs(x); }
 SIMT_INLINE int __popc(simt_u32 x) { return __builtin_popcount(x); }
 
-// How a launch calls a kernel for one lane: `cells` has 8 bytes an argument.
+// How a launch calls a kernel for one lane: `cells` has the address of each argument.
 template <class T>
-struct SimtCode;  // of a parameter of another type
+struct SimtCode {  // a struct
+  static constexpr char value = 'S';
+};
 template <class T>
 struct SimtCode<T*> {
   static constexpr char value = 'P';
@@ -142,7 +145,7 @@ static const char* simt_signature(void (*)(A...)) {
 template <class... A, size_t... I>
 SIMT_INLINE void simt_apply(void (*kernel)(A...), const simt_u64* cells,
                             std::index_sequence<I...>) {
-  kernel(*(const A*)(cells + I)...);
+  kernel(*(const A*)cells[I]...);
 }
 template <class... A>
 SIMT_INLINE void simt_apply(void (*kernel)(A...), const simt_u64* cells) {

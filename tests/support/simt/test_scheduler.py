@@ -49,8 +49,8 @@ def program(body):
 
 def run(body, arguments, grid=1, block=64, seed=0, name="k"):
     runtime.set_seed(seed)
-    cells = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
-    program(body).kernel(name).run(grid, block, cells)
+    words = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
+    program(body).kernel(name).run(grid, block, [word.to_bytes(8, "little") for word in words])
 
 
 def failure(body, arguments, **launch):
@@ -71,12 +71,17 @@ def test_every_thread_of_every_block_runs_once(memory, grid, block):
 
 
 def test_arguments_of_every_kind_arrive(memory):
-    out = memory(np.zeros(2, np.float32))
-    body = "KERNEL k(float* out, i64 a, float b) { out[0] = (float)a; out[1] = b; }"
+    out = memory(np.zeros(3, np.float32))
+    body = (
+        "struct Two { i64 x[2]; };"
+        "KERNEL k(float* out, i64 a, float b, const __grid_constant__ Two c) {"
+        "  out[0] = (float)a; out[1] = b; out[2] = (float)c.x[threadIdx.x + 1]; }"
+    )
     kernel = program(body).kernel("k")
-    assert kernel.signature == "P#."
-    kernel.run(1, 1, [out.ctypes.data, (1 << 64) - 3, int(np.float32(0.25).view(np.uint32))])
-    assert out.tolist() == [-3.0, 0.25]
+    assert kernel.signature == "P#.S"
+    values = [np.uint64(out.ctypes.data), np.int64(-3), np.float32(0.25), np.array([5, 7])]
+    kernel.run(1, 1, [value.tobytes() for value in values])
+    assert out.tolist() == [-3.0, 0.25, 7.0]
 
 
 def test_a_kernel_that_there_is_not():
