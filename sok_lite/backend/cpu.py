@@ -45,6 +45,11 @@ def default_num_threads() -> int:
             f"SOK_LITE_NUM_THREADS must be a whole number from 1 to {_MAX_THREADS}, the threads of "
             f"one rank. Received: {named!r}. Unset it to use this rank's share of the cores."
         )
+    return own_cores()
+
+
+def own_cores() -> int:
+    """Returns this rank's share of the cores that this process may use, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, (cores or 1) // local_size())
 
@@ -54,7 +59,8 @@ class CpuBackend(Backend):
 
     Attributes:
       num_threads: the most worker threads of one launch.
-      grain: the fewest items that are worth one more thread.
+      grain: the fewest items of a piece. A launch does as many by one thread, to see how many
+        threads the rest is worth; fewer than 64 would say nothing, and it has all threads then.
       pieces: into how many pieces a launch is cut for each of its threads.
     """
 
@@ -65,8 +71,9 @@ class CpuBackend(Backend):
 
     def __init__(self, library: Path | None = None, num_threads: int | None = None) -> None:
         self.num_threads = default_num_threads() if num_threads is None else num_threads
-        self.grain = 1024
-        self.pieces = 4
+        self._may_spin = self.num_threads <= own_cores()
+        self.grain = 128
+        self.pieces = 8
         self._library = ctypes.CDLL(str(library or find_library()))
         self._launch = self._library.sok_launch
         # Without types ctypes takes a reference as it stands, and a launch allocates nothing.
@@ -111,15 +118,19 @@ class CpuBackend(Backend):
                             f"{arg.strides}."
                         )
                     words.append(arg.__array_interface__["data"][0])
-        # The seven members of SokLaunch in kernels/cpu_runtime.cpp, then what they point to.
-        cells = (ctypes.c_uint64 * (7 + len(begin) + len(words)))()
-        first = ctypes.addressof(cells) + 56
+        # The nine members of SokLaunch in kernels/cpu_runtime.cpp, then what they point to.
+        cells = (ctypes.c_uint64 * (9 + len(begin) + len(words)))()
+        first = ctypes.addressof(cells) + 72
         num_items = begin[-1]
-        workers = min(self.num_threads, max(1, num_items // self.grain))
-        pieces = workers * (1 if kernel.startswith("group_") else self.pieces)
-        piece = -(-num_items // pieces)
+        workers = max(1, min(self.num_threads, num_items // self.grain))
+        reads_all = kernel.startswith("group_")  # in every piece
+        pieces = 1 if reads_all else max(1, min(self.pieces, num_items // workers // self.grain))
+        probe = 0 if reads_all or self.grain < 64 else self.grain
         cells[:] = [
-            *(run, first, first + 8 * len(begin), len(parts), len(signature), workers, piece),
+            *(run, first, first + 8 * len(begin), len(parts), len(signature), workers),
+            pieces,
+            probe,
+            self._may_spin,
             *begin,
             *words,
         ]
