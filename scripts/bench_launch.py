@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--beside", action="store_true", help="other work on every core")
     args = parser.parse_args()
     backends = [CpuBackend(num_threads=threads) for threads in args.threads]
-    fields = {"parts": args.parts, "items": args.items, "beside": args.beside}
+    fields = {"parts": args.parts, "items": args.items, "beside": args.beside or None}
     with bursts(args.beside) as turns:
         for kernel, parts in cases(np.random.default_rng(0), args):
             if args.kernels and kernel not in args.kernels:
