@@ -10,7 +10,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.unique import group
 
-_COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/combine.cu
+COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/combine.cu
 _SPELLINGS = {
     spelling: name
     for name, words in {
@@ -68,7 +68,7 @@ def combine(
       ValueError: an unknown combiner, or shapes that do not fit.
       TypeError: a dtype.
     """
-    code = _COMBINERS[normalise_combiner(combiner)]
+    code = COMBINERS[normalise_combiner(combiner)]
     source, suffix = _kernel_source(backend, source)
     inverse, row_splits, weights = _checked_items(backend, inverse, row_splits, weights)
     batch, dim = len(row_splits) - 1, source.shape[1]
@@ -120,7 +120,7 @@ def combine_grad(
         batch,
         row_splits,
         weights,
-        _COMBINERS[name],
+        COMBINERS[name],
         item_rows,
         coefficients,
         batch,
@@ -148,7 +148,7 @@ def combine_weight_grad(
       ValueError: an unknown combiner, or shapes that do not fit.
       TypeError: a dtype.
     """
-    code = _COMBINERS[normalise_combiner(combiner)]
+    code = COMBINERS[normalise_combiner(combiner)]
     out_grads = _rows(backend, "out_grads", out_grads)
     source, suffix = _kernel_source(backend, source)
     inverse, row_splits, weights = _checked_items(backend, inverse, row_splits, weights)

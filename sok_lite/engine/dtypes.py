@@ -15,11 +15,13 @@ class RowDtype(NamedTuple):
       storage: the NumPy dtype of the arrays that hold it. NumPy has no bfloat16 of its own, so
         those are uint16 arrays of its bits.
       suffix: ends the name of the kernels for it.
+      number: SOK_F32, ... of kernels/rows.cuh, for kernels that take every format.
     """
 
     name: str
     storage: np.dtype
     suffix: str
+    number: int
 
 
 def as_words(array: Array) -> tuple[str, Array]:
@@ -33,9 +35,9 @@ def as_words(array: Array) -> tuple[str, Array]:
 
 
 _ROW_DTYPES = {
-    "float32": RowDtype("float32", np.dtype(np.float32), "f32"),
-    "float16": RowDtype("float16", np.dtype(np.float16), "f16"),
-    "bfloat16": RowDtype("bfloat16", np.dtype(np.uint16), "bf16"),
+    "float32": RowDtype("float32", np.dtype(np.float32), "f32", 0),
+    "float16": RowDtype("float16", np.dtype(np.float16), "f16", 1),
+    "bfloat16": RowDtype("bfloat16", np.dtype(np.uint16), "bf16", 2),
 }
 
 

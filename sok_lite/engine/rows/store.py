@@ -418,6 +418,12 @@ class RowStore:
         flat = out.reshape(-1).view(np.uint8)
         return Copying(col.pointers, self.chunk_shift, col.row_bytes, flat)
 
+    def place(self, column: str = "value") -> tuple[Array, int, int, int]:
+        """Returns where a column is, as kernels take it: pointers, chunk_shift, dim, format."""
+        col = self._columns[column]
+        format_number = self.row_dtype.number if column == "value" else 0
+        return col.pointers, self.chunk_shift, col.dim, format_number
+
     def read(self, rows: Array, column: str = "value", out: Array | None = None) -> Array:
         """Copies rows out.
 
