@@ -480,8 +480,9 @@ def test_a_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_path):
         import numpy as np
         from sok_lite.backend import get_backend
         from sok_lite.engine.dtypes import row_dtype
+        from sok_lite.engine.optimizers import Adagrad
+        from sok_lite.engine.optimizers.rule import apply_rule
         from sok_lite.engine.rows.store import RowStore
-        from sok_lite.engine.update_rules import RULES, apply_rule
 
         path = sys.argv[1] if len(sys.argv) > 1 else None
         backend = get_backend("cpu")
@@ -492,7 +493,7 @@ def test_a_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_path):
         dim, n, batch = 64, 800_000, 20_000
         store = RowStore(backend, dim, row_dtype("float32"), near_rows=10_000, far_path=path)
         table = SimpleNamespace(backend=backend, store=store)
-        rule = RULES["Adagrad"]()
+        rule = Adagrad()
         initial = rule.states["accumulator"]
         store.ensure_state("accumulator", initial)
         for start in range(0, n, batch):
