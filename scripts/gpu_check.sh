@@ -30,8 +30,8 @@ export SOK_LITE_BACKEND="$backend" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 all=(compile tests faults memcheck synccheck racecheck initcheck tables engine)
 fault_files=(tests/engine/test_{out_of_memory,interrupts,exclusive,snapshot}.py)
-kernel_files=(tests/engine/test_{det,hkv,unique,combine,row_store,row_tiers,initializer}.py
-  tests/engine/optimizers/test_*.py)
+kernel_files=(tests/engine/test_{det,hkv,unique,combine,initializer}.py
+  tests/engine/{rows,optimizers}/test_*.py)
 
 for name in SOK_LITE_STAGE_S SOK_LITE_TEST_S; do
   if [[ -n "${!name:-}" && ! "${!name}" =~ ^[1-9][0-9]{0,8}$ ]]; then

@@ -17,6 +17,7 @@ LAYERS = [
     ["sok_lite.engine.unique"],
     ["sok_lite.engine.rows", "sok_lite.engine.rows.far_file", "sok_lite.engine.rows.allocator"],
     ["sok_lite.engine.rows.column"],
+    ["sok_lite.engine.rows.access"],
     ["sok_lite.engine.rows.store", "sok_lite.engine.combine"],
     ["sok_lite.engine.rows.tiers"],
     ["sok_lite.engine.initializer"],

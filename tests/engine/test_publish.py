@@ -14,6 +14,7 @@ from tests.table_audit import audit
 
 MODULES = [
     "sok_lite.engine.apply",
+    "sok_lite.engine.rows.access",
     "sok_lite.engine.rows.store",
     "sok_lite.engine.rows.tiers",
     "sok_lite.engine.table.base",

@@ -8,7 +8,8 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
-from sok_lite.engine.rows.store import ABSENT, Copying
+from sok_lite.engine.rows.access import Copying
+from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.index import LINE, Found, Index, IndexEntries, Search
 
 _MIN_CAPACITY = 64

@@ -8,7 +8,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
-from sok_lite.engine.rows.store import Copying
+from sok_lite.engine.rows.access import Copying
 from sok_lite.engine.table.index import LAST_STAMP, LINE, Found, Index, IndexEntries, Search
 
 # What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cu.
