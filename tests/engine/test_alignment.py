@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.combine import combine, combine_grad, combine_weight_grad
-from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adam, Ftrl
 from sok_lite.engine.optimizers.rule import apply_rule
 from sok_lite.engine.table import make_table

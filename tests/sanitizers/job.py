@@ -9,7 +9,7 @@ import numpy as np
 
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.combine import combine, combine_grad, segment_sum
-from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
 from sok_lite.engine.optimizers.rule import apply_rule
 from sok_lite.engine.table import make_table
