@@ -52,7 +52,7 @@ ENGINE = """
 from sok_lite.backend import get_backend
 from sok_lite.comm import make_communicator
 from sok_lite.engine import step
-from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
 
 comm = make_communicator(sys.argv[1])

@@ -6,8 +6,8 @@ import pytest
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import step
 from sok_lite.engine.apply import Update, apply_updates
+from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.recent import recall, remember
-from sok_lite.engine.update_rules import SGD
 from tests.engine.helpers import new_table
 
 

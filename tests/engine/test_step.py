@@ -6,7 +6,7 @@ import pytest
 from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, SingleCommunicator, run_ranks
 from sok_lite.engine import step
-from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.step import Part
 from sok_lite.engine.table import make_table
 from tests.engine.helpers import first_row, new_table

@@ -13,7 +13,8 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
 from sok_lite.backend.tunables import kernel_defines
 from sok_lite.engine.dtypes import KeyDtype
-from sok_lite.engine.rows.store import ABSENT, Copying
+from sok_lite.engine.rows.access import Copying
+from sok_lite.engine.rows.store import ABSENT
 
 # SOK_LINE of kernels/platform.cuh: slots that a search reads at a time.
 LINE = kernel_defines().get("SOK_LINE", 4)
