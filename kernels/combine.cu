@@ -180,6 +180,7 @@ SOK_DEVICE f32 dot_product(const f32* a, const T* b, i64 dim) {
 // sqrtn.
 //
 // out_grads     (batch, dim)
+// inverse       (n,)          null: item j reads source[j]
 // weight_grads  (n,)  out
 template <class T>
 SOK_DEVICE void weight_grads_of_rows(const SokShare share, const f32* out_grads, const T* source,
@@ -190,10 +191,11 @@ SOK_DEVICE void weight_grads_of_rows(const SokShare share, const f32* out_grads,
     const i64 begin = row_splits[b], end = row_splits[b + 1];
     const f32 divisor = combine_divisor(weights, begin, end, combiner);
     for (i64 j = begin; j < end; ++j) {
-      weight_grads[j] =
-          divisor == 0.0f
-              ? 0.0f
-              : dot_product(out_grads + b * dim, source + (i64)inverse[j] * dim, dim) / divisor;
+      weight_grads[j] = divisor == 0.0f
+                            ? 0.0f
+                            : dot_product(out_grads + b * dim,
+                                          source + (inverse ? (i64)inverse[j] : j) * dim, dim) /
+                                  divisor;
     }
     if (divisor == 0.0f || combiner == COMBINE_SUM) continue;
     const f32 sum = sum_terms(begin, end, [=](i64 j) { return weights[j] * weight_grads[j]; });

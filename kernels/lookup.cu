@@ -16,7 +16,7 @@ struct Search {
 
 // What a thread has counted.
 struct Tally {
-  i64 missing = 0, first = 0;
+  i64 missing = 0, first = 0, wrong = 0;
 };
 
 // Asks for what the search for a later item reads.
@@ -125,8 +125,14 @@ SOK_DEVICE void find_and_pool_rows(const SokShare share, const Search& search, c
   i64 known = -1;
   SOK_FOR_EACH_ROW_OF_TILES(b, num_rows, in_quads ? dim / 4 : dim) {
     const i64 begin = row_splits[b], end = row_splits[b + 1];
+    if (begin < 0 || begin > end || end > search.n || (b == 0 && begin != 0) ||
+        (b == num_rows - 1 && end != search.n)) {
+      tally->wrong += SOK_IS_FIRST_WORD(b);
+      continue;
+    }
     // Keys are looked for some items ahead of the sums, which then find the memory of the rows.
-    const i64 most = SOK_AHEAD > 0 ? row_splits[b_end] : end;
+    i64 most = SOK_AHEAD > 0 ? row_splits[b_end] : end;
+    if (most < end || most > search.n) most = end;  // they are wrong
     const i64 to = most - end < SOK_AHEAD ? most : end + SOK_AHEAD;
     SOK_FOR_EACH_ITEM_OF_ROW(j, b, SOK_AHEAD > 0 && known > begin ? known : begin, to) {
       search_ahead(search, j);
@@ -157,15 +163,16 @@ SOK_DEVICE void find_and_pool_rows_of(const SokShare share, const Search& search
 // Finds keys as `find` does and pools their rows over ragged rows; a missing key counts as zeros.
 //
 // format      of the rows, see rows.cuh
-// row_splits  (num_rows + 1,)  from 0 to the number of keys
+// row_splits  (num_rows + 1,)  from 0 to n, ascending; rows whose splits do not fit are counted
 // weights     (n,)             null: all 1
 // combiner    see pooling.cuh
 // out         (num_rows, dim)  out
+// counts      (3,)             as of `find`; the last by row splits that do not fit
 SOK_ROW_KERNEL(find_and_pool)
 (const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
  i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, u8* heat, i64 warms, const u64* chunks,
  i64 shift, i64 dim, i64 format, const i64* keys, const i64* row_splits, const f32* weights,
- i64 combiner, u32* rows, f32* out, i64* counts, i64 num_rows) {
+ i64 combiner, u32* rows, f32* out, i64* counts, i64 n, i64 num_rows) {
   const Search search{hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key),
                       stamp,
                       strategy,
@@ -174,7 +181,7 @@ SOK_ROW_KERNEL(find_and_pool)
                       heat,
                       warms,
                       keys,
-                      row_splits[num_rows]};
+                      n};
   Tally tally;
   if (format == SOK_F32)
     find_and_pool_rows_of<f32>(share, search, chunks, shift, dim, row_splits, weights, combiner,
@@ -187,5 +194,6 @@ SOK_ROW_KERNEL(find_and_pool)
                                 rows, out, &tally, num_rows);
   sok_count(counts, tally.missing);
   sok_count(counts + 1, tally.first);
+  sok_count(counts + 2, tally.wrong);
 }
 SOK_EXPORT(find_and_pool)

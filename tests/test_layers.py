@@ -27,7 +27,7 @@ LAYERS = [
     ["sok_lite.engine.owner", "sok_lite.engine.agreement", "sok_lite.engine.failure"],
     ["sok_lite.engine.exchange"],
     ["sok_lite.engine.optimizer_states"],
-    ["sok_lite.engine.step", "sok_lite.engine.apply"],
+    ["sok_lite.engine.lookup", "sok_lite.engine.apply"],
     ["sok_lite.engine.trips"],
     ["sok_lite.gpu", "sok_lite.row_gradient", "sok_lite.inference", "sok_lite.table_summary"],
     ["sok_lite.tensor"],

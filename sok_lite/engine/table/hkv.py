@@ -1,6 +1,7 @@
 """The "hybrid" table: up to a number of keys, then the lowest score goes; two tiers of rows."""
 
 import warnings
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -138,6 +139,10 @@ class HkvTable(EmbeddingTable):
         self._has_warned = False
         # Of the call that is under way: new keys refused, and all of them.
         self._refused = (0, 0)
+
+    def options_of_all_ranks(self) -> dict[str, Any]:
+        of_machine = ("device_id", "far_path")
+        return {name: x for name, x in asdict(self.options).items() if name not in of_machine}
 
     # ---------------------------------------------------------------- scores and eviction
 

@@ -46,7 +46,7 @@ class Warming(NamedTuple):
 
 
 # What a search counts; see `Search`.
-NUM_COUNTS = 2
+NUM_COUNTS = 3
 
 
 class Search(NamedTuple):
@@ -55,8 +55,8 @@ class Search(NamedTuple):
     Attributes:
       actions: make it; they write the others.
       rows: (n,) uint32.
-      counts: (2,) int64: the keys that are missing; those that are found, each once, where there
-        are scores or heat, which a key that repeats changes once.
+      counts: (3,) int64: the keys that are missing; those that are found, each once, where there
+        are scores or heat, which a key that repeats changes once; row splits that do not fit.
     """
 
     actions: list[Action]

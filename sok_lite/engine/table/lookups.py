@@ -73,6 +73,10 @@ class Asked(NamedTuple):
     also: Sequence[Action] = ()
 
 
+class WrongSplitsError(ValueError):
+    """Row splits do not rise from 0 to the number of keys."""
+
+
 def look_up(backend: Backend, asked: Sequence[Asked]) -> list[int]:
     """Finds keys, inserts those that are missing, and writes row numbers and rows.
 
@@ -84,6 +88,7 @@ def look_up(backend: Backend, asked: Sequence[Asked]) -> list[int]:
 
     Raises:
       MemoryError: no memory for new keys. Each table is as it was or as it is to be.
+      WrongSplitsError: row splits of an output do not fit its keys. Nothing was inserted.
     """
     for each in asked:
         if each.insert:
@@ -93,7 +98,9 @@ def look_up(backend: Backend, asked: Sequence[Asked]) -> list[int]:
     found = backend.to_host(counts).tolist()
     complete: list[list[Action]] = []
     incomplete: list[tuple[int, int, int]] = []
-    for i, (each, (num_missing, num_seen)) in enumerate(zip(asked, found, strict=True)):
+    if any(num_wrong for _, _, num_wrong in found):
+        raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
+    for i, (each, (num_missing, num_seen, _)) in enumerate(zip(asked, found, strict=True)):
         each.table._count_found(int(each.keys.size), num_missing)
         if num_missing:
             incomplete.append((i, num_missing, num_seen))
@@ -129,7 +136,8 @@ def _finding(asked: Asked, counts: Array) -> list[Action]:
         rows = asked.rows[output.first : output.end]
         pooled = (
             *(*table.store.place(), keys[output.first : output.end], output.row_splits),
-            *(output.weights, COMBINERS[output.combiner], rows, output.out, counts, batch),
+            *(output.weights, COMBINERS[output.combiner], rows, output.out, counts),
+            *(output.end - output.first, batch),
         )
         actions.append(table.backend.prepared("find_and_pool", batch, *place, *note, *pooled))
     return actions
@@ -167,20 +175,25 @@ def _complete(asked: Asked, num_missing: int, num_seen: int) -> int:
     if asked.outputs and (not asked.insert or table._may_refuse()):
         # What a key gives that gets no row is written now: there may be no memory afterwards.
         if asked.insert or asked.missing == "initial":
-            values = table._initial_values(new_keys)
+            values = table.initial_values(new_keys)
         absent_values = values if asked.missing == "initial" else None
     number_of_each = None
     if any(output.key_of is not None or output.row_splits is not None for output in asked.outputs):
         number_of_each = xp.full(int(keys.size), -1, np.int32)
         number_of_each[at] = xp.arange(at.size, dtype=np.int32) if number is None else number
-    again: list[Action] = []
     for output in asked.outputs:
-        if output.row_splits is not None:
-            again.append(_pooling_again(asked, output, number_of_each, absent_values))
-        elif not asked.insert or table._may_refuse():
+        if output.row_splits is None and (not asked.insert or table._may_refuse()):
             _write_absent(table, output, at, number, number_of_each, absent_values)
+
+    def again() -> list[Action]:
+        return [
+            _pooling_again(asked, output, number_of_each, absent_values)
+            for output in asked.outputs
+            if output.row_splits is not None
+        ]
+
     if not asked.insert:
-        publish([*again, *_finishing(asked, num_seen)])
+        publish([*again(), *_finishing(asked, num_seen)])
         return num_missing
     mask, noting = table._admission(new_keys, asked.filter_ratio)
     source = None
@@ -199,7 +212,7 @@ def _complete(asked: Asked, num_missing: int, num_seen: int) -> int:
     def after(new_rows: Array) -> list[Action]:
         items = (number, at, rows, copies[0] if copies else None, num_absent, int(at.size))
         deliver = table.store.delivering(new_rows, *items)
-        return [deliver, *again, *_finishing(asked, num_seen, new_rows)]
+        return [deliver, *again(), *_finishing(asked, num_seen, new_rows)]
 
     table._insert(new, noting, after, asked.evicted)
     return int(num_absent[0]) if table._may_refuse() else 0

@@ -140,6 +140,10 @@ class TableParts(Exclusive, ABC):
             far_reserved_bytes=tiers.far,
         )
 
+    def options_of_all_ranks(self) -> dict[str, Any]:
+        """Returns the options of this kind of table that ranks must have in common."""
+        return {}
+
     # ---------------------------------------------------------------- one call at a time
 
     def _finish(self) -> None:
@@ -212,7 +216,8 @@ class TableParts(Exclusive, ABC):
             return bfloat16_to_float32(self.backend.xp, values)
         return values.astype(np.float32, copy=False)
 
-    def _initial_values(self, keys: Array) -> Array:
+    def initial_values(self, keys: Array) -> Array:
+        """Returns what rows of keys (n,) int64 begin with, (n, dim) storage."""
         values = self.initializer.values(self.backend, keys, self.dim, self._table_seed)
         return self.store.to_storage(values)
 
