@@ -6,143 +6,7 @@
 //
 // A sum goes over its items in ascending order, whatever the number of workers: a run repeats bit
 // for bit. It goes in pieces: an f32 to which ones are added one by one stops at 2^24.
-#include "platform.cuh"
-
-// Items that are summed one by one.
-constexpr i64 kPiece = 32;
-
-// Where the piece ends that begins at item k.
-SOK_DEVICE i64 piece_end(i64 k, i64 end) { return end - k < kPiece ? end : k + kPiece; }
-
-// Adds a piece to a sum. What rounding takes from the sum is exact, and goes into the next piece:
-// so the error does not grow with the number of pieces. Of an infinite sum it is a NaN, and
-// forgotten.
-template <class T>
-SOK_DEVICE void add_piece(const T& piece, T* sum, T* lost) {
-  const T old = *sum, next = piece + *lost, now = old + next, added = now - old;
-  const T error = (old - (now - added)) + (next - added);
-  *sum = now;
-  *lost = sok_unless_nan(error);
-}
-
-// Sums term(k) over the items k of a row.
-template <class Term>
-SOK_DEVICE f32 sum_terms(i64 begin, i64 end, Term term) {
-  if (end - begin == 1) return 0.0f + term(begin);  // most rows, and no loop to set up
-  i64 k = begin;
-  f32 sum = 0.0f;
-  for (const i64 stop = piece_end(k, end); k < stop; ++k) sum += term(k);
-  if (k == end) return sum;
-  f32 lost = 0.0f;
-  while (k < end) {
-    f32 piece = 0.0f;
-    for (const i64 stop = piece_end(k, end); k < stop; ++k) piece += term(k);
-    add_piece(piece, &sum, &lost);
-  }
-  return sum + lost;
-}
-
-// combiner: what a weighted sum is divided by.
-#define COMBINE_SUM 0    // 1
-#define COMBINE_MEAN 1   // the sum of the weights
-#define COMBINE_SQRTN 2  // the root of the sum of their squares
-
-// The divisor of one row; where it is 0 (no items, or weights that cancel out) the result is zeros.
-SOK_DEVICE f32 combine_divisor(const f32* weights, i64 begin, i64 end, i64 combiner) {
-  if (combiner == COMBINE_SUM) return 1.0f;
-  if (!weights) return combiner == COMBINE_MEAN ? (f32)(end - begin) : sok_sqrt((f32)(end - begin));
-  if (combiner == COMBINE_MEAN) return sum_terms(begin, end, [=](i64 j) { return weights[j]; });
-  return sok_sqrt(sum_terms(begin, end, [=](i64 j) { return weights[j] * weights[j]; }));
-}
-
-// Asks for the row that an item reads, up to 512 bytes of it.
-template <class T>
-SOK_DEVICE void prefetch_source(const T* row, i64 dim) {
-  i64 bytes = dim * (i64)sizeof(T);
-  if (bytes > 512) bytes = 512;
-  for (i64 b = 0; b < bytes; b += 64) sok_prefetch((const u8*)row + b);
-}
-
-// The items of a sum: item k of a group is number order[k], reads source[index[number]] and has
-// weight weights[number]. A list that is not there stands for k itself, source[number], 1. The
-// compiler knows which are there: to ask for each item would take as long as to add it.
-template <class T, bool kOrdered, bool kIndexed, bool kWeighted>
-struct Items {
-  const T* source;
-  i64 dim;
-  const i32* order;
-  const i32* index;
-  const f32* weights;
-};
-template <class T, bool kOrdered, bool kIndexed, bool kWeighted>
-SOK_DEVICE const T* item_row(const Items<T, kOrdered, kIndexed, kWeighted>& items, i64 k) {
-  const i64 number = kOrdered ? items.order[k] : k;
-  return items.source + (kIndexed ? (i64)items.index[number] : number) * items.dim;
-}
-template <class T, bool kOrdered, bool kIndexed, bool kWeighted>
-SOK_DEVICE f32 item_weight(const Items<T, kOrdered, kIndexed, kWeighted>& items, i64 k) {
-  return kWeighted ? items.weights[kOrdered ? items.order[k] : k] : 1.0f;
-}
-
-// Sums columns of the items of a piece, kCount vectors from column `first` on.
-template <class Vector, i64 kCount, class Items>
-SOK_DEVICE void sum_piece(const Items& items, i64 begin, i64 end, i64 first, Vector* out) {
-  constexpr i64 kWidth = sizeof(Vector) / sizeof(f32);
-  Vector sum[kCount] = {};
-  for (i64 k = begin; k < end; ++k) {
-    const auto* __restrict__ from = item_row(items, k) + first;
-    const f32 weight = item_weight(items, k);
-    for (i64 i = 0; i < kCount; ++i) {
-      Vector columns;
-      sok_load_columns(from + i * kWidth, &columns);
-      sum[i] = sum[i] + weight * columns;
-    }
-  }
-  for (i64 i = 0; i < kCount; ++i) out[i] = sum[i];
-}
-
-// Sums columns of all items and divides: those of one piece as `sum_piece` does.
-template <class Vector, i64 kCount, class Items>
-SOK_DEVICE void sum_columns(const Items& items, i64 begin, i64 end, f32 divisor, i64 first,
-                            f32* out) {
-  Vector sum[kCount] = {};
-  if (end - begin <= kPiece) {
-    sum_piece<Vector, kCount>(items, begin, end, first, sum);
-  } else {
-    Vector lost[kCount] = {}, piece[kCount];
-    for (i64 k = begin, stop; k < end; k = stop) {
-      stop = piece_end(k, end);
-      sum_piece<Vector, kCount>(items, k, stop, first, piece);
-      for (i64 i = 0; i < kCount; ++i) add_piece(piece[i], sum + i, lost + i);
-    }
-    for (i64 i = 0; i < kCount; ++i) sum[i] = sum[i] + lost[i];
-  }
-  if (divisor != 1.0f) {
-    for (i64 i = 0; i < kCount; ++i) sum[i] = sum[i] / divisor;
-  }
-  constexpr i64 kWidth = sizeof(Vector) / sizeof(f32);
-  for (i64 i = 0; i < kCount; ++i) sok_store_columns(sum[i], out + first + i * kWidth);
-}
-
-// What an item alone contributes: itself, or weighted, or divided as well.
-enum Scale { kAsItIs, kWeighted, kDivided };
-template <Scale kScale, class X>
-SOK_DEVICE X scaled(const X& x, f32 weight, f32 divisor) {
-  if (kScale == kAsItIs) return x;
-  return kScale == kWeighted ? weight * x : weight * x / divisor;
-}
-// The same of column c or, in quads, of four columns from 4 c on.
-template <Scale kScale, class T>
-SOK_DEVICE void scale_columns(const T* from, i64 c, bool in_quads, f32 weight, f32 divisor,
-                              f32* to) {
-  if (in_quads) {
-    SokVector columns;
-    sok_load_columns(from + 4 * c, &columns);
-    sok_store_columns(scaled<kScale>(columns, weight, divisor), to + 4 * c);
-  } else {
-    to[c] = scaled<kScale>(to_f32(from[c]), weight, divisor);
-  }
-}
+#include "pooling.cuh"
 
 // Sums the items of every group and divides as the combiner says.
 //
@@ -152,50 +16,15 @@ template <class Items>
 SOK_DEVICE void sum_rows(const SokShare share, const Items items, const i64* offsets, i64 combiner,
                          f32* out, i64 num_groups) {
   const i64 dim = items.dim, n = offsets[num_groups];
-  const bool in_quads = sok_moves_quads(dim, items.source) && sok_moves_quads(dim, out);
-  const i64 words = in_quads ? dim / 4 : dim;
-  SOK_FOR_EACH_ROW_OF_WORDS(g, num_groups, words) {
+  const bool in_quads = sums_quads(dim, items.source, out);
+  SOK_FOR_EACH_ROW_OF_WORDS(g, num_groups, in_quads ? dim / 4 : dim) {
     const i64 begin = offsets[g], end = offsets[g + 1];
-    f32* __restrict__ to = out + g * dim;
     if (SOK_AHEAD > 0) {
       // Items of one group follow those of the one before it, so this runs ahead of the sums below.
       for (i64 k = begin + SOK_AHEAD; k < end + SOK_AHEAD && k < n; ++k)
         prefetch_source(item_row(items, k), dim);
     }
-    const f32 divisor = combine_divisor(items.weights, begin, end, combiner);
-    if (divisor == 0.0f) {
-      SOK_FOR_EACH_WORD_OF_ROW(c, g, dim) { to[c] = 0.0f; }
-    } else if (end - begin == 1) {
-      const auto* __restrict__ from = item_row(items, begin);
-      const f32 weight = item_weight(items, begin);
-      if (weight == divisor) {
-        SOK_FOR_EACH_WORD_OF_ROW(c, g, words) {
-          scale_columns<kAsItIs>(from, c, in_quads, weight, divisor, to);
-        }
-      } else if (divisor == 1.0f) {
-        SOK_FOR_EACH_WORD_OF_ROW(c, g, words) {
-          scale_columns<kWeighted>(from, c, in_quads, weight, divisor, to);
-        }
-      } else {
-        SOK_FOR_EACH_WORD_OF_ROW(c, g, words) {
-          scale_columns<kDivided>(from, c, in_quads, weight, divisor, to);
-        }
-      }
-    } else {
-      constexpr i64 kSmall = sizeof(SokSmallVector) / sizeof(f32);
-      constexpr i64 kLarge = SOK_VECTORS * sizeof(SokVector) / sizeof(f32);
-      const i64 in_vectors = SOK_VECTORS_LIE_ANYWHERE || in_quads ? dim : 0;
-      const i64 small = in_vectors / kLarge * kLarge, single = in_vectors / kSmall * kSmall;
-      SOK_FOR_EACH_WORD_OF_ROW(i, g, small / kLarge) {
-        sum_columns<SokVector, SOK_VECTORS>(items, begin, end, divisor, i * kLarge, to);
-      }
-      SOK_FOR_EACH_WORD_OF_ROW(i, g, (single - small) / kSmall) {
-        sum_columns<SokSmallVector, 1>(items, begin, end, divisor, small + i * kSmall, to);
-      }
-      SOK_FOR_EACH_WORD_OF_ROW(i, g, dim - single) {
-        sum_columns<f32, 1>(items, begin, end, divisor, single + i, to);
-      }
-    }
+    sum_group(items, begin, end, combiner, in_quads, g_lanes, out + g * dim);
   }
 }
 
@@ -242,6 +71,60 @@ SOK_ROW_KERNEL(combine_bf16)
                   out, batch);
 }
 SOK_EXPORT(combine_bf16)
+
+// Pools the rows anew that have an item whose key was missing.
+template <class T, bool kWeighted>
+SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeighted>& items,
+                                const i64* row_splits, i64 combiner, f32* out, i64 num_rows) {
+  const i64 dim = items.dim;
+  const bool in_quads = sums_quads(dim, items.values, out);
+  SOK_FOR_EACH_ROW_OF_WORDS(b, num_rows, in_quads ? dim / 4 : dim) {
+    const i64 begin = row_splits[b], end = row_splits[b + 1];
+    bool was_missing = false;
+    for (i64 k = begin; k < end; ++k) was_missing |= items.number[k] >= 0;
+    if (was_missing) sum_group(items, begin, end, combiner, in_quads, b_lanes, out + b * dim);
+  }
+}
+template <class T>
+SOK_DEVICE void pool_again_of(const SokShare share, const u64* chunks, i64 shift, i64 dim,
+                              const u32* rows, const i32* number, const u8* values,
+                              const i64* row_splits, const f32* weights, i64 combiner, f32* out,
+                              i64 num_rows) {
+  if (weights)
+    pool_rows_again(
+        share,
+        GivenItems<T, true>{
+            {chunks, shift, dim, rows, weights}, number, (const T*)values, dim, weights},
+        row_splits, combiner, out, num_rows);
+  else
+    pool_rows_again(
+        share,
+        GivenItems<T, false>{
+            {chunks, shift, dim, rows, nullptr}, number, (const T*)values, dim, nullptr},
+        row_splits, combiner, out, num_rows);
+}
+
+// Pools rows of a store as find_and_pool does (lookup.cu), those alone that have an item whose key
+// was missing.
+//
+// rows    (n,)  row number of each item, or absent
+// number  (n,)  which of `values` a missing key gives that has no row; -1: it was not missing
+// values        (k, dim) elements of the format; null: zeros
+SOK_ROW_KERNEL(pool_again)
+(const SokShare share, const u64* chunks, i64 shift, i64 dim, i64 format, const u32* rows,
+ const i32* number, const u8* values, const i64* row_splits, const f32* weights, i64 combiner,
+ f32* out, i64 num_rows) {
+  if (format == SOK_F32)
+    pool_again_of<f32>(share, chunks, shift, dim, rows, number, values, row_splits, weights,
+                       combiner, out, num_rows);
+  else if (format == SOK_F16)
+    pool_again_of<f16>(share, chunks, shift, dim, rows, number, values, row_splits, weights,
+                       combiner, out, num_rows);
+  else
+    pool_again_of<bf16>(share, chunks, shift, dim, rows, number, values, row_splits, weights,
+                        combiner, out, num_rows);
+}
+SOK_EXPORT(pool_again)
 
 // The row of every item, and what the gradient of its row is multiplied by for it.
 //
@@ -297,6 +180,7 @@ SOK_DEVICE f32 dot_product(const f32* a, const T* b, i64 dim) {
 // sqrtn.
 //
 // out_grads     (batch, dim)
+// inverse       (n,)          null: item j reads source[j]
 // weight_grads  (n,)  out
 template <class T>
 SOK_DEVICE void weight_grads_of_rows(const SokShare share, const f32* out_grads, const T* source,
@@ -307,10 +191,11 @@ SOK_DEVICE void weight_grads_of_rows(const SokShare share, const f32* out_grads,
     const i64 begin = row_splits[b], end = row_splits[b + 1];
     const f32 divisor = combine_divisor(weights, begin, end, combiner);
     for (i64 j = begin; j < end; ++j) {
-      weight_grads[j] =
-          divisor == 0.0f
-              ? 0.0f
-              : dot_product(out_grads + b * dim, source + (i64)inverse[j] * dim, dim) / divisor;
+      weight_grads[j] = divisor == 0.0f
+                            ? 0.0f
+                            : dot_product(out_grads + b * dim,
+                                          source + (inverse ? (i64)inverse[j] : j) * dim, dim) /
+                                  divisor;
     }
     if (divisor == 0.0f || combiner == COMBINE_SUM) continue;
     const f32 sum = sum_terms(begin, end, [=](i64 j) { return weights[j] * weight_grads[j]; });

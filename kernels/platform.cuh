@@ -137,19 +137,35 @@ template <class T>
 SOK_DEVICE bool sok_moves_quads(i64 dim, const T* dense) {
   return dim % 4 == 0 && (u64)dense % sizeof(SokColumns<T, 4>) == 0;
 }
-// Copies of rows: a row has as many lanes as words, up to a warp, rounded up to a power of two.
-#define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words)                                  \
-  const u32 r##_shift = sok_lanes_of_words(words), r##_lanes = 1u << r##_shift; \
-  const i64 r##_lane = threadIdx.x & (r##_lanes - 1u);                          \
-  for (i64 r = share.thread >> r##_shift; r < (n); r += share.num_threads >> r##_shift)
-#define SOK_FOR_EACH_WORD_OF_ROW(w, r, words) for (i64 w = r##_lane; w < (words); w += r##_lanes)
-#define SOK_IS_FIRST_WORD(r) (r##_lane == 0)
-// The logarithm of their number.
-SOK_DEVICE u32 sok_lanes_of_words(i64 words) {
-  u32 shift = 0;
-  while (shift < 5 && (1 << shift) < words) ++shift;
-  return shift;
+// Lanes that work on a row together: neighbours, a power of two of them.
+struct SokLanes {
+  u32 lane, count;  // this one's number, and all of them
+};
+SOK_DEVICE SokLanes sok_lanes(i64 wanted) {
+  u32 count = 1;
+  while (count < 32 && count < wanted) count *= 2;
+  return SokLanes{threadIdx.x & (count - 1), count};
 }
+// What the lanes of a row have written, all of them can read.
+SOK_DEVICE void sok_meet(const SokLanes& lanes) {
+  const u32 first = threadIdx.x & 31u & ~(lanes.count - 1u);
+  __syncwarp((lanes.count == 32 ? ~0u : (1u << lanes.count) - 1u) << first);
+}
+// A row has as many lanes as words, up to a warp, rounded up to a power of two.
+#define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) \
+  const SokLanes r##_lanes = sok_lanes(words); \
+  for (i64 r = share.thread / r##_lanes.count; r < (n); r += share.num_threads / r##_lanes.count)
+#define SOK_FOR_EACH_WORD(w, lanes, words) \
+  for (i64 w = (lanes).lane; w < (words); w += (lanes).count)
+#define SOK_FOR_EACH_WORD_OF_ROW(w, r, words) SOK_FOR_EACH_WORD(w, r##_lanes, words)
+#define SOK_IS_FIRST_WORD(r) (r##_lanes.lane == 0)
+// The same where lanes also search for keys: a row has whole tiles, and these share its items.
+#define SOK_FOR_EACH_ROW_OF_TILES(r, n, words)                                   \
+  const SokLanes r##_lanes = sok_lanes((words) < SOK_TILE ? SOK_TILE : (words)); \
+  for (i64 r = share.thread / r##_lanes.count, r##_end = (n); r < r##_end;       \
+       r += share.num_threads / r##_lanes.count)
+#define SOK_FOR_EACH_ITEM_OF_ROW(j, r, from, to) \
+  for (i64 j = (from) + r##_lanes.lane / SOK_TILE; j < (to); j += r##_lanes.count / SOK_TILE)
 
 // A tile is SOK_TILE neighbouring lanes of a warp. All of them walk through a kernel on one path,
 // since what they decide by is voted; one of them, the leader, writes.
@@ -363,9 +379,17 @@ template <class T>
 SOK_DEVICE T sok_unless_nan(const T& x) {
   return x == x ? x : T{};
 }
-#define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) SOK_FOR_EACH(r, n)
-#define SOK_FOR_EACH_WORD_OF_ROW(w, r, words) for (i64 w = 0; w < (words); ++w)
+struct SokLanes {};
+SOK_DEVICE void sok_meet(const SokLanes&) {}
+#define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) \
+  const SokLanes r##_lanes{};                  \
+  (void)r##_lanes;                             \
+  SOK_FOR_EACH(r, n)
+#define SOK_FOR_EACH_WORD(w, lanes, words) for (i64 w = 0; w < (words); ++w)
+#define SOK_FOR_EACH_WORD_OF_ROW(w, r, words) SOK_FOR_EACH_WORD(w, , words)
 #define SOK_IS_FIRST_WORD(r) true
+#define SOK_FOR_EACH_ROW_OF_TILES(r, n, words) SOK_FOR_EACH_ROW_OF_WORDS(r, n, words)
+#define SOK_FOR_EACH_ITEM_OF_ROW(j, r, from, to) for (i64 j = (from); j < (to); ++j)
 #define SOK_FOR_EACH_TILE_BLOCK(first, count, n) SOK_FOR_EACH_BLOCK(first, count, n)
 #define SOK_FOR_EACH_TILE_LATE(i, late, n)                                           \
   for (i64 i##_begin = sok_slice_begin(share, n), i##_end = sok_slice_end(share, n), \

@@ -176,9 +176,6 @@ SOK_ROW_KERNEL(rows_fill)
 }
 SOK_EXPORT(rows_fill)
 
-// The heat of a row that nobody holds; engine/rows/tiers.py.
-#define SOK_NOT_HELD 255
-
 // Says that rows belong to keys from now on, and are cold; an absent row is skipped.
 //
 // heat      (num_rows,)
@@ -230,9 +227,7 @@ SOK_KERNEL(rows_warm)(const SokShare share, u8* heat, const u32* rows, i64 n) {
     for (i64 i = first; i < first + count; ++i)
       if (rows[i] != SOK_ABSENT) sok_prefetch(heat + rows[i]);
     for (i64 i = first; i < first + count; ++i) {
-      if (rows[i] == SOK_ABSENT) continue;
-      u8 old = sok_load(heat + rows[i]);
-      if (old < SOK_NOT_HELD - 1) sok_store(heat + rows[i], (u8)(old + 1));
+      if (rows[i] != SOK_ABSENT) sok_warm(heat, rows[i]);
     }
   }
 }

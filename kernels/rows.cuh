@@ -8,6 +8,20 @@
 
 #include "platform.cuh"
 
+// The format of a row's elements, by which a kernel chooses among its forms.
+#define SOK_F32 0
+#define SOK_F16 1
+#define SOK_BF16 2
+
+// The heat of a row that nobody holds; engine/rows/tiers.py.
+#define SOK_NOT_HELD 255
+
+// Adds 1 to the heat of a row, up to SOK_NOT_HELD - 1.
+SOK_DEVICE void sok_warm(u8* heat, u32 row) {
+  const u8 old = sok_load(heat + row);
+  if (old < SOK_NOT_HELD - 1) sok_store(heat + row, (u8)(old + 1));
+}
+
 template <class T>
 SOK_DEVICE T* sok_row(const u64* chunks, i64 shift, i64 dim, u32 row) {
   T* chunk = (T*)chunks[row >> shift];

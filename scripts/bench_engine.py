@@ -13,10 +13,11 @@ import numpy as np
 from bench_common import backends, num_threads, result, timed
 
 from sok_lite.engine.combine import combine, combine_grad
-from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.optimizers import SGD, Adagrad, Adam
+from sok_lite.engine.optimizers.rule import apply_rule
 from sok_lite.engine.table import make_table
 from sok_lite.engine.unique import group, unique
-from sok_lite.engine.update_rules import SGD, Adagrad, Adam, apply_rule
 
 
 def cases(backend, args):

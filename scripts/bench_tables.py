@@ -42,7 +42,7 @@ from bench_limits import limits_of
 from bench_workloads import dynamicemb, hkv, hkv_with_peer
 
 from sok_lite.backend import Array, Backend
-from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
 
 LINE_BYTES = 64

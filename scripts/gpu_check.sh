@@ -30,7 +30,8 @@ export SOK_LITE_BACKEND="$backend" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 all=(compile tests faults memcheck synccheck racecheck initcheck tables engine)
 fault_files=(tests/engine/test_{out_of_memory,interrupts,exclusive,snapshot}.py)
-kernel_files=(tests/engine/test_{det,hkv,unique,combine,row_store,row_tiers,update_rules,initializer}.py)
+kernel_files=(tests/engine/test_{det,hkv,unique,combine,initializer}.py
+  tests/engine/{rows,optimizers}/test_*.py)
 
 for name in SOK_LITE_STAGE_S SOK_LITE_TEST_S; do
   if [[ -n "${!name:-}" && ! "${!name}" =~ ^[1-9][0-9]{0,8}$ ]]; then
@@ -133,7 +134,7 @@ in_files() { # seconds a test, files...
 run_tests() {
   local file rest=()
   if [ ${#files[@]} -eq 0 ]; then
-    for file in tests/engine/test_*.py tests/test_benchmarks.py; do
+    for file in tests/engine/{,*/}test_*.py tests/test_benchmarks.py; do
       case " ${kernel_files[*]} ${fault_files[*]} " in *" $file "*) ;; *) rest+=("$file") ;; esac
     done
     files=("${kernel_files[@]}" "${rest[@]}")

@@ -18,7 +18,7 @@ from sok_lite import keras_guard
 from sok_lite.backend import get_backend
 from sok_lite.communication import num_ranks
 from sok_lite.engine.dtypes import KeyDtype, RowDtype, key_dtype, row_dtype
-from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.gpu import share_gpu
 from sok_lite.host_call import host_call, make_turn, on_device

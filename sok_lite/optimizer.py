@@ -18,7 +18,7 @@ from sok_lite.backend import Backend
 from sok_lite.backend.publish import Action, setting
 from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine import apply
-from sok_lite.engine.update_rules import SGD as SGDRule
+from sok_lite.engine.optimizers import SGD as SGDRule
 from sok_lite.host_call import host_call, on_device, refuse_replicas
 from sok_lite.optimizer_rules import Settings, family_of, refuse_unsupported, settings_of
 from sok_lite.slot import SlotView

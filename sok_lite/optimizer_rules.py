@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_lite.engine import update_rules
-from sok_lite.engine.update_rules import UpdateRule
+from sok_lite.engine import optimizers as rules
+from sok_lite.engine.optimizers import UpdateRule
 
 
 class Settings(NamedTuple):
@@ -147,8 +147,8 @@ def _is_zero(value: Any) -> bool:
 
 def _keras_sgd(o: Any) -> Settings:
     if _is_zero(o.momentum):
-        return Settings(update_rules.SGD, {}, {})
-    return Settings(update_rules.Momentum, _numbers(o, "momentum"), {"nesterov": bool(o.nesterov)})
+        return Settings(rules.SGD, {}, {})
+    return Settings(rules.Momentum, _numbers(o, "momentum"), {"nesterov": bool(o.nesterov)})
 
 
 def _keras_adam(o: Any) -> Settings:
@@ -156,17 +156,17 @@ def _keras_adam(o: Any) -> Settings:
         "amsgrad": bool(o.amsgrad),
         "adaptive_epsilon": bool(getattr(o, "adaptive_epsilon", False)),
     }
-    return Settings(update_rules.Adam, _numbers(o, "beta_1", "beta_2", "epsilon"), flags)
+    return Settings(rules.Adam, _numbers(o, "beta_1", "beta_2", "epsilon"), flags)
 
 
 def _keras_adagrad(o: Any) -> Settings:
     flags = {"initial_accumulator": float(o.initial_accumulator_value)}
-    return Settings(update_rules.Adagrad, _numbers(o, "epsilon"), flags)
+    return Settings(rules.Adagrad, _numbers(o, "epsilon"), flags)
 
 
 def _keras_rmsprop(o: Any) -> Settings:
     numbers = _numbers(o, "rho", "momentum", "epsilon")
-    return Settings(update_rules.RMSprop, numbers, {"centered": bool(o.centered)})
+    return Settings(rules.RMSprop, numbers, {"centered": bool(o.centered)})
 
 
 def _keras_ftrl(o: Any) -> Settings:
@@ -178,7 +178,7 @@ def _keras_ftrl(o: Any) -> Settings:
         "beta": o.beta,
     }
     flags = {"initial_accumulator": float(o.initial_accumulator_value)}
-    return Settings(update_rules.Ftrl, numbers, flags)
+    return Settings(rules.Ftrl, numbers, flags)
 
 
 _KERAS_SETTINGS = {
@@ -200,14 +200,14 @@ def _hypers(optimizer: Any, **names: str) -> dict[str, Any]:
 
 def _legacy_sgd(o: Any) -> Settings:
     if not o._momentum:
-        return Settings(update_rules.SGD, {}, {})
+        return Settings(rules.SGD, {}, {})
     flags = {"nesterov": bool(o.nesterov)}
-    return Settings(update_rules.Momentum, _hypers(o, momentum="momentum"), flags)
+    return Settings(rules.Momentum, _hypers(o, momentum="momentum"), flags)
 
 
 def _legacy_adam(o: Any) -> Settings:
     numbers = _hypers(o, beta_1="beta_1", beta_2="beta_2") | {"epsilon": o.epsilon}
-    return Settings(update_rules.Adam, numbers, {"amsgrad": bool(o.amsgrad)})
+    return Settings(rules.Adam, numbers, {"amsgrad": bool(o.amsgrad)})
 
 
 def _legacy_adagrad(o: Any) -> Settings:
@@ -215,7 +215,7 @@ def _legacy_adagrad(o: Any) -> Settings:
         "initial_accumulator": float(o._initial_accumulator_value),
         "epsilon_inside_root": False,
     }
-    return Settings(update_rules.Adagrad, {"epsilon": o.epsilon}, flags)
+    return Settings(rules.Adagrad, {"epsilon": o.epsilon}, flags)
 
 
 def _legacy_rmsprop(o: Any) -> Settings:
@@ -223,7 +223,7 @@ def _legacy_rmsprop(o: Any) -> Settings:
     if o._momentum:
         numbers |= _hypers(o, momentum="momentum")
     flags = {"centered": bool(o.centered), "epsilon_inside_root": bool(o._momentum)}
-    return Settings(update_rules.RMSprop, numbers, flags)
+    return Settings(rules.RMSprop, numbers, flags)
 
 
 def _legacy_ftrl(o: Any) -> Settings:
@@ -236,7 +236,7 @@ def _legacy_ftrl(o: Any) -> Settings:
     )
     numbers["l2_shrinkage"] = o._l2_shrinkage_regularization_strength
     flags = {"initial_accumulator": float(o._initial_accumulator_value)}
-    return Settings(update_rules.Ftrl, numbers, flags)
+    return Settings(rules.Ftrl, numbers, flags)
 
 
 _LEGACY_SETTINGS = {
@@ -257,23 +257,23 @@ def _called(value: Any) -> Any:
 
 def _v1_momentum(o: Any) -> Settings:
     flags = {"nesterov": bool(o._use_nesterov), "lr_in_state": False}
-    return Settings(update_rules.Momentum, {"momentum": _called(o._momentum)}, flags)
+    return Settings(rules.Momentum, {"momentum": _called(o._momentum)}, flags)
 
 
 def _v1_adam(o: Any) -> Settings:
     numbers = {"beta_1": o._beta1, "beta_2": o._beta2, "epsilon": o._epsilon}
-    return Settings(update_rules.Adam, {k: _called(v) for k, v in numbers.items()}, {})
+    return Settings(rules.Adam, {k: _called(v) for k, v in numbers.items()}, {})
 
 
 def _v1_adagrad(o: Any) -> Settings:
     flags = {"epsilon": 0.0, "initial_accumulator": float(o._initial_accumulator_value)}
-    return Settings(update_rules.Adagrad, {}, flags)
+    return Settings(rules.Adagrad, {}, flags)
 
 
 def _v1_rmsprop(o: Any) -> Settings:
     numbers = {"rho": o._decay, "momentum": o._momentum, "epsilon": o._epsilon}
     flags = {"centered": bool(o._centered), "initial_rms": 1.0}
-    return Settings(update_rules.RMSprop, {k: _called(v) for k, v in numbers.items()}, flags)
+    return Settings(rules.RMSprop, {k: _called(v) for k, v in numbers.items()}, flags)
 
 
 def _v1_ftrl(o: Any) -> Settings:
@@ -285,11 +285,11 @@ def _v1_ftrl(o: Any) -> Settings:
         "beta": o._beta,
     }
     flags = {"initial_accumulator": float(o._initial_accumulator_value)}
-    return Settings(update_rules.Ftrl, {k: _called(v) for k, v in numbers.items()}, flags)
+    return Settings(rules.Ftrl, {k: _called(v) for k, v in numbers.items()}, flags)
 
 
 _V1_SETTINGS = {
-    "GradientDescentOptimizer": lambda o: Settings(update_rules.SGD, {}, {}),
+    "GradientDescentOptimizer": lambda o: Settings(rules.SGD, {}, {}),
     "MomentumOptimizer": _v1_momentum,
     "AdamOptimizer": _v1_adam,
     "AdagradOptimizer": _v1_adagrad,

@@ -205,7 +205,7 @@ class Watched:
             return
         firsts, seconds, _ = (
             self.backend.to_host(part).tolist()
-            for part in index.place_of(self.backend.from_host(np.array(asked, np.int64)))
+            for part in index.homes_of(self.backend.from_host(np.array(asked, np.int64)))
         )
         in_slot = {place.slot: key for key, place in after.items()}
         was_in = {place.slot: key for key, place in before.items()}

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.engine.apply import Update, apply_updates
+from sok_lite.engine.optimizers import SGD, Adagrad
 from sok_lite.engine.table import snapshot
 from sok_lite.engine.table.hkv import RefusedError
-from sok_lite.engine.update_rules import SGD, Adagrad
 from tests.fault_bench import DIM, NEW
 
 LAST_STAMP = 2**32 - 1

@@ -17,7 +17,7 @@ import numpy as np
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.apply import Update, apply_updates
-from sok_lite.engine.update_rules import SGD
+from sok_lite.engine.optimizers import SGD
 from tests.engine.helpers import new_table
 from tests.table_audit import audit
 

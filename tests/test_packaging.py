@@ -146,7 +146,7 @@ USE_TABLE = """
 import json, sys
 import numpy as np
 from sok_lite.backend import build, get_backend
-from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table.det import DetTable
 
 backend = get_backend("cpu")

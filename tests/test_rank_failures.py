@@ -51,8 +51,8 @@ def at(place, number):
 ENGINE = """
 from sok_lite.backend import get_backend
 from sok_lite.comm import make_communicator
-from sok_lite.engine import step
-from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine import agreement, lookup, trail as trails
+from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
 
 comm = make_communicator(sys.argv[1])
@@ -75,11 +75,11 @@ def run():
     for turn in range(100):
         at("lookup", turn)
         keys = np.arange(turn, turn + 10)
-        part = step.Part(table, keys, np.array([0, 10]), None, "sum")
-        _, trail = step.forward(backend, comm, [part])
+        part = lookup.Part(table, keys, np.array([0, 10]), None, "sum")
+        _, trail = lookup.forward(backend, comm, [part])
         at("gradient", turn)
         grads = [np.ones((1, 2), np.float32)]
-        step.backward(backend, [(table, None, "sum")], grads, trail)
+        lookup.backward(backend, [(table, None, "sum")], grads, trail)
         at("export", turn)
         list(table.export())
 

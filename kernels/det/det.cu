@@ -1,38 +1,5 @@
-// The "hbm" index: open addressing over slots of 16 bytes.
-//
-// slots (capacity + 2) of {key, row number, stamp}. capacity is a power of two. A key is looked for
-// in aligned lines of 4 slots (64 bytes), one after another from hash(key) on, up to the first line
-// with an empty slot. The stamp is the number of the lookup that last saw the key.
-// empty_key marks a slot that was never used, reclaim_key one that was erased. Both are legal as
-// users' keys all the same: slot `capacity` belongs to empty_key and slot `capacity + 1` to
-// reclaim_key, in use where its row number is not absent.
-#include "hash.cuh"
-#include "rows.cuh"
-#include "slots.cuh"
-
-SOK_DEVICE i64 det_first_slot(i64 key, i64 capacity) {
-  return (i64)(sok_hash(key) & (u64)(capacity - 1)) & ~(i64)(SOK_LINE - 1);
-}
-
-// Finds a key. kIsWritten: see sok_key; what is in the slot is then not told. Slots fill from the
-// first of a line on and are never emptied, so the first line with an empty one ends the search.
-template <bool kIsWritten>
-SOK_DEVICE Found det_probe(const Slot* slots, i64 capacity, i64 empty_key, i64 reclaim_key,
-                           i64 key) {
-  if (key == empty_key || key == reclaim_key)
-    return sok_reserved(slots, capacity + (key == reclaim_key));
-  i64 first = det_first_slot(key, capacity);
-  for (i64 probed = 0; probed < capacity; probed += SOK_LINE) {
-    const Line line = sok_read_line(slots + first);
-    const Found found = sok_search_line<kIsWritten>(line, first, key);
-    if (found.slot >= 0) return found;
-    if (sok_vote<SOK_LINE>(
-            [&](int w) { return w == SOK_LINE - 1 && sok_key<kIsWritten>(line, w) == empty_key; }))
-      break;
-    first = (first + SOK_LINE) & (capacity - 1);
-  }
-  return sok_nothing();
-}
+// What changes the "hbm" index; det.cuh says what it is, and how a key is found.
+#include "det/det.cuh"
 
 // What was in the slot that a key got.
 enum DetClaim { DET_NEVER_USED, DET_ERASED, DET_FULL };
@@ -73,57 +40,6 @@ SOK_DEVICE DetClaim det_claim(Slot* slots, i64 capacity, i64 empty_key, i64 recl
   }
   return was == reclaim_key ? DET_ERASED : DET_NEVER_USED;
 }
-
-// Finds the row numbers of keys, which may repeat.
-//
-// stamp        written to the slots that are found; 0: nothing is written
-// keys         (n,)
-// rows         (n,)  out  row number, or absent
-// num_missing  (1,)       grows by the number of absent ones
-SOK_TILE_KERNEL(det_find)
-(const SokShare share, i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 stamp,
- const i64* keys, u32* rows, i64* num_missing, i64 n) {
-  Slot* table = (Slot*)slots;
-  i64 missing = 0;
-  SOK_FOR_EACH_TILE(i, n) {
-    if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n)
-      sok_prefetch(table + det_first_slot(keys[i + 2 * SOK_AHEAD], capacity));
-    const Found found = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
-    if (!sok_is_leader()) continue;
-    rows[i] = found.row;
-    missing += found.slot < 0;
-    if (stamp && found.slot >= 0) sok_stamp(table, found, (u32)stamp);
-  }
-  sok_count(num_missing, missing);
-}
-SOK_EXPORT(det_find)
-
-// Finds keys as det_find does and copies their rows at once: the memory of the slots, of the rows
-// and of the result is then asked for at the same time.
-//
-// chunks, shift  where rows live; see rows.cuh
-// row_bytes      of a row
-// out            (n, row_bytes)  out  rows; left as it was where a key is missing
-SOK_TILE_KERNEL(det_lookup)
-(const SokShare share, i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 stamp,
- const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows, u8* out, i64* num_missing,
- i64 n) {
-  Slot* table = (Slot*)slots;
-  i64 missing = 0;
-  auto find = [&](i64 i) {
-    if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n)
-      sok_prefetch(table + det_first_slot(keys[i + 2 * SOK_AHEAD], capacity));
-    const Found found = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
-    if (sok_is_leader()) {
-      missing += found.slot < 0;
-      if (stamp && found.slot >= 0) sok_stamp(table, found, (u32)stamp);
-    }
-    return found.row;
-  };
-  sok_find_and_copy(share, chunks, shift, row_bytes, rows, out, n, find);
-  sok_count(num_missing, missing);
-}
-SOK_EXPORT(det_lookup)
 
 // Inserts keys that are distinct and in no slot. There must be room for all of them.
 //

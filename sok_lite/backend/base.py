@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.publish import Action
+from sok_lite.backend.publish import NOTHING, Action, Launch
 
 # The letters of SokCode in kernels/platform.cuh: what an argument of a kernel must be.
 ARGUMENT_DTYPES = {
@@ -89,13 +90,14 @@ class Backend(ABC):
     def prepared(self, kernel: str, num_items: int, *args: Any) -> Action:
         """Returns a launch of one part that is yet to be made, an action for `publish`.
 
-        Args, Raises: as of `joined`; `num_items` and `args` are those of the part.
+        Arguments are looked at when it is published, before anything is done. Args, Raises: as of
+        `joined`; `num_items` and `args` are those of the part.
         """
-        return self.joined(kernel, [Part(num_items, args)])
+        return Launch(self, kernel, Part(num_items, args)) if num_items > 0 else NOTHING
 
     @abstractmethod
-    def joined(self, kernel: str, parts: Sequence[Part]) -> Action:
-        """Returns one launch for several parts, yet to be made: an action for `publish`.
+    def joined(self, kernel: str, parts: Sequence[Part]) -> "partial[Any]":
+        """Returns one launch for several parts, ready to be made.
 
         Args:
           kernel: the kernel's name in `kernels/`.

@@ -14,7 +14,6 @@ import numpy as np
 from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend, Part
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
-from sok_lite.backend.publish import NOTHING, Action
 
 _SMALL_BYTES = 1 << 21  # one large page
 
@@ -91,11 +90,11 @@ class CpuBackend(Backend):
             kernel = self._kernels[name] = _Kernel(run, describe().decode())
         return kernel
 
-    def joined(self, kernel: str, parts: Sequence[Part]) -> Action:
+    def joined(self, kernel: str, parts: Sequence[Part]) -> "partial[Any]":
         run, signature = self._kernel(kernel)
         parts = [part for part in parts if part.num_items > 0]
         if not parts:
-            return NOTHING
+            return partial(bool)
         begin, words = [0], []
         for part in parts:
             if len(part.arguments) != len(signature):

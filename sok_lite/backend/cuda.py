@@ -15,7 +15,6 @@ from sok_lite.backend.build import cache_folder
 from sok_lite.backend.disk_cache import DiskCache
 from sok_lite.backend.local_ranks import local_rank
 from sok_lite.backend.nvrtc import FLAGS, Nvrtc
-from sok_lite.backend.publish import NOTHING, Action
 from sok_lite.backend.sources import KernelSource, all_kernels, find_kernel, inlined
 from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
 
@@ -131,10 +130,10 @@ class CudaBackend(Backend):
         tuned._threads_per_block = block_size
         return tuned
 
-    def joined(self, kernel: str, parts: Sequence[Part]) -> Action:
+    def joined(self, kernel: str, parts: Sequence[Part]) -> "partial[Any]":
         parts = [part for part in parts if part.num_items > 0]
         if not parts:
-            return NOTHING
+            return partial(bool)
         signature = self._source(kernel).signature
         in_memory = 1 + len(parts) * (1 + len(signature)) > _MOST_WORDS
         run, lanes, max_threads = self._kernel(kernel, in_memory)

@@ -2,11 +2,14 @@
 
 import itertools
 import json
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from sok_lite.comm.protocol import Communicator, split_offsets
+from sok_lite.engine.table import EmbeddingTable
 
 
 def check_equal_on_all_ranks(comm: Communicator, description: dict[str, Any], what: str) -> None:
@@ -41,3 +44,35 @@ def check_equal_on_all_ranks(comm: Communicator, description: dict[str, Any], wh
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else repr(value)
+
+
+_agreed: "weakref.WeakKeyDictionary[Communicator, set[int]]" = weakref.WeakKeyDictionary()
+
+
+def agree(
+    comm: Communicator, tag: int, tables: Sequence[EmbeddingTable], combiners: Sequence[str]
+) -> None:
+    """Checks once per tag that all ranks make the same call. Every rank must call it.
+
+    Raises:
+      ValueError: a rank has other tables, formats, seeds or combiners; on every rank.
+    """
+    agreed = _agreed.setdefault(comm, set())
+    if comm.size == 1 or tag in agreed:
+        return
+    description: dict[str, Any] = {"number of tables": len(tables)}
+    for i, (table, combiner) in enumerate(zip(tables, combiners, strict=True)):
+        facts = {
+            "name": table.name,
+            "var_type": table.var_type,
+            "dimension": table.dim,
+            "key_type": table.key_dtype.name,
+            "dtype": table.row_dtype.name,
+            "seed": table.seed,
+            "initializer": repr(table.initializer),
+            "combiner": combiner,
+            **table.options_of_all_ranks(),
+        }
+        description |= {f"{name} of table {i}": value for name, value in facts.items()}
+    check_equal_on_all_ranks(comm, description, "A lookup")
+    agreed.add(tag)

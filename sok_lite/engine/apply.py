@@ -9,19 +9,19 @@ from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.optimizer_states import check_states, claim_states
+from sok_lite.engine.optimizers import UpdateRule
+from sok_lite.engine.optimizers.rule import (
+    StochasticRounding,
+    check_step,
+    count_nonfinite,
+    updating,
+)
 from sok_lite.engine.recent import recall
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.parts import table_seed
 from sok_lite.engine.unique import unique
-from sok_lite.engine.update_rules import (
-    StochasticRounding,
-    UpdateRule,
-    check_step,
-    count_nonfinite,
-    updating,
-)
 
 
 class Update(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.unique import group
 
-_COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/combine.cu
+COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/combine.cu
 _SPELLINGS = {
     spelling: name
     for name, words in {
@@ -68,7 +68,7 @@ def combine(
       ValueError: an unknown combiner, or shapes that do not fit.
       TypeError: a dtype.
     """
-    code = _COMBINERS[normalise_combiner(combiner)]
+    code = COMBINERS[normalise_combiner(combiner)]
     source, suffix = _kernel_source(backend, source)
     inverse, row_splits, weights = _checked_items(backend, inverse, row_splits, weights)
     batch, dim = len(row_splits) - 1, source.shape[1]
@@ -120,7 +120,7 @@ def combine_grad(
         batch,
         row_splits,
         weights,
-        _COMBINERS[name],
+        COMBINERS[name],
         item_rows,
         coefficients,
         batch,
@@ -132,7 +132,7 @@ def combine_weight_grad(
     backend: Backend,
     out_grads: Array,
     source: Array,
-    inverse: Array,
+    inverse: Array | None,
     row_splits: Array,
     weights: Array,
     combiner: str,
@@ -142,25 +142,28 @@ def combine_weight_grad(
     Args:
       backend: where the arrays live.
       out_grads: (batch, dim) float32.
-      source, inverse, row_splits, weights, combiner: as `combine` had them.
+      source, inverse, row_splits, weights, combiner: as `combine` had them; without an inverse
+        item j is source[j].
 
     Raises:
       ValueError: an unknown combiner, or shapes that do not fit.
       TypeError: a dtype.
     """
-    code = _COMBINERS[normalise_combiner(combiner)]
+    code = COMBINERS[normalise_combiner(combiner)]
     out_grads = _rows(backend, "out_grads", out_grads)
     source, suffix = _kernel_source(backend, source)
-    inverse, row_splits, weights = _checked_items(backend, inverse, row_splits, weights)
     if weights is None:
         raise TypeError("`weights` must be given: there is no gradient by weights that are not.")
+    row_splits, weights = _checked_rows(backend, row_splits, weights, weights.shape)
+    if inverse is not None:
+        inverse = _labels(backend, inverse)
     batch = len(row_splits) - 1
     if out_grads.shape != (batch, source.shape[1]):
         raise ValueError(
             f"`out_grads` must have shape ({batch}, {source.shape[1]}). "
             f"Received: shape {out_grads.shape}."
         )
-    weight_grads = backend.xp.zeros(len(inverse), dtype=np.float32)
+    weight_grads = backend.xp.zeros(len(weights), dtype=np.float32)
     backend.launch(
         f"combine_weight_grad_{suffix}",
         batch,
@@ -279,6 +282,12 @@ def _checked_items(
     backend: Backend, inverse: Array, row_splits: Array, weights: Array | None
 ) -> tuple[Array, Array, Array | None]:
     inverse = _labels(backend, inverse)
+    return inverse, *_checked_rows(backend, row_splits, weights, inverse.shape)
+
+
+def _checked_rows(
+    backend: Backend, row_splits: Array, weights: Array | None, shape: tuple[int, ...]
+) -> tuple[Array, Array | None]:
     if row_splits.dtype != np.int64:
         raise TypeError(f"`row_splits` must be int64. Received: {row_splits.dtype}.")
     if row_splits.ndim != 1 or len(row_splits) == 0:
@@ -289,10 +298,10 @@ def _checked_items(
     if weights is not None:
         if weights.dtype != np.float32:
             raise TypeError(f"`weights` must be float32. Received: {weights.dtype}.")
-        if weights.shape != inverse.shape:
+        if weights.shape != shape:
             raise ValueError(
-                f"`weights` must have one number per item, shape {inverse.shape}. "
+                f"`weights` must have one number per item, shape {shape}. "
                 f"Received: shape {weights.shape}."
             )
         weights = backend.xp.ascontiguousarray(weights)
-    return inverse, row_splits, weights
+    return row_splits, weights

@@ -15,11 +15,42 @@ class RowDtype(NamedTuple):
       storage: the NumPy dtype of the arrays that hold it. NumPy has no bfloat16 of its own, so
         those are uint16 arrays of its bits.
       suffix: ends the name of the kernels for it.
+      number: SOK_F32, ... of kernels/rows.cuh, for kernels that take every format.
     """
 
     name: str
     storage: np.dtype
     suffix: str
+    number: int
+
+    def to_storage(self, xp: Any, values: Any) -> Array:
+        """Returns an array-like of rows as a C-contiguous array of this format.
+
+        Accepts the storage dtype itself, and any real floating dtype for float32 and float16 rows;
+        bfloat16 rows are taken as uint16 bits, as an array whose dtype is named bfloat16, or as
+        float32, rounded to nearest even.
+
+        Args:
+          xp: NumPy or CuPy.
+          values: of any shape.
+
+        Raises:
+          TypeError: the dtype cannot become this row format.
+        """
+        values = xp.asarray(values)
+        if self.name != "bfloat16":
+            if values.dtype.kind == "f" or values.dtype.name == "bfloat16":
+                return xp.ascontiguousarray(values.astype(self.storage, copy=False))
+        elif values.dtype == np.uint16:
+            return xp.ascontiguousarray(values)
+        elif values.dtype.name == "bfloat16":
+            return xp.ascontiguousarray(values).view(np.uint16)
+        elif values.dtype.kind == "f":
+            return float32_to_bfloat16(xp, values.astype(np.float32))
+        raise TypeError(
+            f"values must be {self.name}, as the table's rows are. "
+            f"Received: dtype {values.dtype}. Cast them first."
+        )
 
 
 def as_words(array: Array) -> tuple[str, Array]:
@@ -33,9 +64,9 @@ def as_words(array: Array) -> tuple[str, Array]:
 
 
 _ROW_DTYPES = {
-    "float32": RowDtype("float32", np.dtype(np.float32), "f32"),
-    "float16": RowDtype("float16", np.dtype(np.float16), "f16"),
-    "bfloat16": RowDtype("bfloat16", np.dtype(np.uint16), "bf16"),
+    "float32": RowDtype("float32", np.dtype(np.float32), "f32", 0),
+    "float16": RowDtype("float16", np.dtype(np.float16), "f16", 1),
+    "bfloat16": RowDtype("bfloat16", np.dtype(np.uint16), "bf16", 2),
 }
 
 

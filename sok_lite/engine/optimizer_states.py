@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.update_rules import UpdateRule
 
 _ROWS_AT_A_TIME = 1 << 20
 

@@ -1,7 +1,7 @@
-"""The keys of a table's last whole lookup with their row numbers, for the update that follows it.
+"""The keys of a table's last gradient with their row numbers, for the update that follows it.
 
-In training the keys of an update are those of the lookup before it. They are known to be distinct
-and their rows are known, so the update makes nothing distinct and probes nothing. Keys are compared
+In training the keys of an update are those of the gradient before it. They are known to be distinct
+and their rows are known, so the update deduplicates nothing and probes nothing. Keys are compared
 in full: an update of other keys finds nothing here.
 """
 
@@ -12,24 +12,25 @@ from sok_lite.backend import Array
 from sok_lite.engine.table import EmbeddingTable
 
 
-class _Lookup(NamedTuple):
+class _Gradient(NamedTuple):
     keys: Array
     rows: Array
     generation: int
 
 
-_last: "weakref.WeakKeyDictionary[EmbeddingTable, _Lookup]" = weakref.WeakKeyDictionary()
+_last: "weakref.WeakKeyDictionary[EmbeddingTable, _Gradient]" = weakref.WeakKeyDictionary()
 
 
-def remember(table: EmbeddingTable, keys: Array, rows: Array) -> None:
-    """Keeps the keys of a lookup, and their rows.
+def remember(table: EmbeddingTable, keys: Array, rows: Array, generation: int) -> None:
+    """Keeps the keys of a gradient, and their rows.
 
     Args:
       table: the table.
       keys: (u,) int64, distinct; not to be written afterwards.
-      rows: (u,) uint32, all of them held.
+      rows: (u,) uint32; absent ones may have come since.
+      generation: of the table when it gave the row numbers.
     """
-    _last[table] = _Lookup(keys, rows, table.generation)
+    _last[table] = _Gradient(keys, rows, generation)
 
 
 def recall(table: EmbeddingTable, keys: Array) -> Array | None:

@@ -5,8 +5,8 @@ import pytest
 
 from sok_lite.engine.apply import NonFiniteGradientError, Update, apply_updates
 from sok_lite.engine.dtypes import bfloat16_to_float32
+from sok_lite.engine.optimizers import SGD, Adagrad, Momentum
 from sok_lite.engine.recent import remember
-from sok_lite.engine.update_rules import SGD, Adagrad, Momentum
 from tests.engine.helpers import new_table
 
 
@@ -201,7 +201,8 @@ def test_stochastic_rounding_after_a_remembered_lookup_is_the_same(backend):
     found = rounded_table(backend, keys, grads, steps=[1])
     remembered = new_table(backend, dim=5, name="t", dtype="bfloat16")
     device_keys = backend.from_host(keys.astype(np.int64))
-    remember(remembered, device_keys, remembered.find_or_insert(device_keys))
+    rows = remembered.find_or_insert(device_keys)
+    remember(remembered, device_keys, rows, remembered.generation)
     part = update(remembered, SGD(), keys, grads)
     apply_updates([part], 0.01, 1, stochastic_rounding=True)
     np.testing.assert_array_equal(float32_rows(remembered), float32_rows(found))

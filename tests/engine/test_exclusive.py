@@ -10,8 +10,8 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.apply import Update, apply_updates
+from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.update_rules import SGD
 from tests.engine.helpers import new_table
 from tests.engine.own_process import run_limited
 from tests.table_audit import assert_lock_is_free, audit, audit_insides
@@ -300,7 +300,7 @@ def test_a_hundred_small_tables_take_little_memory():
         import numpy as np
         from sok_lite.backend import get_backend
         from sok_lite.engine.apply import Update, apply_updates
-        from sok_lite.engine.update_rules import RULES
+        from sok_lite.engine.optimizers import Adagrad, Adam
         from tests.engine.helpers import new_table
 
         def resident():
@@ -309,7 +309,7 @@ def test_a_hundred_small_tables_take_little_memory():
 
         backend, keys = get_backend("cpu"), np.arange(50)
         grads = np.ones((50, 16), np.float32)
-        rules = [RULES["Adam"](), RULES["Adagrad"]()]
+        rules = [Adam(), Adagrad()]
 
         def trained():
             tables = [new_table(backend, 16) for _ in range(100)]

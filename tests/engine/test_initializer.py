@@ -1,4 +1,4 @@
-"""Initializers: the same bits everywhere, the right distribution, all that a user may give."""
+"""Initial values: the same bits everywhere, the right distribution."""
 
 import math
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16, row_dtype
-from sok_lite.engine.initializer import Initializer, make_initializer
+from sok_lite.engine.initializer import Initializer
+from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.table import make_table
 from tests import reference_initializer
@@ -179,55 +180,9 @@ def test_distributions(backend, consecutive):
 
 
 def test_constants_fill_rows(backend):
-    values = draw(backend, make_initializer("13", 5), some_keys(33), 5)
+    values = draw(backend, Initializer("constant", 13.0), some_keys(33), 5)
     np.testing.assert_array_equal(values, np.full((33, 5), 13.0))
     assert values.dtype == np.float32
-
-
-@pytest.mark.parametrize(
-    "spec, expected",
-    [
-        (None, Initializer("uniform", -0.05, 0.05)),
-        ("", Initializer("uniform", -0.05, 0.05)),
-        ("random", Initializer("uniform", -0.05, 0.05)),
-        ("normal", Initializer("normal", 0.0, 1.0)),
-        ("uniform", Initializer("uniform", 0.0, 1.0)),
-        ("ones", Initializer("constant", 1.0)),
-        ("zeros", Initializer("constant", 0.0)),
-        ("13", Initializer("constant", 13.0)),
-        ("-1e-7", Initializer("constant", -1e-7)),
-        (13, Initializer("constant", 13.0)),
-        (0.5, Initializer("constant", 0.5)),
-        (np.float32(0.5), Initializer("constant", 0.5)),
-        (np.array([0.5]), Initializer("constant", 0.5)),
-        (Initializer("normal", 1.0, 2.0, seed=4), Initializer("normal", 1.0, 2.0, seed=4)),
-    ],
-)
-def test_words_and_numbers(spec, expected):
-    assert make_initializer(spec, 4) == expected
-
-
-def test_random_is_normal_in_a_hybrid_table():
-    for spec in (None, "", "random"):
-        assert make_initializer(spec, 4, var_type="hybrid") == Initializer("normal", 0.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    "spec, error, message",
-    [
-        ("glorot", ValueError, "'random', 'normal', 'uniform', 'ones', 'zeros', or a number"),
-        ("nan", ValueError, "must be finite. Received: nan"),
-        (float("inf"), ValueError, "must be finite"),
-        (1e39, ValueError, "finite float32"),
-        (np.zeros(3), ValueError, "one number for all elements"),
-        (True, TypeError, "must be a string, a number or a Keras"),
-        (["zeros"], TypeError, "must be a string, a number or a Keras"),
-        (lambda shape: 0, TypeError, "must be a string, a number or a Keras"),
-    ],
-)
-def test_what_is_no_initializer_is_refused(spec, error, message):
-    with pytest.raises(error, match=message):
-        make_initializer(spec, 4)
 
 
 @pytest.mark.parametrize(
@@ -243,81 +198,6 @@ def test_what_is_no_initializer_is_refused(spec, error, message):
 def test_impossible_parameters_are_refused(arguments):
     with pytest.raises(ValueError):
         Initializer(*arguments)
-
-
-class _Object:
-    """What a Keras or TensorFlow initializer looks like from outside."""
-
-    def __init__(self, **config):
-        self._config = config
-
-    def get_config(self):
-        return self._config
-
-
-def keras_like(name, **config):
-    return type(name, (_Object,), {})(**config)
-
-
-@pytest.mark.parametrize(
-    "spec, expected",
-    [
-        (keras_like("Zeros"), Initializer("constant", 0.0)),
-        (type("Zeros", (_Object,), {}), Initializer("constant", 0.0)),
-        (keras_like("Ones", dtype="float32"), Initializer("constant", 1.0)),
-        (keras_like("Constant", value=0.25), Initializer("constant", 0.25)),
-        (
-            keras_like("RandomNormal", mean=0.0, stddev=0.05, seed=None),
-            Initializer("normal", 0.0, 0.05),
-        ),
-        (
-            keras_like("RandomNormal", mean=1.0, stddev=0.5, seed=7),
-            Initializer("normal", 1.0, 0.5, seed=7),
-        ),
-        (
-            keras_like("RandomUniform", minval=-0.05, maxval=0.05, seed=0),
-            Initializer("uniform", -0.05, 0.05, seed=0),
-        ),
-        (keras_like("RandomUniform", minval=0, maxval=None), Initializer("uniform", 0.0, 1.0)),
-        (
-            keras_like("TruncatedNormal", mean=0.0, stddev=0.1),
-            Initializer("truncated_normal", 0.0, 0.1),
-        ),
-    ],
-)
-def test_objects_that_look_like_keras_initializers(spec, expected):
-    assert make_initializer(spec, 4) == expected
-
-
-def test_fan_based_initializers_need_a_row_shape():
-    glorot = keras_like("GlorotUniform", seed=3)
-    with pytest.raises(ValueError, match=r"row_shape=\(fan_in, fan_out\), such as \(1000000, 16\)"):
-        make_initializer(glorot, 16)
-    limit = (6 / (1000 + 16)) ** 0.5
-    assert make_initializer(glorot, 16, row_shape=(1000, 16)) == Initializer(
-        "uniform", -limit, limit, seed=3
-    )
-    he = make_initializer(keras_like("HeNormal"), 16, row_shape=(50, 16))
-    assert he.kind == "truncated_normal"
-    np.testing.assert_allclose(he.b, (2 / 50) ** 0.5 / 0.87962566103423978)
-    plain = keras_like(
-        "VarianceScaling", scale=3.0, mode="fan_out", distribution="untruncated_normal"
-    )
-    assert make_initializer(plain, 4, row_shape=(9, 3)) == Initializer("normal", 0.0, 1.0)
-    with pytest.raises(ValueError, match="two numbers above 0"):
-        make_initializer(glorot, 16, row_shape=(0, 16))
-
-
-def test_a_cut_normal_of_variance_scaling_has_the_asked_variance(backend):
-    initializer = make_initializer(keras_like("LecunNormal"), 4, row_shape=(25, 4))
-    values = draw(backend, initializer, some_keys(100_003), 4)
-    # 5 standard deviations of the standard deviation of 400,012 numbers.
-    assert abs(values.std() - 0.2) < 5 * 0.2 / np.sqrt(2 * 400_012)
-
-
-def test_unknown_objects_are_refused():
-    with pytest.raises(ValueError, match="Received: Orthogonal"):
-        make_initializer(keras_like("Orthogonal", gain=1.0), 4)
 
 
 def test_parameters_are_floats_whatever_was_given():

@@ -8,12 +8,13 @@ import pytest
 
 from sok_lite.backend.publish import NOTHING, publish, setting
 from sok_lite.engine.apply import Update, apply_updates
-from sok_lite.engine.update_rules import RULES
+from sok_lite.engine.optimizers import Adam
 from tests.engine.helpers import new_table
 from tests.table_audit import audit
 
 MODULES = [
     "sok_lite.engine.apply",
+    "sok_lite.engine.rows.access",
     "sok_lite.engine.rows.store",
     "sok_lite.engine.rows.tiers",
     "sok_lite.engine.table.base",
@@ -92,7 +93,7 @@ def test_no_action_needs_memory_of_the_host(backend, no_memory, options):
         table.lookup(keys)
         table.insert_or_assign(keys[:50], grads[:50])
         table.accumulate(keys, grads)
-        apply_updates([Update(table, RULES["Adam"](), keys, grads)], 0.1, 1)
+        apply_updates([Update(table, Adam(), keys, grads)], 0.1, 1)
         table.erase(keys[::3])
         table.expire(num_lookups=20)
         audit(table)

@@ -1,13 +1,13 @@
-"""Row numbers of a lookup serve the update after it, and never another one."""
+"""Row numbers of a gradient serve the update after it, and never another one."""
 
 import numpy as np
 import pytest
 
 from sok_lite.comm import SingleCommunicator
-from sok_lite.engine import step
+from sok_lite.engine import lookup
 from sok_lite.engine.apply import Update, apply_updates
+from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.recent import recall, remember
-from sok_lite.engine.update_rules import SGD
 from tests.engine.helpers import new_table
 
 
@@ -15,7 +15,10 @@ def looked_up(backend, keys):
     table = new_table(backend, dim=2)
     keys = backend.from_host(np.array(keys))
     splits = backend.from_host(np.array([0, len(keys)]))
-    step.forward(backend, SingleCommunicator(), [step.Part(table, keys, splits, None, "sum")])
+    part = lookup.Part(table, keys, splits, None, "sum")
+    _, trail = lookup.forward(backend, SingleCommunicator(), [part])
+    grads = backend.xp.ones((1, 2), np.float32)
+    lookup.backward(backend, [(table, None, "sum")], [grads], trail)
     return table
 
 
@@ -52,7 +55,7 @@ def test_an_update_gives_the_same_rows_with_and_without(backend):
     grads = backend.from_host(np.array([[1, 2], [3, 4]], np.float32))
     keys = backend.from_host(np.array([5, 6]))
     known, unknown = looked_up(backend, [5, 6]), looked_up(backend, [5, 6])
-    remember(unknown, keys[:1], unknown.find(keys[:1]))
+    remember(unknown, keys[:1], unknown.find(keys[:1]), unknown.generation)
     for table in (known, unknown):
         apply_updates([Update(table, SGD(), keys, grads)], 0.5, 1)
     for a, b in zip(known.export(), unknown.export(), strict=True):

@@ -9,20 +9,12 @@ import numpy as np
 
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.combine import combine, combine_grad, segment_sum
-from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
+from sok_lite.engine.optimizers.rule import apply_rule
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv_index import STRATEGIES
 from sok_lite.engine.unique import unique
-from sok_lite.engine.update_rules import (
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    Ftrl,
-    Momentum,
-    RMSprop,
-    apply_rule,
-)
 from tests.engine.helpers import first_row, new_table, run_threads
 from tests.eviction_facts import Watched
 from tests.reference import DictTable

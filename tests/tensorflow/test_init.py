@@ -167,7 +167,7 @@ sys.modules["tensorflow"] = None
 import numpy as np
 import sok_lite as sok
 from sok_lite.backend import get_backend
-from sok_lite.engine.initializer import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
 table = make_table("hbm", get_backend("cpu"), 2, initializer=make_initializer("13", 2))
 assert table.lookup(np.array([1, 2])).values.tolist() == [[13.0, 13.0]] * 2

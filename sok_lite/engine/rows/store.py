@@ -10,8 +10,7 @@ The others are far: on a GPU in pinned memory of the host, which kernels read an
 a CPU in ordinary memory or in a file. A kernel sees chunks and cannot tell. Rows do not move by
 themselves: `swap` exchanges two of them in all columns, and engine/rows/tiers.py says which.
 
-What changes rows that somebody holds comes in two forms: `swapping` prepares it, for a table that
-changes its index at the same time, and `swap` does it.
+What is done with rows is in engine/rows/access.py; here is where they come from and go back to.
 """
 
 import contextlib
@@ -19,19 +18,19 @@ import copy
 import itertools
 import os
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish, setting
-from sok_lite.engine.dtypes import RowDtype, as_words, float32_to_bfloat16
+from sok_lite.engine.dtypes import RowDtype
+from sok_lite.engine.rows.access import RowAccess
 from sok_lite.engine.rows.allocator import Claim, RowNumbers
 from sok_lite.engine.rows.column import Chunks, Column
 from sok_lite.engine.rows.far_file import FarFile
 
 ABSENT = 0xFFFFFFFF  # the row number of a key that has no row; SOK_ABSENT in kernels/platform.cuh
-
 
 # A near part ends with a chunk. It falls short of the rows asked for by less than one chunk: 1/32.
 _MIN_NEAR_CHUNKS = 32
@@ -40,22 +39,6 @@ _MIN_NEAR_CHUNKS = 32
 # then the most that is set aside and not in use.
 _NEAR_GROWTH = 32
 _FAR_GROWTH = 8
-
-
-class Copying(NamedTuple):
-    """Where a kernel finds value rows and where it copies them to.
-
-    Attributes:
-      pointers: (at least num_chunks,) uint64, addresses of the chunks.
-      chunk_shift: a chunk holds 2**chunk_shift rows.
-      row_bytes: of a row.
-      out: (n * row_bytes,) uint8.
-    """
-
-    pointers: Array
-    chunk_shift: int
-    row_bytes: int
-    out: Array
 
 
 class TierBytes(NamedTuple):
@@ -72,8 +55,13 @@ class TierBytes(NamedTuple):
     far: int
 
 
-class RowStore:
-    """Rows by number.
+def _log2(count: int) -> int:
+    """Returns the largest x for which 2**x is not above `count`, 0 for less than one."""
+    return max(1, count).bit_length() - 1
+
+
+class RowStore(RowAccess):
+    """Rows by number: their memory, and who may take which.
 
     Args:
       near_rows: how many rows may be near; None: all of them. A store keeps the largest number of
@@ -82,11 +70,8 @@ class RowStore:
         instead of memory; a folder or the name of a new file, see FarFile.
 
     Attributes:
-      backend: where the rows are.
-      dim: elements of a value row.
-      row_dtype: format of the value rows.
+      backend, dim, row_dtype, chunk_shift: as of RowAccess.
       near_rows: rows below this number are near; None: all are.
-      chunk_shift: a chunk holds 2**chunk_shift rows.
       numbers: which rows are handed out and which of those are free.
 
     Raises:
@@ -113,29 +98,21 @@ class RowStore:
                 f"Received: far_path={os.fspath(far_path)!r} with backend {backend.name!r} and "
                 f"near_rows={near_rows}. Give near_rows, or leave far_path out."
             )
-        self.backend = backend
-        self.dim = dim
-        self.row_dtype = row_dtype
-        slab_shift = self._shift_of(backend.chunk_bytes)
-        self.chunk_shift = slab_shift
+        chunk_shift = slab_shift = _log2(backend.chunk_bytes // (4 * dim))
         if near_rows:
-            most = max(1, near_rows // _MIN_NEAR_CHUNKS).bit_length() - 1
-            self.chunk_shift = min(slab_shift, most)
-            near_rows = near_rows >> self.chunk_shift << self.chunk_shift
+            chunk_shift = min(slab_shift, _log2(near_rows // _MIN_NEAR_CHUNKS))
+            near_rows = near_rows >> chunk_shift << chunk_shift
+        super().__init__(backend, dim, row_dtype, chunk_shift)
         self.near_rows = near_rows
         self._first_far = ABSENT if near_rows is None else near_rows
-        self._near_slab = 1 << (slab_shift - self.chunk_shift)
-        far_shift = max(self._shift_of(backend.far_chunk_bytes), self.chunk_shift)
-        self._far_slab = 1 << (far_shift - self.chunk_shift)
+        self._near_slab = 1 << (slab_shift - chunk_shift)
+        far_shift = max(_log2(backend.far_chunk_bytes // (4 * dim)), chunk_shift)
+        self._far_slab = 1 << (far_shift - chunk_shift)
         self._far_file = None if far_path is None else FarFile(far_path)
-        self._columns: dict[str, Column] = {}
         self._chunks = Chunks(0, 0)  # of every column
         self._far_bytes = 0  # of the far file, that belong to them
         self.numbers = RowNumbers.none(backend.xp, self._first_far)
         self._add_column("value", dim, row_dtype.storage, 0.0)
-
-    def _shift_of(self, num_bytes: int) -> int:
-        return max(1, num_bytes // (4 * self.dim)).bit_length() - 1
 
     # ---------------------------------------------------------------- columns
 
@@ -198,19 +175,6 @@ class RowStore:
                 f"State {name!r} exists with dim {column.dim} and initial value {column.initial}. "
                 f"Received: dim {dim}, initial value {initial}. Use one optimizer per table."
             )
-
-    def column(self, name: str = "value") -> Column:
-        """Returns a column.
-
-        Raises:
-          KeyError: there is none of that name.
-        """
-        return self._columns[name]
-
-    @property
-    def state_names(self) -> list[str]:
-        """The optimizer states, in the order in which they were made."""
-        return [name for name in self._columns if name != "value"]
 
     @property
     def row_bytes(self) -> int:
@@ -392,204 +356,3 @@ class RowStore:
         other.numbers = RowNumbers.none(self.backend.xp, self._first_far)
         other._add_column("value", self.dim, self.row_dtype.storage, 0.0)
         return other
-
-    # ---------------------------------------------------------------- rows
-
-    def output(self, num_rows: int, column: str = "value", out: Array | None = None) -> Array:
-        """Returns memory that `read` can write `num_rows` rows of a column into: `out`, or new.
-
-        Raises:
-          ValueError: `out` is not such an array.
-        """
-        col = self._columns[column]
-        shape = (num_rows, col.dim)
-        if out is None:
-            return self.backend.xp.empty(shape, col.dtype)
-        if out.shape != shape or out.dtype != col.dtype or not out.flags.c_contiguous:
-            raise ValueError(
-                f"`out` must be a C-contiguous {col.dtype} array of shape {shape}. "
-                f"Received: {out.dtype}, shape {out.shape}, strides {out.strides}."
-            )
-        return out
-
-    def copying(self, out: Array) -> Copying:
-        """Returns what a kernel needs that copies value rows into memory from `output`."""
-        col = self._columns["value"]
-        flat = out.reshape(-1).view(np.uint8)
-        return Copying(col.pointers, self.chunk_shift, col.row_bytes, flat)
-
-    def read(self, rows: Array, column: str = "value", out: Array | None = None) -> Array:
-        """Copies rows out.
-
-        Args:
-          rows: (n,) uint32; an absent one gives zeros.
-          column: which column.
-          out: (n, dim) C-contiguous, to write into; None: a new array.
-
-        Returns:
-          (n, dim) of the column's storage dtype.
-
-        Raises:
-          ValueError: `out` is not such an array.
-        """
-        out = self.output(int(rows.size), column, out)
-        self.reading(rows, out, column)()
-        return out
-
-    def reading(self, rows: Array, out: Array, column: str = "value") -> Action:
-        """Prepares to copy rows (n,) into `out`, from `output`; an absent one gives zeros."""
-        col = self._columns[column]
-        suffix, words = as_words(out)
-        n = int(rows.size)
-        place = (col.pointers, self.chunk_shift, col.dim)
-        return self.backend.prepared(f"rows_read_{suffix}", n, *place, rows, words, n)
-
-    def delivering(
-        self,
-        rows: Array,
-        index: Array | None,
-        places: Array | None,
-        row_numbers: Array | None,
-        out: Array | None,
-        num_absent: Array,
-        num_items: int,
-    ) -> Action:
-        """Prepares to give items the row numbers of their keys and copies of the value rows.
-
-        Args:
-          rows: (k,) uint32, row number of each key, or absent.
-          index: (n,) int32, which key each item belongs to, -1: to none; None: item i to key i.
-          places: (n,) int64, where item i goes; None: to i.
-          row_numbers: (at least n,) uint32, gets the row number of each item; None: not wanted.
-          out: (at least n, dim) from `output`, gets the rows; left as it was where there is none;
-            None: not wanted.
-          num_absent: (1,) int64, grows by the items without a row.
-          num_items: n.
-        """
-        col = self._columns["value"]
-        suffix = f"u{8 * col.dtype.itemsize}"
-        words = None if out is None else as_words(out)[1]
-        place = (col.pointers, self.chunk_shift, col.dim)
-        items = (rows, index, places, row_numbers, words, num_absent, num_items)
-        return self.backend.prepared(f"rows_deliver_{suffix}", num_items, *place, *items)
-
-    def writing(
-        self, rows: Array, values: Array, column: str = "value", source: Array | None = None
-    ) -> Action:
-        """Prepares to copy rows in.
-
-        Args:
-          rows: (n,) uint32, distinct; an absent one is skipped.
-          values: (m, dim) of the column's storage dtype, C-contiguous.
-          source: (n,) int32, row i takes values[source[i]]; None: values[i].
-        """
-        col = self._columns[column]
-        suffix, words = as_words(values)
-        return self.backend.prepared(
-            f"rows_write_{suffix}",
-            rows.size,
-            col.pointers,
-            self.chunk_shift,
-            col.dim,
-            rows,
-            words,
-            source,
-            rows.size,
-        )
-
-    def write(
-        self, rows: Array, values: Array, column: str = "value", source: Array | None = None
-    ) -> None:
-        """Copies rows in; see `writing`."""
-        self.writing(rows, values, column, source)()
-
-    def adding(self, rows: Array, deltas: Array, scale: float = 1.0) -> Action:
-        """Prepares to add `scale * deltas` to value rows.
-
-        Args:
-          rows: (n,) uint32, distinct; an absent one is skipped.
-          deltas: (n, dim) float32, C-contiguous.
-        """
-        return self.backend.prepared(
-            f"rows_add_{self.row_dtype.suffix}",
-            rows.size,
-            self._columns["value"].pointers,
-            self.chunk_shift,
-            self.dim,
-            rows,
-            deltas,
-            float(scale),
-            rows.size,
-        )
-
-    def add(self, rows: Array, deltas: Array, scale: float = 1.0) -> None:
-        """Adds `scale * deltas` to value rows; see `adding`."""
-        self.adding(rows, deltas, scale)()
-
-    def swapping(self, rows: Array, others: Array) -> list[Action]:
-        """Prepares to exchange rows[i] and others[i] in every column.
-
-        Args:
-          rows, others: (n,) uint32, all of them distinct and none absent.
-        """
-        return [
-            self.backend.prepared(
-                f"rows_swap_u{8 * column.dtype.itemsize}",
-                rows.size,
-                column.pointers,
-                self.chunk_shift,
-                column.dim,
-                rows,
-                others,
-                rows.size,
-            )
-            for column in self._columns.values()
-        ]
-
-    def swap(self, rows: Array, others: Array) -> None:
-        """Exchanges rows[i] and others[i] in every column; see `swapping`."""
-        publish(self.swapping(rows, others))
-
-    def fill(self, state: str, rows: Array) -> None:
-        """Sets rows of a state column to its initial value; an absent one is skipped."""
-        self.filling(state, rows)()
-
-    def filling(self, state: str, rows: Array) -> Action:
-        """Prepares to set rows of a state column to its initial value; see `fill`."""
-        col = self._columns[state]
-        return self.backend.prepared(
-            "rows_fill",
-            rows.size,
-            col.pointers,
-            self.chunk_shift,
-            col.dim,
-            rows,
-            float(col.initial),
-            rows.size,
-        )
-
-    def to_storage(self, values: Any) -> Array:
-        """Returns an array-like of rows in the storage format of the value column.
-
-        Accepts the storage dtype itself, and any real floating dtype for float32 and float16 rows;
-        bfloat16 rows are taken as uint16 bits, as an array whose dtype is named bfloat16, or as
-        float32, rounded to nearest even.
-
-        Raises:
-          TypeError: the dtype cannot become this row format.
-        """
-        xp = self.backend.xp
-        values = xp.asarray(values)
-        if self.row_dtype.name != "bfloat16":
-            if values.dtype.kind == "f" or values.dtype.name == "bfloat16":
-                return xp.ascontiguousarray(values.astype(self.row_dtype.storage, copy=False))
-        elif values.dtype == np.uint16:
-            return xp.ascontiguousarray(values)
-        elif values.dtype.name == "bfloat16":
-            return xp.ascontiguousarray(values).view(np.uint16)
-        elif values.dtype.kind == "f":
-            return float32_to_bfloat16(xp, values.astype(np.float32))
-        raise TypeError(
-            f"values must be {self.row_dtype.name}, as the table's rows are. "
-            f"Received: dtype {values.dtype}. Cast them first."
-        )

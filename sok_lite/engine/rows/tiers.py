@@ -137,27 +137,39 @@ class RowTiers:
         self.reserve(self._store.num_rows)
         publish(self.assigning(rows, keys))
 
-    def touching(self, rows: Array) -> list[Action]:
-        """Prepares to say that a lookup saw rows.
+    def heat(self) -> Array | None:
+        """Returns the heat of the rows, (num_rows or more,) uint8; None: nobody counts."""
+        if not self._store.num_far_rows:
+            return None
+        self.reserve(self._store.num_rows)
+        return self._heat
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether a lookup is to warm the rows that it finds."""
+        return self._rest <= 0
+
+    def touching(self, num_rows: int, new_rows: Array | None = None) -> list[Action]:
+        """Prepares to say that a lookup saw rows, after it has warmed those that it found.
 
         Args:
-          rows: (n,) uint32, held and distinct; absent ones are skipped. Of a row that comes twice,
-            one or both are counted.
+          num_rows: that it found, each once.
+          new_rows: (n,) uint32, distinct, of keys that it has inserted; absent ones are skipped.
         """
-        n = int(rows.size)
+        n = 0 if new_rows is None else int(new_rows.size)
         if self._rest > 0:
-            return setting(self, _rest=self._rest - n)
+            return setting(self, _rest=self._rest - num_rows - n)
         if not self._store.num_far_rows:
             return []
         self.reserve(self._store.num_rows)
         return [
-            self._backend.prepared("rows_warm", n, self._heat, rows, n),
-            *setting(self, _lookups=self._lookups + 1, _looked_up=self._looked_up + n),
+            self._backend.prepared("rows_warm", n, self._heat, new_rows, n),
+            *setting(self, _lookups=self._lookups + 1, _looked_up=self._looked_up + num_rows + n),
         ]
 
     def touched(self, rows: Array) -> None:
-        """Says that a lookup saw rows; see `touching`."""
-        publish(self.touching(rows))
+        """Warms rows (n,) uint32, distinct, and says that a lookup saw them."""
+        publish(self.touching(0, rows))
 
     def releasing(self, rows: Array) -> list[Action]:
         """Prepares to say that nobody holds rows (n,) any more, none absent."""

@@ -21,6 +21,7 @@ from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.insertion import Inserts, NewKeys
+from sok_lite.engine.table.lookups import Asked, Output, look_up
 from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.results import Lookup
 from sok_lite.engine.unique import last_of_each, unique
@@ -84,12 +85,36 @@ class EmbeddingTable(Inserts):
           MemoryError: no memory for the new keys; the table is as it was.
         """
         keys = self._keys(keys)
-        given = None if scores is None else self._checked_scores(keys, scores)
-        rows, _ = self._look_up(
-            keys, unique_keys=unique_keys, given=given, filter_ratio=filter_ratio
-        )
+        result = self._row_numbers(keys)
+        if scores is None:
+            asked = Asked(self, keys, result, filter_ratio=filter_ratio, unique_keys=unique_keys)
+        else:
+            asked = self._asked_with_scores(keys, scores, result, filter_ratio)
+        look_up(self.backend, [asked])
         self._report_refused()
-        return rows
+        return result
+
+    def _asked_with_scores(
+        self, keys: Array, scores: Any, result: Array, filter_ratio: float
+    ) -> Asked:
+        """Returns a lookup of each key once, with the last of its scores."""
+        xp, n = self.backend.xp, int(keys.size)
+        scores = self._checked_scores(keys, scores)
+        distinct, inverse = unique(self.backend, keys)
+        given = xp.take(scores, last_of_each(self.backend, inverse, int(distinct.size)))
+        rows, nobody = self._row_numbers(distinct), xp.zeros(1, np.int64)
+        deliver = self.store.delivering(rows, inverse, None, result, None, nobody, n)
+        return Asked(
+            *(self, distinct, rows),
+            filter_ratio=filter_ratio,
+            unique_keys=True,
+            given=given,
+            also=[deliver],
+        )
+
+    def _row_numbers(self, keys: Array) -> Array:
+        """Returns memory for the row numbers of keys."""
+        return self.backend.xp.empty(keys.size, np.uint32)
 
     @changing
     def lookup(
@@ -123,16 +148,12 @@ class EmbeddingTable(Inserts):
             raise ValueError(f"`missing` must be 'initial' or 'zeros'. Received: {missing!r}.")
         keys = self._keys(keys)
         out = self.store.output(int((keys if index is None else index).size), out=out)
-        if not insert:
-            return Lookup(out, *self._read(keys, index, out, missing))
-        rows, num_absent = self._look_up(
-            keys,
-            unique_keys=unique_keys,
-            filter_ratio=filter_ratio,
-            index=index,
-            out=out,
-            missing=missing,
+        rows = self._row_numbers(keys)
+        asked = Asked(
+            *(self, keys, rows, [Output(out, 0, int(keys.size), index)]),
+            *(insert, missing, filter_ratio, unique_keys),
         )
+        (num_absent,) = look_up(self.backend, [asked])
         self._report_refused()
         return Lookup(out, rows, num_absent)
 
@@ -204,7 +225,7 @@ class EmbeddingTable(Inserts):
         rows = self.store.to_storage(values)
         distinct, inverse = unique(self.backend, keys)
         # One lookup sees all keys, so that those to insert evict none of those to add to.
-        found = self._seen(distinct).found
+        found = self._seen(distinct)
         is_held = xp.take(found.rows != np.uint32(ABSENT), inverse)
         add, put = xp.flatnonzero(flags & is_held), xp.flatnonzero(~flags & ~is_held)
         add_keys, summed = self._summed(keys[add], deltas[add])

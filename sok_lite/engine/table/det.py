@@ -8,7 +8,6 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.det_index import DetIndex
-from sok_lite.engine.table.index import Search
 from sok_lite.engine.table.insertion import NewKeys, WithRows
 from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.results import GivesFirstRows
@@ -53,16 +52,6 @@ class DetTable(EmbeddingTable):
         )
         init_capacity = checked_num_keys(name, "init_capacity", init_capacity)
         self.index: DetIndex = DetIndex(backend, self.key_dtype, name, init_capacity)
-
-    def _searching(
-        self,
-        keys: Array,
-        stamp: int = 0,
-        scores: Array | None = None,
-        out: Array | None = None,
-    ) -> Search:
-        copying = None if out is None else self.store.copying(out)
-        return self.index.searching(keys, stamp, copying)
 
     def _insert(
         self,

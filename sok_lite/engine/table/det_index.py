@@ -8,8 +8,8 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
-from sok_lite.engine.rows.store import ABSENT, Copying
-from sok_lite.engine.table.index import LINE, Found, Index, IndexEntries, Search
+from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.table.index import LINE, Index, IndexEntries, Place
 
 _MIN_CAPACITY = 64
 # Lines of 4 slots stay short up to here (1.2 lines a hit), and an index that has just doubled
@@ -45,21 +45,8 @@ class DetIndex(Index):
         index.clear()
         return index
 
-    def searching(self, keys: Array, stamp: int = 0, copying: Copying | None = None) -> Search:
-        """Prepares a search for keys, which may repeat.
-
-        Args:
-          stamp: number of this lookup, kept with each key that is found; 0: nothing is written.
-          copying: copies the rows that are found; None: does not.
-        """
-        if copying is None:
-            return self._searching("det_find", keys, stamp)
-        *place, out = copying
-        return self._searching("det_lookup", keys, stamp, *place, out=out)
-
-    def find(self, keys: Array, stamp: int = 0) -> Found:
-        """Finds keys; see `searching`."""
-        return self.searching(keys, stamp).run()
+    def place(self) -> Place:
+        return Place(self._slots, None, self.capacity, 0, *self._reserved())
 
     def make_room(self, count: int) -> None:
         """Grows so that `count` keys can be inserted, or drops erased slots.

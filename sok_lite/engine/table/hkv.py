@@ -1,6 +1,7 @@
 """The "hybrid" table: up to a number of keys, then the lowest score goes; two tiers of rows."""
 
 import warnings
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,8 +18,9 @@ from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.hkv_options import HkvOptions
-from sok_lite.engine.table.index import Search
+from sok_lite.engine.table.index import Warming
 from sok_lite.engine.table.insertion import Admission, NewKeys, WithRows
+from sok_lite.engine.table.lookups import Asked, Output, look_up
 from sok_lite.engine.table.results import GivesFirstRows
 
 
@@ -138,6 +140,10 @@ class HkvTable(EmbeddingTable):
         # Of the call that is under way: new keys refused, and all of them.
         self._refused = (0, 0)
 
+    def options_of_all_ranks(self) -> dict[str, Any]:
+        of_machine = ("device_id", "far_path")
+        return {name: x for name, x in asdict(self.options).items() if name not in of_machine}
+
     # ---------------------------------------------------------------- scores and eviction
 
     @property
@@ -181,7 +187,9 @@ class HkvTable(EmbeddingTable):
         keys = self._keys(keys)
         out = self.store.output(int(keys.size), out=out)
         evicted: list[Evicted] = []
-        self._look_up(keys, unique_keys=unique_keys, out=out, evicted=evicted)
+        rows, whole = self._row_numbers(keys), Output(out, 0, int(keys.size))
+        asked = Asked(self, keys, rows, [whole], unique_keys=unique_keys, evicted=evicted)
+        look_up(self.backend, [asked])
         self._report_refused(evicted)
         return out, self._gathered(evicted)
 
@@ -215,31 +223,17 @@ class HkvTable(EmbeddingTable):
         if self.tiers.is_due:
             self._rebalance()
 
-    def _counts_each_key_once(self) -> bool:
-        # In its score, which two threads must not write at a time, and in the heat of its row.
-        return self.index.has_scores or self.store.num_far_rows > 0
+    def _warming(self) -> Warming | None:
+        heat = self.tiers.heat()
+        return None if heat is None else Warming(heat, self.tiers.is_counting)
 
-    def _touching(self, rows: Array) -> list[Action]:
-        return self.tiers.touching(rows)
+    def _touching(self, num_seen: int, new_rows: Array | None) -> list[Action]:
+        return self.tiers.touching(num_seen, new_rows)
 
     def _releasing(self, rows: Array) -> list[Action]:
         return [*self.tiers.releasing(rows), *super()._releasing(rows)]
 
     # ---------------------------------------------------------------- what the index decides
-
-    def _searching(
-        self,
-        keys: Array,
-        stamp: int = 0,
-        scores: Array | None = None,
-        out: Array | None = None,
-    ) -> Search:
-        if out is not None and not (stamp and self.index.has_scores):
-            return self.index.searching_and_copying(keys, stamp, self.store.copying(out))
-        search = self.index.searching(keys, stamp, scores)
-        if out is None:
-            return search
-        return search._replace(actions=[*search.actions, self.store.reading(search.rows, out)])
 
     def _may_refuse(self) -> bool:
         return True

@@ -8,8 +8,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
-from sok_lite.engine.rows.store import Copying
-from sok_lite.engine.table.index import LAST_STAMP, LINE, Found, Index, IndexEntries, Search
+from sok_lite.engine.table.index import LAST_STAMP, LINE, Index, IndexEntries, Place
 
 # What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cu.
 STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
@@ -82,24 +81,11 @@ class HkvIndex(Index):
         """The most keys that can still come without eviction."""
         return self.max_capacity + 2 - self.size
 
-    def searching(self, keys: Array, stamp: int = 0, given: Array | None = None) -> Search:
-        """Prepares a search for keys; they are distinct where `has_scores` and a stamp is given.
+    def place(self) -> Place:
+        return Place(self._slots, self._scores, self.capacity, self.bucket, *self._reserved())
 
-        Args:
-          stamp: number of this lookup: stamps and scores are refreshed; 0: nothing is written.
-          given: (n,) uint64, increments (kLfu, kEpochLfu) or scores (kCustomized).
-        """
-        return self._searching("hkv_find", keys, stamp, *self._scoring(), given)
-
-    def searching_and_copying(self, keys: Array, stamp: int, copying: Copying) -> Search:
-        """Prepares to find keys, which may repeat, and to copy their rows; of scores, stamps are
-        refreshed."""
-        *place, out = copying
-        return self._searching("hkv_lookup", keys, stamp, *place, out=out)
-
-    def find(self, keys: Array, stamp: int = 0, given: Array | None = None) -> Found:
-        """Finds keys; see `searching`."""
-        return self.searching(keys, stamp, given).run()
+    def scoring(self) -> tuple[int, int]:
+        return STRATEGIES.index(self.strategy), self.epoch
 
     def make_room(self, count: int) -> None:
         """Doubles, as far as it may, until `count` more keys keep below the load factor.
@@ -141,7 +127,7 @@ class HkvIndex(Index):
             score is below all that it could evict is refused.
         """
         n = int(keys.size)
-        strategy, epoch = self._scoring()
+        strategy, epoch = self.scoring()
         if given_is_score and given is not None:
             strategy = STRATEGIES.index("kCustomized")
         may_evict = self.is_full_size
@@ -244,12 +230,12 @@ class HkvIndex(Index):
         return self._scores if self.strategy == "kEpochLru" else None
 
     def _lines_read(self, held: IndexEntries) -> Array:
-        first, _, line = self.place_of(held.keys)
+        first, _, line = self.homes_of(held.keys)
         in_bucket = held.slots & (self.bucket - 1)
         lines = ((in_bucket - line) & (self.bucket - 1)) // LINE + 1
         return lines + np.int64(self.bucket // LINE) * (held.slots - in_bucket != first)
 
-    def place_of(self, keys: Array) -> tuple[Array, Array, Array]:
+    def homes_of(self, keys: Array) -> tuple[Array, Array, Array]:
         """Returns the first slots of each key's two buckets and its line there, (n,) int64 each.
 
         The same rule as in kernels/hkv/hkv.cu.
@@ -315,7 +301,7 @@ class HkvIndex(Index):
         """
         xp = self.backend.xp
         index = self.emptied(capacity)
-        first, second, _ = index.place_of(keys)
+        first, second, _ = index.homes_of(keys)
         at = slots & ~np.int64(self.bucket - 1)
         fits = (at == first) | (at == second)
         for side, key in enumerate(self._reserved()):
@@ -363,9 +349,6 @@ class HkvIndex(Index):
         return self.backend.xp.full(stamps.size, one.get(self.strategy, np.uint64(0)), np.uint64)
 
     # ---------------------------------------------------------------- inside
-
-    def _scoring(self) -> tuple[int, int]:
-        return STRATEGIES.index(self.strategy), self.epoch
 
     def _prepared(self, kernel: str, num_items: int, *args: object) -> Action:
         return self.backend.prepared(

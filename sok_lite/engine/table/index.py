@@ -5,7 +5,7 @@ keys that mark free slots: so every key is legal.
 """
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
 from sok_lite.backend.tunables import kernel_defines
 from sok_lite.engine.dtypes import KeyDtype
+from sok_lite.engine.rows.access import Copying
 from sok_lite.engine.rows.store import ABSENT
 
 # SOK_LINE of kernels/platform.cuh: slots that a search reads at a time.
@@ -32,18 +33,35 @@ class Found(NamedTuple):
     num_missing: int
 
 
+class Warming(NamedTuple):
+    """The heat of rows, which a lookup may add to.
+
+    Attributes:
+      heat: (num_rows,) uint8; see engine/rows/tiers.py.
+      warms: whether rows that are found get warmer.
+    """
+
+    heat: Array
+    warms: bool
+
+
+# What a search counts; see `Search`.
+NUM_COUNTS = 3
+
+
 class Search(NamedTuple):
     """A search for keys that is prepared.
 
     Attributes:
       actions: make it; they write the others.
       rows: (n,) uint32.
-      missing: (1,) int64.
+      counts: (3,) int64: the keys that are missing; those that are found, each once, where there
+        are scores or heat, which a key that repeats changes once; row splits that do not fit.
     """
 
     actions: list[Action]
     rows: Array
-    missing: Array
+    counts: Array
 
     def run(self) -> Found:
         """Makes the search by itself."""
@@ -53,7 +71,26 @@ class Search(NamedTuple):
     @property
     def found(self) -> Found:
         """What the search has found, once it was made."""
-        return Found(self.rows, int(self.missing[0]))
+        return Found(self.rows, int(self.counts[0]))
+
+
+class Place(NamedTuple):
+    """Where an index is, as kernels take it.
+
+    Attributes:
+      slots: of 16 bytes, see kernels/slots.cuh.
+      scores: beside the slots; None: there are none.
+      capacity: number of slots.
+      bucket: slots of a bucket; 0: it has none.
+      empty_key, reclaim_key: the two reserved keys.
+    """
+
+    slots: Array
+    scores: Array | None
+    capacity: int
+    bucket: int
+    empty_key: int
+    reclaim_key: int
 
 
 class IndexEntries(NamedTuple):
@@ -171,22 +208,51 @@ class Index(ABC):
     def _launch(self, kernel: str, num_items: int, *args: object) -> None:
         self._prepared(kernel, num_items, *args)()
 
-    def _searching(
-        self, kernel: str, keys: Array, *args: object, out: Array | None = None
+    @abstractmethod
+    def place(self) -> Place:
+        """Returns where it is, until it grows."""
+
+    def scoring(self) -> tuple[int, int]:
+        """Returns how scores are kept: the number of the strategy, and the epoch."""
+        return 0, 0
+
+    def searching(
+        self,
+        keys: Array,
+        stamp: int = 0,
+        given: Array | None = None,
+        warming: Warming | None = None,
+        copying: Copying | None = None,
     ) -> Search:
-        """Prepares a kernel that finds keys (n,).
+        """Prepares a search for keys, which may repeat.
 
         Args:
-          args: what it takes before the keys.
-          out: what it takes for the rows that it copies; None: it copies none.
+          keys: (n,) int64.
+          stamp: number of this lookup, kept with each key that is found, whose score is refreshed;
+            0: nothing is written.
+          given: (n,) uint64, of distinct keys: increments (kLfu, kEpochLfu) or scores
+            (kCustomized).
+          warming: of the rows that are found; None: they have no heat.
+          copying: copies the rows that are found; None: does not.
         """
-        xp = self.backend.xp
-        n = int(keys.size)
-        rows = xp.empty(n, np.uint32)
-        missing = xp.zeros(1, np.int64)
-        copied = () if out is None else (out,)
-        action = self._prepared(kernel, n, *args, keys, rows, *copied, missing, n)
-        return Search([action], rows, missing)
+        xp, n = self.backend.xp, int(keys.size)
+        rows, counts = xp.empty(n, np.uint32), xp.zeros(NUM_COUNTS, np.int64)
+        pointers, shift, row_bytes, out = (None, 0, 0, None) if copying is None else copying
+        note = self.noting(stamp, warming)
+        find = self.backend.prepared(
+            *("find", n, *self.place(), *note[:3], given, *note[3:]),
+            *(pointers, shift, row_bytes, keys, rows, out, counts, n),
+        )
+        return Search([find], rows, counts)
+
+    def noting(self, stamp: int, warming: Warming | None) -> tuple[Any, ...]:
+        """Returns what a kernel takes that notes which keys a lookup has seen."""
+        heat, warms = (None, False) if warming is None or not stamp else warming
+        return stamp, *self.scoring(), heat, int(warms)
+
+    def find(self, keys: Array, stamp: int = 0, given: Array | None = None) -> Found:
+        """Finds keys; see `searching`."""
+        return self.searching(keys, stamp, given).run()
 
     def ageing(self) -> list[Action]:
         """Returns the actions that halve every stamp, so that counting can go on."""

@@ -11,7 +11,7 @@ from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.table.index import Search
+from sok_lite.engine.table.index import Found, Warming
 from sok_lite.engine.table.removal import Removes
 from sok_lite.engine.unique import last_of_each, unique
 
@@ -89,10 +89,6 @@ class Inserts(Removes):
         """Decides which of some distinct absent keys get a row now."""
         return Admission(None, [])
 
-    def _counts_each_key_once(self) -> bool:
-        """Whether a key that repeats in a batch must be looked up once."""
-        return False
-
     def _may_refuse(self) -> bool:
         """Whether keys that are inserted may get no row."""
         return False
@@ -101,193 +97,34 @@ class Inserts(Removes):
         """Called before any row number of a lookup is known."""
         return None
 
-    def _touching(self, rows: Array) -> list[Action]:
-        """Prepares to note that a lookup saw rows (n,) uint32, distinct where it matters."""
+    def _touching(self, num_seen: int, new_rows: Array | None) -> list[Action]:
+        """Prepares to note how many rows a lookup saw, beside new ones (n,) uint32."""
         return []
 
     # ---------------------------------------------------------------- a lookup
 
-    def _look_up(
-        self,
-        keys: Array,
-        *,
-        unique_keys: bool,
-        filter_ratio: float = 1.0,
-        given: Array | None = None,
-        index: Array | None = None,
-        out: Array | None = None,
-        missing: str = "initial",
-        evicted: list[Any] | None = None,
-    ) -> tuple[Array, int]:
-        """Finds keys, inserts those that are missing, and gives row numbers and rows.
+    def _warming(self) -> Warming | None:
+        """The heat of the rows, which a lookup that may insert adds to; None: they have none."""
+        return None
 
-        Args:
-          given: (n,) uint64, of a caller who gives scores or increments.
-          index, out, missing: as of `lookup`; `out` is from `store.output`.
-          evicted: grows by what was evicted; None: it is not wanted.
-
-        Returns:
-          (row numbers (n,) uint32, how many of them are absent).
-        """
-        xp, store = self.backend.xp, self.store
-        self._before_lookup()
-        asked, inverse = int(keys.size), None
-        if not unique_keys and self._counts_each_key_once():
-            keys, inverse = unique(self.backend, keys)
-            unique_keys = True
-            if given is not None:
-                # The last in the batch counts, as for values.
-                given = xp.take(given, last_of_each(self.backend, inverse, int(keys.size)))
-            index = inverse if index is None else xp.take(inverse, index)
-        n = int(keys.size)
-        copies = out is not None and index is None
-        result = None if inverse is None else xp.empty(asked, np.uint32)
-        search = self._seen(keys, given, out if copies else None)
-        rows, num_missing = search.found
-        self._count_found(*self._items(rows, num_missing, asked, inverse))
-        # Of missing keys, of the keys as they were asked for, and of items.
-        num_absent = xp.zeros(3, np.int64)
-
-        def finishing() -> list[Action]:
-            """Prepares what follows when `rows` has the row numbers of all keys."""
-            actions = self._touching(rows)
-            if result is not None:
-                items = (inverse, None, result, None, num_absent[1:], asked)
-                actions.append(store.delivering(rows, *items))
-            if out is not None and not copies:
-                items = (index, None, None, out, num_absent[2:], int(out.shape[0]))
-                actions.append(store.delivering(rows, *items))
-            return actions
-
-        if num_missing == 0:
-            publish(finishing())
-            return (rows if result is None else result), 0
-
-        at = xp.flatnonzero(rows == np.uint32(ABSENT))
-        new_keys, number, new_given = keys[at], None, None if given is None else given[at]
-        if not unique_keys:
-            new_keys, number = unique(self.backend, new_keys)
-            if new_given is not None:
-                last = last_of_each(self.backend, number, int(new_keys.size))
-                new_given = xp.take(new_given, last)
-        values = None
-        if out is not None and self._may_refuse():
-            # What a key gives that gets no row is written now: there may be no memory afterwards.
-            values = self._initial_values(new_keys)
-            self._write_missing(out, n, index, at, number, values if missing == "initial" else None)
-        entering = self._entering(new_keys, new_given, number, values, filter_ratio)
-
-        def after(new_rows: Array) -> list[Action]:
-            items = (entering.number, at, rows, out if copies else None, num_absent, int(at.size))
-            return [store.delivering(new_rows, *items), *finishing()]
-
-        self._insert(entering.new, entering.actions, after, evicted)
-        rows = rows if result is None else result
-        return rows, int(num_absent[0 if result is None else 1]) if self._may_refuse() else 0
-
-    def _write_missing(
-        self,
-        out: Array,
-        num_keys: int,
-        index: Array | None,
-        at: Array,
-        number: Array | None,
-        values: Array | None,
-    ) -> None:
-        """Writes what the items of missing keys give.
-
-        Args:
-          out: (n, dim) of the items.
-          num_keys: of all keys.
-          index: (n,) int32, which key each item is; None: item i is key i.
-          at: (m,) int64, which keys are missing.
-          number: (m,) int32, which of `values` each of them has; None: the i-th.
-          values: (k, dim) storage; None: zeros.
-        """
-        xp = self.backend.xp
-        items = at
-        if index is not None:
-            place = xp.full(num_keys, -1, np.int32)
-            place[at] = xp.arange(at.size, dtype=np.int32) if number is None else number
-            of_items = xp.take(place, index)
-            items = xp.flatnonzero(of_items >= 0)
-            number = xp.take(of_items, items)
-        if values is None:
-            out[items] = 0
-        else:
-            out[items] = values if number is None else xp.take(values, number, axis=0)
-
-    def _seen(self, keys: Array, given: Array | None = None, out: Array | None = None) -> Search:
-        """Begins a lookup that may insert, and finds keys, which count as seen by it.
-
-        Args:
-          given, out: as of `_searching`.
-        """
+    def _beginning_lookup(self) -> list[Action]:
+        """Prepares to begin a lookup that may insert. Its number is that of the last one and 1."""
         if self.clock.is_full:
             publish(self._ageing())
-        search = self._searching(keys, self.clock.now + 1, given, out)
-        publish([*search.actions, *self.clock.ticking()])
-        return search
+        return self.clock.ticking()
 
-    def _entering(
-        self,
-        keys: Array,
-        given: Array | None,
-        number: Array | None,
-        values: Array | None,
-        filter_ratio: float,
-    ) -> "_Entering":
-        """Decides which of some distinct new keys are inserted.
-
-        Args:
-          number: (m,) int32, which of the keys each missing item is; None: item i is key i.
-        """
-        xp, stamp = self.backend.xp, self.clock.now
-        mask, actions = self._admission(keys, filter_ratio)
-        if mask is None:
-            return _Entering(NewKeys(keys, stamp, given, values=values), number, actions)
-        let_in = xp.flatnonzero(mask)
-        place = xp.full(keys.size, -1, np.int32)
-        place[let_in] = xp.arange(let_in.size, dtype=np.int32)
-        given = None if given is None else given[let_in]
-        new = NewKeys(keys[let_in], stamp, given, values=values, source=let_in.astype(np.int32))
-        count = self._counting(not_admitted=int(keys.size - let_in.size))
-        return _Entering(
-            new, place if number is None else xp.take(place, number), [*actions, count]
-        )
-
-    def _read(
-        self, keys: Array, index: Array | None, out: Array, missing: str
-    ) -> tuple[Array, int]:
-        """Does what `_look_up` does and inserts nothing."""
-        xp = self.backend.xp
-        copies = index is None
-        rows, num_absent = self._searching(keys, out=out if copies else None).run()
-        self._count_found(int(keys.size), num_absent)
-        wanted = rows if index is None else xp.take(rows, index)
-        if not copies:
-            self.store.read(wanted, out=out)
-        if num_absent:
-            at = xp.flatnonzero(wanted == np.uint32(ABSENT))
-            absent = keys[at] if index is None else xp.take(keys, index[at])
-            out[at] = self._initial_values(absent) if missing == "initial" else 0
-        return rows, num_absent
+    def _seen(self, keys: Array) -> Found:
+        """Begins a lookup that may insert, and finds keys, which count as seen by it."""
+        ticking = self._beginning_lookup()
+        search = self.index.searching(keys, self.clock.now + 1, warming=self._warming())
+        publish([*search.actions, *ticking])
+        return search.found
 
     def _count_found(self, num_items: int, num_missing: int) -> None:
         counts = self._counts
         counts.update(
             found=counts["found"] + num_items - num_missing, missed=counts["missed"] + num_missing
         )
-
-    def _items(
-        self, rows: Array, num_missing: int, num_items: int, inverse: Array | None
-    ) -> tuple[int, int]:
-        """Returns how many items a lookup of keys had, and for how many of them there is no row."""
-        if inverse is not None and num_missing:
-            absent = self.backend.xp.zeros(1, np.int64)
-            self.store.delivering(rows, inverse, None, None, None, absent, num_items)()
-            num_missing = int(absent[0])
-        return num_items, num_missing
 
     def _ageing(self) -> list[Action]:
         """Prepares to halve the number of every lookup, so that counting can go on."""
@@ -310,7 +147,7 @@ class Inserts(Removes):
             if self.clock.is_full:
                 # They were given by the numbers that lookups have before they are halved.
                 given = self.index.aged(given)
-        rows, num_missing = self._seen(distinct).found
+        rows, num_missing = self._seen(distinct)
         actions = [self.store.writing(rows, values, source=last)]
 
         def scoring(_: Array | None = None) -> list[Action]:
@@ -362,12 +199,3 @@ class Inserts(Removes):
             return self.store.writing(rows, new.values, source=new.source)
         seed = self._table_seed
         return self.initializer.filling(self.backend, self.store, rows, new.keys, seed)
-
-
-class _Entering(NamedTuple):
-    """New keys that are to be inserted, `number` (m,) int32, which of them each missing item is
-    (-1: none; None: item i is key i), and the actions to be taken along."""
-
-    new: NewKeys
-    number: Array | None
-    actions: list[Action]

@@ -1,7 +1,7 @@
 """What a table is made of, and what all that uses it shares."""
 
 import hashlib
-from abc import ABC, abstractmethod
+from abc import ABC
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from sok_lite.engine.dtypes import KeyDtype, bfloat16_to_float32, key_dtype, row
 from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
-from sok_lite.engine.table.index import Found, Index, Search
+from sok_lite.engine.table.index import Found, Index
 from sok_lite.engine.table.results import GivesFirstRows, Statistics
 
 # A row of this many float32 numbers takes a gigabyte: a larger dimension is a mistake.
@@ -140,6 +140,10 @@ class TableParts(Exclusive, ABC):
             far_reserved_bytes=tiers.far,
         )
 
+    def options_of_all_ranks(self) -> dict[str, Any]:
+        """Returns the options of this kind of table that ranks must have in common."""
+        return {}
+
     # ---------------------------------------------------------------- one call at a time
 
     def _finish(self) -> None:
@@ -158,24 +162,9 @@ class TableParts(Exclusive, ABC):
 
     # ---------------------------------------------------------------- what an index decides
 
-    @abstractmethod
-    def _searching(
-        self,
-        keys: Array,
-        stamp: int = 0,
-        scores: Array | None = None,
-        out: Array | None = None,
-    ) -> Search:
-        """Prepares a search for keys; with a stamp they count as seen by the lookup of that number.
-
-        Args:
-          out: (n, dim) from `store.output`, gets the rows that are found; the places of the others
-            hold anything.
-        """
-
     def _find(self, keys: Array) -> Found:
         """Finds keys and changes nothing."""
-        return self._searching(keys).run()
+        return self.index.find(keys)
 
     def _slot_scores(self, stamps: Array, slots: Array) -> Array:
         """Returns the scores (n,) uint64 of entries of the index."""
@@ -227,7 +216,8 @@ class TableParts(Exclusive, ABC):
             return bfloat16_to_float32(self.backend.xp, values)
         return values.astype(np.float32, copy=False)
 
-    def _initial_values(self, keys: Array) -> Array:
+    def initial_values(self, keys: Array) -> Array:
+        """Returns what rows of keys (n,) int64 begin with, (n, dim) storage."""
         values = self.initializer.values(self.backend, keys, self.dim, self._table_seed)
         return self.store.to_storage(values)
 

@@ -13,17 +13,9 @@ import tensorflow as tf
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
+from sok_lite.engine.optimizers.rule import apply_rule
 from sok_lite.engine.rows.store import RowStore
-from sok_lite.engine.update_rules import (
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    Ftrl,
-    Momentum,
-    RMSprop,
-    apply_rule,
-)
 
 tf_keras = pytest.importorskip("tf_keras")
 legacy = tf_keras.optimizers.legacy

@@ -1,16 +1,15 @@
 """Update rules against their plain NumPy twins in tests/reference_updates.py."""
 
 import dataclasses
-import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sok_lite.backend.cpu import CpuBackend
-from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16, row_dtype
-from sok_lite.engine.rows.store import ABSENT, RowStore
-from sok_lite.engine.update_rules import (
-    RULES,
+from sok_lite.backend.sources import kernel_files
+from sok_lite.engine import optimizers
+from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
+from sok_lite.engine.optimizers import (
     SGD,
     Adagrad,
     Adam,
@@ -18,59 +17,14 @@ from sok_lite.engine.update_rules import (
     Ftrl,
     Momentum,
     RMSprop,
-    StochasticRounding,
-    apply_rule,
-    count_nonfinite,
+    UpdateRule,
 )
-from tests import reference_rounding, reference_updates
-
-VARIANTS = [
-    SGD(),
-    SGD(weight_decay=0.1),
-    Momentum(),
-    Momentum(nesterov=True),
-    Momentum(momentum=0.5, lr_in_state=False),
-    Momentum(nesterov=True, lr_in_state=False, weight_decay=0.01),
-    Adagrad(),
-    Adagrad(epsilon=1e-3, epsilon_inside_root=False, initial_accumulator=0.5),
-    Adagrad(epsilon=0.0, weight_decay=0.01),
-    Adam(),
-    Adam(beta_1=0.5, beta_2=0.9, epsilon=1e-3),
-    Adam(amsgrad=True),
-    Adam(adaptive_epsilon=True, epsilon=1e-2, weight_decay=0.2),
-    Adam(beta_1=0.0),
-    AdamW(),
-    AdamW(amsgrad=True, weight_decay=0.3),
-    RMSprop(),
-    RMSprop(momentum=0.9),
-    RMSprop(centered=True),
-    RMSprop(centered=True, momentum=0.7, rho=0.8, weight_decay=0.1),
-    RMSprop(epsilon=1e-3, epsilon_inside_root=False),
-    RMSprop(epsilon=1e-3, epsilon_inside_root=False, centered=True),
-    RMSprop(epsilon=1e-3, epsilon_inside_root=False, momentum=0.5),
-    RMSprop(epsilon=1e-10, initial_rms=1.0, momentum=0.9, centered=True),
-    Ftrl(),
-    Ftrl(l1=0.05, l2=0.1, l2_shrinkage=0.01, beta=0.2),
-    Ftrl(learning_rate_power=-0.7, l1=0.01, weight_decay=0.1),
-    Ftrl(learning_rate_power=0.0, initial_accumulator=0.0, l2=1.0),
-]
+from sok_lite.engine.optimizers.rule import apply_rule, count_nonfinite
+from sok_lite.engine.rows.store import ABSENT
+from tests import reference_updates
+from tests.engine.optimizers.helpers import VARIANTS, new_table, read
 
 LEARNING_RATES = [0.1, 0.1, 0.03, 0.2, 0.01]
-
-
-def new_table(backend, values, dtype="float32"):
-    """A table of rows without an index, and the numbers of its rows, which span several chunks."""
-    store = RowStore(backend, values.shape[1], row_dtype(dtype))
-    rows = store.allocate(len(values))
-    store.write(rows, store.to_storage(backend.from_host(values)))
-    return types.SimpleNamespace(backend=backend, store=store), backend.to_host(rows)
-
-
-def read(table, rows, column="value"):
-    stored = table.store.read(table.backend.from_host(rows), column)
-    if column == "value" and table.store.row_dtype.name == "bfloat16":
-        stored = bfloat16_to_float32(table.backend.xp, stored)
-    return table.backend.to_host(stored).astype(np.float32)
 
 
 def train(backend, rule, dim, num_rows, num_touched, dtype="float32", seed=0):
@@ -245,11 +199,20 @@ def test_the_step_repeats_bit_for_bit(backend):
         np.testing.assert_array_equal(*(read(table, rows, column) for table in results))
 
 
+def test_every_rule_has_its_file_its_kernels_and_its_variants_here():
+    rules = {getattr(optimizers, name) for name in optimizers.__all__} - {UpdateRule}
+    assert {type(rule) for rule in VARIANTS} == rules
+    folder = Path(optimizers.__file__).parent
+    kernels = {path.stem for path in kernel_files() if path.parent.name == "update"}
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "rule"}
+    assert files == {rule.__module__.rpartition(".")[2] for rule in rules}
+    assert files <= kernels
+
+
 def test_every_rule_names_its_states():
     names = {"m", "v", "vhat", "momentum", "accumulator", "linear", "rms", "mean_grad"}
     for rule in VARIANTS:
         assert set(rule.states) <= names and set(rule.states) <= set(rule.columns)
-        assert type(rule).__name__ in RULES
     assert Adagrad(initial_accumulator=0.3).states == {"accumulator": 0.3}
     assert RMSprop(initial_rms=1).states == {"rms": 1.0}
 
@@ -293,7 +256,7 @@ def test_bad_arguments_are_refused_before_anything_changes(backend):
     numbers = backend.from_host(rows)
     grads = backend.from_host(np.ones((2, 3), np.float32))
     for error, arguments, message in [
-        (TypeError, ("adam", numbers, grads, 0.1, 1), "`rule` must be one of Adagrad, Adam"),
+        (TypeError, ("adam", numbers, grads, 0.1, 1), "such as SGD[(][)]. Received: str"),
         (TypeError, (SGD(), numbers.astype(np.int64), grads, 0.1, 1), "rows int64"),
         (TypeError, (SGD(), numbers, grads.astype(np.float64), 0.1, 1), "grads float64"),
         (ValueError, (SGD(), numbers, grads[:, :2], 0.1, 1), r"`grads` \(u, 3\)"),
@@ -307,188 +270,3 @@ def test_bad_arguments_are_refused_before_anything_changes(backend):
             apply_rule(table, *arguments)
     np.testing.assert_array_equal(read(table, rows), np.ones((2, 3)))
     assert table.store.state_names == []
-
-
-# ---- stochastic rounding: tests/reference_rounding.py is the twin -------------------------------
-
-HALF = ["float16", "bfloat16"]
-
-
-def some_keys(n, seed=0):
-    return np.random.default_rng(seed).integers(-(2**63), 2**63, n, dtype=np.int64)
-
-
-def rounded_by_the_kernel(backend, x, keys, dtype, seed=5, step=1):
-    """Rounds x (n, dim) float32: rows of 0 take a step of exactly x."""
-    table, rows = new_table(backend, np.zeros(x.shape, np.float32), dtype)
-    rounding = StochasticRounding(backend.from_host(keys), seed)
-    grads = backend.from_host(x)
-    apply_rule(table, SGD(), backend.from_host(rows), grads, -1.0, step, rounding=rounding)
-    return read(table, rows)
-
-
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("n, dim", [(0, 3), (1, 1), (31, 3), (33, 31), (1000, 64), (40, 1025)])
-def test_stochastic_rounding_follows_the_twin(backend, dtype, n, dim):
-    # Every float32 there is: normal, subnormal, too large, infinite, NaN.
-    x = np.random.default_rng(n).integers(0, 2**32, (n, dim), dtype=np.uint32).view(np.float32)
-    # And those where float16 is subnormal, or close to its largest value.
-    x[::3] = np.random.default_rng(n).uniform(-(2.0**-13), 2.0**-13, x[::3].shape)
-    x[::7] = np.random.default_rng(n).uniform(60000, 66000, x[::7].shape)
-    keys = some_keys(n)
-    for seed, step in [(0, 1), (-7, 2), (2**63 - 1, 2**32 + 3)]:
-        words = reference_rounding.words(keys, dim, seed, step)
-        expected = reference_rounding.rounded(x, words, dtype)
-        actual = rounded_by_the_kernel(backend, x, keys, dtype, seed, step)
-        np.testing.assert_array_equal(actual, expected)
-
-
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("rule", VARIANTS, ids=repr)
-def test_stochastic_rounding_is_of_the_float32_step(backend, rule, dtype):
-    n, dim = 40, 33
-    rng = np.random.default_rng(2)
-    keys = some_keys(n)
-    half, rows = new_table(backend, rng.normal(size=(n, dim)).astype(np.float32), dtype)
-    exact, _ = new_table(backend, read(half, rows))
-    numbers = backend.from_host(rows)
-    for step in (1, 2, 3):
-        grads = backend.from_host(rng.normal(size=(n, dim)).astype(np.float32))
-        apply_rule(exact, rule, numbers, grads, 0.1, step)
-        rounding = StochasticRounding(backend.from_host(keys), 9)
-        apply_rule(half, rule, numbers, grads, 0.1, step, rounding=rounding)
-        words = reference_rounding.words(keys, dim, 9, step)
-        expected = reference_rounding.rounded(read(exact, rows), words, dtype)
-        np.testing.assert_array_equal(read(half, rows), expected)
-        for name in rule.states:
-            np.testing.assert_array_equal(read(half, rows, name), read(exact, rows, name))
-        exact.store.write(numbers, backend.from_host(expected))
-
-
-@pytest.mark.parametrize("dtype", HALF)
-def test_values_of_the_format_are_kept_whatever_the_bits(backend, dtype):
-    every = np.arange(65536, dtype=np.uint16)
-    if dtype == "float16":
-        x = every.view(np.float16).astype(np.float32)
-    else:
-        x = bfloat16_to_float32(np, every)
-    x = np.ascontiguousarray(x.reshape(1024, 64))
-    for step in (1, 2):
-        actual = rounded_by_the_kernel(backend, x, some_keys(1024), dtype, step=step)
-        np.testing.assert_array_equal(actual, x)
-
-
-@pytest.mark.parametrize(
-    "dtype, largest, ulp", [("float16", 65504.0, 32.0), ("bfloat16", 255 * 2.0**120, 2.0**120)]
-)
-def test_only_what_nearest_makes_an_infinity_becomes_one(backend, dtype, largest, ulp):
-    last = np.float32(largest)
-    below, above = last + np.float32(0.49 * ulp), last + np.float32(0.5 * ulp)
-    x = np.tile(np.array([last, below, above, -below, -above], np.float32), (1000, 1))
-    actual = rounded_by_the_kernel(backend, x, some_keys(1000), dtype)
-    expected = np.tile(np.array([last, last, np.inf, -last, -np.inf], np.float32), (1000, 1))
-    np.testing.assert_array_equal(actual, expected)
-
-
-@pytest.mark.parametrize(
-    "dtype, low, ulp",
-    [
-        ("bfloat16", 1.0, 2.0**-7),
-        ("bfloat16", -3.0, -(2.0**-6)),
-        ("bfloat16", 0.0, 2.0**-133),
-        ("float16", 1.0, 2.0**-10),
-        ("float16", -700.0, -(2.0**-1)),
-        ("float16", 0.0, 2.0**-24),
-        ("float16", 3 * 2.0**-24, 2.0**-24),
-        ("float16", 1023 * 2.0**-24, 2.0**-24),
-    ],
-)
-@pytest.mark.parametrize("share", [0.03125, 0.5, 0.90625])
-def test_the_mean_is_the_exact_value(backend, dtype, low, ulp, share):
-    n, dim = 20_000, 5
-    x = np.full((n, dim), low + share * ulp, np.float32)
-    actual = rounded_by_the_kernel(backend, x, some_keys(n), dtype).astype(np.float64)
-    went_up = (actual - low) / ulp
-    assert set(np.unique(went_up)) == {0.0, 1.0}
-    # Five standard errors, of each column and of all: one run in a million fails by chance, and
-    # keys and seed are fixed.
-    error = np.sqrt(share * (1 - share) / n)
-    np.testing.assert_allclose(went_up.mean(axis=0), share, rtol=0, atol=5 * error)
-    np.testing.assert_allclose(went_up.mean(), share, rtol=0, atol=5 * error / np.sqrt(dim))
-
-
-def test_roundings_of_neighbours_are_independent(backend):
-    n, dim = 4000, 64
-    x = np.full((n, dim), 1 + 2.0**-8, np.float32)  # half way between two bfloat16 numbers
-
-    def went_up(keys, step=1, seed=5):
-        return (rounded_by_the_kernel(backend, x, keys, "bfloat16", seed, step) > 1) - 0.5
-
-    keys = np.arange(n, dtype=np.int64)
-    one = went_up(keys)
-    pairs = {
-        "columns": (one[:, 1:], one[:, :-1]),
-        "columns a draw apart": (one[:, 4:], one[:, :-4]),
-        "keys": (one[1:], one[:-1]),
-        "keys and columns": (one[1:, 1:], one[:-1, :-1]),
-        "steps": (one, went_up(keys, step=2)),
-        "seeds": (one, went_up(keys, seed=6)),
-        "high halves of keys": (one, went_up(keys + 2**32)),
-    }
-    for name, (left, right) in pairs.items():
-        # Products are +-1/4: five standard errors of their mean.
-        assert abs((left * right).mean()) < 5 * 0.25 / np.sqrt(left.size), name
-
-
-@pytest.mark.parametrize("dtype", HALF)
-def test_random_bits_belong_to_the_key_not_to_the_row(backend, dtype):
-    n, dim = 1000, 7
-    x = np.random.default_rng(0).normal(size=(n, dim)).astype(np.float32)
-    keys = some_keys(n)
-    expected = rounded_by_the_kernel(backend, x, keys, dtype)
-    order = np.random.default_rng(1).permutation(n)
-    np.testing.assert_array_equal(
-        rounded_by_the_kernel(backend, x[order], keys[order], dtype), expected[order]
-    )
-    few = order[:33]
-    np.testing.assert_array_equal(
-        rounded_by_the_kernel(backend, x[few], keys[few], dtype), expected[few]
-    )
-
-
-def test_random_bits_do_not_depend_on_the_number_of_threads():
-    x = np.random.default_rng(0).normal(size=(1000, 33)).astype(np.float32)
-    results = []
-    for num_threads in (1, 2, 5):
-        threaded = CpuBackend(num_threads=num_threads)
-        threaded.grain = 1
-        results.append(rounded_by_the_kernel(threaded, x, some_keys(1000), "bfloat16"))
-    np.testing.assert_array_equal(results[0], results[1])
-    np.testing.assert_array_equal(results[0], results[2])
-
-
-def test_stochastic_rounding_leaves_float32_rows_alone(backend):
-    x = np.random.default_rng(0).normal(size=(100, 7)).astype(np.float32)
-    np.testing.assert_array_equal(rounded_by_the_kernel(backend, x, some_keys(100), "float32"), x)
-
-
-def test_absent_rows_are_skipped_where_rounding_is_stochastic(backend):
-    table, rows = new_table(backend, np.zeros((3, 5), np.float32), "bfloat16")
-    numbers = np.array([rows[0], ABSENT, rows[2]], np.uint32)
-    rounding = StochasticRounding(backend.from_host(some_keys(3)), 1)
-    grads = backend.from_host(np.ones((3, 5), np.float32))
-    apply_rule(table, SGD(), backend.from_host(numbers), grads, 1.0, 1, rounding=rounding)
-    np.testing.assert_array_equal(read(table, rows)[:, 0], [-1, 0, -1])
-
-
-def test_bad_keys_of_a_rounding_are_refused(backend):
-    table, rows = new_table(backend, np.ones((2, 3), np.float32), "bfloat16")
-    arguments = (SGD(), backend.from_host(rows), backend.from_host(np.ones((2, 3), np.float32)))
-    for error, keys, message in [
-        (TypeError, np.zeros(2, np.int32), "must be int64. Received: int32"),
-        (ValueError, np.zeros(3, np.int64), r"one key for each of 2 rows. Received: \(3,\)"),
-    ]:
-        rounding = StochasticRounding(backend.from_host(keys), 0)
-        with pytest.raises(error, match=message):
-            apply_rule(table, *arguments, 0.1, 1, rounding=rounding)
-    np.testing.assert_array_equal(read(table, rows), np.ones((2, 3)))

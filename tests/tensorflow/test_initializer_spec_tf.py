@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.initializer import Initializer, make_initializer
+from sok_lite.engine.initializer import Initializer
+from sok_lite.engine.initializer_spec import make_initializer
 
 tf_keras = pytest.importorskip("tf_keras")
 PACKAGES = {

@@ -5,9 +5,10 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, SingleCommunicator, run_ranks
-from sok_lite.engine import step
-from sok_lite.engine.initializer import make_initializer
-from sok_lite.engine.step import Part
+from sok_lite.engine import agreement, lookup
+from sok_lite.engine import trail as trails
+from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.lookup import Part
 from sok_lite.engine.table import make_table
 from tests.engine.helpers import first_row, new_table
 from tests.step_oracle import flat, key_gradients, outputs, random_ragged
@@ -46,12 +47,12 @@ def run(backend, comm, data, combiners, weighted, packed=False):
     """Outputs, and keys -> gradient, of one rank."""
     tables = [new_table(backend, dim=4), new_table(backend, dim=3)]
     parts = parts_of(backend, tables, data, combiners, weighted)
-    out, trail = step.forward(backend, comm, parts, tag=7)
+    out, trail = lookup.forward(backend, comm, parts, tag=7)
     if packed:
-        trail = step.unpack(backend, comm, step.pack(backend, trail), len(parts))
+        trail = trails.unpack(backend, comm, trails.pack(backend, trail), len(parts))
     out_grads = [backend.from_host(grads) for _, _, grads in data]
     ways = [(part.table, part.weights, part.combiner) for part in parts]
-    gradients = step.backward(backend, ways, out_grads, trail)
+    gradients = lookup.backward(backend, ways, out_grads, trail)
     host = backend.to_host
     return (
         [host(o) for o in out],
@@ -122,7 +123,7 @@ def test_one_table_may_come_twice(backend):
     table = new_table(backend, dim=4)
     keys, splits = backend.from_host(np.array([5, 6, 5])), backend.from_host(np.array([0, 2, 3]))
     part = Part(table, keys, splits, None, "sum")
-    out, _ = step.forward(backend, SingleCommunicator(), [part, part])
+    out, _ = lookup.forward(backend, SingleCommunicator(), [part, part])
     np.testing.assert_array_equal(backend.to_host(out[0]), backend.to_host(out[1]))
     assert table.size == 2
 
@@ -140,7 +141,7 @@ def test_a_table_that_comes_twice_is_looked_up_once(backend, size):
         for one, key in zip((table, other, table, table), keys, strict=True):
             splits = backend.from_host(np.arange(len(key) + 1))
             parts.append(Part(one, backend.from_host(key), splits, None, "sum"))
-        outputs, _ = step.forward(backend, comm, parts)
+        outputs, _ = lookup.forward(backend, comm, parts)
         for output, key in zip(outputs, keys, strict=True):
             np.testing.assert_array_equal(backend.to_host(output)[:, 0], key)
         counts = table.statistics()
@@ -177,7 +178,7 @@ def test_bad_parts_raise_before_a_table_changes(backend, keys, splits, weights, 
         "sum",
     )
     with pytest.raises(error, match=text):
-        step.forward(backend, SingleCommunicator(), [good, bad])
+        lookup.forward(backend, SingleCommunicator(), [good, bad])
     assert table.size == 0
 
 
@@ -196,16 +197,20 @@ def test_wrong_formats_raise_before_a_table_changes(backend, change, error, text
     combiner = arrays.pop("combiner", "sum")
     on_backend = {k: None if a is None else backend.from_host(a) for k, a in arrays.items()}
     with pytest.raises(error, match=text):
-        step.forward(backend, SingleCommunicator(), [Part(table, combiner=combiner, **on_backend)])
+        lookup.forward(
+            backend, SingleCommunicator(), [Part(table, combiner=combiner, **on_backend)]
+        )
     assert table.size == 0
 
 
 def test_row_splits_of_row_numbers(backend):
     numbers = backend.from_host(np.array([0, 0, 2, 2, 2, 5], np.int64))
-    splits = backend.to_host(step.row_splits_of(backend, numbers, 7))
+    splits = backend.to_host(lookup.row_splits_of(backend, numbers, 7))
     np.testing.assert_array_equal(splits, [0, 2, 2, 5, 5, 5, 6, 6])
     none = backend.from_host(np.zeros(0, np.int64))
-    np.testing.assert_array_equal(backend.to_host(step.row_splits_of(backend, none, 2)), [0, 0, 0])
+    np.testing.assert_array_equal(
+        backend.to_host(lookup.row_splits_of(backend, none, 2)), [0, 0, 0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,34 +218,34 @@ def test_row_splits_of_row_numbers(backend):
 )
 def test_row_numbers_that_are_wrong_are_refused(backend, numbers, text):
     with pytest.raises(ValueError, match=text):
-        step.row_splits_of(backend, backend.from_host(np.array(numbers, np.int64)), 3)
+        lookup.row_splits_of(backend, backend.from_host(np.array(numbers, np.int64)), 3)
 
 
 def test_ranks_that_look_up_different_tables_all_raise(backend):
     def program(comm):
         table = new_table(backend, dim=4 + comm.rank)
         with pytest.raises(ValueError, match="dimension of table 0 is 4 on rank 0 and 5 on rank 1"):
-            step.agree(comm, 1, [table], ["sum"])
+            agreement.agree(comm, 1, [table], ["sum"])
 
     run_ranks(2, program)
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_rank_that_fails_alone_fails_the_lookup_on_all_ranks(backend, size):
-    def lookup(comm, table, key):
+    def looked_up(comm, table, key):
         part = Part(table, np.array([key]), np.array([0, 1]), None, "sum")
-        return backend.to_host(step.forward(backend, comm, [part])[0][0])
+        return backend.to_host(lookup.forward(backend, comm, [part])[0][0])
 
     def work(comm):
         table = new_table(backend, key_type="int32")
         error = ValueError if comm.rank == 1 else CommunicatorError
         with pytest.raises(error, match="must fit int32.*Received: 1099511627776") as caught:
-            lookup(comm, table, 2**40 if comm.rank == 1 else 7)
+            looked_up(comm, table, 2**40 if comm.rank == 1 else 7)
         if comm.rank != 1:
             assert "Rank 1 could not make this lookup. ValueError" in str(caught.value)
         assert table.size == 0
         # The ranks are still in step.
-        return lookup(comm, table, 7 + comm.rank)
+        return looked_up(comm, table, 7 + comm.rank)
 
     for rank, rows in enumerate(run_ranks(size, work)):
         np.testing.assert_array_equal(rows, [first_row(4)(7 + rank)])
@@ -249,10 +254,10 @@ def test_a_rank_that_fails_alone_fails_the_lookup_on_all_ranks(backend, size):
 def test_ranks_agree_once_per_call(backend):
     def program(comm):
         table = make_table("hbm", backend, 4, initializer=make_initializer("ones", 4))
-        step.agree(comm, 1, [table], ["sum"])
+        agreement.agree(comm, 1, [table], ["sum"])
         # The second one is no collective: a rank may make it alone.
         if comm.rank == 0:
-            step.agree(comm, 1, [table], ["sum"])
+            agreement.agree(comm, 1, [table], ["sum"])
 
     run_ranks(2, program)
 
@@ -268,10 +273,10 @@ def test_a_failure_at_the_owner_is_known_to_all_ranks(size):
         table = make_table("hbm", get_backend("cpu"), 2, initializer=make_initializer("1", 2))
         expected, message = CommunicatorError, "no call, after MemoryError: no rows left"
         if comm.rank == 1:
-            table.lookup = no_memory
+            table._insert = no_memory
             expected, message = MemoryError, "no rows left"
         part = Part(table, np.arange(6), np.array([0, 6]), None, "sum")
         with pytest.raises(expected, match=message):
-            step.forward(get_backend("cpu"), comm, [part])
+            lookup.forward(get_backend("cpu"), comm, [part])
 
     run_ranks(size, program)

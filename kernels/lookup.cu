@@ -1,0 +1,199 @@
+// Finds keys in indexes of both kinds, and gives their rows: as they are, or pooled.
+#include "det/det.cuh"
+#include "hkv/hkv.cuh"
+#include "pooling.cuh"
+
+// A search: where and for what, and what it leaves with the keys that it finds.
+struct Search {
+  HkvTable index;  // a bucket of 0 slots: it is that of det.cuh
+  i64 stamp, strategy, epoch;
+  const u64* given;
+  u8* heat;
+  i64 warms;
+  const i64* keys;
+  i64 n;
+};
+
+// What a thread has counted.
+struct Tally {
+  i64 missing = 0, first = 0, wrong = 0;
+};
+
+// Asks for what the search for a later item reads.
+SOK_DEVICE void search_ahead(const Search& search, i64 i) {
+  if (SOK_AHEAD == 0) return;
+  const HkvTable& index = search.index;
+  if (i + 2 * SOK_AHEAD < search.n) {
+    const i64 key = search.keys[i + 2 * SOK_AHEAD];
+    if (index.bucket)
+      hkv_prefetch_first(index, key);
+    else
+      sok_prefetch(index.slots + det_first_slot(key, index.capacity));
+  }
+  // By now the line has come: if the key is not there, all others are asked for.
+  if (index.bucket && i + SOK_AHEAD < search.n &&
+      hkv_probe_first<false>(index, search.keys[i + SOK_AHEAD]).slot < 0)
+    hkv_prefetch_all(index, search.keys[i + SOK_AHEAD]);
+}
+
+// Notes that a lookup has seen a key. The first item that has it writes its score and warms its
+// row: a key that repeats counts once.
+SOK_DEVICE void note_seen(const Search& search, const Found& found, i64 i, Tally* tally) {
+  const HkvTable& index = search.index;
+  if (!index.scores && !search.heat) {
+    sok_stamp(index.slots, found, (u32)search.stamp);
+    return;
+  }
+  u32* stamp = &index.slots[found.slot].stamp;
+  const u32 now = (u32)search.stamp;
+  if (found.stamp == now || sok_cas(stamp, found.stamp, now) != found.stamp) return;
+  ++tally->first;
+  if (search.warms) sok_warm(search.heat, found.row);
+  if (index.scores && (search.given || search.strategy != HKV_CUSTOMIZED)) {
+    u64* score = index.scores + found.slot;
+    *score = hkv_score(search.strategy, *score, search.given ? search.given[i] : 1,
+                       (u64)search.stamp, (u64)search.epoch);
+  }
+}
+
+// Finds an item's key and returns its row number, or absent. All lanes of a tile come to it.
+SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
+  const HkvTable& index = search.index;
+  const i64 key = search.keys[i];
+  const Found found = index.bucket ? hkv_probe<false>(index, key)
+                                   : det_probe<false>(index.slots, index.capacity, index.empty_key,
+                                                      index.reclaim_key, key);
+  if (sok_is_leader()) {
+    tally->missing += found.slot < 0;
+    if (search.stamp && found.slot >= 0) note_seen(search, found, i, tally);
+  }
+  return found.row;
+}
+
+// Finds the row numbers of keys, which may repeat, and copies their rows if that is wanted: the
+// memory of the slots, of the rows and of the result is then asked for at the same time.
+//
+// slots, scores, ...  the index, see det.cuh and hkv.cuh; a bucket of 0 slots: an "hbm" one
+// stamp      written to the slots that are found; 0: neither stamps nor scores are written
+// given      (n,)  see hkv_score; null: 1, or the score stays (kCustomized). Keys are distinct then
+// heat       (num_rows,)  see rows.cuh; null: the rows have none
+// warms      whether rows that are found get warmer
+// chunks, shift, row_bytes  where rows live; see rows.cuh
+// keys       (n,)
+// rows       (n,)  out  row number, or absent
+// out        (n, row_bytes)  out  rows; left as it was where a key is missing; null: not wanted
+// counts     (2,)  grow by the keys that are missing and, where there are scores or heat, by those
+//                  that are found, each once
+SOK_TILE_KERNEL(find)
+(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
+ i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const u64* given, u8* heat, i64 warms,
+ const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows, u8* out, i64* counts,
+ i64 n) {
+  const Search search{hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key),
+                      stamp,
+                      strategy,
+                      epoch,
+                      given,
+                      heat,
+                      warms,
+                      keys,
+                      n};
+  Tally tally;
+  auto find = [&](i64 i) {
+    search_ahead(search, i);
+    return search_for(search, i, &tally);
+  };
+  if (out) {
+    sok_find_and_copy(share, chunks, shift, row_bytes, rows, out, n, find);
+  } else {
+    SOK_FOR_EACH_TILE(i, n) {
+      const u32 row = find(i);
+      if (sok_is_leader()) rows[i] = row;
+    }
+  }
+  sok_count(counts, tally.missing);
+  sok_count(counts + 1, tally.first);
+}
+SOK_EXPORT(find)
+
+// Finds the keys of ragged rows and pools their rows.
+template <class Items>
+SOK_DEVICE void find_and_pool_rows(const SokShare share, const Search& search, const Items& items,
+                                   const i64* row_splits, i64 combiner, bool in_quads, u32* rows,
+                                   f32* out, Tally* tally, i64 num_rows) {
+  const i64 dim = items.dim;
+  i64 known = -1;
+  SOK_FOR_EACH_ROW_OF_TILES(b, num_rows, in_quads ? dim / 4 : dim) {
+    const i64 begin = row_splits[b], end = row_splits[b + 1];
+    if (begin < 0 || begin > end || end > search.n || (b == 0 && begin != 0) ||
+        (b == num_rows - 1 && end != search.n)) {
+      tally->wrong += SOK_IS_FIRST_WORD(b);
+      continue;
+    }
+    // Keys are looked for some items ahead of the sums, which then find the memory of the rows.
+    i64 most = SOK_AHEAD > 0 ? row_splits[b_end] : end;
+    if (most < end || most > search.n) most = end;  // they are wrong
+    const i64 to = most - end < SOK_AHEAD ? most : end + SOK_AHEAD;
+    SOK_FOR_EACH_ITEM_OF_ROW(j, b, SOK_AHEAD > 0 && known > begin ? known : begin, to) {
+      search_ahead(search, j);
+      const u32 row = search_for(search, j, tally);
+      if (sok_is_leader()) rows[j] = row;
+      if (row != SOK_ABSENT) prefetch_source(item_row_of(items, row), dim);
+    }
+    known = to;
+    sok_meet(b_lanes);
+    sum_group(items, begin, end, combiner, in_quads, b_lanes, out + b * dim);
+  }
+}
+
+template <class T>
+SOK_DEVICE void find_and_pool_rows_of(const SokShare share, const Search& search, const u64* chunks,
+                                      i64 shift, i64 dim, const i64* row_splits, const f32* weights,
+                                      i64 combiner, u32* rows, f32* out, Tally* tally,
+                                      i64 num_rows) {
+  const bool in_quads = sums_quads(dim, (const T*)nullptr, out);
+  if (weights)
+    find_and_pool_rows(share, search, StoredItems<T, true>{chunks, shift, dim, rows, weights},
+                       row_splits, combiner, in_quads, rows, out, tally, num_rows);
+  else
+    find_and_pool_rows(share, search, StoredItems<T, false>{chunks, shift, dim, rows, nullptr},
+                       row_splits, combiner, in_quads, rows, out, tally, num_rows);
+}
+
+// Finds keys as `find` does and pools their rows over ragged rows; a missing key counts as zeros.
+//
+// format      of the rows, see rows.cuh
+// row_splits  (num_rows + 1,)  from 0 to n, ascending; rows whose splits do not fit are counted
+// weights     (n,)             null: all 1
+// combiner    see pooling.cuh
+// out         (num_rows, dim)  out
+// counts      (3,)             as of `find`; the last by row splits that do not fit
+SOK_ROW_KERNEL(find_and_pool)
+(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
+ i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, u8* heat, i64 warms, const u64* chunks,
+ i64 shift, i64 dim, i64 format, const i64* keys, const i64* row_splits, const f32* weights,
+ i64 combiner, u32* rows, f32* out, i64* counts, i64 n, i64 num_rows) {
+  const Search search{hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key),
+                      stamp,
+                      strategy,
+                      epoch,
+                      nullptr,
+                      heat,
+                      warms,
+                      keys,
+                      n};
+  Tally tally;
+  if (format == SOK_F32)
+    find_and_pool_rows_of<f32>(share, search, chunks, shift, dim, row_splits, weights, combiner,
+                               rows, out, &tally, num_rows);
+  else if (format == SOK_F16)
+    find_and_pool_rows_of<f16>(share, search, chunks, shift, dim, row_splits, weights, combiner,
+                               rows, out, &tally, num_rows);
+  else
+    find_and_pool_rows_of<bf16>(share, search, chunks, shift, dim, row_splits, weights, combiner,
+                                rows, out, &tally, num_rows);
+  sok_count(counts, tally.missing);
+  sok_count(counts + 1, tally.first);
+  sok_count(counts + 2, tally.wrong);
+}
+SOK_EXPORT(find_and_pool)

@@ -1,0 +1,59 @@
+"""FTRL-proximal.
+
+* every `Ftrl`: `Ftrl(...)`
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ftrl(UpdateRule):
+    """FTRL-proximal (McMahan et al., KDD 2013) as Keras and TF1 have it.
+
+    Its learning rate must be > 0.
+
+    Attributes:
+      learning_rate_power: <= 0; -0.5 is the paper's and the fastest.
+      initial_accumulator: the accumulator of a new row.
+      l1, l2: regularization strengths.
+      l2_shrinkage: a magnitude penalty, applied to the touched rows only.
+      beta: of the paper.
+    """
+
+    learning_rate_power: float = -0.5
+    initial_accumulator: float = 0.1
+    l1: float = 0.0
+    l2: float = 0.0
+    l2_shrinkage: float = 0.0
+    beta: float = 0.0
+
+    kernel: ClassVar[str] = "update_ftrl"
+    columns: ClassVar[tuple[str, ...]] = ("accumulator", "linear")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.learning_rate_power <= 0, "learning_rate_power", "<= 0")
+        for name in ("initial_accumulator", "l1", "l2", "l2_shrinkage", "beta"):
+            self._require(getattr(self, name) >= 0, name, ">= 0")
+
+    @property
+    def states(self) -> dict[str, float]:
+        return {"accumulator": self.initial_accumulator, "linear": 0.0}
+
+    def scalars(self, learning_rate: float, step: int) -> Scalars:
+        if learning_rate <= 0:
+            raise ValueError(
+                "Ftrl divides by its learning rate, which must be > 0. "
+                f"Received: learning_rate={learning_rate}. Start a warm-up above 0."
+            )
+        return (
+            learning_rate,
+            self._decay(learning_rate),
+            -self.learning_rate_power,
+            self.l1,
+            self.l2 + self.beta / (2 * learning_rate),
+            self.l2_shrinkage,
+        )

@@ -1,0 +1,63 @@
+"""RMSprop.
+
+* Keras 3, tf_keras `RMSprop`: `RMSprop(rho, momentum, epsilon, centered)`
+* tf_keras legacy `RMSprop`: the same, and `epsilon_inside_root=False` where momentum is 0
+* tf.compat.v1 `RMSPropOptimizer`: `RMSprop(rho=decay, ..., initial_rms=1.0)`
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSprop(UpdateRule):
+    """`rms = rho * rms + (1 - rho) * g^2; w -= lr * g / sqrt(rms + epsilon)`.
+
+    Attributes:
+      rho: in [0, 1].
+      momentum: in [0, 1]; where it is not 0, `step = momentum * step + lr * g / sqrt(...)` and
+        `w -= step`, with the step in the state "momentum".
+      epsilon: keeps the root away from 0.
+      centered: divides by the root of the variance, `rms - mean_grad^2`.
+      epsilon_inside_root: False: `/ (sqrt(rms) + epsilon)`.
+      initial_rms: the `rms` of a new row: 0 in Keras, 1 in TF1.
+    """
+
+    rho: float = 0.9
+    momentum: float = 0.0
+    epsilon: float = 1e-7
+    centered: bool = False
+    epsilon_inside_root: bool = True
+    initial_rms: float = 0.0
+
+    kernel: ClassVar[str] = "update_rmsprop"
+    columns: ClassVar[tuple[str, ...]] = ("rms", "mean_grad", "momentum")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 <= self.rho <= 1, "rho", "in [0, 1]")
+        self._require(0 <= self.momentum <= 1, "momentum", "in [0, 1]")
+        self._require(self.epsilon > 0, "epsilon", "> 0")
+        self._require(self.initial_rms >= 0, "initial_rms", ">= 0")
+
+    @property
+    def states(self) -> dict[str, float]:
+        states = {"rms": self.initial_rms}
+        if self.centered:
+            states["mean_grad"] = 0.0
+        if self.momentum:
+            states["momentum"] = 0.0
+        return states
+
+    def scalars(self, learning_rate: float, step: int) -> Scalars:
+        return (
+            learning_rate,
+            self._decay(learning_rate),
+            self.rho,
+            1 - self.rho,
+            self.epsilon,
+            self.momentum,
+            int(self.epsilon_inside_root),
+        )

@@ -1,0 +1,257 @@
+"""What every update rule has, and how a rule is applied to rows; arithmetic is in kernels/update/.
+
+Only the touched rows change, states included ("lazy"): a row that has no gradient in a step keeps
+its momentum as it is.
+
+Rows of 16 bits lose steps smaller than half a unit of their last place where they are rounded to
+nearest. `StochasticRounding` lets them move by the right amount on average.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action, publish
+from sok_lite.engine.dtypes import RowDtype
+
+Scalars = tuple[float | int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRule:
+    """The hyper-parameters of an optimizer, and what its kernel is called with.
+
+    A rule is a frozen dataclass, in a file of its own. Its flags select the variants that bear one
+    name in Keras 3, tf_keras, legacy tf_keras and TF1: the head of each file says which is which.
+
+    Attributes:
+      weight_decay: decoupled weight decay of the touched rows: first `w -= w * lr * weight_decay`,
+        then the step, as in Keras 3.
+    """
+
+    weight_decay: float = 0.0
+
+    # Its name without what says the row format; it is in kernels/update/<rule>.cu.
+    kernel: ClassVar[str]
+    # Columns in the kernel's order; one that `states` lacks is passed as a null pointer.
+    columns: ClassVar[tuple[str, ...]] = ()
+    # Whether a step depends on its number: the states are then worth nothing without the count.
+    counts_steps: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is bool or field.type == "bool":
+                self._require(isinstance(value, (bool, np.bool_)), field.name, "True or False")
+                continue
+            if isinstance(value, (bool, np.bool_)) or not isinstance(
+                value, (int, float, np.integer, np.floating)
+            ):
+                raise TypeError(
+                    f"`{field.name}` of {type(self).__name__} must be a number. "
+                    f"Received: {field.name}={value!r} of type {type(value).__name__}."
+                )
+            self._require(math.isfinite(value), field.name, "finite")
+            object.__setattr__(self, field.name, float(value))
+        self._require(self.weight_decay >= 0, "weight_decay", ">= 0")
+
+    @property
+    def states(self) -> dict[str, float]:
+        """Returns the state columns beside the values, and what a new row has in them."""
+        return {}
+
+    def scalars(self, learning_rate: float, step: int) -> Scalars:
+        """Returns the numbers the kernel takes, in its order.
+
+        Args:
+          learning_rate: of this step, after any schedule.
+          step: 1 for the first update (an optimizer's `iterations + 1`).
+        """
+        raise NotImplementedError
+
+    def _require(self, holds: bool, name: str, expected: str) -> None:
+        if not holds:
+            raise ValueError(
+                f"`{name}` of {type(self).__name__} must be {expected}. "
+                f"Received: {name}={getattr(self, name)!r}."
+            )
+
+    def _decay(self, learning_rate: float) -> float:
+        return learning_rate * self.weight_decay
+
+
+class StochasticRounding(NamedTuple):
+    """Random bits by which float16 and bfloat16 rows are rounded, up or down, exact in the mean.
+
+    They depend on seed, key, column and step alone: not on the row number or the order of the rows.
+
+    Attributes:
+      keys: (u,) int64, C-contiguous; the key of each row.
+      seed: 64 bits that stand for the table.
+    """
+
+    keys: Array
+    seed: int
+
+
+def count_nonfinite(backend: Backend, grads: Array, rows: Array | None = None) -> Array:
+    """Counts the gradient rows that have a NaN or an infinity.
+
+    Args:
+      backend: where the arrays live.
+      grads: (u, dim) float32.
+      rows: (u,) uint32; absent rows are not counted. None: every row counts.
+
+    Returns:
+      A 0-d integer array of the backend: `int()` of it waits for the GPU.
+    """
+    num_rows, dim = grads.shape
+    flags = backend.xp.zeros(num_rows, dtype=np.int32)
+    backend.launch("count_nonfinite", num_rows, rows, grads, dim, flags, num_rows)
+    return flags.sum()
+
+
+def apply_rule(
+    table: Any,
+    rule: UpdateRule,
+    rows: Array,
+    grads: Array,
+    learning_rate: float,
+    step: int,
+    on_nonfinite: str = "allow",
+    rounding: StochasticRounding | None = None,
+) -> Array:
+    """Applies one optimizer step to rows of a table, in place; see `updating`.
+
+    Returns:
+      The number of rows whose gradient had a NaN or an infinity, as a 0-d integer array of the
+      backend: `int()` of it waits for the GPU.
+    """
+    count = table.backend.xp.zeros(1, np.int64)
+    publish(updating(table, rule, rows, grads, learning_rate, step, count, on_nonfinite, rounding))
+    return count[0]
+
+
+def updating(
+    table: Any,
+    rule: UpdateRule,
+    rows: Array,
+    grads: Array,
+    learning_rate: float,
+    step: int,
+    num_nonfinite: Array,
+    on_nonfinite: str = "allow",
+    rounding: StochasticRounding | None = None,
+) -> list[Action]:
+    """Prepares one optimizer step for rows of a table.
+
+    State columns that the table lacks are made at once.
+
+    Args:
+      table: a table, or anything with `backend` and `store`.
+      rule: the update rule.
+      rows: (u,) uint32, distinct; absent ones are skipped.
+      grads: (u, dim) float32, one per row, already summed over duplicates.
+      learning_rate: of this step, after any schedule.
+      step: 1 for the first update.
+      num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
+      on_nonfinite: "allow": rows whose gradient has a NaN or an infinity are updated all the same,
+        and counted. "error": they raise before anything has changed, at the cost of one more pass
+        over the gradients.
+      rounding: of float16 and bfloat16 rows; None: to nearest even. Float32 rows, and states, are
+        never rounded further.
+
+    Raises:
+      TypeError: `rule`, or the dtype of rows, gradients or the rounding's keys.
+      ValueError: shapes, learning rate, step, or `on_nonfinite`.
+      FloatingPointError: a gradient is not finite and `on_nonfinite` is "error".
+    """
+    backend, store = table.backend, table.store
+    rows, grads = _checked(backend, store.dim, rule, rows, grads)
+    learning_rate = float(learning_rate)
+    check_step(learning_rate, step)
+    scalars = rule.scalars(learning_rate, int(step))
+    kernel, noise = _variant(store.row_dtype, rule, rows, rounding)
+    if on_nonfinite == "error":
+        _raise_if_nonfinite(backend, grads, rows)
+    elif on_nonfinite != "allow":
+        raise ValueError(f"`on_nonfinite` must be 'allow' or 'error'. Received: {on_nonfinite!r}.")
+
+    states = rule.states
+    for name, initial in states.items():
+        store.ensure_state(name, initial)
+    num_rows = len(rows)
+    flags = backend.xp.zeros(num_rows, dtype=np.int32)
+    update = backend.prepared(
+        kernel,
+        num_rows,
+        store.column("value").pointers,
+        *(store.column(name).pointers if name in states else None for name in rule.columns),
+        store.chunk_shift,
+        store.dim,
+        rows,
+        grads,
+        flags,
+        *noise,
+        int(step),
+        *scalars,
+        num_rows,
+    )
+    return [update, backend.prepared("count_flags", num_rows, flags, num_nonfinite, num_rows)]
+
+
+def _checked(
+    backend: Backend, dim: int, rule: UpdateRule, rows: Array, grads: Array
+) -> tuple[Array, Array]:
+    if not isinstance(rule, UpdateRule):
+        raise TypeError(
+            "`rule` must be an update rule of sok_lite.engine.optimizers, such as SGD(). "
+            f"Received: {type(rule).__name__}."
+        )
+    if rows.dtype != np.uint32 or grads.dtype != np.float32:
+        raise TypeError(
+            "`rows` must be uint32 and `grads` float32. "
+            f"Received: rows {rows.dtype}, grads {grads.dtype}."
+        )
+    if rows.ndim != 1 or grads.shape != (rows.shape[0], dim):
+        raise ValueError(
+            f"`rows` must have shape (u,) and `grads` (u, {dim}). "
+            f"Received: rows {rows.shape}, grads {grads.shape}."
+        )
+    return backend.xp.ascontiguousarray(rows), backend.xp.ascontiguousarray(grads)
+
+
+def _variant(
+    dtype: RowDtype, rule: UpdateRule, rows: Array, rounding: StochasticRounding | None
+) -> tuple[str, tuple[Array | None, int]]:
+    """Returns the kernel for a row format and a rounding, and its keys and seed."""
+    if rounding is None or dtype.name == "float32":
+        return f"{rule.kernel}_{dtype.suffix}", (None, 0)
+    keys = rounding.keys
+    if keys.dtype != np.int64:
+        raise TypeError(f"The keys of `rounding` must be int64. Received: {keys.dtype}.")
+    if keys.shape != rows.shape:
+        raise ValueError(
+            f"`rounding` must have one key for each of {len(rows)} rows. Received: {keys.shape}."
+        )
+    return f"{rule.kernel}_stochastic_{dtype.suffix}", (keys, rounding.seed)
+
+
+def check_step(learning_rate: float, step: int) -> None:
+    """Raises ValueError for a learning rate that is not finite or a step below 1."""
+    if not math.isfinite(learning_rate):
+        raise ValueError(f"`learning_rate` must be finite. Received: {learning_rate!r}.")
+    if step < 1:
+        raise ValueError(f"`step` must be >= 1, 1 for the first update. Received: {step}.")
+
+
+def _raise_if_nonfinite(backend: Backend, grads: Array, rows: Array) -> None:
+    count = int(count_nonfinite(backend, grads, rows))
+    if count:
+        raise FloatingPointError(
+            f"{count} of {len(rows)} gradient rows have a NaN or an infinity; no row was changed. "
+            "Clip the gradients or lower the learning rate, or use on_nonfinite='allow'."
+        )

@@ -1,0 +1,20 @@
+"""SGD without momentum.
+
+* every `SGD` whose momentum is 0: `SGD()`
+* tf.compat.v1 `GradientDescentOptimizer`: `SGD()`
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(UpdateRule):
+    """`w -= lr * g`."""
+
+    kernel: ClassVar[str] = "update_sgd"
+
+    def scalars(self, learning_rate: float, step: int) -> Scalars:
+        return learning_rate, self._decay(learning_rate)

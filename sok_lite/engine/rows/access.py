@@ -1,0 +1,215 @@
+"""The kernels over rows: what is read from rows by number, and what is written to them.
+
+What changes rows that somebody holds comes in two forms: `swapping` prepares it, for a table that
+changes its index at the same time, and `swap` does it.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action, publish
+from sok_lite.engine.dtypes import RowDtype, as_words
+from sok_lite.engine.rows.column import Column
+
+
+class Copying(NamedTuple):
+    """Where a kernel finds value rows and where it copies them to.
+
+    Attributes:
+      pointers: (at least num_chunks,) uint64, addresses of the chunks.
+      chunk_shift: a chunk holds 2**chunk_shift rows.
+      row_bytes: of a row.
+      out: (n * row_bytes,) uint8.
+    """
+
+    pointers: Array
+    chunk_shift: int
+    row_bytes: int
+    out: Array
+
+
+class RowAccess:
+    """Columns of rows, for those who know the row numbers.
+
+    Attributes:
+      backend: where the rows are.
+      dim: elements of a value row.
+      row_dtype: format of the value rows.
+      chunk_shift: a chunk holds 2**chunk_shift rows.
+    """
+
+    def __init__(self, backend: Backend, dim: int, row_dtype: RowDtype, chunk_shift: int) -> None:
+        self.backend = backend
+        self.dim = dim
+        self.row_dtype = row_dtype
+        self.chunk_shift = chunk_shift
+        self._columns: dict[str, Column] = {}
+
+    def column(self, name: str = "value") -> Column:
+        """Returns a column.
+
+        Raises:
+          KeyError: there is none of that name.
+        """
+        return self._columns[name]
+
+    @property
+    def state_names(self) -> list[str]:
+        """The optimizer states, in the order in which they were made."""
+        return [name for name in self._columns if name != "value"]
+
+    def _prepared(self, kernel: str, column: Column, count: int, *arguments: Any) -> Action:
+        """Prepares a kernel that takes rows of a column, `count` of them."""
+        place = (column.pointers, self.chunk_shift, column.dim)
+        return self.backend.prepared(kernel, count, *place, *arguments, count)
+
+    # ---------------------------------------------------------------- read
+
+    def output(self, num_rows: int, column: str = "value", out: Array | None = None) -> Array:
+        """Returns memory that `read` can write `num_rows` rows of a column into: `out`, or new.
+
+        Raises:
+          ValueError: `out` is not such an array.
+        """
+        col = self.column(column)
+        shape = (num_rows, col.dim)
+        if out is None:
+            return self.backend.xp.empty(shape, col.dtype)
+        if out.shape != shape or out.dtype != col.dtype or not out.flags.c_contiguous:
+            raise ValueError(
+                f"`out` must be a C-contiguous {col.dtype} array of shape {shape}. "
+                f"Received: {out.dtype}, shape {out.shape}, strides {out.strides}."
+            )
+        return out
+
+    def copying(self, out: Array) -> Copying:
+        """Returns what a kernel needs that copies value rows into memory from `output`."""
+        col = self.column()
+        flat = out.reshape(-1).view(np.uint8)
+        return Copying(col.pointers, self.chunk_shift, col.row_bytes, flat)
+
+    def place(self, column: str = "value") -> tuple[Array, int, int, int]:
+        """Returns where a column is, as kernels take it: pointers, chunk_shift, dim, format."""
+        col = self.column(column)
+        format_number = self.row_dtype.number if column == "value" else 0
+        return col.pointers, self.chunk_shift, col.dim, format_number
+
+    def read(self, rows: Array, column: str = "value", out: Array | None = None) -> Array:
+        """Copies rows out.
+
+        Args:
+          rows: (n,) uint32; an absent one gives zeros.
+          column: which column.
+          out: (n, dim) C-contiguous, to write into; None: a new array.
+
+        Returns:
+          (n, dim) of the column's storage dtype.
+
+        Raises:
+          ValueError: `out` is not such an array.
+        """
+        out = self.output(int(rows.size), column, out)
+        self.reading(rows, out, column)()
+        return out
+
+    def reading(self, rows: Array, out: Array, column: str = "value") -> Action:
+        """Prepares to copy rows (n,) into `out`, from `output`; an absent one gives zeros."""
+        suffix, words = as_words(out)
+        kernel = f"rows_read_{suffix}"
+        return self._prepared(kernel, self.column(column), int(rows.size), rows, words)
+
+    def delivering(
+        self,
+        rows: Array,
+        index: Array | None,
+        places: Array | None,
+        row_numbers: Array | None,
+        out: Array | None,
+        num_absent: Array,
+        num_items: int,
+    ) -> Action:
+        """Prepares to give items the row numbers of their keys and copies of the value rows.
+
+        Args:
+          rows: (k,) uint32, row number of each key, or absent.
+          index: (n,) int32, which key each item belongs to, -1: to none; None: item i to key i.
+          places: (n,) int64, where item i goes; None: to i.
+          row_numbers: (at least n,) uint32, gets the row number of each item; None: not wanted.
+          out: (at least n, dim) from `output`, gets the rows; left as it was where there is none;
+            None: not wanted.
+          num_absent: (1,) int64, grows by the items without a row.
+          num_items: n.
+        """
+        col = self.column()
+        kernel = f"rows_deliver_u{8 * col.dtype.itemsize}"
+        words = None if out is None else as_words(out)[1]
+        items = (rows, index, places, row_numbers, words, num_absent)
+        return self._prepared(kernel, col, num_items, *items)
+
+    # ---------------------------------------------------------------- write
+
+    def writing(
+        self, rows: Array, values: Array, column: str = "value", source: Array | None = None
+    ) -> Action:
+        """Prepares to copy rows in.
+
+        Args:
+          rows: (n,) uint32, distinct; an absent one is skipped.
+          values: (m, dim) of the column's storage dtype, C-contiguous.
+          source: (n,) int32, row i takes values[source[i]]; None: values[i].
+        """
+        suffix, words = as_words(values)
+        kernel = f"rows_write_{suffix}"
+        return self._prepared(kernel, self.column(column), int(rows.size), rows, words, source)
+
+    def write(
+        self, rows: Array, values: Array, column: str = "value", source: Array | None = None
+    ) -> None:
+        """Copies rows in; see `writing`."""
+        self.writing(rows, values, column, source)()
+
+    def adding(self, rows: Array, deltas: Array, scale: float = 1.0) -> Action:
+        """Prepares to add `scale * deltas` to value rows.
+
+        Args:
+          rows: (n,) uint32, distinct; an absent one is skipped.
+          deltas: (n, dim) float32, C-contiguous.
+        """
+        kernel = f"rows_add_{self.row_dtype.suffix}"
+        return self._prepared(kernel, self.column(), int(rows.size), rows, deltas, float(scale))
+
+    def add(self, rows: Array, deltas: Array, scale: float = 1.0) -> None:
+        """Adds `scale * deltas` to value rows; see `adding`."""
+        self.adding(rows, deltas, scale)()
+
+    def filling(self, state: str, rows: Array) -> Action:
+        """Prepares to set rows of a state column to its initial value; an absent one is skipped."""
+        col = self.column(state)
+        return self._prepared("rows_fill", col, int(rows.size), rows, float(col.initial))
+
+    def fill(self, state: str, rows: Array) -> None:
+        """Sets rows of a state column to its initial value; see `filling`."""
+        self.filling(state, rows)()
+
+    def swapping(self, rows: Array, others: Array) -> list[Action]:
+        """Prepares to exchange rows[i] and others[i] in every column.
+
+        Args:
+          rows, others: (n,) uint32, all of them distinct and none absent.
+        """
+        return [
+            self._prepared(
+                f"rows_swap_u{8 * column.dtype.itemsize}", column, int(rows.size), rows, others
+            )
+            for column in self._columns.values()
+        ]
+
+    def swap(self, rows: Array, others: Array) -> None:
+        """Exchanges rows[i] and others[i] in every column; see `swapping`."""
+        publish(self.swapping(rows, others))
+
+    def to_storage(self, values: Any) -> Array:
+        """Returns an array-like of rows in the format of the value rows, as RowDtype says."""
+        return self.row_dtype.to_storage(self.backend.xp, values)

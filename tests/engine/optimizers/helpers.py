@@ -1,0 +1,55 @@
+"""Every formula that a rule has, and a table to apply it to."""
+
+import types
+
+import numpy as np
+
+from sok_lite.engine.dtypes import bfloat16_to_float32, row_dtype
+from sok_lite.engine.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
+from sok_lite.engine.rows.store import RowStore
+
+VARIANTS = [
+    SGD(),
+    SGD(weight_decay=0.1),
+    Momentum(),
+    Momentum(nesterov=True),
+    Momentum(momentum=0.5, lr_in_state=False),
+    Momentum(nesterov=True, lr_in_state=False, weight_decay=0.01),
+    Adagrad(),
+    Adagrad(epsilon=1e-3, epsilon_inside_root=False, initial_accumulator=0.5),
+    Adagrad(epsilon=0.0, weight_decay=0.01),
+    Adam(),
+    Adam(beta_1=0.5, beta_2=0.9, epsilon=1e-3),
+    Adam(amsgrad=True),
+    Adam(adaptive_epsilon=True, epsilon=1e-2, weight_decay=0.2),
+    Adam(beta_1=0.0),
+    AdamW(),
+    AdamW(amsgrad=True, weight_decay=0.3),
+    RMSprop(),
+    RMSprop(momentum=0.9),
+    RMSprop(centered=True),
+    RMSprop(centered=True, momentum=0.7, rho=0.8, weight_decay=0.1),
+    RMSprop(epsilon=1e-3, epsilon_inside_root=False),
+    RMSprop(epsilon=1e-3, epsilon_inside_root=False, centered=True),
+    RMSprop(epsilon=1e-3, epsilon_inside_root=False, momentum=0.5),
+    RMSprop(epsilon=1e-10, initial_rms=1.0, momentum=0.9, centered=True),
+    Ftrl(),
+    Ftrl(l1=0.05, l2=0.1, l2_shrinkage=0.01, beta=0.2),
+    Ftrl(learning_rate_power=-0.7, l1=0.01, weight_decay=0.1),
+    Ftrl(learning_rate_power=0.0, initial_accumulator=0.0, l2=1.0),
+]
+
+
+def new_table(backend, values, dtype="float32"):
+    """A table of rows without an index, and the numbers of its rows, which span several chunks."""
+    store = RowStore(backend, values.shape[1], row_dtype(dtype))
+    rows = store.allocate(len(values))
+    store.write(rows, store.to_storage(backend.from_host(values)))
+    return types.SimpleNamespace(backend=backend, store=store), backend.to_host(rows)
+
+
+def read(table, rows, column="value"):
+    stored = table.store.read(table.backend.from_host(rows), column)
+    if column == "value" and table.store.row_dtype.name == "bfloat16":
+        stored = bfloat16_to_float32(table.backend.xp, stored)
+    return table.backend.to_host(stored).astype(np.float32)

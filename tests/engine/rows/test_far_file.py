@@ -1,0 +1,151 @@
+"""Far rows in a file."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from sok_lite.backend import get_backend
+from tests.engine.own_process import run_limited
+from tests.engine.rows.helpers import new_store
+
+
+@pytest.fixture
+def cpu():
+    return get_backend("cpu")
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_far_rows_in_a_file_grow_with_their_states_and_the_file_goes_with_them(
+    cpu, tmp_path, is_folder
+):
+    path = tmp_path if is_folder else tmp_path / "rows"
+    store = new_store(cpu, 64, near_rows=100, far_path=path)
+    store.ensure_state("m", 0.5)
+    rng = np.random.default_rng(0)
+    values = rng.random((200_000, 64), np.float32)
+    for start in range(0, 200_000, 50_000):
+        rows = store.allocate(50_000)
+        store.write(rows, values[start : start + 50_000])
+    store.ensure_state("v", 0.0, dim=1)
+    rows = np.arange(200_000, dtype=np.uint32)
+    np.testing.assert_array_equal(store.read(rows), values)
+    assert (store.read(rows, column="m") == 0.5).all()
+    assert (store.read(rows, column="v") == 0).all()
+    if not is_folder:
+        assert path.stat().st_size == store.tier_bytes().far
+        # Not a sparse file: to write to a mapped page that the disk has no room for kills.
+        assert path.stat().st_blocks * 512 >= path.stat().st_size
+    store.clear()
+    rows = store.allocate(1000)
+    assert (store.read(rows) == 0).all()
+    assert (store.read(rows, column="m") == 0.5).all()
+    assert bool(list(tmp_path.iterdir())) is not is_folder
+    del store
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_tables_do_not_share_a_file(cpu, tmp_path):
+    path = tmp_path / "rows"
+    store = new_store(cpu, near_rows=10, far_path=path)
+    rows = store.allocate(100)
+    store.write(rows, np.ones((100, 3), np.float32))
+    with pytest.raises(FileExistsError, match="that no other table uses"):
+        new_store(cpu, near_rows=10, far_path=path)
+    assert (store.read(rows) == 1).all()
+    others = [new_store(cpu, near_rows=10, far_path=tmp_path) for _ in range(2)]
+    for number, other in enumerate(others):
+        other.write(other.allocate(100), np.full((100, 3), number, np.float32))
+    for number, other in enumerate(others):
+        assert (other.read(rows) == number).all()
+
+
+def test_a_file_that_is_there_is_never_touched(cpu, tmp_path):
+    path = tmp_path / "checkpoint"
+    path.write_text("dear to me")
+    with pytest.raises(FileExistsError):
+        new_store(cpu, near_rows=10, far_path=path)
+    gc.collect()
+    assert path.read_text() == "dear to me"
+
+
+def test_a_file_in_no_folder_is_refused(cpu, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        new_store(cpu, near_rows=10, far_path=tmp_path / "none" / "rows")
+
+
+def test_a_full_disk_leaves_the_store_whole(tmp_path):
+    # The limit on the size of a file stands for the disk: 16 MB have room for two more pieces of
+    # 4 MB for the values, but then not for those of `m`.
+    program = """
+        import os, resource, sys
+        import numpy as np
+        from sok_lite.backend import get_backend
+        from sok_lite.engine.dtypes import row_dtype
+        from sok_lite.engine.rows.store import RowStore
+
+        backend = get_backend("cpu")
+        backend.far_chunk_bytes = 1 << 22
+        store = RowStore(backend, 64, row_dtype("float32"), near_rows=64, far_path=sys.argv[1])
+        store.ensure_state("m", 0.5)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 24, 1 << 24))
+        rows = store.allocate(64 + (1 << 14))
+        values = np.random.default_rng(0).random((rows.size, 64), np.float32)
+        store.write(rows, values)
+        before = store.tier_bytes(), os.stat(sys.argv[1]).st_size
+        for make in (lambda: store.allocate(1 << 15), lambda: store.ensure_state("v", 0.0, 200)):
+            try:
+                make()
+            except MemoryError as error:
+                print(str(error).count("bytes"))
+            assert (store.tier_bytes(), os.stat(sys.argv[1]).st_size) == before
+        np.testing.assert_array_equal(store.read(rows), values)
+        assert (store.read(rows, column="m") == 0.5).all()
+        more = store.allocate(1 << 14)
+        assert (store.read(more, column="m") == 0.5).all() and (store.read(more) == 0).all()
+        print("whole")
+    """
+    assert run_limited(program, tmp_path / "rows") == ["2", "2", "whole"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_path):
+    # 400 MB of rows and states; the process may have 200 MB of memory of its own on top of what it
+    # has when it starts. A shared mapping of a file does not count.
+    program = """
+        import resource, sys
+        from types import SimpleNamespace
+        import numpy as np
+        from sok_lite.backend import get_backend
+        from sok_lite.engine.dtypes import row_dtype
+        from sok_lite.engine.optimizers import Adagrad
+        from sok_lite.engine.optimizers.rule import apply_rule
+        from sok_lite.engine.rows.store import RowStore
+
+        path = sys.argv[1] if len(sys.argv) > 1 else None
+        backend = get_backend("cpu")
+        with open("/proc/self/status") as status:
+            data = next(int(line.split()[1]) for line in status if line.startswith("VmData"))
+        limit = (data << 10) + (200 << 20)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        dim, n, batch = 64, 800_000, 20_000
+        store = RowStore(backend, dim, row_dtype("float32"), near_rows=10_000, far_path=path)
+        table = SimpleNamespace(backend=backend, store=store)
+        rule = Adagrad()
+        initial = rule.states["accumulator"]
+        store.ensure_state("accumulator", initial)
+        for start in range(0, n, batch):
+            rows = store.allocate(batch)
+            grads = np.repeat((1 + rows % 7).astype(np.float32)[:, None], dim, axis=1)
+            apply_rule(table, rule, rows, grads, 0.5, 1)
+        for start in range(0, n, batch):
+            rows = np.arange(start, start + batch, dtype=np.uint32)
+            g = (1 + rows % 7).astype(np.float32)[:, None]
+            values = -np.float32(0.5) * g / np.sqrt(np.float32(initial) + g * g)
+            np.testing.assert_allclose(store.read(rows)[:, :1], values, rtol=1e-3)
+        print(store.tier_bytes().far >> 20 > 200)
+    """
+    assert run_limited(program, tmp_path) == ["True"]
+    with pytest.raises(AssertionError, match="MemoryError: No .* bytes of memory"):
+        run_limited(program)
