@@ -9,6 +9,7 @@ on a CPU a tensor more costs 5 microseconds, and joining 26 x 8,192 rows of 64 b
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from sok_lite.tensor import empty, to_array, to_tensor
 _LINE = 16
 
 Shape = tuple[int, ...]
+# Lengths and sizes, int64: an np.ndarray where they are known now, else a tf.Tensor.
+Numbers = Any
 
 
 # ---- towards Python ------------------------------------------------------------------------------
@@ -43,21 +46,31 @@ def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0)
 
 
-def shapes_of(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns all dimensions of tensors of one dtype and known rank, int64, one after the other."""
-    known = [length for tensor in tensors for length in tensor.shape]
-    with tf.device("CPU:0"):
-        if None not in known:
-            return tf.constant(known, tf.int64, [len(known)])
+def shapes_of(tensors: Sequence[tf.Tensor]) -> Numbers:
+    """Returns all dimensions of tensors of one dtype and known rank, one after the other."""
+    known = [length for tensor in tensors for length in tensor.shape.as_list()]
+    if None not in known:
+        return np.array(known, np.int64)
     # Where the tensors are: no more than their shapes goes to the host.
-    shapes = tf.shape_n(tensors, tf.int64)
+    return join_numbers(tf.shape_n(tensors, tf.int64))
+
+
+def join_numbers(numbers: Sequence[Numbers]) -> Numbers:
+    """Returns (n,) numbers, one after the other."""
+    if all(isinstance(each, np.ndarray) for each in numbers):
+        return np.concatenate(numbers)
     with tf.device("CPU:0"):
-        return join(shapes)
+        return join(numbers)
+
+
+def joins_rows(backend: Backend) -> bool:
+    """Whether float rows cross as one tensor, and their shapes have to be told."""
+    return backend.name != "cpu"
 
 
 def joined_rows(tensors: Sequence[tf.Tensor], backend: Backend) -> list[tf.Tensor]:
-    """Returns float32 tensors as they cross to `rows_of`: as they are or, for a GPU, as one."""
-    if backend.name == "cpu":
+    """Returns float32 tensors as they cross to `rows_of`: as one, flat, or as they are."""
+    if not joins_rows(backend):
         return list(tensors)
     return [join([tf.reshape(tensor, [-1]) for tensor in tensors])]
 
@@ -67,10 +80,10 @@ def rows_of(tensors: Sequence[tf.Tensor], shapes: Sequence[Shape], backend: Back
 
     Args:
       tensors: eager.
-      shapes: what each array was; not looked at where each crossed by itself.
+      shapes: what each array was; not looked at where they are not joined.
     """
     arrays = [to_array(tensor, backend) for tensor in tensors]
-    if backend.name == "cpu":
+    if not joins_rows(backend):
         return arrays
     flat = pieces(arrays[0], [math.prod(shape) for shape in shapes])
     return [piece.reshape(shape) for piece, shape in zip(flat, shapes, strict=True)]
@@ -78,7 +91,7 @@ def rows_of(tensors: Sequence[tf.Tensor], shapes: Sequence[Shape], backend: Back
 
 def pieces(array: Array, lengths: Sequence[int]) -> list[Array]:
     """Returns views of an array (n, ...), one after the other."""
-    ends = np.cumsum(lengths).tolist()
+    ends = accumulate(lengths)
     return [array[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
@@ -95,41 +108,42 @@ def room_for(shapes: Sequence[Shape], backend: Backend) -> tuple[Array, Callable
     Returns:
       (all of it, flat; a function that gives the memory of each result, in the order of `shapes`).
     """
-    sizes = [math.prod(shape) for shape in shapes]
-    ends = np.cumsum([_up_to_line(size) for size in sizes]).tolist()
-    whole = empty((ends[-1],), tf.float32, backend)
-    starts = iter([0, *ends])
+    starts = [*accumulate((_up_to_line(math.prod(shape)) for shape in shapes), initial=0)]
+    whole = empty((starts.pop(),), tf.float32, backend)
+    coming = iter(starts)
 
     def give(shape: Shape) -> Array:
-        start = next(starts)
+        start = next(coming)
         return whole[start : start + math.prod(shape)].reshape(shape)
 
     return whole, give
 
 
-def cut_rows(joined: tf.Tensor, lengths: tf.Tensor, dims: Sequence[int]) -> list[tf.Tensor]:
+def cut_rows(joined: tf.Tensor, lengths: Numbers, dims: Sequence[int]) -> list[tf.Tensor]:
     """Returns the results that lie in a `room_for`, without a copy where they fill whole lines.
 
     Args:
       joined: all of it, flat.
-      lengths: (len(dims),) int64, rows of each.
+      lengths: (len(dims),), rows of each.
       dims: length of their rows.
     """
-    known = tf.get_static_value(lengths)
-    with tf.device("CPU:0"):  # where Split wants its sizes on any machine
-        sizes = (lengths if known is None else known) * np.array(dims, np.int64)
+    is_known = isinstance(lengths, np.ndarray)
+    with tf.device("CPU:0"):  # where Split and Slice want their sizes on any machine
+        sizes = lengths * np.array(dims, np.int64)
         places = _up_to_line(sizes)
         # Of those that may end within a line.
         ends = {
             i: sizes[i : i + 1]
             for i, dim in enumerate(dims)
-            if dim % _LINE and (known is None or sizes[i] % _LINE)
+            if dim % _LINE and not (is_known and sizes[i] % _LINE == 0)
         }
     joined.set_shape([None])
     results = cut(joined, places, len(dims))
     for i, end in ends.items():
         results[i] = tf.slice(results[i], np.zeros(1, np.int64), end)
-    return [tf.reshape(rows, [-1, dim]) for rows, dim in zip(results, dims, strict=True)]
+    # Of a list TensorFlow would make a tensor in 25 microseconds.
+    shapes = [np.array([-1, dim], np.int32) for dim in dims]
+    return [tf.reshape(rows, shape) for rows, shape in zip(results, shapes, strict=True)]
 
 
 def joined_tensor(arrays: Sequence[Array], dtype: tf.DType, backend: Backend) -> tf.Tensor:
@@ -141,6 +155,6 @@ def joined_tensor(arrays: Sequence[Array], dtype: tf.DType, backend: Backend) ->
     return to_tensor(whole, dtype, backend)
 
 
-def cut(joined: tf.Tensor, lengths: Any, count: int) -> list[tf.Tensor]:
+def cut(joined: tf.Tensor, lengths: Numbers, count: int) -> list[tf.Tensor]:
     """Returns `count` tensors of (n,) elements that follow each other, of the given lengths."""
     return [joined] if count == 1 else tf.split(joined, lengths, num=count)

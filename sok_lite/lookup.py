@@ -200,15 +200,14 @@ class _Way:
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
         """Returns keys, row gradients and sizes of all tables, then the weights' gradients."""
         tensors = joined_rows(out_grads, self._host.backend)
-        dtypes = [tf.int64, tf.int64, tf.float32]
+        dtypes = [tf.int64, tf.int32, tf.int64, tf.float32]
         if weights:
             tensors, dtypes = [*tensors, join(weights)], [*dtypes, tf.float32]
-        numbers, *joined = self._call(self._host.backward, tensors, dtypes)
+        lengths, sizes, *joined = self._call(self._host.backward, tensors, dtypes)
         count, dims = len(self.tables), [table.dim for table in self.tables]
-        numbers.set_shape([count, 3])
-        with tf.device("CPU:0"):  # numbers for the host
-            lengths = numbers[:, 0]
-            sizes = tf.unstack(tf.cast(numbers[:, 1:], tf.int32))
+        if not tf.executing_eagerly():
+            lengths.set_shape([count])
+            sizes.set_shape([count, 2])
         keys = [
             from_int64(part, table.key_type)
             for part, table in zip(cut(joined[0], lengths, count), self.tables, strict=True)
@@ -219,7 +218,7 @@ class _Way:
             weight_grads = cut(joined[2], shapes_of(weights), len(weights))
         for each in keys:
             each.set_shape([None])
-        return keys, row_grads, sizes, weight_grads
+        return keys, row_grads, tf.unstack(sizes), weight_grads
 
     def spread(self, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return self._travelled(self._host.spread, rows)

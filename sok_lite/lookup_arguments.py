@@ -12,7 +12,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine.combine import normalise_combiner
 from sok_lite.engine.step import row_splits_of
-from sok_lite.joined import as_int64, join, pieces, shapes_of
+from sok_lite.joined import Numbers, as_int64, join, join_numbers, pieces, shapes_of
 from sok_lite.local_lookup import checked_keys
 from sok_lite.tensor import to_array
 
@@ -124,12 +124,12 @@ def checked_arguments(
     ]
 
 
-def joined_inputs(arguments: Sequence[Argument]) -> tuple[list[tf.Tensor], Any]:
+def joined_inputs(arguments: Sequence[Argument]) -> tuple[list[Any], Numbers]:
     """Returns the tensors that `items_of` takes, and the batch sizes.
 
     Returns:
       ([lengths; keys; row splits and row numbers], each of all tables one after the other;
-      (num_tables,) int64 batch sizes, a tensor or an array). The joined weights are to follow.
+      (num_tables,) batch sizes). The joined weights are to follow.
     """
     keys = [as_int64(argument.keys) for argument in arguments]
     rows = [a.rows for a in arguments] + [
@@ -141,14 +141,13 @@ def joined_inputs(arguments: Sequence[Argument]) -> tuple[list[tf.Tensor], Any]:
     if weights:
         lengths.append(shapes_of(weights))
     lengths += [each.batch for each in rows if each.batch is not None]
-    with tf.device("CPU:0"):  # numbers for the host
-        all_lengths = join(lengths)
-        first_batch = len(keys) + len(numbers) + len(weights)
-        batches = _batches([argument.facts for argument in arguments], all_lengths, first_batch)
+    all_lengths = join_numbers(lengths)
+    first_batch = len(keys) + len(numbers) + len(weights)
+    batches = _batches([argument.facts for argument in arguments], all_lengths, first_batch)
     return [all_lengths, join(keys), join(numbers)], batches
 
 
-def _batches(tables: Sequence[Facts], lengths: tf.Tensor, first_batch: int) -> Any:
+def _batches(tables: Sequence[Facts], lengths: Numbers, first_batch: int) -> Numbers:
     """Returns the batch sizes, of which those of sparse ids lie together in the lengths."""
     known = [facts.batch for facts in tables]
     if None not in known:
@@ -157,12 +156,11 @@ def _batches(tables: Sequence[Facts], lengths: tf.Tensor, first_batch: int) -> A
     # Splits are one more than rows.
     ones = [int(facts.is_ragged) for facts in tables]
     places = [len(tables) + i if one else next(of_sparse) for i, one in enumerate(ones)]
-    return tf.gather(lengths, places) - tf.constant(ones, tf.int64)
+    with tf.device("CPU:0"):
+        return tf.gather(lengths, places) - tf.constant(ones, tf.int64)
 
 
-def items_of(
-    tables: Sequence[Facts], tensors: Sequence[tf.Tensor], backend: Backend
-) -> list[Items]:
+def items_of(tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend) -> list[Items]:
     """Returns each table's part of the eager tensors of `joined_inputs` and the joined weights.
 
     Raises:
@@ -172,7 +170,7 @@ def items_of(
     keys, numbers, *weights = [to_array(tensor, backend) for tensor in joined]
     are_ragged = [facts.is_ragged for facts in tables]
     are_ragged += [f.weights_are_ragged for f in tables if f.weights_are_ragged is not None]
-    stream = iter(lengths.numpy().tolist())
+    stream = iter(np.asarray(lengths).tolist())
     all_keys = pieces(keys, [next(stream) for _ in tables])
     all_numbers = pieces(numbers, [next(stream) for _ in are_ragged])
     of_weights = [next(stream) for facts in tables if facts.has_weights]

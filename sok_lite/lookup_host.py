@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Backend
@@ -75,12 +76,13 @@ class LookupHost:
         packed = step.pack(self.backend, trail, self._new_trail)
         return [outputs, to_tensor(packed, tf.int64, self.backend)]
 
-    def backward(self, trail: step.Trail, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    def backward(self, trail: step.Trail, *tensors: tf.Tensor) -> list[Any]:
         """Takes the outputs' gradients as `joined_rows` gives them, then the joined weights.
 
         Returns:
-          [(num_tables, 3) int64, number of keys and `size_of` of each; then of all tables one after
-          the other: the keys as int64, the row gradients for `cut_rows`, the weights' gradients].
+          [array (num_tables,) int64, number of keys of each; (num_tables, 2) int32, `size_of` each;
+          then of all tables one after the other: int64 keys, row gradients for `cut_rows`, weight
+          gradients if there are weights].
         """
         ways = list(zip(self.tables, trail.tables, strict=True))
         of_weights = [len(way.inverse) for facts, way in ways if facts.has_weights]
@@ -98,14 +100,9 @@ class LookupHost:
             shapes = [(len(way.local_keys), facts.dim) for facts, way in ways]
             row_grads, room = room_for(shapes, self.backend)
             gradients = step.backward(self.backend, parts, out_grads, trail, room)
-        lengths = [
-            [len(way.local_keys), *size_of(table)]
-            for (_, way), (table, _, _) in zip(ways, parts, strict=True)
-        ]
-        with tf.device("CPU:0"):
-            numbers = tf.constant(lengths, tf.int64)
         results = [
-            numbers,
+            np.array([len(way.local_keys) for _, way in ways], np.int64),
+            tf.constant([size_of(table) for table, _, _ in parts], tf.int32),
             joined_tensor([way.local_keys for _, way in ways], tf.int64, self.backend),
             to_tensor(row_grads, tf.float32, self.backend),
         ]

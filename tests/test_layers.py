@@ -42,7 +42,7 @@ LAYERS = [
         "sok_lite.slot",
         "sok_lite.step_order",
     ],
-    ["sok_lite.lookup_gradient", "sok_lite.lookup_host"],
+    ["sok_lite.lookup_gradient", "sok_lite.lookup_host", "sok_lite.optimizer_host"],
     ["sok_lite.lookup", "sok_lite.optimizer"],
     ["sok_lite"],
 ]
