@@ -36,6 +36,7 @@ from bench_turns import (
     print_marks,
     print_medians,
     serve,
+    started,
     statistics_of,
     time_in_turns,
 )
@@ -194,13 +195,9 @@ def main() -> None:
     for case in args.cases:
         able = [each for each in contenders if not (case == "insert" and each.system == "dense")]
         # New processes for each case: a table of a million rows is not left behind for the next.
-        workers = [Worker(each, __file__, options) for each in able]
-        try:
+        with started(able, __file__, options) as workers:
             results.append(measure(args, case, workers))
-            print("RESULT " + json.dumps(results[-1]), flush=True)
-        finally:
-            for worker in workers:
-                worker.close()
+        print("RESULT " + json.dumps(results[-1]), flush=True)
     print_medians(results)
     print_marks(marks(args.threads), results)
 

@@ -18,6 +18,7 @@ Examples:
 """
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -42,6 +43,7 @@ from bench_turns import (
     print_marks,
     print_medians,
     serve,
+    started,
     statistics_of,
     time_in_turns,
 )
@@ -64,7 +66,7 @@ def make_batches(system: System, args: argparse.Namespace, num_rows: int, hot: i
     """This rank's part of the batches: NUM_BATCHES pairs of lists, a member for each table.
 
     Returns:
-      Pairs (ids (n,), row_splits (num_rows / ranks + 1,)).
+      Pairs (ids (n,), partitions as the system likes them).
     """
     rng = np.random.default_rng(1)
     constant = system.tf.constant
@@ -72,7 +74,7 @@ def make_batches(system: System, args: argparse.Namespace, num_rows: int, hot: i
     keys = [make_keys(args.keys, seed=table) for table in range(args.tables)]
     batches = []
     for _ in range(NUM_BATCHES):
-        ids, splits = [], []
+        ids, partitions = [], []
         for keys_of_table in keys:
             lengths = make_lengths(rng, num_rows, hot)
             ends = np.concatenate([[0], np.cumsum(lengths)])
@@ -80,8 +82,8 @@ def make_batches(system: System, args: argparse.Namespace, num_rows: int, hot: i
             mine = ends[system.rank * per_rank : (system.rank + 1) * per_rank + 1]
             positions = positions[mine[0] : mine[-1]]
             ids.append(constant(system.ids(keys_of_table, positions)))
-            splits.append(constant(mine - mine[0]))
-        batches.append((ids, splits))
+            partitions.append(constant(system.partition(mine - mine[0])))
+        batches.append((ids, partitions))
     return batches
 
 
@@ -96,21 +98,18 @@ def timed_calls(system: System, args: argparse.Namespace, case: str) -> Callable
     weights = tf.random.stateless_uniform(shape, seed=[1, 2])
     optimizer = system.many_tables_optimizer()
 
-    def look_up(ids: list, splits: list, is_training: bool) -> list:
-        ragged = [
-            tf.RaggedTensor.from_row_splits(*each, validate=False)
-            for each in zip(ids, splits)  # noqa: B905 (TFRA's Python may be older)
-        ]
+    def look_up(ids: list, partitions: list, is_training: bool) -> list:
         of_all = system.rows_of_all if hot == 1 else system.means_of_all
-        return of_all(tables, ragged, is_training)
+        return of_all(tables, ids, partitions, is_training)
 
     each_any_size = [tf.TensorSpec([None], tf.int64)] * args.tables
 
     @tf.function(input_signature=[each_any_size, each_any_size])
-    def run(ids: list, splits: list) -> tuple:
+    def run(ids: list, partitions: list) -> tuple:
         if work == "train":
-            return (), system.train(optimizer, tables, lambda: look_up(ids, splits, True), weights)
-        rows = look_up(ids, splits, False)
+            rows_of = functools.partial(look_up, ids, partitions, True)
+            return (), system.train(optimizer, tables, rows_of, weights)
+        rows = look_up(ids, partitions, False)
         return rows, rows[-1][-1, -1]
 
     def call() -> float:
@@ -160,7 +159,13 @@ def measure_demo(args: argparse.Namespace) -> dict:
             )
             last = json.loads(done.stdout.splitlines()[-1].removeprefix("RESULT "))
             times[name].append(1000 * DEMO_BATCH / last["samples_per_second"])
-    fields = {"case": "demo", "rows": args.demo_rows, "batch": DEMO_BATCH, **statistics_of(times)}
+    fields = {
+        "case": "demo",
+        "rows": args.demo_rows,
+        "batch": DEMO_BATCH,
+        "runs": args.demo_rounds,
+        **statistics_of(times),
+    }
     fields["samples_per_second"] = {
         name: round(1000 * DEMO_BATCH / took) for name, took in fields["median_ms"].items()
     }
@@ -235,18 +240,11 @@ def main() -> None:
     print_machine()
     options = [f"--{name}={getattr(args, name)}" for name in ("tables", "keys", "dim")]
     results = []
-    workers: list[Worker] = []
-    try:
-        for case in args.cases:
-            if case == "demo":
-                continue
-            if not workers:
-                workers += [Worker(each, __file__, options) for each in contenders_of(args)]
+    cases = [case for case in args.cases if case != "demo"]
+    with started(contenders_of(args) if cases else [], __file__, options) as workers:
+        for case in cases:
             results.append(measure(args, case, workers))
             print("RESULT " + json.dumps(results[-1]), flush=True)
-    finally:
-        for worker in workers:
-            worker.close()
     if "demo" in args.cases:
         results.append(measure_demo(args))
         print("RESULT " + json.dumps(results[-1]), flush=True)

@@ -67,19 +67,27 @@ class System:
         """Looks up ids (n,); returns (n, dim)."""
         raise NotImplementedError
 
-    def mean(self, table: Any, ids: Any, is_training: bool) -> Any:
-        """Looks up ragged ids (batch, None); returns the mean of each row, (batch, dim)."""
+    def partition(self, row_splits: np.ndarray) -> np.ndarray:
+        """Returns how this system likes to be told which ids are of a row: by the row of each."""
+        return np.repeat(np.arange(len(row_splits) - 1), np.diff(row_splits))
+
+    def mean(self, table: Any, ids: Any, partition: Any, is_training: bool) -> Any:
+        """Looks up ids (n,); returns the mean of each row of the partition, (batch, dim)."""
         raise NotImplementedError
 
-    def rows_of_all(self, tables: Sequence, ids: Sequence, is_training: bool) -> list:
-        """Does what `rows` does for several tables, with ragged ids of one id a row."""
+    def rows_of_all(
+        self, tables: Sequence, ids: Sequence, partitions: Sequence, is_training: bool
+    ) -> list:
+        """Does what `rows` does for several tables; the partitions say one id a row."""
         each = zip(tables, ids)  # noqa: B905 (TFRA's Python may be older)
-        return [self.rows(table, some.values, is_training) for table, some in each]
+        return [self.rows(table, some, is_training) for table, some in each]
 
-    def means_of_all(self, tables: Sequence, ids: Sequence, is_training: bool) -> list:
+    def means_of_all(
+        self, tables: Sequence, ids: Sequence, partitions: Sequence, is_training: bool
+    ) -> list:
         """Does what `mean` does for several tables."""
-        each = zip(tables, ids)  # noqa: B905
-        return [self.mean(table, some, is_training) for table, some in each]
+        each = zip(tables, ids, partitions)  # noqa: B905
+        return [self.mean(*of_table, is_training) for of_table in each]
 
     def trained(self, table: Any) -> Any:
         """Returns what gradients are taken for and the optimizer is given."""
@@ -132,11 +140,27 @@ class Ours(System):
     def rows(self, table: Any, ids: Any, is_training: bool) -> Any:
         return self.tf.nn.embedding_lookup(table, ids)
 
-    def rows_of_all(self, tables: Sequence, ids: Sequence, is_training: bool) -> list:
-        return self.sok.lookup_sparse(list(tables), list(ids), combiners="sum")
+    def partition(self, row_splits: np.ndarray) -> np.ndarray:
+        return row_splits
 
-    def means_of_all(self, tables: Sequence, ids: Sequence, is_training: bool) -> list:
-        return self.sok.lookup_sparse(list(tables), list(ids), combiners="mean")
+    def rows_of_all(
+        self, tables: Sequence, ids: Sequence, partitions: Sequence, is_training: bool
+    ) -> list:
+        return self._combined(tables, ids, partitions, "sum")
+
+    def means_of_all(
+        self, tables: Sequence, ids: Sequence, partitions: Sequence, is_training: bool
+    ) -> list:
+        return self._combined(tables, ids, partitions, "mean")
+
+    def _combined(
+        self, tables: Sequence, ids: Sequence, partitions: Sequence, combiner: str
+    ) -> list:
+        ragged = [
+            self.tf.RaggedTensor.from_row_splits(*each, validate=False)
+            for each in zip(ids, partitions, strict=True)
+        ]
+        return self.sok.lookup_sparse(list(tables), ragged, combiners=combiner)
 
 
 class Dense(System):
@@ -162,10 +186,8 @@ class Dense(System):
     def rows(self, table: Any, ids: Any, is_training: bool) -> Any:
         return self.tf.gather(table, ids)
 
-    def mean(self, table: Any, ids: Any, is_training: bool) -> Any:
-        return self.tf.sparse.segment_mean(
-            table, ids.values, ids.value_rowids(), sparse_gradient=is_training
-        )
+    def mean(self, table: Any, ids: Any, partition: Any, is_training: bool) -> Any:
+        return self.tf.sparse.segment_mean(table, ids, partition, sparse_gradient=is_training)
 
 
 class Tfra(System):
@@ -205,14 +227,14 @@ class Tfra(System):
             self.trained(table), ids, self.dim, with_unique=True
         )
 
-    def mean(self, table: Any, ids: Any, is_training: bool) -> Any:
+    def mean(self, table: Any, ids: Any, partition: Any, is_training: bool) -> Any:
         # The steps of TFRA's embedding_lookup_sparse, which would make shadows of its own.
-        unique, where = self.tf.unique(ids.values)
+        unique, where = self.tf.unique(ids)
         if is_training:
             rows = self.de.shadow_ops.embedding_lookup(self.trained(table), unique)
         else:
             rows = table.lookup(unique)
-        return self.tf.sparse.segment_mean(rows, where, ids.value_rowids())
+        return self.tf.sparse.segment_mean(rows, where, partition)
 
     def trained(self, table: Any) -> Any:
         return self.shadows[table.name]

@@ -5,6 +5,7 @@ Standard library only: the processes of other systems run in environments of the
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -14,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -158,6 +159,19 @@ class Worker:
             answers.close()
             connection.close()
         self.process.wait()
+
+
+@contextlib.contextmanager
+def started(
+    contenders: Iterable[Contender], script: str, options: Sequence[str]
+) -> Iterator[list[Worker]]:
+    """Starts a `Worker` of each; however this ends, their processes have ended then."""
+    with contextlib.ExitStack() as on_exit:
+        workers = []
+        for contender in contenders:
+            workers.append(Worker(contender, script, options))
+            on_exit.callback(workers[-1].close)
+        yield workers
 
 
 def time_in_turns(
