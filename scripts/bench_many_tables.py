@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from bench_lookup import NUM_BATCHES, make_keys, zipf_positions
@@ -62,64 +63,74 @@ def make_lengths(rng: np.random.Generator, num_rows: int, mean: int) -> np.ndarr
     return np.concatenate([half, 2 * mean - half])[:num_rows]
 
 
-def make_batches(system: System, args: argparse.Namespace, num_rows: int, hot: int) -> list:
-    """This rank's part of the batches: NUM_BATCHES pairs of lists, a member for each table.
+class ManyTables:
+    """Filled tables of a system, and the calls that are timed."""
 
-    Returns:
-      Pairs (ids (n,), partitions as the system likes them).
-    """
-    rng = np.random.default_rng(1)
-    constant = system.tf.constant
-    per_rank = num_rows // system.num_ranks
-    keys = [make_keys(args.keys, seed=table) for table in range(args.tables)]
-    batches = []
-    for _ in range(NUM_BATCHES):
-        ids, partitions = [], []
-        for keys_of_table in keys:
-            lengths = make_lengths(rng, num_rows, hot)
-            ends = np.concatenate([[0], np.cumsum(lengths)])
-            positions = zipf_positions(rng, args.keys, EXPONENT, int(ends[-1]))
-            mine = ends[system.rank * per_rank : (system.rank + 1) * per_rank + 1]
-            positions = positions[mine[0] : mine[-1]]
-            ids.append(constant(system.ids(keys_of_table, positions)))
-            partitions.append(constant(system.partition(mine - mine[0])))
-        batches.append((ids, partitions))
-    return batches
+    def __init__(self, system: System, args: argparse.Namespace) -> None:
+        self.system, self.args = system, args
+        self.keys = [make_keys(args.keys, seed=table) for table in range(args.tables)]
+        self.tables = [system.filled_table(keys) for keys in self.keys]
+        self._functions: dict[tuple[str, int], Callable] = {}
 
+    def timed_calls(self, case: str) -> Callable[[], float]:
+        """Returns a function that does one call and returns its seconds."""
+        work, _, size = case.partition("-")
+        num_rows, hot = (int(number) for number in [*size.split("x"), "1"][:2])
+        run = self._function(work, hot)
+        batches = self._batches(num_rows, hot)
 
-def timed_calls(system: System, args: argparse.Namespace, case: str) -> Callable[[], float]:
-    """Returns a function that does one call and returns its seconds."""
-    tf = system.tf
-    work, _, size = case.partition("-")
-    num_rows, hot = (int(number) for number in [*size.split("x"), "1"][:2])
-    tables = [system.filled_table(make_keys(args.keys, seed=i)) for i in range(args.tables)]
-    batches = make_batches(system, args, num_rows, hot)
-    shape = [num_rows // system.num_ranks, args.dim]
-    weights = tf.random.stateless_uniform(shape, seed=[1, 2])
-    optimizer = system.many_tables_optimizer()
+        def call() -> float:
+            batches.append(batches.pop(0))
+            start = time.perf_counter()
+            *_, number = run(*batches[-1])
+            number.numpy()  # whatever was only enqueued is done
+            return time.perf_counter() - start
 
-    def look_up(ids: list, partitions: list, is_training: bool) -> list:
-        of_all = system.rows_of_all if hot == 1 else system.means_of_all
-        return of_all(tables, ids, partitions, is_training)
+        return call
 
-    each_any_size = [tf.TensorSpec([None], tf.int64)] * args.tables
+    def _batches(self, num_rows: int, hot: int) -> list:
+        """This rank's part of NUM_BATCHES batches: (ids, partitions), each a list over tables."""
+        system, constant = self.system, self.system.tf.constant
+        rng = np.random.default_rng(1)
+        per_rank = num_rows // system.num_ranks
+        batches = []
+        for _ in range(NUM_BATCHES):
+            ids, partitions = [], []
+            for keys in self.keys:
+                lengths = make_lengths(rng, num_rows, hot)
+                ends = np.concatenate([[0], np.cumsum(lengths)])
+                positions = zipf_positions(rng, self.args.keys, EXPONENT, int(ends[-1]))
+                mine = ends[system.rank * per_rank : (system.rank + 1) * per_rank + 1]
+                ids.append(constant(system.ids(keys, positions[mine[0] : mine[-1]])))
+                partitions.append(constant(system.partition(mine - mine[0])))
+            batches.append((ids, partitions))
+        return batches
 
-    @tf.function(input_signature=[each_any_size, each_any_size])
-    def run(ids: list, partitions: list) -> tuple:
-        if work == "train":
-            rows_of = functools.partial(look_up, ids, partitions, True)
-            return (), system.train(optimizer, tables, rows_of, weights)
-        rows = look_up(ids, partitions, False)
+    def _rows(self, ids: list, partitions: list, hot: int, is_training: bool) -> list:
+        of_all = self.system.rows_of_all if hot == 1 else self.system.means_of_all
+        return of_all(self.tables, ids, partitions, is_training)
+
+    def _function(self, work: str, hot: int) -> Callable:
+        # One for batches of all sizes: TFRA takes minutes to trace a training step.
+        if (work, hot) not in self._functions:
+            tf = self.system.tf
+            each = [tf.TensorSpec([None], tf.int64)] * self.args.tables
+            call = self._look_up if work == "lookup" else self._train
+            optimizer = self.system.many_tables_optimizer()
+            self._functions[work, hot] = tf.function(
+                lambda ids, partitions: call(ids, partitions, hot, optimizer),
+                input_signature=[each, each],
+            )
+        return self._functions[work, hot]
+
+    def _look_up(self, ids: list, partitions: list, hot: int, _: Any) -> tuple:
+        rows = self._rows(ids, partitions, hot, is_training=False)
         return rows, rows[-1][-1, -1]
 
-    def call() -> float:
-        batches.append(batches.pop(0))
-        start = time.perf_counter()
-        _, number = run(*batches[-1])
-        number.numpy()  # whatever was only enqueued is done
-        return time.perf_counter() - start
-
-    return call
+    def _train(self, ids: list, partitions: list, hot: int, optimizer: Any) -> tuple:
+        weights = self.system.tf.range(self.args.dim, dtype=self.system.tf.float32)
+        rows_of = functools.partial(self._rows, ids, partitions, hot, is_training=True)
+        return (self.system.train(optimizer, self.tables, rows_of, weights),)
 
 
 # ----------------------------------------------------------------- the process in front
@@ -230,8 +241,8 @@ def main() -> None:
     if args.worker:
         return serve(
             args.address,
-            lambda: SYSTEMS[args.worker](args.dim, args.threads[0]),
-            lambda system, case: timed_calls(system, args, case),
+            lambda: ManyTables(SYSTEMS[args.worker](args.dim, args.threads[0]), args),
+            ManyTables.timed_calls,
         )
     if args.quick:
         args.tables, args.keys, args.rounds, args.warm_ups, args.calls = 3, 500, 1, 1, 2

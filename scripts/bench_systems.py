@@ -102,7 +102,7 @@ class System:
           optimizer: what takes the gradients.
           tables: what is trained.
           look_up: gives for each table rows (n, dim).
-          weights: (n, dim).
+          weights: (n, dim) or (dim,).
         """
         trained = [self.trained(table) for table in tables]
         with self.tf.GradientTape() as tape:
