@@ -26,7 +26,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from bench_lookup import NUM_BATCHES, make_keys, zipf_positions
@@ -70,6 +69,7 @@ class ManyTables:
         self.system, self.args = system, args
         self.keys = [make_keys(args.keys, seed=table) for table in range(args.tables)]
         self.tables = [system.filled_table(keys) for keys in self.keys]
+        self.optimizer = system.many_tables_optimizer()  # one, for the states belong to it
         self._functions: dict[tuple[str, int], Callable] = {}
 
     def timed_calls(self, case: str) -> Callable[[], float]:
@@ -116,21 +116,20 @@ class ManyTables:
             tf = self.system.tf
             each = [tf.TensorSpec([None], tf.int64)] * self.args.tables
             call = self._look_up if work == "lookup" else self._train
-            optimizer = self.system.many_tables_optimizer()
             self._functions[work, hot] = tf.function(
-                lambda ids, partitions: call(ids, partitions, hot, optimizer),
+                lambda ids, partitions: call(ids, partitions, hot),
                 input_signature=[each, each],
             )
         return self._functions[work, hot]
 
-    def _look_up(self, ids: list, partitions: list, hot: int, _: Any) -> tuple:
+    def _look_up(self, ids: list, partitions: list, hot: int) -> tuple:
         rows = self._rows(ids, partitions, hot, is_training=False)
         return rows, rows[-1][-1, -1]
 
-    def _train(self, ids: list, partitions: list, hot: int, optimizer: Any) -> tuple:
+    def _train(self, ids: list, partitions: list, hot: int) -> tuple:
         weights = self.system.tf.range(self.args.dim, dtype=self.system.tf.float32)
         rows_of = functools.partial(self._rows, ids, partitions, hot, is_training=True)
-        return (self.system.train(optimizer, self.tables, rows_of, weights),)
+        return (self.system.train(self.optimizer, self.tables, rows_of, weights),)
 
 
 # ----------------------------------------------------------------- the process in front
@@ -246,7 +245,7 @@ def main() -> None:
         )
     if args.quick:
         args.tables, args.keys, args.rounds, args.warm_ups, args.calls = 3, 500, 1, 1, 2
-        args.cases = ["lookup-32", "train-32x4"]
+        args.cases = ["lookup-32", "train-32", "train-32x4"]
 
     print_machine()
     options = [f"--{name}={getattr(args, name)}" for name in ("tables", "keys", "dim")]
