@@ -18,7 +18,7 @@ from bench_common import result
 
 from sok_lite.backend import Array, Backend
 from sok_lite.comm.single import SingleCommunicator
-from sok_lite.engine import step
+from sok_lite.engine import lookup
 from sok_lite.engine.apply import Update, apply_updates
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import Adam
@@ -134,10 +134,10 @@ def training_steps(backend: Backend, count: int, dim: int) -> Iterator[Call]:
         items = backend.from_host(np.arange(count, dtype=np.int64) % (count // 2))
 
         def train(_: Any, tables: list = tables, grads: list = grads, items: Any = items) -> None:
-            parts = [step.Part(table, items, splits, None, "mean") for table in tables]
-            _, trail = step.forward(backend, comm, parts)
+            parts = [lookup.Part(table, items, splits, None, "mean") for table in tables]
+            _, trail = lookup.forward(backend, comm, parts)
             ways = [(table, None, "mean") for table in tables]
-            gradients = step.backward(backend, ways, grads, trail)
+            gradients = lookup.backward(backend, ways, grads, trail)
             updates = [
                 Update(table, rule, gradient.keys, gradient.row_grads)
                 for table, gradient in zip(tables, gradients, strict=True)

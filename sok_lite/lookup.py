@@ -1,27 +1,35 @@
 """`sok.lookup_sparse`: every rank asks for keys of any rank, for all tables of a call together."""
 
-import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.backend import Backend
 from sok_lite.comm import Communicator
 from sok_lite.communication import communicator
 from sok_lite.dynamic_variable import DynamicVariable
-from sok_lite.engine import step, trips
-from sok_lite.engine.agreement import check_equal_on_all_ranks
-from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.table import HkvTable
+from sok_lite.engine.trail import Trail
 from sok_lite.host_call import graph_of_function, host_call, on_device, refuse_replicas
-from sok_lite.inference import checked_missing, checked_training, reading
+from sok_lite.inference import checked_missing, checked_training
+from sok_lite.joined import (
+    cut,
+    cut_rows,
+    from_int64,
+    join,
+    joined_rows,
+    shapes_of,
+)
 from sok_lite.local_lookup import local_lookup_and_evict
-from sok_lite.lookup_arguments import Argument, Facts, checked_arguments, row_splits
+from sok_lite.lookup_arguments import (
+    Argument,
+    checked_arguments,
+    joined_inputs,
+)
 from sok_lite.lookup_gradient import Items, with_gradients
-from sok_lite.row_gradient import row_gradient, size_tensor
-from sok_lite.tensor import empty, to_array, to_tensor
+from sok_lite.lookup_host import LookupHost, Treatment
+from sok_lite.row_gradient import row_gradient
 from sok_lite.variable_spec import alive
 
 __all__ = ["lookup_sparse", "sparse_read_and_evict"]
@@ -115,48 +123,36 @@ def sparse_read_and_evict(
 
 
 def _check_filter(arguments: list[Argument]) -> None:
-    for facts, _, _ in arguments:
-        if not isinstance(alive(facts.variable).table, HkvTable):
+    for argument in arguments:
+        if not isinstance(alive(argument.facts.variable).table, HkvTable):
             raise NotImplementedError(
                 "`use_low_frequency_filter` needs tables of var_type 'hybrid'; "
-                f"{facts.name!r} is 'hbm', which keeps every key. Leave it out."
+                f"{argument.facts.name!r} is 'hbm', which keeps every key. Leave it out."
             )
-
-
-class Treatment(NamedTuple):
-    """How a call treats keys without a row: the arguments as given.
-
-    Attributes:
-      training, missing: see `inference.reading`.
-      has_filter: whether new keys are drawn.
-    """
-
-    training: bool | None
-    missing: str | None
-    has_filter: bool
 
 
 def _lookup(comm: Communicator, arguments: list[Argument], treatment: Treatment) -> list[tf.Tensor]:
     tables = [argument.facts for argument in arguments]
-    inputs = [tensor for argument in arguments for tensor in argument.inputs]
     all_weights = [a.weights for a in arguments if a.weights is not None]
-    host = _Host(comm, tables, treatment)
+    host = LookupHost(comm, tables, treatment)
     refuse_replicas(host.what)
     num_tables = len(tables)
+    inputs, batches = joined_inputs(arguments)
 
     @tf.custom_gradient
     def run(*sources_and_weights: tf.Tensor) -> Any:
         weights = list(sources_and_weights[num_tables:])
+        tensors = [*inputs, join(weights)] if weights else inputs
         if tf.executing_eagerly():
-            outputs, trail = on_device(host.backend, host.forward, *inputs, *weights)
+            joined, trail = on_device(host.backend, host.forward, *tensors)
             way = _Way(host, trail)
         else:
-            dtypes = [tf.float32] * num_tables + [tf.int64]
-            *outputs, packed = host_call(
-                host.forward_packed, [*inputs, *weights], dtypes, host.backend, host.what
+            joined, packed = host_call(
+                host.forward_packed, tensors, [tf.float32, tf.int64], host.backend, host.what
             )
             packed.set_shape([None])
             way = _Way(host, None, [packed])
+        outputs = cut_rows(joined, batches, [table.dim for table in tables])
         for table, output in zip(tables, outputs, strict=True):
             output.set_shape([table.batch, table.dim])
 
@@ -180,132 +176,6 @@ def _lookup(comm: Communicator, arguments: list[Argument], treatment: Treatment)
     ]
 
 
-class _Host:
-    """The host half of one call of `lookup_sparse`: eager tensors in, eager tensors out.
-
-    Attributes:
-      what: names the call in errors.
-      backend: of all its tables.
-      tables: what is known of them.
-    """
-
-    def __init__(self, comm: Communicator, tables: list[Facts], treatment: Treatment) -> None:
-        self.what = f"lookup_sparse in {', '.join(repr(table.name) for table in tables)}"
-        self.backend: Backend = alive(tables[0].variable).table.backend
-        self._comm = comm
-        self.tables = tables
-        self._treatment = treatment
-        formats = [(t.dim, t.key_type.name, t.dtype.name, t.combiner) for t in tables]
-        # Equal on all ranks for one call, and telling it from most others.
-        self._tag = zlib.crc32(f"{self.what} {formats}".encode())
-        self._new_rows = partial(empty, dtype=tf.float32, backend=self.backend)
-        self._new_trail = partial(empty, dtype=tf.int64, backend=self.backend)
-
-    def forward(self, *tensors: tf.Tensor) -> tuple[list[tf.Tensor], step.Trail]:
-        """Takes the inputs of all tables, then the weights; returns outputs and trail."""
-        tables = [alive(facts.variable).table for facts in self.tables]
-        step.agree(self._comm, self._tag, tables, [facts.combiner for facts in self.tables])
-        with shared_failure(self._comm):
-            parts = self._parts(tensors)
-        outputs, trail = step.forward(self.backend, self._comm, parts, self._tag, self._new_rows)
-        return [to_tensor(output, tf.float32, self.backend) for output in outputs], trail
-
-    def forward_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """Returns outputs and, as one more tensor, the packed trail."""
-        outputs, trail = self.forward(*tensors)
-        packed = step.pack(self.backend, trail, self._new_trail)
-        return [*outputs, to_tensor(packed, tf.int64, self.backend)]
-
-    def backward(self, trail: step.Trail, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """Takes the outputs' gradients, then the weights; returns keys, row gradients and size of
-        each table, then the weights' gradients."""
-        num_tables = len(self.tables)
-        out_grads = [to_array(tensor, self.backend) for tensor in tensors[:num_tables]]
-        weights = iter(tensors[num_tables:])
-        parts = []
-        for facts in self.tables:
-            weight = to_array(next(weights), self.backend) if facts.has_weights else None
-            parts.append((alive(facts.variable).table, weight, facts.combiner))
-        with failure_known_to_all(self._comm):
-            gradients = step.backward(self.backend, parts, out_grads, trail, self._new_rows)
-        results, weight_grads = [], []
-        for facts, (table, _, _), gradient in zip(self.tables, parts, gradients, strict=True):
-            results += [
-                to_tensor(gradient.keys, facts.key_type, self.backend),
-                to_tensor(gradient.row_grads, tf.float32, self.backend),
-                size_tensor(table),
-            ]
-            if gradient.weight_grads is not None:
-                weight_grads.append(to_tensor(gradient.weight_grads, tf.float32, self.backend))
-        return results + weight_grads
-
-    def spread(self, trail: step.Trail, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """See `trips.spread`."""
-        weighted = {facts.name: facts.has_weights for facts in self.tables}
-        what = f"A second derivative of {self.what}"
-        check_equal_on_all_ranks(self._comm, {"which tables have weights": weighted}, what)
-        return self._travelled(trips.spread, trail, tensors)
-
-    def collect(self, trail: step.Trail, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """See `trips.collect`."""
-        return self._travelled(trips.collect, trail, tensors)
-
-    def items(self, trail: step.Trail) -> list[tf.Tensor]:
-        """Returns what makes the `Items` of each table; no rows where there are no weights."""
-        results = []
-        for facts, part in zip(self.tables, trail.tables, strict=True):
-            batch_rows = trips.item_rows(self.backend, part.row_splits)
-            inverse = part.inverse.astype(batch_rows.dtype)
-            results += [to_tensor(array, tf.int64, self.backend) for array in (inverse, batch_rows)]
-            if part.source is not None:
-                results.append(to_tensor(part.source, facts.dtype, self.backend))
-        return results
-
-    def unpacking(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function of the packed trail that calls one of the trail."""
-
-        def run(packed: tf.Tensor, *tensors: tf.Tensor) -> Any:
-            array = to_array(packed, self.backend)
-            trail = step.unpack(self.backend, self._comm, array, len(self.tables))
-            return function(trail, *tensors)
-
-        return run
-
-    def _travelled(
-        self, trip: Callable[..., Any], trail: step.Trail, tensors: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        rows = [to_array(tensor, self.backend) for tensor in tensors]
-        with failure_known_to_all(self._comm):
-            results = trip(self.backend, trail, rows)
-        return [to_tensor(array, tf.float32, self.backend) for array in results]
-
-    def _parts(self, tensors: Sequence[tf.Tensor]) -> list[step.Part]:
-        stream = iter(tensors)
-        inputs = [[next(stream) for _ in range(facts.num_inputs)] for facts in self.tables]
-        training, missing, has_filter = self._treatment
-        insert, missing = reading(training, missing, "zeros" if has_filter else "initial")
-        parts = []
-        for i, (facts, (keys, *rows)) in enumerate(zip(self.tables, inputs, strict=True)):
-            splits = row_splits(facts.is_ragged, rows[0], rows[1], self.backend)
-            weights = to_array(next(stream), self.backend) if facts.has_weights else None
-            if facts.weights_are_ragged is not None:
-                theirs = row_splits(facts.weights_are_ragged, rows[2], rows[3], self.backend)
-                if splits.shape != theirs.shape or bool((splits != theirs).any()):
-                    raise ValueError(
-                        f"The rows of sp_weights[{i}] must be as long as those of sp_ids[{i}]. "
-                        "Received: rows of other lengths."
-                    )
-            table = alive(facts.variable).table
-            ratio = 1.0
-            if has_filter and isinstance(table, HkvTable):
-                ratio = table.options.filter_ratio
-            items = to_array(keys, self.backend)
-            parts.append(
-                step.Part(table, items, splits, weights, facts.combiner, insert, missing, ratio)
-            )
-        return parts
-
-
 class _Way:
     """The way of the keys of one call: what its gradients call the host by; see `Trips`.
 
@@ -317,7 +187,7 @@ class _Way:
     """
 
     def __init__(
-        self, host: _Host, trail: step.Trail | None, carried: Sequence[tf.Tensor] = ()
+        self, host: LookupHost, trail: Trail | None, carried: Sequence[tf.Tensor] = ()
     ) -> None:
         self._host, self._trail = host, trail
         self.tables, self.carried = host.tables, list(carried)
@@ -329,16 +199,26 @@ class _Way:
         self, out_grads: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
         """Returns keys, row gradients and sizes of all tables, then the weights' gradients."""
-        dtypes = [dtype for t in self.tables for dtype in (t.key_type, tf.float32, tf.int32)]
-        dtypes += [tf.float32] * len(weights)
-        results = self._call(self._host.backward, [*out_grads, *weights], dtypes)
-        end = 3 * len(self.tables)
-        keys, row_grads, sizes = (results[k:end:3] for k in range(3))
-        for i, table in enumerate(self.tables):
-            keys[i].set_shape([None])
-            row_grads[i].set_shape([None, table.dim])
-            sizes[i].set_shape([2])
-        return keys, row_grads, sizes, results[end:]
+        tensors = joined_rows(out_grads, self._host.backend)
+        dtypes = [tf.int64, tf.int32, tf.int64, tf.float32]
+        if weights:
+            tensors, dtypes = [*tensors, join(weights)], [*dtypes, tf.float32]
+        lengths, sizes, *joined = self._call(self._host.backward, tensors, dtypes)
+        count, dims = len(self.tables), [table.dim for table in self.tables]
+        if not tf.executing_eagerly():
+            lengths.set_shape([count])
+            sizes.set_shape([count, 2])
+        keys = [
+            from_int64(part, table.key_type)
+            for part, table in zip(cut(joined[0], lengths, count), self.tables, strict=True)
+        ]
+        row_grads = cut_rows(joined[1], lengths, dims)
+        weight_grads = []
+        if weights:
+            weight_grads = cut(joined[2], shapes_of(weights), len(weights))
+        for each in keys:
+            each.set_shape([None])
+        return keys, row_grads, tf.unstack(sizes), weight_grads
 
     def spread(self, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return self._travelled(self._host.spread, rows)

@@ -1,14 +1,18 @@
-"""The arguments of `lookup_sparse`, checked and taken apart into tensors and plain facts."""
+"""The arguments of `lookup_sparse`, checked and joined into a few tensors and plain facts."""
 
+import itertools
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine.combine import normalise_combiner
-from sok_lite.engine.step import row_splits_of
+from sok_lite.engine.lookup import row_splits_of
+from sok_lite.joined import Numbers, as_int64, join, join_numbers, pieces, shapes_of
 from sok_lite.local_lookup import checked_keys
 from sok_lite.tensor import to_array
 
@@ -17,14 +21,20 @@ class Rows(NamedTuple):
     """Where the rows of a batch begin and end, as tensors.
 
     Attributes:
-      is_ragged: whether `numbers` are row splits.
-      numbers: (batch + 1,) row splits, or (n,) row number of each item; int64.
-      batch: scalar, number of rows; splits know it themselves.
+      places: (batch + 1,) row splits, or (n, 2) indices of a sparse matrix.
+      batch: (1,) int64, rows of a sparse matrix; None where splits tell.
     """
 
-    is_ragged: bool
-    numbers: tf.Tensor
-    batch: tf.Tensor
+    places: tf.Tensor
+    batch: tf.Tensor | None
+
+    @property
+    def is_ragged(self) -> bool:
+        return self.batch is None
+
+    def numbers(self) -> tf.Tensor:
+        """Returns (batch + 1,) row splits, or the (n,) row number of each item; int64."""
+        return as_int64(self.places) if self.is_ragged else self.places[:, 0]
 
 
 class Facts(NamedTuple):
@@ -39,6 +49,7 @@ class Facts(NamedTuple):
       has_weights: whether keys have weights.
       is_ragged: whether the keys' rows are given by splits.
       weights_are_ragged: the same for the weights; None: their rows are the keys'.
+      ids_are_uint64: whether the bits of keys that come as int64 are those of uint64.
       batch: static number of rows, or None.
     """
 
@@ -51,12 +62,8 @@ class Facts(NamedTuple):
     has_weights: bool
     is_ragged: bool
     weights_are_ragged: bool | None
+    ids_are_uint64: bool
     batch: int | None
-
-    @property
-    def num_inputs(self) -> int:
-        """Tensors that the host call takes for this table, the weights not counted."""
-        return 3 if self.weights_are_ragged is None else 5
 
 
 class Argument(NamedTuple):
@@ -64,14 +71,33 @@ class Argument(NamedTuple):
 
     Attributes:
       facts: what is known without the batch.
-      inputs: keys, numbers and batch of the keys' rows, and those of the weights' rows if these are
-        others.
+      keys: (n,) integers.
+      rows: of the keys.
       weights: (n,) float32, or None.
+      weight_rows: rows of the weights where these are others than the keys'; else None.
     """
 
     facts: Facts
-    inputs: list[tf.Tensor]
+    keys: tf.Tensor
+    rows: Rows
     weights: tf.Tensor | None
+    weight_rows: Rows | None
+
+
+class Items(NamedTuple):
+    """One table's part of a batch, as arrays.
+
+    Attributes:
+      keys: (n,) int64, or uint64 where the ids are.
+      row_splits: (batch + 1,) int64.
+      weights: (n,) float32, or None.
+      weight_splits: as `row_splits`, of the weights where they have rows of their own; else None.
+    """
+
+    keys: Array
+    row_splits: Array
+    weights: Array | None
+    weight_splits: Array | None
 
 
 def checked_arguments(
@@ -98,10 +124,71 @@ def checked_arguments(
     ]
 
 
-def row_splits(is_ragged: bool, numbers: tf.Tensor, batch: tf.Tensor, backend: Backend) -> Array:
-    """Returns row splits, (batch + 1,) int64, from the eager tensors of a `Rows`."""
-    array = to_array(numbers, backend)
-    return array if is_ragged else row_splits_of(backend, array, int(batch))
+def joined_inputs(arguments: Sequence[Argument]) -> tuple[list[Any], Numbers]:
+    """Returns the tensors that `items_of` takes, and the batch sizes.
+
+    Returns:
+      ([lengths; keys; row splits and row numbers], each of all tables one after the other;
+      (num_tables,) batch sizes). The joined weights are to follow.
+    """
+    keys = [as_int64(argument.keys) for argument in arguments]
+    rows = [a.rows for a in arguments] + [
+        a.weight_rows for a in arguments if a.weight_rows is not None
+    ]
+    numbers = [each.numbers() for each in rows]
+    weights = [a.weights for a in arguments if a.weights is not None]
+    lengths = [shapes_of([*keys, *numbers])]
+    if weights:
+        lengths.append(shapes_of(weights))
+    lengths += [each.batch for each in rows if each.batch is not None]
+    all_lengths = join_numbers(lengths)
+    first_batch = len(keys) + len(numbers) + len(weights)
+    batches = _batches([argument.facts for argument in arguments], all_lengths, first_batch)
+    return [all_lengths, join(keys), join(numbers)], batches
+
+
+def _batches(tables: Sequence[Facts], lengths: Numbers, first_batch: int) -> Numbers:
+    """Returns the batch sizes, of which those of sparse ids lie together in the lengths."""
+    known = [facts.batch for facts in tables]
+    if None not in known:
+        return np.array(known, np.int64)
+    of_sparse = itertools.count(first_batch)
+    # Splits are one more than rows.
+    ones = [int(facts.is_ragged) for facts in tables]
+    places = [len(tables) + i if one else next(of_sparse) for i, one in enumerate(ones)]
+    with tf.device("CPU:0"):
+        return tf.gather(lengths, places) - tf.constant(ones, tf.int64)
+
+
+def items_of(tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend) -> list[Items]:
+    """Returns each table's part of the eager tensors of `joined_inputs` and the joined weights.
+
+    Raises:
+      ValueError: row numbers of a sparse matrix fall, or leave it.
+    """
+    lengths, *joined = tensors
+    keys, numbers, *weights = [to_array(tensor, backend) for tensor in joined]
+    are_ragged = [facts.is_ragged for facts in tables]
+    are_ragged += [f.weights_are_ragged for f in tables if f.weights_are_ragged is not None]
+    stream = iter(np.asarray(lengths).tolist())
+    all_keys = pieces(keys, [next(stream) for _ in tables])
+    all_numbers = pieces(numbers, [next(stream) for _ in are_ragged])
+    of_weights = [next(stream) for facts in tables if facts.has_weights]
+    all_weights = iter(pieces(weights[0], of_weights) if weights else [])
+    splits = [
+        array if is_ragged else row_splits_of(backend, array, next(stream))
+        for array, is_ragged in zip(all_numbers, are_ragged, strict=True)
+    ]
+    weight_splits = iter(splits[len(tables) :])
+    return [
+        Items(
+            all_keys[i].view(np.uint64) if facts.ids_are_uint64 else all_keys[i],
+            splits[i],
+            next(all_weights) if facts.has_weights else None,
+            None if facts.weights_are_ragged is None else next(weight_splits),
+        )
+        for i, facts in enumerate(tables)
+    ]
 
 
 def _as_list(argument: Any) -> list[Any]:
@@ -131,13 +218,11 @@ def _argument(
 ) -> Argument:
     values, rows, batch = _taken_apart(f"sp_ids[{number}]", ids)
     keys = checked_keys(variable, values)
-    inputs = [keys, rows.numbers, rows.batch]
-    weight_values, weights_are_ragged = None, None
+    weight_values, weight_rows = None, None
     if weights is not None:
         weight_values, weight_rows = _checked_weights(number, weights, keys)
-        if weight_rows.numbers is not rows.numbers:
-            weights_are_ragged = weight_rows.is_ragged
-            inputs += [weight_rows.numbers, weight_rows.batch]
+        if weight_rows.places is rows.places:
+            weight_rows = None
     facts = Facts(
         weakref.ref(variable),
         variable.name,
@@ -147,10 +232,11 @@ def _argument(
         normalise_combiner(combiner),
         weights is not None,
         rows.is_ragged,
-        weights_are_ragged,
+        None if weight_rows is None else weight_rows.is_ragged,
+        keys.dtype == tf.uint64,
         batch,
     )
-    return Argument(facts, inputs, weight_values)
+    return Argument(facts, keys, rows, weight_values, weight_rows)
 
 
 def _checked_weights(number: int, weights: Any, keys: tf.Tensor) -> tuple[tf.Tensor, Rows]:
@@ -174,18 +260,16 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]
                 f"{name} must have rank 2 with one ragged dimension. "
                 f"Received: a RaggedTensor of shape {argument.shape}."
             )
-        numbers = splits if splits.dtype == tf.int64 else tf.cast(splits, tf.int64)
         length = None if splits.shape.rank is None else splits.shape[0]
-        rows = Rows(True, numbers, tf.constant(0, tf.int64))
-        return values, rows, None if length is None else length - 1
+        values = tf.ensure_shape(values, [None]) if values.shape.rank is None else values
+        return values, Rows(splits, None), None if length is None else length - 1
     if isinstance(argument, tf.SparseTensor):
         if argument.shape.rank not in (2, None):
             raise ValueError(
                 f"{name} must have rank 2. Received: a SparseTensor of shape {argument.shape}."
             )
         batch = None if argument.shape.rank is None else argument.shape[0]
-        rows = Rows(False, argument.indices[:, 0], argument.dense_shape[0])
-        return argument.values, rows, batch
+        return argument.values, Rows(argument.indices, argument.dense_shape[:1]), batch
     raise TypeError(
         f"{name} must be a tf.RaggedTensor or tf.SparseTensor of rank 2. "
         f"Received: {type(argument).__name__}. tf.RaggedTensor.from_tensor makes one of a tensor."

@@ -5,7 +5,6 @@ variables are updated by the engine's kernels, all of a call in one host call. O
 have a gradient change, their states included.
 """
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,17 +13,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.backend import Backend
-from sok_lite.backend.publish import Action, setting
+from sok_lite.backend.publish import setting
 from sok_lite.dynamic_variable import DynamicVariable
-from sok_lite.engine import apply
 from sok_lite.engine.optimizers import SGD as SGDRule
 from sok_lite.host_call import host_call, on_device, refuse_replicas
+from sok_lite.optimizer_host import OptimizerHost, checked_gradient, joined_gradients
 from sok_lite.optimizer_rules import Settings, family_of, refuse_unsupported, settings_of
 from sok_lite.slot import SlotView
 from sok_lite.step_order import StepOrder, Turn, dense_checks, keep_alive
-from sok_lite.tensor import to_array
-from sok_lite.variable_spec import alive
 
 __all__ = ["SGD", "OptimizerWrapper"]
 
@@ -85,7 +81,7 @@ class _RowOptimizer(tf.Module):
     def _update(
         self,
         pairs: Pairs,
-        settings: Sequence[Settings],
+        settings: Settings,
         learning_rate: Any,
         step: tf.Tensor,
         optimizer: Any = None,
@@ -105,20 +101,17 @@ class _RowOptimizer(tf.Module):
           The operation in a graph, and what `dense_step` returns.
         """
         backend = pairs[0][1].table.backend
-        host = _Host(
-            self,
-            optimizer,
-            [variable for _, variable in pairs],
-            [(s.rule, s.flags) for s in settings],
-        )
-        names = [list(s.numbers) for s in settings]
-        numbers = [learning_rate, *(value for s in settings for value in s.numbers.values())]
-        inputs = [tensor for grad, _ in pairs for tensor in (grad.indices, _float32(grad.values))]
-        what = f"The update of {', '.join(repr(variable.name) for _, variable in pairs)}"
+        variables = [variable for _, variable in pairs]
+        what = f"The update of {', '.join(repr(variable.name) for variable in variables)}"
         refuse_replicas(what)
+        gradients = [checked_gradient(*pair) for pair in pairs]
+        are_uint64 = [keys.dtype == tf.uint64 for keys, _ in gradients]
+        host = OptimizerHost(self, optimizer, variables, are_uint64, settings)
+        numbers = [learning_rate, *settings.numbers.values()]
+        inputs = joined_gradients(gradients, backend)
         if tf.executing_eagerly():
             done = None
-            arguments = (names, [float(number) for number in numbers], int(step), inputs)
+            arguments = ([float(number) for number in numbers], int(step), inputs)
             if dense_step is not None:
                 on_device(backend, partial(host.run, *arguments, check_only=True))
                 done = dense_step()
@@ -130,7 +123,7 @@ class _RowOptimizer(tf.Module):
         stacked = tf.stack([tf.cast(tf.convert_to_tensor(n), tf.float64) for n in _plain(numbers)])
 
         def run(step: tf.Tensor, values: tf.Tensor, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
-            host.run(names, [float(value) for value in values.numpy()], int(step), tensors)
+            host.run([float(value) for value in values.numpy()], int(step), tensors)
             return ()
 
         update = host_call(run, [step, stacked, *inputs], [], backend, what)
@@ -138,69 +131,6 @@ class _RowOptimizer(tf.Module):
             return update, None
         with tf.control_dependencies([update]):
             return update, dense_step()
-
-
-class _Host:
-    """The host half of an update. Holds no tensor and keeps no variable or optimizer alive."""
-
-    def __init__(
-        self,
-        owner: _RowOptimizer,
-        optimizer: Any,
-        variables: Sequence[DynamicVariable],
-        rules: Sequence[tuple[Any, dict[str, Any]]],
-    ) -> None:
-        self._owner = weakref.ref(owner)
-        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
-        self._variables = [weakref.ref(variable) for variable in variables]
-        self._rules = rules
-        self._on_nonfinite = owner.on_nonfinite
-        self._stochastic_rounding = owner.stochastic_rounding
-        self._backend: Backend = variables[0].table.backend
-
-    def run(
-        self,
-        names: Sequence[Sequence[str]],
-        numbers: Sequence[float],
-        step: int,
-        tensors: Sequence[tf.Tensor],
-        check_only: bool = False,
-        along: Sequence[Action] = (),
-    ) -> None:
-        """Applies one step.
-
-        Args:
-          names: hyper-parameters of each variable, in the order of `numbers` after the first.
-          numbers: learning rate, then hyper-parameters.
-          step: 1 for the first.
-          tensors: keys and gradients of each variable.
-          check_only: raises what there is to raise, and changes no row.
-          along: actions to be taken with the change of the rows.
-        """
-        optimizer = None if self._optimizer is None else alive(self._optimizer)
-        learning_rate, *values = numbers
-        stream = iter(values)
-        updates = []
-        for i, reference in enumerate(self._variables):
-            rule, flags = self._rules[i]
-            hyper_parameters = {name: next(stream) for name in names[i]}
-            updates.append(
-                apply.Update(
-                    alive(reference).table,
-                    rule(**hyper_parameters, **flags),
-                    to_array(tensors[2 * i], self._backend),
-                    to_array(tensors[2 * i + 1], self._backend),
-                    optimizer,
-                )
-            )
-        count = apply.apply_updates(
-            *(updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding),
-            check_only=check_only,
-            along=along,
-        )
-        owner = self._owner()
-        if owner is not None:
-            owner.num_nonfinite += count
 
 
 class OptimizerWrapper(_RowOptimizer):
@@ -279,7 +209,7 @@ class OptimizerWrapper(_RowOptimizer):
             update = None
             if pairs:
                 rate = self._family.learning_rate(self.optimizer, count)
-                settings = [self._settings(variable) for _, variable in pairs]
+                settings = settings_of(self.optimizer, self._family)
                 checks = [] if tf.executing_eagerly() else dense_checks(dense)
                 with tf.control_dependencies(checks):
                     update, done = self._update(
@@ -305,13 +235,6 @@ class OptimizerWrapper(_RowOptimizer):
         if is_v1 and global_step is not None:
             return global_step.assign_add(1)
         return None
-
-    def _settings(self, variable: DynamicVariable) -> Settings:
-        settings = settings_of(self.optimizer, self._family)
-        decay = self._family.weight_decay(self.optimizer, variable)
-        if decay is None:
-            return settings
-        return settings._replace(numbers=settings.numbers | {"weight_decay": decay})
 
     @property
     def learning_rate(self) -> Any:
@@ -390,7 +313,7 @@ class SGD(_RowOptimizer):
             )
         if not pairs:
             return None
-        settings = [Settings(SGDRule, {}, {})] * len(pairs)
+        settings = Settings(SGDRule, {}, {})
         with self._turn() as turn:
             step = _next_step(self.iterations)
             update, _ = self._update(pairs, settings, self.lr, step)
@@ -428,10 +351,6 @@ def _operations(*results: Any) -> list[Any]:
 def _next_step(count: Any) -> tf.Tensor:
     """Returns the number of the coming step, int64, 1 for the first."""
     return tf.cast(tf.convert_to_tensor(count), tf.int64) + 1
-
-
-def _float32(values: Any) -> tf.Tensor:
-    return values if values.dtype == tf.float32 else tf.cast(values, tf.float32)
 
 
 def _plain(numbers: Sequence[Any]) -> list[Any]:

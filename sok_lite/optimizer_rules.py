@@ -16,17 +16,19 @@ from sok_lite.engine.optimizers import UpdateRule
 
 
 class Settings(NamedTuple):
-    """An optimizer's update of one variable in this step.
+    """An optimizer's update of all variables in this step.
 
     Attributes:
       rule: class of the rule.
       numbers: hyper-parameter -> number, variable or tensor; read in every step.
       flags: hyper-parameter -> value that selects a formula; fixed.
+      decays: whether weight decay acts on a variable.
     """
 
     rule: type[UpdateRule]
     numbers: dict[str, Any]
     flags: dict[str, Any]
+    decays: Callable[[Any], bool] = lambda variable: True
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,14 @@ class Family:
       settings: class name -> function of the optimizer.
       iterations: the optimizer's own step counter, or None.
       learning_rate: of the step after `iterations` steps.
-      weight_decay: of a variable, or None.
+      has_decay: whether the optimizers may have a `weight_decay`, and `_use_weight_decay`.
     """
 
     name: str
     settings: Mapping[str, Callable[[Any], Settings]]
     iterations: Callable[[Any], Any]
     learning_rate: Callable[[Any, Any], Any]
-    weight_decay: Callable[[Any, Any], Any]
+    has_decay: bool
 
 
 def family_of(optimizer: Any) -> Family:
@@ -70,7 +72,7 @@ def family_of(optimizer: Any) -> Family:
 
 
 def settings_of(optimizer: Any, family: Family) -> Settings:
-    """Returns the rule of an optimizer and its settings, the learning rate and decay not included.
+    """Returns the rule of an optimizer and its settings, the learning rate not included.
 
     Raises:
       NotImplementedError: there is no rule for its class, or it does something to gradients or
@@ -78,7 +80,12 @@ def settings_of(optimizer: Any, family: Family) -> Settings:
     """
     name = _class_name(optimizer, family)
     refuse_unsupported(optimizer)
-    return family.settings[name](optimizer)
+    settings = family.settings[name](optimizer)
+    decay = getattr(optimizer, "weight_decay", None) if family.has_decay else None
+    if decay is None or decay is False:
+        return settings
+    numbers = settings.numbers | {"weight_decay": decay}
+    return settings._replace(numbers=numbers, decays=optimizer._use_weight_decay)
 
 
 def _class_name(optimizer: Any, family: Family) -> str:
@@ -298,7 +305,7 @@ _V1_SETTINGS = {
 }
 
 
-# ---- learning rate, counter, weight decay ------------------------------------------------------
+# ---- learning rate, counter --------------------------------------------------------------------
 
 
 def _keras_learning_rate(optimizer: Any, iterations: Any) -> Any:
@@ -333,15 +340,8 @@ def _v1_learning_rate(optimizer: Any, iterations: Any) -> Any:
     return _called(rate)
 
 
-def _keras_weight_decay(optimizer: Any, variable: Any) -> Any:
-    decay = getattr(optimizer, "weight_decay", None)
-    if decay is None or decay is False:
-        return None
-    return decay if optimizer._use_weight_decay(variable) else None
-
-
 _KERAS = Family(
-    "Keras 3", _KERAS_SETTINGS, lambda o: o.iterations, _keras_learning_rate, _keras_weight_decay
+    "Keras 3", _KERAS_SETTINGS, lambda o: o.iterations, _keras_learning_rate, has_decay=True
 )
 _TF_KERAS = replace(_KERAS, name="tf_keras")
 _LEGACY = Family(
@@ -349,8 +349,6 @@ _LEGACY = Family(
     _LEGACY_SETTINGS,
     _legacy_iterations,
     _legacy_learning_rate,
-    lambda o, v: None,
+    has_decay=False,
 )
-_V1 = Family(
-    "tf.compat.v1.train", _V1_SETTINGS, lambda o: None, _v1_learning_rate, lambda o, v: None
-)
+_V1 = Family("tf.compat.v1.train", _V1_SETTINGS, lambda o: None, _v1_learning_rate, has_decay=False)

@@ -9,9 +9,14 @@ from tensorflow.python.framework import ops
 from sok_lite.engine.table import EmbeddingTable
 
 
+def size_of(table: EmbeddingTable) -> list[int]:
+    """Returns [rows on this rank, dimension]; the largest int32 for more."""
+    return [min(table.size, np.iinfo(np.int32).max), table.dim]
+
+
 def size_tensor(table: EmbeddingTable) -> tf.Tensor:
-    """Returns an eager int32 tensor, [rows on this rank, dimension]; the largest int32 for more."""
-    return tf.constant([min(table.size, np.iinfo(np.int32).max), table.dim], tf.int32)
+    """Returns `size_of` as an eager int32 tensor."""
+    return tf.constant(size_of(table), tf.int32)
 
 
 def row_gradient(name: str, keys: tf.Tensor, row_grads: tf.Tensor, size: tf.Tensor) -> Any:
@@ -21,7 +26,7 @@ def row_gradient(name: str, keys: tf.Tensor, row_grads: tf.Tensor, size: tf.Tens
       name: of the variable.
       keys: (n,) of the key type.
       row_grads: (n, dim) float32.
-      size: what `size_tensor` gave.
+      size: (2,) int32, what `size_of` gave.
 
     Returns:
       An IndexedSlices. In a graph its static lengths are unknown and its shape is int32, as in the

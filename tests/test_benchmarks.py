@@ -188,6 +188,99 @@ def test_allocations_of_rows_are_counted_as_a_gpu_makes_them():
     assert results[0]["allocations"] >= results[1]["allocations"] == 3 * 3
 
 
+def table_of(text, first):
+    """Returns the rows of the Markdown table whose header begins with `first`, without that."""
+    lines = text[text.index(f"| {first} |") :].split("\n\n")[0].strip().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+@pytest.fixture
+def no_peer(monkeypatch, tmp_path):
+    monkeypatch.setenv("SOK_LITE_PEERS", str(tmp_path))
+
+
+def test_one_table_is_measured_through_tensorflow(no_peer):
+    args = "--keys 500 --batch 64 --dim 3 --rounds 1 --cases lookup-function-zipf insert".split()
+    results, text = run("bench_lookup.py", *args)
+    assert [(r["case"], set(r["median_ms"])) for r in results] == [
+        ("lookup-function-zipf", {"sok_lite", "dense"}),
+        ("insert", {"sok_lite"}),
+    ]
+    assert "TFRA is not measured" in text
+    assert [row[0] for row in table_of(text, "median ms")] == ["lookup-function-zipf", "insert"]
+    assert [row[0] for row in table_of(text, "work")] == ["lookup, zipf, against dense"]
+
+
+def test_many_tables_are_measured_by_themselves_and_over_ranks(no_peer):
+    results, text = run("bench_many_tables.py", "--quick", "--threads", 1)
+    cases = ["lookup-32", "train-32", "train-32x4"]
+    assert [r["case"] for r in results] == cases
+    contenders = {"sok_lite, 1 thread", "dense, 1 thread"}
+    if "2 ranks are not measured" not in text:
+        contenders.add("sok_lite, 2 ranks, 1 thread")
+    assert all(set(r["median_ms"]) == contenders for r in results)
+    assert [row[0] for row in table_of(text, "median ms")] == cases
+
+
+def test_the_demo_is_measured():
+    args = "--cases demo --demo-rows 3000 --demo-rounds 1".split()
+    ((fields,), _) = run("bench_many_tables.py", *args)
+    rate = 1024e3 / fields["median_ms"]["sok_lite"]
+    assert fields["samples_per_second"] == {"sok_lite": pytest.approx(rate, rel=1e-3)}
+
+
+@pytest.mark.parametrize(
+    ("is_time", "ours", "ratio", "reached"),
+    [
+        (True, 6.0, "3.00x its time", "no"),
+        (True, 2.6, "1.30x its time", "yes"),
+        (False, 0.5, "4.00x as fast", "yes"),
+        (False, 1.6, "1.25x as fast", "no"),
+    ],
+)
+def test_a_mark_says_whether_it_is_reached(is_time, ours, ratio, reached):
+    from bench_turns import Mark
+
+    mark = Mark("work", "case", "a", "b", 1.3, is_time)
+    row = mark.row({"a": ours, "b": 2.0})
+    assert row == ["work", f"a: {ours:.3g} ms", "b: 2 ms", ratio, "1.3x", reached]
+    assert mark.row({"a": ours}) is None and mark.row({"b": 2.0}) is None
+
+
+def test_the_rows_of_many_tables_have_the_mean_that_was_asked_for():
+    from bench_lookup import zipf_positions
+    from bench_many_tables import make_lengths
+
+    rng = np.random.default_rng(0)
+    for count in (2, 1024):
+        lengths = make_lengths(rng, count, 10)
+        assert lengths.size == count and lengths.sum() == 10 * count
+        assert lengths.min() >= 1 and lengths.max() <= 19
+    assert make_lengths(rng, 7, 1).tolist() == [1] * 7
+    positions = zipf_positions(rng, 50, 1.3, (200, 500))
+    counts = np.bincount(positions.ravel(), minlength=50)
+    assert positions.shape == (200, 500) and counts.size == 50
+    # The k-th comes k^1.3 times as seldom as the first.
+    expected = 1e5 * np.arange(1, 51) ** -1.3 / (np.arange(1, 51) ** -1.3).sum()
+    np.testing.assert_allclose(counts, expected, atol=6 * np.sqrt(expected.max()))
+
+
+def test_a_system_that_dies_ends_the_benchmark(tmp_path):
+    peer = tmp_path / "bin" / "python"
+    peer.parent.mkdir()
+    peer.write_text("#!/bin/sh\necho no TFRA here >&2\nexit 3\n")
+    peer.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "bench_lookup.py", "--threads", "1", "--peers", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "no TFRA here" in done.stderr
+    assert "A process of tfra, 1 thread died; its words are above." in done.stderr
+
+
 def test_compiling_is_measured_without_a_gpu():
     need_nvrtc()
     files = ["slots.cu", "update/sgd.cu"]

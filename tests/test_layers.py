@@ -31,7 +31,7 @@ LAYERS = [
     ["sok_lite.engine.trips"],
     ["sok_lite.gpu", "sok_lite.row_gradient", "sok_lite.inference", "sok_lite.table_summary"],
     ["sok_lite.tensor"],
-    ["sok_lite.host_call"],
+    ["sok_lite.host_call", "sok_lite.joined"],
     ["sok_lite.communication"],
     ["sok_lite.variable_spec"],
     ["sok_lite.local_lookup", "sok_lite.refusals", "sok_lite.variable_arguments"],
@@ -44,7 +44,7 @@ LAYERS = [
         "sok_lite.slot",
         "sok_lite.step_order",
     ],
-    ["sok_lite.lookup_gradient"],
+    ["sok_lite.lookup_gradient", "sok_lite.lookup_host", "sok_lite.optimizer_host"],
     ["sok_lite.lookup", "sok_lite.optimizer"],
     ["sok_lite"],
 ]

@@ -31,7 +31,7 @@ from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import Asked, Output, WrongSplitsError, look_up
-from sok_lite.engine.trail import Empty, TableTrail, Trail
+from sok_lite.engine.trail import Room, TableTrail, Trail
 from sok_lite.engine.unique import last_of_each, unique
 
 
@@ -61,7 +61,7 @@ class Gradients(NamedTuple):
     """The gradient of one part.
 
     Attributes:
-      keys: (k,) of the table's key type, distinct, all of this rank.
+      keys: (k,) int64, distinct, all of this rank; of a uint64 table their bits.
       row_grads: (k, dim) float32, summed over items and ranks in a fixed order.
       weight_grads: (n,) float32; None where there are no weights.
     """
@@ -76,7 +76,7 @@ def forward(
     comm: Communicator,
     parts: Sequence[Part],
     tag: int = 0,
-    empty: Empty | None = None,
+    room: Room | None = None,
 ) -> tuple[list[Array], Trail]:
     """Looks up and combines. Every rank must call it, with the same tables in the same order.
 
@@ -85,7 +85,7 @@ def forward(
       comm: the ranks.
       parts: one per table; a table may come several times.
       tag: says which call this is; another one on another rank raises.
-      empty: gives memory for float32 results of a shape; None: the backend's.
+      room: gives memory for float32 results of some shapes; None: the backend's.
 
     Returns:
       ([(batch, dim) float32 per part], trail).
@@ -95,7 +95,7 @@ def forward(
         and the other ranks raise a CommunicatorError with the same reason.
     """
     if comm.size == 1:
-        return _forward_alone(backend, comm, parts, empty)
+        return _forward_alone(backend, comm, parts, room)
     with shared_failure(comm):
         checked = [_checked(backend, i, part) for i, part in enumerate(parts)]
         for i, part in enumerate(checked):
@@ -113,19 +113,18 @@ def forward(
             [_Wanted(part, keys, None) for part, keys in zip(checked, received, strict=True)]
         )
         sources = return_rows(route, [each.out for each in found])
-    outputs, trails = [], []
+    outputs, trails = _memory(backend, [_shape(part) for part in checked], room), []
     for i, (part, each) in enumerate(zip(checked, found, strict=True)):
         inverse, weights = distinct[i].inverse, part.weights
-        out = _memory(backend, (len(part.row_splits) - 1, part.table.dim), empty)
-        combine(backend, sources[i], inverse, part.row_splits, weights, part.combiner, out=out)
-        outputs.append(out)
+        items = (inverse, part.row_splits, weights, part.combiner)
+        combine(backend, sources[i], *items, out=outputs[i])
         source = None if weights is None else sources[i]
         trails.append(
             TableTrail(
                 inverse, part.row_splits, received[i], each.rows, source, part.table.generation
             )
         )
-    return outputs, Trail(route, trails)
+    return list(outputs), Trail(route, trails)
 
 
 def backward(
@@ -133,7 +132,7 @@ def backward(
     parts: Sequence[tuple[EmbeddingTable, Array | None, str]],
     out_grads: Sequence[Array],
     trail: Trail,
-    empty: Empty | None = None,
+    room: Room | None = None,
 ) -> list[Gradients]:
     """Returns the gradients of a `forward`. Every rank must call it, in the order of the forwards.
 
@@ -142,7 +141,7 @@ def backward(
       parts: (table, weights, combiner) of each part of the forward.
       out_grads: (batch, dim) float32 per part.
       trail: what the forward gave.
-      empty: gives memory for float32 results of a shape; None: the backend's.
+      room: gives memory for float32 results of some shapes; None: the backend's.
 
     Returns:
       One Gradients per part.
@@ -157,14 +156,13 @@ def backward(
             )
         )
     owned = [deduplicated(backend, way) for way in trail.tables]
-    sums: list[Array] = []
+    shapes = [(len(each.keys), table.dim) for each, (table, _, _) in zip(owned, parts, strict=True)]
+    sums = _memory(backend, shapes, room)
     if trail.route.comm.size == 1:
-        for each, (_, weights, combiner), grads, way in zip(
-            owned, parts, out_grads, trail.tables, strict=True
-        ):
-            out = _memory(backend, (int(each.keys.size), grads.shape[1]), empty)
-            items = (each.inverse, way.row_splits, weights, combiner, int(each.keys.size))
-            sums.append(combine_grad(backend, grads, *items, out=out))
+        for i, ((_, weights, combiner), grads) in enumerate(zip(parts, out_grads, strict=True)):
+            each, way = owned[i], trail.tables[i]
+            items = (each.inverse, way.row_splits, weights, combiner, len(each.keys))
+            combine_grad(backend, grads, *items, out=sums[i])
     else:
         num_asked = trail.route.send_counts.sum(axis=0).tolist()
         asked = []
@@ -172,14 +170,12 @@ def backward(
             way = trail.tables[i]
             items = (way.inverse, way.row_splits, weights, combiner, num_asked[i])
             asked.append(combine_grad(backend, grads, *items))
-        for each, received in zip(owned, send_grads(trail.route, asked), strict=True):
-            out = _memory(backend, (int(each.keys.size), received.shape[1]), empty)
-            sums.append(segment_sum(backend, received, each.inverse, int(each.keys.size), out=out))
+        for i, received in enumerate(send_grads(trail.route, asked)):
+            segment_sum(backend, received, owned[i].inverse, len(owned[i].keys), out=sums[i])
     results = []
     for i, ((table, _, _), each, way) in enumerate(zip(parts, owned, trail.tables, strict=True)):
         remember(table, each.keys, each.rows, way.generation)
-        keys = table.key_dtype.from_int64(backend.xp, each.keys)
-        results.append(Gradients(keys, sums[i], weight_grads[i]))
+        results.append(Gradients(each.keys, sums[i], weight_grads[i]))
     return results
 
 
@@ -282,23 +278,17 @@ def _numbers_of_tables(tables: Sequence[EmbeddingTable]) -> list[list[int]]:
 
 
 def _forward_alone(
-    backend: Backend, comm: Communicator, parts: Sequence[Part], empty: Empty | None
+    backend: Backend, comm: Communicator, parts: Sequence[Part], room: Room | None
 ) -> tuple[list[Array], Trail]:
     """Does what `forward` does on one rank: nothing travels, so nothing is deduplicated."""
     checked = [_checked(backend, i, part) for i, part in enumerate(parts)]
     for i, part in enumerate(checked):
         if len(part.row_splits) == 1:
             _check_splits(i, part)  # there are no rows whose splits a kernel looks at
+    outputs = _memory(backend, [_shape(part) for part in checked], room)
     try:
         found = _found(
-            [
-                _Wanted(
-                    part,
-                    part.keys,
-                    _memory(backend, (len(part.row_splits) - 1, part.table.dim), empty),
-                )
-                for part in checked
-            ]
+            [_Wanted(part, part.keys, out) for part, out in zip(checked, outputs, strict=True)]
         )
     except WrongSplitsError:
         for i, part in enumerate(checked):
@@ -311,7 +301,7 @@ def _forward_alone(
         source = None if part.weights is None else _source(part, each)
         way = (None, part.row_splits, part.keys, each.rows, source, part.table.generation)
         trails.append(TableTrail(*way))
-    return [each.out for each in found], Trail(route, trails)
+    return list(outputs), Trail(route, trails)
 
 
 def _source(part: Part, found: _Found) -> Array:
@@ -324,8 +314,17 @@ def _source(part: Part, found: _Found) -> Array:
     return source
 
 
-def _memory(backend: Backend, shape: tuple[int, int], empty: Empty | None) -> Array:
-    return backend.xp.empty(shape, np.float32) if empty is None else empty(shape)
+def _shape(part: Part) -> tuple[int, int]:
+    """Returns the shape of what a part gives."""
+    return len(part.row_splits) - 1, part.table.dim
+
+
+def _memory(
+    backend: Backend, shapes: Sequence[tuple[int, int]], room: Room | None
+) -> Sequence[Array]:
+    if room is not None:
+        return room(shapes)
+    return [backend.xp.empty(shape, np.float32) for shape in shapes]
 
 
 # ---------------------------------------------------------------- arguments

@@ -1,6 +1,6 @@
 """What the way back of a lookup needs, and how it becomes one array."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,8 @@ from sok_lite.comm import Communicator
 from sok_lite.engine.exchange import Route
 
 Empty = Callable[[tuple[int, ...]], Array]
+# Gives memory for float32 results of some shapes.
+Room = Callable[[Sequence[tuple[int, ...]]], Sequence[Array]]
 
 # Of what `pack` writes: another form gets another number.
 _VERSION = 2
@@ -42,6 +44,11 @@ class TableTrail(NamedTuple):
     rows: Array
     source: Array | None
     generation: int
+
+    @property
+    def num_items(self) -> int:
+        """Items of this rank's batch."""
+        return len(self.keys) if self.inverse is None else len(self.inverse)
 
 
 class Trail(NamedTuple):

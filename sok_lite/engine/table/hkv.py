@@ -140,6 +140,10 @@ class HkvTable(EmbeddingTable):
         # Of the call that is under way: new keys refused, and all of them.
         self._refused = (0, 0)
 
+    @property
+    def filter_ratio(self) -> float:
+        return self.options.filter_ratio
+
     def options_of_all_ranks(self) -> dict[str, Any]:
         of_machine = ("device_id", "far_path")
         return {name: x for name, x in asdict(self.options).items() if name not in of_machine}

@@ -140,6 +140,11 @@ class TableParts(Exclusive, ABC):
             far_reserved_bytes=tiers.far,
         )
 
+    @property
+    def filter_ratio(self) -> float:
+        """The chance of a new key to get a row at a lookup with the low-frequency filter."""
+        return 1.0
+
     def options_of_all_ranks(self) -> dict[str, Any]:
         """Returns the options of this kind of table that ranks must have in common."""
         return {}

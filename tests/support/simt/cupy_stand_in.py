@@ -86,7 +86,7 @@ def asnumpy(a: Any, stream: Any = None, order: str = "C") -> np.ndarray:
     return a.get(stream, order) if isinstance(a, ndarray) else np.asarray(a, order=order)
 
 
-def concatenate(tup: Sequence[ndarray], axis: int = 0) -> ndarray:
+def concatenate(tup: Sequence[ndarray], axis: int = 0, out: ndarray | None = None) -> ndarray:
     tup = list(tup)
     if not tup:
         raise ValueError("Cannot concatenate from empty tuple")
@@ -96,7 +96,12 @@ def concatenate(tup: Sequence[ndarray], axis: int = 0) -> ndarray:
         if item.ndim == 0:
             raise TypeError("zero-dimensional arrays cannot be concatenated")
     model = np.concatenate([np.broadcast_to(np.zeros((), a.dtype), a.shape) for a in tup], axis)
-    out = ndarray(model.shape, model.dtype)
+    if out is None:
+        out = ndarray(model.shape, model.dtype)
+    elif out.shape != model.shape:
+        raise ValueError("Output array is the wrong shape")
+    elif not np.can_cast(model.dtype, out.dtype, "same_kind"):
+        raise TypeError(f"Cannot cast {model.dtype} to {out.dtype} by the rule 'same_kind'")
     launch(
         "concatenate", [out, *tup], lambda to, *parts: np.copyto(to, np.concatenate(parts, axis))
     )

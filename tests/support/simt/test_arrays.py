@@ -213,6 +213,12 @@ def test_sorting_and_searching(xp):
     same(xp.flatnonzero(x > 4), np.flatnonzero(n > 4))
     same(xp.where(x > 4, x, -1), np.where(n > 4, n, -1))
     same(xp.concatenate([x, x.astype(np.int32)]), np.concatenate([n, n]))
+    out = xp.empty(200, x.dtype)
+    assert xp.concatenate([x, x], out=out) is out
+    same(out, np.concatenate([n, n]))
+    for wrong, error in ((xp.empty(199, x.dtype), ValueError), (out.astype(bool), TypeError)):
+        with pytest.raises(error):
+            xp.concatenate([x, x], out=wrong)
     same(xp.take(xp.asarray(n.reshape(20, 5)), x, axis=0), n.reshape(20, 5)[n])
 
 

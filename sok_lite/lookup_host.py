@@ -1,0 +1,171 @@
+"""The host half of `lookup_sparse`: eager tensors of all tables in, eager tensors out.
+
+Here the joined tensors become what the engine takes, and its results lie in joined memory.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import Backend
+from sok_lite.comm import Communicator
+from sok_lite.engine import lookup, trips
+from sok_lite.engine.agreement import agree, check_equal_on_all_ranks
+from sok_lite.engine.failure import failure_known_to_all, shared_failure
+from sok_lite.engine.trail import Trail, pack, unpack
+from sok_lite.inference import reading
+from sok_lite.joined import Room, joined_tensor, pieces, rows_of
+from sok_lite.lookup_arguments import Facts, items_of
+from sok_lite.row_gradient import size_of
+from sok_lite.tensor import empty, to_array, to_tensor
+from sok_lite.variable_spec import alive
+
+
+class Treatment(NamedTuple):
+    """How a call treats keys without a row: the arguments as given.
+
+    Attributes:
+      training, missing: see `inference.reading`.
+      has_filter: whether new keys are drawn.
+    """
+
+    training: bool | None
+    missing: str | None
+    has_filter: bool
+
+
+class LookupHost:
+    """The host half of one call of `lookup_sparse`: eager tensors in, eager tensors out.
+
+    Attributes:
+      what: names the call in errors.
+      backend: of all its tables.
+      tables: what is known of them.
+    """
+
+    def __init__(self, comm: Communicator, tables: list[Facts], treatment: Treatment) -> None:
+        self.what = f"lookup_sparse in {', '.join(repr(table.name) for table in tables)}"
+        self.backend: Backend = alive(tables[0].variable).table.backend
+        self._comm = comm
+        self.tables = tables
+        self._treatment = treatment
+        formats = [(t.dim, t.key_type.name, t.dtype.name, t.combiner) for t in tables]
+        # Equal on all ranks for one call, and telling it from most others.
+        self._tag = zlib.crc32(f"{self.what} {formats}".encode())
+        self._new_trail = partial(empty, dtype=tf.int64, backend=self.backend)
+
+    def forward(self, *tensors: tf.Tensor) -> tuple[tf.Tensor, Trail]:
+        """Takes what `items_of` does; returns what `cut_rows` takes apart, and the trail."""
+        tables = [alive(facts.variable).table for facts in self.tables]
+        agree(self._comm, self._tag, tables, [facts.combiner for facts in self.tables])
+        with shared_failure(self._comm):
+            parts = self._parts(tensors)
+        room = Room(self.backend)
+        _, trail = lookup.forward(self.backend, self._comm, parts, self._tag, room)
+        return to_tensor(room.whole, tf.float32, self.backend), trail
+
+    def forward_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the outputs and the packed trail."""
+        outputs, trail = self.forward(*tensors)
+        packed = pack(self.backend, trail, self._new_trail)
+        return [outputs, to_tensor(packed, tf.int64, self.backend)]
+
+    def backward(self, trail: Trail, *tensors: tf.Tensor) -> list[Any]:
+        """Takes the outputs' gradients as `joined_rows` gives them, then the joined weights.
+
+        Returns:
+          [array (num_tables,) int64, number of keys of each; (num_tables, 2) int32, `size_of` each;
+          then of all tables one after the other: int64 keys, row gradients for `cut_rows`, weight
+          gradients if there are weights].
+        """
+        ways = list(zip(self.tables, trail.tables, strict=True))
+        of_weights = [way.num_items for facts, way in ways if facts.has_weights]
+        *grads, joined_weights = tensors if of_weights else (*tensors, None)
+        shapes = [(len(way.row_splits) - 1, facts.dim) for facts, way in ways]
+        out_grads = rows_of(grads, shapes, self.backend)
+        weights = iter(
+            pieces(to_array(joined_weights, self.backend), of_weights) if of_weights else ()
+        )
+        parts = []
+        for facts in self.tables:
+            weight = next(weights) if facts.has_weights else None
+            parts.append((alive(facts.variable).table, weight, facts.combiner))
+        room = Room(self.backend)
+        with failure_known_to_all(self._comm):
+            gradients = lookup.backward(self.backend, parts, out_grads, trail, room)
+        results = [
+            np.array([len(gradient.keys) for gradient in gradients], np.int64),
+            tf.constant([size_of(table) for table, _, _ in parts], tf.int32),
+            joined_tensor([gradient.keys for gradient in gradients], tf.int64, self.backend),
+            to_tensor(room.whole, tf.float32, self.backend),
+        ]
+        if of_weights:
+            weight_grads = [g.weight_grads for g in gradients if g.weight_grads is not None]
+            results.append(joined_tensor(weight_grads, tf.float32, self.backend))
+        return results
+
+    def spread(self, trail: Trail, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """See `trips.spread`."""
+        weighted = {facts.name: facts.has_weights for facts in self.tables}
+        what = f"A second derivative of {self.what}"
+        check_equal_on_all_ranks(self._comm, {"which tables have weights": weighted}, what)
+        return self._travelled(trips.spread, trail, tensors)
+
+    def collect(self, trail: Trail, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """See `trips.collect`."""
+        return self._travelled(trips.collect, trail, tensors)
+
+    def items(self, trail: Trail) -> list[tf.Tensor]:
+        """Returns what makes the `Items` of each table; no rows where there are no weights."""
+        results = []
+        for facts, part in zip(self.tables, trail.tables, strict=True):
+            arrays = trips.items(self.backend, part)
+            results += [to_tensor(array, tf.int64, self.backend) for array in arrays]
+            if part.source is not None:
+                results.append(to_tensor(part.source, facts.dtype, self.backend))
+        return results
+
+    def unpacking(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of the packed trail that calls one of the trail."""
+
+        def run(packed: tf.Tensor, *tensors: tf.Tensor) -> Any:
+            array = to_array(packed, self.backend)
+            trail = unpack(self.backend, self._comm, array, len(self.tables))
+            return function(trail, *tensors)
+
+        return run
+
+    def _travelled(
+        self, trip: Callable[..., Any], trail: Trail, tensors: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        rows = [to_array(tensor, self.backend) for tensor in tensors]
+        with failure_known_to_all(self._comm):
+            results = trip(self.backend, trail, rows)
+        return [to_tensor(array, tf.float32, self.backend) for array in results]
+
+    def _parts(self, tensors: Sequence[tf.Tensor]) -> list[lookup.Part]:
+        training, missing, has_filter = self._treatment
+        insert, missing = reading(training, missing, "zeros" if has_filter else "initial")
+        parts = []
+        for i, items in enumerate(items_of(self.tables, tensors, self.backend)):
+            facts, splits, theirs = self.tables[i], items.row_splits, items.weight_splits
+            if theirs is not None and (
+                splits.shape != theirs.shape or bool((splits != theirs).any())
+            ):
+                raise ValueError(
+                    f"The rows of sp_weights[{i}] must be as long as those of sp_ids[{i}]. "
+                    "Received: rows of other lengths."
+                )
+            table = alive(facts.variable).table
+            ratio = table.filter_ratio if has_filter else 1.0
+            parts.append(
+                lookup.Part(
+                    *(table, items.keys, splits, items.weights, facts.combiner),
+                    *(insert, missing, ratio),
+                )
+            )
+        return parts

@@ -1,0 +1,144 @@
+"""The host half of an optimizer's step, and how gradients get there: all variables together."""
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action
+from sok_lite.dynamic_variable import DynamicVariable
+from sok_lite.engine import apply
+from sok_lite.joined import (
+    as_int64,
+    join,
+    join_numbers,
+    joined_rows,
+    joins_rows,
+    pieces,
+    rows_of,
+    shapes_of,
+)
+from sok_lite.local_lookup import checked_keys
+from sok_lite.optimizer_rules import Settings
+from sok_lite.tensor import to_array
+from sok_lite.variable_spec import alive
+
+
+def checked_gradient(
+    grad: tf.IndexedSlices, variable: DynamicVariable
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns keys (n,) and rows (n, dimension) float32 of a gradient.
+
+    Raises:
+      TypeError: keys are no integers.
+      ValueError: shapes that do not fit.
+    """
+    keys = checked_keys(variable, grad.indices)
+    rows = tf.cast(grad.values, tf.float32)
+    ranks = (keys.shape.rank, rows.shape.rank)
+    if ranks[0] not in (1, None) or ranks[1] not in (2, None):
+        raise ValueError(
+            f"The gradient of table {variable.name!r} must have one row of dimension "
+            f"{variable.dimension} for each of its keys (n,). Received: keys {keys.shape}, rows "
+            f"{rows.shape}."
+        )
+    if None in ranks:
+        return tf.ensure_shape(keys, [None]), tf.ensure_shape(rows, [None, None])
+    return keys, rows
+
+
+def joined_gradients(
+    gradients: Sequence[tuple[tf.Tensor, tf.Tensor]], backend: Backend
+) -> list[Any]:
+    """Returns [lengths; keys of all variables as int64; gradients as `joined_rows` gives them].
+
+    The lengths are the keys of each variable and, where the gradients are joined, their shapes.
+    """
+    keys = [as_int64(keys) for keys, _ in gradients]
+    rows = [rows for _, rows in gradients]
+    lengths = [shapes_of(keys)] + ([shapes_of(rows)] if joins_rows(backend) else [])
+    return [join_numbers(lengths), join(keys), *joined_rows(rows, backend)]
+
+
+class OptimizerHost:
+    """The host half of an update. Holds no tensor and keeps no variable or optimizer alive.
+
+    Args:
+      owner: has `on_nonfinite`, `stochastic_rounding` and `num_nonfinite`, which is counted on.
+      optimizer: whose states the rows have.
+      variables: one for each gradient.
+      keys_are_uint64: whether the bits of its keys are those of uint64, for each gradient.
+      settings: of the optimizer.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        optimizer: Any,
+        variables: Sequence[DynamicVariable],
+        keys_are_uint64: Sequence[bool],
+        settings: Settings,
+    ) -> None:
+        self._owner = weakref.ref(owner)
+        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._variables = [weakref.ref(variable) for variable in variables]
+        self._keys_are_uint64 = keys_are_uint64
+        self._rule = partial(settings.rule, **settings.flags)
+        self._names = list(settings.numbers)
+        self._decays = [settings.decays(variable) for variable in variables]
+        self._on_nonfinite = owner.on_nonfinite
+        self._stochastic_rounding = owner.stochastic_rounding
+        self._backend: Backend = variables[0].table.backend
+
+    def run(
+        self,
+        numbers: Sequence[float],
+        step: int,
+        tensors: Sequence[Any],
+        check_only: bool = False,
+        along: Sequence[Action] = (),
+    ) -> None:
+        """Applies one step.
+
+        Args:
+          numbers: learning rate, then hyper-parameters.
+          step: 1 for the first.
+          tensors: what `joined_gradients` gave.
+          check_only: raises what there is to raise, and changes no row.
+          along: actions to be taken with the change of the rows.
+        """
+        optimizer = None if self._optimizer is None else alive(self._optimizer)
+        learning_rate, *values = numbers
+        rule = self._rule(**dict(zip(self._names, values, strict=True)))
+        undecayed = rule if all(self._decays) else replace(rule, weight_decay=0.0)
+        tables = [alive(reference).table for reference in self._variables]
+        updates = [
+            apply.Update(table, rule if decays else undecayed, keys, grads, optimizer)
+            for table, decays, (keys, grads) in zip(
+                tables, self._decays, self._gradients(tensors), strict=True
+            )
+        ]
+        count = apply.apply_updates(
+            *(updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding),
+            check_only=check_only,
+            along=along,
+        )
+        owner = self._owner()
+        if owner is not None:
+            owner.num_nonfinite += count
+
+    def _gradients(self, tensors: Sequence[Any]) -> Iterable[tuple[Array, Array]]:
+        """Returns keys and gradient of each variable."""
+        lengths, joined_keys, *joined_grads = tensors
+        count = len(self._variables)
+        numbers = np.asarray(lengths).tolist()
+        keys = pieces(to_array(joined_keys, self._backend), numbers[:count])
+        shapes = list(zip(numbers[count::2], numbers[count + 1 :: 2], strict=True))
+        grads = rows_of(joined_grads, shapes, self._backend)
+        for array, grad, is_uint64 in zip(keys, grads, self._keys_are_uint64, strict=True):
+            yield array.view(np.uint64) if is_uint64 else array, grad
