@@ -68,14 +68,14 @@ def cases(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[tuple[
         slots = np.zeros((capacity, 2), np.int64)
         empty, reclaim = np.iinfo(np.int64).max, np.iinfo(np.int64).min
         slots[:, 0] = empty
-        place = (slots, capacity, empty, reclaim, 1)
+        place = (slots, capacity, empty, reclaim)
         row_numbers = np.arange(num_rows, dtype=np.uint32)
         backend = CpuBackend(num_threads=1)
-        insert = (*place, keys, row_numbers, np.zeros(2, np.int64), num_rows)
+        insert = (*place, 1, keys, row_numbers, np.zeros(2, np.int64), num_rows)
         backend.launch("det_insert", num_rows, *insert)
-        return (*place, keys[:n].copy(), np.zeros(n, np.uint32), np.zeros(1, np.int64), n)
+        return (*place, keys[:n].copy(), np.zeros(n, np.uint32), n)
 
-    yield "det_find", parts_of(find)
+    yield "det_stamps", parts_of(find)
 
     def unique():
         mask = (1 << (2 * n - 1).bit_length()) - 1

@@ -119,7 +119,7 @@ def test_a_planted_fault_is_found(kind, job, text, tmp_path):
         [
             *(compiler(), *build.FLAGS, *sanitizer.flags, "-I", str(folder)),
             *("-x", "c++", str(ROOT / "tests" / "sanitizers" / "faulty.cu")),
-            *(str(folder / "cpu_runtime.cpp"), "-o", str(library)),
+            *(*map(str, sources.runtime_files()), "-o", str(library)),
         ],
         check=True,
     )
@@ -182,7 +182,7 @@ def eviction_library(folder, changes, flags):
     subprocess.run(
         [
             *(compiler(), *build.FLAGS, *flags, *defines, "-I", str(kernels), *inputs),
-            *(str(kernels / "cpu_runtime.cpp"), "-o", str(library)),
+            *(*map(str, sources.runtime_files()), "-o", str(library)),
         ],
         check=True,
     )
