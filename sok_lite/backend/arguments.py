@@ -59,7 +59,7 @@ class ArgumentPacker:
         self._read_arrays = read_arrays
         self._arrays = [i for i, letter in enumerate(signature) if letter not in _NUMBERS]
         # An array as the address of its object, at first.
-        self._format = struct.Struct("<" + "".join(_NUMBERS.get(each, "Q") for each in signature))
+        self._format = struct.Struct("".join(_NUMBERS.get(each, "Q") for each in signature))
         self._dtypes = (ctypes.c_uint64 * len(signature))()
         for i in self._arrays:
             self._dtypes[i] = id(ARGUMENT_DTYPES[signature[i]])
