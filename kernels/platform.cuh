@@ -79,7 +79,9 @@ struct SokShare {
 #define SOK_FOR_EACH(i, n) for (i64 i = share.thread; i < (n); i += share.num_threads)
 #define SOK_FOR_EACH_BLOCK(first, count, n) \
   for (i64 first = share.thread, count = 1; first < (n); first += share.num_threads)
-#define SOK_FOR_EACH_ROW(r, n) \
+#define SOK_FOR_EACH_ROW(r, n)                                          \
+  const SokLanes r##_lanes{threadIdx.x % SOK_ROW_LANES, SOK_ROW_LANES}; \
+  (void)r##_lanes;                                                      \
   for (i64 r = share.thread / SOK_ROW_LANES; r < (n); r += share.num_threads / SOK_ROW_LANES)
 #define SOK_FOR_EACH_COLUMN(c, dim) \
   for (i64 c = threadIdx.x % SOK_ROW_LANES; c < (dim); c += SOK_ROW_LANES)
@@ -146,10 +148,16 @@ SOK_DEVICE SokLanes sok_lanes(i64 wanted) {
   while (count < 32 && count < wanted) count *= 2;
   return SokLanes{threadIdx.x & (count - 1), count};
 }
-// What the lanes of a row have written, all of them can read.
-SOK_DEVICE void sok_meet(const SokLanes& lanes) {
+SOK_DEVICE u32 sok_mask(const SokLanes& lanes) {
   const u32 first = threadIdx.x & 31u & ~(lanes.count - 1u);
-  __syncwarp((lanes.count == 32 ? ~0u : (1u << lanes.count) - 1u) << first);
+  return (lanes.count == 32 ? ~0u : (1u << lanes.count) - 1u) << first;
+}
+// What the lanes of a row have written, all of them can read.
+SOK_DEVICE void sok_meet(const SokLanes& lanes) { __syncwarp(sok_mask(lanes)); }
+// Whether it is so for one of the lanes, told to the first of them.
+SOK_DEVICE bool sok_is_of_row(const SokLanes& lanes, bool is) {
+  const bool is_so = __ballot_sync(sok_mask(lanes), is) != 0;
+  return is_so && lanes.lane == 0;
 }
 // A row has as many lanes as words, up to a warp, rounded up to a power of two.
 #define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) \
@@ -363,7 +371,7 @@ SOK_DEVICE i64 sok_slice_end(const SokShare& share, i64 n) {
   for (i64 first = sok_slice_begin(share, n), first##_end = sok_slice_end(share, n), count;  \
        count = first##_end - first < SOK_BLOCK ? first##_end - first : SOK_BLOCK, count > 0; \
        first += count)
-#define SOK_FOR_EACH_ROW(r, n) SOK_FOR_EACH(r, n)
+#define SOK_FOR_EACH_ROW(r, n) SOK_FOR_EACH_ROW_OF_WORDS(r, n, )
 #define SOK_FOR_EACH_COLUMN(c, dim) for (i64 c = 0; c < (dim); ++c)
 #define SOK_FOR_EACH_TILE(i, n) SOK_FOR_EACH(i, n)
 typedef u32 SokWord;  // the compiler makes vectors of whatever is copied
@@ -381,6 +389,7 @@ SOK_DEVICE T sok_unless_nan(const T& x) {
 }
 struct SokLanes {};
 SOK_DEVICE void sok_meet(const SokLanes&) {}
+SOK_DEVICE bool sok_is_of_row(const SokLanes&, bool is) { return is; }
 #define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) \
   const SokLanes r##_lanes{};                  \
   (void)r##_lanes;                             \

@@ -107,13 +107,15 @@ def _apply(
     if check_only or not ready:
         return 0
     count = ready[0].table.backend.xp.zeros(1, np.int64)
-    actions: list[Action] = []
+    lists: list[list[Action]] = []
     for table, rule, keys, rows, grads in ready:
         rounding = None
         if stochastic_rounding:
             rounding = StochasticRounding(keys, table_seed(table.seed, table.name))
-        actions += updating(table, rule, rows, grads, learning_rate, step, count, rounding=rounding)
-    publish([*actions, *along])
+        lists.append(
+            updating(table, rule, rows, grads, learning_rate, step, count, rounding=rounding)
+        )
+    publish(*lists, along)
     return int(count[0])
 
 
