@@ -5,9 +5,12 @@ back and sums over duplicates. Sums are taken in a fixed order, so a run repeats
 number of threads. They go in pieces of 32 items, so that a long sum is as exact as a short one.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action
 from sok_lite.engine.unique import group
 
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/combine.cu
@@ -126,6 +129,38 @@ def combine_grad(
         batch,
     )
     return _sum_groups(backend, out_grads, inverse, item_rows, coefficients, num_unique, out)
+
+
+def coefficients_of(
+    backend: Backend,
+    row_splits: Sequence[Array],
+    weighting: Sequence[tuple[Array | None, str]],
+    num_items: Sequence[int],
+) -> tuple[list[Array], list[Array | None], list[list[Action]]]:
+    """Prepares what the gradient of a pooled row is multiplied by for each of its items.
+
+    Args:
+      backend: where the arrays live.
+      row_splits: of each part (batch + 1,) int64.
+      weighting: of each part weights (n,) float32, None: all 1; and combiner.
+      num_items: of each part n.
+
+    Returns:
+      (of each part (n,) int32, the row of each item; of each part (n,) float32, the number, None:
+      all 1; the actions that write both, which can be taken together).
+    """
+    xp = backend.xp
+    index, coefficients, actions = [], [], []
+    for splits, (weights, combiner), n in zip(row_splits, weighting, num_items, strict=True):
+        name, batch = normalise_combiner(combiner), len(splits) - 1
+        item_rows, factors = xp.empty(int(n), np.int32), None
+        if weights is not None or name != "sum":
+            factors = xp.empty(int(n), np.float32)
+        arguments = (splits, weights, COMBINERS[name], item_rows, factors, batch)
+        actions.append([backend.prepared("combine_items", batch, *arguments)])
+        index.append(item_rows)
+        coefficients.append(factors)
+    return index, coefficients, actions
 
 
 def combine_weight_grad(
