@@ -43,7 +43,7 @@ def checked_gradient(
     ranks = (keys.shape.rank, rows.shape.rank)
     if ranks[0] not in (1, None) or ranks[1] not in (2, None):
         raise ValueError(
-            f"The gradient of table {variable.name!r} must have one row of dimension "
+            f"The gradient of table {variable.table.name!r} must have one row of dimension "
             f"{variable.dimension} for each of its keys (n,). Received: keys {keys.shape}, rows "
             f"{rows.shape}."
         )
