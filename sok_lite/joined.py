@@ -63,6 +63,11 @@ def join_numbers(numbers: Sequence[Numbers]) -> Numbers:
         return join(numbers)
 
 
+def listed(numbers: Numbers) -> list[int]:
+    """Returns numbers that have come to the host."""
+    return (numbers if isinstance(numbers, np.ndarray) else numbers.numpy()).tolist()
+
+
 def joins_rows(backend: Backend) -> bool:
     """Whether float rows cross as one tensor, and their shapes have to be told."""
     return backend.name != "cpu"
