@@ -12,7 +12,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine.combine import normalise_combiner
 from sok_lite.engine.lookup import row_splits_of
-from sok_lite.joined import Numbers, as_int64, join, join_numbers, pieces, shapes_of
+from sok_lite.joined import Numbers, as_int64, join, join_numbers, listed, pieces, shapes_of
 from sok_lite.local_lookup import checked_keys
 from sok_lite.tensor import to_array
 
@@ -170,7 +170,7 @@ def items_of(tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend) 
     keys, numbers, *weights = [to_array(tensor, backend) for tensor in joined]
     are_ragged = [facts.is_ragged for facts in tables]
     are_ragged += [f.weights_are_ragged for f in tables if f.weights_are_ragged is not None]
-    stream = iter(np.asarray(lengths).tolist())
+    stream = iter(listed(lengths))
     all_keys = pieces(keys, [next(stream) for _ in tables])
     all_numbers = pieces(numbers, [next(stream) for _ in are_ragged])
     of_weights = [next(stream) for facts in tables if facts.has_weights]
