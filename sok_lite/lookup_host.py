@@ -63,9 +63,9 @@ class LookupHost:
         tables = [alive(facts.variable).table for facts in self.tables]
         agree(self._comm, self._tag, tables, [facts.combiner for facts in self.tables])
         with shared_failure(self._comm):
-            parts = self._parts(tensors)
+            parts, joined = self._parts(tensors)
         room = Room(self.backend)
-        _, trail = lookup.forward(self.backend, self._comm, parts, self._tag, room)
+        _, trail = lookup.forward(self.backend, self._comm, parts, self._tag, room, joined)
         return to_tensor(room.whole, tf.float32, self.backend), trail
 
     def forward_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -151,11 +151,14 @@ class LookupHost:
             results = trip(self.backend, trail, rows)
         return [to_tensor(array, tf.float32, self.backend) for array in results]
 
-    def _parts(self, tensors: Sequence[tf.Tensor]) -> list[lookup.Part]:
+    def _parts(
+        self, tensors: Sequence[tf.Tensor]
+    ) -> tuple[list[lookup.Part], lookup.Joined | None]:
         training, missing, has_filter = self._treatment
         insert, missing = reading(training, missing, "zeros" if has_filter else "initial")
         parts = []
-        for i, items in enumerate(items_of(self.tables, tensors, self.backend)):
+        items_of_tables, joined = items_of(self.tables, tensors, self.backend)
+        for i, items in enumerate(items_of_tables):
             facts, splits, theirs = self.tables[i], items.row_splits, items.weight_splits
             if theirs is not None and (
                 splits.shape != theirs.shape or bool((splits != theirs).any())
@@ -172,4 +175,4 @@ class LookupHost:
                     *(insert, missing, ratio),
                 )
             )
-        return parts
+        return parts, joined

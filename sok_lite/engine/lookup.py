@@ -57,6 +57,18 @@ class Part(NamedTuple):
     filter_ratio: float = 1.0
 
 
+class Joined(NamedTuple):
+    """Arrays of all parts of a call, of which those of the parts are pieces that follow each other.
+
+    Attributes:
+      keys: (n,) int64; of uint64 tables their bits.
+      row_splits: (rows + num_parts,) int64.
+    """
+
+    keys: Array
+    row_splits: Array
+
+
 class Gradients(NamedTuple):
     """The gradient of one part.
 
@@ -77,6 +89,7 @@ def forward(
     parts: Sequence[Part],
     tag: int = 0,
     room: Room | None = None,
+    joined: Joined | None = None,
 ) -> tuple[list[Array], Trail]:
     """Looks up and combines. Every rank must call it, with the same tables in the same order.
 
@@ -86,6 +99,8 @@ def forward(
       parts: one per table; a table may come several times.
       tag: says which call this is; another one on another rank raises.
       room: gives memory for float32 results of some shapes; None: the backend's.
+      joined: keys and row splits of all parts, where they lie together already; None: they are
+        copied.
 
     Returns:
       ([(batch, dim) float32 per part], trail).
@@ -96,7 +111,7 @@ def forward(
     """
     with shared_failure(comm):
         checked = [_checked(backend, i, part) for i, part in enumerate(parts)]
-        items = _Items(backend, checked)
+        items = _Items(backend, checked, joined)
     if comm.size == 1:
         return _forward_alone(backend, comm, checked, items, room)
     with shared_failure(comm):
@@ -231,10 +246,14 @@ class _Items:
       keys: (n,) int64.
       sizes: (num_parts,) int64, how many each part has.
       begin: (num_parts + 1,) int64, where they start.
+      row_splits: (rows + num_parts,) int64, those of each part from 0 on.
     """
 
-    def __init__(self, backend: Backend, parts: Sequence[Part]) -> None:
-        self.keys = _joined(backend, [part.keys for part in parts])
+    def __init__(self, backend: Backend, parts: Sequence[Part], joined: Joined | None) -> None:
+        self.keys, self.row_splits = joined or (
+            _joined(backend, [part.keys for part in parts]),
+            _joined(backend, [part.row_splits for part in parts]),
+        )
         self.sizes = np.array([part.keys.size for part in parts], np.int64)
         self.begin = starts_of(self.sizes)
 
@@ -353,8 +372,7 @@ def _trail(
     batches = [len(part.row_splits) - 1 for part in parts]
     generations = [part.table.generation for part in parts]
     numbers = np.array([items.sizes, batches, owned.sizes, generations], np.int64)
-    row_splits = _joined(route.backend, [part.row_splits for part in parts])
-    return Trail(route, numbers, row_splits, inverse, owned.keys, owned.rows, sources)
+    return Trail(route, numbers, items.row_splits, inverse, owned.keys, owned.rows, sources)
 
 
 def _source(part: Part, rows: Array, may_lack: bool) -> Array:

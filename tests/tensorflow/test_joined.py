@@ -7,6 +7,7 @@ import tensorflow as tf
 from sok_lite.backend import get_backend
 from sok_lite.host_call import on_device
 from sok_lite.joined import (
+    Room,
     as_int64,
     cut,
     cut_rows,
@@ -15,7 +16,6 @@ from sok_lite.joined import (
     joined_rows,
     joined_tensor,
     pieces,
-    room_for,
     rows_of,
     shapes_of,
 )
@@ -39,9 +39,10 @@ def numbered(shapes):
 
 
 def filled_room(shapes):
-    whole, give = room_for(shapes, CPU)
+    room = Room(CPU)
+    arrays = room(shapes)
+    whole = room.whole
     whole.fill(np.nan)  # between the results
-    arrays = [give(shape) for shape in shapes]
     for array, values in zip(arrays, numbered(shapes), strict=True):
         array[...] = values
     return to_tensor(whole, tf.float32, CPU), arrays
