@@ -14,7 +14,7 @@ LAYERS = [
     ["sok_lite.backend"],
     ["sok_lite.comm"],
     ["sok_lite.engine.dtypes", "sok_lite.engine.hashing", "sok_lite.engine"],
-    ["sok_lite.engine.unique"],
+    ["sok_lite.engine.segments"],
     ["sok_lite.engine.rows", "sok_lite.engine.rows.far_file", "sok_lite.engine.rows.allocator"],
     ["sok_lite.engine.rows.column"],
     ["sok_lite.engine.rows.access"],
@@ -121,7 +121,7 @@ def test_imports_point_down(path):
     ("module", "source"),
     [
         ("sok_lite.comm.single", "from sok_lite.engine import exchange"),
-        ("sok_lite.engine.unique", "def f():\n    import sok_lite.engine.table.det"),
+        ("sok_lite.engine.segments", "def f():\n    import sok_lite.engine.table.det"),
         ("sok_lite.engine.combine", "import tensorflow as tf"),
         ("sok_lite.backend.cpu", "from horovod import tensorflow"),
     ],

@@ -23,14 +23,13 @@ from sok_lite.engine.combine import (
     combine_grad,
     combine_weight_grad,
     normalise_combiner,
-    segment_sum,
 )
 from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.recent import remember
+from sok_lite.engine.segments import segment_sum, unique
 from sok_lite.engine.table import EmbeddingTable, HkvTable
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.engine.unique import unique
 
 Empty = Callable[[tuple[int, ...]], Array]
 

@@ -6,10 +6,9 @@ Both are linear, and each is the other's transpose: what derivatives of derivati
 from collections.abc import Sequence
 
 from sok_lite.backend import Array, Backend
-from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.exchange import return_rows, send_grads
+from sok_lite.engine.segments import gather_rows, segment_sum
 from sok_lite.engine.step import Trail
-from sok_lite.engine.unique import gather_rows
 
 __all__ = ["collect", "item_rows", "spread"]
 
