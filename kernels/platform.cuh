@@ -271,13 +271,35 @@ SOK_DEVICE i32 sok_cas(i32* p, i32 expected, i32 desired) {
 SOK_DEVICE void sok_min(i32* p, i32 v) { atomicMin(p, v); }
 SOK_DEVICE void sok_max(i32* p, i32 v) { atomicMax(p, v); }
 
+// What the threads of a warp have together, for all of them.
+SOK_DEVICE i64 sok_sum_of_warp(i64 x) {
+  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(~0u, x, distance);
+  return x;
+}
+// A thing of many items for each warp; all its threads come to each thing, and share the items.
+#define SOK_FOR_EACH_WARP(b, n) \
+  for (i64 b = share.thread / 32; b < (n); b += share.num_threads / 32)
+#define SOK_FOR_EACH_OF_WARP_FROM(i, from, to) \
+  for (i64 i = (from) + (i64)(threadIdx.x & 31u); i < (to); i += 32)
+SOK_DEVICE bool sok_leads_warp() { return (threadIdx.x & 31u) == 0; }
+// Bit j of the result says whether is(j), for j < count, at most 32.
+template <class Is>
+SOK_DEVICE u32 sok_vote_of_warp(i64 count, Is is) {
+  const i32 lane = (i32)(threadIdx.x & 31u);
+  return __ballot_sync(~0u, lane < count && is(lane));
+}
+SOK_DEVICE i32 sok_count_bits(u32 bits) { return __popc(bits); }
+// Each thread takes one bit that is set, number j; `number` grows by the bits below it.
+#define SOK_FOR_EACH_BIT_OF_WARP(j, bits, number)                            \
+  for (i32 j = (i32)(threadIdx.x & 31u), j##_left = (i32)((bits) >> j & 1u); \
+       j##_left && (number += __popc((bits) & ((1u << j) - 1u)), true); j##_left = 0)
+
 // A warp adds to a counter at once: thousands of warps that count each lane by itself would wait
 // for each other. All threads of a kernel come to both of these, at the same time in its warp.
 //
 // Adds what each thread has counted.
 SOK_DEVICE void sok_count(i64* counter, i64 count) {
-  for (int distance = 16; distance > 0; distance /= 2)
-    count += __shfl_xor_sync(~0u, count, distance);
+  count = sok_sum_of_warp(count);
   if (count && (threadIdx.x & 31u) == 0) atomicAdd((u64*)counter, (u64)count);
 }
 // A number for each thread that wants one, from the counter on.
@@ -475,6 +497,25 @@ SOK_DEVICE void sok_max(i32* p, i32 v) {
          !__atomic_compare_exchange_n(p, &seen, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
 }
+
+SOK_DEVICE i64 sok_sum_of_warp(i64 x) { return x; }
+#define SOK_FOR_EACH_WARP(b, n) SOK_FOR_EACH(b, n)
+#define SOK_FOR_EACH_OF_WARP_FROM(i, from, to) for (i64 i = (from); i < (to); ++i)
+SOK_DEVICE bool sok_leads_warp() { return true; }
+template <class Is>
+SOK_DEVICE u32 sok_vote_of_warp(i64 count, Is is) {
+  u32 bits = 0;
+  if (count >= 32) {
+    for (i32 j = 0; j < 32; ++j) bits |= (u32)is(j) << j;
+  } else {
+    for (i32 j = 0; j < (i32)count; ++j) bits |= (u32)is(j) << j;
+  }
+  return bits;
+}
+SOK_DEVICE i32 sok_count_bits(u32 bits) { return __builtin_popcount(bits); }
+#define SOK_FOR_EACH_BIT_OF_WARP(j, bits, number)                                          \
+  for (u32 j##_left = (bits), j = 0; j##_left && (j = (u32)__builtin_ctz(j##_left), true); \
+       j##_left &= j##_left - 1, ++number)
 
 SOK_DEVICE void sok_count(i64* counter, i64 count) {
   if (count) __atomic_fetch_add(counter, count, __ATOMIC_RELAXED);

@@ -171,8 +171,8 @@ def items_of(
     Raises:
       ValueError: row numbers of a sparse matrix fall, or leave it.
     """
-    lengths, *joined = tensors
-    keys, numbers, *weights = [to_array(tensor, backend) for tensor in joined]
+    lengths, *arrays = tensors
+    keys, numbers, *weights = [to_array(tensor, backend) for tensor in arrays]
     are_ragged = [facts.is_ragged for facts in tables]
     are_ragged += [f.weights_are_ragged for f in tables if f.weights_are_ragged is not None]
     stream = iter(listed(lengths))

@@ -163,7 +163,10 @@ def backward(
     splits = trail.splits_of_parts()
     weight_grads = _weight_grads(backend, parts, out_grads, trail, splits)
     index, coefficients, launches = coefficients_of(
-        backend, splits, [(weights, combiner) for _, weights, combiner in parts], trail.num_items
+        backend,
+        splits,
+        [(weights, combiner) for _, weights, combiner in parts],
+        trail.num_items.tolist(),
     )
     publish(*launches)
     if trail.inverse is None:
