@@ -43,10 +43,10 @@ _THREADS_PER_BLOCK = 256
 def _build_for_cpu() -> Path:
     """Returns the library of the benchmark's kernels, compiled as the engine's are."""
     folder = sources.kernel_folder()
-    inputs = [SOURCE, folder / "cpu_runtime.cpp"]
+    inputs = [SOURCE, *sources.runtime_files()]
     flags = [*build.FLAGS, *(["-march=x86-64-v3"] if build.has_x86_64_v3() else [])]
     flags += [f"-D{name}={value}" for name, value in kernel_defines().items()]
-    text = " ".join(flags) + sources.inlined(SOURCE) + inputs[1].read_text()
+    text = " ".join(flags) + "".join(sources.inlined(path) for path in inputs)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     target = build.cache_folder() / "bench" / f"limits-{digest}.so"
     if not target.is_file():

@@ -161,6 +161,20 @@ def test_the_engine_around_the_tables_is_measured():
     assert {"unique", "group", "combine_grad", "update_adam"} <= {r["case"] for r in results}
 
 
+@pytest.mark.parametrize("beside", [[], ["--beside"]], ids=["alone", "beside"])
+def test_launches_are_measured(beside):
+    results, _ = run(
+        "bench_launch.py",
+        *"--threads 1 2 --idle-us 5 20 --parts 3 --items 200 --rows 500 --rounds 2".split(),
+        *beside,
+        are_positive=not beside,  # there may be no time for other work
+    )
+    launches = [r for r in results if r["case"] == "launch"]
+    assert len(launches) == 4 * len([r for r in results if r["case"] == "joined"]) == 20
+    assert {(r["threads"], r["idle_us"]) for r in launches} == {(1, 5), (1, 20), (2, 5), (2, 20)}
+    assert all(("turns_beside" in r) == bool(beside) for r in launches)
+
+
 def test_allocations_of_rows_are_counted_as_a_gpu_makes_them():
     pytest.importorskip("cupy", reason="CuPy is not installed")
     import bench_slabs

@@ -119,7 +119,7 @@ def test_a_planted_fault_is_found(kind, job, text, tmp_path):
         [
             *(compiler(), *build.FLAGS, *sanitizer.flags, "-I", str(folder)),
             *("-x", "c++", str(ROOT / "tests" / "sanitizers" / "faulty.cu")),
-            *(str(folder / "cpu_runtime.cpp"), "-o", str(library)),
+            *(*map(str, sources.runtime_files()), "-o", str(library)),
         ],
         check=True,
     )
@@ -127,6 +127,51 @@ def test_a_planted_fault_is_found(kind, job, text, tmp_path):
     assert done.returncode == 66, done.stderr[-3000:]
     assert text in done.stderr
     assert "faulty.cu" in done.stderr
+
+
+def pool_library(folder, sanitizer, old="", new=""):
+    """Compiles a few kernels as they are without a sanitizer: workers come when they come.
+
+    Args:
+      old, new: a change of the worker threads.
+    """
+    kernels, library = sources.kernel_folder(), folder / "pool.so"
+    runtime_source = folder / "changed_runtime.cpp"
+    text = (kernels / "cpu_runtime.cpp").read_text()
+    assert old in text
+    runtime_source.write_text(text.replace(old, new))
+    flags = [flag for flag in sanitizer.flags if flag != "-DSOK_START_TOGETHER"]
+    inputs = [kernels / "rows.cu", kernels / "cpu_arguments.cpp", runtime_source]
+    subprocess.run(
+        [
+            *(compiler(), *build.FLAGS, *flags, "-I", str(kernels)),
+            *(word for path in inputs for word in ("-x", "c++", str(path))),
+            *("-o", str(library)),
+        ],
+        check=True,
+    )
+    return library
+
+
+@pytest.mark.parametrize("kind", SANITIZERS)
+def test_no_fault_in_the_worker_threads(kind, tmp_path):
+    sanitizer = SANITIZERS[kind]
+    assert_faultless(run_job("pool", pool_library(tmp_path, sanitizer), sanitizer))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("round_.fetch_add(1);", "round_.fetch_add(1), from_ = from;"),
+        ("(done, std::memory_order_acq_rel)", "(done, std::memory_order_relaxed)"),
+    ],
+    ids=["written after the workers were told", "told before it is done"],
+)
+def test_a_race_of_the_worker_threads_is_found(old, new, tmp_path):
+    sanitizer = SANITIZERS["thread"]
+    done = run_job("pool", pool_library(tmp_path, sanitizer, old, new), sanitizer)
+    assert done.returncode != 0
+    assert "data race" in done.stderr, done.stderr[-3000:]
 
 
 # Between looking for a victim and taking it other threads have their turn, and between two steps of
@@ -182,7 +227,7 @@ def eviction_library(folder, changes, flags):
     subprocess.run(
         [
             *(compiler(), *build.FLAGS, *flags, *defines, "-I", str(kernels), *inputs),
-            *(str(kernels / "cpu_runtime.cpp"), "-o", str(library)),
+            *(*map(str, sources.runtime_files()), "-o", str(library)),
         ],
         check=True,
     )

@@ -55,11 +55,11 @@ SOK_DEVICE void random_read(const SokShare share, const u64* memory, i64 num_pla
   if (sum == 0x9E3779B97F4A7C15ull) *sink = sum;
 }
 
-#define LIMIT_READ(bytes, lanes)                                              \
-  SOK_KERNEL(limit_read_##bytes##_##lanes)                                    \
-  (const u64* memory, i64 num_places, i64 seed, u64* sink, i64 n) {           \
-    random_read<bytes / 16, lanes>(share, memory, num_places, seed, sink, n); \
-  }                                                                           \
+#define LIMIT_READ(bytes, lanes)                                                          \
+  SOK_KERNEL(limit_read_##bytes##_##lanes)                                                \
+  (const SokShare share, const u64* memory, i64 num_places, i64 seed, u64* sink, i64 n) { \
+    random_read<bytes / 16, lanes>(share, memory, num_places, seed, sink, n);             \
+  }                                                                                       \
   SOK_EXPORT(limit_read_##bytes##_##lanes)
 
 LIMIT_READ(32, 1)

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sok_lite.backend.sources import kernel_files, kernel_folder
+from sok_lite.backend.sources import kernel_files, kernel_folder, runtime_files
 from sok_lite.backend.tunables import kernel_defines
 
 # -ffp-contract=off: a fused multiply-add would round differently from the GPU and from other CPUs.
@@ -71,7 +71,7 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
         the message); or the folder for what is compiled cannot be used.
     """
     folder = kernel_folder()
-    sources = [*kernel_files(), folder / "cpu_runtime.cpp"]
+    sources = [*kernel_files(), *runtime_files()]
     defines = [f"-D{name}={value}" for name, value in kernel_defines().items()]
     flags = [*FLAGS, *extra_flags, *defines]
     digest = hashlib.sha256(" ".join([platform.machine(), *flags]).encode())

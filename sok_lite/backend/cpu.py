@@ -1,6 +1,7 @@
 """Kernels on the CPU: the compiled library, called through ctypes, which drops the GIL."""
 
 import ctypes
+import itertools
 import mmap
 import os
 import re
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend, Part
+from sok_lite.backend.arguments import ArgumentPacker, array_reader
+from sok_lite.backend.base import Array, Backend, Part
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
 
@@ -19,8 +21,8 @@ _SMALL_BYTES = 1 << 21  # one large page
 
 
 class _Kernel(NamedTuple):
-    run: Any
-    signature: str
+    address: int
+    packer: ArgumentPacker
 
 
 _MAX_THREADS = 256  # kMaxWorkers of kernels/cpu_runtime.cpp
@@ -44,20 +46,13 @@ def default_num_threads() -> int:
             f"SOK_LITE_NUM_THREADS must be a whole number from 1 to {_MAX_THREADS}, the threads of "
             f"one rank. Received: {named!r}. Unset it to use this rank's share of the cores."
         )
+    return own_cores()
+
+
+def own_cores() -> int:
+    """Returns this rank's share of the cores that this process may use, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, (cores or 1) // local_size())
-
-
-_first_byte: Any = ctypes.c_char.from_buffer
-
-
-def _address(array: np.ndarray) -> int:
-    """Returns the address of an array's first byte."""
-    try:
-        # A sixth of the time that __array_interface__ takes: a launch for many tables has hundreds.
-        return ctypes.addressof(_first_byte(array))
-    except (TypeError, ValueError):  # it is not to be written, or it is empty
-        return int(array.ctypes.data)
 
 
 class CpuBackend(Backend):
@@ -65,7 +60,8 @@ class CpuBackend(Backend):
 
     Attributes:
       num_threads: the most worker threads of one launch.
-      grain: the fewest items that are worth one more thread.
+      grain: the fewest items of a piece. A launch does as many by one thread, to see how many
+        threads the rest is worth; fewer than 64 would say nothing, and it has all threads then.
       pieces: into how many pieces a launch is cut for each of its threads.
     """
 
@@ -76,9 +72,12 @@ class CpuBackend(Backend):
 
     def __init__(self, library: Path | None = None, num_threads: int | None = None) -> None:
         self.num_threads = default_num_threads() if num_threads is None else num_threads
-        self.grain = 1024
-        self.pieces = 4
-        self._library = ctypes.CDLL(str(library or find_library()))
+        self._may_spin = self.num_threads <= own_cores()
+        self.grain = 128
+        self.pieces = 8
+        library = library or find_library()
+        self._library = ctypes.CDLL(str(library))
+        self._read_arrays = array_reader(library)
         self._launch = self._library.sok_launch
         # Without types ctypes takes a reference as it stands, and a launch allocates nothing.
         self._launch.argtypes = None  # type: ignore[assignment]
@@ -91,50 +90,33 @@ class CpuBackend(Backend):
             describe: Callable[[], bytes] = getattr(self._library, f"sok_signature_{name}")
             describe.restype = ctypes.c_char_p  # type: ignore[attr-defined]
             symbol = getattr(self._library, f"sok_run_{name}")
-            run = ctypes.cast(symbol, ctypes.c_void_p).value
-            kernel = self._kernels[name] = _Kernel(run, describe().decode())
+            address = ctypes.cast(symbol, ctypes.c_void_p).value or 0
+            packer = ArgumentPacker(name, describe().decode(), self._read_arrays)
+            kernel = self._kernels[name] = _Kernel(address, packer)
         return kernel
 
     def joined(self, kernel: str, parts: Sequence[Part]) -> "partial[Any]":
-        run, signature = self._kernel(kernel)
+        address, packer = self._kernel(kernel)
         parts = [part for part in parts if part.num_items > 0]
         if not parts:
             return partial(bool)
-        begin, words = [0], []
-        for part in parts:
-            if len(part.arguments) != len(signature):
-                raise TypeError(
-                    f"{kernel} takes {len(signature)} arguments. Received: {len(part.arguments)}."
-                )
-            begin.append(begin[-1] + part.num_items)
-            for i, (arg, code) in enumerate(zip(part.arguments, signature, strict=True)):
-                if code == "#":
-                    words.append(int(arg))
-                elif code == ".":
-                    words.append(int(np.float32(arg).view(np.uint32)))
-                elif arg is None:
-                    words.append(0)
-                else:
-                    if arg.dtype != ARGUMENT_DTYPES[code] or not arg.flags.c_contiguous:
-                        raise TypeError(
-                            f"Argument {i} of {kernel} must be a C-contiguous array of "
-                            f"{ARGUMENT_DTYPES[code]}. Received: {arg.dtype}, strides "
-                            f"{arg.strides}."
-                        )
-                    words.append(_address(arg))
-        # The seven members of SokLaunch in kernels/cpu_runtime.cpp, then what they point to.
-        cells = (ctypes.c_uint64 * (7 + len(begin) + len(words)))()
-        first = ctypes.addressof(cells) + 56
+        begin = list(itertools.accumulate((part.num_items for part in parts), initial=0))
         num_items = begin[-1]
-        workers = min(self.num_threads, max(1, num_items // self.grain))
-        pieces = workers * self.pieces
-        piece = -(-num_items // pieces)
-        cells[:] = [
-            *(run, first, first + 8 * len(begin), len(parts), len(signature), workers, piece),
+        workers = max(1, min(self.num_threads, num_items // self.grain))
+        pieces = max(1, min(self.pieces, num_items // workers // self.grain))
+        probe = 0 if self.grain < 64 else self.grain
+
+        # The nine members of SokLaunch in kernels/cpu_runtime.cpp, then what they point to.
+        first = 9 + len(begin)
+        words = (ctypes.c_uint64 * (first + len(parts) * packer.num_arguments))()
+        place = ctypes.addressof(words)
+        words[:first] = [
+            *(address, place + 8 * 9, place + 8 * first, len(parts), packer.num_arguments),
+            *(workers, pieces, probe, self._may_spin),
             *begin,
-            *words,
         ]
-        action = partial(self._launch, ctypes.byref(cells))
+        packer.pack(parts, words, first)
+        action = partial(self._launch, ctypes.byref(words))
         action.parts = parts  # type: ignore[attr-defined]  # whose arrays live as long as it does
         return action
 
@@ -162,7 +144,7 @@ class CpuBackend(Backend):
         return self.zeros_chunk(num_bytes)
 
     def address(self, array: Array) -> int:
-        return _address(array)
+        return int(array.ctypes.data)
 
     def to_host(self, array: Array) -> np.ndarray:
         return np.asarray(array)

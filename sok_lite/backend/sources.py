@@ -39,6 +39,11 @@ def kernel_files() -> list[Path]:
     return sorted(kernel_folder().rglob("*.cu"))
 
 
+def runtime_files() -> list[Path]:
+    """Returns what every CPU library holds beside its kernels, sorted by name."""
+    return sorted(kernel_folder().glob("*.cpp"))
+
+
 def inlined(path: Path) -> str:
     """Returns the source of a file with its includes written in place, each once.
 

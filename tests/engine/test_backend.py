@@ -151,6 +151,45 @@ def test_arguments_are_checked_against_the_kernel(backend):
             backend.launch("dense_gather_u32", 1, x, 2, np.zeros(1, np.int32), x.copy(), 1)
 
 
+def test_arrays_of_unusual_kinds_are_read_as_any(tmp_path):
+    backend = get_backend("cpu")
+    x = np.arange(12, dtype=np.uint32).reshape(4, 3)
+    index = np.array([2, 0, 3], np.int32)
+    in_file = np.memmap(tmp_path / "x", np.uint32, "w+", shape=(4, 3))
+    in_file[:] = x
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    for each in (x, in_file, read_only, x[:4], np.frombuffer(x.tobytes(), np.uint32)):
+        out = np.zeros((3, 3), np.uint32)
+        backend.launch("dense_gather_u32", 3, each, 3, index, out, 3)
+        np.testing.assert_array_equal(out, x[index])
+    count = np.zeros(1, np.longlong)  # an equal dtype, but another object
+    backend.launch("count_flags", 3, np.ones(3, np.int32), count, 3)
+    assert count[0] == 3 and count.dtype == np.int64
+
+
+def test_numbers_and_arrays_that_do_not_fit_are_refused_by_their_place():
+    backend = get_backend("cpu")
+    x, index = np.zeros((3, 2), np.uint32), np.zeros(3, np.int32)
+    good = Part(3, (x, 2, index, x.copy(), 3))
+    for i, wrong, message in [
+        (1, 2.5, "Argument 1 .* an int of 64 bits. Received: 2.5"),
+        (1, 1 << 63, "Argument 1 .* an int of 64 bits. Received: 9223372036854775808"),
+        (4, None, "Argument 4 .* an int of 64 bits. Received: None"),
+        (2, [0, 0, 0], "Argument 2 .* must be a NumPy array of int32. Received: list"),
+        (0, 7, "Argument 0 .* must be a NumPy array of uint32. Received: int"),
+        (3, x.astype(np.int32), "Argument 3 .* array of uint32. Received: int32"),
+        (3, np.zeros((2, 3), np.uint32).T, "C-contiguous array of uint32.*strides"),
+    ]:
+        arguments = [*good.arguments]
+        arguments[i] = wrong
+        with pytest.raises(TypeError, match=message):
+            backend.joined("dense_gather_u32", [good, Part(3, arguments), good])
+    chunks, rows = np.zeros(1, np.uint64), np.zeros(1, np.uint32)
+    with pytest.raises(TypeError, match="Argument 4 .* a float of 32 bits. Received: 'x'"):
+        backend.joined("rows_fill", [Part(1, (chunks, 0, 1, rows, "x", 1))])
+
+
 def test_the_smallest_numbers_are_not_taken_for_zero(backend):
     x = np.float32([[1e-45, 3e-39], [1e-45, -1e-39]])
     inverse = backend.from_host(np.zeros(2, np.int32))

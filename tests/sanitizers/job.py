@@ -1,9 +1,12 @@
 """Runs every CPU kernel on several threads at once. test_sanitizers.py runs it under them.
 
-Usage: python -m tests.sanitizers.job engine|tables|evictions|faulty_count|faulty_end|faulty_shift
+Usage: python -m tests.sanitizers.job JOB
+
+Jobs: engine, tables, evictions, pool, faulty_count, faulty_end, faulty_shift.
 """
 
 import sys
+import time
 
 import numpy as np
 
@@ -139,6 +142,28 @@ def use_from_threads(table):
     run_threads(work, THREADS)
 
 
+def pool():
+    """Short launches one after another, for which workers come late; their memory is soon freed."""
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(400):
+            backend = backends[rng.integers(len(backends))]
+            n = int(rng.integers(1, 3000))
+            index = rng.permutation(n).astype(np.int32)
+            x, out = rng.integers(0, 1 << 32, (n, 4), np.uint32), np.zeros((n, 4), np.uint32)
+            backend.launch("dense_gather_u32", n, x, 4, index, out, n)
+            np.testing.assert_array_equal(out, x[index])
+            # Workers look out, or sleep.
+            time.sleep(rng.choice([0, 0, 5e-5, 5e-4]))
+
+    backends = [CpuBackend(num_threads=THREADS) for _ in range(3)]
+    backends[0].grain, backends[1].grain = 1, 64
+    backends[2]._may_spin = True
+    work(0)
+    run_threads(work, 2)
+
+
 def faulty(kernel):
     n = {"faulty_count": 100_000, "faulty_end": 100, "faulty_shift": 2}[kernel]
     new_backend().launch(kernel, n, np.zeros(n, np.int64), n)
@@ -146,6 +171,6 @@ def faulty(kernel):
 
 if __name__ == "__main__":
     job = sys.argv[1]
-    jobs = {"engine": engine, "tables": tables, "evictions": evictions}
+    jobs = {"engine": engine, "tables": tables, "evictions": evictions, "pool": pool}
     jobs.get(job, lambda: faulty(job))()
     print("done")
