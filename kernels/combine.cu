@@ -1,8 +1,8 @@
-// Sums of rows: lookups pooled over ragged rows, and their gradients.
+// Lookups pooled over ragged rows, and what their gradients need.
 //
 // forward: out[b] sums weights[j] * source[inverse[j]] over the items j of row b, and is divided by
 // what the combiner says. backward: the gradient of source[u] sums coefficients[j] * out_grads[row
-// of j] over the items j with inverse[j] == u.
+// of j] over the items j with inverse[j] == u (segments.cu).
 //
 // A sum goes over its items in ascending order, whatever the number of workers: a run repeats bit
 // for bit. It goes in pieces: an f32 to which ones are added one by one stops at 2^24.
@@ -28,20 +28,17 @@ SOK_DEVICE void sum_rows(const SokShare share, const Items items, const i64* off
   }
 }
 
-// The same, with and without an index and weights, which come with an index.
-template <bool kOrdered, class T>
-SOK_DEVICE void sum_rows(const SokShare share, const T* source, i64 dim, const i32* order,
-                         const i32* index, const f32* weights, const i64* offsets, i64 combiner,
-                         f32* out, i64 num_groups) {
-  if (index && weights)
-    sum_rows(share, Items<T, kOrdered, true, true>{source, dim, order, index, weights}, offsets,
-             combiner, out, num_groups);
-  else if (index)
-    sum_rows(share, Items<T, kOrdered, true, false>{source, dim, order, index, nullptr}, offsets,
-             combiner, out, num_groups);
+// The same, with and without weights.
+template <class T>
+SOK_DEVICE void sum_rows(const SokShare share, const T* source, i64 dim, const i32* index,
+                         const f32* weights, const i64* offsets, i64 combiner, f32* out,
+                         i64 num_groups) {
+  if (weights)
+    sum_rows(share, Items<T, true>{source, dim, index, weights}, offsets, combiner, out,
+             num_groups);
   else
-    sum_rows(share, Items<T, kOrdered, false, false>{source, dim, order, nullptr, nullptr}, offsets,
-             combiner, out, num_groups);
+    sum_rows(share, Items<T, false>{source, dim, index, nullptr}, offsets, combiner, out,
+             num_groups);
 }
 
 // Pools rows over ragged rows.
@@ -54,21 +51,19 @@ SOK_DEVICE void sum_rows(const SokShare share, const T* source, i64 dim, const i
 SOK_ROW_KERNEL(combine_f32)
 (const SokShare share, const f32* source, i64 dim, const i32* inverse, const i64* row_splits,
  const f32* weights, i64 combiner, f32* out, i64 batch) {
-  sum_rows<false>(share, source, dim, nullptr, inverse, weights, row_splits, combiner, out, batch);
+  sum_rows(share, source, dim, inverse, weights, row_splits, combiner, out, batch);
 }
 SOK_EXPORT(combine_f32)
 SOK_ROW_KERNEL(combine_f16)
 (const SokShare share, const u16* source, i64 dim, const i32* inverse, const i64* row_splits,
  const f32* weights, i64 combiner, f32* out, i64 batch) {
-  sum_rows<false>(share, (const f16*)source, dim, nullptr, inverse, weights, row_splits, combiner,
-                  out, batch);
+  sum_rows(share, (const f16*)source, dim, inverse, weights, row_splits, combiner, out, batch);
 }
 SOK_EXPORT(combine_f16)
 SOK_ROW_KERNEL(combine_bf16)
 (const SokShare share, const u16* source, i64 dim, const i32* inverse, const i64* row_splits,
  const f32* weights, i64 combiner, f32* out, i64 batch) {
-  sum_rows<false>(share, (const bf16*)source, dim, nullptr, inverse, weights, row_splits, combiner,
-                  out, batch);
+  sum_rows(share, (const bf16*)source, dim, inverse, weights, row_splits, combiner, out, batch);
 }
 SOK_EXPORT(combine_bf16)
 
@@ -143,21 +138,6 @@ SOK_KERNEL(combine_items)
   }
 }
 SOK_EXPORT(combine_items)
-
-// Sums rows that belong to the same label, weighted or not.
-//
-// source   (m, dim)
-// offsets  (num_groups + 1,)
-// order    (n,)                    items of each label, ascending
-// index    (n,)                    item j reads source[index[j]]; null: source[j]
-// weights  (n,)                    may be null
-// out      (num_groups, dim)  out
-SOK_ROW_KERNEL(segment_sum)
-(const SokShare share, const f32* source, i64 dim, const i64* offsets, const i32* order,
- const i32* index, const f32* weights, f32* out, i64 num_groups) {
-  sum_rows<true>(share, source, dim, order, index, weights, offsets, COMBINE_SUM, out, num_groups);
-}
-SOK_EXPORT(segment_sum)
 
 // Dot product in 8 interleaved parts, added in a fixed order: one vector instruction per 8 columns
 // on the CPU.

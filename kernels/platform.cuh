@@ -79,7 +79,9 @@ struct SokShare {
 #define SOK_FOR_EACH(i, n) for (i64 i = share.thread; i < (n); i += share.num_threads)
 #define SOK_FOR_EACH_BLOCK(first, count, n) \
   for (i64 first = share.thread, count = 1; first < (n); first += share.num_threads)
-#define SOK_FOR_EACH_ROW(r, n) \
+#define SOK_FOR_EACH_ROW(r, n)                                          \
+  const SokLanes r##_lanes{threadIdx.x % SOK_ROW_LANES, SOK_ROW_LANES}; \
+  (void)r##_lanes;                                                      \
   for (i64 r = share.thread / SOK_ROW_LANES; r < (n); r += share.num_threads / SOK_ROW_LANES)
 #define SOK_FOR_EACH_COLUMN(c, dim) \
   for (i64 c = threadIdx.x % SOK_ROW_LANES; c < (dim); c += SOK_ROW_LANES)
@@ -146,10 +148,16 @@ SOK_DEVICE SokLanes sok_lanes(i64 wanted) {
   while (count < 32 && count < wanted) count *= 2;
   return SokLanes{threadIdx.x & (count - 1), count};
 }
-// What the lanes of a row have written, all of them can read.
-SOK_DEVICE void sok_meet(const SokLanes& lanes) {
+SOK_DEVICE u32 sok_mask(const SokLanes& lanes) {
   const u32 first = threadIdx.x & 31u & ~(lanes.count - 1u);
-  __syncwarp((lanes.count == 32 ? ~0u : (1u << lanes.count) - 1u) << first);
+  return (lanes.count == 32 ? ~0u : (1u << lanes.count) - 1u) << first;
+}
+// What the lanes of a row have written, all of them can read.
+SOK_DEVICE void sok_meet(const SokLanes& lanes) { __syncwarp(sok_mask(lanes)); }
+// Whether it is so for one of the lanes, told to the first of them.
+SOK_DEVICE bool sok_is_of_row(const SokLanes& lanes, bool is) {
+  const bool is_so = __ballot_sync(sok_mask(lanes), is) != 0;
+  return is_so && lanes.lane == 0;
 }
 // A row has as many lanes as words, up to a warp, rounded up to a power of two.
 #define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) \
@@ -263,13 +271,35 @@ SOK_DEVICE i32 sok_cas(i32* p, i32 expected, i32 desired) {
 SOK_DEVICE void sok_min(i32* p, i32 v) { atomicMin(p, v); }
 SOK_DEVICE void sok_max(i32* p, i32 v) { atomicMax(p, v); }
 
+// What the threads of a warp have together, for all of them.
+SOK_DEVICE i64 sok_sum_of_warp(i64 x) {
+  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(~0u, x, distance);
+  return x;
+}
+// A thing of many items for each warp; all its threads come to each thing, and share the items.
+#define SOK_FOR_EACH_WARP(b, n) \
+  for (i64 b = share.thread / 32; b < (n); b += share.num_threads / 32)
+#define SOK_FOR_EACH_OF_WARP_FROM(i, from, to) \
+  for (i64 i = (from) + (i64)(threadIdx.x & 31u); i < (to); i += 32)
+SOK_DEVICE bool sok_leads_warp() { return (threadIdx.x & 31u) == 0; }
+// Bit j of the result says whether is(j), for j < count, at most 32.
+template <class Is>
+SOK_DEVICE u32 sok_vote_of_warp(i64 count, Is is) {
+  const i32 lane = (i32)(threadIdx.x & 31u);
+  return __ballot_sync(~0u, lane < count && is(lane));
+}
+SOK_DEVICE i32 sok_count_bits(u32 bits) { return __popc(bits); }
+// Each thread takes one bit that is set, number j; `number` grows by the bits below it.
+#define SOK_FOR_EACH_BIT_OF_WARP(j, bits, number)                            \
+  for (i32 j = (i32)(threadIdx.x & 31u), j##_left = (i32)((bits) >> j & 1u); \
+       j##_left && (number += __popc((bits) & ((1u << j) - 1u)), true); j##_left = 0)
+
 // A warp adds to a counter at once: thousands of warps that count each lane by itself would wait
 // for each other. All threads of a kernel come to both of these, at the same time in its warp.
 //
 // Adds what each thread has counted.
 SOK_DEVICE void sok_count(i64* counter, i64 count) {
-  for (int distance = 16; distance > 0; distance /= 2)
-    count += __shfl_xor_sync(~0u, count, distance);
+  count = sok_sum_of_warp(count);
   if (count && (threadIdx.x & 31u) == 0) atomicAdd((u64*)counter, (u64)count);
 }
 // A number for each thread that wants one, from the counter on.
@@ -363,7 +393,7 @@ SOK_DEVICE i64 sok_slice_end(const SokShare& share, i64 n) {
   for (i64 first = sok_slice_begin(share, n), first##_end = sok_slice_end(share, n), count;  \
        count = first##_end - first < SOK_BLOCK ? first##_end - first : SOK_BLOCK, count > 0; \
        first += count)
-#define SOK_FOR_EACH_ROW(r, n) SOK_FOR_EACH(r, n)
+#define SOK_FOR_EACH_ROW(r, n) SOK_FOR_EACH_ROW_OF_WORDS(r, n, )
 #define SOK_FOR_EACH_COLUMN(c, dim) for (i64 c = 0; c < (dim); ++c)
 #define SOK_FOR_EACH_TILE(i, n) SOK_FOR_EACH(i, n)
 typedef u32 SokWord;  // the compiler makes vectors of whatever is copied
@@ -381,6 +411,7 @@ SOK_DEVICE T sok_unless_nan(const T& x) {
 }
 struct SokLanes {};
 SOK_DEVICE void sok_meet(const SokLanes&) {}
+SOK_DEVICE bool sok_is_of_row(const SokLanes&, bool is) { return is; }
 #define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) \
   const SokLanes r##_lanes{};                  \
   (void)r##_lanes;                             \
@@ -466,6 +497,25 @@ SOK_DEVICE void sok_max(i32* p, i32 v) {
          !__atomic_compare_exchange_n(p, &seen, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
 }
+
+SOK_DEVICE i64 sok_sum_of_warp(i64 x) { return x; }
+#define SOK_FOR_EACH_WARP(b, n) SOK_FOR_EACH(b, n)
+#define SOK_FOR_EACH_OF_WARP_FROM(i, from, to) for (i64 i = (from); i < (to); ++i)
+SOK_DEVICE bool sok_leads_warp() { return true; }
+template <class Is>
+SOK_DEVICE u32 sok_vote_of_warp(i64 count, Is is) {
+  u32 bits = 0;
+  if (count >= 32) {
+    for (i32 j = 0; j < 32; ++j) bits |= (u32)is(j) << j;
+  } else {
+    for (i32 j = 0; j < (i32)count; ++j) bits |= (u32)is(j) << j;
+  }
+  return bits;
+}
+SOK_DEVICE i32 sok_count_bits(u32 bits) { return __builtin_popcount(bits); }
+#define SOK_FOR_EACH_BIT_OF_WARP(j, bits, number)                                          \
+  for (u32 j##_left = (bits), j = 0; j##_left && (j = (u32)__builtin_ctz(j##_left), true); \
+       j##_left &= j##_left - 1, ++number)
 
 SOK_DEVICE void sok_count(i64* counter, i64 count) {
   if (count) __atomic_fetch_add(counter, count, __ATOMIC_RELAXED);

@@ -61,26 +61,23 @@ SOK_DEVICE void prefetch_source(const T* row, i64 dim) {
   for (i64 b = 0; b < bytes; b += 64) sok_prefetch((const u8*)row + b);
 }
 
-// The items of a sum: item k of a group is number order[k], reads source[index[number]] and has
-// weight weights[number]. A list that is not there stands for k itself, source[number], 1. The
-// compiler knows which are there: to ask for each item would take as long as to add it.
-template <class T, bool kOrdered, bool kIndexed, bool kWeighted>
+// The items of a sum: item k reads source[index[k]] and has weight weights[k]. The compiler knows
+// whether there are weights: to ask for each item would take as long as to add it.
+template <class T, bool kWeighted>
 struct Items {
   static constexpr bool kMayLack = false;  // whether item_row can be null, which counts as zeros
   const T* source;
   i64 dim;
-  const i32* order;
   const i32* index;
   const f32* weights;
 };
-template <class T, bool kOrdered, bool kIndexed, bool kWeighted>
-SOK_DEVICE const T* item_row(const Items<T, kOrdered, kIndexed, kWeighted>& items, i64 k) {
-  const i64 number = kOrdered ? items.order[k] : k;
-  return items.source + (kIndexed ? (i64)items.index[number] : number) * items.dim;
+template <class T, bool kWeighted>
+SOK_DEVICE const T* item_row(const Items<T, kWeighted>& items, i64 k) {
+  return items.source + (i64)items.index[k] * items.dim;
 }
-template <class T, bool kOrdered, bool kIndexed, bool kWeighted>
-SOK_DEVICE f32 item_weight(const Items<T, kOrdered, kIndexed, kWeighted>& items, i64 k) {
-  return kWeighted ? items.weights[kOrdered ? items.order[k] : k] : 1.0f;
+template <class T, bool kWeighted>
+SOK_DEVICE f32 item_weight(const Items<T, kWeighted>& items, i64 k) {
+  return kWeighted ? items.weights[k] : 1.0f;
 }
 
 // Items that are rows of a row store, by number; an absent one is null, and counts as zeros.
@@ -192,6 +189,27 @@ SOK_DEVICE bool sums_quads(i64 dim, const T* source, const f32* out) {
   return sok_moves_quads(dim, source) && sok_moves_quads(dim, out);
 }
 
+// Sums all columns of all items and divides; see sum_group.
+template <class Items>
+SOK_DEVICE void sum_group_columns(const Items& items, i64 begin, i64 end, f32 divisor,
+                                  bool in_quads, const SokLanes& lanes, f32* __restrict__ to) {
+  (void)lanes;
+  const i64 dim = items.dim;
+  constexpr i64 kSmall = sizeof(SokSmallVector) / sizeof(f32);
+  constexpr i64 kLarge = SOK_VECTORS * sizeof(SokVector) / sizeof(f32);
+  const i64 in_vectors = SOK_VECTORS_LIE_ANYWHERE || in_quads ? dim : 0;
+  const i64 small = in_vectors / kLarge * kLarge, single = in_vectors / kSmall * kSmall;
+  SOK_FOR_EACH_WORD(i, lanes, small / kLarge) {
+    sum_columns<SokVector, SOK_VECTORS>(items, begin, end, divisor, i * kLarge, to);
+  }
+  SOK_FOR_EACH_WORD(i, lanes, (single - small) / kSmall) {
+    sum_columns<SokSmallVector, 1>(items, begin, end, divisor, small + i * kSmall, to);
+  }
+  SOK_FOR_EACH_WORD(i, lanes, dim - single) {
+    sum_columns<f32, 1>(items, begin, end, divisor, single + i, to);
+  }
+}
+
 // Sums the items of one group and divides as the combiner says.
 //
 // lanes     that do it together
@@ -222,19 +240,7 @@ SOK_DEVICE void sum_group(const Items& items, i64 begin, i64 end, i64 combiner, 
       }
     }
   } else {
-    constexpr i64 kSmall = sizeof(SokSmallVector) / sizeof(f32);
-    constexpr i64 kLarge = SOK_VECTORS * sizeof(SokVector) / sizeof(f32);
-    const i64 in_vectors = SOK_VECTORS_LIE_ANYWHERE || in_quads ? dim : 0;
-    const i64 small = in_vectors / kLarge * kLarge, single = in_vectors / kSmall * kSmall;
-    SOK_FOR_EACH_WORD(i, lanes, small / kLarge) {
-      sum_columns<SokVector, SOK_VECTORS>(items, begin, end, divisor, i * kLarge, to);
-    }
-    SOK_FOR_EACH_WORD(i, lanes, (single - small) / kSmall) {
-      sum_columns<SokSmallVector, 1>(items, begin, end, divisor, small + i * kSmall, to);
-    }
-    SOK_FOR_EACH_WORD(i, lanes, dim - single) {
-      sum_columns<f32, 1>(items, begin, end, divisor, single + i, to);
-    }
+    sum_group_columns(items, begin, end, divisor, in_quads, lanes, to);
   }
 }
 

@@ -24,7 +24,7 @@ from sok_lite.backend.nvrtc import FLAGS, Nvrtc
 from sok_lite.backend.sources import inlined, kernel_files, kernel_folder
 from sok_lite.backend.tunables import kernel_defines
 
-_ONE_TABLE = "combine.cu det/det.cu initializer.cu rows.cu unique.cu update/adam.cu".split()
+_ONE_TABLE = "combine.cu det/det.cu initializer.cu rows.cu segments.cu update/adam.cu".split()
 
 
 def main() -> None:

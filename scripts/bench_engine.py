@@ -16,8 +16,8 @@ from sok_lite.engine.combine import combine, combine_grad
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.optimizers.rule import apply_rule
+from sok_lite.engine.segments import group, unique
 from sok_lite.engine.table import make_table
-from sok_lite.engine.unique import group, unique
 
 
 def cases(backend, args):
@@ -39,7 +39,7 @@ def cases(backend, args):
 
     distinct, inverse = unique(backend, batch)
     num_unique = int(distinct.size)
-    yield "group", args.batch, lambda: group(backend, inverse, num_unique)
+    yield "group", args.batch, lambda: group(backend, inverse, (0, args.batch), (0, num_unique))
     source = table.lookup(distinct).values
     splits = backend.from_host(np.arange(0, args.batch + 1, 4, dtype=np.int64))
     pooled = combine(backend, source, inverse, splits, None, "mean")

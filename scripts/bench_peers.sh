@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environment of the system we measure ourselves against: TensorFlow Recommenders-Addons
 # (TFRA) 0.8.1, which needs TensorFlow 2.16 and tf_keras and so cannot share ours.
-# scripts/bench_lookup.py uses it when it is there.
+# scripts/bench_lookup.py and scripts/bench_many_tables.py use it when it is there.
 #
 #   bash scripts/bench_peers.sh [FOLDER]     FOLDER: else $SOK_LITE_PEERS, else .venv-peers
 #

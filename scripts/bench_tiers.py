@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sok_lite.backend import cuda_unavailable, get_backend
 from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.segments import unique
 from sok_lite.engine.table import make_table
-from sok_lite.engine.unique import unique
 
 _TARGET = 0.95
 

@@ -31,10 +31,9 @@ from bench_common import Timing, median, note, num_threads, result, time_call, t
 from bench_peer import parse_hkv, peer_of
 
 from sok_lite.backend import Array, Backend
-from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.optimizers import Adam
 from sok_lite.engine.optimizers.rule import apply_rule
-from sok_lite.engine.unique import unique
+from sok_lite.engine.segments import segment_sum, unique
 
 HIT_SHARE = 0.6
 MakeTable = Callable[..., Any]

@@ -63,6 +63,11 @@ def join_numbers(numbers: Sequence[Numbers]) -> Numbers:
         return join(numbers)
 
 
+def listed(numbers: Numbers) -> list[int]:
+    """Returns numbers that have come to the host."""
+    return (numbers if isinstance(numbers, np.ndarray) else numbers.numpy()).tolist()
+
+
 def joins_rows(backend: Backend) -> bool:
     """Whether float rows cross as one tensor, and their shapes have to be told."""
     return backend.name != "cpu"
@@ -132,16 +137,11 @@ def cut_rows(joined: tf.Tensor, lengths: Numbers, dims: Sequence[int]) -> list[t
       lengths: (len(dims),), rows of each.
       dims: length of their rows.
     """
-    is_known = isinstance(lengths, np.ndarray)
     with tf.device("CPU:0"):  # where Split and Slice want their sizes on any machine
         sizes = lengths * np.array(dims, np.int64)
         places = _up_to_line(sizes)
-        # Of those that may end within a line.
-        ends = {
-            i: sizes[i : i + 1]
-            for i, dim in enumerate(dims)
-            if dim % _LINE and not (is_known and sizes[i] % _LINE == 0)
-        }
+        # Of those that may end within a line: a slice that is the whole is no copy either.
+        ends = {i: sizes[i : i + 1] for i, dim in enumerate(dims) if dim % _LINE}
     joined.set_shape([None])
     results = cut(joined, places, len(dims))
     for i, end in ends.items():

@@ -11,8 +11,8 @@ import tensorflow as tf
 from sok_lite.backend import Array, Backend
 from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine.combine import normalise_combiner
-from sok_lite.engine.lookup import row_splits_of
-from sok_lite.joined import Numbers, as_int64, join, join_numbers, pieces, shapes_of
+from sok_lite.engine.lookup import Joined, row_splits_of
+from sok_lite.joined import Numbers, as_int64, join, join_numbers, listed, pieces, shapes_of
 from sok_lite.local_lookup import checked_keys
 from sok_lite.tensor import to_array
 
@@ -160,17 +160,22 @@ def _batches(tables: Sequence[Facts], lengths: Numbers, first_batch: int) -> Num
         return tf.gather(lengths, places) - tf.constant(ones, tf.int64)
 
 
-def items_of(tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend) -> list[Items]:
+def items_of(
+    tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend
+) -> tuple[list[Items], Joined | None]:
     """Returns each table's part of the eager tensors of `joined_inputs` and the joined weights.
+
+    Returns:
+      (the parts; what they are pieces of, None where these do not lie together).
 
     Raises:
       ValueError: row numbers of a sparse matrix fall, or leave it.
     """
-    lengths, *joined = tensors
-    keys, numbers, *weights = [to_array(tensor, backend) for tensor in joined]
+    lengths, *arrays = tensors
+    keys, numbers, *weights = [to_array(tensor, backend) for tensor in arrays]
     are_ragged = [facts.is_ragged for facts in tables]
     are_ragged += [f.weights_are_ragged for f in tables if f.weights_are_ragged is not None]
-    stream = iter(np.asarray(lengths).tolist())
+    stream = iter(listed(lengths))
     all_keys = pieces(keys, [next(stream) for _ in tables])
     all_numbers = pieces(numbers, [next(stream) for _ in are_ragged])
     of_weights = [next(stream) for facts in tables if facts.has_weights]
@@ -180,6 +185,10 @@ def items_of(tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend) 
         for array, is_ragged in zip(all_numbers, are_ragged, strict=True)
     ]
     weight_splits = iter(splits[len(tables) :])
+    joined = None
+    if all(are_ragged):
+        of_weights_too = sum(len(each) for each in splits[: len(tables)])
+        joined = Joined(keys, numbers[:of_weights_too])
     return [
         Items(
             all_keys[i].view(np.uint64) if facts.ids_are_uint64 else all_keys[i],
@@ -188,7 +197,7 @@ def items_of(tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend) 
             None if facts.weights_are_ragged is None else next(weight_splits),
         )
         for i, facts in enumerate(tables)
-    ]
+    ], joined
 
 
 def _as_list(argument: Any) -> list[Any]:

@@ -63,9 +63,9 @@ class LookupHost:
         tables = [alive(facts.variable).table for facts in self.tables]
         agree(self._comm, self._tag, tables, [facts.combiner for facts in self.tables])
         with shared_failure(self._comm):
-            parts = self._parts(tensors)
+            parts, joined = self._parts(tensors)
         room = Room(self.backend)
-        _, trail = lookup.forward(self.backend, self._comm, parts, self._tag, room)
+        _, trail = lookup.forward(self.backend, self._comm, parts, self._tag, room, joined)
         return to_tensor(room.whole, tf.float32, self.backend), trail
 
     def forward_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -82,10 +82,14 @@ class LookupHost:
           then of all tables one after the other: int64 keys, row gradients for `cut_rows`, weight
           gradients if there are weights].
         """
-        ways = list(zip(self.tables, trail.tables, strict=True))
-        of_weights = [way.num_items for facts, way in ways if facts.has_weights]
+        of_weights = [
+            int(n)
+            for facts, n in zip(self.tables, trail.num_items, strict=True)
+            if facts.has_weights
+        ]
         *grads, joined_weights = tensors if of_weights else (*tensors, None)
-        shapes = [(len(way.row_splits) - 1, facts.dim) for facts, way in ways]
+        batches = trail.batch_sizes.tolist()
+        shapes = [(n, facts.dim) for facts, n in zip(self.tables, batches, strict=True)]
         out_grads = rows_of(grads, shapes, self.backend)
         weights = iter(
             pieces(to_array(joined_weights, self.backend), of_weights) if of_weights else ()
@@ -122,11 +126,11 @@ class LookupHost:
     def items(self, trail: Trail) -> list[tf.Tensor]:
         """Returns what makes the `Items` of each table; no rows where there are no weights."""
         results = []
-        for facts, part in zip(self.tables, trail.tables, strict=True):
-            arrays = trips.items(self.backend, part)
+        items = trips.items(self.backend, trail)
+        for facts, arrays, source in zip(self.tables, items, trail.sources, strict=True):
             results += [to_tensor(array, tf.int64, self.backend) for array in arrays]
-            if part.source is not None:
-                results.append(to_tensor(part.source, facts.dtype, self.backend))
+            if source is not None:
+                results.append(to_tensor(source, facts.dtype, self.backend))
         return results
 
     def unpacking(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,11 +151,14 @@ class LookupHost:
             results = trip(self.backend, trail, rows)
         return [to_tensor(array, tf.float32, self.backend) for array in results]
 
-    def _parts(self, tensors: Sequence[tf.Tensor]) -> list[lookup.Part]:
+    def _parts(
+        self, tensors: Sequence[tf.Tensor]
+    ) -> tuple[list[lookup.Part], lookup.Joined | None]:
         training, missing, has_filter = self._treatment
         insert, missing = reading(training, missing, "zeros" if has_filter else "initial")
         parts = []
-        for i, items in enumerate(items_of(self.tables, tensors, self.backend)):
+        items_of_tables, joined = items_of(self.tables, tensors, self.backend)
+        for i, items in enumerate(items_of_tables):
             facts, splits, theirs = self.tables[i], items.row_splits, items.weight_splits
             if theirs is not None and (
                 splits.shape != theirs.shape or bool((splits != theirs).any())
@@ -168,4 +175,4 @@ class LookupHost:
                     *(insert, missing, ratio),
                 )
             )
-        return parts
+        return parts, joined

@@ -19,6 +19,7 @@ from sok_lite.joined import (
     join_numbers,
     joined_rows,
     joins_rows,
+    listed,
     pieces,
     rows_of,
     shapes_of,
@@ -43,7 +44,7 @@ def checked_gradient(
     ranks = (keys.shape.rank, rows.shape.rank)
     if ranks[0] not in (1, None) or ranks[1] not in (2, None):
         raise ValueError(
-            f"The gradient of table {variable.name!r} must have one row of dimension "
+            f"The gradient of table {variable.table.name!r} must have one row of dimension "
             f"{variable.dimension} for each of its keys (n,). Received: keys {keys.shape}, rows "
             f"{rows.shape}."
         )
@@ -136,7 +137,7 @@ class OptimizerHost:
         """Returns keys and gradient of each variable."""
         lengths, joined_keys, *joined_grads = tensors
         count = len(self._variables)
-        numbers = np.asarray(lengths).tolist()
+        numbers = listed(lengths)
         keys = pieces(to_array(joined_keys, self._backend), numbers[:count])
         shapes = list(zip(numbers[count::2], numbers[count + 1 :: 2], strict=True))
         grads = rows_of(joined_grads, shapes, self._backend)

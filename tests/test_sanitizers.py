@@ -221,7 +221,7 @@ def eviction_library(folder, changes, flags):
     changed.write_text(text)
     library = folder / "changed.so"
     kernels = sources.kernel_folder()
-    others = [kernels / name for name in ("rows.cu", "unique.cu", "combine.cu")]
+    others = [kernels / name for name in ("rows.cu", "segments.cu", "combine.cu")]
     defines = [f"-D{name}={value}" for name, value in tunables.kernel_defines().items()]
     inputs = [part for path in (changed, *others) for part in ("-x", "c++", str(path))]
     subprocess.run(

@@ -20,19 +20,19 @@ SOK_DEVICE f32 update_element(const AmsgradRule& rule, f32 w, f32 g, f32& m, f32
 }
 
 // Adam; with a column vhats, AMSGrad. `alpha` carries the learning rate and the bias correction.
-#define SOK_UPDATE_ADAM(T)                                                                  \
-  SOK_ROW_KERNEL(update_adam_##T)                                                           \
-  (const SokShare share, const u64* values, const u64* ms, const u64* vs, const u64* vhats, \
-   i64 shift, i64 dim, const u32* rows, const f32* grads, i32* nonfinite, const i64* keys,  \
-   i64 seed, i64 step, f32 alpha, f32 decay, f32 one_minus_beta_1, f32 one_minus_beta_2,    \
-   f32 epsilon, i64 n) {                                                                    \
-    Batch batch{share, values, shift, dim, rows, grads, nonfinite, keys, seed, step, n};    \
-    AdamRule adam{alpha, decay, one_minus_beta_1, one_minus_beta_2, epsilon};               \
-    if (vhats)                                                                              \
-      update_rows<T>(AmsgradRule{adam}, batch, ms, vs, vhats);                              \
-    else                                                                                    \
-      update_rows<T>(adam, batch, ms, vs);                                                  \
-  }                                                                                         \
+#define SOK_UPDATE_ADAM(T)                                                                     \
+  SOK_ROW_KERNEL(update_adam_##T)                                                              \
+  (const SokShare share, const u64* values, const u64* ms, const u64* vs, const u64* vhats,    \
+   i64 shift, i64 dim, const u32* rows, const f32* grads, i64* num_nonfinite, const i64* keys, \
+   i64 seed, i64 step, f32 alpha, f32 decay, f32 one_minus_beta_1, f32 one_minus_beta_2,       \
+   f32 epsilon, i64 n) {                                                                       \
+    Batch batch{share, values, shift, dim, rows, grads, num_nonfinite, keys, seed, step, n};   \
+    AdamRule adam{alpha, decay, one_minus_beta_1, one_minus_beta_2, epsilon};                  \
+    if (vhats)                                                                                 \
+      update_rows<T>(AmsgradRule{adam}, batch, ms, vs, vhats);                                 \
+    else                                                                                       \
+      update_rows<T>(adam, batch, ms, vs);                                                     \
+  }                                                                                            \
   SOK_EXPORT(update_adam_##T)
 
 SOK_FOR_EACH_FORMAT(SOK_UPDATE_ADAM)

@@ -7,7 +7,7 @@
 // <state>    (num_chunks,)  the same of a state column, always f32; null: the rule runs without it
 // rows       (n,)           distinct row numbers; an absent one is skipped
 // grads      (n, dim)
-// nonfinite  (n,)      out  1 for a row whose gradient has a NaN or an infinity; may be null
+// num_nonfinite  (1,)       grows by the rows whose gradient has a NaN or an infinity
 // keys       (n,)           the key of each row, for random bits; null in the kernels that round to
 //                           nearest
 // seed, step                of the random bits; see random.cuh
@@ -44,7 +44,7 @@ struct Batch {
   i64 shift, dim;
   const u32* rows;
   const f32* grads;
-  i32* nonfinite;
+  i64* num_nonfinite;
   const i64* keys;
   i64 seed, step, n;
 };
@@ -146,6 +146,7 @@ SOK_DEVICE void update_rows(const Rule rule, const Batch batch, Chunks... states
   typedef typename Format<T>::Element Element;
   const SokShare share = batch.share;
   const i64 shift = batch.shift, dim = batch.dim, n = batch.n;
+  i64 nonfinite = 0;
   // Rows of several columns are more lines at a time than a processor keeps under way: Adam on
   // scattered rows of 64 columns took 2.3 ms with 8 rows ahead, 2.7 ms with 16.
   constexpr i64 kAhead = sizeof...(states) > 0 ? SOK_AHEAD / 2 : SOK_AHEAD;
@@ -163,8 +164,9 @@ SOK_DEVICE void update_rows(const Rule rule, const Batch batch, Chunks... states
                         sok_columns<4>(sok_row<f32>(states, shift, dim, row)) + q...);
         largest = bits > largest ? bits : largest;
       }
-      if (batch.nonfinite && largest >= 0x7F800000u) sok_store(batch.nonfinite + r, (i32)1);
+      nonfinite += sok_is_of_row(r_lanes, largest >= 0x7F800000u);
     }
+    sok_count(batch.num_nonfinite, nonfinite);
     return;
   }
   SOK_FOR_EACH_ROW(r, n) {
@@ -178,8 +180,9 @@ SOK_DEVICE void update_rows(const Rule rule, const Batch batch, Chunks... states
     u32 largest = update_row(rule, rounding_of_row(T(), batch, r), dim,
                              sok_row<Element>(batch.values, shift, dim, row), batch.grads + r * dim,
                              sok_row<f32>(states, shift, dim, row)...);
-    if (batch.nonfinite && largest >= 0x7F800000u) sok_store(batch.nonfinite + r, (i32)1);
+    nonfinite += sok_is_of_row(r_lanes, largest >= 0x7F800000u);
   }
+  sok_count(batch.num_nonfinite, nonfinite);
 }
 
 // Makes the kernels of a rule: for the three formats of a row, and for two ways to round 16 bits.

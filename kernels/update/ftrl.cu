@@ -26,9 +26,9 @@ SOK_DEVICE f32 update_element(const FtrlRule<kSquareRoot>& rule, f32 w, f32 g, f
 #define SOK_UPDATE_FTRL(T)                                                                         \
   SOK_ROW_KERNEL(update_ftrl_##T)                                                                  \
   (const SokShare share, const u64* values, const u64* accumulators, const u64* linears,           \
-   i64 shift, i64 dim, const u32* rows, const f32* grads, i32* nonfinite, const i64* keys,         \
+   i64 shift, i64 dim, const u32* rows, const f32* grads, i64* num_nonfinite, const i64* keys,     \
    i64 seed, i64 step, f32 lr, f32 decay, f32 power, f32 l1, f32 l2, f32 l2_shrinkage, i64 n) {    \
-    Batch batch{share, values, shift, dim, rows, grads, nonfinite, keys, seed, step, n};           \
+    Batch batch{share, values, shift, dim, rows, grads, num_nonfinite, keys, seed, step, n};       \
     if (power == 0.5f)                                                                             \
       update_rows<T>(FtrlRule<true>{lr, decay, power, l1, l2, l2_shrinkage}, batch, accumulators,  \
                      linears);                                                                     \

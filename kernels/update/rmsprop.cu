@@ -56,17 +56,17 @@ SOK_DEVICE void update_rmsprop(const RmspropHyper& hyper, const Batch& batch, co
   else
     update_rows<T>(RmspropRule{hyper}, batch, rms);
 }
-#define SOK_UPDATE_RMSPROP(T)                                                                   \
-  SOK_ROW_KERNEL(update_rmsprop_##T)                                                            \
-  (const SokShare share, const u64* values, const u64* rms, const u64* mean_grads,              \
-   const u64* momentums, i64 shift, i64 dim, const u32* rows, const f32* grads, i32* nonfinite, \
-   const i64* keys, i64 seed, i64 step, f32 lr, f32 decay, f32 rho, f32 one_minus_rho,          \
-   f32 epsilon, f32 momentum, i64 epsilon_inside_root, i64 n) {                                 \
-    Batch batch{share, values, shift, dim, rows, grads, nonfinite, keys, seed, step, n};        \
-    RmspropHyper hyper{                                                                         \
-        lr, decay, rho, one_minus_rho, momentum, root_epsilon(epsilon, epsilon_inside_root)};   \
-    update_rmsprop<T>(hyper, batch, rms, mean_grads, momentums);                                \
-  }                                                                                             \
+#define SOK_UPDATE_RMSPROP(T)                                                                 \
+  SOK_ROW_KERNEL(update_rmsprop_##T)                                                          \
+  (const SokShare share, const u64* values, const u64* rms, const u64* mean_grads,            \
+   const u64* momentums, i64 shift, i64 dim, const u32* rows, const f32* grads,               \
+   i64* num_nonfinite, const i64* keys, i64 seed, i64 step, f32 lr, f32 decay, f32 rho,       \
+   f32 one_minus_rho, f32 epsilon, f32 momentum, i64 epsilon_inside_root, i64 n) {            \
+    Batch batch{share, values, shift, dim, rows, grads, num_nonfinite, keys, seed, step, n};  \
+    RmspropHyper hyper{                                                                       \
+        lr, decay, rho, one_minus_rho, momentum, root_epsilon(epsilon, epsilon_inside_root)}; \
+    update_rmsprop<T>(hyper, batch, rms, mean_grads, momentums);                              \
+  }                                                                                           \
   SOK_EXPORT(update_rmsprop_##T)
 
 SOK_FOR_EACH_FORMAT(SOK_UPDATE_RMSPROP)

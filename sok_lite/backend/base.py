@@ -47,6 +47,7 @@ class Backend(ABC):
       xp: NumPy or CuPy.
       device_id: the number of its GPU, as CUDA counts; -1 without one.
       num_devices: GPUs that this process sees.
+      num_threads: the most worker threads of one launch; 1 on a GPU.
       chunk_bytes: about how many bytes of near rows a row store allocates at first.
       far_chunk_bytes: the same of far rows.
     """
@@ -55,6 +56,7 @@ class Backend(ABC):
     xp: ModuleType
     device_id: int = -1
     num_devices: int = 0
+    num_threads: int = 1
     chunk_bytes: int
     far_chunk_bytes: int
 

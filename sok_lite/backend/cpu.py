@@ -103,9 +103,8 @@ class CpuBackend(Backend):
         begin = list(itertools.accumulate((part.num_items for part in parts), initial=0))
         num_items = begin[-1]
         workers = max(1, min(self.num_threads, num_items // self.grain))
-        reads_all = kernel.startswith("group_")  # in every piece
-        pieces = 1 if reads_all else max(1, min(self.pieces, num_items // workers // self.grain))
-        probe = 0 if reads_all or self.grain < 64 else self.grain
+        pieces = max(1, min(self.pieces, num_items // workers // self.grain))
+        probe = 0 if self.grain < 64 else self.grain
 
         # The nine members of SokLaunch in kernels/cpu_runtime.cpp, then what they point to.
         first = 9 + len(begin)

@@ -7,7 +7,6 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish
-from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.optimizer_states import check_states, claim_states
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.optimizers.rule import (
@@ -18,10 +17,10 @@ from sok_lite.engine.optimizers.rule import (
 )
 from sok_lite.engine.recent import recall
 from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.segments import segment_sum, unique
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.parts import table_seed
-from sok_lite.engine.unique import unique
 
 
 class Update(NamedTuple):
@@ -107,13 +106,15 @@ def _apply(
     if check_only or not ready:
         return 0
     count = ready[0].table.backend.xp.zeros(1, np.int64)
-    actions: list[Action] = []
+    lists: list[list[Action]] = []
     for table, rule, keys, rows, grads in ready:
         rounding = None
         if stochastic_rounding:
             rounding = StochasticRounding(keys, table_seed(table.seed, table.name))
-        actions += updating(table, rule, rows, grads, learning_rate, step, count, rounding=rounding)
-    publish([*actions, *along])
+        lists.append(
+            updating(table, rule, rows, grads, learning_rate, step, count, rounding=rounding)
+        )
+    publish(*lists, along)
     return int(count[0])
 
 

@@ -5,10 +5,13 @@ back and sums over duplicates. Sums are taken in a fixed order, so a run repeats
 number of threads. They go in pieces of 32 items, so that a long sum is as exact as a short one.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.engine.unique import group
+from sok_lite.backend.publish import Action
+from sok_lite.engine.segments import checked_labels, checked_rows, result_rows, segment_sum
 
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/combine.cu
 _SPELLINGS = {
@@ -72,7 +75,7 @@ def combine(
     source, suffix = _kernel_source(backend, source)
     inverse, row_splits, weights = _checked_items(backend, inverse, row_splits, weights)
     batch, dim = len(row_splits) - 1, source.shape[1]
-    out = _result(backend, out, (batch, dim))
+    out = result_rows(backend, out, (batch, dim))
     backend.launch(
         f"combine_{suffix}", batch, source, dim, inverse, row_splits, weights, code, out, batch
     )
@@ -106,7 +109,7 @@ def combine_grad(
       TypeError: a dtype.
     """
     name = normalise_combiner(combiner)
-    out_grads = _rows(backend, "out_grads", out_grads)
+    out_grads = checked_rows(backend, "out_grads", out_grads)
     inverse, row_splits, weights = _checked_items(backend, inverse, row_splits, weights)
     batch = len(row_splits) - 1
     if len(out_grads) != batch:
@@ -125,7 +128,39 @@ def combine_grad(
         coefficients,
         batch,
     )
-    return _sum_groups(backend, out_grads, inverse, item_rows, coefficients, num_unique, out)
+    return segment_sum(backend, out_grads, inverse, num_unique, out, item_rows, coefficients)
+
+
+def coefficients_of(
+    backend: Backend,
+    row_splits: Sequence[Array],
+    weighting: Sequence[tuple[Array | None, str]],
+    num_items: Sequence[int],
+) -> tuple[list[Array], list[Array | None], list[list[Action]]]:
+    """Prepares what the gradient of a pooled row is multiplied by for each of its items.
+
+    Args:
+      backend: where the arrays live.
+      row_splits: of each part (batch + 1,) int64.
+      weighting: of each part weights (n,) float32, None: all 1; and combiner.
+      num_items: of each part n.
+
+    Returns:
+      (of each part (n,) int32, the row of each item; of each part (n,) float32, the number, None:
+      all 1; the actions that write both, which can be taken together).
+    """
+    xp = backend.xp
+    index, coefficients, actions = [], [], []
+    for splits, (weights, combiner), n in zip(row_splits, weighting, num_items, strict=True):
+        name, batch = normalise_combiner(combiner), len(splits) - 1
+        item_rows, factors = xp.empty(int(n), np.int32), None
+        if weights is not None or name != "sum":
+            factors = xp.empty(int(n), np.float32)
+        arguments = (splits, weights, COMBINERS[name], item_rows, factors, batch)
+        actions.append([backend.prepared("combine_items", batch, *arguments)])
+        index.append(item_rows)
+        coefficients.append(factors)
+    return index, coefficients, actions
 
 
 def combine_weight_grad(
@@ -150,13 +185,13 @@ def combine_weight_grad(
       TypeError: a dtype.
     """
     code = COMBINERS[normalise_combiner(combiner)]
-    out_grads = _rows(backend, "out_grads", out_grads)
+    out_grads = checked_rows(backend, "out_grads", out_grads)
     source, suffix = _kernel_source(backend, source)
     if weights is None:
         raise TypeError("`weights` must be given: there is no gradient by weights that are not.")
     row_splits, weights = _checked_rows(backend, row_splits, weights, weights.shape)
     if inverse is not None:
-        inverse = _labels(backend, inverse)
+        inverse = checked_labels(backend, inverse)
     batch = len(row_splits) - 1
     if out_grads.shape != (batch, source.shape[1]):
         raise ValueError(
@@ -180,83 +215,6 @@ def combine_weight_grad(
     return weight_grads
 
 
-def segment_sum(
-    backend: Backend, rows: Array, inverse: Array, num_unique: int, out: Array | None = None
-) -> Array:
-    """Sums `rows[j]` over the items j with `inverse[j] == u`, in ascending order, for every u.
-
-    Args:
-      backend: where the arrays live.
-      rows: (n, dim) float32.
-      inverse: (n,) int32, each in [0, num_unique).
-      num_unique: u.
-      out: (u, dim) float32, C-contiguous, to write into; None: a new array.
-
-    Returns:
-      (u, dim) float32; a row that no item belongs to is zeros.
-
-    Raises:
-      ValueError: shapes that do not fit.
-      TypeError: a dtype.
-    """
-    rows = _rows(backend, "rows", rows)
-    inverse = _labels(backend, inverse)
-    if len(rows) != len(inverse):
-        raise ValueError(
-            "`rows` and `inverse` must be equally long. "
-            f"Received: rows {rows.shape}, inverse {inverse.shape}."
-        )
-    return _sum_groups(backend, rows, inverse, None, None, num_unique, out)
-
-
-def _sum_groups(
-    backend: Backend,
-    source: Array,
-    labels: Array,
-    index: Array | None,
-    weights: Array | None,
-    num_groups: int,
-    out: Array | None,
-) -> Array:
-    groups = group(backend, labels, num_groups)
-    dim = source.shape[1]
-    out = _result(backend, out, (num_groups, dim))
-    # A few labels may have many items: the work is worth as many threads as there are items.
-    num_items = max(num_groups, len(labels)) if num_groups else 0
-    backend.launch(
-        "segment_sum",
-        num_items,
-        source,
-        dim,
-        groups.offsets,
-        groups.order,
-        index,
-        weights,
-        out,
-        num_groups,
-    )
-    return out
-
-
-def _result(backend: Backend, out: Array | None, shape: tuple[int, int]) -> Array:
-    if out is None:
-        return backend.xp.empty(shape, dtype=np.float32)
-    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise ValueError(
-            f"`out` must be a C-contiguous float32 array of shape {shape}. "
-            f"Received: {out.dtype}, shape {out.shape}, strides {out.strides}."
-        )
-    return out
-
-
-def _rows(backend: Backend, name: str, array: Array) -> Array:
-    if array.dtype != np.float32:
-        raise TypeError(f"`{name}` must be float32. Received: {array.dtype}.")
-    if array.ndim != 2:
-        raise ValueError(f"`{name}` must have two dimensions. Received: shape {array.shape}.")
-    return backend.xp.ascontiguousarray(array)
-
-
 def _kernel_source(backend: Backend, source: Array) -> tuple[Array, str]:
     suffix = _SOURCE_SUFFIXES.get(source.dtype.name)
     if suffix is None:
@@ -270,18 +228,10 @@ def _kernel_source(backend: Backend, source: Array) -> tuple[Array, str]:
     return (source.view(np.uint16) if suffix == "f16" else source), suffix
 
 
-def _labels(backend: Backend, inverse: Array) -> Array:
-    if inverse.dtype != np.int32:
-        raise TypeError(f"`inverse` must be int32. Received: {inverse.dtype}.")
-    if inverse.ndim != 1:
-        raise ValueError(f"`inverse` must have one dimension. Received: shape {inverse.shape}.")
-    return backend.xp.ascontiguousarray(inverse)
-
-
 def _checked_items(
     backend: Backend, inverse: Array, row_splits: Array, weights: Array | None
 ) -> tuple[Array, Array, Array | None]:
-    inverse = _labels(backend, inverse)
+    inverse = checked_labels(backend, inverse)
     return inverse, *_checked_rows(backend, row_splits, weights, inverse.shape)
 
 

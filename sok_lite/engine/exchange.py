@@ -22,7 +22,7 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import KeyDtype, key_dtype
 from sok_lite.engine.failure import SEND_KEYS, reason_in
 from sok_lite.engine.owner import Partitioner, owner
-from sok_lite.engine.unique import gather_rows, group
+from sok_lite.engine.segments import gather_rows, group
 
 __all__ = [
     "Partitioner",
@@ -145,7 +145,7 @@ def send_keys(
     labels = owners * np.int32(num_tables)
     if num_tables > 1:
         labels += backend.from_host(np.repeat(np.arange(num_tables, dtype=np.int32), table_sizes))
-    groups = group(backend, labels, comm.size * num_tables)
+    groups = group(backend, labels, (0, labels.size), (0, comm.size * num_tables))
     ends = backend.to_host(groups.offsets).reshape(-1)
     send_counts = np.diff(ends).reshape(comm.size, num_tables)
 

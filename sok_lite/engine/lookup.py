@@ -16,23 +16,23 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import publish
 from sok_lite.comm import Communicator
 from sok_lite.engine.combine import (
+    coefficients_of,
     combine,
-    combine_grad,
     combine_weight_grad,
     normalise_combiner,
-    segment_sum,
 )
 from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.recent import remember
 from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.segments import Distinct, Terms, dedup, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import Asked, Output, WrongSplitsError, look_up
-from sok_lite.engine.trail import Room, TableTrail, Trail
-from sok_lite.engine.unique import last_of_each, unique
+from sok_lite.engine.trail import Room, Trail, cut, starts_of
 
 
 class Part(NamedTuple):
@@ -57,6 +57,18 @@ class Part(NamedTuple):
     filter_ratio: float = 1.0
 
 
+class Joined(NamedTuple):
+    """Arrays of all parts of a call, of which those of the parts are pieces that follow each other.
+
+    Attributes:
+      keys: (n,) int64; of uint64 tables their bits.
+      row_splits: (rows + num_parts,) int64.
+    """
+
+    keys: Array
+    row_splits: Array
+
+
 class Gradients(NamedTuple):
     """The gradient of one part.
 
@@ -77,6 +89,7 @@ def forward(
     parts: Sequence[Part],
     tag: int = 0,
     room: Room | None = None,
+    joined: Joined | None = None,
 ) -> tuple[list[Array], Trail]:
     """Looks up and combines. Every rank must call it, with the same tables in the same order.
 
@@ -86,6 +99,8 @@ def forward(
       parts: one per table; a table may come several times.
       tag: says which call this is; another one on another rank raises.
       room: gives memory for float32 results of some shapes; None: the backend's.
+      joined: keys and row splits of all parts, where they lie together already; None: they are
+        copied.
 
     Returns:
       ([(batch, dim) float32 per part], trail).
@@ -94,37 +109,36 @@ def forward(
       TypeError, ValueError: keys, row splits, weights or combiner do not fit. No table has changed,
         and the other ranks raise a CommunicatorError with the same reason.
     """
-    if comm.size == 1:
-        return _forward_alone(backend, comm, parts, room)
     with shared_failure(comm):
         checked = [_checked(backend, i, part) for i, part in enumerate(parts)]
+        items = _Items(backend, checked, joined)
+    if comm.size == 1:
+        return _forward_alone(backend, comm, checked, items, room)
+    with shared_failure(comm):
         for i, part in enumerate(checked):
             _check_splits(i, part)
-        distinct = [unique(backend, part.keys) for part in checked]
+        distinct = dedup(backend, items.keys, items.begin)
+        asked = backend.xp.take(items.keys, distinct.first)
+        num_asked = np.diff(distinct.starts)
     received, route = send_keys(
-        backend,
-        comm,
-        [item.unique_keys for item in distinct],
-        [part.table.key_dtype for part in checked],
-        tag=tag,
+        backend, comm, cut(asked, num_asked), [part.table.key_dtype for part in checked], tag=tag
     )
     with failure_known_to_all(comm):
-        found = _found(
-            [_Wanted(part, keys, None) for part, keys in zip(checked, received, strict=True)]
-        )
-        sources = return_rows(route, [each.out for each in found])
-    outputs, trails = _memory(backend, [_shape(part) for part in checked], room), []
-    for i, (part, each) in enumerate(zip(checked, found, strict=True)):
-        inverse, weights = distinct[i].inverse, part.weights
-        items = (inverse, part.row_splits, weights, part.combiner)
-        combine(backend, sources[i], *items, out=outputs[i])
-        source = None if weights is None else sources[i]
-        trails.append(
-            TableTrail(
-                inverse, part.row_splits, received[i], each.rows, source, part.table.generation
-            )
-        )
-    return list(outputs), Trail(route, trails)
+        num_owned = np.array([keys.size for keys in received])
+        owned = _Found(backend, _joined(backend, received), num_owned)
+        outputs = owned.look_up(checked, None)
+        sources = return_rows(route, outputs)
+    pooled = _memory(backend, [_shape(part) for part in checked], room)
+    inverses = cut(distinct.inverse, items.sizes)
+    for i, part in enumerate(checked):
+        inverse = inverses[i] - np.int32(distinct.starts[i])
+        pooling = (inverse, part.row_splits, part.weights, part.combiner)
+        combine(backend, sources[i], *pooling, out=pooled[i])
+    kept = [
+        None if part.weights is None else source
+        for part, source in zip(checked, sources, strict=True)
+    ]
+    return list(pooled), _trail(route, checked, items, distinct.inverse, owned, kept)
 
 
 def backward(
@@ -146,127 +160,171 @@ def backward(
     Returns:
       One Gradients per part.
     """
-    weight_grads: list[Array | None] = []
-    for (_, weights, combiner), grads, way in zip(parts, out_grads, trail.tables, strict=True):
-        weight_grads.append(
-            None
-            if weights is None
-            else combine_weight_grad(
-                backend, grads, way.source, way.inverse, way.row_splits, weights, combiner
-            )
-        )
-    owned = [deduplicated(backend, way) for way in trail.tables]
-    shapes = [(len(each.keys), table.dim) for each, (table, _, _) in zip(owned, parts, strict=True)]
-    sums = _memory(backend, shapes, room)
-    if trail.route.comm.size == 1:
-        for i, ((_, weights, combiner), grads) in enumerate(zip(parts, out_grads, strict=True)):
-            each, way = owned[i], trail.tables[i]
-            items = (each.inverse, way.row_splits, weights, combiner, len(each.keys))
-            combine_grad(backend, grads, *items, out=sums[i])
+    splits = trail.splits_of_parts()
+    weight_grads = _weight_grads(backend, parts, out_grads, trail, splits)
+    index, coefficients, launches = coefficients_of(
+        backend,
+        splits,
+        [(weights, combiner) for _, weights, combiner in parts],
+        trail.num_items.tolist(),
+    )
+    publish(*launches)
+    if trail.inverse is None:
+        rows: Sequence[Array] = out_grads
+        indices, factors = index, coefficients
     else:
-        num_asked = trail.route.send_counts.sum(axis=0).tolist()
-        asked = []
-        for i, ((_, weights, combiner), grads) in enumerate(zip(parts, out_grads, strict=True)):
-            way = trail.tables[i]
-            items = (way.inverse, way.row_splits, weights, combiner, num_asked[i])
-            asked.append(combine_grad(backend, grads, *items))
-        for i, received in enumerate(send_grads(trail.route, asked)):
-            segment_sum(backend, received, owned[i].inverse, len(owned[i].keys), out=sums[i])
+        num_asked = trail.route.send_counts.sum(axis=0)
+        items = (starts_of(trail.num_items), starts_of(num_asked))
+        terms = [Terms(grads, index[i], coefficients[i]) for i, grads in enumerate(out_grads)]
+        asked = segment_sums(backend, group(backend, trail.inverse, *items), terms)
+        rows = send_grads(trail.route, asked)
+        indices = factors = [None] * len(parts)
+    owned = deduplicated(backend, trail)
+    sizes = np.diff(owned.distinct.starts).tolist()
+    sums = _memory(
+        backend, [(n, table.dim) for n, (table, _, _) in zip(sizes, parts, strict=True)], room
+    )
+    groups = group(backend, owned.distinct.inverse, owned.begin, owned.distinct.starts)
+    terms = [Terms(rows[i], indices[i], factors[i], sums[i]) for i in range(len(parts))]
+    segment_sums(backend, groups, terms)
     results = []
-    for i, ((table, _, _), each, way) in enumerate(zip(parts, owned, trail.tables, strict=True)):
-        remember(table, each.keys, each.rows, way.generation)
-        results.append(Gradients(each.keys, sums[i], weight_grads[i]))
+    for i, (table, _, _) in enumerate(parts):
+        keys, row_numbers = owned.keys[i], owned.rows[i]
+        remember(table, keys, row_numbers, int(trail.generations[i]))
+        results.append(Gradients(keys, sums[i], weight_grads[i]))
+    return results
+
+
+def _weight_grads(
+    backend: Backend,
+    parts: Sequence[tuple[EmbeddingTable, Array | None, str]],
+    out_grads: Sequence[Array],
+    trail: Trail,
+    splits: Sequence[Array],
+) -> list[Array | None]:
+    """Returns the gradients by the weights of each part, None where it has none."""
+    results: list[Array | None] = [None] * len(parts)
+    inverses = None if trail.inverse is None else cut(trail.inverse, trail.num_items)
+    starts = starts_of(trail.route.send_counts.sum(axis=0))
+    for i, (_, weights, combiner) in enumerate(parts):
+        if weights is not None:
+            inverse = None if inverses is None else inverses[i] - np.int32(starts[i])
+            way = (trail.sources[i], inverse, splits[i], weights, combiner)
+            results[i] = combine_weight_grad(backend, out_grads[i], *way)
     return results
 
 
 class Owned(NamedTuple):
-    """The distinct keys that ranks asked of this one.
+    """The distinct keys that this rank was asked.
 
     Attributes:
-      keys: (k,) int64, in order of first occurrence.
-      rows: (k,) uint32, their row numbers, or absent.
-      inverse: (m,) int32, which of them each key was that was asked.
+      distinct: of all parts together.
+      begin: (num_parts + 1,) int64 on the host, where the keys of each part start that were asked.
+      keys: of each part (k,) int64, in order of first occurrence.
+      rows: of each part (k,) uint32, their row numbers, or absent.
     """
 
-    keys: Array
-    rows: Array
-    inverse: Array
+    distinct: Distinct
+    begin: np.ndarray
+    keys: list[Array]
+    rows: list[Array]
 
 
-def deduplicated(backend: Backend, way: TableTrail) -> Owned:
-    """Returns the distinct keys of a table's part of a lookup."""
-    keys, inverse = unique(backend, way.keys)
-    rows = backend.xp.take(way.rows, last_of_each(backend, inverse, int(keys.size)))
-    return Owned(keys, rows, inverse)
+def deduplicated(backend: Backend, trail: Trail) -> Owned:
+    """Returns the distinct keys of a lookup that this rank was asked."""
+    begin = starts_of(trail.num_owned)
+    distinct = dedup(backend, trail.keys, begin)
+    sizes = np.diff(distinct.starts)
+    keys, rows = (backend.xp.take(each, distinct.first) for each in (trail.keys, trail.rows))
+    return Owned(distinct, begin, cut(keys, sizes), cut(rows, sizes))
 
 
 # ---------------------------------------------------------------- what a lookup finds
 
 
-class _Wanted(NamedTuple):
-    """What one part of a lookup asks of the table of this rank.
+class _Items:
+    """The items of all parts, one part after the other.
 
     Attributes:
-      part: it.
-      keys: (m,) int64.
-      pooled: (batch, dim) float32, gets the rows pooled; None: they are wanted as they are.
+      keys: (n,) int64.
+      sizes: (num_parts,) int64, how many each part has.
+      begin: (num_parts + 1,) int64, where they start.
+      row_splits: (rows + num_parts,) int64, those of each part from 0 on.
     """
 
-    part: Part
-    keys: Array
-    pooled: Array | None
+    def __init__(self, backend: Backend, parts: Sequence[Part], joined: Joined | None) -> None:
+        self.keys, self.row_splits = joined or (
+            _joined(backend, [part.keys for part in parts]),
+            _joined(backend, [part.row_splits for part in parts]),
+        )
+        self.sizes = np.array([part.keys.size for part in parts], np.int64)
+        self.begin = starts_of(self.sizes)
 
 
-class _Found(NamedTuple):
-    """What became of it.
+class _Found:
+    """Keys that this rank is asked, and what its tables find of them.
 
     Attributes:
-      rows: (m,) uint32, row numbers.
-      out: the rows, (m, dim) storage, or what was `pooled`.
-      may_lack: whether a key of the table may have no row.
+      keys: (m,) int64, those of all parts.
+      sizes: (num_parts,) int64, how many each part has.
+      rows: (m,) uint32, row numbers, once they were looked up.
+      may_lack: of each part, whether a key of its table may have no row.
     """
 
-    rows: Array
-    out: Array
-    may_lack: bool = False
+    def __init__(self, backend: Backend, keys: Array, sizes: np.ndarray) -> None:
+        self.keys, self.sizes = keys, sizes
+        self.rows = backend.xp.empty(keys.size, np.uint32)
+        self.may_lack = [False] * len(sizes)
 
+    def look_up(self, parts: Sequence[Part], pooled: Sequence[Array] | None) -> list[Array]:
+        """Looks up the keys of all parts in one go, those of one table as one batch.
 
-def _found(wanted: Sequence[_Wanted]) -> list[_Found]:
-    """Looks up the keys of all parts in one go, those of one table as one batch."""
-    found: list[_Found] = [None] * len(wanted)  # type: ignore[list-item]
-    asked, tables = [], []
-    for numbers in _numbers_of_tables([each.part.table for each in wanted]):
-        part = wanted[numbers[0]].part
-        xp = part.table.backend.xp
-        keys = wanted[numbers[0]].keys
-        if len(numbers) > 1:
-            keys = xp.concatenate([wanted[i].keys for i in numbers])
-        rows = xp.empty(keys.size, np.uint32)
-        whole, outputs, first = None, [], 0
-        if wanted[numbers[0]].pooled is None:
-            whole = part.table.store.output(int(keys.size))
-            outputs.append(Output(whole, 0, int(keys.size)))
-        for i in numbers:
-            its_part, its_keys, pooled = wanted[i]
-            end = first + int(its_keys.size)
-            if whole is None:
-                pooling = (its_part.row_splits, its_part.weights, its_part.combiner)
-                outputs.append(Output(pooled, first, end, None, *pooling))
-            found[i] = _Found(rows[first:end], pooled if whole is None else whole[first:end])
-            first = end
-        treatment = (part.insert, part.missing, part.filter_ratio)
-        asked.append(Asked(part.table, keys, rows, outputs, *treatment))
-        tables.append(part.table)
-    if asked:
+        Args:
+          pooled: of each part (batch, dim) float32, gets its rows pooled; None: they are wanted as
+            they are.
+
+        Returns:
+          `pooled`, or of each part (m, dim) storage.
+        """
+        keys, rows = cut(self.keys, self.sizes), cut(self.rows, self.sizes)
+        results: list[Array] = [None] * len(parts)
+        asked, numbers_of = [], _numbers_of_tables([part.table for part in parts])
+        for numbers in numbers_of:
+            part = parts[numbers[0]]
+            xp = part.table.backend.xp
+            its_keys, its_rows = keys[numbers[0]], rows[numbers[0]]
+            if len(numbers) > 1:
+                its_keys = xp.concatenate([keys[i] for i in numbers])
+                its_rows = xp.empty(its_keys.size, np.uint32)
+            outputs, first = [], 0
+            if pooled is None:
+                whole = part.table.store.output(int(its_keys.size))
+                outputs.append(Output(whole, 0, int(its_keys.size)))
+            for i in numbers:
+                end = first + int(keys[i].size)
+                if pooled is None:
+                    results[i] = whole[first:end]
+                else:
+                    pooling = (parts[i].row_splits, parts[i].weights, parts[i].combiner)
+                    outputs.append(Output(pooled[i], first, end, None, *pooling))
+                    results[i] = pooled[i]
+                first = end
+            treatment = (part.insert, part.missing, part.filter_ratio)
+            asked.append(Asked(part.table, its_keys, its_rows, outputs, *treatment))
+        if not asked:
+            return results
+        tables = [each.table for each in asked]
         absent = holding(tables, lambda: look_up(tables[0].backend, asked))
-        lacking = {id(table) for table, count in zip(tables, absent, strict=True) if count}
-        found = [
-            each._replace(may_lack=id(one.part.table) in lacking)
-            for one, each in zip(wanted, found, strict=True)
-        ]
-        for table in tables:
-            table._report_refused()
-    return found
+        for each, numbers, num_absent in zip(asked, numbers_of, absent, strict=True):
+            first = 0
+            for i in numbers:
+                self.may_lack[i] = num_absent > 0
+                if len(numbers) > 1:
+                    rows[i][...] = each.rows[first : first + rows[i].size]
+                    first += int(rows[i].size)
+        for each in asked:
+            each.table._report_refused()
+        return results
 
 
 def _numbers_of_tables(tables: Sequence[EmbeddingTable]) -> list[list[int]]:
@@ -278,40 +336,63 @@ def _numbers_of_tables(tables: Sequence[EmbeddingTable]) -> list[list[int]]:
 
 
 def _forward_alone(
-    backend: Backend, comm: Communicator, parts: Sequence[Part], room: Room | None
+    backend: Backend,
+    comm: Communicator,
+    parts: Sequence[Part],
+    items: _Items,
+    room: Room | None,
 ) -> tuple[list[Array], Trail]:
     """Does what `forward` does on one rank: nothing travels, so nothing is deduplicated."""
-    checked = [_checked(backend, i, part) for i, part in enumerate(parts)]
-    for i, part in enumerate(checked):
+    for i, part in enumerate(parts):
         if len(part.row_splits) == 1:
             _check_splits(i, part)  # there are no rows whose splits a kernel looks at
-    outputs = _memory(backend, [_shape(part) for part in checked], room)
+    found = _Found(backend, items.keys, items.sizes)
+    outputs = _memory(backend, [_shape(part) for part in parts], room)
     try:
-        found = _found(
-            [_Wanted(part, part.keys, out) for part, out in zip(checked, outputs, strict=True)]
-        )
+        found.look_up(parts, outputs)
     except WrongSplitsError:
-        for i, part in enumerate(checked):
+        for i, part in enumerate(parts):
             _check_splits(i, part)
         raise
-    sizes = np.array([[part.keys.size for part in checked]], np.int64)
+    sizes = items.sizes.reshape(1, -1)
     route = Route(backend, comm, sizes, sizes, backend.xp.empty(0, np.int32), comm.turn)
-    trails = []
-    for part, each in zip(checked, found, strict=True):
-        source = None if part.weights is None else _source(part, each)
-        way = (None, part.row_splits, part.keys, each.rows, source, part.table.generation)
-        trails.append(TableTrail(*way))
-    return list(outputs), Trail(route, trails)
+    rows = cut(found.rows, found.sizes)
+    sources = [
+        None if part.weights is None else _source(part, rows[i], found.may_lack[i])
+        for i, part in enumerate(parts)
+    ]
+    return list(outputs), _trail(route, parts, items, None, found, sources)
 
 
-def _source(part: Part, found: _Found) -> Array:
+def _trail(
+    route: Route,
+    parts: Sequence[Part],
+    items: _Items,
+    inverse: Array | None,
+    owned: _Found,
+    sources: list[Array | None],
+) -> Trail:
+    batches = [len(part.row_splits) - 1 for part in parts]
+    generations = [part.table.generation for part in parts]
+    numbers = np.array([items.sizes, batches, owned.sizes, generations], np.int64)
+    return Trail(route, numbers, items.row_splits, inverse, owned.keys, owned.rows, sources)
+
+
+def _source(part: Part, rows: Array, may_lack: bool) -> Array:
     """Returns the row of each item, (n, dim) storage."""
     table = part.table
-    source = table.store.read(found.rows)
-    if found.may_lack and part.missing == "initial":
-        at = table.backend.xp.flatnonzero(found.rows == np.uint32(ABSENT))
+    source = table.store.read(rows)
+    if may_lack and part.missing == "initial":
+        at = table.backend.xp.flatnonzero(rows == np.uint32(ABSENT))
         source[at] = table.initial_values(part.keys[at])
     return source
+
+
+def _joined(backend: Backend, arrays: Sequence[Array]) -> Array:
+    """Returns int64 arrays (n,) as one."""
+    if len(arrays) == 1:
+        return arrays[0]
+    return backend.xp.concatenate([backend.xp.empty(0, np.int64), *arrays])
 
 
 def _shape(part: Part) -> tuple[int, int]:

@@ -21,41 +21,67 @@ _DTYPES = tuple(
 )
 # Per array: number of its dtype (-1: no array), length, row length (-1: one dimension).
 _HEADER = 3
-_ARRAYS_PER_TABLE = 5
-
-
-class TableTrail(NamedTuple):
-    """What the gradient of one table needs.
-
-    Attributes:
-      inverse: (n,) int32, which of the keys that this rank asked for each item has; None: each item
-        asked by itself, as on one rank.
-      row_splits: (batch + 1,) int64.
-      keys: (m,) int64, the keys that ranks asked of this one; they may repeat.
-      rows: (m,) uint32, their row numbers, or absent.
-      source: (u, dim), the rows of the keys that this rank asked for; None where there are no
-        weights.
-      generation: of the table when it gave the row numbers.
-    """
-
-    inverse: Array | None
-    row_splits: Array
-    keys: Array
-    rows: Array
-    source: Array | None
-    generation: int
-
-    @property
-    def num_items(self) -> int:
-        """Items of this rank's batch."""
-        return len(self.keys) if self.inverse is None else len(self.inverse)
 
 
 class Trail(NamedTuple):
-    """What the way back needs: how the keys travelled, and each table's part."""
+    """What the way back of a lookup needs. Parts lie one after another in its arrays.
+
+    Attributes:
+      route: how the keys travelled.
+      numbers: (4, num_parts) int64, on the host: of each part the items of this rank's batch, its
+        rows, the keys that this rank was asked, and the generation of the table when it gave their
+        row numbers.
+      row_splits: (rows + num_parts,) int64, those of each part from 0 on.
+      inverse: (items,) int32, which of the keys that this rank asked for each item has, numbered
+        over all parts; None: each item asked by itself, as on one rank.
+      keys: (m,) int64, the keys that this rank was asked; they may repeat.
+      rows: (m,) uint32, their row numbers, or absent.
+      sources: of each part (u, dim), the rows of the keys that this rank asked for; None where
+        there are no weights.
+    """
 
     route: Route
-    tables: list[TableTrail]
+    numbers: np.ndarray
+    row_splits: Array
+    inverse: Array | None
+    keys: Array
+    rows: Array
+    sources: list[Array | None]
+
+    @property
+    def num_items(self) -> np.ndarray:
+        """Items of this rank's batch, for each part."""
+        return self.numbers[0]
+
+    @property
+    def batch_sizes(self) -> np.ndarray:
+        """Rows of this rank's batch, for each part."""
+        return self.numbers[1]
+
+    @property
+    def num_owned(self) -> np.ndarray:
+        """Keys that this rank was asked, for each part; one that repeats each time."""
+        return self.numbers[2]
+
+    @property
+    def generations(self) -> np.ndarray:
+        """Of the table of each part."""
+        return self.numbers[3]
+
+    def splits_of_parts(self) -> list[Array]:
+        """Returns the row splits of each part, (its rows + 1,) int64."""
+        return cut(self.row_splits, self.batch_sizes + 1)
+
+
+def cut(array: Array, lengths: np.ndarray) -> list[Array]:
+    """Returns views of an array (n, ...), one after the other."""
+    ends = np.cumsum(lengths).tolist()
+    return [array[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+
+def starts_of(lengths: np.ndarray) -> np.ndarray:
+    """Returns where pieces of some lengths start that follow each other, and where they end."""
+    return np.concatenate([[0], np.cumsum(lengths)])
 
 
 def pack(backend: Backend, trail: Trail, empty: Empty | None = None) -> Array:
@@ -65,11 +91,8 @@ def pack(backend: Backend, trail: Trail, empty: Empty | None = None) -> Array:
       empty: gives int64 memory of a shape; None: the backend's.
     """
     arrays: list[Array | None] = [backend.from_host(trail.route.pack())]
-    generations = []
-    for *way, generation in trail.tables:
-        arrays.extend(way)
-        generations.append(generation)
-    header, words = [_VERSION, *generations], []
+    arrays += [trail.row_splits, trail.inverse, trail.keys, trail.rows, *trail.sources]
+    header, words = [_VERSION, *trail.numbers.reshape(-1).tolist()], []
     for array in arrays:
         if array is None:
             header += [-1, 0, -1]
@@ -90,23 +113,21 @@ def pack(backend: Backend, trail: Trail, empty: Empty | None = None) -> Array:
     return packed
 
 
-def unpack(backend: Backend, comm: Communicator, packed: Array, num_tables: int) -> Trail:
+def unpack(backend: Backend, comm: Communicator, packed: Array, num_parts: int) -> Trail:
     """Returns the trail that `pack` wrote; its arrays are views of `packed`.
 
     Raises:
       ValueError: another version wrote it.
     """
-    count = 1 + _ARRAYS_PER_TABLE * num_tables
-    start = 1 + num_tables + _HEADER * count
-    version, *numbers = backend.to_host(packed[:start]).tolist()
-    if version != _VERSION:
+    first = 1 + 4 * num_parts
+    start = first + _HEADER * (5 + num_parts)
+    header = backend.to_host(packed[:start])
+    if int(header[0]) != _VERSION:
         raise ValueError(
-            f"A packed trail of version {_VERSION} was expected. Received: version {version}."
+            f"A packed trail of version {_VERSION} was expected. Received: version {header[0]}."
         )
-    generations, numbers = numbers[:num_tables], numbers[num_tables:]
     arrays: list[Any] = []
-    for i in range(0, len(numbers), _HEADER):
-        code, length, row_length = numbers[i : i + _HEADER]
+    for code, length, row_length in header[first:].reshape(-1, _HEADER).tolist():
         if code < 0:
             arrays.append(None)
             continue
@@ -116,11 +137,7 @@ def unpack(backend: Backend, comm: Communicator, packed: Array, num_tables: int)
         flat = packed[start : start + words].view(np.uint8)[:num_bytes]
         arrays.append(flat.view(_DTYPES[code]).reshape(shape))
         start += words
-    route = Route.unpack(backend.to_host(arrays[0]), backend, comm)
-    tables = []
-    for i, generation in enumerate(generations):
-        inverse, row_splits, keys, rows, source = arrays[1 + i * _ARRAYS_PER_TABLE :][
-            :_ARRAYS_PER_TABLE
-        ]
-        tables.append(TableTrail(inverse, row_splits, keys, rows, source, generation))
-    return Trail(route, tables)
+    route, row_splits, inverse, keys, rows, *sources = arrays
+    numbers = header[1:first].reshape(4, num_parts)
+    unpacked = Route.unpack(backend.to_host(route), backend, comm)
+    return Trail(unpacked, numbers, row_splits, inverse, keys, rows, sources)

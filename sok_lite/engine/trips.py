@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.exchange import return_rows, send_grads
 from sok_lite.engine.lookup import deduplicated
-from sok_lite.engine.trail import TableTrail, Trail
-from sok_lite.engine.unique import gather_rows
+from sok_lite.engine.segments import Terms, gather_rows, group, segment_sums
+from sok_lite.engine.trail import Trail, cut, starts_of
 
 __all__ = ["collect", "items", "spread"]
 
@@ -26,9 +25,11 @@ def spread(backend: Backend, trail: Trail, local_rows: Sequence[Array]) -> list[
     Returns:
       Per table (u, dim) float32, one row per key that this rank asked for.
     """
+    owned = deduplicated(backend, trail)
+    inverses = cut(owned.distinct.inverse, trail.num_owned)
     asked = [
-        gather_rows(backend, rows, deduplicated(backend, way).inverse)
-        for rows, way in zip(local_rows, trail.tables, strict=True)
+        gather_rows(backend, rows, inverses[i] - np.int32(owned.distinct.starts[i]))
+        for i, rows in enumerate(local_rows)
     ]
     return return_rows(trail.route, asked)
 
@@ -43,17 +44,21 @@ def collect(backend: Backend, trail: Trail, rows: Sequence[Array]) -> list[Array
       Per table (k, dim) float32, one row per distinct key that was asked of this rank.
     """
     received = send_grads(trail.route, rows)
-    sums = []
-    for array, way in zip(received, trail.tables, strict=True):
-        owned = deduplicated(backend, way)
-        sums.append(segment_sum(backend, array, owned.inverse, int(owned.keys.size)))
-    return sums
+    owned = deduplicated(backend, trail)
+    groups = group(backend, owned.distinct.inverse, owned.begin, owned.distinct.starts)
+    return segment_sums(backend, groups, [Terms(array) for array in received])
 
 
-def items(backend: Backend, way: TableTrail) -> tuple[Array, Array]:
-    """Returns of each item, (n,) int64, which of the keys that were asked it has, and its row of
-    the batch."""
-    xp, row_splits = backend.xp, way.row_splits
-    numbers = xp.arange(int(row_splits[-1]), dtype=np.int64)
-    rows = (xp.searchsorted(row_splits, numbers, side="right") - 1).astype(np.int64)
-    return (numbers if way.inverse is None else way.inverse.astype(np.int64)), rows
+def items(backend: Backend, trail: Trail) -> list[tuple[Array, Array]]:
+    """Returns of each item of each part, (n,) int64, which of the keys that were asked it has, and
+    its row of the batch."""
+    xp = backend.xp
+    starts = starts_of(trail.route.send_counts.sum(axis=0))
+    inverses = None if trail.inverse is None else cut(trail.inverse, trail.num_items)
+    results = []
+    for i, row_splits in enumerate(trail.splits_of_parts()):
+        numbers = xp.arange(int(trail.num_items[i]), dtype=np.int64)
+        rows = (xp.searchsorted(row_splits, numbers, side="right") - 1).astype(np.int64)
+        inverse = numbers if inverses is None else inverses[i].astype(np.int64) - starts[i]
+        results.append((inverse, rows))
+    return results

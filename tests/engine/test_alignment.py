@@ -11,8 +11,8 @@ from sok_lite.engine.combine import combine, combine_grad, combine_weight_grad
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adam, Ftrl
 from sok_lite.engine.optimizers.rule import apply_rule
+from sok_lite.engine.segments import gather_rows
 from sok_lite.engine.table import make_table
-from sok_lite.engine.unique import gather_rows
 
 N, UNIQUE = 50, 20
 DIMS = (4, 8, 36, 132)  # rows of whole words of 16 bytes, up to more than a warp has lanes

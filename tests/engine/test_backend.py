@@ -11,8 +11,7 @@ import pytest
 from sok_lite.backend import build, get_backend, local_ranks
 from sok_lite.backend.base import Part
 from sok_lite.backend.cpu import CpuBackend, default_num_threads
-from sok_lite.engine.combine import segment_sum
-from sok_lite.engine.unique import gather_rows
+from sok_lite.engine.segments import gather_rows, segment_sum
 
 
 def gather(backend, n, dim=5):

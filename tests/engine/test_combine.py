@@ -11,9 +11,9 @@ from sok_lite.engine.combine import (
     combine_grad,
     combine_weight_grad,
     normalise_combiner,
-    segment_sum,
 )
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
+from sok_lite.engine.segments import segment_sum
 from tests.engine.helpers import sized
 
 COMBINERS = ["sum", "mean", "sqrtn"]

@@ -11,13 +11,13 @@ import time
 import numpy as np
 
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.engine.combine import combine, combine_grad, segment_sum
+from sok_lite.engine.combine import combine, combine_grad
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
 from sok_lite.engine.optimizers.rule import apply_rule
+from sok_lite.engine.segments import segment_sum, unique
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv_index import STRATEGIES
-from sok_lite.engine.unique import unique
 from tests.engine.helpers import first_row, new_table, run_threads
 from tests.eviction_facts import Watched
 from tests.reference import DictTable

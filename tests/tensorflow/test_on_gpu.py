@@ -10,7 +10,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite import tensor
 from sok_lite.backend import get_backend
-from sok_lite.engine.unique import gather_rows
+from sok_lite.engine.segments import gather_rows
 from sok_lite.host_call import host_call, on_device
 from sok_lite.tensor import empty, to_array, to_tensor
 from tests.tensorflow.gpu_play import play_gpu

@@ -280,6 +280,69 @@ def test_momentum_holds_what_the_optimizer_puts_in_it(make):
     np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-6)
 
 
+def counting(value, name, read):
+    def get():
+        read.append(name)
+        return value
+
+    return get
+
+
+def test_a_setting_is_evaluated_once_a_step_for_all_tables(mode):
+    read = []
+    optimizer = v1.AdamOptimizer(
+        counting(0.1, "lr", read), counting(0.9, "beta1", read), counting(0.99, "beta2", read)
+    )
+    ours = sok.OptimizerWrapper(optimizer)
+    tables = [sok.DynamicVariable(DIM, initializer="zeros") for _ in range(3)]
+    gradients = [slices(np.ones((2, DIM), np.float32), [1, 2]) for _ in tables]
+    for table in tables:
+        tf.nn.embedding_lookup(table, [1, 2])
+    read.clear()
+    mode(applying(ours, lambda: zip(gradients, tables, strict=True)))()
+    assert sorted(read) == ["beta1", "beta2", "lr"]
+    for table in tables:
+        np.testing.assert_allclose(tf.nn.embedding_lookup(table, [1]), [[-0.1] * DIM], rtol=1e-4)
+
+
+def test_one_number_of_each_setting_crosses_for_all_tables():
+    optimizer = k3.AdamW(0.1, weight_decay=0.5)
+    tables = [sok.DynamicVariable(dim, initializer="1") for dim in (3, 16, 5)]
+    ours = sok.OptimizerWrapper(optimizer)
+
+    @tf.function
+    def step(*gradients):
+        ours.apply_gradients(zip(gradients, tables, strict=True))
+
+    gradients = [slices(np.ones((2, table.dimension), np.float32), [1, 2]) for table in tables]
+    graph = step.get_concrete_function(*gradients).graph
+    (call,) = (each for each in graph.get_operations() if each.type == "EagerPyFunc")
+    step_number, numbers, lengths, keys, *rows = call.inputs
+    assert numbers.shape == [5]  # learning rate, three of Adam, decay
+    assert [x.dtype for x in (step_number, lengths, keys)] == [tf.int64] * 3
+    assert len(rows) == 3
+
+
+def test_a_gradient_that_does_not_fit_is_refused(mode):
+    good, bad = sok.DynamicVariable(DIM, initializer="1"), sok.DynamicVariable(DIM, name="bad")
+    tf.nn.embedding_lookup(good, [1])
+    ours = sok.OptimizerWrapper(k3.SGD(1.0))
+    rows = np.ones((2, DIM), np.float32)
+    shapes = "table 'bad' must have one row of dimension 4 for each"
+    for grads, keys, error, text in (
+        (rows, [1, 2, 3], ValueError, shapes),
+        (rows[:, :3], [1, 2], ValueError, shapes),
+        (rows, [[1, 2]], ValueError, shapes),
+        (rows[0], [1, 2, 3, 4], ValueError, shapes),
+        (rows, [1.0, 2.0], TypeError, "'bad.*' must be integers"),
+    ):
+        wrong = tf.IndexedSlices(tf.constant(grads), tf.constant(keys))
+        pairs = [(slices(rows[:1], [1]), good), (wrong, bad)]
+        with pytest.raises((error, tf.errors.InvalidArgumentError), match=text):
+            mode(applying(ours, lambda p=pairs: p))()
+    np.testing.assert_array_equal(tf.nn.embedding_lookup(good, [1]), np.ones((1, DIM)))
+
+
 def test_excluded_variables_do_not_decay():
     decayed, kept = sok.DynamicVariable(1, initializer="1"), sok.DynamicVariable(1, initializer="1")
     optimizer = k3.AdamW(0.1, weight_decay=0.5)

@@ -109,9 +109,9 @@ def count_nonfinite(backend: Backend, grads: Array, rows: Array | None = None) -
       A 0-d integer array of the backend: `int()` of it waits for the GPU.
     """
     num_rows, dim = grads.shape
-    flags = backend.xp.zeros(num_rows, dtype=np.int32)
-    backend.launch("count_nonfinite", num_rows, rows, grads, dim, flags, num_rows)
-    return flags.sum()
+    count = backend.xp.zeros(1, np.int64)
+    backend.launch("count_nonfinite", num_rows, rows, grads, dim, count, num_rows)
+    return count[0]
 
 
 def apply_rule(
@@ -184,7 +184,6 @@ def updating(
     for name, initial in states.items():
         store.ensure_state(name, initial)
     num_rows = len(rows)
-    flags = backend.xp.zeros(num_rows, dtype=np.int32)
     update = backend.prepared(
         kernel,
         num_rows,
@@ -194,13 +193,13 @@ def updating(
         store.dim,
         rows,
         grads,
-        flags,
+        num_nonfinite,
         *noise,
         int(step),
         *scalars,
         num_rows,
     )
-    return [update, backend.prepared("count_flags", num_rows, flags, num_nonfinite, num_rows)]
+    return [update]
 
 
 def _checked(

@@ -19,12 +19,12 @@ from sok_lite.backend import Array
 from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.segments import last_of_each, unique
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.insertion import Inserts, NewKeys
 from sok_lite.engine.table.lookups import Asked, Output, look_up
 from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.results import Lookup
-from sok_lite.engine.unique import last_of_each, unique
 
 
 class EmbeddingTable(Inserts):

@@ -8,12 +8,11 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish
-from sok_lite.engine.combine import segment_sum
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.segments import last_of_each, segment_sum, unique
 from sok_lite.engine.table.index import Found, Warming
 from sok_lite.engine.table.removal import Removes
-from sok_lite.engine.unique import last_of_each, unique
 
 
 class NewKeys(NamedTuple):

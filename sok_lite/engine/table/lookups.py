@@ -14,9 +14,9 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.combine import COMBINERS
 from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.segments import unique
 from sok_lite.engine.table.index import NUM_COUNTS
 from sok_lite.engine.table.insertion import Inserts, NewKeys
-from sok_lite.engine.unique import unique
 
 
 class Output(NamedTuple):

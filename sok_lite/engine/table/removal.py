@@ -9,12 +9,12 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.segments import unique
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.export import Exports
 from sok_lite.engine.table.index import CHUNK_SLOTS
 from sok_lite.engine.table.parts import COUNTERS
 from sok_lite.engine.table.results import Predicate
-from sok_lite.engine.unique import unique
 
 
 class Removes(Exports):

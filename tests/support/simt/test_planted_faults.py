@@ -8,7 +8,7 @@ import pytest
 
 from sok_lite.backend import sources
 from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.unique import unique
+from sok_lite.engine.segments import unique
 from tests.engine.helpers import first_row, new_table
 from tests.support.simt import compiler, runtime
 from tests.support.simt.backend import simt_module
@@ -227,7 +227,7 @@ FAULTS = {
     ),
     "the smallest item is not kept": (
         "hbm",
-        ("unique.cu", "if (item < head) sok_min(heads + slot, item);", ""),
+        ("segments.cu", "if (item < head) sok_min(heads + slot, item);", ""),
         "",
     ),
     "a count by one lane for its tile alone": (

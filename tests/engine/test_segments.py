@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sok_lite.backend import get_backend
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.engine.unique import gather_rows, group, last_of_each, unique
+from sok_lite.engine.segments import gather_rows, group, last_of_each, unique
 from tests import reference
 
 SIZES = [0, 1, 31, 33, 1000, 100_003]
@@ -49,7 +49,7 @@ def test_unique_is_the_same_for_any_number_of_threads():
 @pytest.mark.parametrize("num_groups", [1, 2, 40_000])
 def test_group_lists_items_in_ascending_order(backend, n, num_groups):
     labels = np.random.default_rng(1).integers(0, num_groups, n).astype(np.int32)
-    offsets, order = group(backend, backend.from_host(labels), num_groups)
+    offsets, order, *_ = group(backend, backend.from_host(labels), (0, n), (0, num_groups))
     expected = np.argsort(labels, kind="stable")
     ends = np.cumsum(np.bincount(labels, minlength=num_groups))
     np.testing.assert_array_equal(backend.to_host(offsets), np.concatenate([[0], ends]))
@@ -58,9 +58,9 @@ def test_group_lists_items_in_ascending_order(backend, n, num_groups):
 
 def test_group_is_the_same_for_any_number_of_threads():
     labels = np.random.default_rng(2).integers(0, 999, 100_003).astype(np.int32)
-    expected = group(CpuBackend(num_threads=1), labels, 999)
+    expected = group(CpuBackend(num_threads=1), labels, (0, labels.size), (0, 999))
     for threads in (2, 5):
-        result = group(CpuBackend(num_threads=threads), labels, 999)
+        result = group(CpuBackend(num_threads=threads), labels, (0, labels.size), (0, 999))
         np.testing.assert_array_equal(result.offsets, expected.offsets)
         np.testing.assert_array_equal(result.order, expected.order)
 

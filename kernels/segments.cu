@@ -1,0 +1,419 @@
+// Items of equal keys: which they are, where they are, and the sums of their rows, for all tables
+// of a call at once.
+//
+// The items of the tables lie one after another: those of table t are begin[t] to begin[t + 1].
+// Keys are numbered by first occurrence, so that the numbers of the tables lie one after another
+// too. Equal keys of two tables are two keys.
+//
+// Deduplication: a scratch hash of item numbers, with slots of its own for each table, finds equal
+// keys. Each slot ends with the smallest item number of its key, whatever the order in which
+// threads came, so that the result is always the same. Then first occurrences are counted in blocks
+// of items, and numbered.
+//
+// Sums: a group is summed in pieces of kPiece items (pooling.cuh). Pieces of a group that has
+// several are summed apart, so that many threads share a hot key, and are then added up in their
+// order.
+#include "hash.cuh"
+#include "pooling.cuh"
+
+// The table of an item.
+SOK_DEVICE i64 table_of(const i64* begin, i64 num_tables, i64 item) {
+  i64 table = 0;
+  for (i64 end = num_tables; end - table > 1;) {
+    const i64 middle = (table + end) / 2;
+    if (begin[middle] <= item)
+      table = middle;
+    else
+      end = middle;
+  }
+  return table;
+}
+
+// The scratch slots of a table: two for each of its items.
+struct Slots {
+  i64 end, from, size;  // where its items end; its slots
+};
+SOK_DEVICE Slots slots_of(const i64* begin, i64 table) {
+  return Slots{begin[table + 1], 2 * begin[table], 2 * (begin[table + 1] - begin[table])};
+}
+
+// Finds the scratch slot of every item that takes part.
+//
+// keys   (n,)
+// rows   (n,)  an item takes part if its row is absent; null: all do
+// begin  (num_tables + 1,)
+// heads  (2 n,)  in: -1; out: first item with the slot's key, or -1
+// slots  (n,)    out  the slot of keys[i]; 0 of an item that takes no part
+template <class Key>
+SOK_DEVICE void insert_items(const SokShare share, const Key* keys, const u32* rows,
+                             const i64* begin, i64 num_tables, i32* heads, i32* slots, i64 n) {
+  SOK_FOR_EACH_BLOCK(first, count, n) {
+    const i64 first_table = table_of(begin, num_tables, first);
+    i64 start[SOK_BLOCK];
+    Slots own = slots_of(begin, first_table);
+    for (i64 j = 0, table = first_table; j < count; ++j) {
+      while (first + j >= own.end) own = slots_of(begin, ++table);
+      const u64 hash = sok_hash((i64)keys[first + j]) >> 32;
+      start[j] = own.from + (i64)(hash * (u64)own.size >> 32);
+      sok_prefetch(heads + start[j]);
+    }
+    own = slots_of(begin, first_table);
+    for (i64 j = 0, table = first_table; j < count; ++j) {
+      const i32 item = (i32)(first + j);
+      while (item >= own.end) own = slots_of(begin, ++table);
+      if (rows && rows[item] != SOK_ABSENT) {
+        slots[item] = 0;
+        continue;
+      }
+      const Key key = keys[item];
+      i64 slot = start[j];
+      for (;;) {
+        i32 head = sok_load(heads + slot);
+        if (head < 0) {
+          head = sok_cas(heads + slot, (i32)-1, item);
+          if (head < 0) break;
+        }
+        if (keys[head] == key) {
+          if (item < head) sok_min(heads + slot, item);
+          break;
+        }
+        if (++slot == own.from + own.size) slot = own.from;
+      }
+      slots[item] = (i32)slot;
+    }
+  }
+}
+SOK_KERNEL(dedup_insert_i64)
+(const SokShare share, const i64* keys, const u32* rows, const i64* begin, i64 num_tables,
+ i32* heads, i32* slots, i64 n) {
+  insert_items(share, keys, rows, begin, num_tables, heads, slots, n);
+}
+SOK_EXPORT(dedup_insert_i64)
+SOK_KERNEL(dedup_insert_u32)
+(const SokShare share, const u32* keys, const u32* rows, const i64* begin, i64 num_tables,
+ i32* heads, i32* slots, i64 n) {
+  insert_items(share, keys, rows, begin, num_tables, heads, slots, n);
+}
+SOK_EXPORT(dedup_insert_u32)
+
+// Marks the first item of each key, and counts them in every block of `words` words.
+//
+// marks   (ceil(n / 32),)  out  a bit for each item
+// counts  (num_blocks,)    out
+SOK_KERNEL(dedup_count)
+(const SokShare share, const i32* slots, const i32* heads, u32* marks, i32* counts, i64 words,
+ i64 num_blocks, i64 n) {
+  const i64 num_words = (n + 31) / 32;
+  SOK_FOR_EACH_WARP(b, num_blocks) {
+    const i64 end = (b + 1) * words < num_words ? (b + 1) * words : num_words;
+    i32 count = 0;
+    for (i64 w = b * words; w < end; ++w) {
+      const i32 first = (i32)(32 * w);
+      const u32 bits =
+          sok_vote_of_warp(n - first, [&](i32 j) { return heads[slots[first + j]] == first + j; });
+      count += sok_count_bits(bits);
+      if (sok_leads_warp()) marks[w] = bits;
+    }
+    if (sok_leads_warp()) counts[b] = count;
+  }
+}
+SOK_EXPORT(dedup_count)
+
+// Numbers the first items.
+//
+// heads     in: first item of each slot; out: number of its key
+// first     (n,)  out  the first item of each number
+// num_keys  (1,)  out
+SOK_KERNEL(dedup_number)
+(const SokShare share, const i32* slots, i32* heads, const u32* marks, const i32* counts,
+ i32* first, i64* num_keys, i64 words, i64 num_blocks, i64 n) {
+  const i64 num_words = (n + 31) / 32;
+  i64 next = 0, counted = 0;
+  SOK_FOR_EACH_WARP(b, num_blocks) {
+    i64 before = 0;
+    SOK_FOR_EACH_OF_WARP_FROM(earlier, counted, b) { before += counts[earlier]; }
+    next += sok_sum_of_warp(before);
+    counted = b + 1;
+    const i64 end = (b + 1) * words < num_words ? (b + 1) * words : num_words;
+    for (i64 w = b * words; w < end; ++w) {
+      const u32 bits = marks[w];
+      i64 number = next;
+      SOK_FOR_EACH_BIT_OF_WARP(j, bits, number) {
+        const i64 item = 32 * w + j;
+        first[number] = (i32)item;
+        heads[slots[item]] = (i32)number;
+      }
+      next += sok_count_bits(bits);
+    }
+    if (b == num_blocks - 1 && sok_leads_warp()) *num_keys = next;
+  }
+}
+SOK_EXPORT(dedup_number)
+
+// Tells every item its key's number, and where the numbers of each table start.
+//
+// rows      as of dedup_insert_i64
+// first     (num_keys,)
+// inverse   (n,)  out  number of each item's key, -1 if it did not take part. May be slots itself
+// starts    (num_tables + 1,)  in: the last is the number of all keys; out
+SOK_KERNEL(dedup_inverse)
+(const SokShare share, const i32* slots, const i32* heads, const u32* rows, const i32* first,
+ const i64* begin, i32* inverse, i64* starts, i64 num_tables, i64 n) {
+  if (rows) {
+    SOK_FOR_EACH(i, n) { inverse[i] = rows[i] == SOK_ABSENT ? heads[slots[i]] : -1; }
+  } else {
+    SOK_FOR_EACH(i, n) { inverse[i] = heads[slots[i]]; }
+  }
+  SOK_FOR_EACH(t, num_tables) {
+    // First items ascend: those of earlier tables are the ones below begin[t].
+    i64 low = 0;
+    for (i64 high = starts[num_tables]; low < high;) {
+      const i64 middle = (low + high) / 2;
+      if (first[middle] < begin[t])
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    starts[t] = low;
+  }
+}
+SOK_EXPORT(dedup_inverse)
+
+// Lists the items of each group, ascending: a counting sort. A task owns a range of groups, and
+// reads all labels of their tables: no two tasks write one counter, and the order of items is kept.
+// (A GPU sorts instead.)
+//
+// labels   (n,)  those of table t: starts[t] <= label < starts[t + 1]
+// begin    (num_tables + 1,)  where the items of each table start
+// starts   (num_tables + 1,)  where its groups start
+// offsets  (num_groups + 1,)  out  where each group starts in `order`
+// order    (n,)               out  item numbers
+SOK_KERNEL(group_items)
+(const SokShare share, const i32* labels, const i64* begin, const i64* starts, i64* offsets,
+ i32* order, i64 num_tables, i64 num_tasks) {
+  const i64 n = begin[num_tables];
+  // Tables are cut where their items say, and the groups of a table evenly.
+  auto cut = [&](i64 task) {
+    if (task == num_tasks) return starts[num_tables];
+    const i64 item = n * task / num_tasks, table = table_of(begin, num_tables, item);
+    const i64 items = begin[table + 1] - begin[table];
+    return starts[table] +
+           (item - begin[table]) * (starts[table + 1] - starts[table]) / (items ? items : 1);
+  };
+  SOK_FOR_EACH(task, num_tasks) {
+    const i64 from = task ? cut(task) : 0, to = cut(task + 1);
+    if (task == 0) offsets[0] = 0;
+    if (from == to) continue;
+    const i64 first_table = table_of(starts, num_tables, from);
+    const i64 last_table = table_of(starts, num_tables, to - 1);
+    const i64 first = begin[first_table], end = begin[last_table + 1];
+    // The place of an item of group g is kept in what will be the end of the group.
+    i64* place = offsets + 1;
+    for (i64 g = from; g < to; ++g) place[g] = 0;
+    i64 next = first;
+    const i32 low = (i32)from;
+    const u32 size = (u32)(to - from);
+    if (from == starts[first_table] && to == starts[last_table + 1]) {
+      for (i64 i = first; i < end; ++i) ++place[labels[i]];
+    } else {
+      for (i64 i = first; i < end; ++i) {
+        next += labels[i] < low;
+        if ((u32)(labels[i] - low) < size) ++place[labels[i]];
+      }
+    }
+    for (i64 g = from; g < to; ++g) {
+      const i64 count = place[g];
+      place[g] = next;
+      next += count;
+    }
+    for (i64 i = first; i < end; ++i) {
+      if ((u32)(labels[i] - low) < size) order[place[labels[i]]++] = (i32)i;
+    }
+  }
+}
+SOK_EXPORT(group_items)
+
+// The last item of each label.
+//
+// last  (num_labels,)  in: -1; out: the largest item number with that label
+SOK_KERNEL(last_occurrence)(const SokShare share, const i32* labels, i32* last, i64 n) {
+  SOK_FOR_EACH(i, n) { sok_max(last + labels[i], (i32)i); }
+}
+SOK_EXPORT(last_occurrence)
+
+// Where the groups of a table are, and its items. All positions are in `order`.
+//
+// offsets, order, labels  of all tables; see group_items
+// first_group, num_groups, first_item, num_items  which of them are the table's
+struct Groups {
+  const i64* offsets;
+  const i32* order;
+  const i32* labels;
+  i64 first_group, num_groups, first_item, num_items;
+};
+
+// Window w is the positions of kPiece items: at most one piece of that many begins there, and it
+// belongs to the group that has the last of these positions. Returns that group, from the table's
+// first on, and where its items begin and end.
+struct Span {
+  i64 group, begin, end;
+};
+SOK_DEVICE Span span_of(const Groups& groups, i64 group) {
+  const i64* offsets = groups.offsets + groups.first_group + group;
+  return Span{group, offsets[0], offsets[1]};
+}
+SOK_DEVICE Span span_of_window(const Groups& groups, i64 w) {
+  const i64 last = groups.first_item + (w + 1) * kPiece - 1;
+  if (SOK_AHEAD > 0 && last + SOK_AHEAD * kPiece < groups.first_item + groups.num_items)
+    sok_prefetch(groups.labels + groups.order[last + SOK_AHEAD * kPiece]);
+  return span_of(groups, groups.labels[groups.order[last]] - groups.first_group);
+}
+
+// The items of a sum of rows: the one at position k of `order` has number order[k] - first in the
+// table's own arrays. It reads source[index[number]] and has weight weights[number]; without index
+// and weights source[number].
+template <bool kIndexed, bool kWeighted>
+struct GroupedItems {
+  static constexpr bool kMayLack = false;
+  const f32* source;
+  i64 dim;
+  const i32* order;
+  i64 first;
+  const i32* index;
+  const f32* weights;
+};
+template <bool kIndexed, bool kWeighted>
+SOK_DEVICE const f32* item_row(const GroupedItems<kIndexed, kWeighted>& items, i64 k) {
+  const i64 number = items.order[k] - items.first;
+  return items.source + (kIndexed ? (i64)items.index[number] : number) * items.dim;
+}
+template <bool kIndexed, bool kWeighted>
+SOK_DEVICE f32 item_weight(const GroupedItems<kIndexed, kWeighted>& items, i64 k) {
+  return kWeighted ? items.weights[items.order[k] - items.first] : 1.0f;
+}
+
+// The same, where the sums of the pieces of kPiece items are there already.
+template <class Items>
+struct SummedItems {
+  static constexpr bool kMayLack = false;
+  Items items;
+  i64 dim;
+  i64 begin;          // position of the first item
+  const f32* pieces;  // (all pieces of kPiece items, dim)
+};
+template <class Vector, i64 kCount, class Items>
+SOK_DEVICE void sum_piece(const SummedItems<Items>& items, i64 begin, i64 end, i64 first,
+                          Vector* out) {
+  if (end - begin < kPiece) return sum_piece<Vector, kCount>(items.items, begin, end, first, out);
+  const f32* from = items.pieces + (begin - items.begin) / kPiece * items.dim + first;
+  constexpr i64 kWidth = sizeof(Vector) / sizeof(f32);
+  for (i64 i = 0; i < kCount; ++i) sok_load_columns(from + i * kWidth, out + i);
+}
+
+// Sums the pieces of the groups that have several, each into its window's row of `pieces`, and the
+// groups of one piece into `out`.
+template <class Items>
+SOK_DEVICE void sum_pieces(const SokShare share, const Groups& groups, const Items& items,
+                           f32* pieces, f32* out) {
+  const i64 dim = items.dim, items_end = groups.first_item + groups.num_items;
+  const bool in_quads = sums_quads(dim, items.source, out) && sok_moves_quads(dim, pieces);
+  for (int whole = 0; whole < 2; ++whole) {
+    const i64 num_spans = whole ? groups.num_groups : groups.num_items / kPiece;
+    f32* const sums = whole ? out : pieces;
+    SOK_FOR_EACH_ROW_OF_WORDS(r, num_spans, in_quads ? dim / 4 : dim) {
+      Span span = whole ? span_of(groups, r) : span_of_window(groups, r);
+      const bool is_one_piece = span.end - span.begin <= kPiece;
+      if (whole) {
+        // Items of one group follow those of the one before it, so this runs ahead of the sums.
+        for (i64 k = is_one_piece ? span.begin + SOK_AHEAD : span.end;
+             SOK_AHEAD > 0 && k < span.end + SOK_AHEAD && k < items_end; ++k)
+          prefetch_source(item_row(items, k), dim);
+        if (!is_one_piece) continue;
+      } else {
+        const i64 late = groups.first_item + r * kPiece - span.begin;
+        if (late > 0) span.begin += (late + kPiece - 1) / kPiece * kPiece;
+        if (is_one_piece || span.end - span.begin < kPiece) continue;
+        for (i64 k = span.begin + kPiece;
+             SOK_AHEAD > 0 && k < span.begin + 2 * kPiece && k < span.end; ++k)
+          prefetch_source(item_row(items, k), dim);
+        span.end = span.begin + kPiece;
+      }
+      sum_group(items, span.begin, span.end, COMBINE_SUM, in_quads, r_lanes, sums + r * dim);
+    }
+  }
+}
+
+// Adds up the pieces of each group that has several, and the items behind them.
+template <class Items>
+SOK_DEVICE void add_pieces(const SokShare share, const Groups& groups, const Items& items,
+                           f32* pieces, f32* out) {
+  const i64 dim = items.dim;
+  const bool in_quads = sums_quads(dim, items.source, out) && sok_moves_quads(dim, pieces);
+  SOK_FOR_EACH_ROW_OF_WORDS(w, groups.num_items / kPiece, in_quads ? dim / 4 : dim) {
+    const Span span = span_of_window(groups, w);
+    if (span.begin < groups.first_item + w * kPiece || span.end - span.begin <= kPiece) continue;
+    const SummedItems<Items> summed{items, dim, span.begin, pieces + w * dim};
+    sum_group_columns(summed, span.begin, span.end, 1.0f, in_quads, w_lanes,
+                      out + span.group * dim);
+  }
+}
+
+// The same, with and without an index and weights, which come with an index.
+template <bool kAdds, bool kIndexed, bool kWeighted>
+SOK_DEVICE void sum_segments_of(const SokShare share, const Groups& groups,
+                                const GroupedItems<kIndexed, kWeighted>& items, f32* pieces,
+                                f32* out) {
+  if (kAdds)
+    add_pieces(share, groups, items, pieces, out);
+  else
+    sum_pieces(share, groups, items, pieces, out);
+}
+template <bool kAdds>
+SOK_DEVICE void sum_segments(const SokShare share, const Groups& groups, const f32* source, i64 dim,
+                             const i32* index, const f32* weights, f32* pieces, f32* out) {
+  const i32* order = groups.order;
+  const i64 first = groups.first_item;
+  if (index && weights)
+    sum_segments_of<kAdds>(share, groups,
+                           GroupedItems<true, true>{source, dim, order, first, index, weights},
+                           pieces, out);
+  else if (index)
+    sum_segments_of<kAdds>(share, groups,
+                           GroupedItems<true, false>{source, dim, order, first, index, nullptr},
+                           pieces, out);
+  else
+    sum_segments_of<kAdds>(share, groups,
+                           GroupedItems<false, false>{source, dim, order, first, nullptr, nullptr},
+                           pieces, out);
+}
+
+// Sums the rows of each group of a table, up to pieces: those of groups that have several are yet
+// to be added up.
+//
+// source   (m, dim)
+// index    (num_items,)  null: item i reads source[i]
+// weights  (num_items,)  only with an index; null: all 1
+// offsets, order, labels  of all tables; see group_items
+// first_group, num_groups, first_item, num_items  which of them are the table's
+// pieces   (num_items / 32, dim)  out
+// out      (num_groups, dim)      out
+SOK_ROW_KERNEL(segment_sums)
+(const SokShare share, const f32* source, i64 dim, const i32* index, const f32* weights,
+ const i64* offsets, const i32* order, const i32* labels, i64 first_group, i64 num_groups,
+ i64 first_item, i64 num_items, f32* pieces, f32* out) {
+  const Groups groups{offsets, order, labels, first_group, num_groups, first_item, num_items};
+  sum_segments<false>(share, groups, source, dim, index, weights, pieces, out);
+}
+SOK_EXPORT(segment_sums)
+
+// Adds up the pieces of each group that has several.
+//
+// pieces  (num_items / 32, dim)  what segment_sums, with the same arguments, has summed
+SOK_ROW_KERNEL(segment_add_pieces)
+(const SokShare share, const f32* source, i64 dim, const i32* index, const f32* weights,
+ const i64* offsets, const i32* order, const i32* labels, i64 first_group, i64 num_groups,
+ i64 first_item, i64 num_items, f32* pieces, f32* out) {
+  const Groups groups{offsets, order, labels, first_group, num_groups, first_item, num_items};
+  sum_segments<true>(share, groups, source, dim, index, weights, pieces, out);
+}
+SOK_EXPORT(segment_add_pieces)

@@ -1,0 +1,310 @@
+"""Items of equal keys, for all tables of a call at once: deduplication, groups, sums of rows.
+
+The items of the tables lie one after another: `begin`, (T + 1,) on the host, says where those of
+each table start. What is found of them is numbered by first occurrence and so lies table by table
+too. The number of launches does not depend on the number of tables.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import Part
+from sok_lite.engine.dtypes import as_words
+
+_PIECE = 32  # kPiece of kernels/pooling.cuh
+# First occurrences are counted in blocks of so many items, or larger ones where there would be too
+# many: each block reads what was counted in all before it.
+_BLOCK = 1024
+_MOST_BLOCKS = 4096
+
+
+class Distinct(NamedTuple):
+    """The distinct keys of a call.
+
+    Attributes:
+      inverse: (n,) int32, which distinct key each item has; -1 of an item that was left out.
+      first: (u,) int32, the first item with each.
+      starts: (T + 1,) int64 on the host, where the distinct keys of each table start.
+    """
+
+    inverse: Array
+    first: Array
+    starts: np.ndarray
+
+
+class Unique(NamedTuple):
+    """Distinct keys and where each came from: `unique_keys[inverse] == keys`.
+
+    Attributes:
+      unique_keys: (u,) int64, in order of first occurrence.
+      inverse: (n,) int32.
+    """
+
+    unique_keys: Array
+    inverse: Array
+
+
+class Groups(NamedTuple):
+    """The items of each group: `order[offsets[g]:offsets[g + 1]]`, ascending.
+
+    Attributes:
+      offsets: (num_groups + 1,) int64.
+      order: (n,) int32.
+      labels: (n,) int32, the group of each item.
+      begin: (T + 1,) int64 on the host, where the items of each table start.
+      starts: (T + 1,) int64 on the host, where its groups start.
+    """
+
+    offsets: Array
+    order: Array
+    labels: Array
+    begin: np.ndarray
+    starts: np.ndarray
+
+
+class Terms(NamedTuple):
+    """What the groups of a table sum: item i adds `weights[i] * source[rows[i]]`.
+
+    Attributes:
+      source: (m, dim) float32, C-contiguous.
+      rows: (items of the table,) int32, each in [0, m); None: item i adds source[i].
+      weights: (items of the table,) float32, only with `rows`; None: all 1.
+      out: (groups of the table, dim) float32, C-contiguous, to write into; None: a new array.
+    """
+
+    source: Array
+    rows: Array | None = None
+    weights: Array | None = None
+    out: Array | None = None
+
+
+def dedup(
+    backend: Backend, keys: Array, begin: Sequence[int] | np.ndarray, rows: Array | None = None
+) -> Distinct:
+    """Finds the distinct keys of each table, in order of first occurrence.
+
+    It waits for the device once. The result never depends on thread timing.
+
+    Args:
+      keys: (n,) int64 or uint32.
+      begin: (T + 1,), where the items of each table start, from 0 to n, ascending.
+      rows: (n,) uint32; only items take part whose row is absent. None: all do.
+
+    Raises:
+      ValueError: more than 2**30 keys, which int32 numbers could not address.
+    """
+    xp = backend.xp
+    n, num_tables = keys.size, len(begin) - 1
+    if n > 1 << 30:
+        raise ValueError(f"A batch must have at most 2**30 keys. Received: {n}. Split it.")
+    if n == 0:
+        empty = xp.empty(0, np.int32)
+        return Distinct(empty, empty, np.zeros(num_tables + 1, np.int64))
+    where = backend.from_host(np.asarray(begin, np.int64))
+    starts = xp.empty(num_tables + 1, np.int64)
+    heads = xp.full(2 * n, -1, np.int32)
+    slots, first = xp.empty(n, np.int32), xp.empty(n, np.int32)
+    words = max(_BLOCK, -(-n // _MOST_BLOCKS)) // 32
+    num_blocks = -(-n // (32 * words))
+    marks, counts = xp.empty(-(-n // 32), np.uint32), xp.empty(num_blocks, np.int32)
+    insert = "dedup_insert_i64" if keys.dtype == np.int64 else "dedup_insert_u32"
+    backend.launch(insert, n, keys, rows, where, num_tables, heads, slots, n)
+    # A block is worth many items: the launch is told their number, not the blocks'.
+    blocks = (words, num_blocks, n)
+    backend.launch("dedup_count", n, slots, heads, marks, counts, *blocks)
+    total = starts[num_tables:]
+    backend.launch("dedup_number", n, slots, heads, marks, counts, first, total, *blocks)
+    told = (slots, heads, rows, first, where, slots, starts, num_tables, n)
+    backend.launch("dedup_inverse", n, *told)
+    on_host = backend.to_host(starts)
+    return Distinct(slots, first[: int(on_host[-1])], on_host)
+
+
+def unique(backend: Backend, keys: Array) -> Unique:
+    """Finds the distinct keys of one table. The result never depends on thread timing.
+
+    Args:
+      keys: (n,) int64.
+
+    Raises:
+      ValueError: more than 2**30 keys.
+    """
+    inverse, first, _ = dedup(backend, keys, (0, keys.size))
+    words = gather_rows(backend, keys.view(np.uint32).reshape(-1, 2), first)
+    return Unique(words.reshape(-1).view(np.int64), inverse)
+
+
+def group(
+    backend: Backend,
+    labels: Array,
+    begin: Sequence[int] | np.ndarray,
+    starts: Sequence[int] | np.ndarray,
+) -> Groups:
+    """Lists the items of each label, ascending within a group. It waits for nothing.
+
+    Args:
+      labels: (n,) int32; those of table t are in [starts[t], starts[t + 1]).
+      begin: (T + 1,), where the items of each table start.
+      starts: (T + 1,), where the labels of each table start.
+    """
+    xp = backend.xp
+    n = labels.size
+    begin, starts = np.asarray(begin, np.int64), np.asarray(starts, np.int64)
+    num_groups = int(starts[-1])
+    if n == 0:
+        offsets, order = xp.zeros(num_groups + 1, np.int64), xp.empty(0, np.int32)
+    elif backend.name == "cuda":
+        order = xp.argsort(labels, kind="stable")
+        # Not bincount: it waits for the GPU, and keeps a count of every label for each block.
+        bounds = xp.arange(num_groups + 1, dtype=np.int32)
+        offsets, order = xp.searchsorted(labels[order], bounds), order.astype(np.int32)
+    else:
+        offsets, order = xp.empty(num_groups + 1, np.int64), xp.empty(n, np.int32)
+        num_tasks = max(1, min(backend.num_threads, n // _BLOCK))
+        tables = (begin, starts, offsets, order, len(begin) - 1, num_tasks)
+        backend.launch("group_items", n, labels, *tables)
+    return Groups(offsets, order, labels, begin, starts)
+
+
+def segment_sums(backend: Backend, groups: Groups, terms: Sequence[Terms]) -> list[Array]:
+    """Sums the rows of each group, in ascending order of its items. It waits for nothing.
+
+    Sums go in pieces of 32 items: a long sum is as exact as a short one and held by no single
+    thread, and its bits do not depend on the processor or the number of threads.
+
+    Args:
+      groups: of T tables.
+      terms: what each table sums.
+
+    Returns:
+      One (groups of the table, dim) float32 array for each table; a group without items is zeros.
+    """
+    begin, starts = groups.begin.tolist(), groups.starts.tolist()
+    outs, summing, adding = [], [], []
+    scratch_ends = [0]
+    for t, term in enumerate(terms):
+        num_pieces = (begin[t + 1] - begin[t]) // _PIECE
+        # Rounded up: each table's pieces begin where four columns can be moved at a time.
+        scratch_ends.append(scratch_ends[-1] + -(-num_pieces * term.source.shape[1] // 4) * 4)
+    scratch = backend.xp.empty(scratch_ends[-1], np.float32)
+    for t, (source, index, weights, out) in enumerate(terms):
+        num_items, num_groups = begin[t + 1] - begin[t], starts[t + 1] - starts[t]
+        dim = source.shape[1]
+        outs.append(result_rows(backend, out, (num_groups, dim)))
+        if num_groups == 0:
+            continue
+        arguments = (
+            *(source, dim, index, weights, groups.offsets, groups.order, groups.labels),
+            *(starts[t], num_groups, begin[t], num_items),
+            *(
+                scratch[scratch_ends[t] : scratch_ends[t + 1]] if num_items >= _PIECE else None,
+                outs[-1],
+            ),
+        )
+        # A few groups may have many items: the work is worth as many threads as there are items.
+        summing.append(Part(max(num_groups, num_items), arguments))
+        if num_items > _PIECE:
+            adding.append(Part(num_items, arguments))
+    backend.joined("segment_sums", summing)()
+    backend.joined("segment_add_pieces", adding)()
+    return outs
+
+
+def segment_sum(
+    backend: Backend,
+    rows: Array,
+    inverse: Array,
+    num_unique: int,
+    out: Array | None = None,
+    index: Array | None = None,
+    weights: Array | None = None,
+) -> Array:
+    """Sums `rows[j]` over the items j with `inverse[j] == u`, in ascending order, for every u.
+
+    Args:
+      backend: where the arrays live.
+      rows: (n, dim) float32; (m, dim) with an index.
+      inverse: (n,) int32, each in [0, num_unique).
+      num_unique: u.
+      out: (u, dim) float32, C-contiguous, to write into; None: a new array.
+      index, weights: `rows` and `weights` of `Terms`.
+
+    Returns:
+      (u, dim) float32; a row that no item belongs to is zeros.
+
+    Raises:
+      ValueError: shapes that do not fit.
+      TypeError: a dtype.
+    """
+    rows = checked_rows(backend, "rows", rows)
+    inverse = checked_labels(backend, inverse)
+    if index is None and len(rows) != len(inverse):
+        raise ValueError(
+            "`rows` and `inverse` must be equally long. "
+            f"Received: rows {rows.shape}, inverse {inverse.shape}."
+        )
+    groups = group(backend, inverse, (0, len(inverse)), (0, num_unique))
+    return segment_sums(backend, groups, [Terms(rows, index, weights, out)])[0]
+
+
+def result_rows(backend: Backend, out: Array | None, shape: tuple[int, int]) -> Array:
+    """Returns `out`, or a new array if it is None, for float32 rows.
+
+    Raises:
+      ValueError: it is no C-contiguous float32 array of this shape.
+    """
+    if out is None:
+        return backend.xp.empty(shape, dtype=np.float32)
+    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise ValueError(
+            f"`out` must be a C-contiguous float32 array of shape {shape}. "
+            f"Received: {out.dtype}, shape {out.shape}, strides {out.strides}."
+        )
+    return out
+
+
+def checked_rows(backend: Backend, name: str, array: Array) -> Array:
+    """Returns float32 rows as a C-contiguous array. Raises TypeError, ValueError: they are none."""
+    if array.dtype != np.float32:
+        raise TypeError(f"`{name}` must be float32. Received: {array.dtype}.")
+    if array.ndim != 2:
+        raise ValueError(f"`{name}` must have two dimensions. Received: shape {array.shape}.")
+    return backend.xp.ascontiguousarray(array)
+
+
+def checked_labels(backend: Backend, inverse: Array) -> Array:
+    """Returns int32 labels as a C-contiguous array. Raises TypeError, ValueError: they are none."""
+    if inverse.dtype != np.int32:
+        raise TypeError(f"`inverse` must be int32. Received: {inverse.dtype}.")
+    if inverse.ndim != 1:
+        raise ValueError(f"`inverse` must have one dimension. Received: shape {inverse.shape}.")
+    return backend.xp.ascontiguousarray(inverse)
+
+
+def last_of_each(backend: Backend, inverse: Array, num_unique: int) -> Array:
+    """Returns the last item of every distinct key, (num_unique,) int32."""
+    last = backend.xp.full(num_unique, -1, np.int32)
+    backend.launch("last_occurrence", inverse.size, inverse, last, inverse.size)
+    return last
+
+
+def gather_rows(backend: Backend, x: Array, index: Array) -> Array:
+    """Returns `x[index]` for rows of 16- or 32-bit elements.
+
+    Args:
+      x: (m, dim), C-contiguous.
+      index: (n,) int32, each in [0, m).
+
+    Returns:
+      (n, dim) of x's dtype.
+    """
+    out = backend.xp.empty((index.size, x.shape[1]), x.dtype)
+    suffix, words = as_words(x)
+    _, out_words = as_words(out)
+    backend.launch(
+        f"dense_gather_{suffix}", index.size, words, x.shape[1], index, out_words, index.size
+    )
+    return out

@@ -1,0 +1,142 @@
+"""Tensors of several tables become one and come apart again, in graphs and without."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_lite.backend import get_backend
+from sok_lite.host_call import on_device
+from sok_lite.joined import (
+    Room,
+    as_int64,
+    cut,
+    cut_rows,
+    from_int64,
+    join,
+    joined_rows,
+    joined_tensor,
+    pieces,
+    rows_of,
+    shapes_of,
+)
+from sok_lite.tensor import to_tensor
+
+CPU = get_backend("cpu")
+SHAPES = [(5, 3), (0, 7), (16, 1), (1, 16), (33, 20), (0, 16), (4, 4), (7, 64)]
+
+
+def address(tensor):
+    return np.asarray(tensor).ctypes.data
+
+
+def numbered(shapes):
+    """A different number in every element of arrays of these shapes."""
+    starts = np.cumsum([0, *(rows * dim for rows, dim in shapes)])
+    return [
+        np.arange(start, start + rows * dim, dtype=np.float32).reshape(rows, dim)
+        for start, (rows, dim) in zip(starts[:-1], shapes, strict=True)
+    ]
+
+
+def filled_room(shapes):
+    room = Room(CPU)
+    arrays = room(shapes)
+    whole = room.whole
+    whole.fill(np.nan)  # between the results
+    for array, values in zip(arrays, numbered(shapes), strict=True):
+        array[...] = values
+    return to_tensor(whole, tf.float32, CPU), arrays
+
+
+@pytest.mark.parametrize("lengths_are", [np.array, tf.constant], ids=["known", "a tensor"])
+@pytest.mark.parametrize("count", [1, 2, len(SHAPES)])
+def test_results_in_one_room_come_apart(count, lengths_are, mode):
+    for first in range(len(SHAPES) - count + 1):
+        shapes = SHAPES[first : first + count]
+        dims = [dim for _, dim in shapes]
+        lengths = lengths_are(np.array([rows for rows, _ in shapes], np.int64))
+        joined, _ = filled_room(shapes)
+        results = mode(lambda j=joined, n=lengths, d=dims: cut_rows(j, n, d))()
+        for result, values in zip(results, numbered(shapes), strict=True):
+            np.testing.assert_array_equal(result, values)
+
+
+def test_whole_lines_are_cut_without_a_copy(mode):
+    shapes = [(3, 16), (5, 32), (8, 4), (16, 3)]
+    joined, arrays = filled_room(shapes)
+    lengths = np.array([rows for rows, _ in shapes])
+    for known in (lengths, tf.constant(lengths)):
+        results = mode(lambda n=known: cut_rows(joined, n, [dim for _, dim in shapes]))()
+        for result, array in zip(results, arrays, strict=True):
+            assert address(result) == array.ctypes.data
+
+
+def test_every_result_begins_on_a_line():
+    _, arrays = filled_room(SHAPES)
+    assert all(array.ctypes.data % 64 == 0 for array in arrays if array.size)
+
+
+@pytest.mark.parametrize("signature", [None, [tf.TensorSpec([None]), tf.TensorSpec([None, None])]])
+def test_shapes_are_told_whether_known_or_not(signature):
+    tensors = [tf.zeros([5]), tf.zeros([0, 3])]
+    found = tf.function(lambda *x: shapes_of(x), input_signature=signature)(*tensors)
+    np.testing.assert_array_equal(found, [5, 0, 3])
+    known = shapes_of(tensors)
+    assert isinstance(known, np.ndarray)
+    assert known.dtype == np.int64
+    np.testing.assert_array_equal(known, [5, 0, 3])
+
+
+def test_keys_are_joined_and_come_apart(mode):
+    keys = [
+        tf.constant([-1, 2**31 - 1], tf.int32),
+        tf.constant([2**64 - 1, 2**63, 0], tf.uint64),
+        tf.zeros([0], tf.int64),
+        tf.constant([-(2**63), 2**63 - 1], tf.int64),
+    ]
+    joined = mode(lambda: join([as_int64(each) for each in keys]))()
+    expected = [-1, 2**31 - 1, -1, -(2**63), 0, -(2**63), 2**63 - 1]
+    np.testing.assert_array_equal(joined, expected)
+    parts = mode(lambda: cut(joined, np.array([2, 3, 0, 2]), 4))()
+    views = pieces(joined.numpy(), [2, 3, 0, 2])
+    for part, view, original in zip(parts, views, keys, strict=True):
+        np.testing.assert_array_equal(part, view)
+        np.testing.assert_array_equal(from_int64(part, original.dtype), original)
+
+
+def test_arrays_leave_as_one_tensor():
+    for lengths in ([3], [2, 0, 5]):
+        arrays = pieces(np.arange(sum(lengths)), lengths)
+        whole = joined_tensor(arrays, tf.int64, CPU)
+        np.testing.assert_array_equal(whole, np.arange(sum(lengths)))
+
+
+def test_rows_cross_to_a_cpu_where_they_lie():
+    tensors = [tf.constant(values) for values in numbered([(3, 4), (2, 5)])]
+    arrays = rows_of(joined_rows(tensors, CPU), [], CPU)
+    assert [array.ctypes.data for array in arrays] == [address(tensor) for tensor in tensors]
+
+
+@pytest.mark.parametrize("count", [1, len(SHAPES)])
+def test_rows_cross_to_a_gpu_as_one(play, count):
+    backend, shapes = play.backend, SHAPES[:count]
+    crossing = joined_rows([tf.constant(values) for values in numbered(shapes)], backend)
+    assert len(crossing) == 1
+
+    def back():
+        return [backend.to_host(array) for array in rows_of(crossing, shapes, backend)]
+
+    for array, values in zip(on_device(backend, back), numbered(shapes), strict=True):
+        np.testing.assert_array_equal(array, values)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_arrays_leave_a_gpu_as_one_tensor(play, count):
+    backend = play.backend
+
+    def leave():
+        arrays = [backend.from_host(np.arange(k, dtype=np.int64)) for k in (3, 0, 4)[:count]]
+        return joined_tensor(arrays, tf.int64, backend)
+
+    expected = np.concatenate([np.arange(k) for k in (3, 0, 4)[:count]])
+    np.testing.assert_array_equal(on_device(backend, leave), expected)
