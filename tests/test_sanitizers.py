@@ -258,7 +258,7 @@ def test_a_race_in_the_eviction_protocol_is_found(changes, tmp_path):
     ids=["no stamp", "no second look", "claim", "key first"],
 )
 def test_a_wrong_eviction_protocol_is_found_by_its_facts(changes, tmp_path):
-    """Without a sanitizer: the facts alone must tell, or a row number that no kernel can survive."""
+    """Without a sanitizer: the facts must tell, or a row number that no kernel survives."""
     library = eviction_library(tmp_path, changes, COMMON)
     for _ in range(5):  # threads may happen to keep out of each other's way
         done = run_job("evictions", library, Sanitizer([], [], {}))
