@@ -258,6 +258,9 @@ def test_sums_go_into_memory_that_is_given(backend):
         np.testing.assert_array_equal(backend.to_host(out), sums)
     with pytest.raises(ValueError, match="`out` must be a C-contiguous float32 array of shape"):
         segment_sums(backend, groups, [given[0], given[1], given[2]._replace(out=outs[1])])
+    for wrong in (given[0]._replace(source=given[0].source[1:]), given[2]._replace(rows=None)):
+        with pytest.raises(ValueError, match="Without `rows` a table sums one row for each of its"):
+            segment_sums(backend, groups, [wrong, *given[1:]])
 
 
 @pytest.mark.parametrize("num_tables", [1, 26, 300])
