@@ -183,7 +183,8 @@ def segment_sums(backend: Backend, groups: Groups, terms: Sequence[Terms]) -> li
       One (groups of the table, dim) float32 array for each table; a group without items is zeros.
 
     Raises:
-      ValueError: without `rows`, other than one row an item, or weights; an `out` that does not fit.
+      ValueError: without `rows` other than one row an item, or weights; an `out` of another
+        shape or dtype.
     """
     begin, starts = groups.begin.tolist(), groups.starts.tolist()
     outs, summing, adding = [], [], []
