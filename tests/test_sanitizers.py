@@ -7,6 +7,7 @@ tests/eviction_facts.py find what no sanitizer could: a protocol that is wrong w
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -177,7 +178,9 @@ def test_a_race_of_the_worker_threads_is_found(old, new, tmp_path):
 # Between looking for a victim and taking it other threads have their turn, and between two steps of
 # filling a slot: what may go wrong then does. By itself that must do no harm.
 SLOW = {
-    '#include "hash.cuh"\n': '#include <sched.h>\n#include <unistd.h>\n#include "hash.cuh"\n',
+    '#include "hkv/hkv.cuh"\n': (
+        '#include <sched.h>\n#include <unistd.h>\n#include "hkv/hkv.cuh"\n'
+    ),
     "  u64 best = sok_tile_min(lowest);": "  sched_yield();\n  u64 best = sok_tile_min(lowest);",
     "        i64 seen = 0;\n": "        i64 seen = 0;\n        sched_yield();\n",
     "    table.slots[slot].row = SOK_ABSENT;\n    sok_store(&table.slots[slot].stamp": (
@@ -221,7 +224,7 @@ def eviction_library(folder, changes, flags):
     changed.write_text(text)
     library = folder / "changed.so"
     kernels = sources.kernel_folder()
-    others = [kernels / name for name in ("rows.cu", "segments.cu", "combine.cu")]
+    others = [kernels / name for name in ("rows.cu", "segments.cu", "combine.cu", "lookup.cu")]
     defines = [f"-D{name}={value}" for name, value in tunables.kernel_defines().items()]
     inputs = [part for path in (changed, *others) for part in ("-x", "c++", str(path))]
     subprocess.run(
@@ -255,11 +258,12 @@ def test_a_race_in_the_eviction_protocol_is_found(changes, tmp_path):
     ids=["no stamp", "no second look", "claim", "key first"],
 )
 def test_a_wrong_eviction_protocol_is_found_by_its_facts(changes, tmp_path):
-    """Without a sanitizer: the facts alone must tell."""
+    """Without a sanitizer: the facts alone must tell, or a row number that no kernel can survive."""
     library = eviction_library(tmp_path, changes, COMMON)
     for _ in range(5):  # threads may happen to keep out of each other's way
         done = run_job("evictions", library, Sanitizer([], [], {}))
         if done.returncode:
             break
-    assert done.returncode == 1, done.stderr[-3000:]
-    assert "AssertionError" in done.stderr and "eviction_facts.py" in done.stderr
+    if done.returncode != -signal.SIGSEGV:
+        assert done.returncode == 1, done.stderr[-3000:]
+        assert "AssertionError" in done.stderr and "eviction_facts.py" in done.stderr
