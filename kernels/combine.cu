@@ -67,6 +67,51 @@ SOK_ROW_KERNEL(combine_bf16)
 }
 SOK_EXPORT(combine_bf16)
 
+// Pools rows of a store by their numbers.
+template <class T, bool kWeighted>
+SOK_DEVICE void pool_rows(const SokShare share, const StoredItems<T, kWeighted> items,
+                          const i64* row_splits, i64 combiner, f32* out, i64* counts, i64 n,
+                          i64 num_rows) {
+  const i64 dim = items.dim;
+  const bool in_quads = sums_quads(dim, (const T*)nullptr, out);
+  i64 wrong = 0;
+  SOK_FOR_EACH(b, num_rows) {
+    wrong += !splits_fit(row_splits[b], row_splits[b + 1], b, num_rows, n);
+  }
+  sok_count(counts + 2, wrong);
+  SOK_FOR_EACH_ROW_OF_WORDS(b, num_rows, in_quads ? dim / 4 : dim) {
+    // Within the items, whatever the splits say: what comes of wrong ones nobody sees.
+    const i64 from = row_splits[b], to = row_splits[b + 1];
+    const i64 begin = from < 0 ? 0 : from, end = to > n ? n : to;
+    sum_group(items, begin, end, combiner, in_quads, b_lanes, out + b * dim);
+  }
+}
+// pool_<T>: pools rows of a store by their numbers; an absent one counts as zeros.
+//
+// rows        (n,)
+// row_splits  (num_rows + 1,)  from 0 to n, ascending; rows whose splits do not fit are counted
+// weights     (n,)             null: all 1
+// combiner    see pooling.cuh
+// out         (num_rows, dim)  out
+// counts      (3,)             the last grows by the row splits that do not fit
+#define SOK_POOL(T)                                                                          \
+  SOK_ROW_KERNEL(pool_##T)                                                                   \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,             \
+   const i64* row_splits, const f32* weights, i64 combiner, f32* out, i64* counts, i64 n,    \
+   i64 num_rows) {                                                                           \
+    if (weights)                                                                             \
+      pool_rows(share, StoredItems<T, true>{chunks, shift, dim, rows, weights}, row_splits,  \
+                combiner, out, counts, n, num_rows);                                         \
+    else                                                                                     \
+      pool_rows(share, StoredItems<T, false>{chunks, shift, dim, rows, nullptr}, row_splits, \
+                combiner, out, counts, n, num_rows);                                         \
+  }                                                                                          \
+  SOK_EXPORT(pool_##T)
+
+SOK_POOL(f32)
+SOK_POOL(f16)
+SOK_POOL(bf16)
+
 // Pools the rows anew that have an item whose key was missing.
 template <class T, bool kWeighted>
 SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeighted>& items,
@@ -80,46 +125,34 @@ SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeigh
     if (was_missing) sum_group(items, begin, end, combiner, in_quads, b_lanes, out + b * dim);
   }
 }
-template <class T>
-SOK_DEVICE void pool_again_of(const SokShare share, const u64* chunks, i64 shift, i64 dim,
-                              const u32* rows, const i32* number, const u8* values,
-                              const i64* row_splits, const f32* weights, i64 combiner, f32* out,
-                              i64 num_rows) {
-  if (weights)
-    pool_rows_again(
-        share,
-        GivenItems<T, true>{
-            {chunks, shift, dim, rows, weights}, number, (const T*)values, dim, weights},
-        row_splits, combiner, out, num_rows);
-  else
-    pool_rows_again(
-        share,
-        GivenItems<T, false>{
-            {chunks, shift, dim, rows, nullptr}, number, (const T*)values, dim, nullptr},
-        row_splits, combiner, out, num_rows);
-}
-
-// Pools rows of a store as find_and_pool does (lookup.cu), those alone that have an item whose key
+// pool_again_<T>: pools rows of a store as pool_<T> does, those alone that have an item whose key
 // was missing.
 //
 // rows    (n,)  row number of each item, or absent
 // number  (n,)  which of `values` a missing key gives that has no row; -1: it was not missing
-// values        (k, dim) elements of the format; null: zeros
-SOK_ROW_KERNEL(pool_again)
-(const SokShare share, const u64* chunks, i64 shift, i64 dim, i64 format, const u32* rows,
- const i32* number, const u8* values, const i64* row_splits, const f32* weights, i64 combiner,
- f32* out, i64 num_rows) {
-  if (format == SOK_F32)
-    pool_again_of<f32>(share, chunks, shift, dim, rows, number, values, row_splits, weights,
-                       combiner, out, num_rows);
-  else if (format == SOK_F16)
-    pool_again_of<f16>(share, chunks, shift, dim, rows, number, values, row_splits, weights,
-                       combiner, out, num_rows);
-  else
-    pool_again_of<bf16>(share, chunks, shift, dim, rows, number, values, row_splits, weights,
-                        combiner, out, num_rows);
-}
-SOK_EXPORT(pool_again)
+// values        (k, dim) elements of T; null: zeros
+#define SOK_POOL_AGAIN(T)                                                                         \
+  SOK_ROW_KERNEL(pool_again_##T)                                                                  \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,                  \
+   const i32* number, const u8* values, const i64* row_splits, const f32* weights, i64 combiner,  \
+   f32* out, i64 num_rows) {                                                                      \
+    const T* given = (const T*)values;                                                            \
+    if (weights)                                                                                  \
+      pool_rows_again(                                                                            \
+          share,                                                                                  \
+          GivenItems<T, true>{{chunks, shift, dim, rows, weights}, number, given, dim, weights},  \
+          row_splits, combiner, out, num_rows);                                                   \
+    else                                                                                          \
+      pool_rows_again(                                                                            \
+          share,                                                                                  \
+          GivenItems<T, false>{{chunks, shift, dim, rows, nullptr}, number, given, dim, nullptr}, \
+          row_splits, combiner, out, num_rows);                                                   \
+  }                                                                                               \
+  SOK_EXPORT(pool_again_##T)
+
+SOK_POOL_AGAIN(f32)
+SOK_POOL_AGAIN(f16)
+SOK_POOL_AGAIN(bf16)
 
 // The row of every item, and what the gradient of its row is multiplied by for it.
 //

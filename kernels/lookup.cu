@@ -116,33 +116,32 @@ SOK_TILE_KERNEL(find)
 }
 SOK_EXPORT(find)
 
+#ifndef __CUDACC__
 // Finds the keys of ragged rows and pools their rows.
 template <class Items>
 SOK_DEVICE void find_and_pool_rows(const SokShare share, const Search& search, const Items& items,
-                                   const i64* row_splits, i64 combiner, bool in_quads, u32* rows,
-                                   f32* out, Tally* tally, i64 num_rows) {
+                                   const i64* row_splits, i64 combiner, u32* rows, f32* out,
+                                   Tally* tally, i64 num_rows) {
   const i64 dim = items.dim;
   i64 known = -1;
-  SOK_FOR_EACH_ROW_OF_TILES(b, num_rows, in_quads ? dim / 4 : dim) {
+  SOK_FOR_EACH(b, num_rows) {
     const i64 begin = row_splits[b], end = row_splits[b + 1];
-    if (begin < 0 || begin > end || end > search.n || (b == 0 && begin != 0) ||
-        (b == num_rows - 1 && end != search.n)) {
-      tally->wrong += SOK_IS_FIRST_WORD(b);
+    if (!splits_fit(begin, end, b, num_rows, search.n)) {
+      ++tally->wrong;
       continue;
     }
     // Keys are looked for some items ahead of the sums, which then find the memory of the rows.
-    i64 most = SOK_AHEAD > 0 ? row_splits[b_end] : end;
+    i64 most = row_splits[b_end];
     if (most < end || most > search.n) most = end;  // they are wrong
     const i64 to = most - end < SOK_AHEAD ? most : end + SOK_AHEAD;
-    SOK_FOR_EACH_ITEM_OF_ROW(j, b, SOK_AHEAD > 0 && known > begin ? known : begin, to) {
+    for (i64 j = known > begin ? known : begin; j < to; ++j) {
       search_ahead(search, j);
       const u32 row = search_for(search, j, tally);
-      if (sok_is_leader()) rows[j] = row;
+      rows[j] = row;
       if (row != SOK_ABSENT) prefetch_source(item_row_of(items, row), dim);
     }
     known = to;
-    sok_meet(b_lanes);
-    sum_group(items, begin, end, combiner, in_quads, b_lanes, out + b * dim);
+    sum_group(items, begin, end, combiner, false, SokLanes{}, out + b * dim);
   }
 }
 
@@ -151,16 +150,16 @@ SOK_DEVICE void find_and_pool_rows_of(const SokShare share, const Search& search
                                       i64 shift, i64 dim, const i64* row_splits, const f32* weights,
                                       i64 combiner, u32* rows, f32* out, Tally* tally,
                                       i64 num_rows) {
-  const bool in_quads = sums_quads(dim, (const T*)nullptr, out);
   if (weights)
     find_and_pool_rows(share, search, StoredItems<T, true>{chunks, shift, dim, rows, weights},
-                       row_splits, combiner, in_quads, rows, out, tally, num_rows);
+                       row_splits, combiner, rows, out, tally, num_rows);
   else
     find_and_pool_rows(share, search, StoredItems<T, false>{chunks, shift, dim, rows, nullptr},
-                       row_splits, combiner, in_quads, rows, out, tally, num_rows);
+                       row_splits, combiner, rows, out, tally, num_rows);
 }
 
-// Finds keys as `find` does and pools their rows over ragged rows; a missing key counts as zeros.
+// Does what `find` and `pool` do (combine.cu), on a CPU: a key is looked for while the row of an
+// earlier one comes. On a GPU the two at once would take three times the registers.
 //
 // format      of the rows, see rows.cuh
 // row_splits  (num_rows + 1,)  from 0 to n, ascending; rows whose splits do not fit are counted
@@ -170,9 +169,9 @@ SOK_DEVICE void find_and_pool_rows_of(const SokShare share, const Search& search
 // counts      (3,)             as of `find`; the last by row splits that do not fit
 SOK_ROW_KERNEL(find_and_pool)
 (const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
- i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, u8* heat, i64 warms, const u64* chunks,
- i64 shift, i64 dim, i64 format, const i64* keys, const i64* row_splits, const f32* weights,
- i64 combiner, u32* rows, f32* out, i64* counts, i64 n, i64 num_rows) {
+ i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, u8* heat, i64 warms, const i64* keys,
+ const u64* chunks, i64 shift, i64 dim, i64 format, u32* rows, const i64* row_splits,
+ const f32* weights, i64 combiner, f32* out, i64* counts, i64 n, i64 num_rows) {
   const Search search{hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key),
                       stamp,
                       strategy,
@@ -197,3 +196,4 @@ SOK_ROW_KERNEL(find_and_pool)
   sok_count(counts + 2, tally.wrong);
 }
 SOK_EXPORT(find_and_pool)
+#endif

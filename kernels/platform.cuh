@@ -60,6 +60,8 @@ struct alignas(kWidth * sizeof(T)) SokColumns {
 #ifndef SOK_ROW_LANES
 #define SOK_ROW_LANES 32
 #endif
+// In front of a loop that takes too many registers where it is unrolled.
+#define SOK_ONE_BY_ONE _Pragma("unroll 1")
 // Items that a thread handles together, and how many rows ahead it asks for: hiding the latency of
 // memory is the hardware's work here.
 #define SOK_BLOCK 1
@@ -79,9 +81,9 @@ struct SokShare {
 #define SOK_FOR_EACH(i, n) for (i64 i = share.thread; i < (n); i += share.num_threads)
 #define SOK_FOR_EACH_BLOCK(first, count, n) \
   for (i64 first = share.thread, count = 1; first < (n); first += share.num_threads)
-#define SOK_FOR_EACH_ROW(r, n)                                          \
-  const SokLanes r##_lanes{threadIdx.x % SOK_ROW_LANES, SOK_ROW_LANES}; \
-  (void)r##_lanes;                                                      \
+#define SOK_FOR_EACH_ROW(r, n)                         \
+  const SokLanes r##_lanes = sok_lanes(SOK_ROW_LANES); \
+  (void)r##_lanes;                                     \
   for (i64 r = share.thread / SOK_ROW_LANES; r < (n); r += share.num_threads / SOK_ROW_LANES)
 #define SOK_FOR_EACH_COLUMN(c, dim) \
   for (i64 c = threadIdx.x % SOK_ROW_LANES; c < (dim); c += SOK_ROW_LANES)
@@ -139,21 +141,19 @@ template <class T>
 SOK_DEVICE bool sok_moves_quads(i64 dim, const T* dense) {
   return dim % 4 == 0 && (u64)dense % sizeof(SokColumns<T, 4>) == 0;
 }
-// Lanes that work on a row together: neighbours, a power of two of them.
+// Lanes that work on a row together: neighbours, 2^shift of them.
 struct SokLanes {
-  u32 lane, count;  // this one's number, and all of them
+  u32 lane, shift;  // this one's number
 };
 SOK_DEVICE SokLanes sok_lanes(i64 wanted) {
-  u32 count = 1;
-  while (count < 32 && count < wanted) count *= 2;
-  return SokLanes{threadIdx.x & (count - 1), count};
+  u32 shift = 0;
+  while (shift < 5 && (1 << shift) < wanted) ++shift;
+  return SokLanes{threadIdx.x & ((1u << shift) - 1u), shift};
 }
 SOK_DEVICE u32 sok_mask(const SokLanes& lanes) {
-  const u32 first = threadIdx.x & 31u & ~(lanes.count - 1u);
-  return (lanes.count == 32 ? ~0u : (1u << lanes.count) - 1u) << first;
+  const u32 count = 1u << lanes.shift, first = threadIdx.x & 31u & ~(count - 1u);
+  return (lanes.shift == 5 ? ~0u : (1u << count) - 1u) << first;
 }
-// What the lanes of a row have written, all of them can read.
-SOK_DEVICE void sok_meet(const SokLanes& lanes) { __syncwarp(sok_mask(lanes)); }
 // Whether it is so for one of the lanes, told to the first of them.
 SOK_DEVICE bool sok_is_of_row(const SokLanes& lanes, bool is) {
   const bool is_so = __ballot_sync(sok_mask(lanes), is) != 0;
@@ -162,19 +162,11 @@ SOK_DEVICE bool sok_is_of_row(const SokLanes& lanes, bool is) {
 // A row has as many lanes as words, up to a warp, rounded up to a power of two.
 #define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) \
   const SokLanes r##_lanes = sok_lanes(words); \
-  for (i64 r = share.thread / r##_lanes.count; r < (n); r += share.num_threads / r##_lanes.count)
+  for (i64 r = share.thread >> r##_lanes.shift; r < (n); r += share.num_threads >> r##_lanes.shift)
 #define SOK_FOR_EACH_WORD(w, lanes, words) \
-  for (i64 w = (lanes).lane; w < (words); w += (lanes).count)
+  for (i64 w = (lanes).lane; w < (words); w += 1u << (lanes).shift)
 #define SOK_FOR_EACH_WORD_OF_ROW(w, r, words) SOK_FOR_EACH_WORD(w, r##_lanes, words)
 #define SOK_IS_FIRST_WORD(r) (r##_lanes.lane == 0)
-// The same where lanes also search for keys: a row has whole tiles, and these share its items.
-#define SOK_FOR_EACH_ROW_OF_TILES(r, n, words)                                   \
-  const SokLanes r##_lanes = sok_lanes((words) < SOK_TILE ? SOK_TILE : (words)); \
-  for (i64 r = share.thread / r##_lanes.count, r##_end = (n); r < r##_end;       \
-       r += share.num_threads / r##_lanes.count)
-#define SOK_FOR_EACH_ITEM_OF_ROW(j, r, from, to) \
-  for (i64 j = (from) + r##_lanes.lane / SOK_TILE; j < (to); j += r##_lanes.count / SOK_TILE)
-
 // A tile is SOK_TILE neighbouring lanes of a warp. All of them walk through a kernel on one path,
 // since what they decide by is voted; one of them, the leader, writes.
 SOK_DEVICE u32 sok_tile_first_lane() { return threadIdx.x & 31u & ~(SOK_TILE - 1u); }
@@ -344,6 +336,7 @@ SOK_DEVICE f16 to_f16(f32 x) {
 #define SOK_DEVICE static inline __attribute__((always_inline))
 #define SOK_LONG_DEVICE SOK_DEVICE
 #define SOK_DEVICE_MEMBER inline __attribute__((always_inline))
+#define SOK_ONE_BY_ONE
 
 // One thread searches by itself. A larger tile walks through its lanes in turn, which tests the
 // arithmetic of tiles without a GPU.
@@ -410,7 +403,6 @@ SOK_DEVICE T sok_unless_nan(const T& x) {
   return x == x ? x : T{};
 }
 struct SokLanes {};
-SOK_DEVICE void sok_meet(const SokLanes&) {}
 SOK_DEVICE bool sok_is_of_row(const SokLanes&, bool is) { return is; }
 #define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) \
   const SokLanes r##_lanes{};                  \
@@ -419,8 +411,6 @@ SOK_DEVICE bool sok_is_of_row(const SokLanes&, bool is) { return is; }
 #define SOK_FOR_EACH_WORD(w, lanes, words) for (i64 w = 0; w < (words); ++w)
 #define SOK_FOR_EACH_WORD_OF_ROW(w, r, words) SOK_FOR_EACH_WORD(w, , words)
 #define SOK_IS_FIRST_WORD(r) true
-#define SOK_FOR_EACH_ROW_OF_TILES(r, n, words) SOK_FOR_EACH_ROW_OF_WORDS(r, n, words)
-#define SOK_FOR_EACH_ITEM_OF_ROW(j, r, from, to) for (i64 j = (from); j < (to); ++j)
 #define SOK_FOR_EACH_TILE_BLOCK(first, count, n) SOK_FOR_EACH_BLOCK(first, count, n)
 #define SOK_FOR_EACH_TILE_LATE(i, late, n)                                           \
   for (i64 i##_begin = sok_slice_begin(share, n), i##_end = sok_slice_end(share, n), \

@@ -107,6 +107,7 @@ template <class Vector, i64 kCount, class Items>
 SOK_DEVICE void sum_piece(const Items& items, i64 begin, i64 end, i64 first, Vector* out) {
   constexpr i64 kWidth = sizeof(Vector) / sizeof(f32);
   Vector sum[kCount] = {};
+  SOK_ONE_BY_ONE
   for (i64 k = begin; k < end; ++k) {
     const auto* __restrict__ from = item_row(items, k);
     const f32 weight = item_weight(items, k);
@@ -181,6 +182,12 @@ SOK_DEVICE const T* item_row(const GivenItems<T, kWeighted>& items, i64 k) {
 template <class T, bool kWeighted>
 SOK_DEVICE f32 item_weight(const GivenItems<T, kWeighted>& items, i64 k) {
   return item_weight(items.stored, k);
+}
+
+// Whether row splits of a row fit n items.
+SOK_DEVICE bool splits_fit(i64 begin, i64 end, i64 b, i64 num_rows, i64 n) {
+  return 0 <= begin && begin <= end && end <= n && (b > 0 || begin == 0) &&
+         (b < num_rows - 1 || end == n);
 }
 
 // Whether the lanes of a row take four columns at a time.

@@ -333,8 +333,9 @@ SOK_DEVICE void sum_pieces(const SokShare share, const Groups& groups, const Ite
         const i64 late = groups.first_item + r * kPiece - span.begin;
         if (late > 0) span.begin += (late + kPiece - 1) / kPiece * kPiece;
         if (is_one_piece || span.end - span.begin < kPiece) continue;
-        for (i64 k = span.begin + kPiece;
-             SOK_AHEAD > 0 && k < span.begin + 2 * kPiece && k < span.end; ++k)
+        // Two pieces ahead: the next alone takes less time than its memory.
+        for (i64 k = span.begin + 2 * kPiece;
+             SOK_AHEAD > 0 && k < span.begin + 3 * kPiece && k < items_end; ++k)
           prefetch_source(item_row(items, k), dim);
         span.end = span.begin + kPiece;
       }

@@ -102,6 +102,28 @@ class ScoredTable(DictTable):
         return len(held)
 
 
+def sum_in_pieces(terms):
+    """The float32 sum in pieces of 32, by the words of kernels/pooling.cuh: (n, dim) -> (dim,)."""
+    terms = terms.astype(np.float32)
+    zeros = np.zeros(terms.shape[1], np.float32)
+    pieces = []
+    for first in range(0, len(terms), 32):
+        piece = zeros.copy()
+        for term in terms[first : first + 32]:
+            piece += term
+        pieces.append(piece)
+    if len(pieces) <= 1:
+        return pieces[0] if pieces else zeros
+    total, lost = zeros, zeros
+    for piece in pieces:
+        piece = piece + lost
+        now = total + piece
+        added = now - total
+        lost = (total - (now - added)) + (piece - added)
+        total = now
+    return total + lost
+
+
 def unique(keys):
     """Distinct keys in order of first occurrence, and the inverse."""
     number = {}

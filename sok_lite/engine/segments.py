@@ -181,6 +181,10 @@ def segment_sums(backend: Backend, groups: Groups, terms: Sequence[Terms]) -> li
 
     Returns:
       One (groups of the table, dim) float32 array for each table; a group without items is zeros.
+
+    Raises:
+      ValueError: without `rows` other than one row an item, or weights; an `out` of another
+        shape or dtype.
     """
     begin, starts = groups.begin.tolist(), groups.starts.tolist()
     outs, summing, adding = [], [], []
@@ -193,6 +197,12 @@ def segment_sums(backend: Backend, groups: Groups, terms: Sequence[Terms]) -> li
     for t, (source, index, weights, out) in enumerate(terms):
         num_items, num_groups = begin[t + 1] - begin[t], starts[t + 1] - starts[t]
         dim = source.shape[1]
+        if index is None and (weights is not None or len(source) != num_items):
+            raise ValueError(
+                f"Without `rows` a table sums one row for each of its {num_items} items, without "
+                f"weights. Received: table {t} with {len(source)} rows"
+                f"{'' if weights is None else ' and weights'}. Give `rows`."
+            )
         outs.append(result_rows(backend, out, (num_groups, dim)))
         if num_groups == 0:
             continue

@@ -34,6 +34,11 @@ def sized(backend, usual, simulated):
     return simulated if is_simulated(backend) and not LONG else usual
 
 
+def on(backend, *arrays):
+    """Returns arrays of the backend; None stays None."""
+    return [None if array is None else backend.from_host(array) for array in arrays]
+
+
 def new_table(backend, dim=4, var_type="hbm", **options):
     return make_table(var_type, backend, dim, initializer=KeyInitializer(), **options)
 

@@ -1,4 +1,4 @@
-"""combine, its gradients and segment_sum against plain NumPy loops in float64."""
+"""combine and its gradients against plain NumPy loops in float64."""
 
 import math
 
@@ -14,7 +14,8 @@ from sok_lite.engine.combine import (
 )
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
 from sok_lite.engine.segments import segment_sum
-from tests.engine.helpers import sized
+from tests.engine.helpers import on, sized
+from tests.reference import sum_in_pieces
 
 COMBINERS = ["sum", "mean", "sqrtn"]
 
@@ -52,10 +53,6 @@ def a_batch(batch, most_ids, num_unique, dim, seed=0):
     source = rng.normal(size=(num_unique, dim)).astype(np.float32)
     weights = rng.uniform(0.1, 2, n).astype(np.float32)
     return source, inverse, row_splits, weights
-
-
-def on(backend, *arrays):
-    return [None if array is None else backend.from_host(array) for array in arrays]
 
 
 SIZES = [(0, 0), (1, 0), (1, 1), (1, 33), (31, 3), (33, 1), (1000, 10)]
@@ -155,38 +152,6 @@ def test_one_id_per_row_is_a_gather(backend, n):
         np.testing.assert_array_equal(backend.to_host(out), source[inverse])
 
 
-@pytest.mark.parametrize("n, num_unique", [(0, 0), (0, 3), (1, 1), (33, 7), (100_003, 500)])
-@pytest.mark.parametrize("dim", [1, 33, 64])
-def test_segment_sum(backend, n, num_unique, dim):
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(n, dim)).astype(np.float32)
-    # Zipf: most items belong to a few.
-    inverse = (rng.zipf(1.5, n) % max(num_unique, 1)).astype(np.int32)
-    expected = np.zeros((num_unique, dim))
-    np.add.at(expected, inverse, rows)
-    sums = segment_sum(backend, *on(backend, rows, inverse), num_unique)
-    assert sums.shape == (num_unique, dim)
-    # A float32 sum of 40,000 numbers of size 1, one after another.
-    np.testing.assert_allclose(backend.to_host(sums), expected, rtol=1e-4, atol=5e-3)
-
-
-@pytest.mark.parametrize("num_threads", [1, 2, 5])
-def test_sums_go_in_ascending_order_whatever_the_threads(backend, num_threads):
-    if backend.name == "cpu":
-        backend = CpuBackend(num_threads=num_threads)
-        backend.grain = 1
-    # Float addition is not associative: any other order gives other bits somewhere.
-    rng = np.random.default_rng(0)
-    n, num_unique = 20_000, 4000
-    rows = rng.normal(size=(n, 5)).astype(np.float32)
-    inverse = rng.integers(0, num_unique, n).astype(np.int32)
-    expected = np.zeros((num_unique, 5), np.float32)
-    for j in range(n):
-        expected[inverse[j]] += rows[j]
-    sums = segment_sum(backend, *on(backend, rows, inverse), num_unique)
-    np.testing.assert_array_equal(backend.to_host(sums), expected)
-
-
 # Around the pieces of 32 items, and long enough for a plain float32 sum to be wrong.
 LONG = [0, 1, 31, 32, 33, 1023, 1024, 1025, 32**3 + 1, 1_000_000]
 PIECE_ERROR = 32 * 2.0**-24  # of a float32 sum of 32 positive numbers, relative
@@ -264,28 +229,6 @@ def test_the_gradient_by_the_weights_of_a_long_row(backend, n, combiner):
     np.testing.assert_allclose(grads, expected, rtol=0, atol=4 * PIECE_ERROR * size)
 
 
-def in_pieces(terms):
-    """The float32 sum in pieces of 32, by the words of kernels/combine.cu: (n, dim) -> (dim,)."""
-    terms = terms.astype(np.float32)
-    zeros = np.zeros(terms.shape[1], np.float32)
-    pieces = []
-    for first in range(0, len(terms), 32):
-        piece = zeros.copy()
-        for term in terms[first : first + 32]:
-            piece += term
-        pieces.append(piece)
-    if len(pieces) <= 1:
-        return pieces[0] if pieces else zeros
-    total, lost = zeros, zeros
-    for piece in pieces:
-        piece = piece + lost
-        now = total + piece
-        added = now - total
-        lost = (total - (now - added)) + (piece - added)
-        total = now
-    return total + lost
-
-
 @pytest.mark.parametrize("dim", [1, 3, 4, 16, 21, 64])
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 def test_sums_go_in_pieces_in_one_order_whatever_the_threads(backend, num_threads, dim):
@@ -301,7 +244,7 @@ def test_sums_go_in_pieces_in_one_order_whatever_the_threads(backend, num_thread
     weights = rng.normal(size=n).astype(np.float32)
     out = combine(backend, *on(backend, source, inverse, row_splits, weights), "sum")
     terms = weights[:, None] * source[inverse]
-    expected = [in_pieces(part) for part in np.split(terms, row_splits[1:-1])]
+    expected = [sum_in_pieces(part) for part in np.split(terms, row_splits[1:-1])]
     np.testing.assert_array_equal(backend.to_host(out), expected)
     labels = np.repeat(np.arange(len(lengths)), lengths).astype(np.int32)
     shuffled = rng.permutation(n)
@@ -310,7 +253,7 @@ def test_sums_go_in_pieces_in_one_order_whatever_the_threads(backend, num_thread
     by_item = np.empty_like(labels)
     by_item[shuffled] = labels
     sums = segment_sum(backend, *on(backend, rows, by_item), len(lengths))
-    expected = [in_pieces(rows[by_item == label]) for label in range(len(lengths))]
+    expected = [sum_in_pieces(rows[by_item == label]) for label in range(len(lengths))]
     np.testing.assert_array_equal(backend.to_host(sums), expected)
 
 
@@ -335,24 +278,6 @@ def test_twenty_million_ones_are_twenty_million(backend):
         combine(backend, backend.from_host(one), inverse, row_splits, ones, "sum"),
     ):
         assert float(sums[0, 0]) == pytest.approx(total, rel=PIECE_ERROR)
-
-
-def test_infinities_and_nans_of_a_long_sum_stay_what_they_are(backend):
-    n = 100
-    for values, expected in [
-        ({50: np.inf}, np.inf),
-        ({50: -np.inf, 99: 3e38}, -np.inf),
-        ({0: np.inf, 99: -np.inf}, np.nan),
-        ({70: np.nan}, np.nan),
-        ({10: 3e38, 50: 3e38}, np.inf),
-        ({10: 3e38, 50: -3e38}, n - 2),
-    ]:
-        rows = np.ones((n, 1), np.float32)
-        for place, value in values.items():
-            rows[place] = value
-        sums = segment_sum(backend, *on(backend, rows, np.zeros(n, np.int32)), 1)
-        # Where numbers of 3e38 cancel, the others of their pieces are lost beside them.
-        np.testing.assert_allclose(backend.to_host(sums)[0, 0], expected, atol=62)
 
 
 def test_arrays_need_not_be_contiguous(backend):

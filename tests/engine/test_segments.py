@@ -1,4 +1,4 @@
-"""unique, group, last_of_each and gather_rows against plain Python."""
+"""Deduplication, groups and sums of rows, of one table and of many, against plain Python."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,23 @@ from hypothesis import strategies as st
 
 from sok_lite.backend import get_backend
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.engine.segments import gather_rows, group, last_of_each, unique
+from sok_lite.engine import segments
+from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.segments import (
+    Terms,
+    dedup,
+    gather_rows,
+    group,
+    last_of_each,
+    segment_sum,
+    segment_sums,
+    unique,
+)
 from tests import reference
+from tests.engine.helpers import on, sized
+from tests.reference import sum_in_pieces
+from tests.support.simt import device
+from tests.support.simt.backend import is_simulated
 
 SIZES = [0, 1, 31, 33, 1000, 100_003]
 
@@ -63,6 +78,263 @@ def test_group_is_the_same_for_any_number_of_threads():
         result = group(CpuBackend(num_threads=threads), labels, (0, labels.size), (0, 999))
         np.testing.assert_array_equal(result.offsets, expected.offsets)
         np.testing.assert_array_equal(result.order, expected.order)
+
+
+# ---- many tables
+
+
+def some_keys(sizes, distinct, seed=0):
+    """Keys of tables of these sizes, half of each table's of one key, and where each begins."""
+    rng = np.random.default_rng(seed)
+    begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    keys = rng.integers(0, distinct, begin[-1])
+    keys[rng.random(keys.size) < 0.5] = distinct // 2
+    return keys, begin
+
+
+def distinct_of(keys, begin, takes_part=None):
+    """The oracle of dedup: inverse, first, starts."""
+    inverse, first, starts = np.full(len(keys), -1), [], [0]
+    for table in range(len(begin) - 1):
+        number = {}
+        for item in range(begin[table], begin[table + 1]):
+            if takes_part is None or takes_part[item]:
+                if keys[item] not in number:
+                    number[keys[item]] = len(first)
+                    first.append(item)
+                inverse[item] = number[keys[item]]
+        starts.append(len(first))
+    return inverse, first, starts
+
+
+def assert_distinct(backend, result, expected):
+    inverse, first, starts = expected
+    assert result.inverse.dtype == result.first.dtype == np.int32
+    np.testing.assert_array_equal(backend.to_host(result.inverse), inverse)
+    np.testing.assert_array_equal(backend.to_host(result.first), first)
+    assert isinstance(result.starts, np.ndarray) and result.starts.tolist() == starts
+
+
+TABLES = {
+    "one": [33],
+    "none has items": [0, 0],
+    "empty ones": [0, 31, 0, 0, 1, 32, 0],
+    "one item each": [1] * 40,
+    "large beside small": [3, 1500, 2],
+    "forty": [7 * t % 65 for t in range(40)],
+}
+
+
+@pytest.mark.parametrize("distinct", [1, 10, 10_000])
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32])
+@pytest.mark.parametrize("sizes", TABLES.values(), ids=TABLES)
+def test_equal_keys_of_different_tables_are_different(backend, sizes, dtype, distinct):
+    keys, begin = some_keys(sizes, distinct)
+    keys = keys.astype(dtype)
+    result = dedup(backend, backend.from_host(keys), begin)
+    assert_distinct(backend, result, distinct_of(keys, begin))
+
+
+@pytest.mark.parametrize("part", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("sizes", TABLES.values(), ids=TABLES)
+def test_items_that_have_a_row_are_left_out(backend, sizes, part):
+    keys, begin = some_keys(sizes, 20)
+    takes_part = np.random.default_rng(1).random(keys.size) < part
+    rows = np.where(takes_part, np.uint32(ABSENT), np.uint32(7))
+    result = dedup(backend, *on(backend, keys), begin, *on(backend, rows))
+    assert_distinct(backend, result, distinct_of(keys, begin, takes_part))
+
+
+@pytest.mark.parametrize("n", [1023, 1024, 1025, 7000])
+@pytest.mark.parametrize("most", [1, 3, 4096])
+def test_first_occurrences_are_numbered_from_block_to_block(backend, monkeypatch, n, most):
+    monkeypatch.setattr(segments, "_MOST_BLOCKS", most)
+    keys, begin = some_keys([n // 3, n - n // 3], 2000)
+    assert_distinct(
+        backend, dedup(backend, backend.from_host(keys), begin), distinct_of(keys, begin)
+    )
+
+
+@given(st.lists(st.lists(st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1)), min_size=1))
+def test_any_tables_of_any_int64(tables):
+    backend = CpuBackend(num_threads=3)
+    backend.grain = 1
+    begin = np.concatenate([[0], np.cumsum([len(keys) for keys in tables])])
+    keys = np.array([key for table in tables for key in table], np.int64)
+    result = dedup(backend, keys, begin)
+    assert_distinct(backend, result, distinct_of(keys.tolist(), begin.tolist()))
+    groups = group(backend, result.inverse, begin, result.starts)
+    np.testing.assert_array_equal(groups.order, np.argsort(result.inverse, kind="stable"))
+
+
+def test_a_batch_that_item_numbers_cannot_address_is_refused(backend):
+    keys = np.broadcast_to(np.int64(0), (2**30 + 1,))
+    with pytest.raises(ValueError, match=r"at most 2\*\*30 keys. Received: 1073741825. Split it."):
+        dedup(backend, keys, (0, keys.size))
+
+
+def many_tables(sizes, distinct, dims, seed=0):
+    """Terms of tables, each with its own dim, without and with rows and weights; and the oracle.
+
+    Returns:
+      (inverse, begin, starts, terms, expected sums of each table).
+    """
+    rng = np.random.default_rng(seed)
+    keys, begin = some_keys(sizes, distinct, seed)
+    inverse, _, starts = distinct_of(keys, begin)
+    terms, expected = [], []
+    for t, n in enumerate(sizes):
+        dim, m = dims[t % len(dims)], max(1, n // 2)
+        source = rng.normal(size=(n if t % 3 == 0 else m, dim)).astype(np.float32)
+        rows = None if t % 3 == 0 else rng.integers(0, m, n).astype(np.int32)
+        weights = rng.normal(size=n).astype(np.float32) if t % 3 == 2 else None
+        terms.append(Terms(source, rows, weights))
+        added = source if rows is None else source[rows]
+        added = added if weights is None else weights[:, None] * added
+        numbers = inverse[begin[t] : begin[t + 1]]
+        order = np.argsort(numbers, kind="stable")
+        ends = np.cumsum(np.bincount(numbers - starts[t], minlength=starts[t + 1] - starts[t]))
+        sums = [sum_in_pieces(part) for part in np.split(added[order], ends[:-1])] if n else []
+        expected.append(np.array(sums, np.float32).reshape(-1, dim))
+    return inverse.astype(np.int32), begin, np.array(starts), terms, expected
+
+
+def assert_sums(backend, inverse, begin, starts, terms, expected):
+    groups = group(backend, backend.from_host(inverse), begin, starts)
+    given = [Terms(*on(backend, *term)) for term in terms]
+    for sums, wanted in zip(segment_sums(backend, groups, given), expected, strict=True):
+        assert sums.shape == wanted.shape and sums.dtype == np.float32
+        np.testing.assert_array_equal(backend.to_host(sums), wanted)
+
+
+@pytest.mark.parametrize("distinct", [1, 10, 10_000])
+@pytest.mark.parametrize("sizes", TABLES.values(), ids=TABLES)
+def test_sums_of_tables_of_any_size_and_dim(backend, sizes, distinct):
+    assert_sums(backend, *many_tables(sizes, distinct, dims=(4, 3, 16, 1, 21)))
+
+
+# Pieces begin anywhere in the 32 positions of a window; their groups end just before, at and just
+# behind where the next piece would begin.
+@pytest.mark.parametrize("lengths", [[31, 32, 33], [1, 64, 65, 63], [33] * 33, [97, 1, 1, 95, 40]])
+def test_pieces_wherever_they_begin(backend, lengths):
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.repeat(np.arange(len(lengths)), lengths)).astype(np.int32)
+    rows = rng.normal(size=(labels.size, 8)).astype(np.float32)
+    expected = [sum_in_pieces(rows[labels == g]) for g in range(len(lengths))]
+    sums = segment_sum(backend, *on(backend, rows, labels), len(lengths))
+    np.testing.assert_array_equal(backend.to_host(sums), expected)
+
+
+def test_groups_without_items_are_zeros(backend):
+    # The second table has labels and no items, as has the end of the third.
+    begin, starts = np.array([0, 40, 40, 42]), np.array([0, 3, 5, 9])
+    labels = np.array([2] * 39 + [0] + [6, 5], np.int32)
+    terms = [Terms(np.ones((n, 4), np.float32)) for n in (40, 0, 2)]
+    expected = [[[1], [0], [39]], [[0], [0]], [[1], [1], [0], [0]]]
+    wanted = [np.repeat(np.array(sums, np.float32), 4, axis=1) for sums in expected]
+    assert_sums(backend, labels, begin, starts, terms, wanted)
+
+
+@pytest.mark.parametrize("threads", range(1, 9))
+def test_many_tables_are_the_same_for_any_number_of_threads(backend, threads):
+    if backend.name == "cpu":
+        backend = CpuBackend(num_threads=threads)
+        backend.grain = 1
+    hot = sized(backend, 20_000, 500)
+    sizes = [hot, 0, 1, *(sized(backend, 31 * t, t) for t in range(36)), hot // 2]
+    keys, begin = some_keys(sizes, 300, seed=threads)
+    result = dedup(backend, backend.from_host(keys), begin)
+    assert_distinct(backend, result, distinct_of(keys, begin))
+    assert_sums(backend, *many_tables(sizes, 300, dims=(3, 16), seed=threads))
+
+
+def test_sums_go_into_memory_that_is_given(backend):
+    inverse, begin, starts, terms, expected = many_tables([40, 0, 70], 3, dims=(4, 3))
+    groups = group(backend, backend.from_host(inverse), begin, starts)
+    outs = [backend.xp.full(sums.shape, np.nan, np.float32) for sums in expected]
+    given = [Terms(*on(backend, *term[:3]), out) for term, out in zip(terms, outs, strict=True)]
+    assert all(a is b for a, b in zip(segment_sums(backend, groups, given), outs, strict=True))
+    for out, sums in zip(outs, expected, strict=True):
+        np.testing.assert_array_equal(backend.to_host(out), sums)
+    with pytest.raises(ValueError, match="`out` must be a C-contiguous float32 array of shape"):
+        segment_sums(backend, groups, [given[0], given[1], given[2]._replace(out=outs[1])])
+    for wrong in (given[0]._replace(source=given[0].source[1:]), given[2]._replace(rows=None)):
+        with pytest.raises(ValueError, match="Without `rows` a table sums one row for each of its"):
+            segment_sums(backend, groups, [wrong, *given[1:]])
+
+
+@pytest.mark.parametrize("num_tables", [1, 26, 300])
+def test_launches_and_waits_do_not_depend_on_the_number_of_tables(backend, monkeypatch, num_tables):
+    sizes = [40] * num_tables
+    inverse, begin, starts, terms, _ = many_tables(sizes, 3, dims=(4, 3))
+    labels, keys = on(backend, inverse, inverse.astype(np.int64))
+    given = [Terms(*on(backend, *term)) for term in terms]
+    launches, waits = [], []
+    joined, to_host = backend.joined, backend.to_host
+    monkeypatch.setattr(
+        backend, "joined", lambda kernel, parts: launches.append(kernel) or joined(kernel, parts)
+    )
+    monkeypatch.setattr(backend, "to_host", lambda x: waits.append(x) or to_host(x))
+    with device.counted() as counts:
+        dedup(backend, keys, begin)
+        assert (len(launches), len(waits)) == (4, 1)
+        segment_sums(backend, group(backend, labels, begin, starts), given)
+    assert (len(launches), len(waits)) == (7 if backend.name == "cpu" else 6, 1)
+    if is_simulated(backend):
+        assert (counts["kernels"], counts["waits"]) == (6, 1)
+
+
+# ---- one table
+
+
+@pytest.mark.parametrize("n, num_unique", [(0, 0), (0, 3), (1, 1), (33, 7), (100_003, 500)])
+@pytest.mark.parametrize("dim", [1, 33, 64])
+def test_segment_sum(backend, n, num_unique, dim):
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(n, dim)).astype(np.float32)
+    # Zipf: most items belong to a few.
+    inverse = (rng.zipf(1.5, n) % max(num_unique, 1)).astype(np.int32)
+    expected = np.zeros((num_unique, dim))
+    np.add.at(expected, inverse, rows)
+    sums = segment_sum(backend, *on(backend, rows, inverse), num_unique)
+    assert sums.shape == (num_unique, dim)
+    # A float32 sum of 40,000 numbers of size 1, one after another.
+    np.testing.assert_allclose(backend.to_host(sums), expected, rtol=1e-4, atol=5e-3)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_sums_go_in_ascending_order_whatever_the_threads(backend, num_threads):
+    if backend.name == "cpu":
+        backend = CpuBackend(num_threads=num_threads)
+        backend.grain = 1
+    # Float addition is not associative: any other order gives other bits somewhere.
+    rng = np.random.default_rng(0)
+    n, num_unique = 20_000, 4000
+    rows = rng.normal(size=(n, 5)).astype(np.float32)
+    inverse = rng.integers(0, num_unique, n).astype(np.int32)
+    expected = np.zeros((num_unique, 5), np.float32)
+    for j in range(n):
+        expected[inverse[j]] += rows[j]
+    sums = segment_sum(backend, *on(backend, rows, inverse), num_unique)
+    np.testing.assert_array_equal(backend.to_host(sums), expected)
+
+
+def test_infinities_and_nans_of_a_long_sum_stay_what_they_are(backend):
+    n = 100
+    for values, expected in [
+        ({50: np.inf}, np.inf),
+        ({50: -np.inf, 99: 3e38}, -np.inf),
+        ({0: np.inf, 99: -np.inf}, np.nan),
+        ({70: np.nan}, np.nan),
+        ({10: 3e38, 50: 3e38}, np.inf),
+        ({10: 3e38, 50: -3e38}, n - 2),
+    ]:
+        rows = np.ones((n, 1), np.float32)
+        for place, value in values.items():
+            rows[place] = value
+        sums = segment_sum(backend, *on(backend, rows, np.zeros(n, np.int32)), 1)
+        # Where numbers of 3e38 cancel, the others of their pieces are lost beside them.
+        np.testing.assert_allclose(backend.to_host(sums)[0, 0], expected, atol=62)
 
 
 @pytest.mark.parametrize("n", [0, 1, 33, 5000])

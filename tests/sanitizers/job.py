@@ -15,7 +15,7 @@ from sok_lite.engine.combine import combine, combine_grad
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
 from sok_lite.engine.optimizers.rule import apply_rule
-from sok_lite.engine.segments import segment_sum, unique
+from sok_lite.engine.segments import Terms, dedup, group, segment_sum, segment_sums, unique
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv_index import STRATEGIES
 from tests.engine.helpers import first_row, new_table, run_threads
@@ -28,6 +28,8 @@ THREADS = 4
 def new_backend():
     backend = CpuBackend(num_threads=THREADS)
     backend.grain = 1
+    # Tasks that each come with a fourth of the items come to different threads.
+    backend.pieces = 3
     return backend
 
 
@@ -64,6 +66,20 @@ def engine():
         out = combine(backend, source, inverse, splits, weights, combiner)
         combine_grad(backend, out, inverse, splits, weights, combiner, distinct.size)
     segment_sum(backend, rng.random((4000, 8), np.float32), inverse, distinct.size)
+
+    # Several tables, of which one has a hot key and one no items.
+    begin = np.array([0, 4000, 4000, 4030, 7000])
+    keys = np.where(rng.random(7000) < 0.5, 7, rng.integers(0, 1000, 7000))
+    in_tables = dedup(backend, keys, begin)
+    rows = np.where(rng.random(7000) < 0.5, np.uint32(0xFFFFFFFF), np.uint32(3))
+    dedup(backend, keys.astype(np.uint32), begin, rows)
+    groups = group(backend, in_tables.inverse, begin, in_tables.starts)
+    given = [np.arange(4000, dtype=np.int32)[::-1].copy(), None, None, None]
+    terms = [
+        Terms(rng.random((n, dim), np.float32), index)
+        for n, dim, index in zip(np.diff(begin), (8, 3, 1, 20), given, strict=True)
+    ]
+    segment_sums(backend, groups, terms)
 
 
 def evictions():

@@ -223,6 +223,7 @@ class Index(ABC):
         given: Array | None = None,
         warming: Warming | None = None,
         copying: Copying | None = None,
+        into: tuple[Array, Array] | None = None,
     ) -> Search:
         """Prepares a search for keys, which may repeat.
 
@@ -234,9 +235,10 @@ class Index(ABC):
             (kCustomized).
           warming: of the rows that are found; None: they have no heat.
           copying: copies the rows that are found; None: does not.
+          into: memory for `rows` and `counts` of the search, which are zeros; None: new memory.
         """
         xp, n = self.backend.xp, int(keys.size)
-        rows, counts = xp.empty(n, np.uint32), xp.zeros(NUM_COUNTS, np.int64)
+        rows, counts = into or (xp.empty(n, np.uint32), xp.zeros(NUM_COUNTS, np.int64))
         pointers, shift, row_bytes, out = (None, 0, 0, None) if copying is None else copying
         note = self.noting(stamp, warming)
         find = self.backend.prepared(

@@ -118,29 +118,37 @@ def _finding(asked: Asked, counts: Array) -> list[Action]:
     table, keys = asked.table, asked.keys
     actions = table._beginning_lookup() if asked.insert else []
     stamp = table.clock.now + 1 if asked.insert else 0
-    place = table.index.place()
-    note = table.index.noting(stamp, table._warming() if asked.insert else None)
-    if not any(output.row_splits is not None for output in asked.outputs):
-        out = asked.outputs[0] if asked.outputs else None
-        copying = (None, 0, 0, None)
-        if out is not None and out.key_of is None:
-            copying = table.store.copying(out.out)
-        *where, bytes_out = copying
-        searched = (*place, *note[:3], asked.given, *note[3:], *where)
-        n = int(keys.size)
-        found = (keys, asked.rows, bytes_out, counts, n)
-        return [table.backend.prepared("find", n, *searched, *found), *actions]
-    for output in asked.outputs:
-        assert output.row_splits is not None
-        batch = len(output.row_splits) - 1
-        rows = asked.rows[output.first : output.end]
-        pooled = (
-            *(*table.store.place(), keys[output.first : output.end], output.row_splits),
-            *(output.weights, COMBINERS[output.combiner], rows, output.out, counts),
-            *(output.end - output.first, batch),
-        )
-        actions.append(table.backend.prepared("find_and_pool", batch, *place, *note, *pooled))
+    warming = table._warming() if asked.insert else None
+    is_pooled = any(output.row_splits is not None for output in asked.outputs)
+    if is_pooled and table.backend.name == "cpu":
+        place, note = table.index.place(), table.index.noting(stamp, warming)
+        for output in asked.outputs:
+            batch, arguments = _pooled(asked, output, counts)
+            keys = asked.keys[output.first : output.end]
+            find = (*place, *note, keys, *table.store.place(), *arguments)
+            actions.append(table.backend.prepared("find_and_pool", batch, *find))
+        return actions
+    copies = [output.out for output in asked.outputs if _is_copied(output)]
+    copying = table.store.copying(copies[0]) if copies else None
+    into = (asked.rows, counts)
+    actions += table.index.searching(keys, stamp, asked.given, warming, copying, into).actions
+    if is_pooled:
+        for output in asked.outputs:
+            batch, arguments = _pooled(asked, output, counts)
+            *where, _ = table.store.place()
+            kernel = f"pool_{table.row_dtype.suffix}"
+            actions.append(table.backend.prepared(kernel, batch, *where, *arguments))
     return actions
+
+
+def _pooled(asked: Asked, output: Output, counts: Array) -> tuple[int, tuple[Any, ...]]:
+    """Returns the rows of a pooled output, and what a kernel takes that pools them."""
+    assert output.row_splits is not None
+    batch = len(output.row_splits) - 1
+    return batch, (
+        *(asked.rows[output.first : output.end], output.row_splits, output.weights),
+        *(COMBINERS[output.combiner], output.out, counts, output.end - output.first, batch),
+    )
 
 
 def _finishing(asked: Asked, num_seen: int, new_rows: Array | None = None) -> list[Action]:
@@ -239,7 +247,9 @@ def _pooling_again(
         *(None if values is None else values.view(np.uint8).reshape(-1), output.row_splits),
         *(output.weights, COMBINERS[output.combiner], output.out, batch),
     )
-    return asked.table.backend.prepared("pool_again", batch, *asked.table.store.place(), *pooled)
+    *where, _ = asked.table.store.place()
+    kernel = f"pool_again_{asked.table.row_dtype.suffix}"
+    return asked.table.backend.prepared(kernel, batch, *where, *pooled)
 
 
 def _write_absent(

@@ -120,8 +120,10 @@ def test_numpy_passed_for_cupy_is_refused(simt, monkeypatch):
         unique(simt, np.arange(3))
     table = new_table(simt)
     monkeypatch.setattr(simt, "from_host", np.ascontiguousarray)
-    with pytest.raises(ValueError, match="non-scalar numpy.ndarray"):
+    with pytest.raises(TypeError, match="must be a CuPy array. Received: ndarray"):
         table.lookup([1, 2])
+    with pytest.raises(ValueError, match="non-scalar numpy.ndarray"):
+        simt.xp.zeros(2)[:] = np.ones(2)
 
 
 def test_a_row_past_the_end_is_found(simt):

@@ -8,7 +8,7 @@ import pytest
 
 from sok_lite.backend import sources
 from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.segments import unique
+from sok_lite.engine.segments import Terms, dedup, group, segment_sums, unique
 from tests.engine.helpers import first_row, new_table
 from tests.support.simt import compiler, runtime
 from tests.support.simt.backend import simt_module
@@ -128,6 +128,25 @@ def sums_of_rows(backend, dim, seed, lie_apart):
     np.testing.assert_allclose(xp.asnumpy(out)[:n], sums, rtol=1e-5, atol=1e-6)
 
 
+def sums_of_groups(backend, dim, seed):
+    """Deduplicates the keys of two tables, groups their items and sums their rows."""
+    rng = np.random.default_rng(seed)
+    begin = np.array([0, 150, 230])
+    keys = rng.integers(0, 2, begin[-1])
+    ids = keys + 10 * (np.arange(begin[-1]) >= begin[1])
+    first = sorted(np.unique(ids, return_index=True)[1].tolist())
+    distinct = dedup(backend, backend.from_host(keys), begin)
+    assert backend.to_host(distinct.first).tolist() == first
+    assert distinct.starts.tolist() == [0, 2, 4]
+    assert (ids[first][backend.to_host(distinct.inverse)] == ids).all()
+    rows = rng.integers(-9, 9, (len(ids), dim)).astype(np.float32)
+    terms = [Terms(backend.from_host(part)) for part in np.split(rows, [begin[1]])]
+    groups = group(backend, distinct.inverse, begin, distinct.starts)
+    sums = [backend.to_host(part) for part in segment_sums(backend, groups, terms)]
+    expected = [rows[ids == ids[item]].sum(0) for item in first]
+    np.testing.assert_array_equal(np.concatenate(sums), expected)
+
+
 def fault_of(backend, kind, dim=DIM):
     """Returns what went wrong in the first schedule in which something does; None: nothing."""
     for seed in SEEDS:
@@ -135,6 +154,8 @@ def fault_of(backend, kind, dim=DIM):
         try:
             if kind == "full":
                 days_of_a_full_table(backend, dim, seed)
+            elif kind == "groups":
+                sums_of_groups(backend, dim, seed)
             elif kind in ("rows", "sums"):
                 sums_of_rows(backend, dim, seed, kind)
             else:
@@ -144,7 +165,7 @@ def fault_of(backend, kind, dim=DIM):
     return None
 
 
-@pytest.mark.parametrize("kind", ["hbm", "hybrid", "full", "rows", "sums"])
+@pytest.mark.parametrize("kind", ["hbm", "hybrid", "full", "rows", "sums", "groups"])
 def test_the_kernels_as_they_are_pass(plant, kind):
     backend = plant()
     assert fault_of(backend, kind) is None
@@ -187,12 +208,12 @@ FAULTS = {
     ),
     "four columns at a time wherever rows lie": (
         "rows",
-        ("combine.cu", "sok_moves_quads(dim, items.source) && ", ""),
+        ("pooling.cuh", "sok_moves_quads(dim, source) && ", ""),
         "misaligned access of 16 bytes",
     ),
     "four columns at a time wherever their sums go": (
         "sums",
-        ("combine.cu", " && sok_moves_quads(dim, out)", ""),
+        ("pooling.cuh", " && sok_moves_quads(dim, out)", ""),
         "misaligned access of 16 bytes",
     ),
     "more lanes a row than a block has": (
@@ -230,12 +251,22 @@ FAULTS = {
         ("segments.cu", "if (item < head) sok_min(heads + slot, item);", ""),
         "",
     ),
+    "a number for two keys": (
+        "groups",
+        ("platform.cuh", "__popc((bits) & ((1u << j) - 1u))", "__popc((bits) & ((1u << j) - 2u))"),
+        "",
+    ),
+    "a piece that begins a window early": (
+        "groups",
+        ("segments.cu", "(late + kPiece - 1) / kPiece", "late / kPiece"),
+        "Mismatched elements",
+    ),
     "a count by one lane for its tile alone": (
         "hbm",
         (
             "platform.cuh",
-            "__shfl_xor_sync(~0u, count,",
-            "__shfl_xor_sync(sok_tile_threads(), count,",
+            "__shfl_xor_sync(~0u, x,",
+            "__shfl_xor_sync(sok_tile_threads(), x,",
         ),
         "which the mask does not name",
     ),
