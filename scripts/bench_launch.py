@@ -77,12 +77,11 @@ def cases(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[tuple[
 
     yield "det_stamps", parts_of(find)
 
-    def unique():
-        mask = (1 << (2 * n - 1).bit_length()) - 1
-        keys = rng.zipf(1.3, n).astype(np.int64)
-        return keys, np.full(mask + 1, -1, np.int32), mask, np.zeros(n, np.int32), n
+    def dedup():
+        keys, begin = rng.zipf(1.3, n).astype(np.int64), np.array([0, n], np.int64)
+        return keys, None, begin, 1, np.full(2 * n, -1, np.int32), np.zeros(n, np.int32), n
 
-    yield "unique_insert", parts_of(unique)
+    yield "dedup_insert_i64", parts_of(dedup)
 
     def adam():
         states = pointers(64), pointers(64), pointers(64)
