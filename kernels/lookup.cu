@@ -56,11 +56,16 @@ SOK_DEVICE void note_seen(const Search& search, const Found& found, i64 i, Tally
   }
 }
 
+// Apart: within the loop it would take registers that the "hbm" index has no use for.
+SOK_LONG_DEVICE Found probe_buckets(const HkvTable index, i64 key) {
+  return hkv_probe<false>(index, key);
+}
+
 // Finds an item's key and returns its row number, or absent. All lanes of a tile come to it.
 SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
   const HkvTable& index = search.index;
   const i64 key = search.keys[i];
-  const Found found = index.bucket ? hkv_probe<false>(index, key)
+  const Found found = index.bucket ? probe_buckets(index, key)
                                    : det_probe<false>(index.slots, index.capacity, index.empty_key,
                                                       index.reclaim_key, key);
   if (sok_is_leader()) {

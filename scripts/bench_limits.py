@@ -75,7 +75,10 @@ class Limits:
 
             self._cpu = CpuBackend(_build_for_cpu(), num_threads(backend))
         else:
+            from sok_lite.backend.cuda import ARGUMENTS
+
             cupy = backend.xp
+            self._arguments = ARGUMENTS
             self._module = cupy.RawModule(code=sources.inlined(SOURCE), options=FLAGS)
             self.num_sms = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
@@ -90,9 +93,17 @@ class Limits:
         if self.backend.name == "cpu":
             self._cpu.launch(kernel, num_threads, *args)
             return
-        values = tuple(np.int64(arg) if isinstance(arg, (int, np.integer)) else arg for arg in args)
+        # As backend/cuda.py packs one part.
+        arguments = [
+            int(arg) if isinstance(arg, (int, np.integer)) else arg.data.ptr for arg in args
+        ]
         needed = -(-num_threads // _THREADS_PER_BLOCK)
         grid = (min(needed, blocks or 32 * self.num_sms),)
+        words = np.zeros(1, self._arguments)
+        words["word"][0, : 2 + len(args)] = np.array([0, *grid, *arguments], np.int64).view(
+            np.uint64
+        )
+        values = (words, np.int64(1))
         self._module.get_function(kernel)(grid, (_THREADS_PER_BLOCK,), values)
 
     def memory(self, num_bytes: int) -> Array:

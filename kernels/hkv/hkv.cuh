@@ -103,7 +103,7 @@ SOK_DEVICE Found hkv_probe_rest(const HkvTable& table, i64 key) {
 
 // Finds a key.
 template <bool kIsWritten>
-SOK_LONG_DEVICE Found hkv_probe(const HkvTable table, i64 key) {
+SOK_DEVICE Found hkv_probe(const HkvTable& table, i64 key) {
   Found found = hkv_probe_first<kIsWritten>(table, key);
   return found.slot < 0 ? hkv_probe_rest<kIsWritten>(table, key) : found;
 }

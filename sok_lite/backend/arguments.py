@@ -44,6 +44,7 @@ class ArgumentPacker:
     """Packs the arguments of a kernel.
 
     Attributes:
+      signature: a letter for each argument, as kernels/parts.cuh has them.
       num_arguments: of a part.
     """
 
@@ -55,7 +56,7 @@ class ArgumentPacker:
         """
         self.num_arguments = len(signature)
         self._kernel = kernel
-        self._signature = signature
+        self.signature = signature
         self._read_arrays = read_arrays
         self._arrays = [i for i, letter in enumerate(signature) if letter not in _NUMBERS]
         # An array as the address of its object, at first.
@@ -101,7 +102,7 @@ class ArgumentPacker:
             i = read(i + 1, num_words, self._dtypes, num_arguments)
 
     def _address(self, i: int, array: Any) -> int:
-        dtype = ARGUMENT_DTYPES[self._signature[i]]
+        dtype = ARGUMENT_DTYPES[self.signature[i]]
         if not isinstance(array, np.ndarray):
             raise TypeError(
                 f"Argument {i} of {self._kernel} must be a NumPy array of {dtype}. "
@@ -115,7 +116,7 @@ class ArgumentPacker:
         return int(array.ctypes.data)
 
     def _refuse_number(self, part: Part) -> None:
-        for i, (value, letter) in enumerate(zip(part.arguments, self._signature, strict=True)):
+        for i, (value, letter) in enumerate(zip(part.arguments, self.signature, strict=True)):
             if letter in _NUMBERS:
                 try:
                     struct.pack(_NUMBERS[letter], value)

@@ -30,7 +30,7 @@ _TUNABLES = {
 # Arguments that come with a launch: SokArguments of kernels/parts.cuh. CuPy passes one such number
 # by its value.
 _MOST_WORDS = 480
-_WORDS = np.dtype([("word", np.uint64, _MOST_WORDS)])
+ARGUMENTS = np.dtype([("word", np.uint64, _MOST_WORDS)])
 
 
 class _Kernel(NamedTuple):
@@ -150,7 +150,7 @@ class CudaBackend(Backend):
         if in_memory:
             place: Any = cupy.asarray(values)
         else:
-            place = np.zeros(1, _WORDS)
+            place = np.zeros(1, ARGUMENTS)
             place["word"][0, : values.size] = values
         action = partial(run, (num_blocks,), (threads,), (place, np.int64(len(parts))))
         action.parts = parts  # type: ignore[attr-defined]  # whose arrays live as long as it does

@@ -163,7 +163,8 @@ def test_registers_let_enough_threads_run_to_hide_the_latency_of_memory():
     for path in FILES:
         for name, usage in compiled(path, "sm_90").kernels.items():
             part = registers().occupancy(usage.registers, THREADS_PER_BLOCK)
-            assert part >= 3 / 8, (name, usage)
+            # Update rules read each row once, all columns of it, in requests of 16 bytes.
+            assert part >= (1 / 4 if name.startswith("update_") else 3 / 8), (name, usage)
             # One that finds and copies needs more: it has both kinds of index in it.
             few = name == "find" or name not in COPY_ROWS | READ_SLOTS
             assert part >= 5 / 8 or few, (name, usage)
@@ -185,7 +186,7 @@ def test_the_gpu_has_the_kernels_of_the_cpu_and_they_are_found_by_name():
     for name in on_cpu:
         pairs = zip(
             sources.find_kernel(name, kernels).signature,
-            backend._kernel(name).signature,
+            backend._kernel(name).packer.signature,
             strict=True,
         )
         assert all(mine == theirs or (mine == "?" and theirs not in "#.") for mine, theirs in pairs)
