@@ -133,6 +133,7 @@ SOK_DEVICE void find_and_pool_rows(const SokShare share, const Search& search, c
     const i64 begin = row_splits[b], end = row_splits[b + 1];
     if (!splits_fit(begin, end, b, num_rows, search.n)) {
       ++tally->wrong;
+      known = -1;  // the next row may begin before it
       continue;
     }
     // Keys are looked for some items ahead of the sums, which then find the memory of the rows.

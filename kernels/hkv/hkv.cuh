@@ -2,7 +2,7 @@
 //
 // slots  (capacity + 2) of {key, row number, stamp}: buckets of `bucket` slots, one after another.
 //        capacity and bucket are powers of two. The last two slots belong to the two reserved keys,
-//        as in det.cu; they are never evicted.
+//        as in det.cuh; they are never evicted.
 // scores (capacity + 2,) u64; null: the stamp is the score (kLru)
 //
 // A key is in one of two buckets, which different bits of its hash name. In each it is looked for

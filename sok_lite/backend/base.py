@@ -10,7 +10,7 @@ import numpy as np
 
 from sok_lite.backend.publish import NOTHING, Action, Launch
 
-# The letters of SokCode in kernels/platform.cuh: what an argument of a kernel must be.
+# The letters of SokCode in kernels/parts.cuh: what an argument of a kernel must be.
 ARGUMENT_DTYPES = {
     "q": np.dtype(np.int64),
     "Q": np.dtype(np.uint64),

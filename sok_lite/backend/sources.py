@@ -7,7 +7,7 @@ from typing import NamedTuple
 _PACKAGE = Path(__file__).resolve().parent.parent
 # A name made by a macro ends in ## and the macro's parameter; the kernel's parameters follow.
 _KERNEL = re.compile(r"\bSOK_(ROW_|TILE_)?KERNEL\((\w+)(##\w+)?\)[\s\\]*\(([^()]*)\)")
-# Of parameters, as SokCode in kernels/platform.cuh has them.
+# Of parameters, as SokCode in kernels/parts.cuh has them.
 _LETTERS = {
     "i64*": "q",
     "u64*": "Q",

@@ -13,7 +13,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
 from sok_lite.engine.segments import checked_labels, checked_rows, result_rows, segment_sum
 
-COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/combine.cu
+COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/pooling.cuh
 _SPELLINGS = {
     spelling: name
     for name, words in {
@@ -156,6 +156,7 @@ def coefficients_of(
         item_rows, factors = xp.empty(int(n), np.int32), None
         if weights is not None or name != "sum":
             factors = xp.empty(int(n), np.float32)
+        weights = None if weights is None else xp.ascontiguousarray(weights)
         arguments = (splits, weights, COMBINERS[name], item_rows, factors, batch)
         actions.append([backend.prepared("combine_items", batch, *arguments)])
         index.append(item_rows)

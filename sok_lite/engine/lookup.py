@@ -106,8 +106,9 @@ def forward(
       ([(batch, dim) float32 per part], trail).
 
     Raises:
-      TypeError, ValueError: keys, row splits, weights or combiner do not fit. No table has changed,
-        and the other ranks raise a CommunicatorError with the same reason.
+      TypeError, ValueError: keys, row splits, weights or combiner do not fit. The other ranks raise
+        a CommunicatorError with the same reason. No table has changed; where row splits do not fit
+        on one rank, a kernel finds that, and keys of the call that were held count as seen.
     """
     with shared_failure(comm):
         checked = [_checked(backend, i, part) for i, part in enumerate(parts)]
@@ -159,7 +160,14 @@ def backward(
 
     Returns:
       One Gradients per part.
+
+    Raises:
+      ValueError: a gradient is not float32, or of another shape than its output.
     """
+    out_grads = [
+        _checked_grads(backend, i, table, grads, int(trail.batch_sizes[i]))
+        for i, ((table, _, _), grads) in enumerate(zip(parts, out_grads, strict=True))
+    ]
     splits = trail.splits_of_parts()
     weight_grads = _weight_grads(backend, parts, out_grads, trail, splits)
     index, coefficients, launches = coefficients_of(
@@ -268,13 +276,16 @@ class _Found:
       keys: (m,) int64, those of all parts.
       sizes: (num_parts,) int64, how many each part has.
       rows: (m,) uint32, row numbers, once they were looked up.
-      may_lack: of each part, whether a key of its table may have no row.
+      generations: of the table of each part, by then.
+      sources: of each part with weights whose rows were pooled (m, dim) storage, the row of each
+        key; None of the others.
     """
 
     def __init__(self, backend: Backend, keys: Array, sizes: np.ndarray) -> None:
         self.keys, self.sizes = keys, sizes
         self.rows = backend.xp.empty(keys.size, np.uint32)
-        self.may_lack = [False] * len(sizes)
+        self.generations = [0] * len(sizes)
+        self.sources: list[Array | None] = [None] * len(sizes)
 
     def look_up(self, parts: Sequence[Part], pooled: Sequence[Array] | None) -> list[Array]:
         """Looks up the keys of all parts in one go, those of one table as one batch.
@@ -314,17 +325,30 @@ class _Found:
         if not asked:
             return results
         tables = [each.table for each in asked]
-        absent = holding(tables, lambda: look_up(tables[0].backend, asked))
+        holding(tables, lambda: self._looked_up(parts, numbers_of, asked, rows, pooled))
+        return results
+
+    def _looked_up(
+        self,
+        parts: Sequence[Part],
+        numbers_of: Sequence[Sequence[int]],
+        asked: Sequence[Asked],
+        rows: Sequence[Array],
+        pooled: Sequence[Array] | None,
+    ) -> None:
+        """Looks up and keeps what the way back needs, while nobody else uses the tables."""
+        absent = look_up(asked[0].table.backend, asked)
         for each, numbers, num_absent in zip(asked, numbers_of, absent, strict=True):
             first = 0
             for i in numbers:
-                self.may_lack[i] = num_absent > 0
+                self.generations[i] = each.table.generation
                 if len(numbers) > 1:
                     rows[i][...] = each.rows[first : first + rows[i].size]
                     first += int(rows[i].size)
+                if pooled is not None and parts[i].weights is not None:
+                    self.sources[i] = _source(parts[i], rows[i], num_absent > 0)
         for each in asked:
             each.table._report_refused()
-        return results
 
 
 def _numbers_of_tables(tables: Sequence[EmbeddingTable]) -> list[list[int]]:
@@ -356,12 +380,7 @@ def _forward_alone(
         raise
     sizes = items.sizes.reshape(1, -1)
     route = Route(backend, comm, sizes, sizes, backend.xp.empty(0, np.int32), comm.turn)
-    rows = cut(found.rows, found.sizes)
-    sources = [
-        None if part.weights is None else _source(part, rows[i], found.may_lack[i])
-        for i, part in enumerate(parts)
-    ]
-    return list(outputs), _trail(route, parts, items, None, found, sources)
+    return list(outputs), _trail(route, parts, items, None, found, found.sources)
 
 
 def _trail(
@@ -373,8 +392,7 @@ def _trail(
     sources: list[Array | None],
 ) -> Trail:
     batches = [len(part.row_splits) - 1 for part in parts]
-    generations = [part.table.generation for part in parts]
-    numbers = np.array([items.sizes, batches, owned.sizes, generations], np.int64)
+    numbers = np.array([items.sizes, batches, owned.sizes, owned.generations], np.int64)
     return Trail(route, numbers, items.row_splits, inverse, owned.keys, owned.rows, sources)
 
 
@@ -435,7 +453,25 @@ def _checked(backend: Backend, number: int, part: Part) -> Part:
             raise TypeError(
                 f"Weights of table {number} must be float32. Received: {part.weights.dtype}."
             )
-    return part._replace(keys=keys, combiner=normalise_combiner(part.combiner))
+    contiguous = backend.xp.ascontiguousarray
+    return part._replace(
+        keys=keys,
+        row_splits=contiguous(splits),
+        weights=None if part.weights is None else contiguous(part.weights),
+        combiner=normalise_combiner(part.combiner),
+    )
+
+
+def _checked_grads(
+    backend: Backend, number: int, table: EmbeddingTable, grads: Array, batch: int
+) -> Array:
+    """Returns the gradient of a part's output, C-contiguous, or raises."""
+    if grads.shape != (batch, table.dim) or grads.dtype != np.float32:
+        raise ValueError(
+            f"The gradient of the output of table {number} must be float32 of shape "
+            f"({batch}, {table.dim}). Received: {grads.dtype} of shape {grads.shape}."
+        )
+    return backend.xp.ascontiguousarray(grads)
 
 
 def _check_splits(number: int, part: Part) -> None:

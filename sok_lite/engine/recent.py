@@ -8,7 +8,10 @@ in full: an update of other keys finds nothing here.
 import weakref
 from typing import NamedTuple
 
+import numpy as np
+
 from sok_lite.backend import Array
+from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import EmbeddingTable
 
 
@@ -27,7 +30,7 @@ def remember(table: EmbeddingTable, keys: Array, rows: Array, generation: int) -
     Args:
       table: the table.
       keys: (u,) int64, distinct; not to be written afterwards.
-      rows: (u,) uint32; absent ones may have come since.
+      rows: (u,) uint32; where some are absent, nothing will be recalled.
       generation: of the table when it gave the row numbers.
     """
     _last[table] = _Gradient(keys, rows, generation)
@@ -41,4 +44,6 @@ def recall(table: EmbeddingTable, keys: Array) -> Array | None:
     last = _last.get(table)
     if last is None or last.generation != table.generation or last.keys.size != keys.size:
         return None
-    return last.rows if bool((last.keys == keys).all()) else None
+    # One that had no row may have got one since.
+    is_same = (last.keys == keys).all() & (last.rows != np.uint32(ABSENT)).all()
+    return last.rows if bool(is_same) else None

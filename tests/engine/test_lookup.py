@@ -203,6 +203,88 @@ def test_wrong_formats_raise_before_a_table_changes(backend, change, error, text
     assert table.size == 0
 
 
+@pytest.mark.parametrize(
+    "splits",
+    [
+        [100, 120, 150, 10, 30, 200],
+        [0, 300, 200],
+        [0, -5, 200],
+        [0, 150, 20, 199],
+        [0, 1 << 62, 200],
+        [5, 200],
+    ],
+)
+def test_wrong_splits_of_many_items_are_refused(backend, splits):
+    """Where the memory of row numbers holds anything, before a row is read."""
+    table = new_table(backend, dim=4)
+    keys = np.arange(200)
+    table.lookup(backend.from_host(keys))
+    for _ in range(3):
+        junk = backend.xp.full(200, 0xFFFFFFF0, np.uint32)  # freed at once
+        junk.sum()
+        del junk
+        part = Part(
+            table, backend.from_host(keys), backend.from_host(np.array(splits)), None, "sum"
+        )
+        with pytest.raises(ValueError, match="must rise from 0"):
+            lookup.forward(backend, SingleCommunicator(), [part])
+    assert table.size == 200
+
+
+@pytest.mark.parametrize(
+    "grads", [np.ones((3, 4), np.float32), np.ones((2, 3), np.float32), np.ones((2, 4))]
+)
+def test_gradients_of_other_outputs_are_refused(backend, grads):
+    table = new_table(backend, dim=4)
+    keys, splits = backend.from_host(np.array([5, 6, 5])), backend.from_host(np.array([0, 2, 3]))
+    part = Part(table, keys, splits, None, "sum")
+    _, trail = lookup.forward(backend, SingleCommunicator(), [part])
+    with pytest.raises(ValueError, match=r"must be float32 of shape \(2, 4\). Received"):
+        lookup.backward(backend, [(table, None, "sum")], [backend.from_host(grads)], trail)
+
+
+def test_gradients_and_weights_with_gaps_are_taken(backend):
+    table, xp = new_table(backend, dim=4), backend.xp
+    keys = backend.from_host(np.array([5, 6, 5]))
+    splits = backend.from_host(np.array([0, 9, 2, 9, 3, 9]))[::2]
+    weights = backend.from_host(np.array([1, 9, 2, 9, 3, 9], np.float32))[::2]
+    grads = xp.ones((2, 8), np.float32)[:, ::2]
+    part = Part(table, keys, splits, weights, "sum")
+    outputs, trail = lookup.forward(backend, SingleCommunicator(), [part])
+    np.testing.assert_array_equal(backend.to_host(outputs[0])[:, 0], [5 + 12, 15])
+    (gradient,) = lookup.backward(backend, [(table, weights, "sum")], [grads], trail)
+    np.testing.assert_array_equal(backend.to_host(gradient.row_grads)[:, 0], [4, 2])
+
+
+def test_a_trail_knows_when_its_tables_gave_the_row_numbers(backend):
+    """Another caller who gets at the table right behind the lookup is not taken for it."""
+    table = new_table(backend, dim=4)
+    keys, splits = backend.from_host(np.array([5, 6])), backend.from_host(np.array([0, 1, 2]))
+    weights = backend.xp.ones(2, np.float32)
+    part = Part(table, keys, splits, weights, "sum")
+
+    class Lock:
+        """The table's lock, with somebody who waits for it."""
+
+        depth = 0
+
+        def __enter__(self):
+            self.depth += 1
+
+        def __exit__(self, *_):
+            self.depth -= 1
+            if self.depth == 0 and table.size == 2:
+                self.depth = 99
+                table.erase(backend.from_host(np.array([5])))
+                table.lookup(backend.from_host(np.array([77])))
+                self.depth = 0
+
+    table.lock = Lock()
+    _, trail = lookup.forward(backend, SingleCommunicator(), [part])
+    assert int(trail.generations[0]) != table.generation
+    np.testing.assert_array_equal(backend.to_host(trail.sources[0])[:, 0], [5, 6])
+
+
 def test_row_splits_of_row_numbers(backend):
     numbers = backend.from_host(np.array([0, 0, 2, 2, 2, 5], np.int64))
     splits = backend.to_host(lookup.row_splits_of(backend, numbers, 7))

@@ -42,6 +42,20 @@ def test_rows_of_an_older_table_are_not(backend):
     assert recall(new_table(backend), backend.from_host(np.array([5]))) is None
 
 
+@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
+def test_a_key_that_came_after_the_lookup_gets_its_gradient(backend, var_type):
+    table = new_table(backend, 2, var_type)
+    keys = backend.from_host(np.array([7]))
+    splits = backend.from_host(np.array([0, 1]))
+    part = lookup.Part(table, keys, splits, None, "sum", insert=False)
+    _, trail = lookup.forward(backend, SingleCommunicator(), [part])
+    grads = backend.xp.ones((1, 2), np.float32)
+    (gradient,) = lookup.backward(backend, [(table, None, "sum")], [grads], trail)
+    table.find_or_insert(keys)
+    apply_updates([Update(table, SGD(), gradient.keys, gradient.row_grads)], 0.5, 1)
+    np.testing.assert_array_equal(backend.to_host(table.export()[1]), [[6.5, 6.5]])
+
+
 def test_a_table_is_not_kept_alive(backend):
     from sok_lite.engine import recent
 

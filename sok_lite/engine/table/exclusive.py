@@ -108,8 +108,8 @@ def holding(items: Iterable[Exclusive], function: Callable[[], R]) -> R:
 def _held(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
     if any(item._in_call.locked() for item in items):
         raise RuntimeError(
-            "An update was called while this thread was in another call of one of its tables: from "
-            "a signal handler, a finalizer or a predicate. Do it after that call."
+            "A lookup or an update was called while this thread was in another call of one of its "
+            "tables: from a signal handler, a finalizer or a predicate. Do it after that call."
         )
     locks = [lock for item in items for lock in (item._in_call, item._in_change)]
     return _holding(locks, lambda: _begun(items, function))
@@ -118,7 +118,13 @@ def _held(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
 def _begun(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
     for item in items:
         item._begin()
-    return function()
+    try:
+        return function()
+    except BaseException:
+        # Now where it can be done, else by whoever comes next.
+        for item in items:
+            item._finish()
+        raise
 
 
 def _called(item: Any, method: Callable[..., R], args: Any, kwargs: Any) -> R:

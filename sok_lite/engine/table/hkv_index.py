@@ -10,7 +10,7 @@ from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.table.index import LAST_STAMP, LINE, Index, IndexEntries, Place
 
-# What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cu.
+# What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cuh.
 STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
 
 
@@ -238,7 +238,7 @@ class HkvIndex(Index):
     def homes_of(self, keys: Array) -> tuple[Array, Array, Array]:
         """Returns the first slots of each key's two buckets and its line there, (n,) int64 each.
 
-        The same rule as in kernels/hkv/hkv.cu.
+        The same rule as in kernels/hkv/hkv.cuh.
         """
         h = hash_keys(keys)
         mask = np.uint64(self.capacity // self.bucket - 1)

@@ -193,12 +193,12 @@ FAULTS = {
     ),
     "a lane stride off by one": (
         "hbm",
-        ("platform.cuh", "w += r##_lanes)", "w += r##_lanes + 1)"),
+        ("platform.cuh", "w += 1u << (lanes).shift)", "w += (1u << (lanes).shift) + 1)"),
         "",
     ),
     "rows that begin one lane late": (
         "hbm",
-        ("platform.cuh", "i64 w = r##_lane;", "i64 w = r##_lane + 1;"),
+        ("platform.cuh", "i64 w = (lanes).lane;", "i64 w = (lanes).lane + 1;"),
         "Mismatched elements",
     ),
     "words of 16 bytes wherever an array lies": (
@@ -243,7 +243,7 @@ FAULTS = {
     ),
     "a first line beyond the last": (
         "hbm",
-        ("det/det.cu", "(u64)(capacity - 1)) &", "(u64)(2 * capacity - 1)) &"),
+        ("det/det.cuh", "(u64)(capacity - 1)) &", "(u64)(2 * capacity - 1)) &"),
         "behind the end of",
     ),
     "the smallest item is not kept": (
