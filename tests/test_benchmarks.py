@@ -300,7 +300,9 @@ def test_the_launches_of_the_main_calls_are_counted():
         *("hbm", "hybrid", "training step of 1 hbm", "training step of 26 hbm")
     }
     one, many = (counts[f"training step of {n} hbm"] for n in (1, 26))
-    assert one["kernels"] > 3 and one["waits"] > 0 and many["kernels"] == 26 * one["kernels"]
+    # One launch serves all tables of a call.
+    assert one["kernels"] > 3 and many["kernels"] == one["kernels"]
+    assert one["waits"] > 0
     assert text.count("\n| ") == 1 + len(results)
 
 

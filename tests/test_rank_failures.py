@@ -51,23 +51,23 @@ def at(place, number):
 ENGINE = """
 from sok_lite.backend import get_backend
 from sok_lite.comm import make_communicator
-from sok_lite.engine import agreement, lookup, trail as trails
+from sok_lite.engine import lookup
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
 
 comm = make_communicator(sys.argv[1])
 backend = get_backend("cpu")
 table = make_table("hbm", backend, 2, initializer=make_initializer("1", 2))
-find = table.lookup
+find = lookup.look_up
 turn = 0
 
 
-def lookup(*args, **kwargs):
+def look_up(*args, **kwargs):
     at("owner", turn)
     return find(*args, **kwargs)
 
 
-table.lookup = lookup
+lookup.look_up = look_up
 
 
 def run():

@@ -25,6 +25,7 @@ MODULES = [
     "sok_lite.engine.table.hkv_index",
     "sok_lite.engine.table.index",
     "sok_lite.engine.table.insertion",
+    "sok_lite.engine.table.lookups",
     "sok_lite.engine.table.removal",
 ]
 
@@ -54,8 +55,9 @@ def no_memory(monkeypatch):
     counts = []
     begin, end = partial(testcapi.set_nomemory, 0), partial(testcapi.remove_mem_hooks)
 
-    def published(actions):
-        counts.append(len(actions := list(actions)))
+    def published(*lists):
+        actions = [action for each in lists for action in each]
+        counts.append(len(actions))
         try:
             publish([begin, *actions, end])
         finally:

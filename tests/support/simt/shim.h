@@ -121,7 +121,8 @@ SIMT_INLINE int __popc(simt_u32 x) { return __builtin_popcount(x); }
 
 // How a launch calls a kernel for one lane: `cells` has the address of each argument.
 template <class T>
-struct SimtCode {  // a struct
+struct SimtCode {
+  static_assert(__is_class(T), "a parameter is a struct, a pointer, an i64 or an f32");
   static constexpr char value = 'S';
 };
 template <class T>
