@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from sok_lite.backend.publish import NOTHING, publish, setting
+from sok_lite.backend.publish import NOTHING, Launch, publish, setting
 from sok_lite.engine.apply import Update, apply_updates
 from sok_lite.engine.optimizers import Adam
 from tests.engine.helpers import new_table
@@ -41,6 +41,58 @@ def test_actions_are_taken_in_order():
     )
     assert (thing.count, thing.name, seen) == (1, "a", ["x", "y", "z"])
     publish([])
+
+
+class Recorder:
+    """A backend that notes what is launched and when."""
+
+    def __init__(self):
+        self.done = []
+
+    def joined(self, kernel, parts):
+        return partial(self.done.append, (kernel, list(parts)))
+
+    def list(self, text):
+        """Launches "a1 b2": kernel a with part 1, ...; "+" is an action that is none."""
+        return [
+            partial(self.done.append, word) if word[0] == "+" else Launch(self, word[0], word[1:])
+            for word in text.split()
+        ]
+
+
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        (["a1 b1", "a2 b2"], ["a 1 2", "b 1 2"]),
+        # b waits for the list that comes to it later.
+        (["a1 b1", "c2 b2"], ["a 1", "c 2", "b 1 2"]),
+        (["b1", "c2 b2", "c3 d3 b3"], ["c 2 3", "d 3", "b 1 2 3"]),
+        # Each other's later kernel: none can wait.
+        (["a1 b1", "b2 a2"], ["a 1", "b 1 2", "a 2"]),
+        (["a1 a2", "a3"], ["a 1 3", "a 2"]),
+        (["+x a1 +y b1 +z", "a2 +v", "+w"], ["+x", "+w", "a 1 2", "+y", "+v", "b 1", "+z"]),
+        ([], []),
+        ([""], []),
+    ],
+)
+def test_launches_of_one_kernel_are_one_and_each_list_keeps_its_order(lists, expected):
+    recorder = Recorder()
+    publish(*(recorder.list(text) for text in lists))
+    done = [x if isinstance(x, str) else " ".join([x[0], *x[1]]) for x in recorder.done]
+    assert done == expected
+
+
+def test_a_launch_that_cannot_be_packed_leaves_everything_undone():
+    class Refuses(Recorder):
+        def joined(self, kernel, parts):
+            if kernel == "b":
+                raise TypeError("arguments")
+            return super().joined(kernel, parts)
+
+    recorder = Refuses()
+    with pytest.raises(TypeError, match="arguments"):
+        publish(recorder.list("+x a1 b1"))
+    assert recorder.done == []
 
 
 def test_a_function_of_pythons_is_no_action():
