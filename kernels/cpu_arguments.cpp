@@ -3,7 +3,7 @@
 // A launch for many tables has hundreds of arrays, and NumPy takes 1 us to tell an address. So
 // Python passes the arrays themselves, and this looks into them. The order of their members is part
 // of NumPy's C API, by which compiled extensions read them too; Python tries it out before it
-// relies on it (sok_lite/backend/cpu.py).
+// relies on it (sok_lite/backend/arguments.py).
 #include "platform.cuh"
 
 namespace {

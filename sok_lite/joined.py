@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
+from sok_lite.engine import segments
 from sok_lite.tensor import empty, to_array, to_tensor
 
 # Elements of 4 bytes in a line.
@@ -90,14 +91,8 @@ def rows_of(tensors: Sequence[tf.Tensor], shapes: Sequence[Shape], backend: Back
     arrays = [to_array(tensor, backend) for tensor in tensors]
     if not joins_rows(backend):
         return arrays
-    flat = pieces(arrays[0], [math.prod(shape) for shape in shapes])
+    flat = segments.cut(arrays[0], [math.prod(shape) for shape in shapes])
     return [piece.reshape(shape) for piece, shape in zip(flat, shapes, strict=True)]
-
-
-def pieces(array: Array, lengths: Sequence[int]) -> list[Array]:
-    """Returns views of an array (n, ...), one after the other."""
-    ends = accumulate(lengths)
-    return [array[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 # ---- towards TensorFlow --------------------------------------------------------------------------

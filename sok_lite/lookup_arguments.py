@@ -12,7 +12,8 @@ from sok_lite.backend import Array, Backend
 from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine.combine import normalise_combiner
 from sok_lite.engine.lookup import Joined, row_splits_of
-from sok_lite.joined import Numbers, as_int64, join, join_numbers, listed, pieces, shapes_of
+from sok_lite.engine.segments import cut
+from sok_lite.joined import Numbers, as_int64, join, join_numbers, listed, shapes_of
 from sok_lite.local_lookup import checked_keys
 from sok_lite.tensor import to_array
 
@@ -176,10 +177,10 @@ def items_of(
     are_ragged = [facts.is_ragged for facts in tables]
     are_ragged += [f.weights_are_ragged for f in tables if f.weights_are_ragged is not None]
     stream = iter(listed(lengths))
-    all_keys = pieces(keys, [next(stream) for _ in tables])
-    all_numbers = pieces(numbers, [next(stream) for _ in are_ragged])
+    all_keys = cut(keys, [next(stream) for _ in tables])
+    all_numbers = cut(numbers, [next(stream) for _ in are_ragged])
     of_weights = [next(stream) for facts in tables if facts.has_weights]
-    all_weights = iter(pieces(weights[0], of_weights) if weights else [])
+    all_weights = iter(cut(weights[0], of_weights) if weights else [])
     splits = [
         array if is_ragged else row_splits_of(backend, array, next(stream))
         for array, is_ragged in zip(all_numbers, are_ragged, strict=True)

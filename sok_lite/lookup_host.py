@@ -16,9 +16,10 @@ from sok_lite.comm import Communicator
 from sok_lite.engine import lookup, trips
 from sok_lite.engine.agreement import agree, check_equal_on_all_ranks
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
+from sok_lite.engine.segments import cut
 from sok_lite.engine.trail import Trail, pack, unpack
 from sok_lite.inference import reading
-from sok_lite.joined import Room, joined_tensor, pieces, rows_of
+from sok_lite.joined import Room, joined_tensor, rows_of
 from sok_lite.lookup_arguments import Facts, items_of
 from sok_lite.row_gradient import size_of
 from sok_lite.tensor import empty, to_array, to_tensor
@@ -92,7 +93,7 @@ class LookupHost:
         shapes = [(n, facts.dim) for facts, n in zip(self.tables, batches, strict=True)]
         out_grads = rows_of(grads, shapes, self.backend)
         weights = iter(
-            pieces(to_array(joined_weights, self.backend), of_weights) if of_weights else ()
+            cut(to_array(joined_weights, self.backend), of_weights) if of_weights else ()
         )
         parts = []
         for facts in self.tables:

@@ -13,6 +13,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
 from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine import apply
+from sok_lite.engine.segments import cut
 from sok_lite.joined import (
     as_int64,
     join,
@@ -20,7 +21,6 @@ from sok_lite.joined import (
     joined_rows,
     joins_rows,
     listed,
-    pieces,
     rows_of,
     shapes_of,
 )
@@ -138,7 +138,7 @@ class OptimizerHost:
         lengths, joined_keys, *joined_grads = tensors
         count = len(self._variables)
         numbers = listed(lengths)
-        keys = pieces(to_array(joined_keys, self._backend), numbers[:count])
+        keys = cut(to_array(joined_keys, self._backend), numbers[:count])
         shapes = list(zip(numbers[count::2], numbers[count + 1 :: 2], strict=True))
         grads = rows_of(joined_grads, shapes, self._backend)
         for array, grad, is_uint64 in zip(keys, grads, self._keys_are_uint64, strict=True):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action
+from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.segments import checked_labels, checked_rows, result_rows, segment_sum
 
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/pooling.cuh
@@ -114,20 +114,10 @@ def combine_grad(
     batch = len(row_splits) - 1
     if len(out_grads) != batch:
         raise ValueError(f"`out_grads` must have {batch} rows. Received: shape {out_grads.shape}.")
-    item_rows = backend.xp.empty(len(inverse), dtype=np.int32)
-    coefficients = None
-    if weights is not None or name != "sum":
-        coefficients = backend.xp.empty(len(inverse), dtype=np.float32)
-    backend.launch(
-        "combine_items",
-        batch,
-        row_splits,
-        weights,
-        COMBINERS[name],
-        item_rows,
-        coefficients,
-        batch,
+    (item_rows,), (coefficients,), actions = coefficients_of(
+        backend, [row_splits], [(weights, name)], [len(inverse)]
     )
+    publish(*actions)
     return segment_sum(backend, out_grads, inverse, num_unique, out, item_rows, coefficients)
 
 

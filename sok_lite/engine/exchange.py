@@ -9,7 +9,6 @@ Every trip names the lookup it belongs to, so ranks that go back in different or
 takes the rows or gradients of another call. With one rank nothing is copied and nothing is sent.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import KeyDtype, key_dtype
 from sok_lite.engine.failure import SEND_KEYS, reason_in
 from sok_lite.engine.owner import Partitioner, owner
-from sok_lite.engine.segments import gather_rows, group
+from sok_lite.engine.segments import cut, gather_rows, group
 
 __all__ = [
     "Partitioner",
@@ -157,7 +156,7 @@ def send_keys(
     if num_tables > 1:
         pieces = _pieces(recv_counts, range(num_tables), keys)
         keys = np.concatenate([pieces[r][t] for t in range(num_tables) for r in range(comm.size)])
-    return _split(backend.from_host(keys), recv_counts.sum(axis=0)), route
+    return cut(backend.from_host(keys), recv_counts.sum(axis=0)), route
 
 
 def return_rows(route: Route, rows: Sequence[Array]) -> list[Array]:
@@ -184,14 +183,14 @@ def return_rows(route: Route, rows: Sequence[Array]) -> list[Array]:
     for tables in _same_format(rows):
         message = rows[tables[0]]  # of one table alone they lie rank by rank already
         if len(tables) > 1:
-            pieces = [_split(rows[t], route.recv_counts[:, t]) for t in tables]
+            pieces = [cut(rows[t], route.recv_counts[:, t]) for t in tables]
             message = backend.xp.concatenate([piece[rank] for rank in ranks for piece in pieces])
         received = _trip(route, message, tables, back=True)
         index = _send_order(route, tables)
         place = backend.xp.empty_like(index)
         place[index] = backend.xp.arange(len(index), dtype=np.int32)
         sizes = route.send_counts[:, tables].sum(axis=0)
-        for t, part in zip(tables, _split(_gather(backend, received, place), sizes), strict=True):
+        for t, part in zip(tables, cut(_gather(backend, received, place), sizes), strict=True):
             results[t] = part
     return results
 
@@ -285,7 +284,7 @@ def _owners(
     kinds = [key_dtype(kind) if isinstance(kind, str) else kind for kind in key_dtypes]
     if len(set(kinds)) == 1 and not callable(partitioner):
         return owner(all_keys, size, kinds[0], partitioner)
-    xp, parts = backend.xp, zip(_split(all_keys, table_sizes), kinds, strict=True)
+    xp, parts = backend.xp, zip(cut(all_keys, table_sizes), kinds, strict=True)
     return xp.concatenate([owner(keys, size, kind, partitioner, xp) for keys, kind in parts])
 
 
@@ -318,14 +317,9 @@ def _send_order(route: Route, tables: list[int]) -> Array:
 def _pieces(counts: np.ndarray, tables: Sequence[int], array: Array) -> list[list[Array]]:
     """Cuts an array that lies rank by rank, table by table within a rank; `[rank][i]` is a view."""
     counts = counts[:, list(tables)]
-    parts = _split(array, counts.reshape(-1))
+    parts = cut(array, counts.reshape(-1))
     width = counts.shape[1]
     return [parts[rank * width : (rank + 1) * width] for rank in range(len(counts))]
-
-
-def _split(array: Array, sizes: np.ndarray) -> list[Array]:
-    ends = split_offsets(sizes).tolist()
-    return [array[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _concatenate(backend: Backend, arrays: Sequence[Array]) -> Array:

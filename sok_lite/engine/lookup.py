@@ -1,7 +1,7 @@
 """One whole lookup and its gradient, for all tables of a call together, over all ranks.
 
  forward    one rank        keys -> find and pool, in one launch; new keys are inserted
-            several ranks   keys -> unique -> send_keys -> find and copy -> return_rows -> pool
+            several ranks   keys -> dedup -> send_keys -> find and copy -> return_rows -> pool
  backward                   sums of what belongs to one key of this rank, in pieces and a fixed
                             order; with several ranks first of one key that this rank asked for,
                             then send_grads
@@ -18,6 +18,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import publish
 from sok_lite.comm import Communicator
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.combine import (
     coefficients_of,
     combine,
@@ -28,11 +29,11 @@ from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.recent import remember
 from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.segments import Distinct, Terms, dedup, group, segment_sums
+from sok_lite.engine.segments import Distinct, Terms, cut, dedup, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import Asked, Output, WrongSplitsError, look_up
-from sok_lite.engine.trail import Room, Trail, cut, starts_of
+from sok_lite.engine.trail import Room, Trail
 
 
 class Part(NamedTuple):
@@ -182,7 +183,7 @@ def backward(
         indices, factors = index, coefficients
     else:
         num_asked = trail.route.send_counts.sum(axis=0)
-        items = (starts_of(trail.num_items), starts_of(num_asked))
+        items = (split_offsets(trail.num_items), split_offsets(num_asked))
         terms = [Terms(grads, index[i], coefficients[i]) for i, grads in enumerate(out_grads)]
         asked = segment_sums(backend, group(backend, trail.inverse, *items), terms)
         rows = send_grads(trail.route, asked)
@@ -213,7 +214,7 @@ def _weight_grads(
     """Returns the gradients by the weights of each part, None where it has none."""
     results: list[Array | None] = [None] * len(parts)
     inverses = None if trail.inverse is None else cut(trail.inverse, trail.num_items)
-    starts = starts_of(trail.route.send_counts.sum(axis=0))
+    starts = split_offsets(trail.route.send_counts.sum(axis=0))
     for i, (_, weights, combiner) in enumerate(parts):
         if weights is not None:
             inverse = None if inverses is None else inverses[i] - np.int32(starts[i])
@@ -240,7 +241,7 @@ class Owned(NamedTuple):
 
 def deduplicated(backend: Backend, trail: Trail) -> Owned:
     """Returns the distinct keys of a lookup that this rank was asked."""
-    begin = starts_of(trail.num_owned)
+    begin = split_offsets(trail.num_owned)
     distinct = dedup(backend, trail.keys, begin)
     sizes = np.diff(distinct.starts)
     keys, rows = (backend.xp.take(each, distinct.first) for each in (trail.keys, trail.rows))
@@ -266,7 +267,7 @@ class _Items:
             _joined(backend, [part.row_splits for part in parts]),
         )
         self.sizes = np.array([part.keys.size for part in parts], np.int64)
-        self.begin = starts_of(self.sizes)
+        self.begin = split_offsets(self.sizes)
 
 
 class _Found:

@@ -5,6 +5,7 @@ each table start. What is found of them is numbered by first occurrence and so l
 too. The number of launches does not depend on the number of tables.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
@@ -292,6 +294,12 @@ def checked_labels(backend: Backend, inverse: Array) -> Array:
     if inverse.ndim != 1:
         raise ValueError(f"`inverse` must have one dimension. Received: shape {inverse.shape}.")
     return backend.xp.ascontiguousarray(inverse)
+
+
+def cut(array: Array, sizes: Sequence[int] | np.ndarray) -> list[Array]:
+    """Returns views of an array (n, ...), one after the other, of the given lengths."""
+    ends = split_offsets(sizes).tolist()
+    return [array[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def last_of_each(backend: Backend, inverse: Array, num_unique: int) -> Array:

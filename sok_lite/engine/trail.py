@@ -8,6 +8,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.comm import Communicator
 from sok_lite.engine.exchange import Route
+from sok_lite.engine.segments import cut
 
 Empty = Callable[[tuple[int, ...]], Array]
 # Gives memory for float32 results of some shapes.
@@ -71,17 +72,6 @@ class Trail(NamedTuple):
     def splits_of_parts(self) -> list[Array]:
         """Returns the row splits of each part, (its rows + 1,) int64."""
         return cut(self.row_splits, self.batch_sizes + 1)
-
-
-def cut(array: Array, lengths: np.ndarray) -> list[Array]:
-    """Returns views of an array (n, ...), one after the other."""
-    ends = np.cumsum(lengths).tolist()
-    return [array[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
-
-
-def starts_of(lengths: np.ndarray) -> np.ndarray:
-    """Returns where pieces of some lengths start that follow each other, and where they end."""
-    return np.concatenate([[0], np.cumsum(lengths)])
 
 
 def pack(backend: Backend, trail: Trail, empty: Empty | None = None) -> Array:

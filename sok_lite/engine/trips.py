@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.exchange import return_rows, send_grads
 from sok_lite.engine.lookup import deduplicated
-from sok_lite.engine.segments import Terms, gather_rows, group, segment_sums
-from sok_lite.engine.trail import Trail, cut, starts_of
+from sok_lite.engine.segments import Terms, cut, gather_rows, group, segment_sums
+from sok_lite.engine.trail import Trail
 
 __all__ = ["collect", "items", "spread"]
 
@@ -53,7 +54,7 @@ def items(backend: Backend, trail: Trail) -> list[tuple[Array, Array]]:
     """Returns of each item of each part, (n,) int64, which of the keys that were asked it has, and
     its row of the batch."""
     xp = backend.xp
-    starts = starts_of(trail.route.send_counts.sum(axis=0))
+    starts = split_offsets(trail.route.send_counts.sum(axis=0))
     inverses = None if trail.inverse is None else cut(trail.inverse, trail.num_items)
     results = []
     for i, row_splits in enumerate(trail.splits_of_parts()):

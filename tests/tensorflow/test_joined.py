@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite.backend import get_backend
+from sok_lite.engine import segments
 from sok_lite.host_call import on_device
 from sok_lite.joined import (
     Room,
@@ -15,7 +16,6 @@ from sok_lite.joined import (
     join,
     joined_rows,
     joined_tensor,
-    pieces,
     rows_of,
     shapes_of,
 )
@@ -98,7 +98,7 @@ def test_keys_are_joined_and_come_apart(mode):
     expected = [-1, 2**31 - 1, -1, -(2**63), 0, -(2**63), 2**63 - 1]
     np.testing.assert_array_equal(joined, expected)
     parts = mode(lambda: cut(joined, np.array([2, 3, 0, 2]), 4))()
-    views = pieces(joined.numpy(), [2, 3, 0, 2])
+    views = segments.cut(joined.numpy(), [2, 3, 0, 2])
     for part, view, original in zip(parts, views, keys, strict=True):
         np.testing.assert_array_equal(part, view)
         np.testing.assert_array_equal(from_int64(part, original.dtype), original)
@@ -106,7 +106,7 @@ def test_keys_are_joined_and_come_apart(mode):
 
 def test_arrays_leave_as_one_tensor():
     for lengths in ([3], [2, 0, 5]):
-        arrays = pieces(np.arange(sum(lengths)), lengths)
+        arrays = segments.cut(np.arange(sum(lengths)), lengths)
         whole = joined_tensor(arrays, tf.int64, CPU)
         np.testing.assert_array_equal(whole, np.arange(sum(lengths)))
 

@@ -57,7 +57,7 @@ class Asked(NamedTuple):
       unique_keys: a promise that no key repeats.
       given: (n,) uint64 of keys that do not repeat: scores or increments of the caller's.
       evicted: grows by what was evicted; None: it is not wanted.
-      also: prepares what is to be done when `rows` is complete.
+      also: actions to be taken when `rows` is complete.
     """
 
     table: Inserts
