@@ -12,10 +12,10 @@ import argparse
 import numpy as np
 from bench_common import backends, num_threads, result, timed
 
-from sok_lite.engine.combine import combine, combine_grad
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.optimizers.rule import apply_rule
+from sok_lite.engine.pooling import combine, combine_grad
 from sok_lite.engine.segments import group, unique
 from sok_lite.engine.table import make_table
 

@@ -19,10 +19,10 @@ from bench_common import result
 from sok_lite.backend import Array, Backend
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine import lookup
-from sok_lite.engine.apply import Update, apply_updates
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import Adam
 from sok_lite.engine.table import EmbeddingTable, make_table
+from sok_lite.engine.update import Update, apply_updates
 from tests.support.simt import device
 from tests.support.simt.backend import simt_backend, unavailable
 

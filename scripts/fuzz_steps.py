@@ -8,9 +8,9 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
-from sok_lite.engine.apply import Update, apply_updates
 from sok_lite.engine.optimizers import Momentum
 from sok_lite.engine.table import EmbeddingTable, snapshot
+from sok_lite.engine.update import Update, apply_updates
 
 DIM = 2
 _SPACE = 400  # keys are of so many

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.dynamic_variable import DynamicVariable
-from sok_lite.engine.combine import normalise_combiner
 from sok_lite.engine.lookup import Joined, row_splits_of
+from sok_lite.engine.pooling import normalise_combiner
 from sok_lite.engine.segments import cut
 from sok_lite.joined import Numbers, as_int64, join, join_numbers, listed, shapes_of
 from sok_lite.local_lookup import checked_keys

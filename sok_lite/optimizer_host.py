@@ -12,8 +12,8 @@ import tensorflow as tf
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
 from sok_lite.dynamic_variable import DynamicVariable
-from sok_lite.engine import apply
 from sok_lite.engine.segments import cut
+from sok_lite.engine.update import Update, apply_updates
 from sok_lite.joined import (
     as_int64,
     join,
@@ -119,12 +119,12 @@ class OptimizerHost:
         undecayed = rule if all(self._decays) else replace(rule, weight_decay=0.0)
         tables = [alive(reference).table for reference in self._variables]
         updates = [
-            apply.Update(table, rule if decays else undecayed, keys, grads, optimizer)
+            Update(table, rule if decays else undecayed, keys, grads, optimizer)
             for table, decays, (keys, grads) in zip(
                 tables, self._decays, self._gradients(tensors), strict=True
             )
         ]
-        count = apply.apply_updates(
+        count = apply_updates(
             *(updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding),
             check_only=check_only,
             along=along,

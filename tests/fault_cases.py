@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.apply import Update, apply_updates
 from sok_lite.engine.optimizers import SGD, Adagrad
 from sok_lite.engine.table import snapshot
 from sok_lite.engine.table.hkv import RefusedError
+from sok_lite.engine.update import Update, apply_updates
 from tests.fault_bench import DIM, NEW
 
 LAST_STAMP = 2**32 - 1
@@ -169,7 +169,7 @@ def _sgd_model(bench, oracle, state, table):
 def _reread(bench, oracle, state, table):
     """An update that no dict can follow to the bit: its rows are taken over, the others compared.
 
-    That the update itself is right is for test_apply.py.
+    That the update itself is right is for test_update.py.
     """
     keys = np.unique(known(bench))
     keys = keys[bench.backend.to_host(table.contains(keys))]

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.apply import Update, apply_updates
 from sok_lite.engine.optimizers import SGD
+from sok_lite.engine.update import Update, apply_updates
 from tests.engine.helpers import new_table
 from tests.table_audit import audit
 

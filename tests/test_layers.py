@@ -18,7 +18,7 @@ LAYERS = [
     ["sok_lite.engine.rows", "sok_lite.engine.rows.far_file", "sok_lite.engine.rows.allocator"],
     ["sok_lite.engine.rows.column"],
     ["sok_lite.engine.rows.access"],
-    ["sok_lite.engine.rows.store", "sok_lite.engine.combine"],
+    ["sok_lite.engine.rows.store", "sok_lite.engine.pooling"],
     ["sok_lite.engine.rows.tiers"],
     ["sok_lite.engine.initializer"],
     ["sok_lite.engine.initializer_spec"],
@@ -28,7 +28,7 @@ LAYERS = [
     ["sok_lite.engine.exchange"],
     ["sok_lite.engine.trail"],
     ["sok_lite.engine.optimizer_states"],
-    ["sok_lite.engine.lookup", "sok_lite.engine.apply"],
+    ["sok_lite.engine.lookup", "sok_lite.engine.update"],
     ["sok_lite.engine.trips"],
     ["sok_lite.gpu", "sok_lite.row_gradient", "sok_lite.inference", "sok_lite.table_summary"],
     ["sok_lite.tensor"],
@@ -123,7 +123,7 @@ def test_imports_point_down(path):
     [
         ("sok_lite.comm.single", "from sok_lite.engine import exchange"),
         ("sok_lite.engine.segments", "def f():\n    import sok_lite.engine.table.det"),
-        ("sok_lite.engine.combine", "import tensorflow as tf"),
+        ("sok_lite.engine.pooling", "import tensorflow as tf"),
         ("sok_lite.backend.cpu", "from horovod import tensorflow"),
     ],
 )

@@ -19,14 +19,14 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import publish
 from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.combine import (
+from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
+from sok_lite.engine.failure import failure_known_to_all, shared_failure
+from sok_lite.engine.pooling import (
     coefficients_of,
     combine,
     combine_weight_grad,
     normalise_combiner,
 )
-from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
-from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.recent import remember
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import Distinct, Terms, cut, dedup, group, segment_sums

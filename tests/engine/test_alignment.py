@@ -7,10 +7,10 @@ begin on 64 bytes and more.
 import numpy as np
 import pytest
 
-from sok_lite.engine.combine import combine, combine_grad, combine_weight_grad
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adam, Ftrl
 from sok_lite.engine.optimizers.rule import apply_rule
+from sok_lite.engine.pooling import combine, combine_grad, combine_weight_grad
 from sok_lite.engine.segments import gather_rows
 from sok_lite.engine.table import make_table
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.apply import Update, apply_updates
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.update import Update, apply_updates
 from tests.engine.helpers import new_table
 from tests.engine.own_process import run_limited
 from tests.table_audit import assert_lock_is_free, audit, audit_insides
@@ -299,7 +299,7 @@ def test_a_hundred_small_tables_take_little_memory():
     program = """
         import numpy as np
         from sok_lite.backend import get_backend
-        from sok_lite.engine.apply import Update, apply_updates
+        from sok_lite.engine.update import Update, apply_updates
         from sok_lite.engine.optimizers import Adagrad, Adam
         from tests.engine.helpers import new_table
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from sok_lite.backend.publish import NOTHING, Launch, publish, setting
-from sok_lite.engine.apply import Update, apply_updates
 from sok_lite.engine.optimizers import Adam
+from sok_lite.engine.update import Update, apply_updates
 from tests.engine.helpers import new_table
 from tests.table_audit import audit
 
 MODULES = [
-    "sok_lite.engine.apply",
+    "sok_lite.engine.update",
     "sok_lite.engine.rows.access",
     "sok_lite.engine.rows.store",
     "sok_lite.engine.rows.tiers",

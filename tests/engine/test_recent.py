@@ -5,9 +5,9 @@ import pytest
 
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import lookup
-from sok_lite.engine.apply import Update, apply_updates
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.recent import recall, remember
+from sok_lite.engine.update import Update, apply_updates
 from tests.engine.helpers import new_table
 
 

@@ -11,10 +11,10 @@ import time
 import numpy as np
 
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.engine.combine import combine, combine_grad
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
 from sok_lite.engine.optimizers.rule import apply_rule
+from sok_lite.engine.pooling import combine, combine_grad
 from sok_lite.engine.segments import Terms, dedup, group, segment_sum, segment_sums, unique
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv_index import STRATEGIES

@@ -12,7 +12,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
-from sok_lite.engine.combine import COMBINERS
+from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import unique
 from sok_lite.engine.table.index import NUM_COUNTS

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.engine.combine import (
+from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
+from sok_lite.engine.pooling import (
     combine,
     combine_grad,
     combine_weight_grad,
     normalise_combiner,
 )
-from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
 from sok_lite.engine.segments import segment_sum
 from tests.engine.helpers import on, sized
 from tests.reference import sum_in_pieces

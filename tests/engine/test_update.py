@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from sok_lite.engine.apply import NonFiniteGradientError, Update, apply_updates
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.optimizers import SGD, Adagrad, Momentum
 from sok_lite.engine.recent import remember
+from sok_lite.engine.update import NonFiniteGradientError, Update, apply_updates
 from tests.engine.helpers import new_table
 
 
