@@ -146,11 +146,12 @@ SOK_DEVICE void draw_rows(const SokShare share, const Draw& draw, const u64* val
               });
 }
 
-template <class Draw>
-SOK_DEVICE void draw_dense(const SokShare share, const Draw& draw, f32* out, i64 dim,
+template <class T, class Draw>
+SOK_DEVICE void draw_dense(const SokShare share, const Draw& draw, u8* out, i64 dim,
                            const i64* keys, i64 seed, i64 n) {
-  draw_all<f32>(share, draw, (u64)seed, keys, dim, n, sok_moves_quads(dim, out),
-                [=](i64 r) { return out + r * dim; });
+  T* to = (T*)out;
+  draw_all<T>(share, draw, (u64)seed, keys, dim, n, sok_moves_quads(dim, to),
+              [=](i64 r) { return to + r * dim; });
 }
 
 // Kernels, two for each distribution:
@@ -160,8 +161,8 @@ SOK_DEVICE void draw_dense(const SokShare share, const Draw& draw, f32* out, i64
 //   rows    (n,)           distinct row numbers; an absent one is skipped
 //   keys    (n,)           the key of each row
 //   seed                   of the table, 64 bits
-// draw_<distribution>: the same values without a table.
-//   out     (n, dim)  out
+// draw_<distribution>_<T>: the same values without a table.
+//   out     (n, dim) elements of T  out
 #define SOK_INIT_ROWS(T)                                                                          \
   SOK_ROW_KERNEL(init_uniform_##T)                                                                \
   (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, \
@@ -192,21 +193,30 @@ SOK_INIT_ROWS(f32)
 SOK_INIT_ROWS(f16)
 SOK_INIT_ROWS(bf16)
 
-SOK_ROW_KERNEL(draw_uniform)
-(const SokShare share, f32* out, i64 dim, const i64* keys, i64 seed, f32 low, f32 width, f32 high,
- i64 n) {
-  draw_dense(share, UniformDraw{low, width, high}, out, dim, keys, seed, n);
-}
-SOK_EXPORT(draw_uniform)
+#define SOK_DRAW(T)                                                                         \
+  SOK_ROW_KERNEL(draw_uniform_##T)                                                          \
+  (const SokShare share, u8* out, i64 dim, const i64* keys, i64 seed, f32 low, f32 width,   \
+   f32 high, i64 n) {                                                                       \
+    draw_dense<T>(share, UniformDraw{low, width, high}, out, dim, keys, seed, n);           \
+  }                                                                                         \
+  SOK_EXPORT(draw_uniform_##T)                                                              \
+  SOK_ROW_KERNEL(draw_normal_##T)                                                           \
+  (const SokShare share, u8* out, i64 dim, const i64* keys, i64 seed, f32 mean, f32 stddev, \
+   i64 n) {                                                                                 \
+    draw_dense<T>(share, NormalDraw{mean, stddev}, out, dim, keys, seed, n);                \
+  }                                                                                         \
+  SOK_EXPORT(draw_normal_##T)                                                               \
+  SOK_ROW_KERNEL(draw_truncated_normal_##T)                                                 \
+  (const SokShare share, u8* out, i64 dim, const i64* keys, i64 seed, f32 mean, f32 stddev, \
+   i64 n) {                                                                                 \
+    draw_dense<T>(share, TruncatedDraw{mean, stddev}, out, dim, keys, seed, n);             \
+  }                                                                                         \
+  SOK_EXPORT(draw_truncated_normal_##T)                                                     \
+  SOK_KERNEL(draw_constant_##T)(const SokShare share, u8* out, i64 dim, f32 value, i64 n) { \
+    SOK_FOR_EACH(i, n * dim) { from_f32(value, (T*)out + i); }                              \
+  }                                                                                         \
+  SOK_EXPORT(draw_constant_##T)
 
-SOK_ROW_KERNEL(draw_normal)
-(const SokShare share, f32* out, i64 dim, const i64* keys, i64 seed, f32 mean, f32 stddev, i64 n) {
-  draw_dense(share, NormalDraw{mean, stddev}, out, dim, keys, seed, n);
-}
-SOK_EXPORT(draw_normal)
-
-SOK_ROW_KERNEL(draw_truncated_normal)
-(const SokShare share, f32* out, i64 dim, const i64* keys, i64 seed, f32 mean, f32 stddev, i64 n) {
-  draw_dense(share, TruncatedDraw{mean, stddev}, out, dim, keys, seed, n);
-}
-SOK_EXPORT(draw_truncated_normal)
+SOK_DRAW(f32)
+SOK_DRAW(f16)
+SOK_DRAW(bf16)

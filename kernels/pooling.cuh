@@ -163,21 +163,23 @@ SOK_DEVICE void scale_columns(const T* from, i64 c, bool in_quads, f32 weight, f
   }
 }
 
-// The same, where an absent row may have a value all the same, that of a key that was missing.
+// The same, where the keys of some items were missing: what they have got is known, and `rows` does
+// not say it yet.
 template <class T, bool kWeighted>
 struct GivenItems {
   static constexpr bool kMayLack = true;
   StoredItems<T, kWeighted> stored;
-  const i32* number;  // which value an item has; -1: none
-  const T* values;    // null: none at all
+  NewRows got;
+  const T* values;  // of a new key without a row; null: none at all
   i64 dim;
   const f32* weights;
 };
 template <class T, bool kWeighted>
 SOK_DEVICE const T* item_row(const GivenItems<T, kWeighted>& items, i64 k) {
-  const T* row = item_row(items.stored, k);
-  if (row || !items.values || items.number[k] < 0) return row;
-  return items.values + items.number[k] * items.dim;
+  if (!was_missing(items.got, k)) return item_row(items.stored, k);
+  const u32 row = new_row(items.got, k);
+  if (row != SOK_ABSENT || !items.values) return item_row_of(items.stored, row);
+  return items.values + new_number(items.got, k) * items.dim;
 }
 template <class T, bool kWeighted>
 SOK_DEVICE f32 item_weight(const GivenItems<T, kWeighted>& items, i64 k) {

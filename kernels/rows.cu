@@ -29,35 +29,33 @@ SOK_DEVICE void rows_read(const SokShare share, i64 words, const u64* chunks, i6
   }
 }
 
-// Gives items the row numbers of their keys, and copies the rows.
+// Gives items whose keys were missing what these have got: a row number and a copy of the row or,
+// without a row, the value that was given for that.
 //
-// keys_rows    (k,)                row number of each key, or absent
-// index        (n,)                which key each item belongs to, -1: to none; null: item i to
-//                                  key i
-// places       (n,)                where item i goes; null: to i
-// rows         (at least n,)       out  row number of each item; null: not wanted
-// out          (at least n, words) out  rows; left as it was where there is none; null: not wanted
-// num_absent   (1,)                grows by the items without a row
+// got         see NewRows
+// rows        (n,)         out  row number of such an item, or absent
+// out         (n, words)   out  its row; null: not wanted
+// num_absent  (1,)         grows by such items without a row
 template <class W>
 SOK_DEVICE void rows_deliver(const SokShare share, i64 words, const u64* chunks, i64 shift,
-                             const u32* keys_rows, const i32* index, const i64* places, u32* rows,
-                             void* out, i64* num_absent, i64 n) {
+                             const NewRows& got, const void* values, u32* rows, void* out,
+                             i64* num_absent, i64 n) {
   i64 absent = 0;
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
-    if (SOK_AHEAD > 0 && out && r + SOK_AHEAD < n) {
-      i64 next = index ? (i64)index[r + SOK_AHEAD] : r + SOK_AHEAD;
-      if (next >= 0) sok_prefetch_row<W>(chunks, shift, words, keys_rows[next]);
-    }
-    i64 key = index ? (i64)index[r] : r, place = places ? places[r] : r;
-    u32 row = key < 0 ? SOK_ABSENT : keys_rows[key];
+    if (SOK_AHEAD > 0 && out && r + SOK_AHEAD < n && was_missing(got, r + SOK_AHEAD))
+      sok_prefetch_row<W>(chunks, shift, words, new_row(got, r + SOK_AHEAD));
+    if (!was_missing(got, r)) continue;
+    const u32 row = new_row(got, r);
     if (SOK_IS_FIRST_WORD(r)) {
-      if (rows) rows[place] = row;
+      rows[r] = row;
       absent += row == SOK_ABSENT;
     }
-    if (!out || row == SOK_ABSENT) continue;
-    const W* from = sok_row<W>(chunks, shift, words, row);
-    W* to = (W*)out + place * words;
-    SOK_FOR_EACH_WORD_OF_ROW(w, r, words) { to[w] = from[w]; }
+    if (!out) continue;
+    const W* from = row != SOK_ABSENT ? sok_row<W>(chunks, shift, words, row)
+                    : values          ? (const W*)values + new_number(got, r) * words
+                                      : nullptr;
+    W* to = (W*)out + r * words;
+    SOK_FOR_EACH_WORD_OF_ROW(w, r, words) { to[w] = from ? from[w] : W{}; }
   }
   sok_count(num_absent, absent);
 }
@@ -113,36 +111,38 @@ SOK_DEVICE void dense_gather(const SokShare share, i64 words, const void* x, con
   }
 }
 
-#define SOK_COPY_KERNELS(suffix, type)                                                         \
-  SOK_ROW_KERNEL(rows_read_##suffix)                                                           \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows, type* out,    \
-   i64 n) {                                                                                    \
-    SOK_COPY(type, dim, out, rows_read, chunks, shift, rows, out, n);                          \
-  }                                                                                            \
-  SOK_EXPORT(rows_read_##suffix)                                                               \
-  SOK_ROW_KERNEL(rows_deliver_##suffix)                                                        \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* keys_rows,          \
-   const i32* index, const i64* places, u32* rows, type* out, i64* num_absent, i64 n) {        \
-    SOK_COPY(type, dim, out, rows_deliver, chunks, shift, keys_rows, index, places, rows, out, \
-             num_absent, n);                                                                   \
-  }                                                                                            \
-  SOK_EXPORT(rows_deliver_##suffix)                                                            \
-  SOK_ROW_KERNEL(rows_write_##suffix)                                                          \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,               \
-   const type* values, const i32* source, i64 n) {                                             \
-    SOK_COPY(type, dim, values, rows_write, chunks, shift, rows, values, source, n);           \
-  }                                                                                            \
-  SOK_EXPORT(rows_write_##suffix)                                                              \
-  SOK_ROW_KERNEL(rows_swap_##suffix)                                                           \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,               \
-   const u32* others, i64 n) {                                                                 \
-    SOK_COPY(type, dim, (type*)nullptr, rows_swap, chunks, shift, rows, others, n);            \
-  }                                                                                            \
-  SOK_EXPORT(rows_swap_##suffix)                                                               \
-  SOK_ROW_KERNEL(dense_gather_##suffix)                                                        \
-  (const SokShare share, const type* x, i64 dim, const i32* index, type* out, i64 n) {         \
-    SOK_COPY(type, dim, (const type*)((u64)x | (u64)out), dense_gather, x, index, out, n);     \
-  }                                                                                            \
+#define SOK_COPY_KERNELS(suffix, type)                                                           \
+  SOK_ROW_KERNEL(rows_read_##suffix)                                                             \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows, type* out,      \
+   i64 n) {                                                                                      \
+    SOK_COPY(type, dim, out, rows_read, chunks, shift, rows, out, n);                            \
+  }                                                                                              \
+  SOK_EXPORT(rows_read_##suffix)                                                                 \
+  SOK_ROW_KERNEL(rows_deliver_##suffix)                                                          \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const i32* number, i64 first,    \
+   const i32* place, const u32* new_rows, const type* values, u32* rows, type* out,              \
+   i64* num_absent, i64 n) {                                                                     \
+    const NewRows got{number, first, place, new_rows};                                           \
+    SOK_COPY(type, dim, (const type*)((u64)values | (u64)out), rows_deliver, chunks, shift, got, \
+             values, rows, out, num_absent, n);                                                  \
+  }                                                                                              \
+  SOK_EXPORT(rows_deliver_##suffix)                                                              \
+  SOK_ROW_KERNEL(rows_write_##suffix)                                                            \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,                 \
+   const type* values, const i32* source, i64 n) {                                               \
+    SOK_COPY(type, dim, values, rows_write, chunks, shift, rows, values, source, n);             \
+  }                                                                                              \
+  SOK_EXPORT(rows_write_##suffix)                                                                \
+  SOK_ROW_KERNEL(rows_swap_##suffix)                                                             \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,                 \
+   const u32* others, i64 n) {                                                                   \
+    SOK_COPY(type, dim, (type*)nullptr, rows_swap, chunks, shift, rows, others, n);              \
+  }                                                                                              \
+  SOK_EXPORT(rows_swap_##suffix)                                                                 \
+  SOK_ROW_KERNEL(dense_gather_##suffix)                                                          \
+  (const SokShare share, const type* x, i64 dim, const i32* index, type* out, i64 n) {           \
+    SOK_COPY(type, dim, (const type*)((u64)x | (u64)out), dense_gather, x, index, out, n);       \
+  }                                                                                              \
   SOK_EXPORT(dense_gather_##suffix)
 
 // By width: rows of 4 or of 2 bytes an element.
@@ -175,6 +175,23 @@ SOK_ROW_KERNEL(rows_fill)
   sok_fill_rows<f32>(share, chunks, shift, dim, rows, value, n);
 }
 SOK_EXPORT(rows_fill)
+
+// Lists the rows that are claimed: freed near ones, the last one first, then new ones, then freed
+// far ones (engine/rows/allocator.py).
+//
+// near, far        (num_near,), (num_far,)  freed rows
+// take_near, take_new, take_far             how many of each are claimed
+// first_new                                 the first of the new ones
+// rows             (take_near + take_new + take_far,)  out
+SOK_KERNEL(rows_claim)(const SokShare share, const u32* near, i64 num_near, i64 take_near,
+                       i64 first_new, i64 take_new, const u32* far, i64 num_far, i64 take_far,
+                       u32* rows) {
+  SOK_FOR_EACH(i, take_near + take_new + take_far) {
+    const i64 j = i - take_near, k = j - take_new;
+    rows[i] = j < 0 ? near[num_near - 1 - i] : k < 0 ? (u32)(first_new + j) : far[num_far - 1 - k];
+  }
+}
+SOK_EXPORT(rows_claim)
 
 // Says that rows belong to keys from now on, and are cold; an absent row is skipped.
 //

@@ -28,6 +28,26 @@ SOK_DEVICE T* sok_row(const u64* chunks, i64 shift, i64 dim, u32 row) {
   return chunk + (i64)(row & ((1u << shift) - 1u)) * dim;
 }
 
+// What keys that were missing in a lookup have got.
+//
+// number    (n,)  which new key an item has, from `first` on; -1: its key was not missing
+// place     (u,)  which of new_rows each new key has, -1: none; null: the key's own number
+// new_rows        row numbers, or absent; null: no key has one
+struct NewRows {
+  const i32* number;
+  i64 first;
+  const i32* place;
+  const u32* new_rows;
+};
+SOK_DEVICE bool was_missing(const NewRows& got, i64 item) { return got.number[item] >= 0; }
+// The number of an item's key among the new ones of its table.
+SOK_DEVICE i64 new_number(const NewRows& got, i64 item) { return got.number[item] - got.first; }
+SOK_DEVICE u32 new_row(const NewRows& got, i64 item) {
+  if (!got.new_rows) return SOK_ABSENT;
+  const i64 number = new_number(got, item), place = got.place ? (i64)got.place[number] : number;
+  return place < 0 ? SOK_ABSENT : got.new_rows[place];
+}
+
 // A row as pieces of kWidth columns: 1 or, where sok_moves_quads says so, 4.
 template <int kWidth, class T>
 SOK_DEVICE SokColumns<T, kWidth>* sok_columns(T* row) {

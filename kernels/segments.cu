@@ -29,12 +29,12 @@ SOK_DEVICE i64 table_of(const i64* begin, i64 num_tables, i64 item) {
   return table;
 }
 
-// The scratch slots of a table: two for each of its items.
+// The scratch slots of a table: two for each of its items that take part.
 struct Slots {
   i64 end, from, size;  // where its items end; its slots
 };
-SOK_DEVICE Slots slots_of(const i64* begin, i64 table) {
-  return Slots{begin[table + 1], 2 * begin[table], 2 * (begin[table + 1] - begin[table])};
+SOK_DEVICE Slots slots_of(const i64* begin, const i64* room, i64 table) {
+  return Slots{begin[table + 1], 2 * room[table], 2 * (room[table + 1] - room[table])};
 }
 
 // Finds the scratch slot of every item that takes part.
@@ -42,30 +42,41 @@ SOK_DEVICE Slots slots_of(const i64* begin, i64 table) {
 // keys   (n,)
 // rows   (n,)  an item takes part if its row is absent; null: all do
 // begin  (num_tables + 1,)
-// heads  (2 n,)  in: -1; out: first item with the slot's key, or -1
+// room   (num_tables + 1,)  how many items take part in the tables before
+// heads  (2 num_items,)  num_items: that take part. In: -1; out: first item with the slot's key, or
+//                        -1. Where no key repeats (n,), in: anything
 // slots  (n,)    out  the slot of keys[i]; 0 of an item that takes no part
-template <class Key>
-SOK_DEVICE void insert_items(const SokShare share, const Key* keys, const u32* rows,
-                             const i64* begin, i64 num_tables, i32* heads, i32* slots, i64 n) {
+// repeat         whether keys may repeat
+SOK_KERNEL(dedup_insert)
+(const SokShare share, const i64* keys, const u32* rows, const i64* begin, const i64* room,
+ i64 num_tables, i64 repeat, i32* heads, i32* slots, i64 n) {
+  if (!repeat) {
+    SOK_FOR_EACH(i, n) {
+      slots[i] = (i32)i;
+      heads[i] = rows && rows[i] != SOK_ABSENT ? -1 : (i32)i;
+    }
+    return;
+  }
   SOK_FOR_EACH_BLOCK(first, count, n) {
     const i64 first_table = table_of(begin, num_tables, first);
     i64 start[SOK_BLOCK];
-    Slots own = slots_of(begin, first_table);
+    Slots own = slots_of(begin, room, first_table);
     for (i64 j = 0, table = first_table; j < count; ++j) {
-      while (first + j >= own.end) own = slots_of(begin, ++table);
-      const u64 hash = sok_hash((i64)keys[first + j]) >> 32;
+      while (first + j >= own.end) own = slots_of(begin, room, ++table);
+      if (rows && rows[first + j] != SOK_ABSENT) continue;
+      const u64 hash = sok_hash(keys[first + j]) >> 32;
       start[j] = own.from + (i64)(hash * (u64)own.size >> 32);
       sok_prefetch(heads + start[j]);
     }
-    own = slots_of(begin, first_table);
+    own = slots_of(begin, room, first_table);
     for (i64 j = 0, table = first_table; j < count; ++j) {
       const i32 item = (i32)(first + j);
-      while (item >= own.end) own = slots_of(begin, ++table);
+      while (item >= own.end) own = slots_of(begin, room, ++table);
       if (rows && rows[item] != SOK_ABSENT) {
         slots[item] = 0;
         continue;
       }
-      const Key key = keys[item];
+      const i64 key = keys[item];
       i64 slot = start[j];
       for (;;) {
         i32 head = sok_load(heads + slot);
@@ -83,18 +94,7 @@ SOK_DEVICE void insert_items(const SokShare share, const Key* keys, const u32* r
     }
   }
 }
-SOK_KERNEL(dedup_insert_i64)
-(const SokShare share, const i64* keys, const u32* rows, const i64* begin, i64 num_tables,
- i32* heads, i32* slots, i64 n) {
-  insert_items(share, keys, rows, begin, num_tables, heads, slots, n);
-}
-SOK_EXPORT(dedup_insert_i64)
-SOK_KERNEL(dedup_insert_u32)
-(const SokShare share, const u32* keys, const u32* rows, const i64* begin, i64 num_tables,
- i32* heads, i32* slots, i64 n) {
-  insert_items(share, keys, rows, begin, num_tables, heads, slots, n);
-}
-SOK_EXPORT(dedup_insert_u32)
+SOK_EXPORT(dedup_insert)
 
 // Marks the first item of each key, and counts them in every block of `words` words.
 //
@@ -123,10 +123,11 @@ SOK_EXPORT(dedup_count)
 //
 // heads     in: first item of each slot; out: number of its key
 // first     (n,)  out  the first item of each number
+// distinct  (n,)  out  the key of each number
 // num_keys  (1,)  out
 SOK_KERNEL(dedup_number)
-(const SokShare share, const i32* slots, i32* heads, const u32* marks, const i32* counts,
- i32* first, i64* num_keys, i64 words, i64 num_blocks, i64 n) {
+(const SokShare share, const i64* keys, const i32* slots, i32* heads, const u32* marks,
+ const i32* counts, i32* first, i64* distinct, i64* num_keys, i64 words, i64 num_blocks, i64 n) {
   const i64 num_words = (n + 31) / 32;
   i64 next = 0, counted = 0;
   SOK_FOR_EACH_WARP(b, num_blocks) {
@@ -141,6 +142,7 @@ SOK_KERNEL(dedup_number)
       SOK_FOR_EACH_BIT_OF_WARP(j, bits, number) {
         const i64 item = 32 * w + j;
         first[number] = (i32)item;
+        distinct[number] = keys[item];
         heads[slots[item]] = (i32)number;
       }
       next += sok_count_bits(bits);
@@ -152,7 +154,7 @@ SOK_EXPORT(dedup_number)
 
 // Tells every item its key's number, and where the numbers of each table start.
 //
-// rows      as of dedup_insert_i64
+// rows      as of dedup_insert
 // first     (num_keys,)
 // inverse   (n,)  out  number of each item's key, -1 if it did not take part. May be slots itself
 // starts    (num_tables + 1,)  in: the last is the number of all keys; out

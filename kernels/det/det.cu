@@ -43,8 +43,10 @@ SOK_DEVICE DetClaim det_claim(Slot* slots, i64 capacity, i64 empty_key, i64 recl
 
 // Inserts keys that are distinct and in no slot. There must be room for all of them.
 //
-// rows    (n,)  the row number that each key gets
-// counts  (2,)  grow by the number of erased slots that were used again, and of keys without a slot
+// rows    (n,)  the row number that each key gets; a key whose row is absent is skipped
+// counts  (3,)  grow by the number of erased slots that were used again, of keys without a slot,
+// and
+//               (det_erase) of slots that were erased
 SOK_TILE_KERNEL(det_insert)
 (const SokShare share, i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 stamp,
  const i64* keys, const u32* rows, i64* counts, i64 n) {
@@ -53,6 +55,7 @@ SOK_TILE_KERNEL(det_insert)
   SOK_FOR_EACH_TILE(i, n) {
     if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n)
       sok_prefetch(table + det_first_slot(keys[i + 2 * SOK_AHEAD], capacity));
+    if (rows[i] == SOK_ABSENT) continue;
     DetClaim claim =
         det_claim(table, capacity, empty_key, reclaim_key, keys[i], rows[i], (u32)stamp);
     if (!sok_is_leader()) continue;
@@ -65,30 +68,41 @@ SOK_TILE_KERNEL(det_insert)
 SOK_EXPORT(det_insert)
 
 // Erases keys that are distinct; a key that is in no slot is skipped.
+//
+// rows        (n,)  a key whose row is absent here is skipped; null: none is
+// counts      (3,)  see det_insert
+// num_erased  (1,)  grows by the keys that are erased; null: it is not wanted
 SOK_TILE_KERNEL(det_erase)
 (const SokShare share, i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, const i64* keys,
- i64 n) {
+ const u32* rows, i64* counts, i64* num_erased, i64 n) {
   Slot* table = (Slot*)slots;
+  i64 erased = 0, erased_slots = 0;
   SOK_FOR_EACH_TILE(i, n) {
+    if (rows && rows[i] == SOK_ABSENT) continue;
     i64 slot = det_probe<true>(table, capacity, empty_key, reclaim_key, keys[i]).slot;
     if (!sok_is_leader() || slot < 0) continue;
     if (slot >= capacity)
       table[slot].row = SOK_ABSENT;
     else
       sok_store(&table[slot].key, reclaim_key);
+    ++erased;
+    erased_slots += slot < capacity;
   }
+  sok_count(counts + 2, erased_slots);
+  if (num_erased) sok_count(num_erased, erased);
 }
 SOK_EXPORT(det_erase)
 
 // Writes row numbers or stamps of keys that are distinct; a key that is in no slot is skipped.
 //
-// rows    (n,)  new row numbers; null: they stay
+// rows    (n,)  new row numbers; null: they stay; a key whose row is absent here is skipped
 // stamps  (n,)  new stamps; null: they stay
 SOK_TILE_KERNEL(det_update)
 (const SokShare share, i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, const i64* keys,
  const u32* rows, const u32* stamps, i64 n) {
   Slot* table = (Slot*)slots;
   SOK_FOR_EACH_TILE(i, n) {
+    if (rows && rows[i] == SOK_ABSENT) continue;
     i64 slot = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]).slot;
     if (!sok_is_leader() || slot < 0) continue;
     if (rows) table[slot].row = rows[i];

@@ -63,12 +63,14 @@ SOK_DEVICE HkvVictim hkv_victim(const HkvTable& table, const HkvPlace& place, u3
 // evicted_keys    (n,)  out  where evicted_rows is not absent: the key that was there
 // evicted_rows    (n,)  out  its row number; absent: the slot was free
 // evicted_scores  (n,)  out  its score
+// num_refused     (1,)  grows by the keys that were refused
 SOK_TILE_KERNEL(hkv_insert)
 (const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
  i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, i64 may_evict, i64 may_refuse,
  const u64* given, const i64* keys, i64* placed, i64* evicted_keys, u32* evicted_rows,
- u64* evicted_scores, i64 n) {
+ u64* evicted_scores, i64* num_refused, i64 n) {
   HkvTable table = hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key);
+  i64 refused = 0;
   SOK_FOR_EACH_TILE(i, n) {
     if (i + SOK_AHEAD / 4 < n) hkv_prefetch_all(table, keys[i + SOK_AHEAD / 4]);
     i64 key = keys[i];
@@ -118,12 +120,14 @@ SOK_TILE_KERNEL(hkv_insert)
     evicted_keys[i] = evicted_key;
     evicted_rows[i] = evicted_row;
     evicted_scores[i] = evicted_score;
+    refused += slot < 0;
     if (slot < 0) continue;
     table.slots[slot].row = SOK_ABSENT;
     sok_store(&table.slots[slot].stamp, (u32)stamp);
     if (scores) sok_store(scores + slot, score);
     if (!is_reserved) sok_store_release(&table.slots[slot].key, key);
   }
+  sok_count(num_refused, refused);
 }
 SOK_EXPORT(hkv_insert)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
+from sok_lite.engine.dtypes import RowDtype, row_dtype
 
 # Parameters (a, b) of each distribution; a constant has no b.
 _PARAMETERS = {
@@ -84,22 +85,28 @@ class Initializer:
         """Writes the initial values of rows into the `value` column; see `filling`."""
         self.filling(backend, store, rows, keys, table_seed)()
 
-    def values(self, backend: Backend, keys: Array, dim: int, table_seed: int) -> Array:
-        """Returns the initial values of keys, (n, dim) float32, without a table.
+    def drawing(
+        self, backend: Backend, row_dtype: RowDtype, out: Array, keys: Array, table_seed: int
+    ) -> Action:
+        """Prepares to write the initial values of keys, without a table.
 
         Args:
           backend: where the arrays live.
+          row_dtype: format of the values.
+          out: (n, dim) storage, C-contiguous.
           keys: (n,) int64.
-          dim: elements of a row.
           table_seed: 64 bits that stand for the seed and the table's name.
         """
-        shape = (len(keys), dim)
-        if self.kind == "constant":
-            return backend.xp.full(shape, self.a, dtype=np.float32)
-        out = backend.xp.empty(shape, dtype=np.float32)
-        seed = _as_i64(table_seed)
-        name = f"draw_{self.kind}"
-        backend.launch(name, len(keys), out, dim, keys, seed, *self._scalars(), len(keys))
+        n, dim = out.shape
+        source = () if self.kind == "constant" else (keys, _as_i64(table_seed))
+        words = out.reshape(-1).view(np.uint8)
+        name = f"draw_{self.kind}_{row_dtype.suffix}"
+        return backend.prepared(name, n, words, dim, *source, *self._scalars(), n)
+
+    def values(self, backend: Backend, keys: Array, dim: int, table_seed: int) -> Array:
+        """Returns the initial values of keys, (n, dim) float32; see `drawing`."""
+        out = backend.xp.empty((len(keys), dim), dtype=np.float32)
+        self.drawing(backend, row_dtype("float32"), out, keys, table_seed)()
         return out
 
     def _scalars(self) -> tuple[float, ...]:

@@ -32,7 +32,8 @@ from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import Distinct, Terms, cut, dedup, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.table.lookups import Asked, Output, WrongSplitsError, look_up
+from sok_lite.engine.table.lookups import WrongSplitsError, look_up
+from sok_lite.engine.table.new_keys import Asked, Output
 from sok_lite.engine.trail import Room, Trail
 
 
@@ -120,10 +121,12 @@ def forward(
         for i, part in enumerate(checked):
             _check_splits(i, part)
         distinct = dedup(backend, items.keys, items.begin)
-        asked = backend.xp.take(items.keys, distinct.first)
-        num_asked = np.diff(distinct.starts)
     received, route = send_keys(
-        backend, comm, cut(asked, num_asked), [part.table.key_dtype for part in checked], tag=tag
+        backend,
+        comm,
+        cut(distinct.keys, distinct.sizes),
+        [part.table.key_dtype for part in checked],
+        tag=tag,
     )
     with failure_known_to_all(comm):
         num_owned = np.array([keys.size for keys in received])
@@ -243,9 +246,8 @@ def deduplicated(backend: Backend, trail: Trail) -> Owned:
     """Returns the distinct keys of a lookup that this rank was asked."""
     begin = split_offsets(trail.num_owned)
     distinct = dedup(backend, trail.keys, begin)
-    sizes = np.diff(distinct.starts)
-    keys, rows = (backend.xp.take(each, distinct.first) for each in (trail.keys, trail.rows))
-    return Owned(distinct, begin, cut(keys, sizes), cut(rows, sizes))
+    rows = backend.xp.take(trail.rows, distinct.first)
+    return Owned(distinct, begin, cut(distinct.keys, distinct.sizes), cut(rows, distinct.sizes))
 
 
 # ---------------------------------------------------------------- what a lookup finds
@@ -274,6 +276,7 @@ class _Found:
     """Keys that this rank is asked, and what its tables find of them.
 
     Attributes:
+      backend: where the arrays live.
       keys: (m,) int64, those of all parts.
       sizes: (num_parts,) int64, how many each part has.
       rows: (m,) uint32, row numbers, once they were looked up.
@@ -283,7 +286,7 @@ class _Found:
     """
 
     def __init__(self, backend: Backend, keys: Array, sizes: np.ndarray) -> None:
-        self.keys, self.sizes = keys, sizes
+        self.backend, self.keys, self.sizes = backend, keys, sizes
         self.rows = backend.xp.empty(keys.size, np.uint32)
         self.generations = [0] * len(sizes)
         self.sources: list[Array | None] = [None] * len(sizes)
@@ -298,58 +301,64 @@ class _Found:
         Returns:
           `pooled`, or of each part (m, dim) storage.
         """
-        keys, rows = cut(self.keys, self.sizes), cut(self.rows, self.sizes)
-        results: list[Array] = [None] * len(parts)
-        asked, numbers_of = [], _numbers_of_tables([part.table for part in parts])
+        if not parts:
+            return []
+        numbers_of = _numbers_of_tables([part.table for part in parts])
+        order = [i for numbers in numbers_of for i in numbers]
+        keys, rows, results = self.keys, self.rows, [*(pooled or [None] * len(parts))]
+        is_ordered = order == sorted(order)
+        if not is_ordered:  # a table comes twice: its keys are one batch
+            keys = self._reordered(keys, self.sizes, order)
+            rows = self.backend.xp.empty(keys.size, np.uint32)
+        asked, sizes = [], self.sizes.tolist()
         for numbers in numbers_of:
-            part = parts[numbers[0]]
-            xp = part.table.backend.xp
-            its_keys, its_rows = keys[numbers[0]], rows[numbers[0]]
-            if len(numbers) > 1:
-                its_keys = xp.concatenate([keys[i] for i in numbers])
-                its_rows = xp.empty(its_keys.size, np.uint32)
+            part, size = parts[numbers[0]], sum(sizes[i] for i in numbers)
             outputs, first = [], 0
             if pooled is None:
-                whole = part.table.store.output(int(its_keys.size))
-                outputs.append(Output(whole, 0, int(its_keys.size)))
+                whole = part.table.store.output(size)
+                outputs.append(Output(whole, 0, size))
             for i in numbers:
-                end = first + int(keys[i].size)
+                end = first + sizes[i]
                 if pooled is None:
                     results[i] = whole[first:end]
                 else:
                     pooling = (parts[i].row_splits, parts[i].weights, parts[i].combiner)
-                    outputs.append(Output(pooled[i], first, end, None, *pooling))
-                    results[i] = pooled[i]
+                    outputs.append(Output(pooled[i], first, end, *pooling))
                 first = end
             treatment = (part.insert, part.missing, part.filter_ratio)
-            asked.append(Asked(part.table, its_keys, its_rows, outputs, *treatment))
-        if not asked:
-            return results
-        tables = [each.table for each in asked]
-        holding(tables, lambda: self._looked_up(parts, numbers_of, asked, rows, pooled))
+            asked.append(Asked(part.table, size, outputs, *treatment))
+
+        def found() -> None:
+            absent = look_up(self.backend, keys, rows, asked)
+            if not is_ordered:
+                places = sorted(range(len(order)), key=order.__getitem__)
+                self.rows[...] = self._reordered(rows, self.sizes[order], places)
+            self._keep(parts, numbers_of, absent, pooled is not None)
+            for each in asked:
+                each.table._report_refused()
+
+        holding([each.table for each in asked], found)
         return results
 
-    def _looked_up(
+    def _reordered(self, array: Array, sizes: np.ndarray, order: Sequence[int]) -> Array:
+        """Returns the pieces of an array, of those sizes, in another order."""
+        pieces = cut(array, sizes)
+        return self.backend.xp.concatenate([pieces[i] for i in order])
+
+    def _keep(
         self,
         parts: Sequence[Part],
         numbers_of: Sequence[Sequence[int]],
-        asked: Sequence[Asked],
-        rows: Sequence[Array],
-        pooled: Sequence[Array] | None,
+        absent: Sequence[int],
+        is_pooled: bool,
     ) -> None:
-        """Looks up and keeps what the way back needs, while nobody else uses the tables."""
-        absent = look_up(asked[0].table.backend, asked)
-        for each, numbers, num_absent in zip(asked, numbers_of, absent, strict=True):
-            first = 0
+        """Keeps what the way back needs, while nobody else uses the tables."""
+        rows = cut(self.rows, self.sizes)
+        for numbers, num_absent in zip(numbers_of, absent, strict=True):
             for i in numbers:
-                self.generations[i] = each.table.generation
-                if len(numbers) > 1:
-                    rows[i][...] = each.rows[first : first + rows[i].size]
-                    first += int(rows[i].size)
-                if pooled is not None and parts[i].weights is not None:
+                self.generations[i] = parts[i].table.generation
+                if is_pooled and parts[i].weights is not None:
                     self.sources[i] = _source(parts[i], rows[i], num_absent > 0)
-        for each in asked:
-            each.table._report_refused()
 
 
 def _numbers_of_tables(tables: Sequence[EmbeddingTable]) -> list[list[int]]:

@@ -29,12 +29,31 @@ class Distinct(NamedTuple):
     Attributes:
       inverse: (n,) int32, which distinct key each item has; -1 of an item that was left out.
       first: (u,) int32, the first item with each.
+      keys: (u,) int64, the distinct keys.
       starts: (T + 1,) int64 on the host, where the distinct keys of each table start.
     """
 
     inverse: Array
     first: Array
+    keys: Array
     starts: np.ndarray
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many distinct keys each table has, (T,) int64 on the host."""
+        return np.diff(self.starts)
+
+
+class Missing(NamedTuple):
+    """Which items have no row.
+
+    Attributes:
+      rows: (n,) uint32, the row number of each item, or absent.
+      counts: (T,) on the host, how many are absent of each table.
+    """
+
+    rows: Array
+    counts: Sequence[int] | np.ndarray
 
 
 class Unique(NamedTuple):
@@ -84,16 +103,21 @@ class Terms(NamedTuple):
 
 
 def dedup(
-    backend: Backend, keys: Array, begin: Sequence[int] | np.ndarray, rows: Array | None = None
+    backend: Backend,
+    keys: Array,
+    begin: Sequence[int] | np.ndarray,
+    missing: Missing | None = None,
+    repeat: bool = True,
 ) -> Distinct:
     """Finds the distinct keys of each table, in order of first occurrence.
 
     It waits for the device once. The result never depends on thread timing.
 
     Args:
-      keys: (n,) int64 or uint32.
+      keys: (n,) int64.
       begin: (T + 1,), where the items of each table start, from 0 to n, ascending.
-      rows: (n,) uint32; only items take part whose row is absent. None: all do.
+      missing: says which items take part; None: all do.
+      repeat: whether keys may repeat; if not, it is less work.
 
     Raises:
       ValueError: more than 2**30 keys, which int32 numbers could not address.
@@ -104,25 +128,30 @@ def dedup(
         raise ValueError(f"A batch must have at most 2**30 keys. Received: {n}. Split it.")
     if n == 0:
         empty = xp.empty(0, np.int32)
-        return Distinct(empty, empty, np.zeros(num_tables + 1, np.int64))
-    where = backend.from_host(np.asarray(begin, np.int64))
+        return Distinct(empty, empty, keys, np.zeros(num_tables + 1, np.int64))
+    begin = np.asarray(begin, np.int64)
+    rows, room = (None, begin) if missing is None else (missing.rows, split_offsets(missing.counts))
+    where, rooms = cut(backend.from_host(np.concatenate([begin, room])), [num_tables + 1] * 2)
     starts = xp.empty(num_tables + 1, np.int64)
-    heads = xp.full(2 * n, -1, np.int32)
+    heads = xp.full(2 * int(room[-1]), -1, np.int32) if repeat else xp.empty(n, np.int32)
     slots, first = xp.empty(n, np.int32), xp.empty(n, np.int32)
+    distinct = xp.empty(n, np.int64)
     words = max(_BLOCK, -(-n // _MOST_BLOCKS)) // 32
     num_blocks = -(-n // (32 * words))
     marks, counts = xp.empty(-(-n // 32), np.uint32), xp.empty(num_blocks, np.int32)
-    insert = "dedup_insert_i64" if keys.dtype == np.int64 else "dedup_insert_u32"
-    backend.launch(insert, n, keys, rows, where, num_tables, heads, slots, n)
+    insert = (keys, rows, where, rooms, num_tables, int(repeat), heads, slots, n)
+    backend.launch("dedup_insert", n, *insert)
     # A block is worth many items: the launch is told their number, not the blocks'.
     blocks = (words, num_blocks, n)
     backend.launch("dedup_count", n, slots, heads, marks, counts, *blocks)
     total = starts[num_tables:]
-    backend.launch("dedup_number", n, slots, heads, marks, counts, first, total, *blocks)
+    number = (keys, slots, heads, marks, counts, first, distinct, total, *blocks)
+    backend.launch("dedup_number", n, *number)
     told = (slots, heads, rows, first, where, slots, starts, num_tables, n)
     backend.launch("dedup_inverse", n, *told)
     on_host = backend.to_host(starts)
-    return Distinct(slots, first[: int(on_host[-1])], on_host)
+    count = int(on_host[-1])
+    return Distinct(slots, first[:count], distinct[:count], on_host)
 
 
 def unique(backend: Backend, keys: Array) -> Unique:
@@ -134,9 +163,8 @@ def unique(backend: Backend, keys: Array) -> Unique:
     Raises:
       ValueError: more than 2**30 keys.
     """
-    inverse, first, _ = dedup(backend, keys, (0, keys.size))
-    words = gather_rows(backend, keys.view(np.uint32).reshape(-1, 2), first)
-    return Unique(words.reshape(-1).view(np.int64), inverse)
+    distinct = dedup(backend, keys, (0, keys.size))
+    return Unique(distinct.keys, distinct.inverse)
 
 
 def group(

@@ -1,6 +1,8 @@
 """A first row that a reader can compute in the head, tables that use it, and what tests need."""
 
+import operator
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +19,10 @@ class KeyInitializer:
     def filling(self, backend, store, rows, keys, table_seed):
         values = self.values(backend, keys, store.dim, table_seed)
         return store.writing(rows, store.to_storage(values))
+
+    def drawing(self, backend, row_dtype, out, keys, table_seed):
+        values = self.values(backend, keys, out.shape[1], table_seed)
+        return partial(operator.setitem, out, slice(None), row_dtype.to_storage(backend.xp, values))
 
     def values(self, backend, keys, dim, table_seed):
         values = (backend.to_host(keys) % 1000).astype(np.float32)

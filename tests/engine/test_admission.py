@@ -7,7 +7,7 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.table.admission import SightingCounter, drawn
+from sok_lite.engine.table.admission import SightingCounter, drawing
 from tests.engine.helpers import new_table, sized
 
 I64 = np.iinfo(np.int64)
@@ -15,6 +15,15 @@ I64 = np.iinfo(np.int64)
 
 def counting(backend, threshold, **options):
     return new_table(backend, 2, "hybrid", enter_threshold=threshold, **options)
+
+
+def drawn(backend, keys, ratio, seed, lookup):
+    """Which keys are drawn, (n,) bool; the count must say how many."""
+    xp = backend.xp
+    chosen, count = xp.full(keys.size, 7, np.uint8), xp.zeros(1, np.int64)
+    drawing(backend, keys, ratio, seed, lookup, chosen, count)()
+    assert int(count[0]) == int(chosen.sum())
+    return backend.to_host(chosen.view(bool))
 
 
 # -------------------------------------------------------------------- counting
@@ -206,8 +215,8 @@ def test_no_memory_for_counters_leaves_them_whole(backend, monkeypatch):
 
 def test_a_draw_is_the_same_on_every_backend_and_machine(backend):
     keys = np.arange(20, dtype=np.int64) * 2**40 - 7
-    got = backend.to_host(drawn(backend.from_host(keys), 0.5, -(2**62), 3)).tolist()
-    assert got == drawn(get_backend("cpu").from_host(keys), 0.5, -(2**62), 3).tolist()
+    got = drawn(backend, backend.from_host(keys), 0.5, -(2**62), 3).tolist()
+    assert got == drawn(get_backend("cpu"), keys, 0.5, -(2**62), 3).tolist()
     assert got == DRAWN
 
 
@@ -220,7 +229,7 @@ def test_the_share_that_is_drawn_is_the_chance(backend, ratio):
     n = 200_000
     for seed, lookup in ((0, 1), (-5, 1), (0, 2**32 - 1)):
         keys = backend.from_host(np.arange(n))
-        share = float(drawn(keys, ratio, seed, lookup).mean())
+        share = float(drawn(backend, keys, ratio, seed, lookup).mean())
         # Five standard deviations of a binomial.
         assert abs(share - ratio) <= 5 * (ratio * (1 - ratio) / n) ** 0.5
 
@@ -229,7 +238,7 @@ def test_draws_of_lookups_tables_and_neighbours_are_independent(backend):
     n = 200_000
     keys = backend.from_host(np.arange(n))
     draw = {
-        (seed, lookup): backend.to_host(drawn(keys, 0.5, seed, lookup))
+        (seed, lookup): drawn(backend, keys, 0.5, seed, lookup)
         for seed in (0, 1, -(2**63), 2**63 - 1)
         for lookup in (1, 2, 3)
     }

@@ -10,6 +10,7 @@ from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine import segments
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import (
+    Missing,
     Terms,
     dedup,
     gather_rows,
@@ -107,8 +108,9 @@ def distinct_of(keys, begin, takes_part=None):
     return inverse, first, starts
 
 
-def assert_distinct(backend, result, expected):
+def assert_distinct(backend, result, expected, keys):
     inverse, first, starts = expected
+    np.testing.assert_array_equal(backend.to_host(result.keys), np.asarray(keys, np.int64)[first])
     assert result.inverse.dtype == result.first.dtype == np.int32
     np.testing.assert_array_equal(backend.to_host(result.inverse), inverse)
     np.testing.assert_array_equal(backend.to_host(result.first), first)
@@ -126,13 +128,11 @@ TABLES = {
 
 
 @pytest.mark.parametrize("distinct", [1, 10, 10_000])
-@pytest.mark.parametrize("dtype", [np.int64, np.uint32])
 @pytest.mark.parametrize("sizes", TABLES.values(), ids=TABLES)
-def test_equal_keys_of_different_tables_are_different(backend, sizes, dtype, distinct):
+def test_equal_keys_of_different_tables_are_different(backend, sizes, distinct):
     keys, begin = some_keys(sizes, distinct)
-    keys = keys.astype(dtype)
     result = dedup(backend, backend.from_host(keys), begin)
-    assert_distinct(backend, result, distinct_of(keys, begin))
+    assert_distinct(backend, result, distinct_of(keys, begin), keys)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.1, 1.0])
@@ -141,8 +141,23 @@ def test_items_that_have_a_row_are_left_out(backend, sizes, part):
     keys, begin = some_keys(sizes, 20)
     takes_part = np.random.default_rng(1).random(keys.size) < part
     rows = np.where(takes_part, np.uint32(ABSENT), np.uint32(7))
-    result = dedup(backend, *on(backend, keys), begin, *on(backend, rows))
-    assert_distinct(backend, result, distinct_of(keys, begin, takes_part))
+    counts = [int(some.sum()) for some in np.split(takes_part, begin[1:-1])]
+    result = dedup(backend, *on(backend, keys), begin, Missing(*on(backend, rows), counts))
+    assert_distinct(backend, result, distinct_of(keys, begin, takes_part), keys)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("sizes", TABLES.values(), ids=TABLES)
+def test_keys_that_do_not_repeat_are_numbered_as_they_come(backend, sizes, part):
+    begin = np.concatenate([[0], np.cumsum(sizes)])
+    rng = np.random.default_rng(2)
+    keys = np.concatenate([rng.permutation(n) - n // 2 for n in sizes]).astype(np.int64)
+    takes_part = rng.random(keys.size) < part
+    rows = np.where(takes_part, np.uint32(ABSENT), np.uint32(7))
+    counts = [int(some.sum()) for some in np.split(takes_part, begin[1:-1])]
+    missing = Missing(*on(backend, rows), counts)
+    result = dedup(backend, *on(backend, keys), begin, missing, repeat=False)
+    assert_distinct(backend, result, distinct_of(keys, begin, takes_part), keys)
 
 
 @pytest.mark.parametrize("n", [1023, 1024, 1025, 7000])
@@ -151,7 +166,7 @@ def test_first_occurrences_are_numbered_from_block_to_block(backend, monkeypatch
     monkeypatch.setattr(segments, "_MOST_BLOCKS", most)
     keys, begin = some_keys([n // 3, n - n // 3], 2000)
     assert_distinct(
-        backend, dedup(backend, backend.from_host(keys), begin), distinct_of(keys, begin)
+        backend, dedup(backend, backend.from_host(keys), begin), distinct_of(keys, begin), keys
     )
 
 
@@ -162,7 +177,7 @@ def test_any_tables_of_any_int64(tables):
     begin = np.concatenate([[0], np.cumsum([len(keys) for keys in tables])])
     keys = np.array([key for table in tables for key in table], np.int64)
     result = dedup(backend, keys, begin)
-    assert_distinct(backend, result, distinct_of(keys.tolist(), begin.tolist()))
+    assert_distinct(backend, result, distinct_of(keys.tolist(), begin.tolist()), keys)
     groups = group(backend, result.inverse, begin, result.starts)
     np.testing.assert_array_equal(groups.order, np.argsort(result.inverse, kind="stable"))
 
@@ -244,7 +259,7 @@ def test_many_tables_are_the_same_for_any_number_of_threads(backend, threads):
     sizes = [hot, 0, 1, *(sized(backend, 31 * t, t) for t in range(36)), hot // 2]
     keys, begin = some_keys(sizes, 300, seed=threads)
     result = dedup(backend, backend.from_host(keys), begin)
-    assert_distinct(backend, result, distinct_of(keys, begin))
+    assert_distinct(backend, result, distinct_of(keys, begin), keys)
     assert_sums(backend, *many_tables(sizes, 300, dims=(3, 16), seed=threads))
 
 

@@ -147,23 +147,6 @@ def test_a_lookup_that_must_not_insert_changes_nothing(backend, var_type, n, mis
     assert_same(backend, table, oracle)
 
 
-@pytest.mark.parametrize("insert", [True, False])
-@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
-def test_an_index_says_which_key_each_row_is_of(backend, var_type, n, insert):
-    table, oracle = pair(backend, var_type)
-    keys = np.arange(50) * 3
-    for each in (table, oracle):
-        each.find_or_insert(keys[:25])
-    index = np.random.default_rng(n).integers(0, 50, n).astype(np.int32)
-    out = backend.xp.full((n, 4), -1, np.float32)
-    found = table.lookup(keys, index=backend.from_host(index), out=out, insert=insert)
-    assert found.values is out
-    expected = np.array([first_row(4)(key) for key in keys[index]]).reshape(n, 4)
-    np.testing.assert_array_equal(backend.to_host(out), expected)
-    assert found.num_absent == (0 if insert else 25)
-    assert table.size == (50 if insert else 25)
-
-
 def test_what_a_missing_key_gives_must_be_known(backend, var_type):
     with pytest.raises(ValueError, match="'initial' or 'zeros'.*'nan'"):
         make(backend, var_type).lookup([1], insert=False, missing="nan")

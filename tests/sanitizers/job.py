@@ -15,7 +15,7 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
 from sok_lite.engine.optimizers.rule import apply_rule
 from sok_lite.engine.pooling import combine, combine_grad
-from sok_lite.engine.segments import Terms, dedup, group, segment_sum, segment_sums, unique
+from sok_lite.engine.segments import Missing, Terms, dedup, group, segment_sum, segment_sums, unique
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv_index import STRATEGIES
 from tests.engine.helpers import first_row, new_table, run_threads
@@ -72,7 +72,8 @@ def engine():
     keys = np.where(rng.random(7000) < 0.5, 7, rng.integers(0, 1000, 7000))
     in_tables = dedup(backend, keys, begin)
     rows = np.where(rng.random(7000) < 0.5, np.uint32(0xFFFFFFFF), np.uint32(3))
-    dedup(backend, keys.astype(np.uint32), begin, rows)
+    absent = [int((part == 0xFFFFFFFF).sum()) for part in np.split(rows, begin[1:-1])]
+    dedup(backend, keys, begin, Missing(rows, absent))
     groups = group(backend, in_tables.inverse, begin, in_tables.starts)
     given = [np.arange(4000, dtype=np.int32)[::-1].copy(), None, None, None]
     terms = [

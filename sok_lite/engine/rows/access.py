@@ -30,6 +30,24 @@ class Copying(NamedTuple):
     out: Array
 
 
+class NewRows(NamedTuple):
+    """What keys that were missing in a lookup have got.
+
+    Attributes:
+      number: (n,) int32, which new key an item has, from `first` on; -1: its key was not missing.
+      first: the number of the first new key.
+      place: (u,) int32, which of `rows` each new key has, -1: none; None: its own number.
+      rows: uint32, row numbers, or absent; None: no key has one.
+      values: (u, dim) storage, what a new key gives without a row; None: zeros.
+    """
+
+    number: Array
+    first: int
+    place: Array | None
+    rows: Array | None
+    values: Array | None
+
+
 class RowAccess:
     """Columns of rows, for those who know the row numbers.
 
@@ -120,33 +138,21 @@ class RowAccess:
         kernel = f"rows_read_{suffix}"
         return self._prepared(kernel, self.column(column), int(rows.size), rows, words)
 
-    def delivering(
-        self,
-        rows: Array,
-        index: Array | None,
-        places: Array | None,
-        row_numbers: Array | None,
-        out: Array | None,
-        num_absent: Array,
-        num_items: int,
-    ) -> Action:
-        """Prepares to give items the row numbers of their keys and copies of the value rows.
+    def delivering(self, got: NewRows, rows: Array, out: Array | None, num_absent: Array) -> Action:
+        """Prepares to give items whose keys were missing what these have got.
 
         Args:
-          rows: (k,) uint32, row number of each key, or absent.
-          index: (n,) int32, which key each item belongs to, -1: to none; None: item i to key i.
-          places: (n,) int64, where item i goes; None: to i.
-          row_numbers: (at least n,) uint32, gets the row number of each item; None: not wanted.
-          out: (at least n, dim) from `output`, gets the rows; left as it was where there is none;
-            None: not wanted.
-          num_absent: (1,) int64, grows by the items without a row.
-          num_items: n.
+          got: says what.
+          rows: (n,) uint32, gets the row numbers of such items.
+          out: (n, dim) from `output`, gets their rows; None: not wanted.
+          num_absent: (1,) int64, grows by such items without a row.
         """
-        col = self.column()
-        kernel = f"rows_deliver_u{8 * col.dtype.itemsize}"
+        col, n = self.column(), int(rows.size)
         words = None if out is None else as_words(out)[1]
-        items = (rows, index, places, row_numbers, words, num_absent)
-        return self._prepared(kernel, col, num_items, *items)
+        values = None if got.values is None else as_words(got.values)[1]
+        kernel = f"rows_deliver_u{8 * col.dtype.itemsize}"
+        where = (got.number, got.first, got.place, got.rows, values)
+        return self._prepared(kernel, col, n, *where, rows, words, num_absent)
 
     # ---------------------------------------------------------------- write
 

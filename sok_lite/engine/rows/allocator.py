@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend import Array
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action
 
 
 class RowNumbers(NamedTuple):
@@ -42,11 +43,7 @@ class RowNumbers(NamedTuple):
         near = min(count, int(self.free_near.size))
         new_near = min(count - near, max(0, self.first_far - self.num_rows))
         far = min(count - near - new_near, int(self.free_far.size))
-        fresh = count - near - far
-        rows = xp.arange(self.num_rows, self.num_rows + fresh, dtype=np.uint32)
-        if near or far:
-            rows = xp.concatenate([_last(self.free_near, near), rows, _last(self.free_far, far)])
-        return Claim(rows, self, near, fresh)
+        return Claim(xp.empty(count, np.uint32), self, near, count - near - far)
 
     def releasing(self, xp: Any, rows: Array) -> "RowNumbers":
         """Returns what is left when rows (n,) uint32 are given back, distinct and none absent."""
@@ -72,7 +69,8 @@ class Claim(NamedTuple):
     """Rows that are chosen, and are nobody's until `taking` says what is left.
 
     Attributes:
-      rows: (count,) uint32, distinct: freed near ones, new ones, freed far ones.
+      rows: (count,) uint32, memory for them, which `listing` writes: freed near ones, new ones,
+        freed far ones.
       before: what they were chosen from.
       near, fresh: how many of them are freed near ones and new ones.
     """
@@ -81,6 +79,20 @@ class Claim(NamedTuple):
     before: RowNumbers
     near: int
     fresh: int
+
+    @property
+    def fresh_rows(self) -> Array:
+        """Those that were never handed out before."""
+        return self.rows[self.near : self.near + self.fresh]
+
+    def listing(self, backend: Backend) -> Action:
+        """Prepares to write `rows`."""
+        before, count = self.before, int(self.rows.size)
+        return backend.prepared(
+            *("rows_claim", count, before.free_near, int(before.free_near.size), self.near),
+            *(before.num_rows, self.fresh, before.free_far, int(before.free_far.size)),
+            *(count - self.near - self.fresh, self.rows),
+        )
 
     def taking(self, count: int | None = None) -> RowNumbers:
         """Returns what is left when the first `count` of the rows are taken; None: all."""
@@ -93,8 +105,3 @@ class Claim(NamedTuple):
             before.free_far[: before.free_far.size - far],
             before.first_far,
         )
-
-
-def _last(free: Array, count: int) -> Array:
-    """Returns the last `count` of a list, the very last first: the order in which they go."""
-    return free[free.size - count :][::-1]

@@ -219,11 +219,15 @@ class RowStore(RowAccess):
         """
         claim = self.numbers.claim(self.backend.xp, count)
         self._grow(claim.taking().num_rows)
-        fresh = claim.rows[claim.near : claim.near + claim.fresh]
-        for name in self.state_names:
-            if self._columns[name].initial != 0:
-                self.fill(name, fresh)
         return claim
+
+    def listing(self, claim: Claim) -> list[Action]:
+        """Prepares to write which rows the last claim has, and the states of new ones."""
+        with_values = [name for name in self.state_names if self._columns[name].initial != 0]
+        return [
+            claim.listing(self.backend),
+            *(self.filling(name, claim.fresh_rows) for name in with_values),
+        ]
 
     def taking(self, claim: Claim, count: int | None = None) -> list[Action]:
         """Prepares to take the first `count` rows of the last claim; None: all."""
@@ -239,7 +243,7 @@ class RowStore(RowAccess):
           MemoryError: no memory for them; the store is as it was.
         """
         claim = self.claim(count)
-        publish(self.taking(claim))
+        publish([*self.listing(claim), *self.taking(claim)])
         return claim.rows
 
     def free_near(self, count: int) -> Array:

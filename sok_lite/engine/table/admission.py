@@ -1,5 +1,6 @@
 """Which new keys get a row: by chance, or after they were seen often enough."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -12,34 +13,49 @@ from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.det_index import DetIndex
 
 
-def drawn(keys: Array, ratio: float, table_seed: int, lookup: int) -> Array:
-    """Returns which keys a draw with chance `ratio` chooses, (n,) bool.
+def drawing(
+    backend: Backend,
+    keys: Array,
+    ratio: float,
+    table_seed: int,
+    lookup: int,
+    drawn: Array,
+    count: Array | None = None,
+) -> Action:
+    """Prepares to draw keys with chance `ratio`.
 
     The draw is a function of the table, the number of the lookup and the key: the same on every
     backend, and another one at the key's next sighting.
 
     Args:
       keys: (n,) int64.
+      drawn: (n,) uint8, gets 1 for each key that is drawn, else 0.
+      count: (1,) int64, grows by the keys that are; None: it is not wanted.
     """
     salt = np.array([table_seed ^ (lookup * 0x9E3779B97F4A7C15 & 0x7FFFFFFFFFFFFFFF)], np.int64)
-    salt_hash = int(hash_keys(salt)[0])
-    bits = hash_keys(keys) ^ np.uint64(salt_hash)
-    # 53 bits: every one of them counts in a double.
-    uniform = (hash_keys(bits.view(np.int64)) >> np.uint64(11)).astype(np.float64) / 2.0**53
-    return uniform < ratio
+    salt_hash = int(hash_keys(salt).view(np.int64)[0])
+    # 53 bits of a hash are as good as a double from 0 to 1, and exact in both.
+    limit = math.ceil(ratio * 2.0**53)
+    n = int(keys.size)
+    return backend.prepared("admission_draw", n, keys, salt_hash, limit, drawn, count, n)
 
 
-class Counting(NamedTuple):
-    """Sightings that are to be counted.
+class Sightings(NamedTuple):
+    """One more sighting of some keys, before it is noted: (n,) int64, then uint32.
 
     Attributes:
-      has_entered: (n,) bool, which keys have been seen often enough by now. Their counts stay: one
-        that gets a row is forgotten next, one that gets none has entered again the next time.
-      actions: count the others.
+      keys: that were seen.
+      stamp: number of the lookup that saw them.
+      known: the new count of those that were seen before; ABSENT: it stays.
+      first: the count of those that were not; ABSENT: of no such key.
+      stamps: the stamp, for each of them.
     """
 
-    has_entered: Array
-    actions: list[Action]
+    keys: Array
+    stamp: int
+    known: Array
+    first: Array
+    stamps: Array
 
 
 class SightingCounter:
@@ -68,48 +84,77 @@ class SightingCounter:
         """Memory of the counters."""
         return self._index.num_bytes
 
-    def counting(self, keys: Array, stamp: int, mask: Array | None = None) -> "Counting":
-        """Prepares to count one sighting of distinct keys without a row.
+    def counting(
+        self, keys: Array, stamp: int, admitted: Array, counts: Array
+    ) -> tuple[Sightings, list[Action]]:
+        """Prepares to count one sighting of distinct keys without a row. Nothing of it is kept.
 
         Args:
           keys: (n,) int64.
           stamp: number of the lookup that saw them.
-          mask: (n,) bool, keys to leave uncounted where it is false; None: none.
+          admitted: (n,) uint8, in: whether the sighting of a key counts; gets whether it has been
+            seen often enough by now. The count of such a key stays: if it gets a row it is
+            forgotten next, if it gets none it has entered again the next time.
+          counts: (2,) int64, grow by the keys that have been seen often enough, and by those that
+            were not seen before.
+
+        Returns:
+          (what was counted, for `noting`; the actions that count it).
+        """
+        xp, n = self._backend.xp, int(keys.size)
+        self._index.clean()
+        search = self._index.searching(keys)
+        sightings = Sightings(keys, stamp, *(xp.empty(n, np.uint32) for _ in range(3)))
+        count = self._backend.prepared(
+            *("admission_count", n, search.rows, self.threshold, stamp, admitted),
+            *(*sightings[2:], counts, n),
+        )
+        return sightings, [*search.actions, count]
+
+    def noting(self, sightings: Sightings, num_first: int) -> list[Action]:
+        """Prepares to note sightings.
+
+        Args:
+          sightings: what `counting` has counted.
+          num_first: how many of the keys were not seen before.
 
         Raises:
           MemoryError: no memory for new counters; the counts are as they were.
         """
-        xp = self._backend.xp
-        found = self._index.find(keys).rows
-        is_new = found == np.uint32(ABSENT)
-        # Saturates far below ABSENT.
-        counts = xp.where(
-            is_new, np.uint32(1), xp.minimum(found, np.uint32(1 << 30)) + np.uint32(1)
-        )
-        is_counted = xp.ones(keys.size, bool) if mask is None else mask
-        has_entered = is_counted & (counts >= np.uint32(self.threshold))
-        counts = xp.where(has_entered, found, counts)
-        new, known = is_counted & is_new, is_counted & ~is_new
-        new_keys, known_keys = keys[new], keys[known]
-        self._index.make_room(int(new_keys.size))
-        stamps = xp.full(known_keys.size, stamp, np.uint32)
-        return Counting(
-            has_entered,
-            [
-                *self._index.updating(known_keys, rows=counts[known], stamps=stamps),
-                *self._index.inserting(new_keys, counts[new], stamp),
-            ],
-        )
+        keys, stamp, known, first, stamps = sightings
+        self._index.make_room(num_first)
+        return [
+            *self._index.updating(keys, rows=known, stamps=stamps),
+            *self._index.inserting(keys, first, stamp, num_first),
+        ]
 
     def count(self, keys: Array, stamp: int) -> Array:
-        """Counts one sighting of distinct keys without a row; see `counting`.
+        """Counts one sighting of distinct keys without a row.
 
         Returns:
           (n,) bool, whether each has been seen often enough.
         """
-        counting = self.counting(keys, stamp)
-        publish(counting.actions)
-        return counting.has_entered
+        xp = self._backend.xp
+        admitted, counts = xp.ones(int(keys.size), np.uint8), xp.zeros(2, np.int64)
+        sightings, actions = self.counting(keys, stamp, admitted, counts)
+        publish(actions)
+        publish(self.noting(sightings, int(counts[1])))
+        return admitted.view(bool)
+
+    def forgetting_those(self, keys: Array, rows: Array, num_forgotten: Array) -> Action:
+        """Prepares to forget the counts of keys that have a row now. `forgot` must follow, when it
+        is known how many.
+
+        Args:
+          keys: (n,) int64, distinct.
+          rows: (n,) uint32; a key whose row is absent is not forgotten.
+          num_forgotten: (1,) int64, grows by those that are.
+        """
+        return self._index.erasing_held(keys, rows, num_forgotten)
+
+    def forgot(self, count: int) -> list[Action]:
+        """Returns the actions that note how many keys were forgotten."""
+        return self._index.erased(count)
 
     def forgetting(self, keys: Array) -> list[Action]:
         """Prepares to forget the counts of distinct keys (n,) int64, such as have a row now."""

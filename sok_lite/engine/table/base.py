@@ -22,7 +22,8 @@ from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import last_of_each, unique
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.insertion import Inserts, NewKeys
-from sok_lite.engine.table.lookups import Asked, Output, look_up
+from sok_lite.engine.table.lookups import look_up
+from sok_lite.engine.table.new_keys import Asked, Output
 from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.results import Lookup
 
@@ -87,30 +88,28 @@ class EmbeddingTable(Inserts):
         keys = self._keys(keys)
         result = self._row_numbers(keys)
         if scores is None:
-            asked = Asked(self, keys, result, filter_ratio=filter_ratio, unique_keys=unique_keys)
+            size = int(keys.size)
+            asked = Asked(self, size, filter_ratio=filter_ratio, unique_keys=unique_keys)
+            look_up(self.backend, keys, result, [asked])
         else:
-            asked = self._asked_with_scores(keys, scores, result, filter_ratio)
-        look_up(self.backend, [asked])
+            self._find_or_insert_with_scores(keys, scores, result, filter_ratio)
         self._report_refused()
         return result
 
-    def _asked_with_scores(
+    def _find_or_insert_with_scores(
         self, keys: Array, scores: Any, result: Array, filter_ratio: float
-    ) -> Asked:
-        """Returns a lookup of each key once, with the last of its scores."""
-        xp, n = self.backend.xp, int(keys.size)
+    ) -> None:
+        """Looks up each key once, with the last of its scores."""
+        backend, n = self.backend, int(keys.size)
         scores = self._checked_scores(keys, scores)
-        distinct, inverse = unique(self.backend, keys)
-        given = xp.take(scores, last_of_each(self.backend, inverse, int(distinct.size)))
-        rows, nobody = self._row_numbers(distinct), xp.zeros(1, np.int64)
-        deliver = self.store.delivering(rows, inverse, None, result, None, nobody, n)
-        return Asked(
-            *(self, distinct, rows),
-            filter_ratio=filter_ratio,
-            unique_keys=True,
-            given=given,
-            also=[deliver],
-        )
+        distinct, inverse = unique(backend, keys)
+        size = int(distinct.size)
+        given = backend.xp.take(scores, last_of_each(backend, inverse, size))
+        rows = self._row_numbers(distinct)
+        spread = backend.prepared("dense_gather_u32", n, rows, 1, inverse, result, n)
+        asked = Asked(self, size, filter_ratio=filter_ratio, unique_keys=True, given=given)
+        look_up(backend, distinct, rows, [asked])
+        publish([spread])
 
     def _row_numbers(self, keys: Array) -> Array:
         """Returns memory for the row numbers of keys."""
@@ -122,7 +121,6 @@ class EmbeddingTable(Inserts):
         keys: Any,
         *,
         unique_keys: bool = False,
-        index: Array | None = None,
         out: Array | None = None,
         insert: bool = True,
         missing: str = "initial",
@@ -131,9 +129,8 @@ class EmbeddingTable(Inserts):
         """Returns the row of every key and its number; new keys are inserted.
 
         Args:
-          keys: (k,).
+          keys: (n,).
           unique_keys: a promise that no key repeats, which saves a pass when keys are new.
-          index: (n,) int32, which key each row of the result belongs to; None: every key once.
           out: (n, dim) of the storage dtype, C-contiguous, to write into; None: a new array.
           insert: whether keys without a row get one; if not, nothing but the counters changes.
           missing: what a key gives that has no row afterwards: "initial", the value it would start
@@ -147,15 +144,14 @@ class EmbeddingTable(Inserts):
         if missing not in ("initial", "zeros"):
             raise ValueError(f"`missing` must be 'initial' or 'zeros'. Received: {missing!r}.")
         keys = self._keys(keys)
-        out = self.store.output(int((keys if index is None else index).size), out=out)
+        whole = Output(self.store.output(int(keys.size), out=out), 0, int(keys.size))
         rows = self._row_numbers(keys)
         asked = Asked(
-            *(self, keys, rows, [Output(out, 0, int(keys.size), index)]),
-            *(insert, missing, filter_ratio, unique_keys),
+            *(self, whole.end, [whole], insert, missing, filter_ratio, unique_keys),
         )
-        (num_absent,) = look_up(self.backend, [asked])
+        (num_absent,) = look_up(self.backend, keys, rows, [asked])
         self._report_refused()
-        return Lookup(out, rows, num_absent)
+        return Lookup(whole.out, rows, num_absent)
 
     # ---------------------------------------------------------------- writes
 

@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.publish import Action
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.insertion import NewKeys, WithRows
 from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.results import GivesFirstRows
+from sok_lite.engine.table.stages import GIVE, Stage, Stages
 
 
 class DetTable(EmbeddingTable):
@@ -53,26 +54,29 @@ class DetTable(EmbeddingTable):
         init_capacity = checked_num_keys(name, "init_capacity", init_capacity)
         self.index: DetIndex = DetIndex(backend, self.key_dtype, name, init_capacity)
 
-    def _insert(
+    def _inserting(
         self,
         new: NewKeys,
         before: list[Action],
         after: WithRows,
+        counters: Array,
         evicted: list[Any] | None = None,
-    ) -> None:
+    ) -> Stages:
         n = int(new.keys.size)
         self.index.make_room(n)
         claim = self._claim(n)
         rows = claim.rows
-        self._content(new, rows)()
-        publish(
+        yield Stage(
+            GIVE,
             [
                 *before,
+                *self.store.listing(claim),
+                self._content(new, rows),
                 *self.store.taking(claim),
                 *self.index.inserting(new.keys, rows, new.stamp),
                 self._counting(inserted=n),
                 *after(rows),
-            ]
+            ],
         )
 
     def _scores(self, keys: Array) -> Array:

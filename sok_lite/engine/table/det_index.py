@@ -32,10 +32,12 @@ class DetIndex(Index):
     def __init__(
         self, backend: Backend, key_dtype: KeyDtype, name: str = "table", init_capacity: int = 0
     ) -> None:
-        self._num_erased = 0
-        # Erased slots used again, and keys that found no slot. Kernels count them, so that they
-        # are never behind what the slots hold.
-        self._counts = backend.xp.zeros(2, np.int64)
+        # At most so many slots were erased, and at least so many of them used again: what is
+        # certain without a look at the device.
+        self._num_erased = self._num_reused = 0
+        # Erased slots used again, keys that found no slot, and slots erased. Kernels count them,
+        # so that they are never behind what the slots hold.
+        self._counts = backend.xp.zeros(3, np.int64)
         super().__init__(backend, key_dtype, name, _capacity_for(init_capacity))
 
     def emptied(self) -> "DetIndex":
@@ -57,14 +59,23 @@ class DetIndex(Index):
         most = _MAX_LOAD_FACTOR * self.capacity
         if self.size + count > most:
             self._rehash(_capacity_for(self.size + count))
-        elif self.size + self._num_reclaimed + count > most:
+        elif self._has_reclaimed_above(most - self.size - count):
             self._rebuild_above(_MIN_RECLAIM_FACTOR)
 
-    def inserting(self, keys: Array, rows: Array, stamp: int) -> list[Action]:
-        """Prepares to insert distinct keys that are not there, after `make_room`."""
+    def inserting(
+        self, keys: Array, rows: Array, stamp: int, count: int | None = None
+    ) -> list[Action]:
+        """Prepares to insert distinct keys that are not there, after `make_room`.
+
+        Args:
+          keys: (n,) int64.
+          rows: (n,) uint32, their row numbers; a key whose row is absent is skipped.
+          stamp: number of the lookup that they come with.
+          count: how many are not skipped; None: all.
+        """
         n = int(keys.size)
         insert = self._prepared("det_insert", n, stamp, keys, rows, self._counts, n)
-        return [insert, *setting(self, size=self.size + n)]
+        return [insert, *setting(self, size=self.size + (n if count is None else count))]
 
     def insert(self, keys: Array, rows: Array, stamp: int) -> None:
         """Inserts distinct keys that are not there, after `make_room`, with their row numbers."""
@@ -85,7 +96,7 @@ class DetIndex(Index):
         self, keys: Array, rows: Array | None = None, stamps: Array | None = None
     ) -> list[Action]:
         """Prepares to write row numbers or stamps (n,) uint32 of distinct keys; a missing key is
-        skipped."""
+        skipped, and one whose new row is absent."""
         n = int(keys.size)
         return [self._prepared("det_update", n, keys, rows, stamps, n)]
 
@@ -99,12 +110,23 @@ class DetIndex(Index):
     def erasing(self, keys: Array) -> list[Action]:
         """Prepares to erase distinct keys that are all there."""
         n = int(keys.size)
-        marks = (keys == self.key_dtype.empty_key) | (keys == self.key_dtype.reclaim_key)
-        num_erased = self._num_erased + n - int(marks.sum())
-        return [
-            self._prepared("det_erase", n, keys, n),
-            *setting(self, size=self.size - n, _num_erased=num_erased),
-        ]
+        erase = self._prepared("det_erase", n, keys, None, self._counts, None, n)
+        return [erase, *self.erased(n)]
+
+    def erasing_held(self, keys: Array, rows: Array, num_erased: Array) -> Action:
+        """Prepares to erase distinct keys. `erased` must follow, when it is known how many.
+
+        Args:
+          keys: (n,) int64; one that is not there is skipped.
+          rows: (n,) uint32; a key whose row is absent here is skipped.
+          num_erased: (1,) int64, grows by those that are erased.
+        """
+        n = int(keys.size)
+        return self._prepared("det_erase", n, keys, rows, self._counts, num_erased, n)
+
+    def erased(self, count: int) -> list[Action]:
+        """Returns the actions that note how many keys were erased."""
+        return setting(self, size=self.size - count, _num_erased=self._num_erased + count)
 
     def erase(self, keys: Array) -> None:
         """Erases distinct keys; a missing one is skipped."""
@@ -131,13 +153,15 @@ class DetIndex(Index):
 
     # ---------------------------------------------------------------- inside
 
-    @property
-    def _num_reclaimed(self) -> int:
-        """Erased slots. On a GPU it waits where there are any."""
-        if not self._num_erased:
-            return 0
+    def _has_reclaimed_above(self, count: float) -> bool:
+        """Whether more slots than that were erased and not used again. On a GPU it waits where
+        that is not certain."""
+        if self._num_erased - self._num_reused <= count:
+            return False
         self.check()
-        return self._num_erased - int(self._counts[0])
+        num_reused, _, num_erased = self.backend.to_host(self._counts).tolist()
+        self._num_erased, self._num_reused = num_erased, num_reused
+        return num_erased - num_reused > count
 
     def _prepared(self, kernel: str, num_items: int, *args: object) -> Action:
         return self.backend.prepared(
@@ -146,7 +170,7 @@ class DetIndex(Index):
 
     def _rebuild_above(self, reclaim_factor: float) -> None:
         """Rids the index of erased slots if there are many and there is memory to do so."""
-        if self._num_reclaimed > reclaim_factor * self.capacity:
+        if self._has_reclaimed_above(reclaim_factor * self.capacity):
             # Erased slots cost time only: the index works on without the memory to be rebuilt.
             with contextlib.suppress(MemoryError):
                 self._rehash(self.capacity)
@@ -160,7 +184,6 @@ class DetIndex(Index):
 
     def _replacing(self, slots: Array, capacity: int, **others: int) -> list[Action]:
         """Returns the actions that put slots without erased ones in the place of those there."""
-        counts = self.backend.xp.zeros(2, np.int64)
-        return setting(
-            self, _slots=slots, capacity=capacity, _num_erased=0, _counts=counts, **others
-        )
+        counts = self.backend.xp.zeros(3, np.int64)
+        none = {"_num_erased": 0, "_num_reused": 0, "_counts": counts}
+        return setting(self, _slots=slots, capacity=capacity, **none, **others)

@@ -13,15 +13,17 @@ from sok_lite.engine.dtypes import is_integer, row_dtype
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.rows.tiers import RowTiers
-from sok_lite.engine.table.admission import SightingCounter, drawn
+from sok_lite.engine.table.admission import SightingCounter, drawing
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import changing
-from sok_lite.engine.table.hkv_index import HkvIndex
+from sok_lite.engine.table.hkv_index import HkvIndex, Placed
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.index import Warming
 from sok_lite.engine.table.insertion import Admission, NewKeys, WithRows
-from sok_lite.engine.table.lookups import Asked, Output, look_up
+from sok_lite.engine.table.lookups import look_up
+from sok_lite.engine.table.new_keys import Asked, Output
 from sok_lite.engine.table.results import GivesFirstRows
+from sok_lite.engine.table.stages import GIVE, PLACE, Count, Stage, Stages, counter
 
 
 class Evicted(NamedTuple):
@@ -42,18 +44,16 @@ class _Eviction(NamedTuple):
     """An insertion that has evicted, before the counters know of it.
 
     Attributes:
-      keys: (n,) int64, that were to be inserted.
-      rows: (n,) uint32, which they got, or ABSENT.
+      num_keys: how many were to be inserted.
       claim: rows from which they took theirs where a slot was free.
-      counts: (3,) int64: rows taken of the claim, keys placed, keys evicted.
+      counters: (len(Count),) int64, what the kernels have counted.
       size: of the index before.
       before: the counters before.
     """
 
-    keys: Array
-    rows: Array
+    num_keys: int
     claim: Claim
-    counts: Array
+    counters: Array
     size: int
     before: dict[str, int]
 
@@ -192,8 +192,8 @@ class HkvTable(EmbeddingTable):
         out = self.store.output(int(keys.size), out=out)
         evicted: list[Evicted] = []
         rows, whole = self._row_numbers(keys), Output(out, 0, int(keys.size))
-        asked = Asked(self, keys, rows, [whole], unique_keys=unique_keys, evicted=evicted)
-        look_up(self.backend, [asked])
+        asked = Asked(self, whole.end, [whole], unique_keys=unique_keys, evicted=evicted)
+        look_up(self.backend, keys, rows, [asked])
         self._report_refused(evicted)
         return out, self._gathered(evicted)
 
@@ -242,96 +242,113 @@ class HkvTable(EmbeddingTable):
     def _may_refuse(self) -> bool:
         return True
 
-    def _insert(
+    def _inserting(
         self,
         new: NewKeys,
         before: list[Action],
         after: WithRows,
+        counters: Array,
         evicted: list[Evicted] | None = None,
-    ) -> None:
+    ) -> Stages:
         n = int(new.keys.size)
         self.index.make_room(n)
         room = min(n, self.index.room)
         self.tiers.reserve(self.store.num_rows + room)
         claim = self._claim(room)
-        if not self._insert_where_free(new, claim, before, after):
-            self._insert_and_evict(new, claim, before, after, evicted)
-
-    def _insert_where_free(
-        self, new: NewKeys, claim: Claim, before: list[Action], after: WithRows
-    ) -> bool:
-        """Inserts new keys as long as the index can grow; returns whether all have found a slot.
-
-        Both buckets of a key can be full before the table is: then it grows early rather than lose
-        a key.
-        """
-        index, n = self.index, int(new.keys.size)
+        index, num_refused = self.index, 0
         while not index.is_full_size:
+            # Both buckets of a key can be full before the table is: then it grows early rather
+            # than lose a key.
             placed = index.unplaced(n)
-            place = index.placing(
-                new.keys, new.stamp, new.scores, placed, given_is_score=new.are_scores
-            )
             undo = [index.taking_back(new.keys, placed), *setting(self, _unfinished=None)]
-            publish([*setting(self, _unfinished=partial(publish, undo)), place])
-            if bool((placed.slots < 0).any()):
-                publish(undo)
-                index.double()
-                continue
-            rows = claim.rows
-            self._content(new, rows)()
-            done = (self.backend.xp.empty(n, np.uint32), self.backend.xp.zeros(3, np.int64))
-            publish(
-                [
-                    *before,
-                    *self.store.taking(claim),
-                    index.giving_rows(placed, rows, *done, one_each=True),
-                    *self.tiers.assigning(rows, new.keys),
-                    *setting(index, size=index.size + n),
-                    self._counting(inserted=n),
-                    *after(rows),
-                    *self._forgetting_next(new.keys),
-                ]
-            )
-            self._finish()
-            return True
-        return False
+            undoing = setting(self, _unfinished=partial(publish, undo))
+            place = self._placing(new, placed, counters)
+            counted = yield Stage(PLACE, [place, *undoing], is_counted=True)
+            if counted[Count.REFUSED] == num_refused:
+                yield from self._giving_rows(new, claim, placed, before, after, counters)
+                return
+            num_refused = counted[Count.REFUSED]
+            yield Stage(PLACE, undo)
+            index.double()
+        yield from self._evicting(new, claim, before, after, counters, evicted)
 
-    def _insert_and_evict(
+    def _placing(self, new: NewKeys, placed: Placed, counters: Array) -> Action:
+        num_refused = counter(counters, Count.REFUSED)
+        return self.index.placing(
+            *(new.keys, new.stamp, new.scores, placed, num_refused), given_is_score=new.are_scores
+        )
+
+    def _giving_rows(
+        self,
+        new: NewKeys,
+        claim: Claim,
+        placed: Placed,
+        before: list[Action],
+        after: WithRows,
+        counters: Array,
+    ) -> Stages:
+        """Gives rows to new keys all of which have found a free slot."""
+        index, n, rows = self.index, int(new.keys.size), claim.rows
+        done = (self.backend.xp.empty(n, np.uint32), counter(counters, Count.USED, Count.EVICTED))
+        actions = [
+            *before,
+            *self.store.listing(claim),
+            self._content(new, rows),
+            *self.store.taking(claim),
+            index.giving_rows(placed, rows, *done, one_each=True),
+            *self.tiers.assigning(rows, new.keys),
+            *setting(index, size=index.size + n),
+            self._counting(inserted=n),
+            *after(rows),
+        ]
+        if self.sightings is None:
+            yield Stage(GIVE, [*actions, *setting(self, _unfinished=None)])
+        else:
+            num_forgotten = counter(counters, Count.FORGOTTEN)
+            forget = self.sightings.forgetting_those(new.keys, rows, num_forgotten)
+            settling = setting(self, _unfinished=partial(self._settle_sightings, num_forgotten))
+            yield Stage(GIVE, [*actions, forget, *settling], is_counted=True)
+        self._finish()
+
+    def _evicting(
         self,
         new: NewKeys,
         claim: Claim,
         before: list[Action],
         after: WithRows,
+        counters: Array,
         evicted: list[Evicted] | None,
-    ) -> None:
+    ) -> Stages:
         """Inserts new keys into a table that grows no more.
 
         Which keys go is known when it has happened, so the counters follow in a second step.
         """
         xp, index, store, n = self.backend.xp, self.index, self.store, int(new.keys.size)
-        placed, counts = index.unplaced(n), xp.zeros(3, np.int64)
-        rows = xp.full(n, ABSENT, np.uint32)
-        eviction = _Eviction(new.keys, rows, claim, counts, index.size, dict(self._counts))
-        reading = []
+        placed, rows = index.unplaced(n), xp.empty(n, np.uint32)
+        counts = counter(counters, Count.USED, Count.EVICTED)
+        eviction = _Eviction(n, claim, counters, index.size, dict(self._counts))
+        reading, forgetting = [], []
         if evicted is not None:
             last_values = store.output(n)
             reading = [store.reading(placed.evicted_rows, last_values)]
-        publish(
-            [
-                *setting(self, _unfinished=partial(self._settle, eviction)),
-                *before,
-                *store.taking(claim),
-                index.placing(
-                    new.keys, new.stamp, new.scores, placed, given_is_score=new.are_scores
-                ),
-                *reading,
-                *(store.filling(state, placed.evicted_rows) for state in store.state_names),
-                index.giving_rows(placed, claim.rows, rows, counts, one_each=False),
-                self._content(new, rows),
-                *self.tiers.assigning(rows, new.keys),
-                *after(rows),
-            ]
-        )
+        if self.sightings is not None:
+            num_forgotten = counter(counters, Count.FORGOTTEN)
+            forgetting = [self.sightings.forgetting_those(new.keys, rows, num_forgotten)]
+        actions = [
+            *setting(self, _unfinished=partial(self._settle, eviction)),
+            *before,
+            *store.listing(claim),
+            *store.taking(claim),
+            self._placing(new, placed, counters),
+            *reading,
+            *(store.filling(state, placed.evicted_rows) for state in store.state_names),
+            index.giving_rows(placed, claim.rows, rows, counts, one_each=False),
+            self._content(new, rows),
+            *self.tiers.assigning(rows, new.keys),
+            *after(rows),
+            *forgetting,
+        ]
+        self._settle(eviction, (yield Stage(GIVE, actions, is_counted=True)))
         self._finish()
         if evicted is not None:
             has_evicted = placed.evicted_rows != np.uint32(ABSENT)
@@ -343,40 +360,41 @@ class HkvTable(EmbeddingTable):
                 )
             )
 
-    def _settle(self, eviction: _Eviction) -> None:
-        """Brings the counters to what the kernels have done. It can be done again."""
-        used, num_placed, num_evicted = (int(x) for x in self.backend.to_host(eviction.counts))
-        num_keys, before = int(eviction.keys.size), eviction.before
+    def _settle(self, eviction: _Eviction, counted: list[int] | None = None) -> None:
+        """Brings the counters to what the kernels have done. It can be done again.
+
+        Args:
+          counted: what they have counted; None: it is read.
+        """
+        if counted is None:
+            counted = self.backend.to_host(eviction.counters).tolist()
+        num_placed, num_evicted = counted[Count.PLACED], counted[Count.EVICTED]
+        num_keys, before = eviction.num_keys, eviction.before
         num_refused = num_keys - num_placed
         counts = {
             "inserted": before["inserted"] + num_placed,
             "evicted": before["evicted"] + num_evicted,
             "refused": before["refused"] + num_refused,
         }
+        used = min(counted[Count.USED], int(eviction.claim.rows.size))
         publish(
             [
-                *self.store.taking(eviction.claim, min(used, int(eviction.claim.rows.size))),
+                *self.store.taking(eviction.claim, used),
                 *setting(self.index, size=eviction.size + num_placed - num_evicted),
                 partial(self._counts.update, counts),
                 *(self._renewing() if num_evicted else ()),
                 *setting(self, _refused=(num_refused, num_keys)),
-                *self._forgetting_next(eviction.keys, eviction.rows),
+                *self._forgot(counted[Count.FORGOTTEN]),
             ]
         )
 
-    def _forgetting_next(self, keys: Array, rows: Array | None = None) -> list[Action]:
-        """Prepares to forget the sightings of keys next, of those that have a row.
+    def _settle_sightings(self, num_forgotten: Array) -> None:
+        """Brings the number of keys whose sightings are counted to what the kernels have done."""
+        publish(self._forgot(int(num_forgotten[0])))
 
-        Not before: a key that is refused, or finds no memory, need not be counted anew.
-        """
-        if self.sightings is None:
-            return setting(self, _unfinished=None)
-        return setting(self, _unfinished=partial(self._forget, keys, rows))
-
-    def _forget(self, keys: Array, rows: Array | None) -> None:
-        assert self.sightings is not None
-        have_rows = keys if rows is None else keys[rows != np.uint32(ABSENT)]
-        publish([*self.sightings.forgetting(have_rows), *setting(self, _unfinished=None)])
+    def _forgot(self, count: int) -> list[Action]:
+        forgot = [] if self.sightings is None else self.sightings.forgot(count)
+        return [*forgot, *setting(self, _unfinished=None)]
 
     def _begin(self) -> None:
         super()._begin()
@@ -413,14 +431,23 @@ class HkvTable(EmbeddingTable):
     def _slot_scores(self, stamps: Array, slots: Array) -> Array:
         return self.index.slot_scores(stamps, slots)
 
-    def _admission(self, keys: Array, filter_ratio: float) -> Admission:
-        mask: Array | None = None
+    def _admission(
+        self, keys: Array, filter_ratio: float, admitted: Array, counters: Array
+    ) -> Admission | None:
+        sightings, lookup, backend = self.sightings, self.num_lookups, self.backend
         actions: list[Action] = []
         if filter_ratio < 1.0:
-            mask = drawn(keys, filter_ratio, self._table_seed, self.num_lookups)
-        if self.sightings is not None:
-            mask, actions = self.sightings.counting(keys, self.num_lookups, mask)
-        return Admission(mask, actions)
+            count = counter(counters, Count.ADMITTED) if sightings is None else None
+            draw = (keys, filter_ratio, self._table_seed, lookup, admitted, count)
+            actions.append(drawing(backend, *draw))
+        if sightings is None:
+            return Admission(actions, lambda counted: []) if actions else None
+        counts = counter(counters, Count.ADMITTED, Count.FIRST_SEEN)
+        seen, counting = sightings.counting(keys, lookup, admitted, counts)
+        return Admission(
+            [*actions, *counting],
+            lambda counted: sightings.noting(seen, counted[Count.FIRST_SEEN]),
+        )
 
     def _clearing(self) -> list[Action]:
         actions = [*super()._clearing(), *self.tiers.clearing()]

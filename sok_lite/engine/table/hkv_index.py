@@ -100,7 +100,7 @@ class HkvIndex(Index):
         """Returns memory for what becomes of keys."""
         xp = self.backend.xp
         return Placed(
-            xp.full(num_keys, -1, np.int64),
+            xp.empty(num_keys, np.int64),
             xp.empty(num_keys, np.int64),
             xp.empty(num_keys, np.uint32),
             xp.empty(num_keys, np.uint64),
@@ -112,6 +112,7 @@ class HkvIndex(Index):
         stamp: int,
         given: Array | None,
         placed: Placed,
+        num_refused: Array,
         *,
         given_is_score: bool = False,
     ) -> Action:
@@ -123,6 +124,7 @@ class HkvIndex(Index):
         Args:
           given: (n,) uint64, as in `searching`.
           placed: gets what becomes of the keys.
+          num_refused: (1,) int64, grows by the keys that are refused.
           given_is_score: whether `given` are scores, whatever the strategy. A key whose given
             score is below all that it could evict is refused.
         """
@@ -134,7 +136,7 @@ class HkvIndex(Index):
         may_refuse = given is not None and STRATEGIES[strategy] == "kCustomized"
         return self._prepared(
             *("hkv_insert", n, stamp, strategy, epoch, int(may_evict), int(may_refuse)),
-            *(given, keys, *placed, n),
+            *(given, keys, *placed, num_refused, n),
         )
 
     def taking_back(self, keys: Array, placed: Placed) -> Action:
@@ -278,7 +280,7 @@ class HkvIndex(Index):
             placed, n = self.unplaced(int(at.size)), int(at.size)
             counts = xp.zeros(3, np.int64)
             rows, spare = xp.empty(n, np.uint32), at.astype(np.uint32)
-            self.placing(keys[at], 1, None, placed)()
+            self.placing(keys[at], 1, None, placed, xp.zeros(1, np.int64))()
             self.giving_rows(placed, spare, rows, counts, one_each=True)()
             self.size += int(counts[1])
             at = at[placed.slots < 0]

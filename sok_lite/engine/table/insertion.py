@@ -13,6 +13,7 @@ from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import last_of_each, segment_sum, unique
 from sok_lite.engine.table.index import Found, Warming
 from sok_lite.engine.table.removal import Removes
+from sok_lite.engine.table.stages import Stages, new_counters, run
 
 
 class NewKeys(NamedTuple):
@@ -36,15 +37,15 @@ class NewKeys(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """Which of some new keys get a row now.
+    """How it is decided which of some new keys get a row now.
 
     Attributes:
-      mask: (n,) bool; None: all.
-      actions: note what was seen, along with the insertion.
+      actions: write which, and count them.
+      noting: of what was counted, prepares to note what was seen, along with the insertion.
     """
 
-    mask: Array | None
     actions: list[Action]
+    noting: Callable[[list[int]], list[Action]]
 
 
 # Prepares what is to follow when new keys have their rows, (n,) uint32.
@@ -57,6 +58,23 @@ class Inserts(Removes):
     # ---------------------------------------------------------------- what an index decides
 
     @abstractmethod
+    def _inserting(
+        self,
+        new: NewKeys,
+        before: list[Action],
+        after: WithRows,
+        counters: Array,
+        evicted: list[Any] | None = None,
+    ) -> Stages:
+        """Gives rows to new keys, as far as it does not refuse them.
+
+        Args:
+          before: actions to be taken along, in front; none of the index, which may grow first.
+          after: prepares those to be taken when the keys have their rows; ABSENT if refused.
+          counters: of this table, see engine/table/stages.py.
+          evicted: grows by what was evicted; None: it is not wanted.
+        """
+
     def _insert(
         self,
         new: NewKeys,
@@ -64,13 +82,9 @@ class Inserts(Removes):
         after: WithRows,
         evicted: list[Any] | None = None,
     ) -> None:
-        """Gives rows to new keys, as far as it does not refuse them.
-
-        Args:
-          before: actions to be taken along, in front; none of the index, which may grow first.
-          after: prepares those to be taken when the keys have their rows; ABSENT if refused.
-          evicted: grows by what was evicted; None: it is not wanted.
-        """
+        """Does what `_inserting` does, for this table alone."""
+        counters = new_counters(self.backend, 1)
+        run(self.backend, counters, [self._inserting(new, before, after, counters[0], evicted)])
 
     @abstractmethod
     def _scores(self, keys: Array) -> Array:
@@ -84,9 +98,18 @@ class Inserts(Removes):
         """Says that keys of a call were refused, once everything else of it is done."""
         return None
 
-    def _admission(self, keys: Array, filter_ratio: float) -> Admission:
-        """Decides which of some distinct absent keys get a row now."""
-        return Admission(None, [])
+    def _admission(
+        self, keys: Array, filter_ratio: float, admitted: Array, counters: Array
+    ) -> Admission | None:
+        """Prepares to decide which of some distinct absent keys get a row now; None: all do.
+
+        Args:
+          keys: (n,) int64.
+          filter_ratio: chance of each one.
+          admitted: (n,) uint8, all 1; gets 0 for those that do not.
+          counters: of this table.
+        """
+        return None
 
     def _may_refuse(self) -> bool:
         """Whether keys that are inserted may get no row."""

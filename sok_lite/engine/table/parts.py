@@ -223,8 +223,14 @@ class TableParts(Exclusive, ABC):
 
     def initial_values(self, keys: Array) -> Array:
         """Returns what rows of keys (n,) int64 begin with, (n, dim) storage."""
-        values = self.initializer.values(self.backend, keys, self.dim, self._table_seed)
-        return self.store.to_storage(values)
+        values = self.store.output(int(keys.size))
+        self._drawing(values, keys)()
+        return values
+
+    def _drawing(self, out: Array, keys: Array) -> Action:
+        """Prepares to write what rows of keys begin with into `out`, from `store.output`."""
+        seed = self._table_seed
+        return self.initializer.drawing(self.backend, self.row_dtype, out, keys, seed)
 
     # ---------------------------------------------------------------- counters
 

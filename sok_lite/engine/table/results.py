@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
+from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.rows.store import RowStore
 
 
@@ -101,5 +102,7 @@ class GivesFirstRows(Protocol):
         The row numbers are read when the action is taken; an absent one is skipped.
         """
 
-    def values(self, backend: Backend, keys: Array, dim: int, table_seed: int) -> Array:
-        """Returns the first values of keys (n,) int64, (n, dim) float32."""
+    def drawing(
+        self, backend: Backend, row_dtype: RowDtype, out: Array, keys: Array, table_seed: int
+    ) -> Action:
+        """Prepares to write the first values of keys (n,) int64 into `out`, (n, dim) storage."""

@@ -1,0 +1,73 @@
+// Which of the new keys of a table get a row now: by chance, or after they were seen often enough.
+#include "hash.cuh"
+
+// Draws keys.
+//
+// keys      (n,)
+// salt      another one for each table and lookup
+// limit     out of 2^53, the chance to be drawn
+// admitted  (n,)  out  1 or 0
+// count     (1,)  grows by the keys that are drawn; null: it is not wanted
+SOK_KERNEL(admission_draw)
+(const SokShare share, const i64* keys, i64 salt, i64 limit, u8* admitted, i64* count, i64 n) {
+  i64 drawn = 0;
+  SOK_FOR_EACH(i, n) {
+    const u64 bits = sok_hash(keys[i]) ^ (u64)salt;
+    admitted[i] = (i64)(sok_hash((i64)bits) >> 11) < limit;
+    drawn += admitted[i];
+  }
+  if (count) sok_count(count, drawn);
+}
+SOK_EXPORT(admission_draw)
+
+// Counts one sighting of keys.
+//
+// sightings  (n,)  how often each key was seen before; absent: never
+// threshold  at so many sightings, at least 2, a key is admitted. Its count stays
+// admitted   (n,)  in: whether the sighting counts; out: whether the key is admitted
+// known      (n,)  out  the new count of a key that was seen before; absent: it stays
+// first      (n,)  out  the count of a key that was not seen before; absent: of no such key
+// stamps     (n,)  out  the stamp, for each key
+// counts     (2,)  grow by the keys that are admitted, and by those that were not seen before and
+//                  are counted now
+SOK_KERNEL(admission_count)
+(const SokShare share, const u32* sightings, i64 threshold, i64 stamp, u8* admitted, u32* known,
+ u32* first, u32* stamps, i64* counts, i64 n) {
+  i64 num_admitted = 0, num_first = 0;
+  SOK_FOR_EACH(i, n) {
+    const u32 before = sightings[i];
+    const bool is_counted = admitted[i] != 0, is_first = before == SOK_ABSENT;
+    // It stays far below what stands for an absent row.
+    const u32 now = is_first ? 1u : (before < (1u << 30) ? before : 1u << 30) + 1u;
+    const bool enters = is_counted && !is_first && now >= (u32)threshold;
+    admitted[i] = enters;
+    known[i] = !is_counted || is_first ? SOK_ABSENT : enters ? before : now;
+    first[i] = is_counted && is_first ? 1u : SOK_ABSENT;
+    stamps[i] = (u32)stamp;
+    num_admitted += enters;
+    num_first += is_counted && is_first;
+  }
+  sok_count(counts, num_admitted);
+  sok_count(counts + 1, num_first);
+}
+SOK_EXPORT(admission_count)
+
+// Lists the admitted keys.
+//
+// sums    (n,)  how many keys are admitted up to each one, of all tables of a call
+// before  how many are in the tables before this one
+// place   (n,)           out  the number of a key among those of its table; -1: it is not admitted
+// listed  (num_listed,)  out  the keys
+// source  (num_listed,)  out  the number of each in `keys`
+SOK_KERNEL(admission_list)
+(const SokShare share, const i64* keys, const u8* admitted, const i64* sums, i64 before, i32* place,
+ i64* listed, i32* source, i64 n) {
+  SOK_FOR_EACH(i, n) {
+    const i64 number = sums[i] - before - 1;
+    place[i] = admitted[i] ? (i32)number : -1;
+    if (!admitted[i]) continue;
+    listed[number] = keys[i];
+    source[number] = (i32)i;
+  }
+}
+SOK_EXPORT(admission_list)
