@@ -81,7 +81,7 @@ def cases(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[tuple[
         keys, begin = rng.zipf(1.3, n).astype(np.int64), np.array([0, n], np.int64)
         return keys, None, begin, 1, np.full(2 * n, -1, np.int32), np.zeros(n, np.int32), n
 
-    yield "dedup_insert_i64", parts_of(dedup)
+    yield "dedup_insert", parts_of(dedup)
 
     def adam():
         states = pointers(64), pointers(64), pointers(64)

@@ -133,7 +133,7 @@ def dedup(
     rows, room = (None, begin) if missing is None else (missing.rows, split_offsets(missing.counts))
     where, rooms = cut(backend.from_host(np.concatenate([begin, room])), [num_tables + 1] * 2)
     starts = xp.empty(num_tables + 1, np.int64)
-    heads = xp.full(2 * int(room[-1]), -1, np.int32) if repeat else xp.empty(n, np.int32)
+    heads = xp.full(max(1, 2 * int(room[-1])), -1, np.int32) if repeat else xp.empty(n, np.int32)
     slots, first = xp.empty(n, np.int32), xp.empty(n, np.int32)
     distinct = xp.empty(n, np.int64)
     words = max(_BLOCK, -(-n // _MOST_BLOCKS)) // 32

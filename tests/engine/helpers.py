@@ -1,13 +1,12 @@
 """A first row that a reader can compute in the head, tables that use it, and what tests need."""
 
-import operator
 import threading
-from functools import partial
 
 import numpy as np
 import pytest
 
 from sok_lite.backend.nvrtc import Nvrtc
+from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.table import make_table
 from tests.conftest import LONG
 from tests.support.simt.backend import is_simulated
@@ -21,8 +20,10 @@ class KeyInitializer:
         return store.writing(rows, store.to_storage(values))
 
     def drawing(self, backend, row_dtype, out, keys, table_seed):
-        values = self.values(backend, keys, out.shape[1], table_seed)
-        return partial(operator.setitem, out, slice(None), row_dtype.to_storage(backend.xp, values))
+        n, dim = out.shape
+        values = row_dtype.to_storage(backend.xp, self.values(backend, keys, dim, table_seed))
+        (suffix, words), each = as_words(values), backend.xp.arange(n, dtype=np.int32)
+        return backend.prepared(f"dense_gather_{suffix}", n, words, dim, each, as_words(out)[1], n)
 
     def values(self, backend, keys, dim, table_seed):
         values = (backend.to_host(keys) % 1000).astype(np.float32)

@@ -124,7 +124,7 @@ SHARED = {
     "det_insert": (("ld.volatile",), 64, 1),
     "det_rehash": (("ld.volatile",), 64, 1),
     "hkv_insert": (("ld.acquire.gpu", "st.release.gpu", "ld.volatile"), 64, 2),
-    "dedup_insert_i64": (("ld.volatile",), 32, 1),
+    "dedup_insert": (("ld.volatile",), 32, 1),
 }
 
 
@@ -191,7 +191,7 @@ def test_the_gpu_has_the_kernels_of_the_cpu_and_they_are_found_by_name():
         )
         assert all(mine == theirs or (mine == "?" and theirs not in "#.") for mine, theirs in pairs)
     assert sources.find_kernel("rows_read_u32", kernels).kind == "row"
-    assert sources.find_kernel("dedup_insert_i64", kernels).kind == ""
+    assert sources.find_kernel("dedup_insert", kernels).kind == ""
     assert sources.find_kernel("find", kernels).kind == "tile"
     with pytest.raises(AttributeError, match="No kernel 'rows_eat_u32'"):
         sources.find_kernel("rows_eat_u32", kernels)
@@ -272,7 +272,7 @@ from sok_lite.backend.cuda import CudaBackend
 backend = CudaBackend()
 # One thread an item, a row of lanes, a tile of lanes.
 for kernel, args in (
-    ("dedup_insert_i64", (None, None, None, 1, None, None, 1000)),
+    ("dedup_insert", (None, None, None, 1, None, None, 1000)),
     ("rows_fill", (None, 4, 8, None, 0.5, 1000)),
     ("det_update", (None, 64, -1, -2, None, None, None, 1000)),
 ):

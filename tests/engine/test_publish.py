@@ -19,7 +19,7 @@ MODULES = [
     "sok_lite.engine.rows.tiers",
     "sok_lite.engine.table.base",
     "sok_lite.engine.table.clock",
-    "sok_lite.engine.table.det",
+    "sok_lite.engine.table.new_keys",
     "sok_lite.engine.table.det_index",
     "sok_lite.engine.table.hkv",
     "sok_lite.engine.table.hkv_index",
@@ -27,6 +27,7 @@ MODULES = [
     "sok_lite.engine.table.insertion",
     "sok_lite.engine.table.lookups",
     "sok_lite.engine.table.removal",
+    "sok_lite.engine.table.stages",
 ]
 
 

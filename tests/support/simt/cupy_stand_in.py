@@ -172,9 +172,9 @@ def unique(ar: ndarray) -> ndarray:
     return out
 
 
-def cumsum(a: ndarray, axis: int | None = None) -> ndarray:
+def cumsum(a: ndarray, axis: int | None = None, dtype: Any = None) -> ndarray:
     _check_arrays(a)
-    return a.cumsum(axis)
+    return a.cumsum(axis, dtype)
 
 
 def count_nonzero(a: ndarray, axis: int | None = None) -> ndarray:

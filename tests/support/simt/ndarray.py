@@ -63,11 +63,11 @@ class ndarray(IndexedArray):
         return self._reduced(np.any, axis, out, keepdims)
 
     def cumsum(self, axis: Any = None, dtype: Any = None, out: Any = None) -> "ndarray":
-        assert dtype is None and out is None, "not in the stand-in"
-        model = np.cumsum(np.zeros(min(1, self.size), self.dtype))
+        assert out is None, "not in the stand-in"
+        model = np.cumsum(np.zeros(min(1, self.size), self.dtype), dtype=dtype)
         shape = (self.size,) if axis is None else self.shape
         result = ndarray(shape, model.dtype)
-        launch("cumsum", [result, self], lambda to, a: copy_to(to, a.cumsum(axis)))
+        launch("cumsum", [result, self], lambda to, a: copy_to(to, a.cumsum(axis, dtype)))
         return result
 
     def argsort(self, axis: int = -1, kind: str | None = None) -> "ndarray":
