@@ -71,3 +71,14 @@ SOK_KERNEL(admission_list)
   }
 }
 SOK_EXPORT(admission_list)
+
+// Tells all keys which row number they have, where the admitted ones have got theirs.
+//
+// place     (n,)           which of `new_rows` a key has; -1: none
+// new_rows  (num_listed,)
+// rows      (n,)  out      row number, or absent
+SOK_KERNEL(admission_spread)
+(const SokShare share, const i32* place, const u32* new_rows, u32* rows, i64 n) {
+  SOK_FOR_EACH(i, n) { rows[i] = place[i] < 0 ? SOK_ABSENT : new_rows[place[i]]; }
+}
+SOK_EXPORT(admission_spread)

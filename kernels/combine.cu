@@ -118,17 +118,17 @@ SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeigh
                                 const i64* row_splits, i64 combiner, u32* rows, f32* out,
                                 i64* num_absent, i64 num_rows) {
   const i64 dim = items.dim;
-  const bool in_quads = sums_quads(dim, items.values, out);
+  const bool in_quads = sums_quads(dim, items.got.values, out);
   i64 absent = 0;
   SOK_FOR_EACH_ROW_OF_WORDS(b, num_rows, in_quads ? dim / 4 : dim) {
     const i64 begin = row_splits[b], end = row_splits[b + 1];
     bool is_new = false;
     for (i64 k = begin; k < end; ++k) {
-      if (!was_missing(items.got, k)) continue;
+      if (items.got.number[k] < 0) continue;
       is_new = true;
       if (!SOK_IS_FIRST_WORD(b)) break;
       // Nobody reads it meanwhile: the sum below takes it from where this does.
-      rows[k] = new_row(items.got, k);
+      rows[k] = new_row(items.got, items.got.number[k]);
       absent += rows[k] == SOK_ABSENT;
     }
     if (is_new) sum_group(items, begin, end, combiner, in_quads, b_lanes, out + b * dim);
@@ -138,28 +138,25 @@ SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeigh
 // pool_again_<T>: gives items whose keys were missing their row numbers, and pools as pool_<T> does
 // the rows that have such an item.
 //
-// number, first, place, new_rows  see NewRows
+// number, first, new_rows  see NewRows
 // values      (k, dim) elements of T: what a new key gives that has no row; null: zeros
 // rows        (n,)  in: of the items whose keys were not missing; out
 // num_absent  (1,)  grows by the items whose keys were missing and have no row
-#define SOK_POOL_AGAIN(T)                                                                      \
-  SOK_ROW_KERNEL(pool_again_##T)                                                               \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const i32* number, i64 first,  \
-   const i32* place, const u32* new_rows, const u8* values, const i64* row_splits,             \
-   const f32* weights, i64 combiner, u32* rows, f32* out, i64* num_absent, i64 num_rows) {     \
-    const T* given = (const T*)values;                                                         \
-    const NewRows got{number, first, place, new_rows};                                         \
-    if (weights)                                                                               \
-      pool_rows_again(                                                                         \
-          share,                                                                               \
-          GivenItems<T, true>{{chunks, shift, dim, rows, weights}, got, given, dim, weights},  \
-          row_splits, combiner, rows, out, num_absent, num_rows);                              \
-    else                                                                                       \
-      pool_rows_again(                                                                         \
-          share,                                                                               \
-          GivenItems<T, false>{{chunks, shift, dim, rows, nullptr}, got, given, dim, nullptr}, \
-          row_splits, combiner, rows, out, num_absent, num_rows);                              \
-  }                                                                                            \
+#define SOK_POOL_AGAIN(T)                                                                          \
+  SOK_ROW_KERNEL(pool_again_##T)                                                                   \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const i32* number, i64 first,      \
+   const u32* new_rows, const u8* values, const i64* row_splits, const f32* weights, i64 combiner, \
+   u32* rows, f32* out, i64* num_absent, i64 num_rows) {                                           \
+    const NewRows<T> got = new_rows_from(number, first, new_rows, (const T*)values, dim);          \
+    if (weights)                                                                                   \
+      pool_rows_again(share,                                                                       \
+                      GivenItems<T, true>{{chunks, shift, dim, rows, weights}, got, dim, weights}, \
+                      row_splits, combiner, rows, out, num_absent, num_rows);                      \
+    else                                                                                           \
+      pool_rows_again(                                                                             \
+          share, GivenItems<T, false>{{chunks, shift, dim, rows, nullptr}, got, dim, nullptr},     \
+          row_splits, combiner, rows, out, num_absent, num_rows);                                  \
+  }                                                                                                \
   SOK_EXPORT(pool_again_##T)
 
 SOK_POOL_AGAIN(f32)

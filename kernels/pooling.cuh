@@ -169,17 +169,16 @@ template <class T, bool kWeighted>
 struct GivenItems {
   static constexpr bool kMayLack = true;
   StoredItems<T, kWeighted> stored;
-  NewRows got;
-  const T* values;  // of a new key without a row; null: none at all
+  NewRows<T> got;
   i64 dim;
   const f32* weights;
 };
 template <class T, bool kWeighted>
 SOK_DEVICE const T* item_row(const GivenItems<T, kWeighted>& items, i64 k) {
-  if (!was_missing(items.got, k)) return item_row(items.stored, k);
-  const u32 row = new_row(items.got, k);
-  if (row != SOK_ABSENT || !items.values) return item_row_of(items.stored, row);
-  return items.values + new_number(items.got, k) * items.dim;
+  const i64 number = items.got.number[k];
+  const u32 row = number < 0 ? items.stored.rows[k] : new_row(items.got, number);
+  if (row != SOK_ABSENT || number < 0 || !items.got.values) return item_row_of(items.stored, row);
+  return items.got.values + number * items.dim;
 }
 template <class T, bool kWeighted>
 SOK_DEVICE f32 item_weight(const GivenItems<T, kWeighted>& items, i64 k) {

@@ -32,27 +32,28 @@ SOK_DEVICE void rows_read(const SokShare share, i64 words, const u64* chunks, i6
 // Gives items whose keys were missing what these have got: a row number and a copy of the row or,
 // without a row, the value that was given for that.
 //
-// got         see NewRows
+// number, first, new_rows, values  see NewRows
 // rows        (n,)         out  row number of such an item, or absent
 // out         (n, words)   out  its row; null: not wanted
 // num_absent  (1,)         grows by such items without a row
 template <class W>
 SOK_DEVICE void rows_deliver(const SokShare share, i64 words, const u64* chunks, i64 shift,
-                             const NewRows& got, const void* values, u32* rows, void* out,
-                             i64* num_absent, i64 n) {
+                             const i32* number, i64 first, const u32* new_rows, const void* values,
+                             u32* rows, void* out, i64* num_absent, i64 n) {
+  const NewRows<W> got = new_rows_from(number, first, new_rows, (const W*)values, words);
   i64 absent = 0;
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
-    if (SOK_AHEAD > 0 && out && r + SOK_AHEAD < n && was_missing(got, r + SOK_AHEAD))
-      sok_prefetch_row<W>(chunks, shift, words, new_row(got, r + SOK_AHEAD));
-    if (!was_missing(got, r)) continue;
-    const u32 row = new_row(got, r);
+    if (SOK_AHEAD > 0 && out && r + SOK_AHEAD < n && number[r + SOK_AHEAD] >= 0)
+      sok_prefetch_row<W>(chunks, shift, words, new_row(got, number[r + SOK_AHEAD]));
+    if (number[r] < 0) continue;
+    const u32 row = new_row(got, number[r]);
     if (SOK_IS_FIRST_WORD(r)) {
       rows[r] = row;
       absent += row == SOK_ABSENT;
     }
     if (!out) continue;
     const W* from = row != SOK_ABSENT ? sok_row<W>(chunks, shift, words, row)
-                    : values          ? (const W*)values + new_number(got, r) * words
+                    : got.values      ? got.values + number[r] * words
                                       : nullptr;
     W* to = (W*)out + r * words;
     SOK_FOR_EACH_WORD_OF_ROW(w, r, words) { to[w] = from ? from[w] : W{}; }
@@ -111,38 +112,36 @@ SOK_DEVICE void dense_gather(const SokShare share, i64 words, const void* x, con
   }
 }
 
-#define SOK_COPY_KERNELS(suffix, type)                                                           \
-  SOK_ROW_KERNEL(rows_read_##suffix)                                                             \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows, type* out,      \
-   i64 n) {                                                                                      \
-    SOK_COPY(type, dim, out, rows_read, chunks, shift, rows, out, n);                            \
-  }                                                                                              \
-  SOK_EXPORT(rows_read_##suffix)                                                                 \
-  SOK_ROW_KERNEL(rows_deliver_##suffix)                                                          \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const i32* number, i64 first,    \
-   const i32* place, const u32* new_rows, const type* values, u32* rows, type* out,              \
-   i64* num_absent, i64 n) {                                                                     \
-    const NewRows got{number, first, place, new_rows};                                           \
-    SOK_COPY(type, dim, (const type*)((u64)values | (u64)out), rows_deliver, chunks, shift, got, \
-             values, rows, out, num_absent, n);                                                  \
-  }                                                                                              \
-  SOK_EXPORT(rows_deliver_##suffix)                                                              \
-  SOK_ROW_KERNEL(rows_write_##suffix)                                                            \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,                 \
-   const type* values, const i32* source, i64 n) {                                               \
-    SOK_COPY(type, dim, values, rows_write, chunks, shift, rows, values, source, n);             \
-  }                                                                                              \
-  SOK_EXPORT(rows_write_##suffix)                                                                \
-  SOK_ROW_KERNEL(rows_swap_##suffix)                                                             \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,                 \
-   const u32* others, i64 n) {                                                                   \
-    SOK_COPY(type, dim, (type*)nullptr, rows_swap, chunks, shift, rows, others, n);              \
-  }                                                                                              \
-  SOK_EXPORT(rows_swap_##suffix)                                                                 \
-  SOK_ROW_KERNEL(dense_gather_##suffix)                                                          \
-  (const SokShare share, const type* x, i64 dim, const i32* index, type* out, i64 n) {           \
-    SOK_COPY(type, dim, (const type*)((u64)x | (u64)out), dense_gather, x, index, out, n);       \
-  }                                                                                              \
+#define SOK_COPY_KERNELS(suffix, type)                                                        \
+  SOK_ROW_KERNEL(rows_read_##suffix)                                                          \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows, type* out,   \
+   i64 n) {                                                                                   \
+    SOK_COPY(type, dim, out, rows_read, chunks, shift, rows, out, n);                         \
+  }                                                                                           \
+  SOK_EXPORT(rows_read_##suffix)                                                              \
+  SOK_ROW_KERNEL(rows_deliver_##suffix)                                                       \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const i32* number, i64 first, \
+   const u32* new_rows, const type* values, u32* rows, type* out, i64* num_absent, i64 n) {   \
+    SOK_COPY(type, dim, (const type*)((u64)values | (u64)out), rows_deliver, chunks, shift,   \
+             number, first, new_rows, values, rows, out, num_absent, n);                      \
+  }                                                                                           \
+  SOK_EXPORT(rows_deliver_##suffix)                                                           \
+  SOK_ROW_KERNEL(rows_write_##suffix)                                                         \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,              \
+   const type* values, const i32* source, i64 n) {                                            \
+    SOK_COPY(type, dim, values, rows_write, chunks, shift, rows, values, source, n);          \
+  }                                                                                           \
+  SOK_EXPORT(rows_write_##suffix)                                                             \
+  SOK_ROW_KERNEL(rows_swap_##suffix)                                                          \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,              \
+   const u32* others, i64 n) {                                                                \
+    SOK_COPY(type, dim, (type*)nullptr, rows_swap, chunks, shift, rows, others, n);           \
+  }                                                                                           \
+  SOK_EXPORT(rows_swap_##suffix)                                                              \
+  SOK_ROW_KERNEL(dense_gather_##suffix)                                                       \
+  (const SokShare share, const type* x, i64 dim, const i32* index, type* out, i64 n) {        \
+    SOK_COPY(type, dim, (const type*)((u64)x | (u64)out), dense_gather, x, index, out, n);    \
+  }                                                                                           \
   SOK_EXPORT(dense_gather_##suffix)
 
 // By width: rows of 4 or of 2 bytes an element.

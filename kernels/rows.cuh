@@ -28,24 +28,28 @@ SOK_DEVICE T* sok_row(const u64* chunks, i64 shift, i64 dim, u32 row) {
   return chunk + (i64)(row & ((1u << shift) - 1u)) * dim;
 }
 
-// What keys that were missing in a lookup have got.
+// What keys that were missing in a lookup have got. New keys are numbered over all tables: the
+// first one of a table is number `first`.
 //
-// number    (n,)  which new key an item has, from `first` on; -1: its key was not missing
-// place     (u,)  which of new_rows each new key has, -1: none; null: the key's own number
-// new_rows        row numbers, or absent; null: no key has one
+// number    (n,)  which new key an item has; -1: its key was not missing
+// new_rows        from `first` on the row numbers of new keys, or absent; null: no key has one
+// values          from `first` on what new keys give without a row; null: zeros
+template <class T>
 struct NewRows {
   const i32* number;
-  i64 first;
-  const i32* place;
   const u32* new_rows;
+  const T* values;
 };
-SOK_DEVICE bool was_missing(const NewRows& got, i64 item) { return got.number[item] >= 0; }
-// The number of an item's key among the new ones of its table.
-SOK_DEVICE i64 new_number(const NewRows& got, i64 item) { return got.number[item] - got.first; }
-SOK_DEVICE u32 new_row(const NewRows& got, i64 item) {
-  if (!got.new_rows) return SOK_ABSENT;
-  const i64 number = new_number(got, item), place = got.place ? (i64)got.place[number] : number;
-  return place < 0 ? SOK_ABSENT : got.new_rows[place];
+template <class T>
+SOK_DEVICE NewRows<T> new_rows_from(const i32* number, i64 first, const u32* new_rows,
+                                    const T* values, i64 dim) {
+  // So nobody has to subtract it again.
+  return NewRows<T>{number, new_rows ? new_rows - first : nullptr,
+                    values ? values - first * dim : nullptr};
+}
+template <class T>
+SOK_DEVICE u32 new_row(const NewRows<T>& got, i64 number) {
+  return got.new_rows ? got.new_rows[number] : SOK_ABSENT;
 }
 
 // A row as pieces of kWidth columns: 1 or, where sok_moves_quads says so, 4.

@@ -71,7 +71,7 @@ def cases(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[tuple[
         place = (slots, capacity, empty, reclaim)
         row_numbers = np.arange(num_rows, dtype=np.uint32)
         backend = CpuBackend(num_threads=1)
-        insert = (*place, 1, keys, row_numbers, np.zeros(2, np.int64), num_rows)
+        insert = (*place, 1, keys, row_numbers, np.zeros(3, np.int64), num_rows)
         backend.launch("det_insert", num_rows, *insert)
         return (*place, keys[:n].copy(), np.zeros(n, np.uint32), n)
 
@@ -79,7 +79,8 @@ def cases(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[tuple[
 
     def dedup():
         keys, begin = rng.zipf(1.3, n).astype(np.int64), np.array([0, n], np.int64)
-        return keys, None, begin, 1, np.full(2 * n, -1, np.int32), np.zeros(n, np.int32), n
+        heads, slots = np.full(2 * n, -1, np.int32), np.zeros(n, np.int32)
+        return keys, None, begin, begin, 1, 1, heads, slots, n
 
     yield "dedup_insert", parts_of(dedup)
 

@@ -291,7 +291,8 @@ def _step(
 
     def forward() -> None:
         distinct, inverse = unique(backend, keys)
-        got = table.lookup(distinct, unique_keys=True, index=inverse, out=out)
+        got = table.lookup(distinct, unique_keys=True)
+        backend.xp.take(got.values, inverse, axis=0, out=out)
         trail.extend((int(distinct.size), inverse, got.rows))
 
     def backward() -> None:

@@ -124,7 +124,7 @@ SHARED = {
     "det_insert": (("ld.volatile",), 64, 1),
     "det_rehash": (("ld.volatile",), 64, 1),
     "hkv_insert": (("ld.acquire.gpu", "st.release.gpu", "ld.volatile"), 64, 2),
-    "dedup_insert": (("ld.volatile",), 32, 1),
+    "dedup_insert": (("ld.volatile",), 32, 7),
 }
 
 
@@ -272,7 +272,7 @@ from sok_lite.backend.cuda import CudaBackend
 backend = CudaBackend()
 # One thread an item, a row of lanes, a tile of lanes.
 for kernel, args in (
-    ("dedup_insert", (None, None, None, 1, None, None, 1000)),
+    ("dedup_insert", (None, None, None, None, 1, 1, None, None, 1000)),
     ("rows_fill", (None, 4, 8, None, 0.5, 1000)),
     ("det_update", (None, 64, -1, -2, None, None, None, 1000)),
 ):

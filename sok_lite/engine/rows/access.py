@@ -36,14 +36,12 @@ class NewRows(NamedTuple):
     Attributes:
       number: (n,) int32, which new key an item has, from `first` on; -1: its key was not missing.
       first: the number of the first new key.
-      place: (u,) int32, which of `rows` each new key has, -1: none; None: its own number.
-      rows: uint32, row numbers, or absent; None: no key has one.
+      rows: (u,) uint32, row numbers, or absent; None: no key has one.
       values: (u, dim) storage, what a new key gives without a row; None: zeros.
     """
 
     number: Array
     first: int
-    place: Array | None
     rows: Array | None
     values: Array | None
 
@@ -151,7 +149,7 @@ class RowAccess:
         words = None if out is None else as_words(out)[1]
         values = None if got.values is None else as_words(got.values)[1]
         kernel = f"rows_deliver_u{8 * col.dtype.itemsize}"
-        where = (got.number, got.first, got.place, got.rows, values)
+        where = (got.number, got.first, got.rows, values)
         return self._prepared(kernel, col, n, *where, rows, words, num_absent)
 
     # ---------------------------------------------------------------- write

@@ -142,14 +142,20 @@ class _New:
 
     def _after(self, new_rows: Array | None) -> list[Action]:
         """Prepares what follows when the admitted keys have their rows (k,) uint32; None: none."""
-        table = self.asked.table
-        got = NewRows(self.number, self.first, self.place, new_rows, self.values)
+        table, all_rows, n = self.asked.table, new_rows, int(self.keys.size)
+        actions: list[Action] = []
+        if self.place is not None and new_rows is not None:
+            all_rows = table.backend.xp.empty(n, np.uint32)
+            spread = (self.place, new_rows, all_rows, n)
+            actions.append(table.backend.prepared("admission_spread", n, *spread))
+        got = NewRows(self.number, self.first, all_rows, self.values)
         num_absent = counter(self.counters, Count.ABSENT)
-        actions = []
+        is_pooled = False
         for output in self.asked.outputs:
             if output.row_splits is not None:
+                is_pooled = True
                 actions.append(self._pooling_again(output, got, num_absent))
-        if not actions:
+        if not is_pooled:
             out = self.asked.outputs[0].out if self.asked.outputs else None
             actions.append(table.store.delivering(got, self.rows, out, num_absent))
         if self.asked.insert:
@@ -163,7 +169,7 @@ class _New:
         batch, how = pooling(output)
         values = None if got.values is None else got.values.view(np.uint8).reshape(-1)
         arguments = (
-            *(*where, got.number[first:end], got.first, got.place, got.rows, values),
+            *(*where, got.number[first:end], got.first, got.rows, values),
             *(*how, self.rows[first:end], output.out, num_absent, batch),
         )
         return table.backend.prepared(f"pool_again_{table.row_dtype.suffix}", batch, *arguments)
