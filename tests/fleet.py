@@ -45,11 +45,25 @@ class _Pending(NamedTuple):
     twins: dict  # number of a table -> trail of its twin
 
 
+class _Gradients(NamedTuple):
+    """Gradients of which nothing was updated yet.
+
+    Attributes:
+      by_table: number of a table -> numbers of its parts.
+      parts: of each part its keys (k,) int64 and their gradients (k, dim).
+    """
+
+    by_table: dict
+    parts: list
+
+
 class Fleet:
     """Tables, their twins and their dicts.
 
     Attributes:
       tables, twins, dicts: one behind another.
+      pending: forwards whose backward is still to come.
+      gradients: those that wait for their update.
       is_exact: whether one thread does all, so that full tables equal their twins as well.
       happened: names of what came to pass, for tests that ask whether anything did.
     """
@@ -62,7 +76,7 @@ class Fleet:
         self.tables = [made(kind, backend, i) for i, kind in enumerate(self.kinds)]
         self.twins = [made(kind, self.twin_backend, i) for i, kind in enumerate(self.kinds)]
         self.dicts = [FleetDict(kind, f"t{i}") for i, kind in enumerate(self.kinds)]
-        self.pending = []
+        self.pending, self.gradients = [], []
         self.step = 0
         self.happened = set()
 
@@ -122,8 +136,8 @@ class Fleet:
             trail = trails.unpack(backend, self.comm, packed, len(parts))
         return [backend.to_host(output) for output in outputs], trail
 
-    def backward(self, seed, which=0, update=True, **options):
-        """Takes one of the forwards that wait back, and updates the rows by its gradients."""
+    def backward(self, seed, which=0):
+        """Takes one of the pending forwards back; its gradients then wait for their update."""
         asked, trail, twins = self.pending.pop(which)
         rng = np.random.default_rng(seed)
         grads = [
@@ -149,8 +163,7 @@ class Fleet:
             for i, gradient in zip(places, of_twin, strict=True):
                 for one, other in zip(gradients[i], gradient, strict=True):
                     np.testing.assert_array_equal(one, other)
-        if update:
-            self._update(by_table, [gradient[:2] for gradient in gradients], options)
+        self.gradients.append(_Gradients(by_table, [gradient[:2] for gradient in gradients]))
 
     def _backward(self, backend, tables, asked, grads, trail):
         ways = []
@@ -166,8 +179,9 @@ class Fleet:
             for gradient in gradients
         ]
 
-    def _update(self, by_table, gradients, options):
-        """One step of all tables at once, and of each twin alone."""
+    def update(self, which=0, **options):
+        """Updates rows by gradients that wait: of all tables at once, and of each twin alone."""
+        by_table, gradients = self.gradients.pop(which)
         self.step += 1
         rate = 0.05
         before = {number: self._rows_of(number, by_table, gradients) for number in by_table}
@@ -391,8 +405,16 @@ def play(fleet, seed, steps):
         ]
         fleet.forward(parts, rng.integers(1 << 30), bool(rng.random() < 0.3))
         if rng.random() < 0.7:
-            which = rng.integers(len(fleet.pending))
-            is_rounded = bool(rng.random() < 0.3)
-            fleet.backward(rng.integers(1 << 30), which, stochastic_rounding=is_rounded)
+            fleet.backward(rng.integers(1 << 30), rng.integers(len(fleet.pending)))
+        late = rng.integers(3)
+        if late == 0:
+            _update(fleet, rng)
         for what in rng.permutation(CHANGES)[: rng.integers(0, len(CHANGES))]:
             fleet.change(int(rng.integers(count)), str(what), rng.integers(1 << 30))
+        if late == 1:
+            _update(fleet, rng)
+
+
+def _update(fleet, rng):
+    while fleet.gradients:
+        fleet.update(stochastic_rounding=bool(rng.random() < 0.3))

@@ -56,10 +56,15 @@ class AllTables(RuleBasedStateMachine):
         self.fleet.forward(parts, seed)
 
     @precondition(lambda self: self.fleet.pending)
-    @rule(which=st.integers(0, 3), seed=SEEDS, is_rounded=st.booleans())
-    def backward(self, which, seed, is_rounded):
-        which %= len(self.fleet.pending)
-        self.fleet.backward(seed, which, stochastic_rounding=is_rounded)
+    @rule(which=st.integers(0, 3), seed=SEEDS)
+    def backward(self, which, seed):
+        self.fleet.backward(seed, which % len(self.fleet.pending))
+
+    @precondition(lambda self: self.fleet.gradients)
+    @rule(which=st.integers(0, 3), is_rounded=st.booleans())
+    def update(self, which, is_rounded):
+        which %= len(self.fleet.gradients)
+        self.fleet.update(which, stochastic_rounding=is_rounded)
 
     @rule(number=st.integers(0, MOST - 1), what=st.sampled_from(CHANGES), seed=SEEDS)
     def change(self, number, what, seed):
@@ -133,4 +138,5 @@ def test_large_batches_by_one_two_and_three_threads(count):
         parts = [Part(i, 1500, 60 * (i % 2) + 5, "mean", i % 3 == 0) for i in range(len(kinds))]
         fleet.forward(parts, seed)
         fleet.backward(seed)
+        fleet.update()
     fleet.check()
