@@ -1,0 +1,278 @@
+"""What a call asks of the device, whatever the number of its tables.
+
+A budget is the most that is allowed: whoever needs less lowers it. Those for a GPU are counted on
+the simulated one. Tables differ in dimension, and those of one call in kind where it says so.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from sok_lite.comm import SingleCommunicator
+from sok_lite.engine import lookup
+from sok_lite.engine.initializer import Initializer
+from sok_lite.engine.lookup import Part
+from sok_lite.engine.optimizers import SGD, Adagrad, Adam
+from sok_lite.engine.table import make_table
+from sok_lite.engine.update import Update, apply_updates
+from tests.call_counts import Counts, can_count, counts_of, counts_of_ranks
+from tests.support.simt.backend import is_simulated
+
+ADAM = (Adam(),)
+ITEMS = 4  # of each table: more would count the same and take longer
+WARM = np.arange(-60, 0)  # keys that a table has before; an evicting one is full of them
+_ROOMY = {"var_type": "hybrid", "init_capacity": 1 << 10, "max_capacity": 1 << 10}
+_FULL = {"init_capacity": 16, "max_capacity": 16, "on_refused": "ignore"}
+KINDS = {
+    "hbm": {"var_type": "hbm"},
+    "float16": {"var_type": "hbm", "dtype": "float16"},
+    "bfloat16": {"var_type": "hbm", "dtype": "bfloat16"},
+    "hybrid": _ROOMY,
+    "evicting": _ROOMY | _FULL,
+    "admitting": _ROOMY | {"enter_threshold": 2},
+    "two tiers": _ROOMY | {"max_hbm_for_vectors": 1 / 2**22},
+}
+
+
+class Job:
+    """Calls over `num_tables` tables, of some kinds in turn."""
+
+    def __init__(self, backend, num_tables, kinds, comm=None):
+        self.backend, self.comm = backend, comm or SingleCommunicator()
+        self.tables = [self._table(i, **KINDS[kinds[i % len(kinds)]]) for i in range(num_tables)]
+        self.weights = None
+        self.number = self.next = 0
+        self.splits = self.array([0, 1, 1, ITEMS])
+        self.known = self.array([1, 2, 1, 3])
+        self.grads = [backend.xp.ones((3, table.dim), np.float32) for table in self.tables]
+        warm, splits = self.array(WARM), self.array([0, *[WARM.size] * 3])
+        for _ in range(2):
+            self.forward([Part(table, warm, splits, None, "sum") for table in self.tables])
+
+    def _table(self, number, var_type, **options):
+        initializer = Initializer("uniform", -1, 1)
+        options |= {"name": f"t{number}", "initializer": initializer}
+        return make_table(var_type, self.backend, (4, 3, 8)[number % 3], **options)
+
+    def array(self, values):
+        return self.backend.from_host(np.array(values))
+
+    def new(self):
+        """Two known keys, one that the last call saw first, and one that nobody has seen."""
+        self.next += 1
+        return self.array([1, 2, 9 + self.next, 10 + self.next])
+
+    def parts(self, keys, **options):
+        return [
+            Part(table, keys, self.splits, self.weights, "mean", **options) for table in self.tables
+        ]
+
+    def forward(self, parts):
+        return lookup.forward(self.backend, self.comm, parts)[1]
+
+    def backward(self, trail):
+        ways = [(table, self.weights, "mean") for table in self.tables]
+        return lookup.backward(self.backend, ways, self.grads, trail)
+
+
+# ---- calls: what each of them does before it is counted, and what is counted
+
+
+def forward_of(job, keys, **options):
+    parts = job.parts(keys, **options)
+    return lambda: job.forward(parts)
+
+
+def known(job, **options):
+    return forward_of(job, job.known, **options)
+
+
+def new(job, **options):
+    return forward_of(job, job.new(), **options)
+
+
+def backward(job):
+    trail = job.forward(job.parts(job.known))
+    return lambda: job.backward(trail)
+
+
+def weighted(call):
+    def with_weights(job):
+        job.weights = job.backend.xp.ones(ITEMS, np.float32)
+        return call(job)
+
+    return with_weights
+
+
+def update(job, rules=ADAM, **options):
+    """The keys are those of the gradient before it."""
+    gradients = job.backward(job.forward(job.parts(job.known)))
+    return _updating(job, rules, [(each.keys, each.row_grads) for each in gradients], options)
+
+
+def update_others(job):
+    """The keys are none of a gradient: some repeat."""
+    grads = [job.backend.xp.ones((ITEMS, table.dim), np.float32) for table in job.tables]
+    return _updating(job, ADAM, [(job.known, each) for each in grads], {})
+
+
+def _updating(job, rules, gradients, options):
+    job.number += 1
+    updates = [
+        Update(table, rules[i % len(rules)], *gradient)
+        for i, (table, gradient) in enumerate(zip(job.tables, gradients, strict=True))
+    ]
+    return lambda: apply_updates(updates, 0.1, job.number, **options)
+
+
+# ---- budgets
+
+
+class Budget(NamedTuple):
+    """The most that a call may ask for.
+
+    Attributes:
+      kinds: of its tables.
+      call: job -> the call that is counted.
+      on_cpu: launches on a CPU.
+      launches, operations, waits: on a GPU, see `Counts`.
+      tables: with how many tables it is counted.
+    """
+
+    kinds: tuple[str, ...]
+    call: Callable
+    on_cpu: int
+    launches: int
+    operations: int
+    waits: int
+    tables: tuple[int, ...] = (1, 26, 300)
+
+
+ALL = ("hbm", "hybrid", "two tiers")
+FORMATS = ("hbm", "float16", "bfloat16")
+BUDGETS = {
+    "forward, known": Budget(ALL, known, 1, 2, 3, 1),
+    "forward, known, three formats": Budget(FORMATS, known, 1, 4, 3, 1),
+    "backward": Budget(ALL, backward, 7, 6, 8, 1),
+    "backward, three formats": Budget(FORMATS, backward, 7, 6, 8, 1),
+}
+# Those that still grow with the number of tables, as measured with 26.
+_26 = (26,)
+BUDGETS |= {
+    "forward, known, weighted": Budget(ALL, weighted(known), 27, 28, 3, 1, _26),
+    "backward, weighted": Budget(ALL, weighted(backward), 33, 32, 35, 1, _26),
+    "forward, new, hbm": Budget(("hbm",), new, 235, 236, 237, 53, _26),
+    "forward, new, hybrid": Budget(("hybrid",), new, 287, 288, 315, 105, _26),
+    "forward, new, two tiers": Budget(("two tiers",), new, 339, 340, 315, 105, _26),
+    "forward, new, evicting": Budget(("evicting",), new, 287, 288, 315, 105, _26),
+    "forward, new, admitting": Budget(("admitting",), new, 417, 418, 1199, 469, _26),
+    "forward, new, all kinds": Budget(tuple(KINDS), new, 288, 291, 418, 139, _26),
+    "forward, missing": Budget(ALL, lambda job: new(job, insert=False), 183, 184, 185, 53, _26),
+    "update": Budget(ALL, update, 1, 1, 131, 27, _26),
+    "update, two rules": Budget(
+        ALL, lambda job: update(job, (SGD(), Adagrad())), 2, 2, 131, 27, _26
+    ),
+    "update, three formats": Budget(FORMATS, update, 3, 3, 131, 27, _26),
+    "update, stochastic rounding": Budget(
+        FORMATS, lambda job: update(job, stochastic_rounding=True), 3, 3, 131, 27, _26
+    ),
+    "update, refusing what is not finite": Budget(
+        ALL, lambda job: update(job, on_nonfinite="error"), 27, 27, 157, 53, _26
+    ),
+    "update, other keys": Budget(ALL, update_others, 209, 183, 183, 53, _26),
+}
+# Of each table, and of the arguments of 16 launches: bytes to the device and to the host.
+BYTES = 320, 200
+
+
+def within(backend, counts, budget, num_tables, num_bytes):
+    """Asserts that a call asked for no more than it may."""
+    if not is_simulated(backend):
+        assert counts.launches <= budget.on_cpu, counts
+        return
+    most = Counts(
+        budget.launches,
+        budget.operations,
+        budget.waits,
+        *(each * (num_tables + 1) for each in num_bytes),
+    )
+    over = {
+        name: f"{asked} of {allowed}"
+        for name, asked, allowed in zip(Counts._fields, counts, most, strict=True)
+        if asked > allowed
+    }
+    assert not over
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tables"),
+    [(name, number) for name, budget in BUDGETS.items() for number in budget.tables],
+)
+def test_a_call_of_one_rank_asks_for_no_more_than_its_budget(backend, name, num_tables):
+    if not can_count(backend):
+        pytest.skip("nobody counts what is asked of this GPU")
+    budget = BUDGETS[name]
+    job = Job(backend, num_tables, budget.kinds)
+    for _ in range(3):  # kernels are compiled, states and memory are there
+        budget.call(job)()
+    call = budget.call(job)
+    capacities = [table.capacity for table in job.tables]
+    before = [table.statistics() for table in job.tables]
+    within(backend, counts_of(backend, call), budget, num_tables, BYTES)
+    assert [table.capacity for table in job.tables] == capacities, "an index grew"
+    for table, old in zip(job.tables, before, strict=True):
+        now = table.statistics()
+        has_inserted = now.inserted > old.inserted
+        assert has_inserted == (budget.call is new), "the call is not what it should be"
+        if name == "forward, new, evicting":
+            assert now.evicted > old.evicted
+
+
+# ---- several ranks
+
+
+class BudgetOfRanks(NamedTuple):
+    """The same of two ranks together; and of each its collectives.
+
+    Attributes:
+      call, on_cpu, launches, operations, waits, tables: as of `Budget`.
+      collectives: of each rank.
+    """
+
+    call: Callable
+    on_cpu: int
+    launches: int
+    operations: int
+    waits: int
+    collectives: int
+    tables: tuple[int, ...] = (1, 26, 300)
+
+
+# Those that still grow with the number of tables, as measured with 26.
+BUDGETS_OF_RANKS = {
+    "forward, known": BudgetOfRanks(known, 70, 68, 318, 170, 4, _26),
+    "backward": BudgetOfRanks(backward, 24, 20, 194, 8, 3, _26),
+}
+BYTES_OF_RANKS = 800, 400
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tables"),
+    [(name, number) for name, budget in BUDGETS_OF_RANKS.items() for number in budget.tables],
+)
+def test_a_call_of_two_ranks_asks_for_no_more_than_its_budget(backend, name, num_tables):
+    if not can_count(backend):
+        pytest.skip("nobody counts what is asked of this GPU")
+    budget = BUDGETS_OF_RANKS[name]
+
+    def prepare(comm):
+        job = Job(backend, num_tables, ALL, comm)
+        for _ in range(3):
+            budget.call(job)()
+        return budget.call(job)
+
+    counts, collectives = counts_of_ranks(backend, 2, prepare)
+    within(backend, counts, budget, num_tables, BYTES_OF_RANKS)
+    assert collectives.total() <= budget.collectives

@@ -1,0 +1,112 @@
+"""What a table of tests/fleet.py holds, in plain Python: first values, sightings, last lookups."""
+
+import functools
+
+import numpy as np
+
+from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
+from sok_lite.engine.table.admission import drawn
+from sok_lite.engine.table.parts import table_seed
+from tests import reference_initializer
+from tests.reference import DictTable
+
+
+class FleetDict(DictTable):
+    """A table in plain Python, of whose evictions it is told.
+
+    Attributes:
+      now: number of the last lookup.
+      seen: key -> number of the lookup that saw it last.
+      sightings: key without a row -> [count, number of the last lookup].
+      counts: of the table's statistics, but for what was found: updates find as well.
+    """
+
+    def __init__(self, kind, name):
+        super().__init__(kind.dim, functools.cache(self._first_row))
+        self.kind, self.seed = kind, table_seed(0, name)
+        self.threshold = kind.options.get("enter_threshold", 0)
+        self.is_full_once = kind.options.get("on_refused") is not None
+        self.now, self.seen, self.sightings = 0, {}, {}
+        self._begin_counts()
+
+    def _begin_counts(self):
+        self.counts = dict.fromkeys(("inserted", "evicted", "refused", "not_admitted", "erased"), 0)
+
+    def _first_row(self, key):
+        initial = self.kind.initializer
+        row = np.full(self.dim, initial.a, np.float32)
+        if initial.kind != "constant":
+            draw = getattr(reference_initializer, initial.kind)
+            row = draw(np.array([key]), self.dim, self.seed, initial.a, initial.b)[0]
+        return self.rounded(row)
+
+    def rounded(self, values):
+        """float32 values as the table's rows keep them."""
+        if self.kind.dtype == "bfloat16":
+            return bfloat16_to_float32(np, float32_to_bfloat16(np, values))
+        return values.astype(self.kind.dtype).astype(np.float32)
+
+    def look_up(self, items, insert, ratio, held_after):
+        """Looks keys up; of a full table `held_after` says which keys it has afterwards."""
+        if not insert:
+            return
+        self.now += 1
+        missing = list(dict.fromkeys(key for key in items if key not in self.rows))
+        entering = self._admitted(missing, ratio)
+        self.counts["not_admitted"] += len(missing) - len(entering)
+        self.take(items, {key: self.first_row(key) for key in entering}, held_after)
+
+    def take(self, items, new, held_after):
+        """Takes new keys with their rows, as far as there is room; all items are seen."""
+        given = {key for key in new if not self.is_full_once or key in held_after}
+        self.counts["refused"] += len(new) - len(given)
+        self.counts["inserted"] += len(given)
+        if self.is_full_once:
+            gone = self.rows.keys() - held_after
+            assert not gone & set(items), "a key of the batch went"
+            self.counts["evicted"] += len(gone)
+            self._drop(gone)
+        for key in given:
+            self.rows[key] = new[key]
+            self.sightings.pop(key, None)
+        self.seen.update((key, self.now) for key in items if key in self.rows)
+
+    def _admitted(self, missing, ratio):
+        keys = np.array(missing, np.int64)
+        is_drawn = np.ones(keys.size, bool)
+        if ratio < 1.0 and self.kind.options["var_type"] == "hybrid":
+            is_drawn = drawn(keys, ratio, self.seed, self.now)
+        chosen = [key for key, is_in in zip(missing, is_drawn, strict=True) if is_in]
+        if self.threshold < 2:
+            return chosen
+        entering = []
+        for key in chosen:
+            count = self.sightings.get(key, [0, 0])[0] + 1
+            if count >= self.threshold:
+                entering.append(key)
+            else:
+                self.sightings[key] = [count, self.now]
+        return entering
+
+    def _drop(self, keys):
+        for key in keys:
+            del self.rows[key], self.seen[key]
+
+    def erase(self, keys):
+        held = {key for key in keys if key in self.rows}
+        self._drop(held)
+        for key in keys:
+            self.sightings.pop(key, None)
+        self.counts["erased"] += len(held)
+        return len(held)
+
+    def expire(self, num_lookups):
+        limit = self.now - num_lookups
+        old = {key for key, seen in self.seen.items() if seen <= limit}
+        gone = self.erase(old)
+        self.sightings = {key: each for key, each in self.sightings.items() if each[1] > limit}
+        return gone
+
+    def clear(self):
+        self.rows, self.seen, self.sightings = {}, {}, {}
+        self._begin_counts()
