@@ -18,7 +18,7 @@ from sok_lite.engine.exchange import (
     send_grads,
     send_keys,
 )
-from tests.exchange_facts import EDGE_KEYS, FACTS, python_owner
+from tests.exchange_facts import EDGE_KEYS, FACTS, python_owner, send
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -113,7 +113,7 @@ def test_every_rank_gets_the_row_of_each_of_its_keys(size, keys, key_type, parti
 
     def program(comm):
         mine = [np.array(table, np.int64) for table in keys[comm.rank]]
-        received, route = send_keys(backend, comm, mine, [key_type] * 2, partitioner)
+        received, route = send(backend, comm, mine, [key_type] * 2, partitioner)
         route = Route.unpack(route.pack(), backend, comm)
         rows = return_rows(route, [k.reshape(-1, 1).view(np.float32) for k in received])
         for got, wanted in zip(rows, mine, strict=True):
@@ -144,26 +144,26 @@ def count_collectives(monkeypatch, size, program):
 
 
 def test_number_of_collectives(monkeypatch):
-    """One for the keys of all tables; rows and gradients one per (dim, dtype): 2 formats here."""
+    """One for the keys of all tables, one for their rows, one for gradients, of whatever format."""
     backend = get_backend("cpu")
     dims = [4, 8, 4]
 
     def program(comm):
         keys = [np.arange(10, dtype=np.int64)] * 3
-        recv_keys, route = send_keys(backend, comm, keys, ["int64", "uint64", "int32"])
+        recv_keys, route = send(backend, comm, keys, ["int64", "uint64", "int32"])
         return_rows(
             route, [np.zeros((len(k), d), np.float32) for k, d in zip(recv_keys, dims, strict=True)]
         )
         send_grads(route, [np.zeros((10, d), np.float32) for d in dims])
 
-    assert count_collectives(monkeypatch, 2, program) == ["_alltoallv"] * 5
+    assert count_collectives(monkeypatch, 2, program) == ["_alltoallv"] * 3
 
 
 def test_one_rank_copies_nothing_and_sends_nothing(monkeypatch):
     comm, backend = SingleCommunicator(), get_backend("cpu")
     monkeypatch.setattr(comm, "alltoallv", None)
     keys, rows = np.arange(3), np.zeros((3, 2), np.float32)
-    (recv_keys,), route = send_keys(backend, comm, [keys], ["int64"])
+    recv_keys, route = send_keys(backend, comm, keys, [3], ["int64"])
     assert recv_keys is keys
     assert return_rows(route, [rows])[0] is rows
     assert send_grads(route, [rows])[0] is rows
@@ -175,7 +175,7 @@ def test_a_run_repeats_bit_for_bit():
     keys = np.random.default_rng(0).permutation(5000).astype(np.int64)
 
     def program(comm):
-        received, route = send_keys(backend, comm, [keys, keys[:77]], ["int64"] * 2)
+        received, route = send(backend, comm, [keys, keys[:77]], ["int64"] * 2)
         return [k.tolist() for k in received], route.pack().tolist()
 
     assert run_ranks(3, program) == run_ranks(3, program)
@@ -188,13 +188,16 @@ def test_inputs_that_do_not_fit_raise_before_anything_is_sent(size):
     def program(comm):
         keys = np.arange(4, dtype=np.int64)
         if comm.rank == 0:
-            with pytest.raises(TypeError, match=r"shape \(4,\), dtype int32 for table 1"):
-                send_keys(backend, comm, [keys, keys.astype(np.int32)], ["int64"] * 2)
-            with pytest.raises(TypeError, match=r"shape \(2, 2\), dtype int64 for table 0"):
-                send_keys(backend, comm, [keys.reshape(2, 2)], ["int64"])
-            with pytest.raises(ValueError, match="1 arrays of keys, 2 key types"):
-                send_keys(backend, comm, [keys], ["int64"] * 2)
-        recv_keys, route = send_keys(backend, comm, [keys], ["int64"])
+            with pytest.raises(TypeError, match=r"shape \(4,\), dtype int32"):
+                send_keys(backend, comm, keys.astype(np.int32), [4], ["int64"])
+            with pytest.raises(TypeError, match=r"shape \(2, 2\), dtype int64"):
+                send_keys(backend, comm, keys.reshape(2, 2), [4], ["int64"])
+            with pytest.raises(ValueError, match="sizes of 1 tables, 2 key types"):
+                send_keys(backend, comm, keys, [4], ["int64"] * 2)
+            for sizes in ([1, 2], [5, -1]):
+                with pytest.raises(ValueError, match="how many of the 4 keys each table has"):
+                    send_keys(backend, comm, keys, sizes, ["int64"] * 2)
+        recv_keys, route = send(backend, comm, [keys], ["int64"])
         rows = np.zeros((len(recv_keys[0]), 2), np.float32)
         if comm.rank == 0:
             with pytest.raises(ValueError, match=r"`return_rows` takes \d rows for table 0"):
@@ -218,7 +221,7 @@ def test_ranks_with_other_tables_raise_on_all_ranks():
     def program(comm):
         keys = [np.arange(5, dtype=np.int64)] * (2 if comm.rank else 3)
         try:
-            send_keys(get_backend("cpu"), comm, keys, ["int64"] * len(keys))
+            send(get_backend("cpu"), comm, keys, ["int64"] * len(keys))
         except CommunicatorError as error:
             errors.append(str(error))
 
@@ -230,7 +233,7 @@ def test_ranks_with_other_tables_raise_on_all_ranks():
 def test_ranks_in_other_lookups_raise_on_all_ranks():
     def program(comm):
         with pytest.raises(CommunicatorError, match="same lookups in the same order"):
-            send_keys(get_backend("cpu"), comm, [np.arange(5)], ["int64"], tag=comm.rank)
+            send(get_backend("cpu"), comm, [np.arange(5)], ["int64"], tag=comm.rank)
 
     run_ranks(2, program)
 
@@ -241,8 +244,8 @@ def test_trips_of_two_lookups_in_another_order_raise_on_all_ranks(trip):
 
     def program(comm):
         backend, keys = get_backend("cpu"), np.arange(2, dtype=np.int64)
-        _, first = send_keys(backend, comm, [keys], ["int64"])
-        _, second = send_keys(backend, comm, [keys], ["int64"])
+        _, first = send(backend, comm, [keys], ["int64"])
+        _, second = send(backend, comm, [keys], ["int64"])
         first = Route.unpack(first.pack(), backend, comm)
         with pytest.raises(CommunicatorError, match=f"different calls.*{trip.__name__} of lookup"):
             trip(second if comm.rank == 1 else first, [np.zeros((2, 1), np.float32)])
@@ -275,7 +278,7 @@ def test_packed_route_layout():
 
     def program(comm):
         keys = np.array([5, 2, 3] if comm.rank == 0 else [4], np.int64)
-        return send_keys(get_backend("cpu"), comm, [keys], ["int64"])[1].pack().tolist()
+        return send(get_backend("cpu"), comm, [keys], ["int64"])[1].pack().tolist()
 
     assert run_ranks(2, program) == [
         [2, 1, 1, 2, 1, 1, 1, 0, 2, 1],
