@@ -18,6 +18,7 @@ from sok_lite.engine.exchange import (
     send_grads,
     send_keys,
 )
+from sok_lite.engine.owner import owners
 from tests.exchange_facts import EDGE_KEYS, FACTS, python_owner, send
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -86,6 +87,30 @@ def test_hash_spreads_keys_that_mod_would_crowd(backend):
 def test_a_bad_partitioner_is_named(result, message):
     with pytest.raises(ValueError, match=message):
         owner(np.arange(3), 2, "int64", result)
+
+
+def by_remainder(keys, size):
+    return keys.astype(np.uint64) % np.uint64(size)
+
+
+@pytest.mark.parametrize("partitioner", ["mod", "hash", by_remainder])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_owners_of_several_tables_are_those_of_each(backend, size, partitioner):
+    rng = np.random.default_rng(size)
+    kinds = ["int64", "uint64", "int32", "uint64", "int64"]
+    sizes = np.array([33, 200, 40, 0, 1])
+    tables = [
+        rng.integers(-(2**31) if kind == "int32" else -(2**63), 2**31, n)
+        for kind, n in zip(kinds, sizes, strict=True)
+    ]
+    keys = backend.from_host(np.concatenate(tables))
+    for kind in (kinds, ["uint64"] * 5):
+        found = backend.to_host(owners(backend, keys, sizes, size, kind, partitioner))
+        expected = [
+            owner(table, size, name, partitioner) for table, name in zip(tables, kind, strict=True)
+        ]
+        assert found.dtype == np.int32
+        np.testing.assert_array_equal(found, np.concatenate(expected))
 
 
 def test_an_unknown_partitioner_is_named():
@@ -249,6 +274,39 @@ def test_trips_of_two_lookups_in_another_order_raise_on_all_ranks(trip):
         first = Route.unpack(first.pack(), backend, comm)
         with pytest.raises(CommunicatorError, match=f"different calls.*{trip.__name__} of lookup"):
             trip(second if comm.rank == 1 else first, [np.zeros((2, 1), np.float32)])
+
+    run_ranks(2, program)
+
+
+@pytest.mark.parametrize("trip", [return_rows, send_grads])
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ([(3, "float32"), (2, "float32")], [(2, "float32"), (3, "float32")]),
+        ([(2, "float16"), (2, "uint16")], [(2, "uint16"), (2, "uint16")]),
+    ],
+)
+def test_ranks_with_rows_of_other_formats_raise_on_all_ranks(trip, mine, theirs):
+    """Though they are equally long in bytes: what travels is bytes."""
+
+    def program(comm):
+        _, route = send(get_backend("cpu"), comm, [np.arange(2), np.arange(2)], ["int64"] * 2)
+        rows = [np.zeros((2, dim), dtype) for dim, dtype in (theirs if comm.rank else mine)]
+        with pytest.raises(CommunicatorError, match=f"different calls.*{trip.__name__} of lookup"):
+            trip(route, rows)
+
+    run_ranks(2, program)
+
+
+def test_a_partitioner_that_fails_on_one_rank_fails_on_all():
+    def program(comm):
+        def partitioner(keys, size):
+            return keys % size + comm.rank * 5
+
+        error, text = (ValueError, "return ranks") if comm.rank else (CommunicatorError, "Rank 1")
+        with pytest.raises(error, match=text):
+            send(get_backend("cpu"), comm, [np.arange(4)], ["int64"], partitioner)
+        send(get_backend("cpu"), comm, [np.arange(4)], ["int64"])
 
     run_ranks(2, program)
 
