@@ -28,6 +28,12 @@ SOK_DEVICE void sum_rows(const SokShare share, const Items items, const i64* off
   }
 }
 
+// Where row 0 would be, if row `first` is the first there is.
+template <class T>
+SOK_DEVICE const T* row_zero(const T* source, i64 first, i64 dim) {
+  return (const T*)((u64)source - (u64)(first * dim) * sizeof(T));
+}
+
 // The same, with and without weights.
 template <class T>
 SOK_DEVICE void sum_rows(const SokShare share, const T* source, i64 dim, const i32* index,
@@ -44,26 +50,29 @@ SOK_DEVICE void sum_rows(const SokShare share, const T* source, i64 dim, const i
 // Pools rows over ragged rows.
 //
 // source      (u, dim)           f32; u16 bits of f16 or bf16
-// inverse     (n,)               item j reads source[inverse[j]]
+// inverse     (n,)               item j reads source[inverse[j] - first]
 // row_splits  (batch + 1,)
 // weights     (n,)               may be null
 // out         (batch, dim)  out
 SOK_ROW_KERNEL(combine_f32)
-(const SokShare share, const f32* source, i64 dim, const i32* inverse, const i64* row_splits,
- const f32* weights, i64 combiner, f32* out, i64 batch) {
-  sum_rows(share, source, dim, inverse, weights, row_splits, combiner, out, batch);
+(const SokShare share, const f32* source, i64 dim, const i32* inverse, i64 first,
+ const i64* row_splits, const f32* weights, i64 combiner, f32* out, i64 batch) {
+  sum_rows(share, row_zero(source, first, dim), dim, inverse, weights, row_splits, combiner, out,
+           batch);
 }
 SOK_EXPORT(combine_f32)
 SOK_ROW_KERNEL(combine_f16)
-(const SokShare share, const u16* source, i64 dim, const i32* inverse, const i64* row_splits,
- const f32* weights, i64 combiner, f32* out, i64 batch) {
-  sum_rows(share, (const f16*)source, dim, inverse, weights, row_splits, combiner, out, batch);
+(const SokShare share, const u16* source, i64 dim, const i32* inverse, i64 first,
+ const i64* row_splits, const f32* weights, i64 combiner, f32* out, i64 batch) {
+  sum_rows(share, row_zero((const f16*)source, first, dim), dim, inverse, weights, row_splits,
+           combiner, out, batch);
 }
 SOK_EXPORT(combine_f16)
 SOK_ROW_KERNEL(combine_bf16)
-(const SokShare share, const u16* source, i64 dim, const i32* inverse, const i64* row_splits,
- const f32* weights, i64 combiner, f32* out, i64 batch) {
-  sum_rows(share, (const bf16*)source, dim, inverse, weights, row_splits, combiner, out, batch);
+(const SokShare share, const u16* source, i64 dim, const i32* inverse, i64 first,
+ const i64* row_splits, const f32* weights, i64 combiner, f32* out, i64 batch) {
+  sum_rows(share, row_zero((const bf16*)source, first, dim), dim, inverse, weights, row_splits,
+           combiner, out, batch);
 }
 SOK_EXPORT(combine_bf16)
 
@@ -163,6 +172,23 @@ SOK_POOL_AGAIN(f32)
 SOK_POOL_AGAIN(f16)
 SOK_POOL_AGAIN(bf16)
 
+// Counts row splits that do not rise from 0 to the number of items.
+//
+// row_splits  (num_rows + 1,)
+// count       (1,)             grows
+// num_splits                   num_rows + 1
+SOK_KERNEL(splits_count_wrong)
+(const SokShare share, const i64* row_splits, i64* count, i64 n, i64 num_splits) {
+  i64 wrong = 0;
+  SOK_FOR_EACH(b, num_splits) {
+    const i64 split = row_splits[b];
+    wrong += b == num_splits - 1 ? split != n : split > row_splits[b + 1];
+    if (b == 0) wrong += split != 0;
+  }
+  sok_count(count, wrong);
+}
+SOK_EXPORT(splits_count_wrong)
+
 // The row of every item, and what the gradient of its row is multiplied by for it.
 //
 // item_rows     (n,)  out
@@ -202,7 +228,7 @@ SOK_DEVICE f32 dot_product(const f32* a, const T* b, i64 dim) {
 // sqrtn.
 //
 // out_grads     (batch, dim)
-// inverse       (n,)          null: item j reads source[j]
+// inverse       (n,)          numbered from `first` on; null: item j reads source[j], first is 0
 // weight_grads  (n,)  out
 template <class T>
 SOK_DEVICE void weight_grads_of_rows(const SokShare share, const f32* out_grads, const T* source,
@@ -230,22 +256,22 @@ SOK_DEVICE void weight_grads_of_rows(const SokShare share, const f32* out_grads,
 
 SOK_KERNEL(combine_weight_grad_f32)
 (const SokShare share, const f32* out_grads, const f32* source, i64 dim, const i32* inverse,
- const i64* row_splits, const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
-  weight_grads_of_rows(share, out_grads, source, dim, inverse, row_splits, weights, combiner,
-                       weight_grads, batch);
+ i64 first, const i64* row_splits, const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
+  weight_grads_of_rows(share, out_grads, row_zero(source, first, dim), dim, inverse, row_splits,
+                       weights, combiner, weight_grads, batch);
 }
 SOK_EXPORT(combine_weight_grad_f32)
 SOK_KERNEL(combine_weight_grad_f16)
 (const SokShare share, const f32* out_grads, const u16* source, i64 dim, const i32* inverse,
- const i64* row_splits, const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
-  weight_grads_of_rows(share, out_grads, (const f16*)source, dim, inverse, row_splits, weights,
-                       combiner, weight_grads, batch);
+ i64 first, const i64* row_splits, const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
+  weight_grads_of_rows(share, out_grads, row_zero((const f16*)source, first, dim), dim, inverse,
+                       row_splits, weights, combiner, weight_grads, batch);
 }
 SOK_EXPORT(combine_weight_grad_f16)
 SOK_KERNEL(combine_weight_grad_bf16)
 (const SokShare share, const f32* out_grads, const u16* source, i64 dim, const i32* inverse,
- const i64* row_splits, const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
-  weight_grads_of_rows(share, out_grads, (const bf16*)source, dim, inverse, row_splits, weights,
-                       combiner, weight_grads, batch);
+ i64 first, const i64* row_splits, const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
+  weight_grads_of_rows(share, out_grads, row_zero((const bf16*)source, first, dim), dim, inverse,
+                       row_splits, weights, combiner, weight_grads, batch);
 }
 SOK_EXPORT(combine_weight_grad_bf16)

@@ -10,6 +10,7 @@ import numpy as np
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.exchange import Route, owner, return_rows, send_grads, send_keys
+from sok_lite.engine.segments import cut
 
 I64 = np.iinfo(np.int64)
 EDGE_KEYS = [0, 1, -1, -2, -3, I64.min, I64.min + 1, I64.max, I64.max - 1]
@@ -61,13 +62,21 @@ def stacked(rows, dim, dtype):
     return np.array(rows, dtype).reshape(len(rows), dim)
 
 
+def send(backend, comm, keys, key_types, partitioner="mod", tag=0):
+    """`send_keys` of an array for each table; the received keys cut into tables again."""
+    together = np.concatenate([np.zeros(0, np.int64), *keys])
+    sizes = [len(each) for each in keys]
+    received, route = send_keys(
+        backend, comm, backend.from_host(together), sizes, key_types, partitioner, tag
+    )
+    return cut(received, route.num_received), route
+
+
 def round_trip(comm, tables, silent=None, backend=None, repack=False):
     """Checks all three trips of one lookup."""
     backend = backend or get_backend("cpu")
     mine = [keys_of(comm.rank, i, table, silent) for i, table in enumerate(tables)]
-    recv_keys, route = send_keys(
-        backend, comm, [backend.from_host(keys) for keys in mine], [t.key_type for t in tables]
-    )
+    recv_keys, route = send(backend, comm, mine, [t.key_type for t in tables])
     expected = [
         expected_keys(comm.rank, comm.size, i, table, silent) for i, table in enumerate(tables)
     ]
@@ -112,7 +121,7 @@ def many_keys(comm, backend=None):
     rng = np.random.default_rng(comm.rank)
     backend = backend or get_backend("cpu")
     keys = rng.permutation(400_000)[:100_003].astype(np.int64) - 200_000
-    (recv_keys,), route = send_keys(backend, comm, [backend.from_host(keys)], ["int64"])
+    (recv_keys,), route = send(backend, comm, [keys], ["int64"])
     assert (backend.to_host(recv_keys) % comm.size == comm.rank).all()
     served = backend.to_host(recv_keys)[:, None] * np.array([1, -1]).astype(np.float32)
     (rows,) = return_rows(route, [backend.from_host(served.astype(np.float32))])
@@ -130,6 +139,7 @@ def several_tables_of_different_dims_and_dtypes(comm, backend=None):
         Table("uint64", 4, "float16", 0),
         Table("int64", 3, "float64", 12),
         Table("int64", 7, "float16", 100),
+        Table("int32", 3, "uint8", 20),
     ]
     round_trip(comm, tables, backend=backend)
     round_trip(comm, tables, backend=backend, repack=True)
@@ -159,9 +169,7 @@ def hash_and_callable_partitioners(comm, backend=None):
         return (keys >> np.uint64(63)) * np.uint64(size - 1)
 
     for partitioner in ("hash", by_top_bit):
-        (received,), route = send_keys(
-            backend, comm, [backend.from_host(keys)], ["uint64"], partitioner
-        )
+        (received,), route = send(backend, comm, [keys], ["uint64"], partitioner)
         owners = owner(received, comm.size, "uint64", partitioner, backend.xp)
         assert (backend.to_host(owners) == comm.rank).all()
         rows = backend.to_host(received).view(np.float64)[:, None]

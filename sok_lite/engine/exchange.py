@@ -2,28 +2,33 @@
 
  this rank                                         the rank that owns the keys
    send_keys    -- keys of all tables together -->   recv_keys, table by table
-   return_rows  <- rows, one trip per row format --  rows of those keys
+   return_rows  <- rows of all tables together ---   rows of those keys
    send_grads   -- gradients, along the same way ->  gradients, one per received key
 
-Every trip names the lookup it belongs to, so ranks that go back in different orders all raise: none
-takes the rows or gradients of another call. With one rank nothing is copied and nothing is sent.
+Each trip is one all-to-all and a constant number of launches, whatever the tables and their
+formats. It names the lookup it belongs to, so ranks that go back in different orders all raise:
+none takes the rows or gradients of another call. With one rank nothing is copied and nothing is
+sent.
 """
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
+from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
-from sok_lite.engine.dtypes import KeyDtype, key_dtype
-from sok_lite.engine.failure import SEND_KEYS, reason_in
-from sok_lite.engine.owner import Partitioner, owner
-from sok_lite.engine.segments import cut, gather_rows, group
+from sok_lite.engine.dtypes import KeyDtype
+from sok_lite.engine.failure import SEND_KEYS, shared_failure
+from sok_lite.engine.message import RowMessage, keys_with_headers, keys_without_headers
+from sok_lite.engine.owner import Partitioner, owner, owners
+from sok_lite.engine.segments import group
 
 __all__ = [
+    "Check",
     "Partitioner",
     "Route",
     "check_equal_on_all_ranks",
@@ -34,6 +39,18 @@ __all__ = [
 ]
 
 _MAX_KEYS = 2**31 - 1
+
+
+class Check(NamedTuple):
+    """Whether this rank may send its keys: known when they are read, and told to all ranks.
+
+    Attributes:
+      count: (1,) int64 of the backend, 0 where it may.
+      refuse: raises otherwise.
+    """
+
+    count: Array
+    refuse: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -60,6 +77,16 @@ class Route:
     @property
     def num_tables(self) -> int:
         return self.send_counts.shape[1]
+
+    @property
+    def num_sent(self) -> np.ndarray:
+        """(num_tables,) int64, the keys of each table that this rank gave."""
+        return self.send_counts.sum(axis=0)
+
+    @property
+    def num_received(self) -> np.ndarray:
+        """(num_tables,) int64, the keys of each table that this rank received."""
+        return self.recv_counts.sum(axis=0)
 
     def pack(self) -> np.ndarray:
         """Returns the route as one int64 array, (3 + 2 * size * num_tables + len(order),)."""
@@ -102,270 +129,173 @@ class Route:
 def send_keys(
     backend: Backend,
     comm: Communicator,
-    unique_keys: Sequence[Array],
+    keys: Array,
+    sizes: Sequence[int] | np.ndarray,
     key_dtypes: Sequence[KeyDtype | str],
     partitioner: Partitioner = "mod",
     tag: int = 0,
-) -> tuple[list[Array], Route]:
+    check: Check | None = None,
+) -> tuple[Array, Route]:
     """Sends the keys of all tables to their owners, in one all-to-all. Every rank must call it.
 
-    It waits for the device once, as splits live on the host. The received keys of a table hold the
-    keys of rank 0 first, then those of rank 1, each in the order in which that rank gave them: a
-    key that several ranks want comes once from each of them.
+    It waits for the device once, as a message lives on the host. The received keys of a table hold
+    the keys of rank 0 first, then those of rank 1, each in the order in which that rank gave them:
+    a key that several ranks want comes once from each of them.
 
     Args:
       backend: where keys live.
       comm: the ranks.
-      unique_keys: one (u_t,) int64 array per table; those of uint64 tables as bit patterns.
+      keys: (n,) int64, those of each table one after the other, distinct within a table; those of
+        uint64 tables as bit patterns.
+      sizes: (num_tables,) how many each table has; they sum to n.
       key_dtypes: key type of each table.
       partitioner: see `owner`; the same on all ranks.
       tag: says which lookup this is, equal on all ranks; another one on another rank raises.
+      check: is read with the keys; None: they may be sent.
 
     Returns:
-      (recv_keys, route): one (m_t,) int64 array per table, and the way back.
+      (recv_keys, route): (m,) int64, table by table, `route.num_received` of each; the way back.
 
     Raises:
-      ValueError, TypeError: keys that are not such arrays, or a bad partitioner.
+      ValueError, TypeError: keys that are no such array, or a bad partitioner; what the check
+        raises. A bad partitioner and the check make this raise on all ranks.
       CommunicatorError: another rank sends other tables or another tag, failed before it could
         send (`shared_failure`), or has died.
     """
-    _check_keys(unique_keys, key_dtypes)
-    num_tables = len(unique_keys)
-    table_sizes = np.array([len(keys) for keys in unique_keys], np.int64)
+    sizes = np.asarray(sizes, np.int64)
+    _check_keys(keys, sizes, key_dtypes)
+    num_tables = len(sizes)
     if comm.size == 1 or num_tables == 0:
+        if check is not None and backend.to_host(check.count).any():
+            check.refuse()
         counts = np.zeros((comm.size, num_tables), np.int64)
-        counts[0] = table_sizes
+        counts[0] = sizes
         empty = backend.xp.empty(0, np.int32)
-        return list(unique_keys), Route(backend, comm, counts, counts, empty, comm.turn)
+        return keys, Route(backend, comm, counts, counts, empty, comm.turn)
 
-    all_keys = _concatenate(backend, unique_keys)
-    owners = _owners(backend, all_keys, table_sizes, comm.size, key_dtypes, partitioner)
-    # Grouped by owner, then table. Stable: keys of one owner keep their order, so runs repeat.
-    labels = owners * np.int32(num_tables)
-    if num_tables > 1:
-        labels += backend.from_host(np.repeat(np.arange(num_tables, dtype=np.int32), table_sizes))
-    groups = group(backend, labels, (0, labels.size), (0, comm.size * num_tables))
-    ends = backend.to_host(groups.offsets).reshape(-1)
-    send_counts = np.diff(ends).reshape(comm.size, num_tables)
-
-    sorted_keys = backend.to_host(all_keys[groups.order])
-    message, send_splits = _with_headers(sorted_keys, send_counts, tag)
+    with shared_failure(comm):
+        labels = owners(backend, keys, sizes, comm.size, key_dtypes, partitioner)
+        # Grouped by owner, then table. Stable: keys of one owner keep their order, so runs repeat.
+        labels *= np.int32(num_tables)
+        if num_tables > 1:
+            tables = np.repeat(np.arange(num_tables, dtype=np.int32), sizes)
+            labels += backend.from_host(tables)
+        groups = group(backend, labels, (0, labels.size), (0, comm.size * num_tables))
+        told = [] if check is None else [check.count]
+        told += [groups.offsets, backend.xp.take(keys, groups.order)]
+        on_host = backend.to_host(backend.xp.concatenate(told))  # one wait
+        if check is not None:
+            if on_host[0]:
+                check.refuse()
+            on_host = on_host[1:]
+        ends, sorted_keys = np.split(on_host, [comm.size * num_tables + 1])
+        send_counts = np.diff(ends).reshape(comm.size, num_tables)
+        message, send_splits = keys_with_headers(sorted_keys, send_counts, tag)
     received = comm.alltoallv(message, send_splits, call=SEND_KEYS)
-    keys, recv_counts = _without_headers(comm, received.rows, received.recv_splits, num_tables, tag)
+    recv_keys, recv_counts = keys_without_headers(
+        comm, received.rows, received.recv_splits, num_tables, tag
+    )
     route = Route(backend, comm, send_counts, recv_counts, groups.order, comm.turn)
-    if num_tables > 1:
-        pieces = _pieces(recv_counts, range(num_tables), keys)
-        keys = np.concatenate([pieces[r][t] for t in range(num_tables) for r in range(comm.size)])
-    return cut(backend.from_host(keys), recv_counts.sum(axis=0)), route
+    return backend.from_host(recv_keys), route
 
 
 def return_rows(route: Route, rows: Sequence[Array]) -> list[Array]:
     """Sends rows back to the ranks that asked for them. Every rank must call it.
 
-    Tables of equal dim and dtype share one all-to-all.
-
     Args:
       route: what `send_keys` gave for the keys.
-      rows: one (m_t, dim_t) array per table, one row per received key.
+      rows: one (m_t, dim_t) array per table, one row per received key; dim_t and dtype equal on
+        all ranks.
 
     Returns:
       One (u_t, dim_t) array per table: row i belongs to the i-th key given to `send_keys`.
 
     Raises:
       ValueError: rows that do not fit the route.
-      CommunicatorError: a rank has died, or is in another trip or lookup; on every rank.
+      CommunicatorError: a rank has died, or is in another trip or lookup, or has rows of other
+        formats; on every rank.
     """
-    _check_rows("return_rows", rows, route.recv_counts)
-    if route.comm.size == 1:
-        return list(rows)
-    backend, ranks = route.backend, range(route.comm.size)
-    results: list[Array] = [None] * route.num_tables
-    for tables in _same_format(rows):
-        message = rows[tables[0]]  # of one table alone they lie rank by rank already
-        if len(tables) > 1:
-            pieces = [cut(rows[t], route.recv_counts[:, t]) for t in tables]
-            message = backend.xp.concatenate([piece[rank] for rank in ranks for piece in pieces])
-        received = _trip(route, message, tables, back=True)
-        index = _send_order(route, tables)
-        place = backend.xp.empty_like(index)
-        place[index] = backend.xp.arange(len(index), dtype=np.int32)
-        sizes = route.send_counts[:, tables].sum(axis=0)
-        for t, part in zip(tables, cut(_gather(backend, received, place), sizes), strict=True):
-            results[t] = part
-    return results
+    _check_rows("return_rows", rows, route.num_received)
+    there = (route.recv_counts, None)
+    return _trip("return_rows", route, rows, there, (route.send_counts, route.order))
 
 
 def send_grads(route: Route, grads: Sequence[Array]) -> list[Array]:
     """Sends gradients to the owners of their keys, where the keys went. Every rank must call it.
 
-    Tables of equal dim and dtype share one all-to-all.
-
     Args:
       route: what `send_keys` gave for the keys.
-      grads: one (u_t, dim_t) array per table, one row per key given to `send_keys`.
+      grads: one (u_t, dim_t) array per table, one row per key given to `send_keys`; dim_t and dtype
+        equal on all ranks.
 
     Returns:
       One (m_t, dim_t) array per table, one row per received key; not summed.
 
     Raises:
       ValueError: gradients that do not fit the route.
-      CommunicatorError: a rank has died, or is in another trip or lookup; on every rank.
+      CommunicatorError: a rank has died, or is in another trip or lookup, or has gradients of
+        other formats; on every rank.
     """
-    _check_rows("send_grads", grads, route.send_counts)
+    _check_rows("send_grads", grads, route.num_sent)
+    here = (route.send_counts, route.order)
+    return _trip("send_grads", route, grads, here, (route.recv_counts, None))
+
+
+def _trip(
+    name: str,
+    route: Route,
+    rows: Sequence[Array],
+    mine: tuple[np.ndarray, Array | None],
+    theirs: tuple[np.ndarray, Array | None],
+) -> list[Array]:
+    """Sends rows to other ranks and gives what they sent; counts and order of either."""
     if route.comm.size == 1:
-        return list(grads)
-    backend, ranks = route.backend, range(route.comm.size)
-    results: list[Array] = [None] * route.num_tables
-    for tables in _same_format(grads):
-        stacked = _concatenate(backend, [grads[t] for t in tables])
-        message = _gather(backend, stacked, _send_order(route, tables))
-        received = _trip(route, message, tables, back=False)
-        if len(tables) == 1:
-            results[tables[0]] = received
-            continue
-        pieces = _pieces(route.recv_counts, tables, received)
-        for i, t in enumerate(tables):
-            results[t] = backend.xp.concatenate([pieces[rank][i] for rank in ranks])
+        return list(rows)
+    backend, formats = route.backend, [(each.shape[1], each.dtype) for each in rows]
+    row_bytes = [dim * dtype.itemsize for dim, dtype in formats]
+    sent = RowMessage.of(backend, mine[0], row_bytes, mine[1])
+    came = RowMessage.of(backend, theirs[0], row_bytes, theirs[1])
+    # Messages are bytes: what they are of is said by the call, which all ranks compare.
+    code = zlib.crc32(repr([(dim, dtype.str) for dim, dtype in formats]).encode())
+    call = f"{name} of lookup {route.lookup}, formats {code:08x}"
+    message = backend.to_host(sent.packed(rows))
+    received = backend.from_host(
+        route.comm.alltoallv(message, sent.splits, came.splits, call=call).rows
+    )
+    results = [
+        backend.xp.empty((n, dim), dtype)
+        for n, (dim, dtype) in zip(came.num_rows, formats, strict=True)
+    ]
+    came.unpack(received, results)
     return results
-
-
-# ---- the message of keys: for each rank, [tag, num_tables, keys of each table, keys ...] --------
-
-
-def _with_headers(
-    sorted_keys: np.ndarray, send_counts: np.ndarray, tag: int
-) -> tuple[np.ndarray, np.ndarray]:
-    size, num_tables = send_counts.shape
-    num_keys = send_counts.sum(axis=1)
-    message = np.empty(len(sorted_keys) + size * (2 + num_tables), np.int64)
-    sources, targets = split_offsets(num_keys), split_offsets(num_keys + 2 + num_tables)
-    for rank in range(size):
-        part = message[targets[rank] : targets[rank + 1]]
-        part[:2] = tag, num_tables
-        part[2 : 2 + num_tables] = send_counts[rank]
-        part[2 + num_tables :] = sorted_keys[sources[rank] : sources[rank + 1]]
-    return message, np.diff(targets)
-
-
-def _without_headers(
-    comm: Communicator, message: np.ndarray, recv_splits: np.ndarray, num_tables: int, tag: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the keys alone, (m,), and recv_counts; checks that all ranks sent the same tables."""
-    recv_counts = np.empty((comm.size, num_tables), np.int64)
-    ends = split_offsets(recv_splits)
-    parts = []
-    for rank in range(comm.size):
-        part = message[ends[rank] : ends[rank + 1]]
-        reason = reason_in(part)
-        if reason is not None:
-            raise CommunicatorError(f"Rank {rank} could not make this lookup. {reason}")
-        if part[:2].tolist() != [tag, num_tables]:
-            raise CommunicatorError(
-                f"Rank {comm.rank} looks up {num_tables} tables with tag {tag}, rank {rank} sent "
-                f"[tag, tables] = {part[:2].tolist()}. All ranks must make the same lookups in the "
-                "same order."
-            )
-        recv_counts[rank] = part[2 : 2 + num_tables]
-        parts.append(part[2 + num_tables :])
-    return np.concatenate(parts), recv_counts
-
-
-# ---- owners, and pieces of arrays --------------------------------------------------------------
-
-
-def _owners(
-    backend: Backend,
-    all_keys: Array,
-    table_sizes: np.ndarray,
-    size: int,
-    key_dtypes: Sequence[KeyDtype | str],
-    partitioner: Partitioner,
-) -> Array:
-    kinds = [key_dtype(kind) if isinstance(kind, str) else kind for kind in key_dtypes]
-    if len(set(kinds)) == 1 and not callable(partitioner):
-        return owner(all_keys, size, kinds[0], partitioner)
-    xp, parts = backend.xp, zip(cut(all_keys, table_sizes), kinds, strict=True)
-    return xp.concatenate([owner(keys, size, kind, partitioner, xp) for keys, kind in parts])
-
-
-def _trip(route: Route, message: Array, tables: list[int], back: bool) -> Array:
-    splits = [route.send_counts[:, tables].sum(axis=1), route.recv_counts[:, tables].sum(axis=1)]
-    send_splits, recv_splits = splits[::-1] if back else splits
-    call = f"{'return_rows' if back else 'send_grads'} of lookup {route.lookup}"
-    received = route.comm.alltoallv(
-        route.backend.to_host(message), send_splits, recv_splits, call=call
-    )
-    return route.backend.from_host(received.rows)
-
-
-def _send_order(route: Route, tables: list[int]) -> Array:
-    """Returns `route.order` of some tables alone, numbered as if there were no others."""
-    if len(tables) == route.num_tables:
-        return route.order
-    starts = split_offsets(route.send_counts.sum(axis=0))
-    new_starts = split_offsets(route.send_counts.sum(axis=0)[tables])
-    pieces = _pieces(route.send_counts, range(route.num_tables), route.order)
-    return route.backend.xp.concatenate(
-        [
-            piece[t] + np.int32(new_starts[i] - starts[t])
-            for piece in pieces
-            for i, t in enumerate(tables)
-        ]
-    )
-
-
-def _pieces(counts: np.ndarray, tables: Sequence[int], array: Array) -> list[list[Array]]:
-    """Cuts an array that lies rank by rank, table by table within a rank; `[rank][i]` is a view."""
-    counts = counts[:, list(tables)]
-    parts = cut(array, counts.reshape(-1))
-    width = counts.shape[1]
-    return [parts[rank * width : (rank + 1) * width] for rank in range(len(counts))]
-
-
-def _concatenate(backend: Backend, arrays: Sequence[Array]) -> Array:
-    return arrays[0] if len(arrays) == 1 else backend.xp.concatenate(arrays)
-
-
-def _gather(backend: Backend, rows: Array, index: Array) -> Array:
-    """Returns rows[index]; by kernel, on all cores, where rows are whole 16- or 32-bit words."""
-    row_bytes = rows.shape[1] * rows.dtype.itemsize
-    if row_bytes == 0 or row_bytes % 2:
-        return rows[index]
-    word = np.uint16 if row_bytes % 4 else np.uint32
-    words = backend.xp.ascontiguousarray(rows).view(word)
-    return gather_rows(backend, words, index).view(rows.dtype)
-
-
-def _same_format(rows: Sequence[Array]) -> list[list[int]]:
-    """Returns the numbers of the tables of each (dim, dtype), in the order of their first table."""
-    groups: dict[tuple[int, str], list[int]] = {}
-    for t, array in enumerate(rows):
-        groups.setdefault((array.shape[1], array.dtype.str), []).append(t)
-    return list(groups.values())
 
 
 # ---- checks: before a collective, for one rank that fails alone leaves the others waiting -------
 
 
-def _check_keys(unique_keys: Sequence[Array], key_dtypes: Sequence[Any]) -> None:
-    if len(unique_keys) != len(key_dtypes):
+def _check_keys(keys: Array, sizes: np.ndarray, key_dtypes: Sequence[Any]) -> None:
+    if len(sizes) != len(key_dtypes):
         raise ValueError(
-            f"`send_keys` takes one key type per table. Received: {len(unique_keys)} arrays of "
-            f"keys, {len(key_dtypes)} key types."
+            f"`send_keys` takes one key type per table. Received: sizes of {len(sizes)} tables, "
+            f"{len(key_dtypes)} key types."
         )
-    for t, keys in enumerate(unique_keys):
-        if keys.ndim != 1 or keys.dtype != np.int64:
-            raise TypeError(
-                "`send_keys` takes keys of shape (n,) and dtype int64 (uint64 keys as their bit "
-                f"pattern). Received: shape {keys.shape}, dtype {keys.dtype} for table {t}."
-            )
-    total = sum(len(keys) for keys in unique_keys)
-    if total > _MAX_KEYS:
-        raise ValueError(f"`send_keys` takes at most {_MAX_KEYS} keys at once. Received: {total}.")
+    if keys.ndim != 1 or keys.dtype != np.int64:
+        raise TypeError(
+            "`send_keys` takes keys of shape (n,) and dtype int64 (uint64 keys as their bit "
+            f"pattern). Received: shape {keys.shape}, dtype {keys.dtype}."
+        )
+    if sizes.sum() != len(keys) or (sizes < 0).any():
+        raise ValueError(
+            f"`sizes` must say how many of the {len(keys)} keys each table has. "
+            f"Received: {sizes.tolist()}, which sum to {sizes.sum()}."
+        )
+    if len(keys) > _MAX_KEYS:
+        raise ValueError(
+            f"`send_keys` takes at most {_MAX_KEYS} keys at once. Received: {len(keys)}."
+        )
 
 
-def _check_rows(caller: str, rows: Sequence[Array], counts: np.ndarray) -> None:
-    expected = counts.sum(axis=0)
+def _check_rows(caller: str, rows: Sequence[Array], expected: np.ndarray) -> None:
     if len(rows) != len(expected):
         raise ValueError(
             f"`{caller}` takes one array per table of the route, {len(expected)}. "

@@ -16,16 +16,17 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import publish
+from sok_lite.backend.publish import Action, publish
 from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
+from sok_lite.engine.exchange import Check, Route, return_rows, send_grads, send_keys
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.pooling import (
     coefficients_of,
-    combine,
-    combine_weight_grad,
+    combining,
+    combining_weight_grad,
     normalise_combiner,
+    wrong_splits,
 )
 from sok_lite.engine.recent import remember
 from sok_lite.engine.rows.store import ABSENT
@@ -118,27 +119,29 @@ def forward(
     if comm.size == 1:
         return _forward_alone(backend, comm, checked, items, room)
     with shared_failure(comm):
-        for i, part in enumerate(checked):
-            _check_splits(i, part)
+        wrong = wrong_splits(backend, [part.row_splits for part in checked], items.sizes)
         distinct = dedup(backend, items.keys, items.begin)
     received, route = send_keys(
         backend,
         comm,
-        cut(distinct.keys, distinct.sizes),
+        distinct.keys,
+        distinct.sizes,
         [part.table.key_dtype for part in checked],
         tag=tag,
+        check=Check(wrong, lambda: _check_all_splits(checked)),
     )
     with failure_known_to_all(comm):
-        num_owned = np.array([keys.size for keys in received])
-        owned = _Found(backend, _joined(backend, received), num_owned)
+        owned = _Found(backend, received, route.num_received)
         outputs = owned.look_up(checked, None)
         sources = return_rows(route, outputs)
     pooled = _memory(backend, [_shape(part) for part in checked], room)
-    inverses = cut(distinct.inverse, items.sizes)
-    for i, part in enumerate(checked):
-        inverse = inverses[i] - np.int32(distinct.starts[i])
+    actions, starts = [], distinct.starts.tolist()
+    for i, (part, inverse) in enumerate(
+        zip(checked, cut(distinct.inverse, items.sizes), strict=True)
+    ):
         pooling = (inverse, part.row_splits, part.weights, part.combiner)
-        combine(backend, sources[i], *pooling, out=pooled[i])
+        actions.append([combining(backend, sources[i], *pooling, pooled[i], starts[i])[1]])
+    publish(*actions)
     kept = [
         None if part.weights is None else source
         for part, source in zip(checked, sources, strict=True)
@@ -173,20 +176,19 @@ def backward(
         for i, ((table, _, _), grads) in enumerate(zip(parts, out_grads, strict=True))
     ]
     splits = trail.splits_of_parts()
-    weight_grads = _weight_grads(backend, parts, out_grads, trail, splits)
+    weight_grads, by_weights = _weight_grads(backend, parts, out_grads, trail, splits)
     index, coefficients, launches = coefficients_of(
         backend,
         splits,
         [(weights, combiner) for _, weights, combiner in parts],
         trail.num_items.tolist(),
     )
-    publish(*launches)
+    publish(*by_weights, *launches)
     if trail.inverse is None:
         rows: Sequence[Array] = out_grads
         indices, factors = index, coefficients
     else:
-        num_asked = trail.route.send_counts.sum(axis=0)
-        items = (split_offsets(trail.num_items), split_offsets(num_asked))
+        items = (split_offsets(trail.num_items), split_offsets(trail.route.num_sent))
         terms = [Terms(grads, index[i], coefficients[i]) for i, grads in enumerate(out_grads)]
         asked = segment_sums(backend, group(backend, trail.inverse, *items), terms)
         rows = send_grads(trail.route, asked)
@@ -213,17 +215,20 @@ def _weight_grads(
     out_grads: Sequence[Array],
     trail: Trail,
     splits: Sequence[Array],
-) -> list[Array | None]:
-    """Returns the gradients by the weights of each part, None where it has none."""
+) -> tuple[list[Array | None], list[list[Action]]]:
+    """Prepares the gradients by the weights of each part, None where it has none."""
     results: list[Array | None] = [None] * len(parts)
-    inverses = None if trail.inverse is None else cut(trail.inverse, trail.num_items)
-    starts = split_offsets(trail.route.send_counts.sum(axis=0))
+    actions = []
+    inverses, starts = [None] * len(parts), [0] * len(parts)
+    if trail.inverse is not None:
+        inverses = cut(trail.inverse, trail.num_items)
+        starts = split_offsets(trail.route.num_sent).tolist()
     for i, (_, weights, combiner) in enumerate(parts):
         if weights is not None:
-            inverse = None if inverses is None else inverses[i] - np.int32(starts[i])
-            way = (trail.sources[i], inverse, splits[i], weights, combiner)
-            results[i] = combine_weight_grad(backend, out_grads[i], *way)
-    return results
+            way = (trail.sources[i], inverses[i], splits[i], weights, combiner, starts[i])
+            results[i], action = combining_weight_grad(backend, out_grads[i], *way)
+            actions.append([action])
+    return results, actions
 
 
 class Owned(NamedTuple):
@@ -385,8 +390,7 @@ def _forward_alone(
     try:
         found.look_up(parts, outputs)
     except WrongSplitsError:
-        for i, part in enumerate(parts):
-            _check_splits(i, part)
+        _check_all_splits(parts)
         raise
     sizes = items.sizes.reshape(1, -1)
     route = Route(backend, comm, sizes, sizes, backend.xp.empty(0, np.int32), comm.turn)
@@ -494,6 +498,11 @@ def _check_splits(number: int, part: Part) -> None:
             f"{len(keys)}. Received: {ends[0]} to {ends[1]}"
             f"{' with a fall between them' if ends == (0, len(keys)) else ''}."
         )
+
+
+def _check_all_splits(parts: Sequence[Part]) -> None:
+    for i, part in enumerate(parts):
+        _check_splits(i, part)
 
 
 def row_splits_of(backend: Backend, row_numbers: Array, batch: int) -> Array:

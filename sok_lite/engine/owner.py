@@ -1,11 +1,11 @@
 """Who owns a key: one rule for lookups, loading and tools, on host and device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from sok_lite.backend import Array
+from sok_lite.backend import Array, Backend
 from sok_lite.engine.dtypes import KeyDtype, key_dtype
 from sok_lite.engine.hashing import hash_keys
 
@@ -56,6 +56,44 @@ def owner(
     if kind.name == "uint64":
         return (keys.view(np.uint64) % np.uint64(size)).astype(np.int32)
     return (keys % np.int64(size)).astype(np.int32)  # of the sign of size: -1 mod 3 is 2
+
+
+def owners(
+    backend: Backend,
+    keys: Array,
+    sizes: np.ndarray,
+    size: int,
+    kinds: Sequence[KeyDtype | str],
+    partitioner: Partitioner = "mod",
+) -> Array:
+    """Returns what `owner` does for keys of several tables, in one go for each kind of key.
+
+    Args:
+      backend: where the keys are.
+      keys: (n,) int64, those of each table one after the other.
+      sizes: (num_tables,) how many each table has.
+      size: number of ranks.
+      kinds: key type of each table.
+      partitioner: as of `owner`.
+
+    Returns:
+      (n,) int32, new memory.
+
+    Raises:
+      ValueError: as of `owner`.
+    """
+    names = [kind if isinstance(kind, str) else kind.name for kind in kinds]
+    if not callable(partitioner):  # int32 keys are int64 keys then
+        names = ["uint64" if name == "uint64" else "int64" for name in names]
+    different = list(dict.fromkeys(names))
+    if len(different) == 1:
+        return owner(keys, size, different[0], partitioner, backend.xp)
+    result = backend.xp.empty(keys.size, np.int32)
+    for name in different:
+        is_such = np.repeat([each == name for each in names], sizes)
+        at = backend.from_host(np.flatnonzero(is_such))
+        result[at] = owner(backend.xp.take(keys, at), size, name, partitioner, backend.xp)
+    return result
 
 
 def _owners_by_hash(keys: Array, size: int) -> Array:

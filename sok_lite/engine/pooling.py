@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import Part
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.segments import checked_labels, checked_rows, result_rows, segment_sum
 
@@ -71,15 +72,34 @@ def combine(
       ValueError: an unknown combiner, or shapes that do not fit.
       TypeError: a dtype.
     """
+    out, action = combining(backend, source, inverse, row_splits, weights, combiner, out)
+    action()
+    return out
+
+
+def combining(
+    backend: Backend,
+    source: Array,
+    inverse: Array,
+    row_splits: Array,
+    weights: Array | None,
+    combiner: str,
+    out: Array | None = None,
+    first: int = 0,
+) -> tuple[Array, Action]:
+    """Prepares `combine`; returns what it will give, and the action.
+
+    Args:
+      first: `inverse` is numbered from here on, each in [first, first + u).
+      The others, Raises: as of `combine`.
+    """
     code = COMBINERS[normalise_combiner(combiner)]
     source, suffix = _kernel_source(backend, source)
     inverse, row_splits, weights = _checked_items(backend, inverse, row_splits, weights)
     batch, dim = len(row_splits) - 1, source.shape[1]
     out = result_rows(backend, out, (batch, dim))
-    backend.launch(
-        f"combine_{suffix}", batch, source, dim, inverse, row_splits, weights, code, out, batch
-    )
-    return out
+    items = (inverse, first, row_splits, weights, code)
+    return out, backend.prepared(f"combine_{suffix}", batch, source, dim, *items, out, batch)
 
 
 def combine_grad(
@@ -175,6 +195,29 @@ def combine_weight_grad(
       ValueError: an unknown combiner, or shapes that do not fit.
       TypeError: a dtype.
     """
+    weight_grads, action = combining_weight_grad(
+        backend, out_grads, source, inverse, row_splits, weights, combiner
+    )
+    action()
+    return weight_grads
+
+
+def combining_weight_grad(
+    backend: Backend,
+    out_grads: Array,
+    source: Array,
+    inverse: Array | None,
+    row_splits: Array,
+    weights: Array,
+    combiner: str,
+    first: int = 0,
+) -> tuple[Array, Action]:
+    """Prepares `combine_weight_grad`; returns what it will give, and the action.
+
+    Args:
+      first: `inverse` is numbered from here on; 0 without one.
+      The others, Raises: as of `combine_weight_grad`.
+    """
     code = COMBINERS[normalise_combiner(combiner)]
     out_grads = checked_rows(backend, "out_grads", out_grads)
     source, suffix = _kernel_source(backend, source)
@@ -189,21 +232,31 @@ def combine_weight_grad(
             f"`out_grads` must have shape ({batch}, {source.shape[1]}). "
             f"Received: shape {out_grads.shape}."
         )
-    weight_grads = backend.xp.zeros(len(weights), dtype=np.float32)
-    backend.launch(
-        f"combine_weight_grad_{suffix}",
-        batch,
-        out_grads,
-        source,
-        source.shape[1],
-        inverse,
-        row_splits,
-        weights,
-        code,
-        weight_grads,
-        batch,
-    )
-    return weight_grads
+    weight_grads = backend.xp.empty(len(weights), dtype=np.float32)  # each item is of some row
+    items = (inverse, first, row_splits, weights, code)
+    arguments = (out_grads, source, source.shape[1], *items, weight_grads, batch)
+    return weight_grads, backend.prepared(f"combine_weight_grad_{suffix}", batch, *arguments)
+
+
+def wrong_splits(
+    backend: Backend, row_splits: Sequence[Array], num_items: Sequence[int] | np.ndarray
+) -> Array:
+    """Counts row splits that do not rise from 0 to the number of items. It waits for nothing.
+
+    Args:
+      row_splits: of each part (batch + 1,) int64, C-contiguous.
+      num_items: of each part.
+
+    Returns:
+      (1,) int64, 0 where all fit.
+    """
+    count = backend.xp.zeros(1, np.int64)
+    parts = [
+        Part(len(splits), (splits, count, int(n), len(splits)))
+        for splits, n in zip(row_splits, num_items, strict=True)
+    ]
+    backend.joined("splits_count_wrong", parts)()
+    return count
 
 
 def _kernel_source(backend: Backend, source: Array) -> tuple[Array, str]:

@@ -54,7 +54,7 @@ def items(backend: Backend, trail: Trail) -> list[tuple[Array, Array]]:
     """Returns of each item of each part, (n,) int64, which of the keys that were asked it has, and
     its row of the batch."""
     xp = backend.xp
-    starts = split_offsets(trail.route.send_counts.sum(axis=0))
+    starts = split_offsets(trail.route.num_sent)
     inverses = None if trail.inverse is None else cut(trail.inverse, trail.num_items)
     results = []
     for i, row_splits in enumerate(trail.splits_of_parts()):

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.message import RowMessage
 from sok_lite.engine.optimizers import SGD, Adam, Ftrl
 from sok_lite.engine.optimizers.rule import apply_rule
 from sok_lite.engine.pooling import combine, combine_grad, combine_weight_grad
 from sok_lite.engine.segments import gather_rows
 from sok_lite.engine.table import make_table
+from tests.engine.helpers import on
 
 N, UNIQUE = 50, 20
 DIMS = (4, 8, 36, 132)  # rows of whole words of 16 bytes, up to more than a warp has lanes
@@ -74,7 +76,27 @@ def updated(backend, dim, dtype, at):
         yield gather_rows(backend, out, backend.from_host(np.arange(UNIQUE, dtype=np.int32)[::-1]))
 
 
-WORK = {"pooled": pooled, "updated": updated}
+def exchanged(backend, dim, dtype, at):
+    counts = np.array([[7, 0], [3, 4], [0, 5]])  # rows for three ranks of two tables
+    dtypes = (np.dtype("float16" if dtype == "float16" else "float32"), np.dtype(np.float32))
+    rng = np.random.default_rng(1)
+    order = np.concatenate([rng.permutation(10), 10 + rng.permutation(9)]).astype(np.int32)
+    tables = [
+        placed(backend, drawn(5, 10, dim, dtype=dtypes[0]), at("rows")),
+        placed(backend, drawn(6, 9, dim + 1, dtype=dtypes[1]), at("grads")),
+    ]
+    row_bytes = [dim * dtypes[0].itemsize, (dim + 1) * 4]
+    for places in on(backend, order, None):
+        message = RowMessage.of(backend, counts, row_bytes, places)
+        results = [placed(backend, np.zeros(t.shape, t.dtype), at("out")) for t in tables]
+        message.unpack(message.packed(tables), results)
+        for table, result in zip(tables, results, strict=True):
+            np.testing.assert_array_equal(backend.to_host(result), backend.to_host(table))
+        yield from results
+    yield from tables
+
+
+WORK = {"pooled": pooled, "updated": updated, "exchanged": exchanged}
 PLACES = ("rows", "grads", "out", "back", "deltas", "values")
 
 

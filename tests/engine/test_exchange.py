@@ -18,7 +18,8 @@ from sok_lite.engine.exchange import (
     send_grads,
     send_keys,
 )
-from tests.exchange_facts import EDGE_KEYS, FACTS, python_owner
+from sok_lite.engine.owner import owners
+from tests.exchange_facts import EDGE_KEYS, FACTS, python_owner, send
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -88,6 +89,30 @@ def test_a_bad_partitioner_is_named(result, message):
         owner(np.arange(3), 2, "int64", result)
 
 
+def by_remainder(keys, size):
+    return keys.astype(np.uint64) % np.uint64(size)
+
+
+@pytest.mark.parametrize("partitioner", ["mod", "hash", by_remainder])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_owners_of_several_tables_are_those_of_each(backend, size, partitioner):
+    rng = np.random.default_rng(size)
+    kinds = ["int64", "uint64", "int32", "uint64", "int64"]
+    sizes = np.array([33, 200, 40, 0, 1])
+    tables = [
+        rng.integers(-(2**31) if kind == "int32" else -(2**63), 2**31, n)
+        for kind, n in zip(kinds, sizes, strict=True)
+    ]
+    keys = backend.from_host(np.concatenate(tables))
+    for kind in (kinds, ["uint64"] * 5):
+        found = backend.to_host(owners(backend, keys, sizes, size, kind, partitioner))
+        expected = [
+            owner(table, size, name, partitioner) for table, name in zip(tables, kind, strict=True)
+        ]
+        assert found.dtype == np.int32
+        np.testing.assert_array_equal(found, np.concatenate(expected))
+
+
 def test_an_unknown_partitioner_is_named():
     with pytest.raises(ValueError, match="'mod', 'hash' or a function.*'range'"):
         owner(np.arange(3), 2, "int64", "range")
@@ -113,7 +138,7 @@ def test_every_rank_gets_the_row_of_each_of_its_keys(size, keys, key_type, parti
 
     def program(comm):
         mine = [np.array(table, np.int64) for table in keys[comm.rank]]
-        received, route = send_keys(backend, comm, mine, [key_type] * 2, partitioner)
+        received, route = send(backend, comm, mine, [key_type] * 2, partitioner)
         route = Route.unpack(route.pack(), backend, comm)
         rows = return_rows(route, [k.reshape(-1, 1).view(np.float32) for k in received])
         for got, wanted in zip(rows, mine, strict=True):
@@ -144,26 +169,26 @@ def count_collectives(monkeypatch, size, program):
 
 
 def test_number_of_collectives(monkeypatch):
-    """One for the keys of all tables; rows and gradients one per (dim, dtype): 2 formats here."""
+    """One for the keys of all tables, one for their rows, one for gradients, of whatever format."""
     backend = get_backend("cpu")
     dims = [4, 8, 4]
 
     def program(comm):
         keys = [np.arange(10, dtype=np.int64)] * 3
-        recv_keys, route = send_keys(backend, comm, keys, ["int64", "uint64", "int32"])
+        recv_keys, route = send(backend, comm, keys, ["int64", "uint64", "int32"])
         return_rows(
             route, [np.zeros((len(k), d), np.float32) for k, d in zip(recv_keys, dims, strict=True)]
         )
         send_grads(route, [np.zeros((10, d), np.float32) for d in dims])
 
-    assert count_collectives(monkeypatch, 2, program) == ["_alltoallv"] * 5
+    assert count_collectives(monkeypatch, 2, program) == ["_alltoallv"] * 3
 
 
 def test_one_rank_copies_nothing_and_sends_nothing(monkeypatch):
     comm, backend = SingleCommunicator(), get_backend("cpu")
     monkeypatch.setattr(comm, "alltoallv", None)
     keys, rows = np.arange(3), np.zeros((3, 2), np.float32)
-    (recv_keys,), route = send_keys(backend, comm, [keys], ["int64"])
+    recv_keys, route = send_keys(backend, comm, keys, [3], ["int64"])
     assert recv_keys is keys
     assert return_rows(route, [rows])[0] is rows
     assert send_grads(route, [rows])[0] is rows
@@ -175,7 +200,7 @@ def test_a_run_repeats_bit_for_bit():
     keys = np.random.default_rng(0).permutation(5000).astype(np.int64)
 
     def program(comm):
-        received, route = send_keys(backend, comm, [keys, keys[:77]], ["int64"] * 2)
+        received, route = send(backend, comm, [keys, keys[:77]], ["int64"] * 2)
         return [k.tolist() for k in received], route.pack().tolist()
 
     assert run_ranks(3, program) == run_ranks(3, program)
@@ -188,13 +213,16 @@ def test_inputs_that_do_not_fit_raise_before_anything_is_sent(size):
     def program(comm):
         keys = np.arange(4, dtype=np.int64)
         if comm.rank == 0:
-            with pytest.raises(TypeError, match=r"shape \(4,\), dtype int32 for table 1"):
-                send_keys(backend, comm, [keys, keys.astype(np.int32)], ["int64"] * 2)
-            with pytest.raises(TypeError, match=r"shape \(2, 2\), dtype int64 for table 0"):
-                send_keys(backend, comm, [keys.reshape(2, 2)], ["int64"])
-            with pytest.raises(ValueError, match="1 arrays of keys, 2 key types"):
-                send_keys(backend, comm, [keys], ["int64"] * 2)
-        recv_keys, route = send_keys(backend, comm, [keys], ["int64"])
+            with pytest.raises(TypeError, match=r"shape \(4,\), dtype int32"):
+                send_keys(backend, comm, keys.astype(np.int32), [4], ["int64"])
+            with pytest.raises(TypeError, match=r"shape \(2, 2\), dtype int64"):
+                send_keys(backend, comm, keys.reshape(2, 2), [4], ["int64"])
+            with pytest.raises(ValueError, match="sizes of 1 tables, 2 key types"):
+                send_keys(backend, comm, keys, [4], ["int64"] * 2)
+            for sizes in ([1, 2], [5, -1]):
+                with pytest.raises(ValueError, match="how many of the 4 keys each table has"):
+                    send_keys(backend, comm, keys, sizes, ["int64"] * 2)
+        recv_keys, route = send(backend, comm, [keys], ["int64"])
         rows = np.zeros((len(recv_keys[0]), 2), np.float32)
         if comm.rank == 0:
             with pytest.raises(ValueError, match=r"`return_rows` takes \d rows for table 0"):
@@ -218,7 +246,7 @@ def test_ranks_with_other_tables_raise_on_all_ranks():
     def program(comm):
         keys = [np.arange(5, dtype=np.int64)] * (2 if comm.rank else 3)
         try:
-            send_keys(get_backend("cpu"), comm, keys, ["int64"] * len(keys))
+            send(get_backend("cpu"), comm, keys, ["int64"] * len(keys))
         except CommunicatorError as error:
             errors.append(str(error))
 
@@ -230,7 +258,7 @@ def test_ranks_with_other_tables_raise_on_all_ranks():
 def test_ranks_in_other_lookups_raise_on_all_ranks():
     def program(comm):
         with pytest.raises(CommunicatorError, match="same lookups in the same order"):
-            send_keys(get_backend("cpu"), comm, [np.arange(5)], ["int64"], tag=comm.rank)
+            send(get_backend("cpu"), comm, [np.arange(5)], ["int64"], tag=comm.rank)
 
     run_ranks(2, program)
 
@@ -241,11 +269,44 @@ def test_trips_of_two_lookups_in_another_order_raise_on_all_ranks(trip):
 
     def program(comm):
         backend, keys = get_backend("cpu"), np.arange(2, dtype=np.int64)
-        _, first = send_keys(backend, comm, [keys], ["int64"])
-        _, second = send_keys(backend, comm, [keys], ["int64"])
+        _, first = send(backend, comm, [keys], ["int64"])
+        _, second = send(backend, comm, [keys], ["int64"])
         first = Route.unpack(first.pack(), backend, comm)
         with pytest.raises(CommunicatorError, match=f"different calls.*{trip.__name__} of lookup"):
             trip(second if comm.rank == 1 else first, [np.zeros((2, 1), np.float32)])
+
+    run_ranks(2, program)
+
+
+@pytest.mark.parametrize("trip", [return_rows, send_grads])
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ([(3, "float32"), (2, "float32")], [(2, "float32"), (3, "float32")]),
+        ([(2, "float16"), (2, "uint16")], [(2, "uint16"), (2, "uint16")]),
+    ],
+)
+def test_ranks_with_rows_of_other_formats_raise_on_all_ranks(trip, mine, theirs):
+    """Though they are equally long in bytes: what travels is bytes."""
+
+    def program(comm):
+        _, route = send(get_backend("cpu"), comm, [np.arange(2), np.arange(2)], ["int64"] * 2)
+        rows = [np.zeros((2, dim), dtype) for dim, dtype in (theirs if comm.rank else mine)]
+        with pytest.raises(CommunicatorError, match=f"different calls.*{trip.__name__} of lookup"):
+            trip(route, rows)
+
+    run_ranks(2, program)
+
+
+def test_a_partitioner_that_fails_on_one_rank_fails_on_all():
+    def program(comm):
+        def partitioner(keys, size):
+            return keys % size + comm.rank * 5
+
+        error, text = (ValueError, "return ranks") if comm.rank else (CommunicatorError, "Rank 1")
+        with pytest.raises(error, match=text):
+            send(get_backend("cpu"), comm, [np.arange(4)], ["int64"], partitioner)
+        send(get_backend("cpu"), comm, [np.arange(4)], ["int64"])
 
     run_ranks(2, program)
 
@@ -275,7 +336,7 @@ def test_packed_route_layout():
 
     def program(comm):
         keys = np.array([5, 2, 3] if comm.rank == 0 else [4], np.int64)
-        return send_keys(get_backend("cpu"), comm, [keys], ["int64"])[1].pack().tolist()
+        return send(get_backend("cpu"), comm, [keys], ["int64"])[1].pack().tolist()
 
     assert run_ranks(2, program) == [
         [2, 1, 1, 2, 1, 1, 1, 0, 2, 1],

@@ -76,7 +76,7 @@ COPY_ROWS = {
     f"{name}_u{bits}"
     for name in ("rows_read", "rows_write", "rows_swap", "rows_deliver", "dense_gather")
     for bits in (16, 32)
-} | {"find"}
+} | {"find", "exchange_pack", "exchange_unpack"}
 # They read slots of an index that nobody writes meanwhile, each with one request.
 READ_SLOTS = {"find", "det_stamps", "det_update", "hkv_scores", "hkv_update"}
 

@@ -6,8 +6,8 @@ import pytest
 from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError
 from sok_lite.comm.local import LocalCommunicator, connect_local
-from sok_lite.engine.exchange import check_equal_on_all_ranks, send_grads, send_keys
-from tests.exchange_facts import FACTS
+from sok_lite.engine.exchange import check_equal_on_all_ranks, send_grads
+from tests.exchange_facts import FACTS, send
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
@@ -30,8 +30,8 @@ def test_gradients_of_two_lookups_in_another_order_raise_on_all_ranks(comm):
     if isinstance(comm, LocalCommunicator):
         comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
     backend, keys = get_backend("cpu"), np.arange(comm.size, dtype=np.int64)
-    _, first = send_keys(backend, comm, [keys], ["int64"])
-    _, second = send_keys(backend, comm, [keys], ["int64"])
+    _, first = send(backend, comm, [keys], ["int64"])
+    _, second = send(backend, comm, [keys], ["int64"])
     mine = [second, first] if comm.rank == 1 else [first, second]
     with pytest.raises(CommunicatorError, match="different calls.*send_grads of lookup"):
         send_grads(mine[0], [np.zeros((comm.size, 1), np.float32)])

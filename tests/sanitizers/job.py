@@ -12,9 +12,10 @@ import numpy as np
 
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.message import RowMessage
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
 from sok_lite.engine.optimizers.rule import apply_rule
-from sok_lite.engine.pooling import combine, combine_grad
+from sok_lite.engine.pooling import combine, combine_grad, wrong_splits
 from sok_lite.engine.segments import Missing, Terms, dedup, group, segment_sum, segment_sums, unique
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv_index import STRATEGIES
@@ -81,6 +82,27 @@ def engine():
         for n, dim, index in zip(np.diff(begin), (8, 3, 1, 20), given, strict=True)
     ]
     segment_sums(backend, groups, terms)
+
+    # Rows of words of every width, to three ranks and back.
+    counts = np.array([[900, 0, 300], [1, 700, 0], [0, 33, 2000]])
+    numbers = np.split(np.arange(counts.sum(), dtype=np.int32), np.cumsum(counts.sum(axis=0))[:-1])
+    shares = [
+        np.split(rng.permutation(each), np.cumsum(of_ranks)[:-1])
+        for each, of_ranks in zip(numbers, counts.T, strict=True)
+    ]
+    order = np.concatenate([of_ranks[rank] for rank in range(3) for of_ranks in shares])
+    given = [
+        rng.integers(0, 256, (n, dim)).astype(dtype)
+        for n, dim, dtype in zip(counts.sum(axis=0), (3, 5, 7), ("B", "H", "f"), strict=True)
+    ]
+    for places in (order, None):
+        row_bytes = [each.strides[0] for each in given]
+        message = RowMessage.of(backend, counts, row_bytes, places)
+        results = [np.zeros_like(each) for each in given]
+        message.unpack(message.packed(given), results)
+        for result, each in zip(results, given, strict=True):
+            np.testing.assert_array_equal(result, each)
+    wrong_splits(backend, [splits, np.zeros(1, np.int64)], [4000, 0])
 
 
 def evictions():

@@ -121,9 +121,9 @@ def sums_of_rows(backend, dim, seed, lie_apart):
     out = misaligned(backend, zeros) if lie_apart == "sums" else backend.from_host(zeros)
     inverse = rng.permutation(30).astype(np.int32)
     splits = np.array([0, 1, 1, *range(3, 25, 4), 29, 30])
-    lists = [backend.from_host(inverse), backend.from_host(splits)]
+    items = (backend.from_host(inverse), 0, backend.from_host(splits), None, 0)
     n = len(splits) - 1
-    backend.launch("combine_f32", n, source, dim, *lists, None, 0, out, n)
+    backend.launch("combine_f32", n, source, dim, *items, out, n)
     sums = [rows[inverse[a:b]].sum(0) for a, b in itertools.pairwise(splits)]
     np.testing.assert_allclose(xp.asnumpy(out)[:n], sums, rtol=1e-5, atol=1e-6)
 

@@ -1,0 +1,126 @@
+"""What ranks send each other in one all-to-all, for all tables: keys behind a header, or rows.
+
+keys   of each rank: [tag, num_tables, number of keys of each table, keys of each table ...]
+rows   of each rank: of each table its rows, one behind another, from a multiple of 16 bytes on
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import Part
+from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
+from sok_lite.engine.failure import reason_in
+
+# A message of rows is sent as rows of two int64: what transports count are these.
+_WORDS = 2
+_LINE = 8 * _WORDS
+
+
+def keys_with_headers(
+    sorted_keys: np.ndarray, send_counts: np.ndarray, tag: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the message of keys (n,), in the order in which they travel, and its splits."""
+    size, num_tables = send_counts.shape
+    num_keys = send_counts.sum(axis=1)
+    message = np.empty(len(sorted_keys) + size * (2 + num_tables), np.int64)
+    sources, targets = split_offsets(num_keys), split_offsets(num_keys + 2 + num_tables)
+    for rank in range(size):
+        part = message[targets[rank] : targets[rank + 1]]
+        part[:2] = tag, num_tables
+        part[2 : 2 + num_tables] = send_counts[rank]
+        part[2 + num_tables :] = sorted_keys[sources[rank] : sources[rank + 1]]
+    return message, np.diff(targets)
+
+
+def keys_without_headers(
+    comm: Communicator, message: np.ndarray, recv_splits: np.ndarray, num_tables: int, tag: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the keys that came, (m,), table by table and rank by rank, and recv_counts.
+
+    Raises:
+      CommunicatorError: a rank failed before it could send, or sent other tables.
+    """
+    recv_counts = np.empty((comm.size, num_tables), np.int64)
+    begin = split_offsets(recv_splits)
+    for rank in range(comm.size):
+        part = message[begin[rank] : begin[rank + 1]]
+        reason = reason_in(part)
+        if reason is not None:
+            raise CommunicatorError(f"Rank {rank} could not make this lookup. {reason}")
+        if part[:2].tolist() != [tag, num_tables]:
+            raise CommunicatorError(
+                f"Rank {comm.rank} looks up {num_tables} tables with tag {tag}, rank {rank} sent "
+                f"[tag, tables] = {part[:2].tolist()}. All ranks must make the same lookups in the "
+                "same order."
+            )
+        recv_counts[rank] = part[2 : 2 + num_tables]
+    ends = begin[:-1, None] + 2 + num_tables + np.cumsum(recv_counts, axis=1)
+    lengths = recv_counts.T.reshape(-1)
+    # Each piece of the message moves by as much as it lies elsewhere among the keys.
+    shifts = (ends - recv_counts).T.reshape(-1) - split_offsets(lengths)[:-1]
+    index = np.repeat(shifts, lengths)
+    index += np.arange(len(index))
+    return message[index], recv_counts
+
+
+class RowMessage(NamedTuple):
+    """Where the rows of all tables lie in a message, and how to copy them in and out.
+
+    Attributes:
+      backend: where rows and messages are.
+      row_bytes: of each table.
+      num_rows: of each table, of all ranks together.
+      splits: (size,) int64, rows of the message for each rank, as transports count them.
+      ways: see kernels/exchange.cu.
+      order: the rows of all tables in the order in which they travel, numbered one table after the
+        other; None: those of a table as they lie, rank by rank.
+    """
+
+    backend: Backend
+    row_bytes: list[int]
+    num_rows: list[int]
+    splits: np.ndarray
+    ways: Array
+    order: Array | None
+
+    @staticmethod
+    def of(
+        backend: Backend, counts: np.ndarray, row_bytes: Sequence[int], order: Array | None
+    ) -> "RowMessage":
+        """Returns the message of `counts` (size, num_tables) rows."""
+        lines = -(-counts * np.array(row_bytes, np.int64) // _LINE)
+        sections = _LINE * split_offsets(lines.reshape(-1))[:-1].reshape(counts.shape)
+        in_order = split_offsets(counts.reshape(-1))[:-1].reshape(counts.shape)
+        before = np.zeros((len(counts) + 1, counts.shape[1]), np.int64)
+        np.cumsum(counts, axis=0, out=before[1:])
+        ways = backend.from_host(np.concatenate([before, sections, in_order]).T)
+        num_rows = before[-1].tolist()
+        return RowMessage(backend, list(row_bytes), num_rows, lines.sum(axis=1), ways, order)
+
+    def packed(self, arrays: Sequence[Array]) -> Array:
+        """Returns the message of rows, (n, 2) int64, from an array for each table."""
+        xp = self.backend.xp
+        message = xp.empty((int(self.splits.sum()), _WORDS), np.int64)
+        self._copy("exchange_pack", [xp.ascontiguousarray(each) for each in arrays], message)
+        return message
+
+    def unpack(self, message: Array, arrays: Sequence[Array]) -> None:
+        """Copies the rows of a message into a C-contiguous array for each table."""
+        self._copy("exchange_unpack", arrays, message)
+
+    def _copy(self, kernel: str, arrays: Sequence[Array], message: Array) -> None:
+        order, size, first, parts = self.order, len(self.splits), 0, []
+        content = _bytes(message)
+        for t, (array, n) in enumerate(zip(arrays, self.num_rows, strict=True)):
+            if array.size:
+                place = (order, first, self.ways, t, size)
+                parts.append(Part(n, (_bytes(array), self.row_bytes[t], *place, content, n)))
+            first += n
+        self.backend.joined(kernel, parts)()
+
+
+def _bytes(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,276 @@
+"""Calls of many tables over several ranks: launches and collectives, and that ranks do not show."""
+
+import threading
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sok_lite.backend import get_backend
+from sok_lite.comm import CommunicatorError, run_ranks
+from sok_lite.comm.threads import ThreadsCommunicator
+from sok_lite.engine import lookup
+from sok_lite.engine.lookup import Part
+from sok_lite.engine.optimizers import Adam
+from sok_lite.engine.update import Update, apply_updates
+from tests.engine.helpers import new_table, on
+from tests.step_oracle import flat
+
+KINDS = {"hbm": {}, "hybrid": {"init_capacity": 64, "max_capacity": 1 << 16}}
+DTYPES = ["float32", "float16", "bfloat16"]
+POOLS = {
+    "int64": [-(2**63), 2**63 - 1, -2, -1, *range(8)],
+    "uint64": [2**64 - 1, 2**63, 2**63 - 1, *range(8)],
+    "int32": [-(2**31), 2**31 - 1, -1, *range(8)],
+}
+COMBINERS = ["sum", "mean", "sqrtn"]
+
+
+class TableCase(NamedTuple):
+    """A table, what is looked up in it by all ranks together, and the gradient of its output."""
+
+    kind: str
+    dim: int
+    dtype: str
+    key_type: str
+    combiner: str
+    ragged: list
+    weights: list | None
+    scale: int
+
+    def table(self, backend, number):
+        options = {"dtype": self.dtype, "key_type": self.key_type, "name": f"table {number}"}
+        return new_table(backend, self.dim, self.kind, **options, **KINDS[self.kind])
+
+    def part(self, backend, table, rows):
+        keys, splits = flat(self.ragged[rows], self.key_type)
+        weights = None if self.weights is None else flat(self.weights[rows], np.float32)[0]
+        return Part(table, *on(backend, keys, splits, weights), self.combiner)
+
+    def out_grads(self, rows, step):
+        """Whole numbers: their sums are exact, in whatever order."""
+        count = np.arange(len(self.ragged) * self.dim).reshape(len(self.ragged), self.dim)
+        return ((count * self.scale + step) % 17 - 8).astype(np.float32)[rows]
+
+
+def steps(backend, comm, cases, cuts, tables=None):
+    """Two training steps; gives outputs and gradients by weights of each, and all rows at last."""
+    tables = tables or [case.table(backend, i) for i, case in enumerate(cases)]
+    shares = [
+        slice(*(len(case.ragged) * cut // 8 for cut in cuts[comm.rank : comm.rank + 2]))
+        for case in cases
+    ]
+    told = []
+    for step in (1, 2):
+        parts = [
+            case.part(backend, table, rows)
+            for case, table, rows in zip(cases, tables, shares, strict=True)
+        ]
+        outputs, trail = lookup.forward(backend, comm, parts)
+        grads = [
+            backend.from_host(case.out_grads(rows, step))
+            for case, rows in zip(cases, shares, strict=True)
+        ]
+        ways = [(part.table, part.weights, part.combiner) for part in parts]
+        gradients = lookup.backward(backend, ways, grads, trail)
+        updates = [
+            Update(table, Adam(), table.key_dtype.from_int64(backend.xp, g.keys), g.row_grads)
+            for table, g in zip(tables, gradients, strict=True)
+        ]
+        apply_updates(updates, 0.1, step)
+        told += [*outputs, *(g.weight_grads for g in gradients if g.weight_grads is not None)]
+    entries = [[backend.to_host(each) for each in table.export()] for table in tables]
+    return [backend.to_host(each) for each in told], entries
+
+
+def together(results):
+    """What all ranks have, as one rank would have it."""
+    told = [np.concatenate(each) for each in zip(*(told for told, _ in results), strict=True)]
+    entries = []
+    for of_ranks in zip(*(entries for _, entries in results), strict=True):
+        keys, rows = (np.concatenate(each) for each in zip(*of_ranks, strict=True))
+        order = np.argsort(keys)
+        entries += [keys[order], rows[order]]
+    return told + entries
+
+
+@st.composite
+def table_cases(draw):
+    """Sums and divisors are exact: whole numbers, and powers of two to divide by."""
+    combiner, key_type = draw(st.sampled_from(COMBINERS)), draw(st.sampled_from(list(POOLS)))
+    lengths = {"sum": [0, 1, 3, 40], "mean": [0, 1, 2, 4, 64], "sqrtn": [0, 1, 4, 64]}[combiner]
+    batch = draw(st.lists(st.sampled_from(lengths), max_size=9))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    pool = POOLS[key_type]
+    ragged = [[pool[i] for i in rng.integers(0, len(pool), length)] for length in batch]
+    weights = None
+    if draw(st.booleans()):
+        many = (0.5, 1, 2, -1)
+        if combiner == "sum":
+            weights = [[many[i] for i in rng.integers(0, 4, length)] for length in batch]
+        else:
+            weights = [
+                [many[i]] * n for i, n in zip(rng.integers(0, 3, len(batch)), batch, strict=True)
+            ]
+    return TableCase(
+        draw(st.sampled_from(list(KINDS))),
+        draw(st.integers(1, 33)),
+        draw(st.sampled_from(DTYPES)),
+        key_type,
+        combiner,
+        ragged,
+        weights,
+        draw(st.integers(1, 16)),
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    cases=st.lists(table_cases(), min_size=1, max_size=7),
+    # Eighths of the batch: ranks between equal ones are idle.
+    inner=st.lists(st.integers(0, 8), min_size=3, max_size=3).map(sorted),
+)
+def test_results_do_not_depend_on_the_number_of_ranks(cases, inner):
+    backend = get_backend("cpu")
+    expected = together(run_ranks(1, lambda comm: steps(backend, comm, cases, [0, 8])))
+    for cuts in ([0, inner[1], 8], [0, *inner, 8]):
+        size = len(cuts) - 1
+        found = together(run_ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c)))
+        for want, got in zip(expected, found, strict=True):
+            assert (want.dtype, want.shape) == (got.dtype, got.shape)
+            np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
+
+
+def mixed_cases(number):
+    """Tables of all kinds, formats, key types and combiners, of 12 rows each."""
+    rng = np.random.default_rng(number)
+    cases = []
+    for i in range(number):
+        pool = POOLS[list(POOLS)[i % 3]]
+        ragged = [[pool[k] for k in rng.integers(0, len(pool), 4)] for _ in range(12)]
+        weights = [[0.5] * 4 for _ in range(12)] if i % 4 < 3 else None
+        kind, dim = list(KINDS)[i % 2], (4, 3, 8, 1, 33)[i % 5]
+        formats = (kind, dim, DTYPES[i // 2 % 3], list(POOLS)[i % 3], COMBINERS[i % 3])
+        cases.append(TableCase(*formats, ragged, weights, 3))
+    return cases
+
+
+def test_the_ranks_do_not_show_on_any_backend(backend):
+    cases = mixed_cases(7)
+    expected = together(run_ranks(1, lambda comm: steps(backend, comm, cases, [0, 8])))
+    for cuts in ([0, 8, 8], [0, 3, 3, 5, 8]):  # one rank, and one of four, is idle
+        size = len(cuts) - 1
+        found = together(run_ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c)))
+        for want, got in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("splits", "text"),
+    [
+        ([0, 2, 1, 3], "with a fall"),
+        ([0, 1, 2], "Received: 0 to 2"),
+        ([1, 3], "Received: 1 to 3"),
+        ([0], "Received: 0 to 0"),
+        ([-1, 3], "Received: -1 to 3"),
+    ],
+)
+@pytest.mark.parametrize("number", [0, 2])
+def test_wrong_splits_of_one_rank_fail_the_lookup_on_all_ranks(backend, number, splits, text):
+    """They are found by a kernel and known before a key is sent: no table has changed."""
+
+    def program(comm):
+        tables = [new_table(backend, 2 + i) for i in range(3)]
+        parts = [
+            Part(table, *on(backend, np.arange(n), np.array([0, n])), None, "sum")
+            for table, n in zip(tables, (3, 0, 3), strict=True)
+        ]
+        lookup.forward(backend, comm, [parts[1]] * 3)  # nothing is right
+        wrong = list(parts)
+        error = CommunicatorError
+        if comm.rank == 1:
+            wrong[number] = parts[number]._replace(row_splits=backend.from_host(np.array(splits)))
+            error = ValueError
+        message = f"table {number} must rise from 0 to the number of its keys, 3. .*{text}"
+        with pytest.raises(error, match=message):
+            lookup.forward(backend, comm, wrong)
+        assert [table.size for table in tables] == [0, 0, 0]
+        lookup.forward(backend, comm, parts)  # the ranks are still in step
+        assert sum(table.size for table in tables) == 4 - 2 * comm.rank
+
+    run_ranks(2, program)
+
+
+class Counts(NamedTuple):
+    launches: int = 0
+    waits: int = 0
+    collectives: int = 0
+
+
+@pytest.fixture
+def count(backend, monkeypatch):
+    """Returns a function that gives what the calling thread has done since it called last."""
+    counts, given = Counter(), Counter()
+
+    def counted(what, function):
+        def counting(*arguments):
+            counts[threading.get_ident(), what] += what != "launches" or any(
+                part.num_items > 0 for part in arguments[1]
+            )
+            return function(*arguments)
+
+        return counting
+
+    monkeypatch.setattr(backend, "joined", counted("launches", backend.joined))
+    monkeypatch.setattr(backend, "to_host", counted("waits", backend.to_host))
+    alltoallv = ThreadsCommunicator._alltoallv
+    monkeypatch.setattr(ThreadsCommunicator, "_alltoallv", counted("collectives", alltoallv))
+
+    def new():
+        mine = [(threading.get_ident(), what) for what in Counts._fields]
+        result = Counts(*(counts[each] - given[each] for each in mine))
+        for each in mine:
+            given[each] = counts[each]
+        return result
+
+    return new
+
+
+# Pooling and the gradient by the weights have a kernel for each row format: one table has one
+# format, the others have three. Of the waits of
+# a forward two are for messages, of a backward one; the others are for how many keys are distinct
+# and how many were found.
+FORWARD = {1: Counts(10, 4, 2), 26: Counts(12, 4, 2), 40: Counts(12, 4, 2)}
+BACKWARD = {1: Counts(12, 2, 1), 26: Counts(14, 2, 1), 40: Counts(14, 2, 1)}
+
+
+@pytest.mark.parametrize("num_tables", [1, 26, 40])
+def test_launches_waits_and_collectives_do_not_depend_on_the_number_of_tables(
+    backend, count, num_tables
+):
+    cases = mixed_cases(num_tables)
+
+    def program(comm):
+        tables = [case.table(backend, i) for i, case in enumerate(cases)]
+        steps(backend, comm, cases, [0, 3, 8], tables)  # all keys are known then
+        rows = slice(0, 4) if comm.rank == 0 else slice(4, 12)
+        parts = [case.part(backend, table, rows) for case, table in zip(cases, tables, strict=True)]
+        grads = [backend.from_host(case.out_grads(rows, 3)) for case in cases]
+        count()
+        _, trail = lookup.forward(backend, comm, parts)
+        forward = count()
+        ways = [(part.table, part.weights, part.combiner) for part in parts]
+        lookup.backward(backend, ways, grads, trail)
+        return forward, count()
+
+    # Groups are made by an array operation on a GPU, by a launch on a CPU.
+    launched = backend.name == "cpu"
+    expected = [
+        counts._replace(launches=counts.launches - groups * (not launched))
+        for counts, groups in ((FORWARD[num_tables], 1), (BACKWARD[num_tables], 2))
+    ]
+    for told in run_ranks(2, program):
+        assert list(told) == expected
