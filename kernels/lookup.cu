@@ -121,6 +121,44 @@ SOK_TILE_KERNEL(find)
 }
 SOK_EXPORT(find)
 
+// Finds the row numbers of keys that are likely the same as others, in the same order, whose rows
+// are known: only where a key is another one, or had no row, its index is asked.
+//
+// slots, scores, ...  the index, as of `find`
+// keys        (n,)
+// known_keys  (n,)  null: nothing is known
+// known_rows  (n,)  their row numbers, which are still good, or absent
+// rows        (n,)  out  row number, or absent
+// num_others  (1,)  grows by the keys that are not those known; null: not wanted
+SOK_TILE_KERNEL(recall_rows)
+(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
+ i64 reclaim_key, const i64* keys, const i64* known_keys, const u32* known_rows, u32* rows,
+ i64* num_others, i64 n) {
+  const Search search{hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key),
+                      0,
+                      0,
+                      0,
+                      nullptr,
+                      nullptr,
+                      0,
+                      keys,
+                      n};
+  Tally tally;
+  i64 others = 0;
+  SOK_FOR_EACH_TILE(i, n) {
+    const bool is_known = known_keys && known_keys[i] == keys[i];
+    u32 row = is_known ? known_rows[i] : SOK_ABSENT;
+    if (!known_keys) search_ahead(search, i);
+    if (row == SOK_ABSENT) row = search_for(search, i, &tally);
+    if (sok_is_leader()) {
+      rows[i] = row;
+      others += !is_known;
+    }
+  }
+  if (num_others) sok_count(num_others, others);
+}
+SOK_EXPORT(recall_rows)
+
 #ifndef __CUDACC__
 // Finds the keys of ragged rows and pools their rows.
 template <class Items>

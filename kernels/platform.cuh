@@ -314,7 +314,8 @@ SOK_DEVICE u32 sok_high_u32(u32 a, u32 b) { return __umulhi(a, b); }
 
 SOK_DEVICE f32 sok_sqrt(f32 x) { return sqrtf(x); }
 SOK_DEVICE f64 sok_sqrt(f64 x) { return sqrt(x); }
-SOK_DEVICE f32 sok_pow(f32 x, f32 y) { return powf(x, y); }
+// Apart: it is long, and seldom what a rule needs.
+SOK_LONG_DEVICE f32 sok_pow(f32 x, f32 y) { return powf(x, y); }
 
 SOK_DEVICE f32 to_f32(f16 x) {
   f32 y;

@@ -48,7 +48,9 @@ SOK_DEVICE PhiloxWords philox(u64 seed, i64 key, u32 quad, u32 step) {
 struct RowWords {
   u32 first, second;
 };
-SOK_DEVICE RowWords draw_row_words(u64 seed, i64 key, u32 step) {
+// Apart: among the columns its rounds would take a kernel of an update rule up to 40 registers
+// more.
+SOK_LONG_DEVICE RowWords draw_row_words(u64 seed, i64 key, u32 step) {
   PhiloxWords words = philox(seed, key, 0u, step);
   return {words.word[0], words.word[1]};
 }

@@ -139,7 +139,7 @@ def training_steps(backend: Backend, count: int, dim: int) -> Iterator[Call]:
             ways = [(table, None, "mean") for table in tables]
             gradients = lookup.backward(backend, ways, grads, trail)
             updates = [
-                Update(table, rule, gradient.keys, gradient.row_grads)
+                Update(table, rule, gradient.keys, gradient.row_grads, of_gradient=True)
                 for table, gradient in zip(tables, gradients, strict=True)
             ]
             apply_updates(updates, 0.01, 1)

@@ -255,7 +255,7 @@ class _Way:
         keys_and_sizes = self.carried[-2 * len(self.tables) :]
         keys, size = keys_and_sizes[table], keys_and_sizes[len(self.tables) + table]
         # A copy: the size may belong to another graph.
-        return row_gradient(self.tables[table].name, keys, rows, tf.identity(size))
+        return row_gradient(self.tables[table].name, keys, rows, tf.identity(size), distinct=True)
 
     def _travelled(
         self, function: Callable[..., Any], rows: Sequence[tf.Tensor]

@@ -17,7 +17,13 @@ from sok_lite.backend.publish import setting
 from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine.optimizers import SGD as SGDRule
 from sok_lite.host_call import host_call, on_device, refuse_replicas
-from sok_lite.optimizer_host import OptimizerHost, checked_gradient, joined_gradients
+from sok_lite.optimizer_host import (
+    NonFiniteRows,
+    OptimizerHost,
+    checked_gradient,
+    joined_gradients,
+    keys_kind,
+)
 from sok_lite.optimizer_rules import Settings, family_of, refuse_unsupported, settings_of
 from sok_lite.slot import SlotView
 from sok_lite.step_order import StepOrder, Turn, dense_checks, keep_alive
@@ -34,7 +40,7 @@ class _RowOptimizer(tf.Module):
       iterations: int64 variable, number of steps so far.
       on_nonfinite: "allow" or "error".
       stochastic_rounding: whether rows of 16 bits are rounded at random.
-      num_nonfinite: gradient rows with a NaN or an infinity so far.
+      nonfinite: counts gradient rows with a NaN or an infinity.
     """
 
     def __init__(self, on_nonfinite: str, stochastic_rounding: bool, first_step: int = 0) -> None:
@@ -49,13 +55,22 @@ class _RowOptimizer(tf.Module):
             )
         self.on_nonfinite = on_nonfinite
         self.stochastic_rounding = stochastic_rounding
-        self.num_nonfinite = 0
+        self.nonfinite = NonFiniteRows()
         self.iterations = tf.Variable(
             first_step, dtype=tf.int64, trainable=False, name="sok_iterations"
         )
         self._order = StepOrder()
         # The step that rows have taken and `iterations` may not know of; 0: it knows of all.
         self._taken = SimpleNamespace(step=0)
+
+    @property
+    def num_nonfinite(self) -> int:
+        """Gradient rows with a NaN or an infinity so far. On a GPU it waits."""
+        return self.nonfinite.count
+
+    @num_nonfinite.setter
+    def num_nonfinite(self, count: int) -> None:
+        self.nonfinite = NonFiniteRows(count)
 
     def _counted(self, step: tf.Tensor) -> Any:
         """Counts a step, now or as an operation of a graph."""
@@ -105,8 +120,8 @@ class _RowOptimizer(tf.Module):
         what = f"The update of {', '.join(repr(variable.name) for variable in variables)}"
         refuse_replicas(what)
         gradients = [checked_gradient(*pair) for pair in pairs]
-        are_uint64 = [keys.dtype == tf.uint64 for keys, _ in gradients]
-        host = OptimizerHost(self, optimizer, variables, are_uint64, settings)
+        kinds = [keys_kind(keys, var) for (keys, _), var in zip(gradients, variables, strict=True)]
+        host = OptimizerHost(self, optimizer, variables, kinds, settings)
         numbers = [learning_rate, *settings.numbers.values()]
         inputs = joined_gradients(gradients, backend)
         if tf.executing_eagerly():

@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +14,7 @@ from sok_lite.backend.publish import Action
 from sok_lite.dynamic_variable import DynamicVariable
 from sok_lite.engine.segments import cut
 from sok_lite.engine.update import Update, apply_updates
+from sok_lite.host_call import on_device
 from sok_lite.joined import (
     as_int64,
     join,
@@ -26,8 +27,27 @@ from sok_lite.joined import (
 )
 from sok_lite.local_lookup import checked_keys
 from sok_lite.optimizer_rules import Settings
+from sok_lite.row_gradient import are_distinct
 from sok_lite.tensor import to_array
 from sok_lite.variable_spec import alive
+
+
+class KeysKind(NamedTuple):
+    """What is known of the keys of a gradient.
+
+    Attributes:
+      are_uint64: whether their bits are those of uint64.
+      of_gradient: whether they are as a lookup gave them: see `Update`.
+    """
+
+    are_uint64: bool
+    of_gradient: bool
+
+
+def keys_kind(keys: tf.Tensor, variable: DynamicVariable) -> KeysKind:
+    """Returns what is known of the keys of a gradient."""
+    of_gradient = are_distinct(keys) and keys.dtype == variable.key_type
+    return KeysKind(keys.dtype == tf.uint64, of_gradient)
 
 
 def checked_gradient(
@@ -66,14 +86,37 @@ def joined_gradients(
     return [join_numbers(lengths), join(keys), *joined_rows(rows, backend)]
 
 
+class NonFiniteRows:
+    """Counts gradient rows with a NaN or an infinity where kernels run, until somebody asks."""
+
+    def __init__(self, count: int = 0) -> None:
+        self._before = count
+        self._counts: dict[Backend, Array] = {}
+
+    def count_on(self, backend: Backend) -> Array:
+        """Returns (1,) int64 for kernels to add to."""
+        if backend not in self._counts:
+            self._counts.setdefault(backend, backend.xp.zeros(1, np.int64))
+        return self._counts[backend]
+
+    def __reduce__(self) -> Any:
+        return NonFiniteRows, (self.count,)  # a copy counts by itself
+
+    @property
+    def count(self) -> int:
+        """How many so far. It waits for the kernels."""
+        counts = list(self._counts.items())
+        return self._before + sum(on_device(backend, int, count[0]) for backend, count in counts)
+
+
 class OptimizerHost:
     """The host half of an update. Holds no tensor and keeps no variable or optimizer alive.
 
     Args:
-      owner: has `on_nonfinite`, `stochastic_rounding` and `num_nonfinite`, which is counted on.
+      owner: has `on_nonfinite`, `stochastic_rounding` and `nonfinite`, which counts on.
       optimizer: whose states the rows have.
       variables: one for each gradient.
-      keys_are_uint64: whether the bits of its keys are those of uint64, for each gradient.
+      kinds: what is known of the keys of each gradient.
       settings: of the optimizer.
     """
 
@@ -82,13 +125,13 @@ class OptimizerHost:
         owner: Any,
         optimizer: Any,
         variables: Sequence[DynamicVariable],
-        keys_are_uint64: Sequence[bool],
+        kinds: Sequence[KeysKind],
         settings: Settings,
     ) -> None:
         self._owner = weakref.ref(owner)
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._variables = [weakref.ref(variable) for variable in variables]
-        self._keys_are_uint64 = keys_are_uint64
+        self._kinds = kinds
         self._rule = partial(settings.rule, **settings.flags)
         self._names = list(settings.numbers)
         self._decays = [settings.decays(variable) for variable in variables]
@@ -119,19 +162,18 @@ class OptimizerHost:
         undecayed = rule if all(self._decays) else replace(rule, weight_decay=0.0)
         tables = [alive(reference).table for reference in self._variables]
         updates = [
-            Update(table, rule if decays else undecayed, keys, grads, optimizer)
-            for table, decays, (keys, grads) in zip(
-                tables, self._decays, self._gradients(tensors), strict=True
+            Update(table, rule if decays else undecayed, keys, grads, optimizer, kind.of_gradient)
+            for table, decays, kind, (keys, grads) in zip(
+                tables, self._decays, self._kinds, self._gradients(tensors), strict=True
             )
         ]
-        count = apply_updates(
+        owner = self._owner()
+        apply_updates(
             *(updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding),
             check_only=check_only,
             along=along,
+            num_nonfinite=None if owner is None else owner.nonfinite.count_on(self._backend),
         )
-        owner = self._owner()
-        if owner is not None:
-            owner.num_nonfinite += count
 
     def _gradients(self, tensors: Sequence[Any]) -> Iterable[tuple[Array, Array]]:
         """Returns keys and gradient of each variable."""
@@ -141,5 +183,6 @@ class OptimizerHost:
         keys = cut(to_array(joined_keys, self._backend), numbers[:count])
         shapes = list(zip(numbers[count::2], numbers[count + 1 :: 2], strict=True))
         grads = rows_of(joined_grads, shapes, self._backend)
-        for array, grad, is_uint64 in zip(keys, grads, self._keys_are_uint64, strict=True):
-            yield array.view(np.uint64) if is_uint64 else array, grad
+        for array, grad, kind in zip(keys, grads, self._kinds, strict=True):
+            as_given = kind.are_uint64 and not kind.of_gradient
+            yield array.view(np.uint64) if as_given else array, grad

@@ -19,7 +19,18 @@ def size_tensor(table: EmbeddingTable) -> tf.Tensor:
     return tf.constant(size_of(table), tf.int32)
 
 
-def row_gradient(name: str, keys: tf.Tensor, row_grads: tf.Tensor, size: tf.Tensor) -> Any:
+# An attribute of tensors. What somebody makes of one, as by `tf.boolean_mask`, is without it.
+_DISTINCT = "_sok_lite_distinct"
+
+
+def are_distinct(keys: tf.Tensor) -> bool:
+    """Whether keys are known to be distinct: those of a gradient, as it was returned."""
+    return getattr(keys, _DISTINCT, False)
+
+
+def row_gradient(
+    name: str, keys: tf.Tensor, row_grads: tf.Tensor, size: tf.Tensor, distinct: bool = False
+) -> Any:
     """Returns the gradient of a variable.
 
     Args:
@@ -27,17 +38,19 @@ def row_gradient(name: str, keys: tf.Tensor, row_grads: tf.Tensor, size: tf.Tens
       keys: (n,) of the key type.
       row_grads: (n, dim) float32.
       size: (2,) int32, what `size_of` gave.
+      distinct: whether no key repeats, which `are_distinct` then tells.
 
     Returns:
       An IndexedSlices. In a graph its static lengths are unknown and its shape is int32, as in the
       empty gradient that TensorFlow makes for a branch without a lookup: the two must match.
     """
-    if tf.executing_eagerly():
-        return tf.IndexedSlices(row_grads, keys, size)
-    if _leaves_a_loop():
-        keys = _refusing(name, keys)
-    keys = tf.compat.v1.placeholder_with_default(keys, [None])
-    row_grads = tf.compat.v1.placeholder_with_default(row_grads, [None, row_grads.shape[1]])
+    if not tf.executing_eagerly():
+        if _leaves_a_loop():
+            keys = _refusing(name, keys)
+        keys = tf.compat.v1.placeholder_with_default(keys, [None])
+        row_grads = tf.compat.v1.placeholder_with_default(row_grads, [None, row_grads.shape[1]])
+    if distinct:
+        setattr(keys, _DISTINCT, True)
     return tf.IndexedSlices(row_grads, keys, size)
 
 

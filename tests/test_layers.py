@@ -23,7 +23,7 @@ LAYERS = [
     ["sok_lite.engine.initializer"],
     ["sok_lite.engine.initializer_spec"],
     ["sok_lite.engine.table"],
-    ["sok_lite.engine.optimizers", "sok_lite.engine.recent"],
+    ["sok_lite.engine.optimizers"],
     ["sok_lite.engine.owner", "sok_lite.engine.agreement", "sok_lite.engine.failure"],
     ["sok_lite.engine.message"],
     ["sok_lite.engine.exchange"],

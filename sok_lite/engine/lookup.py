@@ -28,13 +28,13 @@ from sok_lite.engine.pooling import (
     normalise_combiner,
     wrong_splits,
 )
-from sok_lite.engine.recent import remember
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import Distinct, Terms, cut, dedup, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import WrongSplitsError, look_up
 from sok_lite.engine.table.new_keys import Asked, Output
+from sok_lite.engine.table.results import KnownRows
 from sok_lite.engine.trail import Room, Trail
 
 
@@ -204,7 +204,7 @@ def backward(
     results = []
     for i, (table, _, _) in enumerate(parts):
         keys, row_numbers = owned.keys[i], owned.rows[i]
-        remember(table, keys, row_numbers, int(trail.generations[i]))
+        table.last_gradient = KnownRows(keys, row_numbers, int(trail.generations[i]))
         results.append(Gradients(keys, sums[i], weight_grads[i]))
     return results
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.engine.optimizers import UpdateRule
+from sok_lite.engine.optimizers.rule import RuleStep
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
@@ -33,42 +34,48 @@ class StateOwner(NamedTuple):
     rule: type[UpdateRule]
 
 
-def check_states(table: EmbeddingTable, rule: UpdateRule, optimizer: Any) -> None:
+def check_states(table: EmbeddingTable, step: RuleStep, optimizer: Any) -> None:
     """Raises ValueError if a state that a rule needs belongs to another optimizer.
 
     Args:
+      step: of the rule.
       optimizer: whose rule it is; None: nobody's in particular.
     """
     store = table.store
-    for name, initial in rule.states.items():
-        if name not in store.state_names:
+    for name, initial in step.states.items():
+        column = store.state(name)
+        if column is None:
             continue
-        column = store.column(name)
         if _is_anothers(column, optimizer):
             # What holds a dropped optimizer may still wait for the garbage collector: the graph of
             # a tf.function does.
             gc.collect()
-        if _is_anothers(column, optimizer):
-            raise ValueError(
-                f"State {name!r} of table {table.name!r} belongs to another optimizer, "
-                f"{_described(_owner(column))}. Received: {_described(optimizer)}. Use one "
-                "optimizer per table: go on with the first one, or drop it and every tf.function "
-                "that uses it, and the states begin anew."
-            )
+            if _is_anothers(column, optimizer):
+                raise ValueError(
+                    f"State {name!r} of table {table.name!r} belongs to another optimizer, "
+                    f"{_described(_owner(column))}. Received: {_described(optimizer)}. Use one "
+                    "optimizer per table: go on with the first one, or drop it and every "
+                    "tf.function that uses it, and the states begin anew."
+                )
         store.check_state(name, initial, store.dim)
 
 
-def claim_states(table: EmbeddingTable, rule: UpdateRule, optimizer: Any) -> None:
+def claim_states(table: EmbeddingTable, step: RuleStep, optimizer: Any) -> None:
     """Makes the states that a rule needs and gives them to an optimizer, after `check_states`.
 
     Raises:
       MemoryError: there is none for a state. Those before it are the optimizer's.
     """
-    for name, initial in rule.states.items():
-        column = table.store.ensure_state(name, initial)
-        is_left = column.owner is not None and _owner(column) is None
-        if is_left and (rule.counts_steps or column.owner.rule is not type(rule)):
-            _begin_anew(table.store, name)
+    rule, store = step.rule, table.store
+    for name, initial in step.states.items():
+        column = store.state(name) or store.ensure_state(name, initial)
+        owner = column.owner
+        if owner is not None:
+            its_optimizer = owner.optimizer()
+            if its_optimizer is not None and owner.rule is type(rule):
+                continue  # it is this optimizer's by now
+            if its_optimizer is None and (rule.counts_steps or owner.rule is not type(rule)):
+                _begin_anew(store, name)
         column.owner = None if optimizer is None else StateOwner(weakref.ref(optimizer), type(rule))
 
 
@@ -77,7 +84,8 @@ def _owner(column: Column) -> Any:
 
 
 def _is_anothers(column: Column, optimizer: Any) -> bool:
-    return _owner(column) not in (None, optimizer)
+    owner = _owner(column)
+    return owner is not None and owner is not optimizer
 
 
 def _begin_anew(store: RowStore, name: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 from sok_lite.backend.nvrtc import Nvrtc
 from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.table import make_table
+from sok_lite.engine.update import Update
 from tests.conftest import LONG
 from tests.support.simt.backend import is_simulated
 
@@ -48,6 +49,14 @@ def on(backend, *arrays):
 
 def new_table(backend, dim=4, var_type="hbm", **options):
     return make_table(var_type, backend, dim, initializer=KeyInitializer(), **options)
+
+
+def update_of(table, rule, keys, grads, **options):
+    """Returns the Update of a table by keys and a gradient that NumPy takes."""
+    backend = table.backend
+    keys = backend.from_host(np.array(keys))
+    grads = backend.from_host(np.array(grads, np.float32).reshape(-1, table.dim))
+    return Update(table, rule, keys, grads, **options)
 
 
 def run_threads(work, count=4):

@@ -163,8 +163,8 @@ def test_registers_let_enough_threads_run_to_hide_the_latency_of_memory():
     for path in FILES:
         for name, usage in compiled(path, "sm_90").kernels.items():
             part = registers().occupancy(usage.registers, THREADS_PER_BLOCK)
-            # Update rules read each row once, all columns of it, in requests of 16 bytes.
-            assert part >= (1 / 4 if name.startswith("update_") else 3 / 8), (name, usage)
+            # FTRL has two roots a column, and rounding by random bits comes on top.
+            assert part >= (1 / 4 if "ftrl_stochastic" in name else 3 / 8), (name, usage)
             # One that finds and copies needs more: it has both kinds of index in it.
             few = name == "find" or name not in COPY_ROWS | READ_SLOTS
             assert part >= 5 / 8 or few, (name, usage)

@@ -3,27 +3,19 @@
 import numpy as np
 import pytest
 
-from sok_lite.engine.dtypes import bfloat16_to_float32
-from sok_lite.engine.optimizers import SGD, Adagrad, Momentum
-from sok_lite.engine.recent import remember
+from sok_lite.comm import SingleCommunicator
+from sok_lite.engine import lookup
+from sok_lite.engine.optimizers import SGD, Adagrad, Adam, Momentum
 from sok_lite.engine.update import NonFiniteGradientError, Update, apply_updates
-from tests.engine.helpers import new_table
+from tests.engine.helpers import new_table, update_of
+from tests.support.simt import device
+from tests.support.simt.backend import is_simulated
 
 
 def rows_of(table):
     keys, values = table.export()
     host = table.backend.to_host
     return dict(zip(host(keys).tolist(), host(values), strict=True))
-
-
-def update(table, rule, keys, grads):
-    backend = table.backend
-    return Update(
-        table,
-        rule,
-        backend.from_host(np.array(keys)),
-        backend.from_host(np.array(grads, np.float32).reshape(-1, table.dim)),
-    )
 
 
 @pytest.mark.parametrize("n", [0, 1, 33, 1000])
@@ -36,7 +28,7 @@ def test_repeated_keys_are_summed(backend, n):
     expected = rows_of(table)
     for key, grad in zip(keys.tolist(), grads, strict=True):
         expected[key] = expected[key] - 0.5 * grad.astype(np.float64)
-    apply_updates([update(table, SGD(), keys, grads)], 0.5, 1)
+    apply_updates([update_of(table, SGD(), keys, grads)], 0.5, 1)
     for key, row in rows_of(table).items():
         np.testing.assert_allclose(row, expected[key], rtol=1e-5, atol=1e-5)
 
@@ -46,8 +38,11 @@ def test_a_table_that_comes_twice_is_updated_once(backend):
     for table in (once, twice):
         table.find_or_insert(backend.from_host(np.array([1, 2])))
     rule = Momentum(momentum=0.5)
-    apply_updates([update(once, rule, [1, 2, 1], [[1, 1], [2, 2], [3, 3]])], 0.1, 1)
-    parts = [update(twice, rule, [1], [[1, 1]]), update(twice, rule, [2, 1], [[2, 2], [3, 3]])]
+    apply_updates([update_of(once, rule, [1, 2, 1], [[1, 1], [2, 2], [3, 3]])], 0.1, 1)
+    parts = [
+        update_of(twice, rule, [1], [[1, 1]]),
+        update_of(twice, rule, [2, 1], [[2, 2], [3, 3]]),
+    ]
     apply_updates(parts, 0.1, 1)
     np.testing.assert_array_equal(rows_of(twice)[1], rows_of(once)[1])
     np.testing.assert_array_equal(rows_of(twice)[2], rows_of(once)[2])
@@ -56,7 +51,7 @@ def test_a_table_that_comes_twice_is_updated_once(backend):
 def test_keys_without_a_row_are_skipped(backend):
     table = new_table(backend, dim=2)
     table.find_or_insert(backend.from_host(np.array([1])))
-    apply_updates([update(table, SGD(), [1, 5], [[1, 1], [1, 1]])], 1.0, 1)
+    apply_updates([update_of(table, SGD(), [1, 5], [[1, 1], [1, 1]])], 1.0, 1)
     assert list(rows_of(table)) == [1]
 
 
@@ -64,7 +59,10 @@ def test_nonfinite_gradients_are_counted(backend):
     table = new_table(backend, dim=2)
     table.find_or_insert(backend.from_host(np.array([1, 2, 3])))
     grads = [[np.nan, 0], [1, 1], [np.inf, np.nan]]
-    assert apply_updates([update(table, SGD(), [1, 2, 3], grads)], 1.0, 1) == 2
+    count = backend.xp.ones(1, np.int64)
+    for each in (count, None):
+        apply_updates([update_of(table, SGD(), [1, 2, 3], grads)], 1.0, 1, num_nonfinite=each)
+    assert int(count[0]) == 1 + 2
     assert np.isnan(rows_of(table)[1][0])
 
 
@@ -74,8 +72,8 @@ def test_nonfinite_gradients_can_be_an_error_before_anything_changes(backend):
         table.find_or_insert(backend.from_host(np.array([1, 2])))
     before = [rows_of(table) for table in tables]
     updates = [
-        update(tables[0], Momentum(), [1], [[1, 1]]),
-        update(tables[1], Momentum(), [2], [[1, np.inf]]),
+        update_of(tables[0], Momentum(), [1], [[1, 1]]),
+        update_of(tables[1], Momentum(), [2], [[1, np.inf]]),
     ]
     with pytest.raises(NonFiniteGradientError, match="1 of 1 gradient rows") as caught:
         apply_updates(updates, 1.0, 1, on_nonfinite="error")
@@ -92,7 +90,7 @@ def test_states_of_another_optimizer_raise_before_anything_changes(backend):
         table.find_or_insert(backend.from_host(np.array([1])))
     tables[1].store.ensure_state("accumulator", 0.5)
     before = rows_of(tables[0])[1]
-    updates = [update(table, Adagrad(), [1], [[1, 1]]) for table in tables]
+    updates = [update_of(table, Adagrad(), [1], [[1, 1]]) for table in tables]
     with pytest.raises(ValueError, match="one optimizer per table"):
         apply_updates(updates, 1.0, 1)
     np.testing.assert_array_equal(rows_of(tables[0])[1], before)
@@ -111,8 +109,8 @@ def test_gradients_of_a_wrong_dtype_raise_before_anything_changes(backend):
     tables = [new_table(backend, dim=2), new_table(backend, dim=2)]
     for table in tables:
         table.find_or_insert(backend.from_host(np.array([1])))
-    good = update(tables[0], SGD(), [1], [[1, 1]])
-    bad = update(tables[1], SGD(), [1], [[1, 1]])
+    good = update_of(tables[0], SGD(), [1], [[1, 1]])
+    bad = update_of(tables[1], SGD(), [1], [[1, 1]])
     with pytest.raises(TypeError, match="must be float32. Received: float64"):
         apply_updates([good, bad._replace(grads=bad.grads.astype(np.float64))], 1.0, 1)
     np.testing.assert_array_equal(rows_of(tables[0])[1], [1, 1])
@@ -121,7 +119,7 @@ def test_gradients_of_a_wrong_dtype_raise_before_anything_changes(backend):
 def test_two_rules_for_one_table_are_refused(backend):
     table = new_table(backend, dim=2)
     table.find_or_insert(backend.from_host(np.array([1])))
-    updates = [update(table, rule, [1], [[1, 1]]) for rule in (SGD(), Momentum())]
+    updates = [update_of(table, rule, [1], [[1, 1]]) for rule in (SGD(), Momentum())]
     with pytest.raises(ValueError, match="two update rules in one step"):
         apply_updates(updates, 1.0, 1)
     np.testing.assert_array_equal(rows_of(table)[1], [1, 1])
@@ -132,120 +130,292 @@ def test_an_unknown_answer_to_nonfinite_gradients_is_refused(backend):
         apply_updates([], 1.0, 1, on_nonfinite="raise")
 
 
-# ---- stochastic rounding -----------------------------------------------------------------------
+# ---- keys of a gradient, and others ------------------------------------------------------------
+
+CHANGES = {
+    "nothing": lambda table, keys: None,
+    "new keys": lambda table, keys: table.find_or_insert(keys + 100),
+    "grown": lambda table, keys: table.find_or_insert(table.backend.from_host(np.arange(200, 900))),
+    "some erased": lambda table, keys: table.erase(keys[::2]),
+    "erased and back": lambda table, keys: (
+        table.erase(keys[:5]),
+        table.find_or_insert(table.backend.from_host(np.arange(300, 340))),
+        table.find_or_insert(keys[:5]),
+    ),
+    "cleared": lambda table, keys: table.clear(),
+    "cleared and back": lambda table, keys: (
+        table.clear(),
+        table.find_or_insert(keys[::-1].copy()),
+    ),
+}
 
 
-def float32_rows(table):
-    values = table.backend.to_host(table.export()[1])
-    if table.row_dtype.name == "bfloat16":
-        values = bfloat16_to_float32(np, values)
-    return values.astype(np.float32)
+def gradients_of(backend, tables, keys, insert=True):
+    """Returns the gradients of a lookup of some keys in each table: of every key, its number."""
+    keys = backend.from_host(np.array(keys, np.int64))
+    splits = backend.from_host(np.arange(len(keys) + 1))
+    parts = [lookup.Part(table, keys, splits, None, "sum", insert) for table in tables]
+    _, trail = lookup.forward(backend, SingleCommunicator(), parts)
+    grads = [
+        backend.from_host(
+            np.repeat(np.arange(1, len(keys) + 1, dtype=np.float32)[:, None], table.dim, 1)
+        )
+        for table in tables
+    ]
+    ways = [(table, None, "sum") for table in tables]
+    return lookup.backward(backend, ways, grads, trail)
 
 
-def rounded_table(backend, keys, grads, *, name="t", dtype="bfloat16", steps=(1, 2, 3), **options):
-    """A table of these keys after some steps with stochastic rounding."""
-    table = new_table(backend, dim=grads.shape[1], name=name, dtype=dtype, **options)
-    table.find_or_insert(backend.from_host(keys))
-    for step in steps:
-        part = update(table, SGD(), keys, grads)
-        apply_updates([part], 0.01, step, stochastic_rounding=True)
-    return table
+def mixed_tables(backend, count, dtypes=("float32", "float16", "bfloat16")):
+    """Tables of many dimensions, row formats, key types and both kinds."""
+    kinds = [("hbm", {}), ("hybrid", {"max_capacity": 2048})]
+    tables = []
+    for i in range(count):
+        kind, options = kinds[i % 2]
+        key_type = ("int64", "int32", "uint64")[i % 3]
+        dtype = dtypes[i // 2 % len(dtypes)]
+        options = {"name": f"t{i}", "dtype": dtype, "key_type": key_type, **options}
+        tables.append(new_table(backend, 1 + 5 * i % 36, kind, **options))
+    return tables
 
 
-@pytest.mark.parametrize("dtype, ulp", [("bfloat16", 2.0**-7), ("float16", 2.0**-10)])
-def test_steps_below_half_an_ulp_count_on_average_if_rounding_is_stochastic(backend, dtype, ulp):
-    n, dim, num_steps, share = 1000, 5, 60, 1 / 32
-    keys = np.arange(n) * 1000 + 1  # the first row of each is 1
-    grads = np.full((n, dim), -1.0)
-    nearest, stochastic = (new_table(backend, dim=dim, dtype=dtype) for _ in range(2))
-    for table in (nearest, stochastic):
-        table.find_or_insert(backend.from_host(keys))
-    for step in range(1, num_steps + 1):
-        apply_updates([update(nearest, SGD(), keys, grads)], share * ulp, step)
-        part = update(stochastic, SGD(), keys, grads)
-        apply_updates([part], share * ulp, step, stochastic_rounding=True)
-    np.testing.assert_array_equal(float32_rows(nearest), 1)
-    moved = (float32_rows(stochastic).astype(np.float64) - 1) / ulp
-    # Each step goes up by one ulp with chance 1/32. Five standard errors of the mean.
-    error = np.sqrt(num_steps * share * (1 - share) / (n * dim))
-    np.testing.assert_allclose(moved.mean(), num_steps * share, rtol=0, atol=5 * error)
-    np.testing.assert_allclose(moved.var(), num_steps * share * (1 - share), rtol=0.1)
+def updates_of(tables, rule, gradients, of_gradient=True):
+    return [
+        Update(
+            *(table, rule),
+            table.key_dtype.from_int64(table.backend.xp, gradient.keys)
+            if not of_gradient
+            else gradient.keys,
+            gradient.row_grads,
+            of_gradient=of_gradient,
+        )
+        for table, gradient in zip(tables, gradients, strict=True)
+    ]
 
 
-def test_stochastic_rounding_of_a_key_is_the_same_in_any_company(backend):
+class Counts:
+    """What is asked of a backend: the kernels that are launched, and how often one waits."""
+
+    def __init__(self, backend, monkeypatch):
+        self.kernels, self.waits = [], 0
+        joined, to_host = backend.joined, backend.to_host
+
+        def counted(kernel, parts):
+            self.kernels.append(kernel)
+            return joined(kernel, parts)
+
+        def waited(array):
+            self.waits += 1
+            return to_host(array)
+
+        monkeypatch.setattr(backend, "joined", counted)
+        monkeypatch.setattr(backend, "to_host", waited)
+
+
+@pytest.mark.parametrize("num_tables", [1, 26, 40])
+@pytest.mark.parametrize(
+    ("dtypes", "kernels"),
+    [
+        (["float32"], {"update_adam_f32"}),
+        (
+            ["float32", "float16", "bfloat16"],
+            {"update_adam_f32", "update_adam_f16", "update_adam_bf16"},
+        ),
+    ],
+    ids=["float32", "mixed"],
+)
+def test_an_update_of_a_gradient_waits_for_nothing_and_takes_two_launches(
+    backend, monkeypatch, num_tables, dtypes, kernels
+):
+    """Where rows have several formats, one more for each."""
+    tables = mixed_tables(backend, num_tables, dtypes)
+    rule = Adam()
+    for number in (1, 2):  # the first makes the states
+        gradients = gradients_of(backend, tables, [3, 1, 4, 1, 5, 9])
+        updates = updates_of(tables, rule, gradients)
+        with monkeypatch.context() as patch, device.counted() as counts:
+            counted = Counts(backend, patch)
+            apply_updates(updates, 0.1, number)
+    expected = ["recall_rows", *(["update_adam_f32"] if num_tables == 1 else sorted(kernels))]
+    assert sorted(counted.kernels) == expected
+    assert counted.waits == 0
+    if is_simulated(backend):
+        assert (counts["kernels"], counts["waits"]) == (len(expected), 0)
+
+
+@pytest.mark.parametrize("num_tables", [1, 26])
+@pytest.mark.parametrize(
+    ("change", "waits", "num_launches"),
+    [("nothing", 1, 2), ("repeated", 1 + 1, 2 + 4 + 3 + 1), ("filtered", 1, 4 + 2)],
+)
+def test_launches_of_other_keys_do_not_depend_on_the_number_of_tables(
+    backend, monkeypatch, num_tables, change, waits, num_launches
+):
+    tables = mixed_tables(backend, num_tables, ["float32"])
+    gradients = gradients_of(backend, tables, np.arange(40))
+    updates = updates_of(tables, SGD(), gradients, of_gradient=False)
+    xp = backend.xp
+    index = {
+        "nothing": np.arange(40),
+        "repeated": np.arange(40) // 2,
+        "filtered": np.arange(0, 40, 3),
+    }[change]
+    at = backend.from_host(index)
+    updates = [
+        update._replace(keys=xp.take(update.keys, at), grads=xp.take(update.grads, at, axis=0))
+        for update in updates
+    ]
+    with monkeypatch.context() as patch:
+        counted = Counts(backend, patch)
+        apply_updates(updates, 1.0, 1)
+    group_of_cpu = change == "repeated" and backend.name == "cpu"
+    assert len(counted.kernels) == num_launches - (change == "repeated" and not group_of_cpu)
+    assert counted.waits == waits
+    for table in tables:
+        expected = {k: np.full(table.dim, k, np.float64) for k in range(40)}
+        for i in index.tolist():
+            expected[i] = expected[i] - (i + 1)
+        for key, row in rows_of(table).items():
+            np.testing.assert_array_equal(row, expected[key])
+
+
+@pytest.mark.parametrize("of_gradient", [True, False], ids=["of_gradient", "doubtful"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
+def test_rows_are_those_that_keys_have_at_the_update(backend, kind, change, of_gradient):
+    """Whatever happened to the table since the gradient was made."""
+    options = {"max_capacity": 4096} if kind == "hybrid" else {}
+    tables = [new_table(backend, dim, kind, **options) for dim in (3, 8)]
+    gradients = gradients_of(backend, tables, np.arange(33))
+    CHANGES[change](tables[1], gradients[1].keys)
+    before = [rows_of(table) for table in tables]
+    apply_updates(updates_of(tables, SGD(), gradients, of_gradient), 1.0, 1)
+    for table, rows in zip(tables, before, strict=True):
+        after = rows_of(table)
+        assert set(after) == set(rows)
+        for key, row in after.items():
+            step = key + 1 if key < 33 else 0
+            np.testing.assert_array_equal(row, rows[key] - step)
+
+
+@pytest.mark.parametrize("of_gradient", [True, False], ids=["of_gradient", "doubtful"])
+def test_rows_that_were_evicted_are_not_touched(backend, of_gradient):
+    """Their places belong to other keys by now."""
+    table = new_table(backend, 4, "hybrid", max_capacity=64, on_refused="ignore")
+    gradients = gradients_of(backend, [table], np.arange(40))
+    for first in range(1000, 1400, 40):
+        table.lookup(backend.from_host(np.arange(first, first + 40)))
+    before = rows_of(table)
+    assert set(before) != set(range(40))
+    apply_updates(updates_of([table], SGD(), gradients, of_gradient), 1.0, 1)
+    for key, row in rows_of(table).items():
+        np.testing.assert_array_equal(row, before[key] - (key + 1 if key < 40 else 0))
+
+
+@pytest.mark.parametrize("of_gradient", [True, False], ids=["of_gradient", "doubtful"])
+@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
+def test_a_key_that_came_after_the_lookup_gets_its_gradient(backend, kind, of_gradient):
+    table = new_table(backend, 2, kind)
+    gradients = gradients_of(backend, [table], [7, 8], insert=False)
+    table.find_or_insert(backend.from_host(np.array([8])))
+    apply_updates(updates_of([table], SGD(), gradients, of_gradient), 0.5, 1)
+    assert list(rows_of(table)) == [8]
+    np.testing.assert_array_equal(rows_of(table)[8], [7, 7])
+
+
+def test_the_gradient_before_the_last_one_is_as_good(backend):
+    """Steps may overlap: a table keeps the keys of one gradient only."""
+    tables = [new_table(backend, 2), new_table(backend, 3)]
+    earlier = gradients_of(backend, tables, [5, 6, 7])
+    later = gradients_of(backend, tables, [7, 6, 8])
+    for gradients in (earlier, later):
+        apply_updates(updates_of(tables, SGD(), gradients), 1.0, 1)
+    for table in tables:
+        rows = {key: row[0] for key, row in rows_of(table).items()}
+        assert rows == {5: 5 - 1, 6: 6 - 2 - 2, 7: 7 - 3 - 1, 8: 8 - 3}
+
+
+def test_another_gradient_of_the_same_keys_is_what_is_applied(backend):
+    """As where the program has clipped it."""
+    tables = [new_table(backend, 2), new_table(backend, 3)]
+    gradients = gradients_of(backend, tables, [5, 6, 5])
+    halved = [each._replace(row_grads=each.row_grads * np.float32(0.5)) for each in gradients]
+    apply_updates(updates_of(tables, SGD(), halved), 1.0, 1)
+    for table in tables:
+        assert {key: row[0] for key, row in rows_of(table).items()} == {5: 5 - 2, 6: 6 - 1}
+
+
+def test_a_table_that_comes_twice_with_the_same_gradient_sums_it(backend):
+    table, other = new_table(backend, 2), new_table(backend, 3)
+    gradients = gradients_of(backend, [table, other], [5, 6])
+    updates = updates_of([table, other], SGD(), gradients)
+    apply_updates([updates[0], updates[1], updates[0]], 1.0, 1)
+    assert {key: row[0] for key, row in rows_of(table).items()} == {5: 5 - 2, 6: 6 - 4}
+    assert {key: row[0] for key, row in rows_of(other).items()} == {5: 5 - 1, 6: 6 - 2}
+
+
+@pytest.mark.parametrize("of_gradient", [True, False], ids=["of_gradient", "doubtful"])
+def test_many_mixed_tables_are_updated_as_one_by_one(backend, of_gradient):
+    """Some with keys of a gradient, some with fewer, some with keys that repeat, some with none."""
     rng = np.random.default_rng(0)
-    keys = rng.integers(-(2**62), 2**62, 1000)
-    grads = rng.normal(size=(1000, 5)).astype(np.float32)
-    whole = rounded_table(backend, keys, grads)
-    held = dict(zip(whole.export()[0].tolist(), float32_rows(whole), strict=True))
-    # As two ranks would hold them, and in another order of rows.
-    for part in (np.flatnonzero(keys % 2 == 0), np.flatnonzero(keys % 2), rng.permutation(1000)):
-        table = rounded_table(backend, keys[part], grads[part])
-        for key, row in zip(table.export()[0].tolist(), float32_rows(table), strict=True):
-            np.testing.assert_array_equal(row, held[key])
+    together, apart = (mixed_tables(backend, 12) for _ in range(2))
+    updates = []
+    for tables in (together, apart):
+        gradients = gradients_of(backend, tables, np.arange(50) * 3)
+        updates.append(updates_of(tables, Adam(), gradients, of_gradient))
+    for i in range(12):
+        if i % 3:
+            index = [rng.permutation(50)[: 10 + i], rng.integers(0, 50, 60), np.zeros(0, int)][
+                i % 5 % 3
+            ]
+            at = backend.from_host(index)
+            for each in updates:
+                keys, grads = each[i].keys[at], each[i].grads[at]
+                if of_gradient:
+                    key_dtype = each[i].table.key_dtype
+                    keys = key_dtype.from_int64(backend.xp, keys)
+                each[i] = each[i]._replace(keys=keys, grads=grads, of_gradient=False)
+    apply_updates(updates[0], 0.1, 1, stochastic_rounding=True)
+    for update in updates[1]:
+        apply_updates([update], 0.1, 1, stochastic_rounding=True)
+    for one, other in zip(together, apart, strict=True):
+        rows = rows_of(other)
+        for key, row in rows_of(one).items():
+            np.testing.assert_array_equal(row, rows[key])
 
 
-def test_stochastic_rounding_sums_repeated_keys_first(backend):
-    rng = np.random.default_rng(0)
-    keys = rng.permutation(33)
-    halves = np.repeat(rng.normal(size=(33, 5)).astype(np.float32), 2, axis=0) / 2
-    once = rounded_table(backend, keys, 2 * halves[::2])
-    twice = rounded_table(backend, np.repeat(keys, 2), halves)
-    np.testing.assert_array_equal(float32_rows(twice), float32_rows(once))
+def test_nonfinite_rows_of_many_tables_are_an_error_after_one_wait(backend, monkeypatch):
+    tables = mixed_tables(backend, 8)
+    gradients = gradients_of(backend, tables, np.arange(5))
+    gradients[6].row_grads[3, 0] = np.nan
+    before = [rows_of(table) for table in tables]
+    with monkeypatch.context() as patch:
+        counted = Counts(backend, patch)
+        with pytest.raises(NonFiniteGradientError, match="1 of 5 gradient rows of table 't6'"):
+            apply_updates(updates_of(tables, SGD(), gradients), 1.0, 1, on_nonfinite="error")
+    assert (counted.kernels, counted.waits) == (["recall_rows", "count_nonfinite"], 1)
+    for table, rows in zip(tables, before, strict=True):
+        for key, row in rows_of(table).items():
+            np.testing.assert_array_equal(row, rows[key])
 
 
-def test_stochastic_rounding_after_a_remembered_lookup_is_the_same(backend):
-    rng = np.random.default_rng(0)
-    keys = rng.permutation(1000)[:100]
-    grads = rng.normal(size=(100, 5)).astype(np.float32)
-    found = rounded_table(backend, keys, grads, steps=[1])
-    remembered = new_table(backend, dim=5, name="t", dtype="bfloat16")
-    device_keys = backend.from_host(keys.astype(np.int64))
-    rows = remembered.find_or_insert(device_keys)
-    remember(remembered, device_keys, rows, remembered.generation)
-    part = update(remembered, SGD(), keys, grads)
-    apply_updates([part], 0.01, 1, stochastic_rounding=True)
-    np.testing.assert_array_equal(float32_rows(remembered), float32_rows(found))
+class Optimizer:
+    """Whose states are whose."""
 
 
-def test_tables_steps_and_seeds_have_random_bits_of_their_own(backend):
-    keys = np.arange(1000) * 1000 + 1
-    grads = np.full((1000, 8), 2.0**-9 / 0.01, np.float32)  # half an ulp of numbers below 1
-    one = float32_rows(rounded_table(backend, keys, grads, steps=[1]))
-    for options in ({"name": "u"}, {"seed": 1}, {"steps": [2]}):
-        other = float32_rows(rounded_table(backend, keys, grads, **{"steps": [1], **options}))
-        assert (other != one).mean() > 0.2
-    again = float32_rows(rounded_table(backend, keys, grads, steps=[1]))
-    np.testing.assert_array_equal(again, one)
-
-
-@pytest.mark.parametrize("key_type", ["int32", "uint64"])
-def test_stochastic_rounding_takes_every_key_type(backend, key_type):
-    keys = np.arange(100)
-    grads = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
-    table = rounded_table(backend, keys.astype(key_type), grads, key_type=key_type)
-    same = rounded_table(backend, keys, grads)
-    np.testing.assert_array_equal(float32_rows(table), float32_rows(same))
-
-
-def test_stochastic_rounding_leaves_float32_tables_alone(backend):
-    keys = np.arange(33)
-    grads = np.random.default_rng(0).normal(size=(33, 3)).astype(np.float32)
-    table = rounded_table(backend, keys, grads, dtype="float32", steps=[1])
-    expected = (keys[:, None] - grads * np.float32(0.01)).astype(np.float32)
-    np.testing.assert_array_equal(float32_rows(table), expected)
-
-
-def test_stochastic_rounding_is_the_same_in_both_kinds_of_table(backend):
-    rng = np.random.default_rng(0)
-    keys = rng.permutation(10_000)[:1000]
-    grads = rng.normal(size=(1000, 5)).astype(np.float32)
-    rows = []
-    for kind, options in [("hbm", {}), ("hybrid", {"max_capacity": 4096})]:
-        table = new_table(backend, 5, kind, dtype="bfloat16", name="t", **options)
-        table.find_or_insert(backend.from_host(keys))
-        for step in (1, 2, 3):
-            part = update(table, Momentum(), keys, grads)
-            apply_updates([part], 0.01, step, stochastic_rounding=True)
-        rows.append(float32_rows(table))
-    np.testing.assert_array_equal(rows[1], rows[0])
+def test_tables_of_two_optimizers_keep_to_theirs(backend):
+    tables = [new_table(backend, 2), new_table(backend, 2)]
+    first, second = Optimizer(), Optimizer()
+    for number in (1, 2):
+        gradients = gradients_of(backend, tables, [1, 2])
+        updates = updates_of(tables, Momentum(), gradients)
+        mine = [
+            each._replace(optimizer=o) for each, o in zip(updates, (first, second), strict=True)
+        ]
+        apply_updates(mine, 0.1, number)
+    before = rows_of(tables[0])
+    with pytest.raises(ValueError, match="'momentum' of table .* belongs to another optimizer"):
+        apply_updates([each._replace(optimizer=first) for each in updates], 0.1, 3)
+    np.testing.assert_array_equal(rows_of(tables[0])[1], before[1])
+    del second, mine
+    apply_updates([each._replace(optimizer=first) for each in updates], 0.1, 3)

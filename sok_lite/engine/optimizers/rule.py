@@ -14,8 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, publish
-from sok_lite.engine.dtypes import RowDtype
+from sok_lite.backend.base import Part
+from sok_lite.engine.rows.store import RowStore
 
 Scalars = tuple[float | int, ...]
 
@@ -97,20 +97,100 @@ class StochasticRounding(NamedTuple):
     seed: int
 
 
-def count_nonfinite(backend: Backend, grads: Array, rows: Array | None = None) -> Array:
-    """Counts the gradient rows that have a NaN or an infinity.
+class RuleStep(NamedTuple):
+    """A rule in one step: what all tables have in common.
+
+    Attributes:
+      rule: the update rule.
+      states: of the rule.
+      number: of the step; 1 for the first.
+      scalars: of the rule in this step.
+    """
+
+    rule: UpdateRule
+    states: dict[str, float]
+    number: int
+    scalars: Scalars
+
+
+def rule_step(rule: UpdateRule, learning_rate: float, number: int) -> RuleStep:
+    """Returns a step of a rule.
 
     Args:
-      backend: where the arrays live.
-      grads: (u, dim) float32.
+      learning_rate: of this step, after any schedule.
+      number: 1 for the first update.
+
+    Raises:
+      TypeError: it is no update rule.
+      ValueError: learning rate or number are not as the rule needs them.
+    """
+    if not isinstance(rule, UpdateRule):
+        raise TypeError(
+            "`rule` must be an update rule of sok_lite.engine.optimizers, such as SGD(). "
+            f"Received: {type(rule).__name__}."
+        )
+    learning_rate = float(learning_rate)
+    check_step(learning_rate, number)
+    return RuleStep(rule, rule.states, int(number), rule.scalars(learning_rate, int(number)))
+
+
+def updating(
+    store: RowStore,
+    step: RuleStep,
+    rows: Array,
+    grads: Array,
+    num_nonfinite: Array,
+    rounding: StochasticRounding | None = None,
+) -> tuple[str, Part]:
+    """Returns the kernel that takes a step of some rows, and what it works on.
+
+    Args:
+      store: has the rows, and the states of the rule.
+      step: what to do with them.
+      rows: (u,) uint32, distinct; absent ones are skipped.
+      grads: (u, dim) float32, C-contiguous, one per row, already summed over duplicates.
+      num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
+      rounding: of float16 and bfloat16 rows; None: to nearest even. Float32 rows, and states, are
+        never rounded further.
+    """
+    rule, states = step.rule, step.states
+    kernel, noise = rule.kernel, (None, 0)
+    if rounding is not None and store.row_dtype.name != "float32":
+        kernel, noise = f"{kernel}_stochastic", rounding
+    num_rows = len(rows)
+    return f"{kernel}_{store.row_dtype.suffix}", Part(
+        num_rows,
+        (
+            store.column("value").pointers,
+            *[store.column(name).pointers if name in states else None for name in rule.columns],
+            *(store.chunk_shift, store.dim, rows, grads, num_nonfinite, *noise, step.number),
+            *step.scalars,
+            num_rows,
+        ),
+    )
+
+
+def counting_nonfinite(grads: Array, rows: Array | None, num_nonfinite: Array) -> tuple[str, Part]:
+    """Returns the kernel that counts gradient rows with a NaN or an infinity, and its work.
+
+    Args:
+      grads: (u, dim) float32, C-contiguous.
       rows: (u,) uint32; absent rows are not counted. None: every row counts.
+      num_nonfinite: (1,) int64, grows by them.
+    """
+    num_rows, dim = grads.shape
+    return "count_nonfinite", Part(num_rows, (rows, grads, dim, num_nonfinite, num_rows))
+
+
+def count_nonfinite(backend: Backend, grads: Array, rows: Array | None = None) -> Array:
+    """Counts the gradient rows that have a NaN or an infinity; see `counting_nonfinite`.
 
     Returns:
       A 0-d integer array of the backend: `int()` of it waits for the GPU.
     """
-    num_rows, dim = grads.shape
     count = backend.xp.zeros(1, np.int64)
-    backend.launch("count_nonfinite", num_rows, rows, grads, dim, count, num_rows)
+    kernel, part = counting_nonfinite(grads, rows, count)
+    backend.launch(kernel, part.num_items, *part.arguments)
     return count[0]
 
 
@@ -124,31 +204,9 @@ def apply_rule(
     on_nonfinite: str = "allow",
     rounding: StochasticRounding | None = None,
 ) -> Array:
-    """Applies one optimizer step to rows of a table, in place; see `updating`.
+    """Applies one optimizer step to rows of a table, in place.
 
-    Returns:
-      The number of rows whose gradient had a NaN or an infinity, as a 0-d integer array of the
-      backend: `int()` of it waits for the GPU.
-    """
-    count = table.backend.xp.zeros(1, np.int64)
-    publish(updating(table, rule, rows, grads, learning_rate, step, count, on_nonfinite, rounding))
-    return count[0]
-
-
-def updating(
-    table: Any,
-    rule: UpdateRule,
-    rows: Array,
-    grads: Array,
-    learning_rate: float,
-    step: int,
-    num_nonfinite: Array,
-    on_nonfinite: str = "allow",
-    rounding: StochasticRounding | None = None,
-) -> list[Action]:
-    """Prepares one optimizer step for rows of a table.
-
-    State columns that the table lacks are made at once.
+    State columns that the table lacks are made.
 
     Args:
       table: a table, or anything with `backend` and `store`.
@@ -157,12 +215,14 @@ def updating(
       grads: (u, dim) float32, one per row, already summed over duplicates.
       learning_rate: of this step, after any schedule.
       step: 1 for the first update.
-      num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
       on_nonfinite: "allow": rows whose gradient has a NaN or an infinity are updated all the same,
         and counted. "error": they raise before anything has changed, at the cost of one more pass
         over the gradients.
-      rounding: of float16 and bfloat16 rows; None: to nearest even. Float32 rows, and states, are
-        never rounded further.
+      rounding: see `updating`.
+
+    Returns:
+      The number of rows whose gradient had a NaN or an infinity, as a 0-d integer array of the
+      backend: `int()` of it waits for the GPU.
 
     Raises:
       TypeError: `rule`, or the dtype of rows, gradients or the rounding's keys.
@@ -170,46 +230,23 @@ def updating(
       FloatingPointError: a gradient is not finite and `on_nonfinite` is "error".
     """
     backend, store = table.backend, table.store
-    rows, grads = _checked(backend, store.dim, rule, rows, grads)
-    learning_rate = float(learning_rate)
-    check_step(learning_rate, step)
-    scalars = rule.scalars(learning_rate, int(step))
-    kernel, noise = _variant(store.row_dtype, rule, rows, rounding)
+    taken = rule_step(rule, learning_rate, step)
+    rows, grads = _checked(backend, store.dim, rows, grads)
+    if rounding is not None and store.row_dtype.name != "float32":
+        _check_rounding(rounding, rows)
     if on_nonfinite == "error":
         _raise_if_nonfinite(backend, grads, rows)
     elif on_nonfinite != "allow":
         raise ValueError(f"`on_nonfinite` must be 'allow' or 'error'. Received: {on_nonfinite!r}.")
-
-    states = rule.states
-    for name, initial in states.items():
+    for name, initial in taken.states.items():
         store.ensure_state(name, initial)
-    num_rows = len(rows)
-    update = backend.prepared(
-        kernel,
-        num_rows,
-        store.column("value").pointers,
-        *(store.column(name).pointers if name in states else None for name in rule.columns),
-        store.chunk_shift,
-        store.dim,
-        rows,
-        grads,
-        num_nonfinite,
-        *noise,
-        int(step),
-        *scalars,
-        num_rows,
-    )
-    return [update]
+    count = backend.xp.zeros(1, np.int64)
+    kernel, part = updating(store, taken, rows, grads, count, rounding)
+    backend.launch(kernel, part.num_items, *part.arguments)
+    return count[0]
 
 
-def _checked(
-    backend: Backend, dim: int, rule: UpdateRule, rows: Array, grads: Array
-) -> tuple[Array, Array]:
-    if not isinstance(rule, UpdateRule):
-        raise TypeError(
-            "`rule` must be an update rule of sok_lite.engine.optimizers, such as SGD(). "
-            f"Received: {type(rule).__name__}."
-        )
+def _checked(backend: Backend, dim: int, rows: Array, grads: Array) -> tuple[Array, Array]:
     if rows.dtype != np.uint32 or grads.dtype != np.float32:
         raise TypeError(
             "`rows` must be uint32 and `grads` float32. "
@@ -223,12 +260,7 @@ def _checked(
     return backend.xp.ascontiguousarray(rows), backend.xp.ascontiguousarray(grads)
 
 
-def _variant(
-    dtype: RowDtype, rule: UpdateRule, rows: Array, rounding: StochasticRounding | None
-) -> tuple[str, tuple[Array | None, int]]:
-    """Returns the kernel for a row format and a rounding, and its keys and seed."""
-    if rounding is None or dtype.name == "float32":
-        return f"{rule.kernel}_{dtype.suffix}", (None, 0)
+def _check_rounding(rounding: StochasticRounding, rows: Array) -> None:
     keys = rounding.keys
     if keys.dtype != np.int64:
         raise TypeError(f"The keys of `rounding` must be int64. Received: {keys.dtype}.")
@@ -236,7 +268,6 @@ def _variant(
         raise ValueError(
             f"`rounding` must have one key for each of {len(rows)} rows. Received: {keys.shape}."
         )
-    return f"{rule.kernel}_stochastic_{dtype.suffix}", (keys, rounding.seed)
 
 
 def check_step(learning_rate: float, step: int) -> None:

@@ -14,7 +14,7 @@ from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
 from sok_lite.engine.table.index import Found, Index
-from sok_lite.engine.table.results import GivesFirstRows, Statistics
+from sok_lite.engine.table.results import GivesFirstRows, KnownRows, Statistics
 
 # A row of this many float32 numbers takes a gigabyte: a larger dimension is a mistake.
 MAX_DIM = 1 << 28
@@ -50,6 +50,8 @@ class TableParts(Exclusive, ABC):
       store: the rows and the optimizer states.
       generation: changes whenever row numbers handed out before may have become stale.
       clock: counts the lookups that could insert.
+      last_gradient: the keys of the last gradient, most likely those of the update that follows;
+        None: there was none.
     """
 
     var_type: str
@@ -85,6 +87,7 @@ class TableParts(Exclusive, ABC):
         self.generation = 0
         self._table_seed = table_seed(self.seed, name)
         self.clock = Clock()
+        self.last_gradient: KnownRows | None = None
         self._counts = dict.fromkeys(COUNTERS, 0)
 
     # ---------------------------------------------------------------- sizes

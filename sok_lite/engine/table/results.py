@@ -23,6 +23,20 @@ class Lookup(NamedTuple):
     num_absent: int
 
 
+class KnownRows(NamedTuple):
+    """Distinct keys whose row numbers are known.
+
+    Attributes:
+      keys: (u,) int64, not to be written any more.
+      rows: (u,) uint32, their row numbers, or absent.
+      generation: of the table when it gave the row numbers.
+    """
+
+    keys: Array
+    rows: Array
+    generation: int
+
+
 class Entries(NamedTuple):
     """Some keys of a table and what it knows of them.
 

@@ -1,0 +1,180 @@
+"""What the host is told of the keys of a gradient, and what it counts."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite import optimizer_host
+
+pytestmark = pytest.mark.usefixtures("initialised")
+
+KEYS = [[5, 6, 5], [6, 7, 8]]
+# Of what the loss is the sum: a row's gradient is how often its key comes.
+ROWS = {5: 2, 6: 2, 7: 1, 8: 1}
+
+
+def looked_up(tables):
+    keys = tf.ragged.constant(KEYS, dtype=tf.int64)
+    rows = sok.lookup_sparse(tables, [keys] * len(tables), combiners="sum")
+    return tf.add_n([tf.reduce_sum(each) for each in rows])
+
+
+def halved(grad):
+    return tf.IndexedSlices(grad.values * 0.5, grad.indices, grad.dense_shape)
+
+
+def filtered(grad):
+    keep = grad.indices > 6
+    values, keys = tf.boolean_mask(grad.values, keep), tf.boolean_mask(grad.indices, keep)
+    return tf.IndexedSlices(values, keys, grad.dense_shape)
+
+
+def doubled(grad):
+    values, keys = tf.concat([grad.values] * 2, 0), tf.concat([grad.indices] * 2, 0)
+    return tf.IndexedSlices(values, keys, grad.dense_shape)
+
+
+def clipped(grad):
+    return tf.clip_by_norm(grad, 1e9)
+
+
+CASES = {
+    "as it is": (lambda grad: grad, True, ROWS),
+    "halved": (halved, True, {key: n / 2 for key, n in ROWS.items()}),
+    "clipped": (clipped, True, ROWS),
+    "filtered": (filtered, False, {5: 0, 6: 0, 7: 1, 8: 1}),
+    "doubled": (doubled, False, {key: n * 2 for key, n in ROWS.items()}),
+}
+
+
+@pytest.fixture
+def promises(monkeypatch):
+    """Of each step taken: of each table, whether its keys are said to be those of a gradient."""
+    seen = []
+    apply_updates = optimizer_host.apply_updates
+
+    def noted(updates, *args, **kwargs):
+        if not kwargs["check_only"]:
+            seen.append([update.of_gradient for update in updates])
+        return apply_updates(updates, *args, **kwargs)
+
+    monkeypatch.setattr(optimizer_host, "apply_updates", noted)
+    return seen
+
+
+def check_rows(table, before, steps):
+    keys = list(steps)
+    after = tf.nn.embedding_lookup(table, tf.constant(keys, table.key_type)).numpy()
+    moved = np.array([[steps[key]] * table.dimension for key in keys])
+    np.testing.assert_allclose(before - after, moved, atol=1e-5)
+
+
+def rows_before(table):
+    return tf.nn.embedding_lookup(table, tf.constant(list(ROWS), table.key_type)).numpy()
+
+
+@pytest.mark.parametrize("key_type", [tf.int64, tf.int32, tf.uint64], ids=lambda t: t.name)
+@pytest.mark.parametrize("case", CASES)
+def test_the_keys_of_a_gradient_are_known_as_long_as_they_are_the_same_tensor(
+    mode, promises, case, key_type
+):
+    change, promised, steps = CASES[case]
+    if case == "filtered" and key_type == tf.uint64:
+        pytest.skip("TensorFlow compares no uint64")
+    tables = [sok.DynamicVariable(dim, key_type=key_type) for dim in (3, 4)]
+    before = [rows_before(table) for table in tables]
+    optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(1.0))
+
+    def train():
+        with tf.GradientTape() as tape:
+            loss = looked_up(tables)
+        grads = tape.gradient(loss, tables)
+        optimizer.apply_gradients([(change(grads[0]), tables[0]), (grads[1], tables[1])])
+
+    mode(train)()
+    assert promises == [[promised, True]]
+    check_rows(tables[0], before[0], steps)
+    check_rows(tables[1], before[1], ROWS)
+
+
+def test_keys_that_leave_a_function_are_looked_at(promises):
+    """They are another tensor by then, of which nothing is known."""
+    tables = [sok.DynamicVariable(3), sok.DynamicVariable(4)]
+    before = [rows_before(table) for table in tables]
+    optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(1.0))
+    function = tf.function(lambda: looked_up(tables))
+    with tf.GradientTape() as tape:
+        loss = function()
+    optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+    assert promises == [[False, False]]
+    for table, rows in zip(tables, before, strict=True):
+        check_rows(table, rows, ROWS)
+
+
+def test_keys_of_another_table_are_looked_at_where_their_type_is_another(promises):
+    table, other = sok.DynamicVariable(3), sok.DynamicVariable(3, key_type=tf.int32)
+    tf.nn.embedding_lookup(other, [5])
+    before = tf.nn.embedding_lookup(other, [5]).numpy()
+    optimizer = sok.SGD(1.0)
+    with tf.GradientTape() as tape:
+        loss = looked_up([table])
+    optimizer.apply_gradients([(tape.gradient(loss, table), other)])
+    assert promises == [[False]]
+    np.testing.assert_allclose(
+        before - tf.nn.embedding_lookup(other, [5]).numpy(), [[2, 2, 2]], atol=1e-5
+    )
+
+
+def test_keys_that_a_program_looked_up_by_itself_may_repeat(mode, promises):
+    table = sok.DynamicVariable(3)
+    before = rows_before(table)
+    optimizer = sok.SGD(1.0)
+
+    def train():
+        with tf.GradientTape() as tape:
+            rows = tf.nn.embedding_lookup(table, tf.constant([5, 6, 5, 6, 7, 8], tf.int64))
+            loss = tf.reduce_sum(rows)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    mode(train)()
+    assert promises == [[False]]
+    check_rows(table, before, ROWS)
+
+
+def test_a_table_that_was_looked_up_twice_has_keys_that_may_repeat(mode, promises):
+    table = sok.DynamicVariable(3)
+    before = rows_before(table)
+    optimizer = sok.SGD(1.0)
+
+    def train():
+        with tf.GradientTape() as tape:
+            loss = looked_up([table]) + looked_up([table])
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    mode(train)()
+    assert promises == [[False]]
+    check_rows(table, before, {key: 2 * n for key, n in ROWS.items()})
+
+
+def test_rows_that_are_not_finite_can_be_counted_from_a_number_on(mode):
+    table = sok.DynamicVariable(2)
+    optimizer = sok.SGD(1.0)
+    nan = tf.constant([[np.nan, 1.0], [1.0, 1.0]])
+
+    def train():
+        grad = tf.IndexedSlices(nan, tf.constant([5, 6], tf.int64))
+        optimizer.apply_gradients([(grad, table)])
+
+    tf.nn.embedding_lookup(table, [5, 6])
+    train = mode(train)
+    train()
+    train()
+    assert optimizer.num_nonfinite == 2
+    other = copy.deepcopy(optimizer)
+    optimizer.num_nonfinite = 10
+    train()
+    assert (optimizer.num_nonfinite, other.num_nonfinite) == (11, 2)
