@@ -5,10 +5,9 @@ import functools
 import numpy as np
 
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
-from sok_lite.engine.table.admission import drawn
 from sok_lite.engine.table.parts import table_seed
 from tests import reference_initializer
-from tests.reference import DictTable
+from tests.reference import DictTable, drawn
 
 
 class FleetDict(DictTable):

@@ -129,3 +129,18 @@ def unique(keys):
     number = {}
     inverse = [number.setdefault(int(key), len(number)) for key in keys]
     return list(number), inverse
+
+
+def drawn(keys, ratio, table_seed, lookup):
+    """Which keys a lookup draws with chance `ratio`, (n,) bool: a hash of each, as 53 bits."""
+
+    def hashes(numbers):
+        for number in numbers:
+            h = int(number) % 2**64
+            for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+                h = (h ^ h >> 33) * factor % 2**64
+            yield h ^ h >> 33
+
+    (salt,) = hashes([table_seed ^ (lookup * 0x9E3779B97F4A7C15 & 0x7FFFFFFFFFFFFFFF)])
+    uniform = [bits >> 11 for bits in hashes(h ^ salt for h in hashes(np.asarray(keys).tolist()))]
+    return np.array(uniform, np.float64) / 2.0**53 < ratio

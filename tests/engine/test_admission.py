@@ -8,6 +8,7 @@ import pytest
 from sok_lite.backend import get_backend
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.admission import SightingCounter, drawing
+from tests import reference
 from tests.engine.helpers import new_table, sized
 
 I64 = np.iinfo(np.int64)
@@ -218,6 +219,14 @@ def test_a_draw_is_the_same_on_every_backend_and_machine(backend):
     got = drawn(backend, backend.from_host(keys), 0.5, -(2**62), 3).tolist()
     assert got == drawn(get_backend("cpu"), keys, 0.5, -(2**62), 3).tolist()
     assert got == DRAWN
+
+
+@pytest.mark.parametrize("ratio", [0.0, 2.0**-53, 0.3, 0.5, 1 - 2.0**-53])
+def test_a_draw_is_a_hash_of_table_lookup_and_key(backend, ratio):
+    keys = np.concatenate([[-(2**63), 2**63 - 1, 0, -1], np.arange(300) * 7919 - 5])
+    for seed, lookup in ((0, 1), (-5, 2**32 - 1), (2**63 - 1, 77)):
+        got = drawn(backend, backend.from_host(keys), ratio, seed, lookup)
+        np.testing.assert_array_equal(got, reference.drawn(keys, ratio, seed, lookup))
 
 
 # Written down once: a changed draw would let other keys into tables that go on from a checkpoint.
