@@ -348,7 +348,8 @@ def test_another_gradient_of_the_same_keys_is_what_is_applied(backend):
 def test_a_table_that_comes_twice_with_the_same_gradient_sums_it(backend):
     table, other = new_table(backend, 2), new_table(backend, 3)
     gradients = gradients_of(backend, [table, other], [5, 6])
-    updates = updates_of([table, other], SGD(), gradients)
+    updates = updates_of([table, other], Momentum(), gradients)
+    # Two steps one after the other would end elsewhere.
     apply_updates([updates[0], updates[1], updates[0]], 1.0, 1)
     assert {key: row[0] for key, row in rows_of(table).items()} == {5: 5 - 2, 6: 6 - 4}
     assert {key: row[0] for key, row in rows_of(other).items()} == {5: 5 - 1, 6: 6 - 2}
