@@ -28,7 +28,7 @@ from sok_lite.lookup_arguments import (
     joined_inputs,
 )
 from sok_lite.lookup_gradient import Items, with_gradients
-from sok_lite.lookup_host import LookupHost, Treatment
+from sok_lite.lookup_host import AT_HAND, LookupHost, Treatment
 from sok_lite.row_gradient import row_gradient
 from sok_lite.variable_spec import alive
 
@@ -151,7 +151,9 @@ def _lookup(comm: Communicator, arguments: list[Argument], treatment: Treatment)
                 host.forward_packed, tensors, [tf.float32, tf.int64], host.backend, host.what
             )
             packed.set_shape([None])
-            way = _Way(host, None, [packed])
+            # An eager one would belong to no graph.
+            at_hand = [tf.convert_to_tensor(tensor) for tensor in tensors[AT_HAND]]
+            way = _Way(host, None, [packed, *at_hand])
         outputs = cut_rows(joined, batches, [table.dim for table in tables])
         for table, output in zip(tables, outputs, strict=True):
             output.set_shape([table.batch, table.dim])
@@ -182,8 +184,8 @@ class _Way:
     Args:
       host: of the call.
       trail: what the forward left; None in a graph.
-      carried: in a graph the packed trail first. Then, where the way back is known, the keys of
-        each table and the size of each.
+      carried: in a graph first the packed trail and what `AT_HAND` names. Then, where the way back
+        is known, the keys of each table and the size of each.
     """
 
     def __init__(
@@ -274,7 +276,7 @@ class _Way:
         """Calls one of the host's functions of a trail, now or in the graph."""
         inputs = [*tensors]
         if self._trail is None:
-            function, inputs = self._host.unpacking(function), [self.carried[0], *inputs]
+            function, inputs = self._host.unpacking(function), [*self.carried[:3], *inputs]
         else:
             function = partial(function, self._trail)
         what = f"The gradient of {self._host.what}"

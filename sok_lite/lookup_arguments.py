@@ -176,20 +176,21 @@ def items_of(
     keys, numbers, *weights = [to_array(tensor, backend) for tensor in arrays]
     are_ragged = [facts.is_ragged for facts in tables]
     are_ragged += [f.weights_are_ragged for f in tables if f.weights_are_ragged is not None]
-    stream = iter(listed(lengths))
-    all_keys = cut(keys, [next(stream) for _ in tables])
-    all_numbers = cut(numbers, [next(stream) for _ in are_ragged])
+    num_tables, sizes = len(tables), listed(lengths)
+    num_pieces = num_tables + len(are_ragged)
+    all_keys = cut(keys, sizes[:num_tables])
+    splits, stream = cut(numbers, sizes[num_tables:num_pieces]), iter(sizes[num_pieces:])
     of_weights = [next(stream) for facts in tables if facts.has_weights]
     all_weights = iter(cut(weights[0], of_weights) if weights else [])
-    splits = [
-        array if is_ragged else row_splits_of(backend, array, next(stream))
-        for array, is_ragged in zip(all_numbers, are_ragged, strict=True)
-    ]
-    weight_splits = iter(splits[len(tables) :])
     joined = None
     if all(are_ragged):
-        of_weights_too = sum(len(each) for each in splits[: len(tables)])
-        joined = Joined(keys, numbers[:of_weights_too])
+        joined = Joined(keys, numbers[: sum(sizes[num_tables : 2 * num_tables])])
+    else:
+        splits = [
+            array if is_ragged else row_splits_of(backend, array, next(stream))
+            for array, is_ragged in zip(splits, are_ragged, strict=True)
+        ]
+    weight_splits = iter(splits[num_tables:])
     return [
         Items(
             all_keys[i].view(np.uint64) if facts.ids_are_uint64 else all_keys[i],

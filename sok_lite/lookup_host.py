@@ -17,6 +17,7 @@ from sok_lite.engine import lookup, trips
 from sok_lite.engine.agreement import agree, check_equal_on_all_ranks
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.segments import cut
+from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.trail import Trail, pack, unpack
 from sok_lite.inference import reading
 from sok_lite.joined import Room, joined_tensor, rows_of
@@ -24,6 +25,10 @@ from sok_lite.lookup_arguments import Facts, items_of
 from sok_lite.row_gradient import size_of
 from sok_lite.tensor import empty, to_array, to_tensor
 from sok_lite.variable_spec import alive
+
+# Which of the tensors of `items_of` the way back is given again, keys and row splits: a graph holds
+# them anyway, and the packed trail has no copy.
+AT_HAND = slice(1, 3)
 
 
 class Treatment(NamedTuple):
@@ -61,18 +66,24 @@ class LookupHost:
 
     def forward(self, *tensors: tf.Tensor) -> tuple[tf.Tensor, Trail]:
         """Takes what `items_of` does; returns what `cut_rows` takes apart, and the trail."""
+        outputs, trail, _ = self._forward(tensors)
+        return outputs, trail
+
+    def _forward(
+        self, tensors: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, Trail, lookup.Joined | None]:
         tables = [alive(facts.variable).table for facts in self.tables]
         agree(self._comm, self._tag, tables, [facts.combiner for facts in self.tables])
         with shared_failure(self._comm):
-            parts, joined = self._parts(tensors)
+            parts, joined = self._parts(tables, tensors)
         room = Room(self.backend)
         _, trail = lookup.forward(self.backend, self._comm, parts, self._tag, room, joined)
-        return to_tensor(room.whole, tf.float32, self.backend), trail
+        return to_tensor(room.whole, tf.float32, self.backend), trail, joined
 
     def forward_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Returns the outputs and the packed trail."""
-        outputs, trail = self.forward(*tensors)
-        packed = pack(self.backend, trail, self._new_trail)
+        outputs, trail, joined = self._forward(tensors)
+        packed = pack(self.backend, trail, self._new_trail, joined or ())
         return [outputs, to_tensor(packed, tf.int64, self.backend)]
 
     def backward(self, trail: Trail, *tensors: tf.Tensor) -> list[Any]:
@@ -135,12 +146,13 @@ class LookupHost:
         return results
 
     def unpacking(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function of the packed trail that calls one of the trail."""
+        """Returns a function of the packed trail, and of `AT_HAND`, that calls one of the trail."""
 
         def run(packed: tf.Tensor, *tensors: tf.Tensor) -> Any:
-            array = to_array(packed, self.backend)
-            trail = unpack(self.backend, self._comm, array, len(self.tables))
-            return function(trail, *tensors)
+            count = AT_HAND.stop - AT_HAND.start
+            array, *at_hand = [to_array(each, self.backend) for each in (packed, *tensors[:count])]
+            trail = unpack(self.backend, self._comm, array, len(self.tables), at_hand)
+            return function(trail, *tensors[count:])
 
         return run
 
@@ -153,27 +165,24 @@ class LookupHost:
         return [to_tensor(array, tf.float32, self.backend) for array in results]
 
     def _parts(
-        self, tensors: Sequence[tf.Tensor]
+        self, tables: Sequence[EmbeddingTable], tensors: Sequence[tf.Tensor]
     ) -> tuple[list[lookup.Part], lookup.Joined | None]:
         training, missing, has_filter = self._treatment
         insert, missing = reading(training, missing, "zeros" if has_filter else "initial")
-        parts = []
-        items_of_tables, joined = items_of(self.tables, tensors, self.backend)
-        for i, items in enumerate(items_of_tables):
-            facts, splits, theirs = self.tables[i], items.row_splits, items.weight_splits
+        parts: list[lookup.Part] = []
+        items, joined = items_of(self.tables, tensors, self.backend)
+        for facts, table, (keys, splits, weights, theirs) in zip(
+            self.tables, tables, items, strict=True
+        ):
             if theirs is not None and (
                 splits.shape != theirs.shape or bool((splits != theirs).any())
             ):
+                i = len(parts)
                 raise ValueError(
                     f"The rows of sp_weights[{i}] must be as long as those of sp_ids[{i}]. "
                     "Received: rows of other lengths."
                 )
-            table = alive(facts.variable).table
             ratio = table.filter_ratio if has_filter else 1.0
-            parts.append(
-                lookup.Part(
-                    *(table, items.keys, splits, items.weights, facts.combiner),
-                    *(insert, missing, ratio),
-                )
-            )
+            rest = (splits, weights, facts.combiner, insert, missing, ratio)
+            parts.append(lookup.Part(table, keys, *rest))
         return parts, joined

@@ -22,6 +22,7 @@ from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.exchange import Check, Route, return_rows, send_grads, send_keys
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.pooling import (
+    COMBINERS,
     coefficients_of,
     combining,
     combining_weight_grad,
@@ -443,8 +444,13 @@ def _memory(
 # ---------------------------------------------------------------- arguments
 
 
+_INT64 = np.dtype(np.int64)
+
+
 def _checked(backend: Backend, number: int, part: Part) -> Part:
     """Returns the part with engine keys, or raises."""
+    if _is_plain(part):
+        return part
     what = f"keys of table {part.table.name!r}"
     keys = part.table.key_dtype.to_int64(backend.xp, part.keys, what)
     if keys.ndim != 1:
@@ -473,6 +479,19 @@ def _checked(backend: Backend, number: int, part: Part) -> Part:
         row_splits=contiguous(splits),
         weights=None if part.weights is None else contiguous(part.weights),
         combiner=normalise_combiner(part.combiner),
+    )
+
+
+def _is_plain(part: Part) -> bool:
+    """Whether a part without weights is as the engine wants it: a look instead of a conversion."""
+    keys, splits = part.keys, part.row_splits
+    return (
+        part.weights is None
+        and part.table.key_dtype.dtype is _INT64
+        and part.combiner in COMBINERS
+        and (keys.dtype is _INT64 and keys.ndim == 1 and keys.flags.c_contiguous)
+        and (splits.dtype is _INT64 and splits.ndim == 1 and splits.flags.c_contiguous)
+        and len(splits) > 0
     )
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part
-from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
@@ -326,7 +325,8 @@ def checked_labels(backend: Backend, inverse: Array) -> Array:
 
 def cut(array: Array, sizes: Sequence[int] | np.ndarray) -> list[Array]:
     """Returns views of an array (n, ...), one after the other, of the given lengths."""
-    ends = split_offsets(sizes).tolist()
+    numbers = sizes.tolist() if isinstance(sizes, np.ndarray) else sizes
+    ends = itertools.accumulate(numbers, initial=0)
     return [array[start:end] for start, end in itertools.pairwise(ends)]
 
 

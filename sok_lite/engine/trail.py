@@ -15,13 +15,16 @@ Empty = Callable[[tuple[int, ...]], Array]
 Room = Callable[[Sequence[tuple[int, ...]]], Sequence[Array]]
 
 # Of what `pack` writes: another form gets another number.
-_VERSION = 2
+_VERSION = 3
 # Dtypes that a trail may hold, by their number in a packed one.
 _DTYPES = tuple(
     np.dtype(name) for name in ("int64", "int32", "float32", "float16", "uint16", "uint32")
 )
-# Per array: number of its dtype (-1: no array), length, row length (-1: one dimension).
+# Per array: number of its dtype, length, row length (-1: one dimension).
 _HEADER = 3
+# In place of the dtype: there is no such array; or it is a piece of an array at hand, -2 for the
+# first, -3 for the second and so on, and the row length says where it starts there.
+_NONE, _AT_HAND = -1, -2
 
 
 class Trail(NamedTuple):
@@ -74,37 +77,65 @@ class Trail(NamedTuple):
         return cut(self.row_splits, self.batch_sizes + 1)
 
 
-def pack(backend: Backend, trail: Trail, empty: Empty | None = None) -> Array:
+def pack(
+    backend: Backend, trail: Trail, empty: Empty | None = None, at_hand: Sequence[Array] = ()
+) -> Array:
     """Returns a trail as one int64 array: a header, then each array's bytes, padded to 8.
 
     Args:
       empty: gives int64 memory of a shape; None: the backend's.
+      at_hand: (n,) int64 each, that `unpack` is given as well: what lies in their memory is not
+        copied.
     """
     arrays: list[Array | None] = [backend.from_host(trail.route.pack())]
     arrays += [trail.row_splits, trail.inverse, trail.keys, trail.rows, *trail.sources]
-    header, words = [_VERSION, *trail.numbers.reshape(-1).tolist()], []
-    for array in arrays:
+    first = 1 + trail.numbers.size
+    size = first + _HEADER * len(arrays)
+    header = np.full(size, _NONE, np.int64)
+    header[0], header[1:first] = _VERSION, trail.numbers.reshape(-1)
+    copies = []
+    for i, array in enumerate(arrays):
         if array is None:
-            header += [-1, 0, -1]
-            words.append(0)
             continue
-        row_length = array.shape[1] if array.ndim == 2 else -1
-        header += [_DTYPES.index(array.dtype), array.shape[0], row_length]
-        words.append(-(-array.nbytes // 8))
-    size = len(header) + sum(words)
+        found = _found_in(backend, at_hand, array)
+        if found is None:
+            code, last = _DTYPES.index(array.dtype), array.shape[1] if array.ndim == 2 else -1
+            copies.append((size, array))
+            size += -(-array.nbytes // 8)
+        else:
+            code, last = _AT_HAND - found[0], found[1]
+        at = first + _HEADER * i
+        header[at : at + _HEADER] = code, array.shape[0], last
     packed = backend.xp.empty(size, np.int64) if empty is None else empty((size,))
-    packed[: len(header)] = backend.from_host(np.array(header, np.int64))
-    start = len(header)
-    for array, length in zip(arrays, words, strict=True):
-        if array is not None and array.size:
-            target = packed[start : start + length].view(np.uint8)[: array.nbytes]
+    packed[: len(header)] = backend.from_host(header)
+    for start, array in copies:
+        if array.size:
+            target = packed[start:].view(np.uint8)[: array.nbytes]
             target[...] = backend.xp.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        start += length
     return packed
 
 
-def unpack(backend: Backend, comm: Communicator, packed: Array, num_parts: int) -> Trail:
-    """Returns the trail that `pack` wrote; its arrays are views of `packed`.
+def _found_in(backend: Backend, at_hand: Sequence[Array], array: Array) -> tuple[int, int] | None:
+    """Returns in which array at hand an array lies, and where in it; None: in none."""
+    if array.dtype == np.int64 and array.size:
+        for i, whole in enumerate(at_hand):
+            place = backend.address(array) - backend.address(whole)
+            if 0 <= place < whole.nbytes:
+                return i, place // 8
+    return None
+
+
+def unpack(
+    backend: Backend,
+    comm: Communicator,
+    packed: Array,
+    num_parts: int,
+    at_hand: Sequence[Array] = (),
+) -> Trail:
+    """Returns the trail that `pack` wrote; its arrays are views of `packed` and of `at_hand`.
+
+    Args:
+      at_hand: equal to what `pack` was given.
 
     Raises:
       ValueError: another version wrote it.
@@ -118,8 +149,11 @@ def unpack(backend: Backend, comm: Communicator, packed: Array, num_parts: int) 
         )
     arrays: list[Any] = []
     for code, length, row_length in header[first:].reshape(-1, _HEADER).tolist():
-        if code < 0:
+        if code == _NONE:
             arrays.append(None)
+            continue
+        if code <= _AT_HAND:
+            arrays.append(at_hand[_AT_HAND - code][row_length : row_length + length])
             continue
         shape = (length,) if row_length < 0 else (length, row_length)
         num_bytes = _DTYPES[code].itemsize * length * max(1, abs(row_length))

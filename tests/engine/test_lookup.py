@@ -8,7 +8,7 @@ from sok_lite.comm import CommunicatorError, SingleCommunicator, run_ranks
 from sok_lite.engine import agreement, lookup
 from sok_lite.engine import trail as trails
 from sok_lite.engine.initializer_spec import make_initializer
-from sok_lite.engine.lookup import Part
+from sok_lite.engine.lookup import Joined, Part
 from sok_lite.engine.table import make_table
 from tests.engine.helpers import first_row, new_table
 from tests.step_oracle import flat, key_gradients, outputs, random_ragged
@@ -105,6 +105,31 @@ def test_a_packed_trail_is_the_trail(backend, size):
             np.testing.assert_array_equal(packed_grads, grads)
         for weight_grads, packed_weight_grads in zip(plain[2], packed[2], strict=True):
             np.testing.assert_array_equal(packed_weight_grads, weight_grads)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_packed_trail_has_no_copy_of_what_is_at_hand(backend, size):
+    data = batches(size, batch=9)
+
+    def sizes(comm):
+        tables = [new_table(backend, dim=4), new_table(backend, dim=3)]
+        parts = parts_of(backend, tables, data[comm.rank], ["sum", "sum"], weighted=False)
+        keys, splits = (backend.xp.concatenate([part[i] for part in parts]) for i in (1, 2))
+        longer = backend.xp.concatenate([splits[:3], splits])
+        joined = Joined(keys, longer[3:])
+        _, trail = lookup.forward(backend, comm, parts, 7, None, joined)
+        whole = trails.pack(backend, trail)
+        packed = trails.pack(backend, trail, None, [longer, keys])
+        # Equal memory elsewhere, as a graph may hand it on.
+        unpacked = trails.unpack(backend, comm, packed, len(parts), [longer.copy(), keys.copy()])
+        for name in ("numbers", "row_splits", "keys", "rows"):
+            expected = backend.to_host(getattr(trail, name))
+            np.testing.assert_array_equal(backend.to_host(getattr(unpacked, name)), expected)
+        return whole.size - packed.size, splits.size, keys.size
+
+    for saved, num_splits, num_keys in run_ranks(size, sizes):
+        # The keys that a rank was asked are its own only where there is no other.
+        assert saved == num_splits + (num_keys if size == 1 else 0)
 
 
 def test_a_batch_of_nothing_takes_part(backend):

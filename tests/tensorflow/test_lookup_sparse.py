@@ -160,7 +160,7 @@ def test_as_few_tensors_cross_for_many_tables_as_for_one(weighted):
         gradients_in.append(sum(x.dtype == tf.float32 for x in backward.inputs) - weighted)
         assert len(forward.inputs) == 3 + weighted
         assert len(forward.outputs) == 2
-        assert len(backward.inputs) == 1 + gradients_in[-1] + weighted
+        assert len(backward.inputs) == 3 + gradients_in[-1] + weighted
         assert len(backward.outputs) == 4 + weighted
 
     crossing(1)
