@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sok_lite.comm import SingleCommunicator
+from sok_lite.engine import lookup
 from sok_lite.engine.optimizers import SGD, Adagrad
 from sok_lite.engine.table import snapshot
 from sok_lite.engine.table.hkv import RefusedError
@@ -29,6 +31,7 @@ class Case(NamedTuple):
       prepare: (bench, tables) -> None; before it.
       others: kinds of more tables that take part.
       scores_are_content: scores are what it writes, and not only when keys were seen.
+      apart: each table by itself is as before or as after.
       ages: it halves the numbers of all lookups first.
       raises: what a clean run ends with.
     """
@@ -40,6 +43,7 @@ class Case(NamedTuple):
     prepare: Callable = lambda bench, tables: None
     others: tuple[str, ...] = ()
     scores_are_content: bool = False
+    apart: bool = False
     ages: bool = False
     raises: type | None = None
 
@@ -162,6 +166,25 @@ def _update(rule, batch):
     return work
 
 
+def too_many(bench):
+    """More new keys than any full table has slots."""
+    return NEW + np.arange(12 * bench.n)
+
+
+def _lookup_tables(batch):
+    """One call of all tables; the first comes twice, and one part has weights."""
+
+    def work(bench, tables):
+        keys = on_backend(bench, batch(bench))
+        splits = on_backend(bench, np.array([0, 2, 2, keys.size]))
+        weights = on_backend(bench, np.ones(keys.size, np.float32))
+        parts = [lookup.Part(table, keys, splits, None, "sum") for table in (*tables, tables[0])]
+        parts[1] = parts[1]._replace(weights=weights, combiner="mean")
+        return lookup.forward(bench.backend, SingleCommunicator(), parts)
+
+    return work
+
+
 def _sgd_model(bench, oracle, state, table):
     oracle.accumulate(known(bench), rows_of(known(bench)), -1.0)
 
@@ -231,6 +254,31 @@ CASES = {
     "lookup_mixed": Case(_ALL, _lookup(mixed), looked_up(mixed), _inserts),
     "lookup_drawn": Case(
         ("kLru", "roomy", "sighting"), _lookup(mixed, filter_ratio=0.5), looked_up(mixed), _inserts
+    ),
+    "lookup_tables": Case(
+        ("hbm", "roomy"),
+        _lookup_tables(mixed),
+        looked_up(mixed),
+        _inserts,
+        others=("sighting", "hbm"),
+        apart=True,
+    ),
+    "lookup_full_tables": Case(
+        ("kLru", "kLfu", "kCustomized"),
+        _lookup_tables(mixed),
+        looked_up(mixed),
+        _evicts,
+        others=("sighting", "kEpochLru", "hbm"),
+        apart=True,
+    ),
+    "refuse_in_tables": Case(
+        ("refusing",),
+        _lookup_tables(too_many),
+        looked_up(too_many),
+        lambda before, after: after.counts["refused"] > before.counts["refused"],
+        others=("sighting", "hbm"),
+        apart=True,
+        raises=RefusedError,
     ),
     "find_or_insert_scores": Case(
         _FULL_ONES[1:],

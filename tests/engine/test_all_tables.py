@@ -91,8 +91,11 @@ class AllTablesOnSimt(AllTables):
         return backend
 
     def teardown(self):
-        super().teardown()
-        del simt.simt_backend().chunk_bytes, simt.simt_backend().far_chunk_bytes
+        try:
+            super().teardown()
+        finally:
+            for name in ("chunk_bytes", "far_chunk_bytes"):
+                vars(simt.simt_backend()).pop(name, None)
 
 
 def _settings(examples, steps):
@@ -105,13 +108,13 @@ def _settings(examples, steps):
 
 
 TestAllTables = AllTables.TestCase
-TestAllTables.settings = _settings(1000 if LONG else 25, 30 if LONG else 12)
+TestAllTables.settings = _settings(300 if LONG else 25, 30 if LONG else 12)
 TestAllTablesByThreads = AllTablesByThreads.TestCase
-TestAllTablesByThreads.settings = _settings(1000 if LONG else 15, 30 if LONG else 12)
+TestAllTablesByThreads.settings = _settings(300 if LONG else 15, 30 if LONG else 12)
 TestAllTablesOnSimt = pytest.mark.skipif(
     simt.unavailable() is not None, reason=f"no simulated GPU: {simt.unavailable()}"
 )(AllTablesOnSimt.TestCase)
-TestAllTablesOnSimt.settings = _settings(100 if LONG else 6, 20 if LONG else 8)
+TestAllTablesOnSimt.settings = _settings(60 if LONG else 6, 20 if LONG else 8)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(i, marks=pytest.mark.long) for i in (1, 2, 3))])

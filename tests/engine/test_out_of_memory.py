@@ -55,6 +55,8 @@ MALLOC = """
 """
 _QUICK_MALLOC = {
     "lookup_mixed": ("hbm", "kLru", "sighting"),
+    "lookup_tables": ("hbm",),
+    "lookup_full_tables": ("kLru",),
     "insert_or_assign": ("hbm", "kLru"),
     "accum_or_assign": ("hbm",),
     "erase_many": ("hbm", "kLru"),
