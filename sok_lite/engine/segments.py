@@ -13,6 +13,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
