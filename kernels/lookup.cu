@@ -88,7 +88,7 @@ SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
 // rows       (n,)  out  row number, or absent
 // out        (n, row_bytes)  out  rows; left as it was where a key is missing; null: not wanted
 // counts     (2,)  grow by the keys that are missing and, where there are scores or heat, by those
-//                  that are found, each once
+//                  that are found, each once; null: they are not counted
 SOK_TILE_KERNEL(find)
 (const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
  i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const u64* given, u8* heat, i64 warms,
@@ -116,6 +116,7 @@ SOK_TILE_KERNEL(find)
       if (sok_is_leader()) rows[i] = row;
     }
   }
+  if (!counts) return;
   sok_count(counts, tally.missing);
   sok_count(counts + 1, tally.first);
 }

@@ -1,7 +1,7 @@
 """What the engine asks of a backend."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -151,3 +151,15 @@ class Backend(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Waits for every kernel launched so far."""
+
+
+def joined_launches(parts: Iterable[tuple[Backend, str, Part]]) -> list[Action]:
+    """Returns a launch for each kernel of a backend, ready to be made; see `Backend.joined`.
+
+    Args:
+      parts: backend, kernel and part. Kernels are launched in the order in which they come first.
+    """
+    by_kernel: dict[tuple[Backend, str], list[Part]] = {}
+    for backend, kernel, part in parts:
+        by_kernel.setdefault((backend, kernel), []).append(part)
+    return [backend.joined(kernel, some) for (backend, kernel), some in by_kernel.items()]

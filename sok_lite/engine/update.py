@@ -6,13 +6,13 @@ numbers: a key that is another one is looked for. So an update whose caller says
 those of a gradient waits for nothing; of other keys the host asks first whether they repeat.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Part
+from sok_lite.backend.base import Part, joined_launches
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.optimizer_states import check_states, claim_states
@@ -153,15 +153,7 @@ def _launches(
             rounding = StochasticRounding(keys, table._table_seed)
         kernel, part = updating(table.store, step, rows, grads, num_nonfinite, rounding)
         parts.append((table.backend, kernel, part))
-    return _joined(parts)
-
-
-def _joined(parts: Iterable[tuple[Backend, str, Part]]) -> list[Action]:
-    """Returns a launch for each kernel of a backend."""
-    by_kernel: dict[tuple[Backend, str], list[Part]] = {}
-    for backend, kernel, part in parts:
-        by_kernel.setdefault((backend, kernel), []).append(part)
-    return [backend.joined(kernel, some) for (backend, kernel), some in by_kernel.items()]
+    return joined_launches(parts)
 
 
 # ---------------------------------------------------------------- arguments
@@ -270,7 +262,7 @@ def _recalled(updates: Sequence[Update], num_others: Array | None = None) -> lis
         others = None if num_others is None else num_others[i : i + 1]
         arguments = (*table.index.place(), update.keys, *keys_and_rows, rows[i], others, size)
         parts.append((table.backend, "recall_rows", Part(size, arguments)))
-    publish(_joined(parts))
+    publish(joined_launches(parts))
     return rows
 
 
@@ -299,7 +291,7 @@ def _raise_if_nonfinite(ready: Sequence[_Ready]) -> None:
     backend = ready[0].table.backend
     counts = backend.xp.zeros(len(ready), np.int64)
     publish(
-        _joined(
+        joined_launches(
             (table.backend, *counting_nonfinite(grads, rows, counts[i : i + 1]))
             for i, (table, _, rows, grads) in enumerate(ready)
         )

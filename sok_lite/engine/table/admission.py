@@ -103,13 +103,13 @@ class SightingCounter:
         """
         xp, n = self._backend.xp, int(keys.size)
         self._index.clean()
-        search = self._index.searching(keys)
+        search = self._index.searching(keys, into=(xp.empty(n, np.uint32), None))
         sightings = Sightings(keys, stamp, *(xp.empty(n, np.uint32) for _ in range(3)))
         count = self._backend.prepared(
             *("admission_count", n, search.rows, self.threshold, stamp, admitted),
             *(*sightings[2:], counts, n),
         )
-        return sightings, [*search.actions, count]
+        return sightings, [search.launch, count]
 
     def noting(self, sightings: Sightings, num_first: int) -> list[Action]:
         """Prepares to note sightings.

@@ -15,6 +15,7 @@ from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.admission import SightingCounter, drawing
 from sok_lite.engine.table.base import EmbeddingTable
+from sok_lite.engine.table.counters import Count, counter
 from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.hkv_index import HkvIndex, Placed
 from sok_lite.engine.table.hkv_options import HkvOptions
@@ -23,7 +24,7 @@ from sok_lite.engine.table.insertion import Admission, NewKeys, WithRows
 from sok_lite.engine.table.lookups import look_up
 from sok_lite.engine.table.new_keys import Asked, Output
 from sok_lite.engine.table.results import GivesFirstRows
-from sok_lite.engine.table.stages import GIVE, PLACE, Count, Stage, Stages, counter
+from sok_lite.engine.table.stages import GIVE, PLACE, Stage, Stages
 
 
 class Evicted(NamedTuple):
@@ -431,9 +432,12 @@ class HkvTable(EmbeddingTable):
     def _slot_scores(self, stamps: Array, slots: Array) -> Array:
         return self.index.slot_scores(stamps, slots)
 
+    def _may_turn_away(self, filter_ratio: float) -> bool:
+        return filter_ratio < 1.0 or self.sightings is not None
+
     def _admission(
         self, keys: Array, filter_ratio: float, admitted: Array, counters: Array
-    ) -> Admission | None:
+    ) -> Admission:
         sightings, lookup, backend = self.sightings, self.num_lookups, self.backend
         actions: list[Action] = []
         if filter_ratio < 1.0:
@@ -441,7 +445,7 @@ class HkvTable(EmbeddingTable):
             draw = (keys, filter_ratio, self._table_seed, lookup, admitted, count)
             actions.append(drawing(backend, *draw))
         if sightings is None:
-            return Admission(actions, lambda counted: []) if actions else None
+            return Admission(actions, lambda counted: [])
         counts = counter(counters, Count.ADMITTED, Count.FIRST_SEEN)
         seen, counting = sightings.counting(keys, lookup, admitted, counts)
         return Admission(

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.base import Part
+from sok_lite.backend.publish import Action, Launch, publish
 from sok_lite.backend.tunables import kernel_defines
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.rows.access import Copying
@@ -45,32 +46,29 @@ class Warming(NamedTuple):
     warms: bool
 
 
-# What a search counts; see `Search`.
-NUM_COUNTS = 3
-
-
 class Search(NamedTuple):
     """A search for keys that is prepared.
 
     Attributes:
-      actions: make it; they write the others.
+      launch: makes it; it writes the others.
       rows: (n,) uint32.
-      counts: (3,) int64: the keys that are missing; those that are found, each once, where there
-        are scores or heat, which a key that repeats changes once; row splits that do not fit.
+      counts: (2,) int64: the keys that are missing; those that are found, each once, where there
+        are scores or heat, which a key that repeats changes once. None: they are not counted.
     """
 
-    actions: list[Action]
+    launch: Launch
     rows: Array
-    counts: Array
+    counts: Array | None
 
     def run(self) -> Found:
         """Makes the search by itself."""
-        publish(self.actions)
+        self.launch()
         return self.found
 
     @property
     def found(self) -> Found:
         """What the search has found, once it was made."""
+        assert self.counts is not None
         return Found(self.rows, int(self.counts[0]))
 
 
@@ -223,7 +221,7 @@ class Index(ABC):
         given: Array | None = None,
         warming: Warming | None = None,
         copying: Copying | None = None,
-        into: tuple[Array, Array] | None = None,
+        into: tuple[Array, Array | None] | None = None,
     ) -> Search:
         """Prepares a search for keys, which may repeat.
 
@@ -238,14 +236,14 @@ class Index(ABC):
           into: memory for `rows` and `counts` of the search, which are zeros; None: new memory.
         """
         xp, n = self.backend.xp, int(keys.size)
-        rows, counts = into or (xp.empty(n, np.uint32), xp.zeros(NUM_COUNTS, np.int64))
+        rows, counts = into or (xp.empty(n, np.uint32), xp.zeros(2, np.int64))
         pointers, shift, row_bytes, out = (None, 0, 0, None) if copying is None else copying
         note = self.noting(stamp, warming)
-        find = self.backend.prepared(
-            *("find", n, *self.place(), *note[:3], given, *note[3:]),
+        arguments = (
+            *(*self.place(), *note[:3], given, *note[3:]),
             *(pointers, shift, row_bytes, keys, rows, out, counts, n),
         )
-        return Search([find], rows, counts)
+        return Search(Launch(self.backend, "find", Part(n, arguments)), rows, counts)
 
     def noting(self, stamp: int, warming: Warming | None) -> tuple[Any, ...]:
         """Returns what a kernel takes that notes which keys a lookup has seen."""

@@ -11,9 +11,10 @@ from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import last_of_each, segment_sum, unique
+from sok_lite.engine.table.counters import new_counters
 from sok_lite.engine.table.index import Found, Warming
 from sok_lite.engine.table.removal import Removes
-from sok_lite.engine.table.stages import Stages, new_counters, run
+from sok_lite.engine.table.stages import Stages, run
 
 
 class NewKeys(NamedTuple):
@@ -71,7 +72,7 @@ class Inserts(Removes):
         Args:
           before: actions to be taken along, in front; none of the index, which may grow first.
           after: prepares those to be taken when the keys have their rows; ABSENT if refused.
-          counters: of this table, see engine/table/stages.py.
+          counters: of this table, see engine/table/counters.py.
           evicted: grows by what was evicted; None: it is not wanted.
         """
 
@@ -84,7 +85,7 @@ class Inserts(Removes):
     ) -> None:
         """Does what `_inserting` does, for this table alone."""
         counters = new_counters(self.backend, 1)
-        run(self.backend, counters, [self._inserting(new, before, after, counters[0], evicted)])
+        run(self.backend, counters, {0: self._inserting(new, before, after, counters[0], evicted)})
 
     @abstractmethod
     def _scores(self, keys: Array) -> Array:
@@ -98,10 +99,14 @@ class Inserts(Removes):
         """Says that keys of a call were refused, once everything else of it is done."""
         return None
 
+    def _may_turn_away(self, filter_ratio: float) -> bool:
+        """Whether some new keys are not admitted at a lookup with this chance for each."""
+        return False
+
     def _admission(
         self, keys: Array, filter_ratio: float, admitted: Array, counters: Array
-    ) -> Admission | None:
-        """Prepares to decide which of some distinct absent keys get a row now; None: all do.
+    ) -> Admission:
+        """Prepares to decide which of some distinct absent keys get a row now.
 
         Args:
           keys: (n,) int64.
@@ -109,7 +114,7 @@ class Inserts(Removes):
           admitted: (n,) uint8, all 1; gets 0 for those that do not.
           counters: of this table.
         """
-        return None
+        raise NotImplementedError  # nobody is turned away
 
     def _may_refuse(self) -> bool:
         """Whether keys that are inserted may get no row."""
@@ -139,7 +144,7 @@ class Inserts(Removes):
         """Begins a lookup that may insert, and finds keys, which count as seen by it."""
         ticking = self._beginning_lookup()
         search = self.index.searching(keys, self.clock.now + 1, warming=self._warming())
-        publish([*search.actions, *ticking])
+        publish([search.launch, *ticking])
         return search.found
 
     def _count_found(self, num_items: int, num_missing: int) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import Part, joined_launches
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.segments import cut
-from sok_lite.engine.table.index import NUM_COUNTS
-from sok_lite.engine.table.new_keys import Asked, Incomplete, complete, pooling
+from sok_lite.engine.table.counters import Count, new_counters
+from sok_lite.engine.table.new_keys import Asked, Incomplete, Output, complete, pooling
 
 
 class WrongSplitsError(ValueError):
@@ -38,60 +39,69 @@ def look_up(backend: Backend, keys: Array, rows: Array, asked: Sequence[Asked]) 
             each.table._before_lookup()
     sizes = [each.size for each in asked]
     its_keys, its_rows = cut(keys, sizes), cut(rows, sizes)
-    counts = backend.xp.zeros((len(asked), NUM_COUNTS), int)
-    publish(*map(_finding, asked, its_keys, its_rows, counts))
-    found = backend.to_host(counts).tolist()
-    if any(num_wrong for _, _, num_wrong in found):
+    counters = new_counters(backend, len(asked))
+    beginning: list[Action] = []
+    parts: list[tuple[Backend, str, Part]] = []
+    for each, some_keys, some_rows, counts in zip(asked, its_keys, its_rows, counters, strict=True):
+        stamp = 0
+        if each.insert:
+            beginning += each.table._beginning_lookup()
+            stamp = each.table.clock.now + 1
+        parts += _finding(each, some_keys, some_rows, stamp, counts)
+    publish([*beginning, *joined_launches(parts)])
+    found = backend.to_host(counters).tolist()
+    if any(counts[Count.WRONG_SPLITS] for counts in found):
         raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
     finished: list[list[Action]] = []
-    num_missing = []
-    for each, (missing, num_seen, _) in zip(asked, found, strict=True):
-        each.table._count_found(each.size, missing)
-        num_missing.append(missing)
-        if not missing and each.insert:
-            finished.append(each.table._touching(num_seen, None))
+    is_complete = True
+    for each, counts in zip(asked, found, strict=True):
+        num_missing = counts[Count.MISSING]
+        each.table._count_found(each.size, num_missing)
+        if num_missing:
+            is_complete = False
+        elif each.insert:
+            finished.append(each.table._touching(counts[Count.SEEN], None))
     publish(*finished)
-    if not any(num_missing):
-        return num_missing
-    num_seen = [seen for _, seen, _ in found]
-    return complete(
-        backend, keys, rows, asked, Incomplete(split_offsets(sizes), num_missing, num_seen)
-    )
+    if is_complete:
+        return [0] * len(asked)
+    search = Incomplete(counters, found, split_offsets(sizes))
+    return complete(backend, keys, rows, asked, search)
 
 
-def _finding(asked: Asked, keys: Array, rows: Array, counts: Array) -> list[Action]:
-    """Prepares to find the keys of a table, and to give the rows of those that are found."""
-    table = asked.table
-    backend, store = table.backend, table.store
-    actions, stamp, warming = [], 0, None
-    if asked.insert:
-        actions = table._beginning_lookup()
-        stamp, warming = table.clock.now + 1, table._warming()
-    is_pooled = any(output.row_splits is not None for output in asked.outputs)
+def _finding(
+    asked: Asked, keys: Array, rows: Array, stamp: int, counts: Array
+) -> list[tuple[Backend, str, Part]]:
+    """Prepares to find the keys of a table, and to give the rows of those that are found.
+
+    Args:
+      stamp: number of this lookup; 0: it inserts nothing, and notes nothing.
+    """
+    table, outputs = asked.table, asked.outputs
+    backend, index = table.backend, table.index
+    warming = table._warming() if stamp else None
+    is_pooled = bool(outputs) and outputs[0].row_splits is not None
     if is_pooled and backend.name == "cpu":
-        place, note = table.index.place(), table.index.noting(stamp, warming)
-        rows_place = store.place()
-        for output in asked.outputs:
-            first, end = output.first, output.end
+        place, note, rows_place = index.place(), index.noting(stamp, warming), table.store.place()
+        parts = []
+        for output in outputs:
             batch, arguments = _pooled(output, rows, counts)
-            find = (*place, *note, keys[first:end], *rows_place, *arguments)
-            actions.append(backend.prepared("find_and_pool", batch, *find))
-        return actions
-    copying = None
-    if asked.outputs and not is_pooled:
-        copying = store.copying(asked.outputs[0].out)
-    into = (rows, counts)
-    actions += table.index.searching(keys, stamp, asked.given, warming, copying, into).actions
+            some_keys = keys[output.first : output.end]
+            find = (*place, *note, some_keys, *rows_place, *arguments)
+            parts.append((backend, "find_and_pool", Part(batch, find)))
+        return parts
+    copying = None if is_pooled or not outputs else table.store.copying(outputs[0].out)
+    find = index.searching(keys, stamp, asked.given, warming, copying, (rows, counts)).launch
+    parts = [(backend, find.kernel, find.part)]
     if is_pooled:
-        *where, _ = store.place()
+        *where, _ = table.store.place()
         kernel = f"pool_{table.row_dtype.suffix}"
-        for output in asked.outputs:
+        for output in outputs:
             batch, arguments = _pooled(output, rows, counts)
-            actions.append(backend.prepared(kernel, batch, *where, *arguments))
-    return actions
+            parts.append((backend, kernel, Part(batch, (*where, *arguments))))
+    return parts
 
 
-def _pooled(output: Any, rows: Array, counts: Array) -> tuple[int, tuple[Any, ...]]:
+def _pooled(output: Output, rows: Array, counts: Array) -> tuple[int, tuple[Any, ...]]:
     """Returns the rows of a pooled output, and what a kernel takes that pools them."""
     batch, how = pooling(output)
     num_items = output.end - output.first

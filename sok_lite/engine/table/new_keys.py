@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import Part, joined_launches
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.rows.access import NewRows
 from sok_lite.engine.segments import Distinct, Missing, cut, dedup
-from sok_lite.engine.table.insertion import Admission, Inserts, NewKeys
-from sok_lite.engine.table.stages import GIVE, Count, Stage, Stages, counter, new_counters, run
+from sok_lite.engine.table.counters import Count, counter
+from sok_lite.engine.table.insertion import Inserts, NewKeys
+from sok_lite.engine.table.stages import GIVE, Stage, Stages, run
 
 
 class Output(NamedTuple):
@@ -79,14 +81,14 @@ class Incomplete(NamedTuple):
     """What a search has left to be done.
 
     Attributes:
+      counters: (num_tables, len(Count)) int64.
+      counted: what they say by now, on the host.
       begin: (num_tables + 1,) int64, where the keys of each table start.
-      num_missing: of each table the keys without a row, one that repeats each time.
-      num_seen: of each table, see `index.Search`.
     """
 
+    counters: Array
+    counted: list[list[int]]
     begin: np.ndarray
-    num_missing: list[int]
-    num_seen: list[int]
 
 
 class _New:
@@ -94,7 +96,7 @@ class _New:
 
     Attributes:
       asked: what the table was asked.
-      num_seen: see `Incomplete`.
+      num_seen: see `Count.SEEN`.
       rows: (asked.size,) uint32, the row numbers of its keys.
       number: (asked.size,) int32, which new key each of them is, from `first` on; -1: it is none.
       keys: (u,) int64.
@@ -107,16 +109,15 @@ class _New:
       counters: (len(Count),) int64.
     """
 
-    def __init__(
-        self, asked: Asked, num_seen: int, rows: Array, number: Array, first: int, keys: Array
-    ) -> None:
-        self.asked, self.num_seen, self.rows = asked, num_seen, rows
+    def __init__(self, asked: Asked, rows: Array, number: Array, first: int, keys: Array) -> None:
+        self.asked, self.rows = asked, rows
         self.number, self.first, self.keys = number, first, keys
         self.values: Array | None = None
         self.given: Array | None = None
         self.place: Array | None = None
         self.admitted, self.source = keys, None
         self.noting: list[Action] = []
+        self.num_seen = 0
         self.counters: Array
 
     def drawing(self) -> list[Action]:
@@ -194,83 +195,80 @@ def complete(
     Raises:
       MemoryError: see `look_up`.
     """
-    numbers = [i for i, count in enumerate(found.num_missing) if count]
-    repeat = not all(asked[i].unique_keys for i in numbers)
-    distinct = dedup(backend, keys, found.begin, Missing(rows, found.num_missing), repeat)
-    tables = _new_keys(numbers, rows, asked, found, distinct)
-    counters = new_counters(backend, len(tables))
-    for each, its_counters in zip(tables, counters, strict=True):
-        each.counters = its_counters
-    publish(*(each.drawing() for each in tables))
-    _admit(backend, counters, tables)
-    run(backend, counters, [each.inserting() for each in tables])
-    absent = list(found.num_missing)
-    may_refuse = any(each.asked.insert and each.asked.table._may_refuse() for each in tables)
-    counted = backend.to_host(counters).tolist() if may_refuse else None
-    for i, each in enumerate(tables):
+    num_missing = [counts[Count.MISSING] for counts in found.counted]
+    tables = [i for i, count in enumerate(num_missing) if count]
+    repeat = not all(asked[i].unique_keys for i in tables)
+    distinct = dedup(backend, keys, found.begin, Missing(rows, num_missing), repeat)
+    new = _new_keys(tables, rows, asked, found, distinct)
+    publish(*(each.drawing() for each in new.values()))
+    _admit(backend, found.counters, new)
+    counted = run(backend, found.counters, {i: each.inserting() for i, each in new.items()})
+    # Where nobody has counted, none was refused: those not admitted are left.
+    if any(each.place is not None and i not in counted for i, each in new.items()):
+        counted = dict(enumerate(backend.to_host(found.counters).tolist()))
+    for i, each in new.items():
         if each.asked.insert:
-            absent[numbers[i]] = 0 if counted is None else counted[i][Count.ABSENT]
-    return absent
+            num_missing[i] = counted[i][Count.ABSENT] if i in counted else 0
+    return num_missing
 
 
 def _new_keys(
-    numbers: Sequence[int],
+    tables: Sequence[int],
     rows: Array,
     asked: Sequence[Asked],
     found: Incomplete,
     distinct: Distinct,
-) -> list[_New]:
-    """Returns the new keys of each table that lacks some."""
+) -> dict[int, _New]:
+    """Returns the new keys of each of some tables."""
     sizes = np.diff(found.begin)
     its_rows, its_numbers = cut(rows, sizes), cut(distinct.inverse, sizes)
     new_keys = cut(distinct.keys, distinct.sizes)
     starts = distinct.starts.tolist()
-    tables = []
-    for i in numbers:
-        each = _New(
-            *(asked[i], found.num_seen[i], its_rows[i], its_numbers[i], starts[i], new_keys[i])
-        )
+    new = {}
+    for i in tables:
+        each = _New(asked[i], its_rows[i], its_numbers[i], starts[i], new_keys[i])
+        each.num_seen, each.counters = found.counted[i][Count.SEEN], found.counters[i]
         given = asked[i].given
         if given is not None:
             items = distinct.first[starts[i] : starts[i + 1]] - np.int32(found.begin[i])
             each.given = asked[i].table.backend.xp.take(given, items)
-        tables.append(each)
-    return tables
+        new[i] = each
+    return new
 
 
-def _admit(backend: Backend, counters: Array, tables: Sequence[_New]) -> None:
+def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
     """Decides which new keys get a row now, where that is not all of them."""
+    choosing = {
+        i: each
+        for i, each in new.items()
+        if each.asked.insert and each.asked.table._may_turn_away(each.asked.filter_ratio)
+    }
+    if not choosing:
+        return
     xp = backend.xp
-    sizes = [int(each.keys.size) for each in tables]
+    sizes = [int(each.keys.size) for each in choosing.values()]
     mask = xp.ones(sum(sizes), np.uint8)
     masks = cut(mask, sizes)
-    admissions: list[Admission | None] = [
-        each.asked.table._admission(each.keys, each.asked.filter_ratio, masks[i], counters[i])
-        if each.asked.insert
-        else None
-        for i, each in enumerate(tables)
+    admissions = [
+        each.asked.table._admission(each.keys, each.asked.filter_ratio, its_mask, each.counters)
+        for each, its_mask in zip(choosing.values(), masks, strict=True)
     ]
-    if not any(admissions):
-        return
-    publish(*(admission.actions for admission in admissions if admission))
-    sums = xp.cumsum(mask, dtype=np.int64)
+    publish(*(admission.actions for admission in admissions))
+    sums = cut(xp.cumsum(mask, dtype=np.int64), sizes)
     counted = backend.to_host(counters).tolist()
     before, listing = 0, []
-    for each, admission, its_mask, its_sums, counts in zip(
-        tables, admissions, masks, cut(sums, sizes), counted, strict=True
+    for (i, each), admission, its_mask, its_sums in zip(
+        choosing.items(), admissions, masks, sums, strict=True
     ):
-        n = count = int(each.keys.size)
-        if admission is not None:
-            count = counts[Count.ADMITTED]
-            its_keys, each.admitted = each.keys, xp.empty(count, np.int64)
-            each.place, each.source = xp.empty(n, np.int32), xp.empty(count, np.int32)
-            admitted = (each.place, each.admitted, each.source)
-            arguments = (its_keys, its_mask, its_sums, before, *admitted, n)
-            listing.append([backend.prepared("admission_list", n, *arguments)])
-            not_admitted = each.asked.table._counting(not_admitted=n - count)
-            each.noting = [*admission.noting(counts), not_admitted]
+        n, count, table = int(each.keys.size), counted[i][Count.ADMITTED], each.asked.table
+        keys, each.admitted = each.keys, xp.empty(count, np.int64)
+        each.place, each.source = xp.empty(n, np.int32), xp.empty(count, np.int32)
+        admitted = (each.place, each.admitted, each.source)
+        arguments = (keys, its_mask, its_sums, before, *admitted, n)
+        listing.append((table.backend, "admission_list", Part(n, arguments)))
+        each.noting = [*admission.noting(counted[i]), table._counting(not_admitted=n - count)]
         before += count
-    publish(*listing)
-    for each in tables:
-        if each.given is not None and each.source is not None:
+    publish(joined_launches(listing))
+    for each in choosing.values():
+        if each.given is not None:
             each.given = xp.take(each.given, each.source)

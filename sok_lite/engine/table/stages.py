@@ -6,25 +6,11 @@ counted. Tables that are in the same stage go on together, so that launches are 
 is waited for, as often for a thousand tables as for one.
 """
 
-from collections.abc import Generator, Sequence
-from enum import IntEnum
+from collections.abc import Generator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
-
-
-class Count(IntEnum):
-    """What the kernels of an insertion count, by its place among the counters of a table."""
-
-    ADMITTED = 0  # new keys that may have a row
-    FIRST_SEEN = 1  # new keys whose sightings are counted from now on
-    REFUSED = 2  # keys that found no slot, whenever they looked for one
-    USED = 3  # rows that were taken of those claimed
-    PLACED = 4  # keys that got a slot
-    EVICTED = 5  # keys that lost theirs
-    FORGOTTEN = 6  # keys whose sightings are counted no more
-    ABSENT = 7  # items of the call whose keys have no row
 
 
 class Stage(NamedTuple):
@@ -48,28 +34,23 @@ PLACE, GIVE = 0, 1
 Stages: TypeAlias = Generator[Stage, list[int], None]
 
 
-def new_counters(backend: Backend, num_tables: int) -> Array:
-    """Returns counters for `run`: (num_tables, len(Count)) int64, zeros."""
-    return backend.xp.zeros((num_tables, len(Count)), int)
-
-
-def counter(counters: Array, first: Count, last: Count | None = None) -> Array:
-    """Returns one of the counters (len(Count),) of a table, or several, as kernels take them."""
-    return counters[first : (first if last is None else last) + 1]
-
-
-def run(backend: Backend, counters: Array, changes: Sequence[Stages]) -> None:
+def run(backend: Backend, counters: Array, changes: Mapping[int, Stages]) -> dict[int, list[int]]:
     """Makes changes of different tables.
 
     Args:
       backend: of all of them.
-      counters: (len(changes), len(Count)) int64, from `new_counters`.
+      counters: (num_tables, len(Count)) int64, from `new_counters`.
+      changes: by the number of the table.
+
+    Returns:
+      What was counted of those tables whose last stage asked for it.
 
     Raises:
       Whatever a change raises while it prepares. None of those that were to be made at once with
       it is made.
     """
-    waiting = {i: next(change) for i, change in enumerate(changes)}
+    waiting = {i: next(change) for i, change in changes.items()}
+    last: dict[int, list[int]] = {}
     while waiting:
         number = min(stage.number for stage in waiting.values())
         now = {i: stage for i, stage in waiting.items() if stage.number == number}
@@ -77,10 +58,13 @@ def run(backend: Backend, counters: Array, changes: Sequence[Stages]) -> None:
         counted: list[list[int]] = []
         if any(stage.is_counted for stage in now.values()):
             counted = backend.to_host(counters).tolist()
-        for i in now:
-            del waiting[i]
         for i, stage in now.items():
+            del waiting[i]
+            last.pop(i, None)
+            if stage.is_counted:
+                last[i] = counted[i]
             try:
-                waiting[i] = changes[i].send(counted[i] if stage.is_counted else [])
+                waiting[i] = changes[i].send(last.get(i, []))
             except StopIteration:
                 continue
+    return last
