@@ -148,10 +148,10 @@ SOK_DEVICE void draw_rows(const SokShare share, const Draw& draw, const u64* val
 
 template <class T, class Draw>
 SOK_DEVICE void draw_dense(const SokShare share, const Draw& draw, u8* out, i64 dim,
-                           const i64* keys, i64 seed, i64 n) {
+                           const u32* rows, const i64* keys, i64 seed, i64 n) {
   T* to = (T*)out;
   draw_all<T>(share, draw, (u64)seed, keys, dim, n, sok_moves_quads(dim, to),
-              [=](i64 r) { return to + r * dim; });
+              [=](i64 r) { return rows && rows[r] != SOK_ABSENT ? nullptr : to + r * dim; });
 }
 
 // Kernels, two for each distribution:
@@ -163,6 +163,7 @@ SOK_DEVICE void draw_dense(const SokShare share, const Draw& draw, u8* out, i64 
 //   seed                   of the table, 64 bits
 // draw_<distribution>_<T>: the same values without a table.
 //   out     (n, dim) elements of T  out
+//   rows    (n,)           a key whose row is not absent is skipped; null: none is
 #define SOK_INIT_ROWS(T)                                                                          \
   SOK_ROW_KERNEL(init_uniform_##T)                                                                \
   (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, \
@@ -193,28 +194,31 @@ SOK_INIT_ROWS(f32)
 SOK_INIT_ROWS(f16)
 SOK_INIT_ROWS(bf16)
 
-#define SOK_DRAW(T)                                                                         \
-  SOK_ROW_KERNEL(draw_uniform_##T)                                                          \
-  (const SokShare share, u8* out, i64 dim, const i64* keys, i64 seed, f32 low, f32 width,   \
-   f32 high, i64 n) {                                                                       \
-    draw_dense<T>(share, UniformDraw{low, width, high}, out, dim, keys, seed, n);           \
-  }                                                                                         \
-  SOK_EXPORT(draw_uniform_##T)                                                              \
-  SOK_ROW_KERNEL(draw_normal_##T)                                                           \
-  (const SokShare share, u8* out, i64 dim, const i64* keys, i64 seed, f32 mean, f32 stddev, \
-   i64 n) {                                                                                 \
-    draw_dense<T>(share, NormalDraw{mean, stddev}, out, dim, keys, seed, n);                \
-  }                                                                                         \
-  SOK_EXPORT(draw_normal_##T)                                                               \
-  SOK_ROW_KERNEL(draw_truncated_normal_##T)                                                 \
-  (const SokShare share, u8* out, i64 dim, const i64* keys, i64 seed, f32 mean, f32 stddev, \
-   i64 n) {                                                                                 \
-    draw_dense<T>(share, TruncatedDraw{mean, stddev}, out, dim, keys, seed, n);             \
-  }                                                                                         \
-  SOK_EXPORT(draw_truncated_normal_##T)                                                     \
-  SOK_KERNEL(draw_constant_##T)(const SokShare share, u8* out, i64 dim, f32 value, i64 n) { \
-    SOK_FOR_EACH(i, n * dim) { from_f32(value, (T*)out + i); }                              \
-  }                                                                                         \
+#define SOK_DRAW(T)                                                                              \
+  SOK_ROW_KERNEL(draw_uniform_##T)                                                               \
+  (const SokShare share, u8* out, i64 dim, const u32* rows, const i64* keys, i64 seed, f32 low,  \
+   f32 width, f32 high, i64 n) {                                                                 \
+    draw_dense<T>(share, UniformDraw{low, width, high}, out, dim, rows, keys, seed, n);          \
+  }                                                                                              \
+  SOK_EXPORT(draw_uniform_##T)                                                                   \
+  SOK_ROW_KERNEL(draw_normal_##T)                                                                \
+  (const SokShare share, u8* out, i64 dim, const u32* rows, const i64* keys, i64 seed, f32 mean, \
+   f32 stddev, i64 n) {                                                                          \
+    draw_dense<T>(share, NormalDraw{mean, stddev}, out, dim, rows, keys, seed, n);               \
+  }                                                                                              \
+  SOK_EXPORT(draw_normal_##T)                                                                    \
+  SOK_ROW_KERNEL(draw_truncated_normal_##T)                                                      \
+  (const SokShare share, u8* out, i64 dim, const u32* rows, const i64* keys, i64 seed, f32 mean, \
+   f32 stddev, i64 n) {                                                                          \
+    draw_dense<T>(share, TruncatedDraw{mean, stddev}, out, dim, rows, keys, seed, n);            \
+  }                                                                                              \
+  SOK_EXPORT(draw_truncated_normal_##T)                                                          \
+  SOK_KERNEL(draw_constant_##T)(const SokShare share, u8* out, i64 dim, const u32* rows,         \
+                                f32 value, i64 n) {                                              \
+    SOK_FOR_EACH(i, n * dim) {                                                                   \
+      if (!rows || rows[i / dim] == SOK_ABSENT) from_f32(value, (T*)out + i);                    \
+    }                                                                                            \
+  }                                                                                              \
   SOK_EXPORT(draw_constant_##T)
 
 SOK_DRAW(f32)

@@ -86,7 +86,13 @@ class Initializer:
         self.filling(backend, store, rows, keys, table_seed)()
 
     def drawing(
-        self, backend: Backend, row_dtype: RowDtype, out: Array, keys: Array, table_seed: int
+        self,
+        backend: Backend,
+        row_dtype: RowDtype,
+        out: Array,
+        keys: Array,
+        table_seed: int,
+        rows: Array | None = None,
     ) -> Action:
         """Prepares to write the initial values of keys, without a table.
 
@@ -96,12 +102,13 @@ class Initializer:
           out: (n, dim) storage, C-contiguous.
           keys: (n,) int64.
           table_seed: 64 bits that stand for the seed and the table's name.
+          rows: (n,) uint32; a key whose row is not absent is skipped; None: none is.
         """
         n, dim = out.shape
         source = () if self.kind == "constant" else (keys, _as_i64(table_seed))
         words = out.reshape(-1).view(np.uint8)
         name = f"draw_{self.kind}_{row_dtype.suffix}"
-        return backend.prepared(name, n, words, dim, *source, *self._scalars(), n)
+        return backend.prepared(name, n, words, dim, rows, *source, *self._scalars(), n)
 
     def values(self, backend: Backend, keys: Array, dim: int, table_seed: int) -> Array:
         """Returns the initial values of keys, (n, dim) float32; see `drawing`."""

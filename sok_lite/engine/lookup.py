@@ -29,7 +29,6 @@ from sok_lite.engine.pooling import (
     normalise_combiner,
     wrong_splits,
 )
-from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import Distinct, Terms, cut, dedup, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
@@ -359,12 +358,14 @@ class _Found:
         is_pooled: bool,
     ) -> None:
         """Keeps what the way back needs, while nobody else uses the tables."""
-        rows = cut(self.rows, self.sizes)
+        rows, readings = cut(self.rows, self.sizes), []
         for numbers, num_absent in zip(numbers_of, absent, strict=True):
             for i in numbers:
                 self.generations[i] = parts[i].table.generation
                 if is_pooled and parts[i].weights is not None:
-                    self.sources[i] = _source(parts[i], rows[i], num_absent > 0)
+                    self.sources[i], reading = _reading(parts[i], rows[i], num_absent > 0)
+                    readings.append(reading)
+        publish(*readings)
 
 
 def _numbers_of_tables(tables: Sequence[EmbeddingTable]) -> list[list[int]]:
@@ -411,14 +412,14 @@ def _trail(
     return Trail(route, numbers, items.row_splits, inverse, owned.keys, owned.rows, sources)
 
 
-def _source(part: Part, rows: Array, may_lack: bool) -> Array:
-    """Returns the row of each item, (n, dim) storage."""
+def _reading(part: Part, rows: Array, may_lack: bool) -> tuple[Array, list[Action]]:
+    """Prepares to read the row of each item, (n, dim) storage."""
     table = part.table
-    source = table.store.read(rows)
+    source = table.store.output(int(rows.size))
+    actions = [table.store.reading(rows, source)]
     if may_lack and part.missing == "initial":
-        at = table.backend.xp.flatnonzero(rows == np.uint32(ABSENT))
-        source[at] = table.initial_values(part.keys[at])
-    return source
+        actions.append(table.drawing(source, part.keys, rows))
+    return source, actions
 
 
 def _joined(backend: Backend, arrays: Sequence[Array]) -> Array:

@@ -1,12 +1,15 @@
 """A first row that a reader can compute in the head, tables that use it, and what tests need."""
 
+import operator
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 
 from sok_lite.backend.nvrtc import Nvrtc
 from sok_lite.engine.dtypes import as_words
+from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update import Update
 from tests.conftest import LONG
@@ -20,9 +23,12 @@ class KeyInitializer:
         values = self.values(backend, keys, store.dim, table_seed)
         return store.writing(rows, store.to_storage(values))
 
-    def drawing(self, backend, row_dtype, out, keys, table_seed):
+    def drawing(self, backend, row_dtype, out, keys, table_seed, rows=None):
         n, dim = out.shape
         values = row_dtype.to_storage(backend.xp, self.values(backend, keys, dim, table_seed))
+        if rows is not None:
+            at = backend.xp.flatnonzero(rows == np.uint32(ABSENT))
+            return partial(operator.setitem, out, at, values[at])
         (suffix, words), each = as_words(values), backend.xp.arange(n, dtype=np.int32)
         return backend.prepared(f"dense_gather_{suffix}", n, words, dim, each, as_words(out)[1], n)
 

@@ -129,7 +129,7 @@ class _New:
             return []
         # Now: there may be no memory for them when it is known which keys get no row.
         self.values = table.store.output(int(self.keys.size))
-        return [table._drawing(self.values, self.keys)]
+        return [table.drawing(self.values, self.keys)]
 
     def inserting(self) -> Stages:
         """Gives the keys rows, as far as that is asked, and writes what they belong to."""

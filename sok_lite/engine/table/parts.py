@@ -224,16 +224,16 @@ class TableParts(Exclusive, ABC):
             return bfloat16_to_float32(self.backend.xp, values)
         return values.astype(np.float32, copy=False)
 
-    def initial_values(self, keys: Array) -> Array:
-        """Returns what rows of keys (n,) int64 begin with, (n, dim) storage."""
-        values = self.store.output(int(keys.size))
-        self._drawing(values, keys)()
-        return values
+    def drawing(self, out: Array, keys: Array, rows: Array | None = None) -> Action:
+        """Prepares to write what rows begin with.
 
-    def _drawing(self, out: Array, keys: Array) -> Action:
-        """Prepares to write what rows of keys begin with into `out`, from `store.output`."""
+        Args:
+          out: (n, dim) from `store.output`.
+          keys: (n,) int64.
+          rows: (n,) uint32; a key whose row is not absent is skipped; None: none is.
+        """
         seed = self._table_seed
-        return self.initializer.drawing(self.backend, self.row_dtype, out, keys, seed)
+        return self.initializer.drawing(self.backend, self.row_dtype, out, keys, seed, rows)
 
     # ---------------------------------------------------------------- counters
 

@@ -117,6 +117,15 @@ class GivesFirstRows(Protocol):
         """
 
     def drawing(
-        self, backend: Backend, row_dtype: RowDtype, out: Array, keys: Array, table_seed: int
+        self,
+        backend: Backend,
+        row_dtype: RowDtype,
+        out: Array,
+        keys: Array,
+        table_seed: int,
+        rows: Array | None = None,
     ) -> Action:
-        """Prepares to write the first values of keys (n,) int64 into `out`, (n, dim) storage."""
+        """Prepares to write the first values of keys (n,) int64 into `out`, (n, dim) storage.
+
+        A key whose row (n,) uint32 is not absent is skipped.
+        """
