@@ -36,6 +36,12 @@ KINDS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def small_far_chunks(backend, monkeypatch):
+    """Of hundreds of tables, each column would have 64 MB at least outside of the GPU."""
+    monkeypatch.setattr(backend, "far_chunk_bytes", 1 << 12)
+
+
 class Job:
     """Calls over `num_tables` tables, of some kinds in turn."""
 
@@ -152,39 +158,41 @@ class Budget(NamedTuple):
 
 ALL = ("hbm", "hybrid", "two tiers")
 FORMATS = ("hbm", "float16", "bfloat16")
+# 300 tables take seconds on the simulated GPU.
+_FEW = (1, 26)
 BUDGETS = {
     "forward, known": Budget(ALL, known, 1, 2, 3, 1),
-    "forward, known, three formats": Budget(FORMATS, known, 1, 4, 3, 1),
-    "backward": Budget(ALL, backward, 7, 6, 8, 1),
-    "backward, three formats": Budget(FORMATS, backward, 7, 6, 8, 1),
+    "forward, known, three formats": Budget(FORMATS, known, 1, 4, 3, 1, _FEW),
+    "forward, new, hbm": Budget(("hbm",), new, 9, 10, 6, 2, _FEW),
+    "forward, new, hybrid": Budget(("hybrid",), new, 11, 12, 6, 4, _FEW),
+    "forward, new, two tiers": Budget(("two tiers",), new, 13, 14, 6, 4, _FEW),
+    "forward, new, evicting": Budget(("evicting",), new, 11, 12, 6, 4),
+    "forward, missing": Budget(ALL, lambda job: new(job, insert=False), 7, 8, 6, 2, _FEW),
+    "backward": Budget(ALL, backward, 7, 6, 7, 1),
+    "backward, three formats": Budget(FORMATS, backward, 7, 6, 7, 1, _FEW),
+    "backward, weighted": Budget(ALL, weighted(backward), 8, 7, 7, 1, _FEW),
+    "update": Budget(ALL, update, 2, 2, 2, 1),
+    "update, two rules": Budget(ALL, lambda job: update(job, (SGD(), Adagrad())), 3, 3, 2, 1, _FEW),
+    "update, three formats": Budget(FORMATS, update, 4, 4, 2, 1, _FEW),
+    "update, stochastic rounding": Budget(
+        FORMATS, lambda job: update(job, stochastic_rounding=True), 4, 4, 2, 1, _FEW
+    ),
+    "update, refusing what is not finite": Budget(
+        ALL, lambda job: update(job, on_nonfinite="error"), 3, 3, 3, 2, _FEW
+    ),
+    "update, other keys": Budget(ALL, update_others, 8, 7, 8, 1, _FEW),
 }
 # Those that still grow with the number of tables, as measured with 26.
 _26 = (26,)
 BUDGETS |= {
+    # A launch for the rows of each table, that the gradients of its weights need.
     "forward, known, weighted": Budget(ALL, weighted(known), 27, 28, 3, 1, _26),
-    "backward, weighted": Budget(ALL, weighted(backward), 33, 32, 35, 1, _26),
-    "forward, new, hbm": Budget(("hbm",), new, 235, 236, 237, 53, _26),
-    "forward, new, hybrid": Budget(("hybrid",), new, 287, 288, 315, 105, _26),
-    "forward, new, two tiers": Budget(("two tiers",), new, 339, 340, 315, 105, _26),
-    "forward, new, evicting": Budget(("evicting",), new, 287, 288, 315, 105, _26),
-    "forward, new, admitting": Budget(("admitting",), new, 417, 418, 1199, 469, _26),
-    "forward, new, all kinds": Budget(tuple(KINDS), new, 288, 291, 418, 139, _26),
-    "forward, missing": Budget(ALL, lambda job: new(job, insert=False), 183, 184, 185, 53, _26),
-    "update": Budget(ALL, update, 1, 1, 131, 27, _26),
-    "update, two rules": Budget(
-        ALL, lambda job: update(job, (SGD(), Adagrad())), 2, 2, 131, 27, _26
-    ),
-    "update, three formats": Budget(FORMATS, update, 3, 3, 131, 27, _26),
-    "update, stochastic rounding": Budget(
-        FORMATS, lambda job: update(job, stochastic_rounding=True), 3, 3, 131, 27, _26
-    ),
-    "update, refusing what is not finite": Budget(
-        ALL, lambda job: update(job, on_nonfinite="error"), 27, 27, 157, 53, _26
-    ),
-    "update, other keys": Budget(ALL, update_others, 209, 183, 183, 53, _26),
+    # An operation for each table that admits, to clear what it counts.
+    "forward, new, admitting": Budget(("admitting",), new, 18, 19, 33, 5, _26),
+    "forward, new, all kinds": Budget(tuple(KINDS), new, 26, 29, 10, 5, _26),
 }
-# Of each table, and of the arguments of 16 launches: bytes to the device and to the host.
-BYTES = 320, 200
+# Of each table: bytes to the device, arguments of launches most of all, and to the host.
+BYTES = 900, 256
 
 
 def within(backend, counts, budget, num_tables, num_bytes):
@@ -250,13 +258,12 @@ class BudgetOfRanks(NamedTuple):
     tables: tuple[int, ...] = (1, 26, 300)
 
 
-# Those that still grow with the number of tables, as measured with 26.
 BUDGETS_OF_RANKS = {
-    "forward, known": BudgetOfRanks(known, 70, 68, 318, 170, 4, _26),
-    "forward, new": BudgetOfRanks(new, 328, 326, 585, 256, 4, _26),
-    "backward": BudgetOfRanks(backward, 24, 20, 194, 8, 3, _26),
+    "forward, known": BudgetOfRanks(known, 20, 18, 32, 8, 2),
+    "forward, new": BudgetOfRanks(new, 34, 32, 35, 11, 2, _FEW),
+    "backward": BudgetOfRanks(backward, 22, 18, 24, 4, 1, _FEW),
 }
-BYTES_OF_RANKS = 800, 400
+BYTES_OF_RANKS = 1400, 500
 
 
 @pytest.mark.parametrize(
