@@ -69,7 +69,7 @@ def sighting_index(table):
 
 def clock_spans(table):
     """Numbers of the first lookups of the clock's spans, their times, and the times of the last."""
-    return table.clock._numbers, table.clock._times, table.clock._ends
+    return table.clock._numbers, table.clock._times, table.clock._all_ends()
 
 
 def call_under_way(table):

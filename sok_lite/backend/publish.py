@@ -10,7 +10,7 @@ Tables that change at the same time publish together: launches of one kernel bec
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import starmap
 from typing import Any, NamedTuple, TypeAlias
@@ -42,7 +42,7 @@ NOTHING: Action = partial(bool)
 _take: Callable[[partial[Any]], object] = partial.__call__
 
 
-def publish(*lists: Iterable[Action]) -> None:
+def publish(*lists: Sequence[Action]) -> None:
     """Takes actions, those of each list one after the other.
 
     What different lists do must not depend on each other: a launch of one list waits for those that
@@ -74,8 +74,10 @@ class _Alike(NamedTuple):
     lists: list[list[list[Action]]]
 
 
-def _ready(lists: Sequence[Iterable[Action]]) -> list[Any]:
+def _ready(lists: Sequence[Sequence[Action]]) -> list[Any]:
     """Returns the actions of all lists in an order to take them in, launches packed and joined."""
+    if len(lists) == 1 and not any(isinstance(action, Launch) for action in lists[0]):
+        return list(lists[0])
     by_kinds: dict[tuple[_Kind, ...], _Alike] = {}
     for actions in lists:
         cut: list[list[Action]] = [[]]

@@ -22,8 +22,9 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0
-        # Spans of about a second: number and time of the first lookup, time of the last one. All
-        # ascending.
+        self._last_time = 0.0  # of the last lookup
+        # Spans of about a second: number and time of the first lookup, and time of the last one
+        # but in the last span, where it is `_last_time`. All ascending.
         self._numbers: list[int] = []
         self._times: list[float] = []
         self._ends: list[float] = []
@@ -36,39 +37,41 @@ class Clock:
     def ticking(self) -> list[Action]:
         """Prepares to begin the lookup of number `now + 1`."""
         at = time.monotonic()
-        number = self.now + 1
+        last = {"now": self.now + 1, "_last_time": at}
         if self._times and at - self._times[-1] < 1.0:
-            return [partial(self._ends.__setitem__, -1, at), *setting(self, now=number)]
+            return [partial(vars(self).update, last)]  # by one action: many tables tick at once
         if len(self._times) >= _MAX_SPANS:
             publish(self._joining_spans(at))
-        return [*self._beginning_span(number, at), *setting(self, now=number)]
+        # Not appended: a list that grows allocates.
+        return setting(
+            self,
+            **last,
+            _numbers=[*self._numbers, self.now + 1],
+            _times=[*self._times, at],
+            _ends=self._all_ends(),
+        )
 
     def tick(self) -> int:
         """Begins a lookup and returns its number."""
         publish(self.ticking())
         return self.now
 
-    def _beginning_span(self, number: int, at: float) -> list[Action]:
-        # Not appended: a list that grows allocates.
-        return setting(
-            self,
-            _numbers=[*self._numbers, number],
-            _times=[*self._times, at],
-            _ends=[*self._ends, at],
-        )
+    def _all_ends(self) -> list[float]:
+        """Returns when the last lookup of each span was."""
+        return [*self._ends, self._last_time] if self._times else []
 
     def _joining_spans(self, now: float) -> list[Action]:
         numbers: list[int] = []
         times: list[float] = []
         ends: list[float] = []
-        for number, first, last in zip(self._numbers, self._times, self._ends, strict=True):
+        for number, first, last in zip(self._numbers, self._times, self._all_ends(), strict=True):
             if times and last - times[-1] < (now - last) / _PRECISION:
                 ends[-1] = last
             else:
                 numbers.append(number)
                 times.append(first)
                 ends.append(last)
-        return setting(self, _numbers=numbers, _times=times, _ends=ends)
+        return setting(self, _numbers=numbers, _times=times, _ends=ends[:-1])
 
     def first_since(self, at: float) -> int:
         """Returns the number of the first lookup since a time, or of an earlier one: by up to a
@@ -80,7 +83,7 @@ class Clock:
         position = bisect_right(self._times, at) - 1
         if position < 0:
             return 0
-        if self._ends[position] >= at:
+        if self._all_ends()[position] >= at:
             return self._numbers[position]
         # Nothing was looked up from then until the next span.
         position += 1
@@ -90,7 +93,7 @@ class Clock:
         """Prepares to go on counting after another number; what was counted before counts as of
         this time."""
         at = time.monotonic()
-        return setting(self, now=now, _numbers=[now + 1], _times=[at], _ends=[at])
+        return setting(self, now=now, _last_time=at, _numbers=[now + 1], _times=[at], _ends=[])
 
     def restart(self, now: int) -> None:
         """Goes on counting after another number; see `restarting`."""

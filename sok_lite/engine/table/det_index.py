@@ -48,7 +48,7 @@ class DetIndex(Index):
         return index
 
     def place(self) -> Place:
-        return Place(self._slots, None, self.capacity, 0, *self._reserved())
+        return self._placed(None, 0)
 
     def make_room(self, count: int) -> None:
         """Grows so that `count` keys can be inserted, or drops erased slots.

@@ -82,7 +82,7 @@ class HkvIndex(Index):
         return self.max_capacity + 2 - self.size
 
     def place(self) -> Place:
-        return Place(self._slots, self._scores, self.capacity, self.bucket, *self._reserved())
+        return self._placed(self._scores, self.bucket)
 
     def scoring(self) -> tuple[int, int]:
         return STRATEGIES.index(self.strategy), self.epoch

@@ -125,6 +125,7 @@ class Index(ABC):
         self.name = name
         self.capacity = self.size = self.num_rehashes = 0
         self._init_capacity = capacity
+        self._place: Place | None = None  # as it was last asked for
         self._slots = self._new_slots(capacity)
         self.capacity = capacity
 
@@ -209,6 +210,13 @@ class Index(ABC):
     @abstractmethod
     def place(self) -> Place:
         """Returns where it is, until it grows."""
+
+    def _placed(self, scores: Array | None, bucket: int) -> Place:
+        place = self._place
+        if place is None or place.slots is not self._slots or place.scores is not scores:
+            place = Place(self._slots, scores, self.capacity, bucket, *self._reserved())
+            self._place = place
+        return place
 
     def scoring(self) -> tuple[int, int]:
         """Returns how scores are kept: the number of the strategy, and the epoch."""

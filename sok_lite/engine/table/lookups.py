@@ -60,7 +60,9 @@ def look_up(backend: Backend, keys: Array, rows: Array, asked: Sequence[Asked]) 
         if num_missing:
             is_complete = False
         elif each.insert:
-            finished.append(each.table._touching(counts[Count.SEEN], None))
+            touching = each.table._touching(counts[Count.SEEN], None)
+            if touching:
+                finished.append(touching)
     publish(*finished)
     if is_complete:
         return [0] * len(asked)
