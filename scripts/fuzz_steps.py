@@ -199,7 +199,7 @@ def new_step(dice: random.Random, table: EmbeddingTable, rows: Rows) -> Step:
         steps += [
             Step(
                 "lookup_and_evict",
-                lambda t: t.lookup_and_evict(keys),  # type: ignore[attr-defined]
+                lambda t: t.lookup_and_evict(keys),
                 lambda r: _looked_up(r, keys),
                 keys,
             ),

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.engine.table import HkvTable
 from sok_lite.host_call import host_call, refuse_replicas
 from sok_lite.inference import checked_missing, checked_training, reading
 from sok_lite.row_gradient import row_gradient, size_tensor
@@ -62,7 +61,7 @@ def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tens
         insert, absent = reading(None, None)
         rows = empty((*keys.shape, dim), dtype, backend)
         flat, flat_rows = keys.reshape(-1), rows.reshape(-1, dim)
-        if insert and isinstance(table, HkvTable):
+        if insert:
             _, (evicted_keys, evicted_rows, _) = table.lookup_and_evict(flat, out=flat_rows)
         else:
             table.lookup(flat, out=flat_rows, insert=insert, missing=absent)

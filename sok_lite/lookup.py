@@ -9,7 +9,6 @@ import tensorflow as tf
 from sok_lite.comm import Communicator
 from sok_lite.communication import communicator
 from sok_lite.dynamic_variable import DynamicVariable
-from sok_lite.engine.table import HkvTable
 from sok_lite.engine.trail import Trail
 from sok_lite.host_call import graph_of_function, host_call, on_device, refuse_replicas
 from sok_lite.inference import checked_missing, checked_training
@@ -124,7 +123,7 @@ def sparse_read_and_evict(
 
 def _check_filter(arguments: list[Argument]) -> None:
     for argument in arguments:
-        if not isinstance(alive(argument.facts.variable).table, HkvTable):
+        if alive(argument.facts.variable).table.keeps_every_key:
             raise NotImplementedError(
                 "`use_low_frequency_filter` needs tables of var_type 'hybrid'; "
                 f"{argument.facts.name!r} is 'hbm', which keeps every key. Leave it out."

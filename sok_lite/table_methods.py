@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array
-from sok_lite.engine.table import EmbeddingTable, Entries, HkvTable, Statistics
+from sok_lite.engine.table import EmbeddingTable, Entries, Statistics
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.host_call import host_call, on_device
 from sok_lite.local_lookup import checked_keys
@@ -237,7 +237,8 @@ class TableMethods:
 
         Set it where a new epoch begins. Raises NotImplementedError for an "hbm" table.
         """
-        return self._hybrid("epoch").epoch
+        self._check_evicts("epoch")
+        return self._table.epoch
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
@@ -246,18 +247,17 @@ class TableMethods:
                 f"The epoch of {self.name!r} would be set once, while the tf.function is traced. "
                 "Set it outside of the function."
             )
-        table = self._hybrid("epoch")
-        on_device(table.backend, setattr, table, "epoch", epoch)
+        self._check_evicts("epoch")
+        on_device(self._table.backend, setattr, self._table, "epoch", epoch)
 
     # ---------------------------------------------------------------- inside
 
-    def _hybrid(self, what: str) -> HkvTable:
-        if not isinstance(self._table, HkvTable):
+    def _check_evicts(self, what: str) -> None:
+        if self._table.keeps_every_key:
             raise NotImplementedError(
                 f"{self.name!r} has var_type={self._table.var_type!r} and no {what}: such a table "
                 "keeps every key. Make it with var_type='hybrid'."
             )
-        return self._table
 
     def _on_host(self, predicate: Predicate) -> Callable[[Entries], Array]:
         backend, dtype = self._table.backend, self.dtype

@@ -1,13 +1,13 @@
 """A table in words: how full it is, what it lost, where its memory is."""
 
-from sok_lite.engine.table import EmbeddingTable, HkvTable
+from sok_lite.engine.table import EmbeddingTable
 
 
 def summary(table: EmbeddingTable) -> str:
     """Returns one line about a table."""
     tiers = table.store.tier_bytes()
     text = f"keys={table.size:,} fill={_fill(table)} "
-    if isinstance(table, HkvTable):
+    if not table.keeps_every_key:
         text += (
             f"evicted={table.num_evicted:,} memory={_bytes(tiers.near_used + table.index_bytes)} "
             f"near, {_bytes(tiers.far_used)} far "
@@ -32,9 +32,9 @@ def table_facts(table: EmbeddingTable, dtype: str) -> dict[str, str]:
         "fill": _fill(table),
         "optimizer states": ", ".join(table.store.state_names) or "none",
     }
-    if isinstance(table, HkvTable):
+    if not table.keeps_every_key:
         facts |= {
-            "evicted": f"{table.num_evicted:,} keys ({table.options.evict_strategy})",
+            "evicted": f"{table.num_evicted:,} keys ({table.evict_strategy})",
             "near memory of rows and states": _bytes(tiers.near_used),
             "far memory of rows and states": _bytes(tiers.far_used),
         }
@@ -48,8 +48,8 @@ def table_facts(table: EmbeddingTable, dtype: str) -> dict[str, str]:
 
 def _fill(table: EmbeddingTable) -> str:
     text = f"{table.load_factor:.0%} of {table.capacity:,} slots"
-    if isinstance(table, HkvTable) and not table.index.is_full_size:
-        text += f" (at most {table.index.max_capacity:,})"
+    if table.max_capacity is not None and table.capacity < table.max_capacity:
+        text += f" (at most {table.max_capacity:,})"
     return text
 
 

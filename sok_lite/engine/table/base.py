@@ -25,7 +25,7 @@ from sok_lite.engine.table.insertion import Inserts, NewKeys
 from sok_lite.engine.table.lookups import look_up
 from sok_lite.engine.table.new_keys import Asked, Output
 from sok_lite.engine.table.parts import checked_num_keys
-from sok_lite.engine.table.results import Lookup
+from sok_lite.engine.table.results import Evicted, Lookup
 
 
 class EmbeddingTable(Inserts):
@@ -153,6 +153,24 @@ class EmbeddingTable(Inserts):
         self._report_refused()
         return Lookup(whole.out, rows, num_absent)
 
+    @changing
+    def lookup_and_evict(
+        self, keys: Any, *, unique_keys: bool = False, out: Array | None = None
+    ) -> tuple[Array, Evicted]:
+        """Does what `lookup` does and returns, beside the rows, what was evicted for new keys.
+
+        Returns:
+          ((n, dim) of the storage dtype, the evicted entries in no order).
+        """
+        keys = self._keys(keys)
+        out = self.store.output(int(keys.size), out=out)
+        evicted: list[Evicted] = []
+        rows, whole = self._row_numbers(keys), Output(out, 0, int(keys.size))
+        asked = Asked(self, whole.end, [whole], unique_keys=unique_keys, evicted=evicted)
+        look_up(self.backend, keys, rows, [asked])
+        self._report_refused(evicted)
+        return out, self._gathered(evicted)
+
     # ---------------------------------------------------------------- writes
 
     @changing
@@ -268,3 +286,11 @@ class EmbeddingTable(Inserts):
         if num_keys < 0:
             raise ValueError(f"`num_keys` must not be negative. Received: num_keys={num_keys}.")
         self.index.reserve(checked_num_keys(self.name, "num_keys", num_keys))
+
+    def _gathered(self, parts: list[Evicted]) -> Evicted:
+        xp = self.backend.xp
+        keys = xp.concatenate([xp.empty(0, np.int64), *(part.keys for part in parts)])
+        empty = xp.empty((0, self.dim), self.row_dtype.storage)
+        values = xp.concatenate([empty, *(part.values for part in parts)])
+        scores = xp.concatenate([xp.empty(0, np.uint64), *(part.scores for part in parts)])
+        return Evicted(self.key_dtype.from_int64(xp, keys), values, scores)

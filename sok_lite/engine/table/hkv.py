@@ -21,24 +21,8 @@ from sok_lite.engine.table.hkv_index import HkvIndex, Placed
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.index import Warming
 from sok_lite.engine.table.insertion import Admission, NewKeys, WithRows
-from sok_lite.engine.table.lookups import look_up
-from sok_lite.engine.table.new_keys import Asked, Output
-from sok_lite.engine.table.results import GivesFirstRows
+from sok_lite.engine.table.results import Evicted, GivesFirstRows
 from sok_lite.engine.table.stages import GIVE, PLACE, Stage, Stages
-
-
-class Evicted(NamedTuple):
-    """Keys that lost their place to others.
-
-    Attributes:
-      keys: (n,) of the table's key type.
-      values: (n, dim) of the storage dtype, their last rows.
-      scores: (n,) uint64.
-    """
-
-    keys: Array
-    values: Array
-    scores: Array
 
 
 class _Eviction(NamedTuple):
@@ -91,6 +75,7 @@ class HkvTable(EmbeddingTable):
     """
 
     var_type = "hybrid"
+    keeps_every_key = False
 
     def __init__(
         self,
@@ -169,34 +154,17 @@ class HkvTable(EmbeddingTable):
         self.index.epoch = epoch
 
     @property
-    def num_evicted(self) -> int:
-        """Keys that lost their row to another key since the counters began."""
-        if self._unfinished is not None:
-            self._settled()
-        return self._counts["evicted"]
+    def evict_strategy(self) -> str:
+        return self.options.evict_strategy
+
+    @property
+    def max_capacity(self) -> int:
+        return self.options.max_capacity
 
     @property
     def index_bytes(self) -> int:
         others = 0 if self.sightings is None else self.sightings.num_bytes
         return self.index.num_bytes + self.tiers.num_bytes + others
-
-    @changing
-    def lookup_and_evict(
-        self, keys: Any, *, unique_keys: bool = False, out: Array | None = None
-    ) -> tuple[Array, Evicted]:
-        """Does what `lookup` does and returns, beside the rows, what was evicted for new keys.
-
-        Returns:
-          ((n, dim) of the storage dtype, the evicted entries in no order).
-        """
-        keys = self._keys(keys)
-        out = self.store.output(int(keys.size), out=out)
-        evicted: list[Evicted] = []
-        rows, whole = self._row_numbers(keys), Output(out, 0, int(keys.size))
-        asked = Asked(self, whole.end, [whole], unique_keys=unique_keys, evicted=evicted)
-        look_up(self.backend, keys, rows, [asked])
-        self._report_refused(evicted)
-        return out, self._gathered(evicted)
 
     @changing
     def insert_and_evict(self, keys: Any, values: Any, scores: Any = None) -> Evicted:
@@ -470,11 +438,3 @@ class HkvTable(EmbeddingTable):
             *super()._ageing(),
             *([] if self.sightings is None else self.sightings.ageing()),
         ]
-
-    def _gathered(self, parts: list[Evicted]) -> Evicted:
-        xp = self.backend.xp
-        keys = xp.concatenate([xp.empty(0, np.int64), *(part.keys for part in parts)])
-        empty = xp.empty((0, self.dim), self.row_dtype.storage)
-        values = xp.concatenate([empty, *(part.values for part in parts)])
-        scores = xp.concatenate([xp.empty(0, np.uint64), *(part.scores for part in parts)])
-        return Evicted(self.key_dtype.from_int64(xp, keys), values, scores)

@@ -95,7 +95,7 @@ class Inserts(Removes):
     def _scoring(self, keys: Array, scores: Array) -> list[Action]:
         """Prepares to write the scores (n,) uint64 of distinct keys; a missing one is skipped."""
 
-    def _report_refused(self) -> None:
+    def _report_refused(self, evicted: list[Any] | None = None) -> None:
         """Says that keys of a call were refused, once everything else of it is done."""
         return None
 

@@ -50,11 +50,13 @@ class TableParts(Exclusive, ABC):
       store: the rows and the optimizer states.
       generation: changes whenever row numbers handed out before may have become stale.
       clock: counts the lookups that could insert.
+      keeps_every_key: whether it neither evicts keys nor turns new ones away.
       last_gradient: the keys of the last gradient, most likely those of the update that follows;
         None: there was none.
     """
 
     var_type: str
+    keeps_every_key = True
     index: Index
 
     def __init__(
@@ -113,6 +115,28 @@ class TableParts(Exclusive, ABC):
     def index_bytes(self) -> int:
         """Memory of the index, and of what else is kept by key."""
         return self.index.num_bytes
+
+    @property
+    def num_evicted(self) -> int:
+        """Keys that lost their row to another key since the counters began."""
+        if self._unfinished is not None:
+            self._settled()
+        return self._counts["evicted"]
+
+    @property
+    def max_capacity(self) -> int | None:
+        """Slots up to which it grows; None: without bound."""
+        return None
+
+    @property
+    def evict_strategy(self) -> str | None:
+        """What the score of a key is, by which it is evicted; None: none is."""
+        return None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that scores are stamped with; always 0 where every key is kept."""
+        return 0
 
     @property
     def num_lookups(self) -> int:

@@ -58,6 +58,20 @@ class Entries(NamedTuple):
         return self.store.read(self.rows)
 
 
+class Evicted(NamedTuple):
+    """Keys that lost their place to others.
+
+    Attributes:
+      keys: (n,) of the table's key type.
+      values: (n, dim) of the storage dtype, their last rows.
+      scores: (n,) uint64.
+    """
+
+    keys: Array
+    values: Array
+    scores: Array
+
+
 # What says which entries to take: a function of some of them that returns (n,) bool.
 Predicate = Callable[[Entries], Array]
 
