@@ -28,12 +28,6 @@ SOK_DEVICE void sum_rows(const SokShare share, const Items items, const i64* off
   }
 }
 
-// Where row 0 would be, if row `first` is the first there is.
-template <class T>
-SOK_DEVICE const T* row_zero(const T* source, i64 first, i64 dim) {
-  return (const T*)((u64)source - (u64)(first * dim) * sizeof(T));
-}
-
 // The same, with and without weights.
 template <class T>
 SOK_DEVICE void sum_rows(const SokShare share, const T* source, i64 dim, const i32* index,

@@ -28,6 +28,12 @@ SOK_DEVICE T* sok_row(const u64* chunks, i64 shift, i64 dim, u32 row) {
   return chunk + (i64)(row & ((1u << shift) - 1u)) * dim;
 }
 
+// Where row 0 would be, if row `first` is the first there is.
+template <class T>
+SOK_DEVICE const T* row_zero(const T* source, i64 first, i64 dim) {
+  return (const T*)((u64)source - (u64)(first * dim) * sizeof(T));
+}
+
 // What keys that were missing in a lookup have got. New keys are numbered over all tables: the
 // first one of a table is number `first`.
 //
@@ -43,9 +49,8 @@ struct NewRows {
 template <class T>
 SOK_DEVICE NewRows<T> new_rows_from(const i32* number, i64 first, const u32* new_rows,
                                     const T* values, i64 dim) {
-  // So nobody has to subtract it again.
-  return NewRows<T>{number, new_rows ? new_rows - first : nullptr,
-                    values ? values - first * dim : nullptr};
+  return NewRows<T>{number, new_rows ? row_zero(new_rows, first, 1) : nullptr,
+                    values ? row_zero(values, first, dim) : nullptr};
 }
 template <class T>
 SOK_DEVICE u32 new_row(const NewRows<T>& got, i64 number) {

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops
+from tensorflow.python.framework.func_graph import FuncGraph
 
 from sok_lite.engine.table import EmbeddingTable
 
@@ -49,7 +50,8 @@ def row_gradient(
             keys = _refusing(name, keys)
         keys = tf.compat.v1.placeholder_with_default(keys, [None])
         row_grads = tf.compat.v1.placeholder_with_default(row_grads, [None, row_grads.shape[1]])
-    if distinct:
+    # A tensor of a TF1 graph may be fed: nobody knows what it has then.
+    if distinct and (tf.executing_eagerly() or isinstance(keys.graph, FuncGraph)):
         setattr(keys, _DISTINCT, True)
     return tf.IndexedSlices(row_grads, keys, size)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.rows.tiers import _NOT_HELD
+from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.exclusive import alone
 
 _ANOTHER = ThreadPoolExecutor(1)  # to start a thread for every audit would take most of its time
@@ -53,7 +54,12 @@ def marks_of(index):
     keys = index.backend.to_host(index._slots)[: index.capacity, 0]
     empty = int((keys == index.key_dtype.empty_key).sum())
     reclaimed = int((keys == index.key_dtype.reclaim_key).sum())
-    return Marks(empty, reclaimed, getattr(index, "_num_reclaimed", None))
+    counted = None
+    if isinstance(index, DetIndex):
+        num_reused, _, num_erased = index.backend.to_host(index._counts).tolist()
+        counted = num_erased - num_reused
+        assert index._num_erased - index._num_reused >= counted, "too few slots count as erased"
+    return Marks(empty, reclaimed, counted)
 
 
 def found_in(index, keys):

@@ -58,6 +58,7 @@ class CudaBackend(Backend):
         self._defines = kernel_defines()
         tunables = {**_TUNABLES, **self._defines}
         self._threads_per_block = tunables["SOK_THREADS_PER_BLOCK"]
+        self._tuned: dict[int, CudaBackend] = {}  # by threads per block
         # GPU threads that share an item of the main loop, by kind of kernel.
         self._lanes = {
             "": 1,
@@ -126,8 +127,12 @@ class CudaBackend(Backend):
             )
         if block_size in (0, self._threads_per_block):
             return self
-        tuned = copy.copy(self)  # the compiled kernels are shared
-        tuned._threads_per_block = block_size
+        # One for all tables of this block size, whose launches can then be one.
+        tuned = self._tuned.get(block_size)
+        if tuned is None:
+            tuned = copy.copy(self)  # the compiled kernels are shared
+            tuned._threads_per_block = block_size
+            self._tuned[block_size] = tuned
         return tuned
 
     def joined(self, kernel: str, parts: Sequence[Part]) -> "partial[Any]":

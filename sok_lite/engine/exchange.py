@@ -22,7 +22,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import KeyDtype
-from sok_lite.engine.failure import SEND_KEYS, shared_failure
+from sok_lite.engine.failure import SEND_KEYS, failure_known_to_all, shared_failure
 from sok_lite.engine.message import RowMessage, keys_with_headers, keys_without_headers
 from sok_lite.engine.owner import Partitioner, owner, owners
 from sok_lite.engine.segments import group
@@ -192,11 +192,12 @@ def send_keys(
         send_counts = np.diff(ends).reshape(comm.size, num_tables)
         message, send_splits = keys_with_headers(sorted_keys, send_counts, tag)
     received = comm.alltoallv(message, send_splits, call=SEND_KEYS)
-    recv_keys, recv_counts = keys_without_headers(
-        comm, received.rows, received.recv_splits, num_tables, tag
-    )
-    route = Route(backend, comm, send_counts, recv_counts, groups.order, comm.turn)
-    return backend.from_host(recv_keys), route
+    with failure_known_to_all(comm):
+        recv_keys, recv_counts = keys_without_headers(
+            comm, received.rows, received.recv_splits, num_tables, tag
+        )
+        route = Route(backend, comm, send_counts, recv_counts, groups.order, comm.turn)
+        return backend.from_host(recv_keys), route
 
 
 def return_rows(route: Route, rows: Sequence[Array]) -> list[Array]:

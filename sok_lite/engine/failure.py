@@ -26,7 +26,9 @@ def shared_failure(comm: Communicator) -> Iterator[None]:
     """
     try:
         yield
-    except (TypeError, ValueError, MemoryError) as error:
+    except CommunicatorError:
+        raise
+    except Exception as error:
         # Where another rank has died, the reason that counts here is still this one.
         with suppress(CommunicatorError):
             _send_reason(comm, f"{type(error).__name__}: {error}")

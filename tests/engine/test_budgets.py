@@ -32,6 +32,8 @@ KINDS = {
     "hybrid": _ROOMY,
     "evicting": _ROOMY | _FULL,
     "admitting": _ROOMY | {"enter_threshold": 2},
+    "growing": _ROOMY | {"max_capacity": 1 << 20},
+    "growing, admitting": _ROOMY | {"max_capacity": 1 << 20, "enter_threshold": 2},
     "two tiers": _ROOMY | {"max_hbm_for_vectors": 1 / 2**22},
 }
 
@@ -172,7 +174,9 @@ BUDGETS = {
     "forward, new, two tiers": Budget(("two tiers",), new, 13, 14, 4, 3, _FEW),
     "forward, new, evicting": Budget(("evicting",), new, 11, 12, 4, 3),
     "forward, new, admitting": Budget(("admitting",), new, 18, 19, 6, 4),
-    "forward, new, all kinds": Budget(MIXED, new, 26, 29, 6, 4),
+    "forward, new, growing": Budget(("growing",), new, 11, 12, 4, 3),
+    "forward, new, growing, admitting": Budget(("growing, admitting",), new, 18, 19, 6, 5),
+    "forward, new, all kinds": Budget(MIXED, new, 29, 32, 6, 5),
     "forward, missing": Budget(ALL, lambda job: new(job, insert=False), 7, 8, 4, 2, _FEW),
     # It waits for the number of distinct keys, the length of what TensorFlow is given.
     "backward": Budget(ALL, backward, 7, 6, 7, 1),
@@ -193,7 +197,7 @@ BUDGETS = {
     "update, other keys": Budget(ALL, update_others, 8, 7, 8, 1, _FEW),
 }
 # Of each table: bytes to the device, arguments of launches most of all, and to the host.
-BYTES = 1500, 320
+BYTES = 1500, 400
 
 
 def within(backend, counts, budget, num_tables, num_bytes):

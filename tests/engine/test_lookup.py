@@ -5,10 +5,11 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, SingleCommunicator, run_ranks
-from sok_lite.engine import agreement, lookup
+from sok_lite.engine import agreement, exchange, lookup
 from sok_lite.engine import trail as trails
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.lookup import Joined, Part
+from sok_lite.engine.message import keys_without_headers
 from sok_lite.engine.table import make_table
 from tests.engine.helpers import first_row, new_table
 from tests.step_oracle import flat, key_gradients, outputs, random_ragged
@@ -365,6 +366,38 @@ def test_ranks_agree_once_per_call(backend):
         # The second one is no collective: a rank may make it alone.
         if comm.rank == 0:
             agreement.agree(comm, 1, [table], ["sum"])
+
+    run_ranks(2, program)
+
+
+def test_a_failure_where_the_keys_arrive_is_known_to_all_ranks(monkeypatch):
+    def arrive(comm, *arguments):
+        if comm.rank == 1:
+            raise MemoryError("no memory for keys")
+        return keys_without_headers(comm, *arguments)
+
+    monkeypatch.setattr(exchange, "keys_without_headers", arrive)
+
+    def program(comm):
+        table = make_table("hbm", get_backend("cpu"), 2, initializer=make_initializer("1", 2))
+        part = Part(table, np.arange(6), np.array([0, 6]), None, "sum")
+        expected = MemoryError if comm.rank == 1 else CommunicatorError
+        with pytest.raises(expected, match="no memory for keys"):
+            lookup.forward(get_backend("cpu"), comm, [part])
+
+    run_ranks(2, program)
+
+
+def test_an_error_of_any_kind_before_the_keys_are_sent_is_known_to_all_ranks():
+    def program(comm):
+        def partitioner(keys, size):
+            if comm.rank == 1:
+                raise KeyError("no such rank")
+            return keys % size
+
+        expected = KeyError if comm.rank == 1 else CommunicatorError
+        with pytest.raises(expected, match="no such rank"):
+            exchange.send_keys(get_backend("cpu"), comm, np.arange(4), [4], ["int64"], partitioner)
 
     run_ranks(2, program)
 

@@ -178,3 +178,23 @@ def test_rows_that_are_not_finite_can_be_counted_from_a_number_on(mode):
     optimizer.num_nonfinite = 10
     train()
     assert (optimizer.num_nonfinite, other.num_nonfinite) == (11, 2)
+
+
+def test_keys_that_a_session_feeds_may_repeat():
+    """A gradient of a TF1 graph can be given other keys than its own when it is applied."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = sok.DynamicVariable(dimension=2, initializer="0", name="fed")
+        splits = tf.constant([0, 1, 2, 3], tf.int64)
+        ids = tf.RaggedTensor.from_row_splits(tf.constant([1, 2, 3], tf.int64), splits)
+        rows = sok.lookup_sparse(table, ids, combiners="sum")
+        (gradient,) = tf.gradients(tf.reduce_sum(rows), [table])
+        optimizer = sok.OptimizerWrapper(v1.train.AdagradOptimizer(1.0))
+        train = optimizer.apply_gradients([(gradient, table)])
+        session.run(v1.global_variables_initializer())
+        session.run(rows)
+        fed = {gradient.indices: np.array([1, 1, 1]), gradient.values: np.ones((3, 2), np.float32)}
+        session.run(train, fed)
+        (row,) = session.run(tf.nn.embedding_lookup(table, tf.constant([1], tf.int64)))
+    # One step of Adagrad, whose sums begin with 0.1, by the sum of the three.
+    np.testing.assert_allclose(row, np.full(2, -3 / np.sqrt(0.1 + 9)), rtol=1e-6)

@@ -276,7 +276,8 @@ class HkvTable(EmbeddingTable):
             num_forgotten = counter(counters, Count.FORGOTTEN)
             forget = self.sightings.forgetting_those(new.keys, rows, num_forgotten)
             settling = setting(self, _unfinished=partial(self._settle_sightings, num_forgotten))
-            yield Stage(GIVE, [*actions, forget, *settling], is_counted=True)
+            counted = yield Stage(GIVE, [*actions, forget, *settling], is_counted=True)
+            publish(self._forgot(counted[Count.FORGOTTEN]))
         self._finish()
 
     def _evicting(

@@ -268,4 +268,4 @@ class TableParts(Exclusive, ABC):
 
     def _renewing(self) -> list[Action]:
         """Prepares what follows whenever row numbers handed out before may be stale."""
-        return setting(self, generation=self.generation + 1)
+        return setting(self, generation=self.generation + 1, last_gradient=None)

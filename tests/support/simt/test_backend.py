@@ -185,3 +185,9 @@ def test_no_memory_is_a_memory_error_that_says_how_much(simt, monkeypatch):
     monkeypatch.setattr(device, "limit", device.pool().total_bytes() + 4096)
     with pytest.raises(MemoryError, match="No 1,000,000 bytes of GPU memory for rows"):
         simt.zeros_chunk(1_000_000)
+
+
+def test_tables_of_one_block_size_share_their_launches(simt):
+    tuned = simt.for_table(block_size=128)
+    assert tuned is not simt and simt.for_table(block_size=128) is tuned
+    assert tuned.for_table(block_size=128) is tuned and simt.for_table(block_size=96) is not tuned
