@@ -8,6 +8,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
+from sok_lite.engine.dtypes import RowDtype, as_words
 from sok_lite.engine.optimizers import Momentum
 from sok_lite.engine.table import EmbeddingTable, snapshot
 from sok_lite.engine.update import Update, apply_updates
@@ -29,6 +30,21 @@ class KeyRows:
         self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
     ) -> Action:
         return store.writing(rows, self.values(backend, keys, store.dim, table_seed))
+
+    def drawing(
+        self,
+        backend: Backend,
+        row_dtype: RowDtype,
+        out: Array,
+        keys: Array,
+        table_seed: int,
+        rows: Array | None = None,
+    ) -> Action:
+        assert rows is None  # these steps are lookups of one table, which keep no rows
+        values = self.values(backend, keys, out.shape[1], table_seed)
+        each, n = backend.xp.arange(len(keys), dtype=np.int32), len(keys)
+        (_, words), (suffix, into) = as_words(values), as_words(out)
+        return backend.prepared(f"dense_gather_{suffix}", n, words, out.shape[1], each, into, n)
 
     def values(self, backend: Backend, keys: Array, dim: int, table_seed: int) -> Array:
         values = (backend.to_host(keys) % 1000).astype(np.float32)
