@@ -37,6 +37,7 @@ from bench_turns import (
     Worker,
     add_peer_option,
     add_worker_options,
+    command_by_path,
     find_horovodrun,
     peer_python,
     print_machine,
@@ -158,7 +159,7 @@ def measure_demo(args: argparse.Namespace) -> dict:
     times: dict[str, list[float]] = {name: [] for name in roots}
     for _ in range(args.demo_rounds):
         for name, root in roots.items():
-            command = [sys.executable, str(root / "examples" / "train_ctr.py")]
+            command = command_by_path(sys.executable, str(root / "examples" / "train_ctr.py"))
             command += [f"--rows={args.demo_rows}", f"--batch={DEMO_BATCH}"]
             done = subprocess.run(
                 command,

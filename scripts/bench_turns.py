@@ -81,6 +81,21 @@ class Contender(NamedTuple):
         return (self.label or self.system) + ranks + threads
 
 
+# An editable installation finds its own checkout before what PYTHONPATH says.
+_BY_PATH = (
+    "import os, runpy, sys; "
+    "editable = [f for f in sys.meta_path if 'editable' in getattr(f, '__module__', '')]; "
+    "[sys.meta_path.remove(finder) for finder in editable]; "
+    "del sys.argv[0]; sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0])); "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
+def command_by_path(python: str, script: str) -> list[str]:
+    """Returns the command that runs a script with the `sok_lite` that PYTHONPATH names."""
+    return [python, "-c", _BY_PATH, script]
+
+
 class Worker:
     """A contender's processes, and a connection to each of its ranks."""
 
@@ -93,7 +108,8 @@ class Worker:
           options: more options for it.
         """
         self.name = contender.name
-        command = [contender.python, script, "--worker", contender.system, *options]
+        command = command_by_path(contender.python, script)
+        command += ["--worker", contender.system, *options]
         env = {
             **os.environ,
             "TF_CPP_MIN_LOG_LEVEL": "3",

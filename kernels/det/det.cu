@@ -44,8 +44,8 @@ SOK_DEVICE DetClaim det_claim(Slot* slots, i64 capacity, i64 empty_key, i64 recl
 // Inserts keys that are distinct and in no slot. There must be room for all of them.
 //
 // rows    (n,)  the row number that each key gets; a key whose row is absent is skipped
-// counts  (3,)  grow by the number of erased slots that were used again, of keys without a slot, and
-//               of slots that were erased (by det_erase)
+// counts  (3,)  grow by the erased slots that were used again, by keys without a slot, and (by
+//               det_erase) by slots that were erased
 SOK_TILE_KERNEL(det_insert)
 (const SokShare share, i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 stamp,
  const i64* keys, const u32* rows, i64* counts, i64 n) {
