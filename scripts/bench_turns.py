@@ -81,19 +81,9 @@ class Contender(NamedTuple):
         return (self.label or self.system) + ranks + threads
 
 
-# An editable installation finds its own checkout before what PYTHONPATH says.
-_BY_PATH = (
-    "import os, runpy, sys; "
-    "editable = [f for f in sys.meta_path if 'editable' in getattr(f, '__module__', '')]; "
-    "[sys.meta_path.remove(finder) for finder in editable]; "
-    "del sys.argv[0]; sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0])); "
-    "runpy.run_path(sys.argv[0], run_name='__main__')"
-)
-
-
 def command_by_path(python: str, script: str) -> list[str]:
     """Returns the command that runs a script with the `sok_lite` that PYTHONPATH names."""
-    return [python, "-c", _BY_PATH, script]
+    return [python, str(ROOT / "scripts" / "run_by_path.py"), script]
 
 
 class Worker:
