@@ -114,7 +114,7 @@ class Inserts(Removes):
           admitted: (n,) uint8, all 1; gets 0 for those that do not.
           counters: of this table.
         """
-        raise NotImplementedError  # nobody is turned away
+        raise NotImplementedError(f"Table {self.name!r} turns no new key away.")
 
     def _may_refuse(self) -> bool:
         """Whether keys that are inserted may get no row."""

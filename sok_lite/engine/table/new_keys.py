@@ -72,9 +72,8 @@ class Asked(NamedTuple):
 def pooling(output: Output) -> tuple[int, tuple[Any, ...]]:
     """Returns the rows of a pooled output, and how they are pooled, as kernels take it."""
     assert output.row_splits is not None
-    return len(output.row_splits) - 1, (
-        *(output.row_splits, output.weights, COMBINERS[output.combiner]),
-    )
+    how = (output.row_splits, output.weights, COMBINERS[output.combiner])
+    return len(output.row_splits) - 1, how
 
 
 class Incomplete(NamedTuple):

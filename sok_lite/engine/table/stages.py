@@ -39,7 +39,7 @@ def run(backend: Backend, counters: Array, changes: Mapping[int, Stages]) -> dic
 
     Args:
       backend: of all of them.
-      counters: (num_tables, len(Count)) int64, from `new_counters`.
+      counters: (num_tables, len(Count)) int64; see engine/table/counters.py.
       changes: by the number of the table.
 
     Returns:
