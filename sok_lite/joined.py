@@ -9,7 +9,6 @@ on a CPU a tensor more costs 5 microseconds, and joining 26 x 8,192 rows of 64 b
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,9 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.engine import segments
+from sok_lite.engine.room import LINE, Shape, up_to_line
 from sok_lite.tensor import empty, to_array, to_tensor
 
-# Elements of 4 bytes in a line.
-_LINE = 16
-
-Shape = tuple[int, ...]
 # Lengths and sizes, int64: an np.ndarray where they are known now, else a tf.Tensor.
 Numbers = Any
 
@@ -98,12 +94,8 @@ def rows_of(tensors: Sequence[tf.Tensor], shapes: Sequence[Shape], backend: Back
 # ---- towards TensorFlow --------------------------------------------------------------------------
 
 
-def _up_to_line(size: Any) -> Any:
-    return -(-size // _LINE) * _LINE
-
-
-class Room:
-    """Gives memory for float32 results that `cut_rows` takes apart.
+class ResultRoom:
+    """Gives memory for float32 results that `cut_rows` takes apart; see engine/room.py.
 
     Attributes:
       whole: all of it, flat, once it was given.
@@ -113,19 +105,13 @@ class Room:
         self._backend = backend
         self.whole: Array
 
-    def __call__(self, shapes: Sequence[Shape]) -> list[Array]:
-        """Returns memory for each shape."""
-        sizes = [math.prod(shape) for shape in shapes]
-        *starts, size = accumulate(map(_up_to_line, sizes), initial=0)
+    def __call__(self, size: int) -> Array:
         self.whole = empty((size,), tf.float32, self._backend)
-        return [
-            self.whole[start : start + size].reshape(shape)
-            for start, size, shape in zip(starts, sizes, shapes, strict=True)
-        ]
+        return self.whole
 
 
 def cut_rows(joined: tf.Tensor, lengths: Numbers, dims: Sequence[int]) -> list[tf.Tensor]:
-    """Returns the results that lie in a `Room`, without a copy where they fill whole lines.
+    """Returns the results that lie in a `ResultRoom`, without a copy where they fill whole lines.
 
     Args:
       joined: all of it, flat.
@@ -134,9 +120,9 @@ def cut_rows(joined: tf.Tensor, lengths: Numbers, dims: Sequence[int]) -> list[t
     """
     with tf.device("CPU:0"):  # where Split and Slice want their sizes on any machine
         sizes = lengths * np.array(dims, np.int64)
-        places = _up_to_line(sizes)
+        places = up_to_line(sizes)
         # Of those that may end within a line: a slice that is the whole is no copy either.
-        ends = {i: sizes[i : i + 1] for i, dim in enumerate(dims) if dim % _LINE}
+        ends = {i: sizes[i : i + 1] for i, dim in enumerate(dims) if dim % LINE}
     joined.set_shape([None])
     results = cut(joined, places, len(dims))
     for i, end in ends.items():

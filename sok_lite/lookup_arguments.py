@@ -10,12 +10,13 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.dynamic_variable import DynamicVariable
-from sok_lite.engine.lookup import Joined, row_splits_of
+from sok_lite.engine.batch import row_splits_of
 from sok_lite.engine.pooling import normalise_combiner
 from sok_lite.engine.segments import cut
 from sok_lite.joined import Numbers, as_int64, join, join_numbers, listed, shapes_of
 from sok_lite.local_lookup import checked_keys
 from sok_lite.tensor import to_array
+from sok_lite.variable_spec import alive
 
 
 class Rows(NamedTuple):
@@ -51,6 +52,7 @@ class Facts(NamedTuple):
       is_ragged: whether the keys' rows are given by splits.
       weights_are_ragged: the same for the weights; None: their rows are the keys'.
       ids_are_uint64: whether the bits of keys that come as int64 are those of uint64.
+      ids_fit: whether every id of their dtype is a key of the table's type.
       batch: static number of rows, or None.
     """
 
@@ -64,6 +66,7 @@ class Facts(NamedTuple):
     is_ragged: bool
     weights_are_ragged: bool | None
     ids_are_uint64: bool
+    ids_fit: bool
     batch: int | None
 
 
@@ -86,19 +89,20 @@ class Argument(NamedTuple):
 
 
 class Items(NamedTuple):
-    """One table's part of a batch, as arrays.
+    """The items of all tables of a call, as arrays; see `Batch` of engine/batch.py.
 
     Attributes:
-      keys: (n,) int64, or uint64 where the ids are.
-      row_splits: (batch + 1,) int64.
-      weights: (n,) float32, or None.
-      weight_splits: as `row_splits`, of the weights where they have rows of their own; else None.
+      keys: (n,) int64, of all tables.
+      row_splits: (rows + num_tables,) int64, of all tables.
+      sizes, num_rows: items and rows of each table.
+      weights: of each table (its items,) float32, or None.
     """
 
     keys: Array
     row_splits: Array
-    weights: Array | None
-    weight_splits: Array | None
+    sizes: list[int]
+    num_rows: list[int]
+    weights: list[Array | None]
 
 
 def checked_arguments(
@@ -161,45 +165,78 @@ def _batches(tables: Sequence[Facts], lengths: Numbers, first_batch: int) -> Num
         return tf.gather(lengths, places) - tf.constant(ones, tf.int64)
 
 
-def items_of(
-    tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend
-) -> tuple[list[Items], Joined | None]:
-    """Returns each table's part of the eager tensors of `joined_inputs` and the joined weights.
-
-    Returns:
-      (the parts; what they are pieces of, None where these do not lie together).
+def items_of(tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend) -> Items:
+    """Returns the items of the eager tensors of `joined_inputs` and the joined weights.
 
     Raises:
-      ValueError: row numbers of a sparse matrix fall, or leave it.
+      ValueError: row numbers of a sparse matrix fall, or leave it; a key does not fit; weights and
+        keys are not equally many, or have other rows.
     """
     lengths, *arrays = tensors
     keys, numbers, *weights = [to_array(tensor, backend) for tensor in arrays]
     are_ragged = [facts.is_ragged for facts in tables]
     are_ragged += [f.weights_are_ragged for f in tables if f.weights_are_ragged is not None]
-    num_tables, sizes = len(tables), listed(lengths)
+    num_tables, listed_lengths = len(tables), listed(lengths)
     num_pieces = num_tables + len(are_ragged)
-    all_keys = cut(keys, sizes[:num_tables])
-    splits, stream = cut(numbers, sizes[num_tables:num_pieces]), iter(sizes[num_pieces:])
-    of_weights = [next(stream) for facts in tables if facts.has_weights]
-    all_weights = iter(cut(weights[0], of_weights) if weights else [])
-    joined = None
-    if all(are_ragged):
-        joined = Joined(keys, numbers[: sum(sizes[num_tables : 2 * num_tables])])
+    sizes, of_rows = listed_lengths[:num_tables], listed_lengths[num_tables:num_pieces]
+    stream = iter(listed_lengths[num_pieces:])
+    if weights:
+        of_weights = [next(stream) if facts.has_weights else 0 for facts in tables]
+        all_weights = _weights_of(tables, cut(weights[0], of_weights), sizes)
     else:
+        all_weights = [None] * num_tables
+    if not all(are_ragged):
         splits = [
             array if is_ragged else row_splits_of(backend, array, next(stream))
-            for array, is_ragged in zip(splits, are_ragged, strict=True)
+            for array, is_ragged in zip(cut(numbers, of_rows), are_ragged, strict=True)
         ]
-    weight_splits = iter(splits[num_tables:])
+        numbers, of_rows = backend.xp.concatenate(splits), [len(each) for each in splits]
+    if num_pieces > num_tables:
+        _check_weight_rows(tables, cut(numbers, of_rows))
+    if not all(facts.ids_fit for facts in tables):
+        _check_keys(tables, cut(keys, sizes), backend)
+    row_splits = numbers[: sum(of_rows[:num_tables])]
+    num_rows = [length - 1 for length in of_rows[:num_tables]]
+    return Items(keys, row_splits, sizes, num_rows, all_weights)
+
+
+def _weights_of(
+    tables: Sequence[Facts], pieces: Sequence[Array], sizes: Sequence[int]
+) -> list[Array | None]:
+    """Returns the weights of tables that have any, as many as there are keys."""
+    for number, (facts, weights, size) in enumerate(zip(tables, pieces, sizes, strict=True)):
+        if facts.has_weights and len(weights) != size:
+            raise ValueError(
+                f"sp_weights[{number}] must have one weight for each key of sp_ids[{number}]. "
+                f"Received: {len(weights)} weights and {size} keys."
+            )
     return [
-        Items(
-            all_keys[i].view(np.uint64) if facts.ids_are_uint64 else all_keys[i],
-            splits[i],
-            next(all_weights) if facts.has_weights else None,
-            None if facts.weights_are_ragged is None else next(weight_splits),
-        )
-        for i, facts in enumerate(tables)
-    ], joined
+        weights if facts.has_weights else None
+        for facts, weights in zip(tables, pieces, strict=True)
+    ]
+
+
+def _check_weight_rows(tables: Sequence[Facts], splits: Sequence[Array]) -> None:
+    """Raises where rows of weights, which follow those of all keys, are not those of the keys."""
+    of_weights = iter(splits[len(tables) :])
+    for i, facts in enumerate(tables):
+        if facts.weights_are_ragged is None:
+            continue
+        theirs = next(of_weights)
+        if splits[i].shape != theirs.shape or bool((splits[i] != theirs).any()):
+            raise ValueError(
+                f"The rows of sp_weights[{i}] must be as long as those of sp_ids[{i}]. "
+                "Received: rows of other lengths."
+            )
+
+
+def _check_keys(tables: Sequence[Facts], keys: Sequence[Array], backend: Backend) -> None:
+    """Raises where keys do not fit the key type of their table. On a GPU it waits."""
+    for facts, array in zip(tables, keys, strict=True):
+        if not facts.ids_fit:
+            ids = array.view(np.uint64) if facts.ids_are_uint64 else array
+            table = alive(facts.variable).table
+            table.key_dtype.to_int64(backend.xp, ids, f"keys of table {table.name!r}")
 
 
 def _as_list(argument: Any) -> list[Any]:
@@ -245,6 +282,7 @@ def _argument(
         rows.is_ragged,
         None if weight_rows is None else weight_rows.is_ragged,
         keys.dtype == tf.uint64,
+        variable.key_type.min <= keys.dtype.min and keys.dtype.max <= variable.key_type.max,
         batch,
     )
     return Argument(facts, keys, rows, weight_values, weight_rows)

@@ -15,12 +15,13 @@ from sok_lite.backend import Backend
 from sok_lite.comm import Communicator
 from sok_lite.engine import lookup, trips
 from sok_lite.engine.agreement import agree, check_equal_on_all_ranks
+from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.trail import Trail, pack, unpack
 from sok_lite.inference import reading
-from sok_lite.joined import Room, joined_tensor, rows_of
+from sok_lite.joined import ResultRoom, joined_tensor, rows_of
 from sok_lite.lookup_arguments import Facts, items_of
 from sok_lite.row_gradient import size_of
 from sok_lite.tensor import empty, to_array, to_tensor
@@ -62,28 +63,24 @@ class LookupHost:
         formats = [(t.dim, t.key_type.name, t.dtype.name, t.combiner) for t in tables]
         # Equal on all ranks for one call, and telling it from most others.
         self._tag = zlib.crc32(f"{self.what} {formats}".encode())
+        self._combiners = [table.combiner for table in tables]
         self._new_trail = partial(empty, dtype=tf.int64, backend=self.backend)
 
     def forward(self, *tensors: tf.Tensor) -> tuple[tf.Tensor, Trail]:
         """Takes what `items_of` does; returns what `cut_rows` takes apart, and the trail."""
-        outputs, trail, _ = self._forward(tensors)
-        return outputs, trail
-
-    def _forward(
-        self, tensors: Sequence[tf.Tensor]
-    ) -> tuple[tf.Tensor, Trail, lookup.Joined | None]:
         tables = [alive(facts.variable).table for facts in self.tables]
-        agree(self._comm, self._tag, tables, [facts.combiner for facts in self.tables])
+        agree(self._comm, self._tag, tables, self._combiners)
         with shared_failure(self._comm):
-            parts, joined = self._parts(tables, tensors)
-        room = Room(self.backend)
-        _, trail = lookup.forward(self.backend, self._comm, parts, self._tag, room, joined)
-        return to_tensor(room.whole, tf.float32, self.backend), trail, joined
+            batch = self._batch(tables, tensors)
+        room = ResultRoom(self.backend)
+        outputs, trail = lookup.forward_batch(self.backend, self._comm, batch, self._tag, room)
+        return to_tensor(outputs.whole, tf.float32, self.backend), trail
 
     def forward_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Returns the outputs and the packed trail."""
-        outputs, trail, joined = self._forward(tensors)
-        packed = pack(self.backend, trail, self._new_trail, joined or ())
+        outputs, trail = self.forward(*tensors)
+        at_hand = [to_array(tensor, self.backend) for tensor in tensors[AT_HAND]]
+        packed = pack(self.backend, trail, self._new_trail, at_hand)
         return [outputs, to_tensor(packed, tf.int64, self.backend)]
 
     def backward(self, trail: Trail, *tensors: tf.Tensor) -> list[Any]:
@@ -110,7 +107,7 @@ class LookupHost:
         for facts in self.tables:
             weight = next(weights) if facts.has_weights else None
             parts.append((alive(facts.variable).table, weight, facts.combiner))
-        room = Room(self.backend)
+        room = ResultRoom(self.backend)
         with failure_known_to_all(self._comm):
             gradients = lookup.backward(self.backend, parts, out_grads, trail, room)
         results = [
@@ -164,25 +161,19 @@ class LookupHost:
             results = trip(self.backend, trail, rows)
         return [to_tensor(array, tf.float32, self.backend) for array in results]
 
-    def _parts(
-        self, tables: Sequence[EmbeddingTable], tensors: Sequence[tf.Tensor]
-    ) -> tuple[list[lookup.Part], lookup.Joined | None]:
+    def _batch(self, tables: list[EmbeddingTable], tensors: Sequence[tf.Tensor]) -> Batch:
         training, missing, has_filter = self._treatment
         insert, missing = reading(training, missing, "zeros" if has_filter else "initial")
-        parts: list[lookup.Part] = []
-        items, joined = items_of(self.tables, tensors, self.backend)
-        for facts, table, (keys, splits, weights, theirs) in zip(
-            self.tables, tables, items, strict=True
-        ):
-            if theirs is not None and (
-                splits.shape != theirs.shape or bool((splits != theirs).any())
-            ):
-                i = len(parts)
-                raise ValueError(
-                    f"The rows of sp_weights[{i}] must be as long as those of sp_ids[{i}]. "
-                    "Received: rows of other lengths."
-                )
-            ratio = table.filter_ratio if has_filter else 1.0
-            rest = (splits, weights, facts.combiner, insert, missing, ratio)
-            parts.append(lookup.Part(table, keys, *rest))
-        return parts, joined
+        items = items_of(self.tables, tensors, self.backend)
+        return Batch(
+            tables,
+            self._combiners,
+            [insert] * len(tables),
+            [missing] * len(tables),
+            [table.filter_ratio if has_filter else 1.0 for table in tables],
+            sizes=items.sizes,
+            num_rows=items.num_rows,
+            keys=items.keys,
+            row_splits=items.row_splits,
+            weights=items.weights,
+        )

@@ -52,18 +52,17 @@ def counts_of(backend, call):
 def _launched(backend):
     """Gives the names of the kernels that are launched within."""
     kernels = []
-    joined = backend.joined
+    words_of = backend._launch_words
 
-    def noting(kernel, parts):
-        if any(part.num_items > 0 for part in parts):
-            kernels.append(kernel)
-        return joined(kernel, parts)
+    def noting(kernel, num_items):
+        kernels.append(kernel)
+        return words_of(kernel, num_items)
 
-    backend.joined = noting
+    backend._launch_words = noting
     try:
         yield kernels
     finally:
-        del backend.joined  # that of the class again
+        del backend._launch_words  # that of the class again
 
 
 def counts_of_ranks(backend, size, prepare):

@@ -29,6 +29,8 @@ LAYERS = [
     ["sok_lite.engine.exchange"],
     ["sok_lite.engine.trail"],
     ["sok_lite.engine.optimizer_states"],
+    ["sok_lite.engine.batch", "sok_lite.engine.room"],
+    ["sok_lite.engine.asked_keys"],
     ["sok_lite.engine.lookup", "sok_lite.engine.update"],
     ["sok_lite.engine.trips"],
     ["sok_lite.gpu", "sok_lite.row_gradient", "sok_lite.inference", "sok_lite.table_summary"],

@@ -70,7 +70,7 @@ class ArgumentPacker:
 
         Args:
           parts: of a launch.
-          words: a ctypes array of uint64.
+          words: (n,) int64.
           first: the first word to write. A part has `num_arguments` words.
 
         Raises:
@@ -93,7 +93,7 @@ class ArgumentPacker:
                 raise
             start += step
         num_words = len(parts) * num_arguments
-        place = ctypes.addressof(words) + 8 * first
+        place = words.ctypes.data + 8 * first
         read = partial(self._read_arrays, place)
         i = read(0, num_words, self._dtypes, num_arguments)
         while i < num_words:  # an array of an unusual kind, or a wrong one

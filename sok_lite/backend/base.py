@@ -110,6 +110,26 @@ class Backend(ABC):
             contiguous.
         """
 
+    def joined_columns(
+        self,
+        kernel: str,
+        num_items: Sequence[int],
+        columns: Sequence[tuple[int, np.ndarray]],
+        arrays: Any,
+    ) -> "partial[Any]":
+        """Returns what `joined` does, of arguments that are known as words. On a CPU only.
+
+        Nothing is checked: a wrong address is a wrong address.
+
+        Args:
+          kernel: as of `joined`.
+          num_items: of each part.
+          columns: (number of an argument, (num_parts,) int64 its words, or (num_parts, m) those of
+            it and the ones after it). All arguments together.
+          arrays: what the addresses are of: it lives as long as the launch.
+        """
+        raise NotImplementedError(f"{self.name} takes the arguments of each part by itself.")
+
     @abstractmethod
     def zeros_chunk(self, num_bytes: int) -> Array:
         """Returns zeroed memory, (num_bytes,) uint8.

@@ -96,28 +96,57 @@ class CpuBackend(Backend):
         return kernel
 
     def joined(self, kernel: str, parts: Sequence[Part]) -> "partial[Any]":
-        address, packer = self._kernel(kernel)
         parts = [part for part in parts if part.num_items > 0]
         if not parts:
             return partial(bool)
-        begin = list(itertools.accumulate((part.num_items for part in parts), initial=0))
-        num_items = begin[-1]
-        workers = max(1, min(self.num_threads, num_items // self.grain))
-        pieces = max(1, min(self.pieces, num_items // workers // self.grain))
-        probe = 0 if self.grain < 64 else self.grain
+        words, first = self._launch_words(kernel, [part.num_items for part in parts])
+        self._kernel(kernel).packer.pack(parts, words, first)
+        return self._launching(words, parts)
 
-        # The nine members of SokLaunch in kernels/cpu_runtime.cpp, then what they point to.
-        first = 9 + len(begin)
-        words = (ctypes.c_uint64 * (first + len(parts) * packer.num_arguments))()
-        place = ctypes.addressof(words)
+    def joined_columns(
+        self,
+        kernel: str,
+        num_items: Sequence[int],
+        columns: Sequence[tuple[int, np.ndarray]],
+        arrays: Any,
+    ) -> "partial[Any]":
+        num_arguments = self._kernel(kernel).packer.num_arguments
+        if 0 in num_items:  # a part of none is left out
+            kept = np.flatnonzero(num_items)
+            if kept.size == 0:
+                return partial(bool)
+            num_items = [count for count in num_items if count]
+            columns = [(first, column[kept]) for first, column in columns]
+        words, start = self._launch_words(kernel, num_items)
+        table = words[start:].reshape(len(num_items), num_arguments)
+        for first, column in columns:
+            end = first + (column.shape[1] if column.ndim == 2 else 1)
+            table[:, first:end] = column.reshape(len(num_items), end - first)
+        return self._launching(words, arrays)
+
+    def _launch_words(self, kernel: str, num_items: Sequence[int]) -> tuple[np.ndarray, int]:
+        """Returns the words of a launch, and from which on its arguments are to be written.
+
+        They are the nine members of SokLaunch in kernels/cpu_runtime.cpp, then what they point to.
+        """
+        address, packer = self._kernel(kernel)
+        begin = list(itertools.accumulate(num_items, initial=0))
+        workers = max(1, min(self.num_threads, begin[-1] // self.grain))
+        pieces = max(1, min(self.pieces, begin[-1] // workers // self.grain))
+        probe = 0 if self.grain < 64 else self.grain
+        first, num_parts = 9 + len(begin), len(num_items)
+        words = np.empty(first + num_parts * packer.num_arguments, np.int64)
+        place = ctypes.addressof(ctypes.c_int64.from_buffer(words.data))
         words[:first] = [
-            *(address, place + 8 * 9, place + 8 * first, len(parts), packer.num_arguments),
+            *(address, place + 8 * 9, place + 8 * first, num_parts, packer.num_arguments),
             *(workers, pieces, probe, self._may_spin),
             *begin,
         ]
-        packer.pack(parts, words, first)
-        action = partial(self._launch, ctypes.byref(words))
-        action.parts = parts  # type: ignore[attr-defined]  # whose arrays live as long as it does
+        return words, first
+
+    def _launching(self, words: np.ndarray, arrays: Any) -> "partial[Any]":
+        action = partial(self._launch, ctypes.byref(ctypes.c_int64.from_buffer(words.data)))
+        action.arrays = arrays  # type: ignore[attr-defined]  # live as long as it does
         return action
 
     def zeros_chunk(self, num_bytes: int) -> Array:

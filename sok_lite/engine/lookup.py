@@ -19,57 +19,22 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import split_offsets
+from sok_lite.engine.asked_keys import AskedKeys
+from sok_lite.engine.batch import Batch, Part, batch_of
 from sok_lite.engine.exchange import Check, Route, return_rows, send_grads, send_keys
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.pooling import (
-    COMBINERS,
     coefficients_of,
     combining,
     combining_weight_grad,
-    normalise_combiner,
     wrong_splits,
 )
+from sok_lite.engine.room import Pieces, Room
 from sok_lite.engine.segments import Distinct, Terms, cut, dedup, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.table.lookups import WrongSplitsError, look_up
-from sok_lite.engine.table.new_keys import Asked, Output
+from sok_lite.engine.table.lookups import WrongSplitsError
 from sok_lite.engine.table.results import KnownRows
-from sok_lite.engine.trail import Room, Trail
-
-
-class Part(NamedTuple):
-    """One table's part of a call.
-
-    Attributes:
-      table: the table of this rank.
-      keys: (n,) integers.
-      row_splits: (batch + 1,) int64, where each row of the batch begins and ends.
-      weights: (n,) float32; None: all 1.
-      combiner: "sum", "mean" or "sqrtn".
-      insert, missing, filter_ratio: of the table's `lookup`.
-    """
-
-    table: EmbeddingTable
-    keys: Array
-    row_splits: Array
-    weights: Array | None
-    combiner: str
-    insert: bool = True
-    missing: str = "initial"
-    filter_ratio: float = 1.0
-
-
-class Joined(NamedTuple):
-    """Arrays of all parts of a call, of which those of the parts are pieces that follow each other.
-
-    Attributes:
-      keys: (n,) int64; of uint64 tables their bits.
-      row_splits: (rows + num_parts,) int64.
-    """
-
-    keys: Array
-    row_splits: Array
+from sok_lite.engine.trail import Trail
 
 
 class Gradients(NamedTuple):
@@ -92,8 +57,7 @@ def forward(
     parts: Sequence[Part],
     tag: int = 0,
     room: Room | None = None,
-    joined: Joined | None = None,
-) -> tuple[list[Array], Trail]:
+) -> tuple[Pieces, Trail]:
     """Looks up and combines. Every rank must call it, with the same tables in the same order.
 
     Args:
@@ -101,12 +65,10 @@ def forward(
       comm: the ranks.
       parts: one per table; a table may come several times.
       tag: says which call this is; another one on another rank raises.
-      room: gives memory for float32 results of some shapes; None: the backend's.
-      joined: keys and row splits of all parts, where they lie together already; None: they are
-        copied.
+      room: gives the memory of what is returned; None: the backend.
 
     Returns:
-      ([(batch, dim) float32 per part], trail).
+      ((batch, dim) float32 per part, trail).
 
     Raises:
       TypeError, ValueError: keys, row splits, weights or combiner do not fit. The other ranks raise
@@ -114,39 +76,66 @@ def forward(
         on one rank, a kernel finds that, and keys of the call that were held count as seen.
     """
     with shared_failure(comm):
-        checked = [_checked(backend, i, part) for i, part in enumerate(parts)]
-        items = _Items(backend, checked, joined)
+        batch = batch_of(backend, parts)
+    return forward_batch(backend, comm, batch, tag, room)
+
+
+def forward_batch(
+    backend: Backend, comm: Communicator, batch: Batch, tag: int = 0, room: Room | None = None
+) -> tuple[Pieces, Trail]:
+    """Does what `forward` does, of parts that lie together and were checked."""
     if comm.size == 1:
-        return _forward_alone(backend, comm, checked, items, room)
+        return _forward_alone(backend, comm, batch, room)
     with shared_failure(comm):
-        wrong = wrong_splits(backend, [part.row_splits for part in checked], items.sizes)
-        distinct = dedup(backend, items.keys, items.begin)
+        splits = batch.splits_of_parts()
+        wrong = wrong_splits(backend, splits, batch.sizes)
+        distinct = dedup(backend, batch.keys, batch.begin)
     received, route = send_keys(
         backend,
         comm,
         distinct.keys,
         distinct.sizes,
-        [part.table.key_dtype for part in checked],
+        [table.key_dtype for table in batch.tables],
         tag=tag,
-        check=Check(wrong, lambda: _check_all_splits(checked)),
+        check=Check(wrong, batch.check_splits),
     )
     with failure_known_to_all(comm):
-        owned = _Found(backend, received, route.num_received)
-        outputs = owned.look_up(checked, None)
-        sources = return_rows(route, outputs)
-    pooled = _memory(backend, [_shape(part) for part in checked], room)
+        owned = AskedKeys(backend, batch, received, route.num_received.tolist())
+        sources = return_rows(route, owned.look_up())
+    pooled = Pieces(backend, batch.shapes, room)
     actions, starts = [], distinct.starts.tolist()
-    for i, (part, inverse) in enumerate(
-        zip(checked, cut(distinct.inverse, items.sizes), strict=True)
-    ):
-        pooling = (inverse, part.row_splits, part.weights, part.combiner)
+    for i, inverse in enumerate(cut(distinct.inverse, batch.sizes)):
+        pooling = (inverse, splits[i], batch.weights[i], batch.combiners[i])
         actions.append([combining(backend, sources[i], *pooling, pooled[i], starts[i])[1]])
     publish(*actions)
-    kept = [
-        None if part.weights is None else source
-        for part, source in zip(checked, sources, strict=True)
+    owned.sources = [
+        None if weights is None else source
+        for weights, source in zip(batch.weights, sources, strict=True)
     ]
-    return list(pooled), _trail(route, checked, items, distinct.inverse, owned, kept)
+    return pooled, _trail(route, batch, distinct.inverse, owned)
+
+
+def _forward_alone(
+    backend: Backend, comm: Communicator, batch: Batch, room: Room | None
+) -> tuple[Pieces, Trail]:
+    """Does what `forward` does on one rank: nothing travels, so nothing is deduplicated."""
+    batch.check_splits_of_no_rows()
+    owned = AskedKeys(backend, batch, batch.keys, batch.sizes)
+    outputs = Pieces(backend, batch.shapes, room)
+    try:
+        owned.pool(outputs)
+    except WrongSplitsError:
+        batch.check_splits()
+        raise
+    sizes = np.array([batch.sizes], np.int64)
+    route = Route(backend, comm, sizes, sizes, backend.xp.empty(0, np.int32), comm.turn)
+    return outputs, _trail(route, batch, None, owned)
+
+
+def _trail(route: Route, batch: Batch, inverse: Array | None, owned: AskedKeys) -> Trail:
+    numbers = np.array([batch.sizes, batch.num_rows, owned.sizes, owned.generations], np.int64)
+    way = (batch.row_splits, inverse, owned.keys, owned.rows, owned.sources)
+    return Trail(route, numbers.reshape(4, -1), *way)
 
 
 def backward(
@@ -163,7 +152,7 @@ def backward(
       parts: (table, weights, combiner) of each part of the forward.
       out_grads: (batch, dim) float32 per part.
       trail: what the forward gave.
-      room: gives memory for float32 results of some shapes; None: the backend's.
+      room: gives the memory of all row gradients; None: the backend.
 
     Returns:
       One Gradients per part.
@@ -195,9 +184,8 @@ def backward(
         indices = factors = [None] * len(parts)
     owned = deduplicated(backend, trail)
     sizes = np.diff(owned.distinct.starts).tolist()
-    sums = _memory(
-        backend, [(n, table.dim) for n, (table, _, _) in zip(sizes, parts, strict=True)], room
-    )
+    shapes = [(n, table.dim) for n, (table, _, _) in zip(sizes, parts, strict=True)]
+    sums = Pieces(backend, shapes, room)[:]
     groups = group(backend, owned.distinct.inverse, owned.begin, owned.distinct.starts)
     terms = [Terms(rows[i], indices[i], factors[i], sums[i]) for i in range(len(parts))]
     segment_sums(backend, groups, terms)
@@ -255,247 +243,6 @@ def deduplicated(backend: Backend, trail: Trail) -> Owned:
     return Owned(distinct, begin, cut(distinct.keys, distinct.sizes), cut(rows, distinct.sizes))
 
 
-# ---------------------------------------------------------------- what a lookup finds
-
-
-class _Items:
-    """The items of all parts, one part after the other.
-
-    Attributes:
-      keys: (n,) int64.
-      sizes: (num_parts,) int64, how many each part has.
-      begin: (num_parts + 1,) int64, where they start.
-      row_splits: (rows + num_parts,) int64, those of each part from 0 on.
-    """
-
-    def __init__(self, backend: Backend, parts: Sequence[Part], joined: Joined | None) -> None:
-        self.keys, self.row_splits = joined or (
-            _joined(backend, [part.keys for part in parts]),
-            _joined(backend, [part.row_splits for part in parts]),
-        )
-        self.sizes = np.array([part.keys.size for part in parts], np.int64)
-        self.begin = split_offsets(self.sizes)
-
-
-class _Found:
-    """Keys that this rank is asked, and what its tables find of them.
-
-    Attributes:
-      backend: where the arrays live.
-      keys: (m,) int64, those of all parts.
-      sizes: (num_parts,) int64, how many each part has.
-      rows: (m,) uint32, row numbers, once they were looked up.
-      generations: of the table of each part, by then.
-      sources: of each part with weights whose rows were pooled (m, dim) storage, the row of each
-        key; None of the others.
-    """
-
-    def __init__(self, backend: Backend, keys: Array, sizes: np.ndarray) -> None:
-        self.backend, self.keys, self.sizes = backend, keys, sizes
-        self.rows = backend.xp.empty(keys.size, np.uint32)
-        self.generations = [0] * len(sizes)
-        self.sources: list[Array | None] = [None] * len(sizes)
-
-    def look_up(self, parts: Sequence[Part], pooled: Sequence[Array] | None) -> list[Array]:
-        """Looks up the keys of all parts in one go, those of one table as one batch.
-
-        Args:
-          pooled: of each part (batch, dim) float32, gets its rows pooled; None: they are wanted as
-            they are.
-
-        Returns:
-          `pooled`, or of each part (m, dim) storage.
-        """
-        if not parts:
-            return []
-        numbers_of = _numbers_of_tables([part.table for part in parts])
-        order = [i for numbers in numbers_of for i in numbers]
-        keys, rows, results = self.keys, self.rows, [*(pooled or [None] * len(parts))]
-        is_ordered = order == sorted(order)
-        if not is_ordered:  # a table comes twice: its keys are one batch
-            keys = self._reordered(keys, self.sizes, order)
-            rows = self.backend.xp.empty(keys.size, np.uint32)
-        asked, sizes = [], self.sizes.tolist()
-        for numbers in numbers_of:
-            part, size = parts[numbers[0]], sum(sizes[i] for i in numbers)
-            outputs, first = [], 0
-            if pooled is None:
-                whole = part.table.store.output(size)
-                outputs.append(Output(whole, 0, size))
-            for i in numbers:
-                end = first + sizes[i]
-                if pooled is None:
-                    results[i] = whole[first:end]
-                else:
-                    pooling = (parts[i].row_splits, parts[i].weights, parts[i].combiner)
-                    outputs.append(Output(pooled[i], first, end, *pooling))
-                first = end
-            treatment = (part.insert, part.missing, part.filter_ratio)
-            asked.append(Asked(part.table, size, outputs, *treatment))
-
-        def found() -> None:
-            absent = look_up(self.backend, keys, rows, asked)
-            if not is_ordered:
-                places = sorted(range(len(order)), key=order.__getitem__)
-                self.rows[...] = self._reordered(rows, self.sizes[order], places)
-            self._keep(parts, numbers_of, absent, pooled is not None)
-            for each in asked:
-                each.table._report_refused()
-
-        holding([each.table for each in asked], found)
-        return results
-
-    def _reordered(self, array: Array, sizes: np.ndarray, order: Sequence[int]) -> Array:
-        """Returns the pieces of an array, of those sizes, in another order."""
-        pieces = cut(array, sizes)
-        return self.backend.xp.concatenate([pieces[i] for i in order])
-
-    def _keep(
-        self,
-        parts: Sequence[Part],
-        numbers_of: Sequence[Sequence[int]],
-        absent: Sequence[int],
-        is_pooled: bool,
-    ) -> None:
-        """Keeps what the way back needs, while nobody else uses the tables."""
-        rows, readings = cut(self.rows, self.sizes), []
-        for numbers, num_absent in zip(numbers_of, absent, strict=True):
-            for i in numbers:
-                self.generations[i] = parts[i].table.generation
-                if is_pooled and parts[i].weights is not None:
-                    self.sources[i], reading = _reading(parts[i], rows[i], num_absent > 0)
-                    readings.append(reading)
-        publish(*readings)
-
-
-def _numbers_of_tables(tables: Sequence[EmbeddingTable]) -> list[list[int]]:
-    """Returns the numbers of the parts of each table, in the order in which tables come first."""
-    numbers: dict[int, list[int]] = {}
-    for i, table in enumerate(tables):
-        numbers.setdefault(id(table), []).append(i)
-    return list(numbers.values())
-
-
-def _forward_alone(
-    backend: Backend,
-    comm: Communicator,
-    parts: Sequence[Part],
-    items: _Items,
-    room: Room | None,
-) -> tuple[list[Array], Trail]:
-    """Does what `forward` does on one rank: nothing travels, so nothing is deduplicated."""
-    for i, part in enumerate(parts):
-        if len(part.row_splits) == 1:
-            _check_splits(i, part)  # there are no rows whose splits a kernel looks at
-    found = _Found(backend, items.keys, items.sizes)
-    outputs = _memory(backend, [_shape(part) for part in parts], room)
-    try:
-        found.look_up(parts, outputs)
-    except WrongSplitsError:
-        _check_all_splits(parts)
-        raise
-    sizes = items.sizes.reshape(1, -1)
-    route = Route(backend, comm, sizes, sizes, backend.xp.empty(0, np.int32), comm.turn)
-    return list(outputs), _trail(route, parts, items, None, found, found.sources)
-
-
-def _trail(
-    route: Route,
-    parts: Sequence[Part],
-    items: _Items,
-    inverse: Array | None,
-    owned: _Found,
-    sources: list[Array | None],
-) -> Trail:
-    batches = [len(part.row_splits) - 1 for part in parts]
-    numbers = np.array([items.sizes, batches, owned.sizes, owned.generations], np.int64)
-    return Trail(route, numbers, items.row_splits, inverse, owned.keys, owned.rows, sources)
-
-
-def _reading(part: Part, rows: Array, may_lack: bool) -> tuple[Array, list[Action]]:
-    """Prepares to read the row of each item, (n, dim) storage."""
-    table = part.table
-    source = table.store.output(int(rows.size))
-    actions = [table.store.reading(rows, source)]
-    if may_lack and part.missing == "initial":
-        actions.append(table.drawing(source, part.keys, rows))
-    return source, actions
-
-
-def _joined(backend: Backend, arrays: Sequence[Array]) -> Array:
-    """Returns int64 arrays (n,) as one."""
-    if len(arrays) == 1:
-        return arrays[0]
-    return backend.xp.concatenate([backend.xp.empty(0, np.int64), *arrays])
-
-
-def _shape(part: Part) -> tuple[int, int]:
-    """Returns the shape of what a part gives."""
-    return len(part.row_splits) - 1, part.table.dim
-
-
-def _memory(
-    backend: Backend, shapes: Sequence[tuple[int, int]], room: Room | None
-) -> Sequence[Array]:
-    if room is not None:
-        return room(shapes)
-    return [backend.xp.empty(shape, np.float32) for shape in shapes]
-
-
-# ---------------------------------------------------------------- arguments
-
-
-_INT64 = np.dtype(np.int64)
-
-
-def _checked(backend: Backend, number: int, part: Part) -> Part:
-    """Returns the part with engine keys, or raises."""
-    if _is_plain(part):
-        return part
-    what = f"keys of table {part.table.name!r}"
-    keys = part.table.key_dtype.to_int64(backend.xp, part.keys, what)
-    if keys.ndim != 1:
-        raise ValueError(f"Keys of table {number} must have shape (n,). Received: {keys.shape}.")
-    splits = part.row_splits
-    if splits.ndim != 1 or len(splits) == 0:
-        raise ValueError(
-            f"`row_splits` of table {number} must have shape (batch + 1,). "
-            f"Received: {splits.shape}."
-        )
-    if splits.dtype != np.int64:
-        raise TypeError(f"`row_splits` of table {number} must be int64. Received: {splits.dtype}.")
-    if part.weights is not None:
-        if part.weights.shape != keys.shape:
-            raise ValueError(
-                f"Table {number} must have one weight for each of its {len(keys)} keys. "
-                f"Received: weights of shape {part.weights.shape}."
-            )
-        if part.weights.dtype != np.float32:
-            raise TypeError(
-                f"Weights of table {number} must be float32. Received: {part.weights.dtype}."
-            )
-    contiguous = backend.xp.ascontiguousarray
-    return part._replace(
-        keys=keys,
-        row_splits=contiguous(splits),
-        weights=None if part.weights is None else contiguous(part.weights),
-        combiner=normalise_combiner(part.combiner),
-    )
-
-
-def _is_plain(part: Part) -> bool:
-    """Whether a part without weights is as the engine wants it: a look instead of a conversion."""
-    keys, splits = part.keys, part.row_splits
-    return (
-        part.weights is None
-        and part.table.key_dtype.dtype is _INT64
-        and part.combiner in COMBINERS
-        and (keys.dtype is _INT64 and keys.ndim == 1 and keys.flags.c_contiguous)
-        and (splits.dtype is _INT64 and splits.ndim == 1 and splits.flags.c_contiguous)
-        and len(splits) > 0
-    )
-
-
 def _checked_grads(
     backend: Backend, number: int, table: EmbeddingTable, grads: Array, batch: int
 ) -> Array:
@@ -506,49 +253,3 @@ def _checked_grads(
             f"({batch}, {table.dim}). Received: {grads.dtype} of shape {grads.shape}."
         )
     return backend.xp.ascontiguousarray(grads)
-
-
-def _check_splits(number: int, part: Part) -> None:
-    """Raises ValueError where row splits do not fit the keys. On a GPU it waits."""
-    splits, keys = part.row_splits, part.keys
-    ends = (int(splits[0]), int(splits[-1]))
-    if ends != (0, len(keys)) or bool((splits[1:] < splits[:-1]).any()):
-        raise ValueError(
-            f"`row_splits` of table {number} must rise from 0 to the number of its keys, "
-            f"{len(keys)}. Received: {ends[0]} to {ends[1]}"
-            f"{' with a fall between them' if ends == (0, len(keys)) else ''}."
-        )
-
-
-def _check_all_splits(parts: Sequence[Part]) -> None:
-    for i, part in enumerate(parts):
-        _check_splits(i, part)
-
-
-def row_splits_of(backend: Backend, row_numbers: Array, batch: int) -> Array:
-    """Returns the row splits of items that name their row, as a sparse matrix does.
-
-    Args:
-      row_numbers: (n,) int64, ascending, each in [0, batch).
-      batch: number of rows.
-
-    Returns:
-      (batch + 1,) int64.
-
-    Raises:
-      ValueError: they fall, or leave [0, batch).
-    """
-    xp = backend.xp
-    if row_numbers.size:
-        if bool((row_numbers[1:] < row_numbers[:-1]).any()):
-            raise ValueError(
-                "The entries of a SparseTensor must be in row-major order. Received: row numbers "
-                "that fall. Use tf.sparse.reorder first."
-            )
-        first, last = int(row_numbers[0]), int(row_numbers[-1])
-        if first < 0 or last >= batch:
-            raise ValueError(
-                f"The rows of a SparseTensor must be in [0, {batch}), by its dense_shape. "
-                f"Received: rows {first} to {last}."
-            )
-    return xp.searchsorted(row_numbers, xp.arange(batch + 1, dtype=np.int64)).astype(np.int64)

@@ -11,8 +11,6 @@ from sok_lite.engine.exchange import Route
 from sok_lite.engine.segments import cut
 
 Empty = Callable[[tuple[int, ...]], Array]
-# Gives memory for float32 results of some shapes.
-Room = Callable[[Sequence[tuple[int, ...]]], Sequence[Array]]
 
 # Of what `pack` writes: another form gets another number.
 _VERSION = 3

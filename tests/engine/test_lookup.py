@@ -7,8 +7,8 @@ from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, SingleCommunicator, run_ranks
 from sok_lite.engine import agreement, exchange, lookup
 from sok_lite.engine import trail as trails
+from sok_lite.engine.batch import Part, batch_of, row_splits_of
 from sok_lite.engine.initializer_spec import make_initializer
-from sok_lite.engine.lookup import Joined, Part
 from sok_lite.engine.message import keys_without_headers
 from sok_lite.engine.table import make_table
 from tests.engine.helpers import first_row, new_table
@@ -117,8 +117,8 @@ def test_a_packed_trail_has_no_copy_of_what_is_at_hand(backend, size):
         parts = parts_of(backend, tables, data[comm.rank], ["sum", "sum"], weighted=False)
         keys, splits = (backend.xp.concatenate([part[i] for part in parts]) for i in (1, 2))
         longer = backend.xp.concatenate([splits[:3], splits])
-        joined = Joined(keys, longer[3:])
-        _, trail = lookup.forward(backend, comm, parts, 7, None, joined)
+        batch = batch_of(backend, parts)._replace(keys=keys, row_splits=longer[3:])
+        _, trail = lookup.forward_batch(backend, comm, batch, 7)
         whole = trails.pack(backend, trail)
         packed = trails.pack(backend, trail, None, [longer, keys])
         # Equal memory elsewhere, as a graph may hand it on.
@@ -313,12 +313,10 @@ def test_a_trail_knows_when_its_tables_gave_the_row_numbers(backend):
 
 def test_row_splits_of_row_numbers(backend):
     numbers = backend.from_host(np.array([0, 0, 2, 2, 2, 5], np.int64))
-    splits = backend.to_host(lookup.row_splits_of(backend, numbers, 7))
+    splits = backend.to_host(row_splits_of(backend, numbers, 7))
     np.testing.assert_array_equal(splits, [0, 2, 2, 5, 5, 5, 6, 6])
     none = backend.from_host(np.zeros(0, np.int64))
-    np.testing.assert_array_equal(
-        backend.to_host(lookup.row_splits_of(backend, none, 2)), [0, 0, 0]
-    )
+    np.testing.assert_array_equal(backend.to_host(row_splits_of(backend, none, 2)), [0, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -326,7 +324,7 @@ def test_row_splits_of_row_numbers(backend):
 )
 def test_row_numbers_that_are_wrong_are_refused(backend, numbers, text):
     with pytest.raises(ValueError, match=text):
-        lookup.row_splits_of(backend, backend.from_host(np.array(numbers, np.int64)), 3)
+        row_splits_of(backend, backend.from_host(np.array(numbers, np.int64)), 3)
 
 
 def test_ranks_that_look_up_different_tables_all_raise(backend):

@@ -62,6 +62,8 @@ class RowAccess:
         self.row_dtype = row_dtype
         self.chunk_shift = chunk_shift
         self._columns: dict[str, Column] = {}
+        self._words_of: Array | None = None  # pointers whose `place_words` were made last
+        self._place_words: np.ndarray
 
     def column(self, name: str = "value") -> Column:
         """Returns a column.
@@ -115,6 +117,14 @@ class RowAccess:
         col = self.column(column)
         format_number = self.row_dtype.number if column == "value" else 0
         return col.pointers, self.chunk_shift, col.dim, format_number
+
+    def place_words(self) -> np.ndarray:
+        """Returns the place of the value rows as the words that a kernel takes, (4,) int64."""
+        pointers, *numbers = self.place()
+        if self._words_of is not pointers:
+            self._words_of = pointers
+            self._place_words = np.array([self.backend.address(pointers), *numbers], np.int64)
+        return self._place_words
 
     def read(self, rows: Array, column: str = "value", out: Array | None = None) -> Array:
         """Copies rows out.

@@ -90,7 +90,7 @@ class EmbeddingTable(Inserts):
         if scores is None:
             size = int(keys.size)
             asked = Asked(self, size, filter_ratio=filter_ratio, unique_keys=unique_keys)
-            look_up(self.backend, keys, result, [asked])
+            look_up(self.backend, keys, result, asked)
         else:
             self._find_or_insert_with_scores(keys, scores, result, filter_ratio)
         self._report_refused()
@@ -108,7 +108,7 @@ class EmbeddingTable(Inserts):
         rows = self._row_numbers(distinct)
         spread = backend.prepared("dense_gather_u32", n, rows, 1, inverse, result, n)
         asked = Asked(self, size, filter_ratio=filter_ratio, unique_keys=True, given=given)
-        look_up(backend, distinct, rows, [asked])
+        look_up(backend, distinct, rows, asked)
         publish([spread])
 
     def _row_numbers(self, keys: Array) -> Array:
@@ -149,7 +149,7 @@ class EmbeddingTable(Inserts):
         asked = Asked(
             *(self, whole.end, [whole], insert, missing, filter_ratio, unique_keys),
         )
-        (num_absent,) = look_up(self.backend, keys, rows, [asked])
+        num_absent = look_up(self.backend, keys, rows, asked)
         self._report_refused()
         return Lookup(whole.out, rows, num_absent)
 
@@ -167,7 +167,7 @@ class EmbeddingTable(Inserts):
         evicted: list[Evicted] = []
         rows, whole = self._row_numbers(keys), Output(out, 0, int(keys.size))
         asked = Asked(self, whole.end, [whole], unique_keys=unique_keys, evicted=evicted)
-        look_up(self.backend, keys, rows, [asked])
+        look_up(self.backend, keys, rows, asked)
         self._report_refused(evicted)
         return out, self._gathered(evicted)
 

@@ -126,6 +126,7 @@ class Index(ABC):
         self.capacity = self.size = self.num_rehashes = 0
         self._init_capacity = capacity
         self._place: Place | None = None  # as it was last asked for
+        self._place_words: np.ndarray | None = None
         self._slots = self._new_slots(capacity)
         self.capacity = capacity
 
@@ -215,8 +216,16 @@ class Index(ABC):
         place = self._place
         if place is None or place.slots is not self._slots or place.scores is not scores:
             place = Place(self._slots, scores, self.capacity, bucket, *self._reserved())
-            self._place = place
+            self._place, self._place_words = place, None
         return place
+
+    def place_words(self) -> np.ndarray:
+        """Returns `place` as the words that a kernel takes, (6,) int64."""
+        place = self.place()
+        if self._place_words is None:
+            addresses = [0 if a is None else self.backend.address(a) for a in place[:2]]
+            self._place_words = np.array([*addresses, *place[2:]], np.int64)
+        return self._place_words
 
     def scoring(self) -> tuple[int, int]:
         """Returns how scores are kept: the number of the strategy, and the epoch."""

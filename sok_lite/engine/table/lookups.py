@@ -3,8 +3,10 @@
 Only where keys are missing more is done; see engine/table/new_keys.py.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part, joined_launches
@@ -12,6 +14,7 @@ from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table.counters import Count, new_counters
+from sok_lite.engine.table.insertion import Inserts
 from sok_lite.engine.table.new_keys import Asked, Incomplete, Output, complete, pooling
 
 
@@ -19,13 +22,70 @@ class WrongSplitsError(ValueError):
     """Row splits do not rise from 0 to the number of keys."""
 
 
-def look_up(backend: Backend, keys: Array, rows: Array, asked: Sequence[Asked]) -> list[int]:
+class Request(NamedTuple):
+    """What several tables are asked.
+
+    Attributes:
+      tables: all different, each in a call that may change it.
+      inserts: of each table, whether keys without a row get one.
+      sizes: of each table, number of its keys.
+      asked: gives all of it, table by table.
+      columns: of pooled rows on a CPU, what its kernel is told; None: `asked` says it.
+    """
+
+    tables: Sequence[Inserts]
+    inserts: Sequence[bool]
+    sizes: Sequence[int]
+    asked: Callable[[], Sequence[Asked]]
+    columns: "PooledColumns | None" = None
+
+
+class PooledColumns(NamedTuple):
+    """Outputs of all tables, as the kernel is told of them: (num_outputs,) int64 or lists of it.
+
+    Attributes:
+      table: which table each belongs to; in ascending order.
+      num_keys, num_rows: keys and rows of each.
+      first: where its keys begin, among those of all tables.
+      row_splits, out: addresses.
+      weights: addresses, 0 for none.
+      combiner: numbers of COMBINERS.
+      arrays: whose addresses they are.
+    """
+
+    table: Sequence[int]
+    num_keys: np.ndarray
+    num_rows: Sequence[int]
+    first: np.ndarray
+    row_splits: np.ndarray
+    weights: np.ndarray
+    combiner: np.ndarray
+    out: np.ndarray
+    arrays: Any
+
+
+def request_of(asked: Sequence[Asked]) -> Request:
+    """Returns the request of what tables are asked, all of them different."""
+    return Request(
+        tables=[each.table for each in asked],
+        inserts=[each.insert for each in asked],
+        sizes=[each.size for each in asked],
+        asked=lambda: asked,
+    )
+
+
+def look_up(backend: Backend, keys: Array, rows: Array, asked: Asked) -> int:
+    """Does what `look_up_request` does, for one table."""
+    return look_up_request(backend, keys, rows, request_of([asked]))[0]
+
+
+def look_up_request(backend: Backend, keys: Array, rows: Array, request: Request) -> list[int]:
     """Finds keys, inserts those that are missing, and writes row numbers and rows.
 
     Args:
       keys: (n,) int64, which may repeat; those of each table follow those of the table before.
       rows: (n,) uint32, gets the row numbers.
-      asked: of tables that are all different, each in a call that may change it.
+      request: what is asked of the tables.
 
     Returns:
       How many keys have no row afterwards, for each table.
@@ -34,65 +94,67 @@ def look_up(backend: Backend, keys: Array, rows: Array, asked: Sequence[Asked]) 
       MemoryError: no memory for new keys. Each table is as it was or as it is to be.
       WrongSplitsError: row splits of an output do not fit its keys. Nothing was inserted.
     """
-    for each in asked:
-        if each.insert:
-            each.table._before_lookup()
-    sizes = [each.size for each in asked]
-    its_keys, its_rows = cut(keys, sizes), cut(rows, sizes)
-    counters = new_counters(backend, len(asked))
+    tables, sizes = request.tables, request.sizes
     beginning: list[Action] = []
-    parts: list[tuple[Backend, str, Part]] = []
-    for each, some_keys, some_rows, counts in zip(asked, its_keys, its_rows, counters, strict=True):
-        stamp = 0
-        if each.insert:
-            beginning += each.table._beginning_lookup()
-            stamp = each.table.clock.now + 1
-        parts += _finding(each, some_keys, some_rows, stamp, counts)
-    publish([*beginning, *joined_launches(parts)])
+    stamps = [0] * len(tables)  # of a lookup that inserts nothing, and notes nothing
+    for i, (table, insert) in enumerate(zip(tables, request.inserts, strict=True)):
+        if insert:
+            table._before_lookup()
+            beginning += table._beginning_lookup()
+            stamps[i] = table.clock.now + 1
+    counters = new_counters(backend, len(tables))
+    if request.columns is None:
+        finding = _finding(keys, rows, request.asked(), stamps, counters)
+    else:
+        finding = [_finding_and_pooling(backend, keys, rows, request, stamps, counters)]
+    publish([*beginning, *finding])
     found = backend.to_host(counters).tolist()
     if any(counts[Count.WRONG_SPLITS] for counts in found):
         raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
     finished: list[list[Action]] = []
     is_complete = True
-    for each, counts in zip(asked, found, strict=True):
+    for table, insert, size, counts in zip(tables, request.inserts, sizes, found, strict=True):
         num_missing = counts[Count.MISSING]
-        each.table._count_found(each.size, num_missing)
+        table._count_found(size, num_missing)
         if num_missing:
             is_complete = False
-        elif each.insert:
-            touching = each.table._touching(counts[Count.SEEN], None)
+        elif insert:
+            touching = table._touching(counts[Count.SEEN], None)
             if touching:
                 finished.append(touching)
     publish(*finished)
     if is_complete:
-        return [0] * len(asked)
-    search = Incomplete(counters, found, split_offsets(sizes))
-    return complete(backend, keys, rows, asked, search)
+        return [0] * len(tables)
+    search = Incomplete(counters, found, split_offsets(np.array(sizes, np.int64)))
+    return complete(backend, keys, rows, request.asked(), search)
 
 
 def _finding(
-    asked: Asked, keys: Array, rows: Array, stamp: int, counts: Array
-) -> list[tuple[Backend, str, Part]]:
-    """Prepares to find the keys of a table, and to give the rows of those that are found.
+    keys: Array, rows: Array, asked: Sequence[Asked], stamps: Sequence[int], counters: Array
+) -> list[Action]:
+    """Prepares to find the keys of tables, and to give the rows of those that are found.
 
     Args:
-      stamp: number of this lookup; 0: it inserts nothing, and notes nothing.
+      stamps: number of this lookup for each table; 0: it inserts nothing, and notes nothing.
     """
+    sizes = [each.size for each in asked]
+    parts: list[tuple[Backend, str, Part]] = []
+    for each, its_keys, its_rows, stamp, counts in zip(
+        asked, cut(keys, sizes), cut(rows, sizes), stamps, counters, strict=True
+    ):
+        parts += _finding_of(each, its_keys, its_rows, stamp, counts)
+    return joined_launches(parts)
+
+
+def _finding_of(
+    asked: Asked, keys: Array, rows: Array, stamp: int, counts: Array
+) -> list[tuple[Backend, str, Part]]:
     table, outputs = asked.table, asked.outputs
-    backend, index = table.backend, table.index
+    backend = table.backend
     warming = table._warming() if stamp else None
     is_pooled = bool(outputs) and outputs[0].row_splits is not None
-    if is_pooled and backend.name == "cpu":
-        place, note, rows_place = index.place(), index.noting(stamp, warming), table.store.place()
-        parts = []
-        for output in outputs:
-            batch, arguments = _pooled(output, rows, counts)
-            some_keys = keys[output.first : output.end]
-            find = (*place, *note, some_keys, *rows_place, *arguments)
-            parts.append((backend, "find_and_pool", Part(batch, find)))
-        return parts
     copying = None if is_pooled or not outputs else table.store.copying(outputs[0].out)
-    find = index.searching(keys, stamp, asked.given, warming, copying, (rows, counts)).launch
+    find = table.index.searching(keys, stamp, asked.given, warming, copying, (rows, counts)).launch
     parts = [(backend, find.kernel, find.part)]
     if is_pooled:
         *where, _ = table.store.place()
@@ -109,3 +171,46 @@ def _pooled(output: Output, rows: Array, counts: Array) -> tuple[int, tuple[Any,
     num_items = output.end - output.first
     rows = rows[output.first : output.end]
     return batch, (rows, *how, output.out, counts, num_items, batch)
+
+
+def _finding_and_pooling(
+    backend: Backend,
+    keys: Array,
+    rows: Array,
+    request: Request,
+    stamps: Sequence[int],
+    counters: Array,
+) -> Action:
+    """Prepares to find the keys of tables and to pool their rows, in one launch.
+
+    For 26 tables Python takes longer to say what to do than the kernel to do it. So what is told of
+    each table is kept as words, and the rest is made for all of them at once.
+    """
+    columns, tables = request.columns, request.tables
+    assert columns is not None
+    notes = np.zeros((len(tables), 5), np.int64)
+    notes[:, 0] = stamps
+    arrays = []
+    for i, table in enumerate(tables):
+        if not table.keeps_every_key:
+            _, strategy, epoch, heat, warms = table.index.noting(
+                stamps[i], table._warming() if stamps[i] else None
+            )
+            arrays.append(heat)
+            notes[i, 1:] = strategy, epoch, 0 if heat is None else backend.address(heat), warms
+    indexes = np.stack([table.index.place_words() for table in tables])
+    stores = np.stack([table.store.place_words() for table in tables])
+    counts = backend.address(counters) + counters.strides[0] * np.arange(len(tables))
+    of_tables = [(0, indexes), (6, notes), (12, stores), (21, counts)]
+    if len(columns.table) > len(tables):  # a table has several outputs
+        of_tables = [(place, words[columns.table]) for place, words in of_tables]
+    of_outputs = [
+        (11, backend.address(keys) + keys.itemsize * columns.first),
+        (16, backend.address(rows) + rows.itemsize * columns.first),
+        *((17, columns.row_splits), (18, columns.weights), (19, columns.combiner)),
+        *((20, columns.out), (22, columns.num_keys), (23, np.array(columns.num_rows))),
+    ]
+    arrays += [keys, rows, counters, columns.arrays]
+    return backend.joined_columns(
+        "find_and_pool", columns.num_rows, [*of_tables, *of_outputs], arrays
+    )

@@ -1,0 +1,182 @@
+"""The keys that this rank is asked, and what its tables find of them."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import publish
+from sok_lite.comm.protocol import split_offsets
+from sok_lite.engine.batch import Batch
+from sok_lite.engine.pooling import COMBINERS
+from sok_lite.engine.room import Pieces
+from sok_lite.engine.segments import cut
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.table.lookups import PooledColumns, Request, look_up_request, request_of
+from sok_lite.engine.table.new_keys import Asked, Output
+
+
+class AskedKeys:
+    """Keys that this rank is asked, and what its tables find of them.
+
+    Attributes:
+      keys: (m,) int64, those of all parts.
+      sizes: how many each part has.
+      rows: (m,) uint32, row numbers, once they were looked up.
+      generations: of the table of each part, by then.
+      sources: of each part with weights whose rows were pooled (m, dim) storage, the row of each
+        key; None of the others.
+    """
+
+    def __init__(self, backend: Backend, batch: Batch, keys: Array, sizes: list[int]) -> None:
+        """Args:
+        batch: says which tables are asked, and how.
+        keys, sizes: as of the attributes.
+        """
+        self._backend, self._batch = backend, batch
+        self.keys, self.sizes = keys, sizes
+        self.rows = backend.xp.empty(keys.size, np.uint32)
+        self.generations = [0] * len(sizes)
+        self.sources: list[Array | None] = [None] * len(sizes)
+        # The parts of each table, and all in that order: those of one table are asked together.
+        self._numbers_of = _numbers_of_tables(batch.tables)
+        self._order = [i for numbers in self._numbers_of for i in numbers]
+
+    def look_up(self) -> list[Array]:
+        """Looks up the keys of all parts in one go, and returns of each (m, dim) storage."""
+        results: list[Array] = [None] * len(self.sizes)
+        asked = []
+        for numbers in self._numbers_of:
+            size = self._size_of(numbers)
+            whole = self._batch.tables[numbers[0]].store.output(size)
+            asked.append(self._asked(numbers, [Output(whole, 0, size)]))
+            pieces = cut(whole, [self.sizes[i] for i in numbers])
+            for i, piece in zip(numbers, pieces, strict=True):
+                results[i] = piece
+        self._look_up(request_of(asked), self._read_none)
+        return results
+
+    def pool(self, out: Pieces) -> None:
+        """Looks up the keys of all parts in one go, and pools their rows.
+
+        Args:
+          out: of each part (batch, dim) float32.
+
+        Raises:
+          WrongSplitsError: see `look_up` of engine/table/lookups.py.
+        """
+        if not self.sizes:
+            return
+        batch, asked_of = self._batch, [numbers[0] for numbers in self._numbers_of]
+        request = Request(
+            tables=[batch.tables[i] for i in asked_of],
+            inserts=[batch.inserts[i] for i in asked_of],
+            sizes=[self._size_of(numbers) for numbers in self._numbers_of],
+            asked=lambda: self._pooled(out),
+            columns=self._columns(out) if self._backend.name == "cpu" else None,
+        )
+        self._look_up(request, self._read_weighted)
+
+    # ---------------------------------------------------------------- what is asked
+
+    def _size_of(self, numbers: Sequence[int]) -> int:
+        """Returns how many keys some parts have together."""
+        return sum([self.sizes[i] for i in numbers])
+
+    def _asked(self, numbers: Sequence[int], outputs: Sequence[Output]) -> Asked:
+        """Returns what the table of some parts is asked."""
+        batch, i = self._batch, numbers[0]
+        treatment = (batch.inserts[i], batch.missing[i], batch.filter_ratios[i])
+        return Asked(batch.tables[i], self._size_of(numbers), outputs, *treatment)
+
+    def _pooled(self, out: Pieces) -> list[Asked]:
+        batch, splits = self._batch, self._batch.splits_of_parts()
+        asked = []
+        for numbers in self._numbers_of:
+            ends = accumulate([self.sizes[i] for i in numbers], initial=0)
+            outputs = [
+                Output(out[i], first, end, splits[i], batch.weights[i], batch.combiners[i])
+                for i, (first, end) in zip(numbers, pairwise(ends), strict=True)
+            ]
+            asked.append(self._asked(numbers, outputs))
+        return asked
+
+    def _columns(self, out: Pieces) -> PooledColumns:
+        """Returns what `_pooled` does, as words."""
+        batch, order, address = self._batch, self._order, self._backend.address
+        splits = split_offsets(np.array(batch.num_rows, np.int64) + 1)[:-1][order]
+        num_keys = np.array(self.sizes, np.int64)[order]
+        weights = [batch.weights[i] for i in order]
+        return PooledColumns(
+            table=[t for t, numbers in enumerate(self._numbers_of) for _ in numbers],
+            num_rows=[batch.num_rows[i] for i in order],
+            num_keys=num_keys,
+            first=split_offsets(num_keys)[:-1],
+            row_splits=address(batch.row_splits) + batch.row_splits.itemsize * splits,
+            weights=np.array([0 if w is None else address(w) for w in weights], np.int64),
+            combiner=np.array([COMBINERS[batch.combiners[i]] for i in order], np.int64),
+            out=address(out.whole) + out.whole.itemsize * np.array(out.starts, np.int64)[order],
+            arrays=(batch, out),
+        )
+
+    # ---------------------------------------------------------------- what is found
+
+    def _look_up(self, request: Request, keep: Callable[[Sequence[int]], None]) -> None:
+        """Looks up, and keeps what the way back needs while nobody else uses the tables.
+
+        Args:
+          keep: takes how many keys have no row, of each table.
+        """
+        batch, order = self._batch, self._order
+        keys, rows, is_ordered = self.keys, self.rows, order == sorted(order)
+        if not is_ordered:  # a table comes twice: its keys are one batch
+            keys = self._reordered(keys, self.sizes, order)
+            rows = self._backend.xp.empty(keys.size, np.uint32)
+
+        def found() -> None:
+            num_absent = look_up_request(self._backend, keys, rows, request)
+            if not is_ordered:
+                places = sorted(range(len(order)), key=order.__getitem__)
+                sizes = [self.sizes[i] for i in order]
+                self.rows[...] = self._reordered(rows, sizes, places)
+            self.generations = [table.generation for table in batch.tables]
+            keep(num_absent)
+            for table in request.tables:
+                table._report_refused()
+
+        holding(request.tables, found)
+
+    def _reordered(self, array: Array, sizes: Sequence[int], order: Sequence[int]) -> Array:
+        """Returns the pieces of an array, of those sizes, in another order."""
+        pieces = cut(array, sizes)
+        return self._backend.xp.concatenate([pieces[i] for i in order])
+
+    def _read_none(self, _: Sequence[int]) -> None:
+        """Keeps no row: several ranks have them already."""
+
+    def _read_weighted(self, num_absent: Sequence[int]) -> None:
+        """Keeps the rows of parts with weights, which the gradients by those need."""
+        batch = self._batch
+        if not any(weights is not None for weights in batch.weights):
+            return
+        keys, rows, readings = cut(self.keys, self.sizes), cut(self.rows, self.sizes), []
+        for numbers, absent in zip(self._numbers_of, num_absent, strict=True):
+            for i in numbers:
+                if batch.weights[i] is not None:
+                    table, source = batch.tables[i], batch.tables[i].store.output(self.sizes[i])
+                    actions = [table.store.reading(rows[i], source)]
+                    if absent and batch.missing[i] == "initial":
+                        actions.append(table.drawing(source, keys[i], rows[i]))
+                    self.sources[i] = source
+                    readings.append(actions)
+        publish(*readings)
+
+
+def _numbers_of_tables(tables: Sequence[EmbeddingTable]) -> list[list[int]]:
+    """Returns the numbers of the parts of each table, in the order in which tables come first."""
+    numbers: dict[int, list[int]] = {}
+    for i, table in enumerate(tables):
+        numbers.setdefault(id(table), []).append(i)
+    return list(numbers.values())

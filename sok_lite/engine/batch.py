@@ -1,0 +1,179 @@
+"""What a lookup is asked: the items of all tables of a call, one table after another."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.comm.protocol import split_offsets
+from sok_lite.engine.pooling import normalise_combiner
+from sok_lite.engine.segments import cut
+from sok_lite.engine.table import EmbeddingTable
+
+
+class Part(NamedTuple):
+    """One table's part of a call.
+
+    Attributes:
+      table: the table of this rank.
+      keys: (n,) integers.
+      row_splits: (batch + 1,) int64, where each row of the batch begins and ends.
+      weights: (n,) float32; None: all 1.
+      combiner: "sum", "mean" or "sqrtn".
+      insert, missing, filter_ratio: of the table's `lookup`.
+    """
+
+    table: EmbeddingTable
+    keys: Array
+    row_splits: Array
+    weights: Array | None
+    combiner: str
+    insert: bool = True
+    missing: str = "initial"
+    filter_ratio: float = 1.0
+
+
+class Batch(NamedTuple):
+    """All parts of a call. What is a list has one entry for each part.
+
+    Attributes:
+      tables, combiners, inserts, missing, filter_ratios: as of `Part`.
+      sizes: items of each part.
+      num_rows: rows of each part.
+      keys: (n,) int64, those of each part after those of the part before; of uint64 tables their
+        bits.
+      row_splits: (rows + num_parts,) int64, likewise, those of each part from 0 on.
+      weights: (n,) float32, C-contiguous; None: all 1.
+    """
+
+    tables: list[EmbeddingTable]
+    combiners: list[str]
+    inserts: list[bool]
+    missing: list[str]
+    filter_ratios: list[float]
+    sizes: list[int]
+    num_rows: list[int]
+    keys: Array
+    row_splits: Array
+    weights: list[Array | None]
+
+    @property
+    def begin(self) -> np.ndarray:
+        """Where the keys of each part start, and their number: (num_parts + 1,) int64."""
+        return split_offsets(np.array(self.sizes, np.int64))
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Of what each part gives."""
+        return [(n, table.dim) for n, table in zip(self.num_rows, self.tables, strict=True)]
+
+    def splits_of_parts(self) -> list[Array]:
+        """Returns the row splits of each part, (its rows + 1,) int64."""
+        return cut(self.row_splits, [n + 1 for n in self.num_rows])
+
+    def check_splits(self) -> None:
+        """Raises ValueError where row splits do not fit the keys. On a GPU it waits."""
+        for i, splits in enumerate(self.splits_of_parts()):
+            self._check_splits(i, splits)
+
+    def check_splits_of_no_rows(self) -> None:
+        """Does `check_splits` for parts without rows, whose splits no kernel looks at."""
+        if 0 in self.num_rows:
+            for i, splits in enumerate(self.splits_of_parts()):
+                if len(splits) == 1:
+                    self._check_splits(i, splits)
+
+    def _check_splits(self, number: int, splits: Array) -> None:
+        num_keys, ends = self.sizes[number], (int(splits[0]), int(splits[-1]))
+        if ends != (0, num_keys) or bool((splits[1:] < splits[:-1]).any()):
+            raise ValueError(
+                f"`row_splits` of table {number} must rise from 0 to the number of its keys, "
+                f"{num_keys}. Received: {ends[0]} to {ends[1]}"
+                f"{' with a fall between them' if ends == (0, num_keys) else ''}."
+            )
+
+
+def batch_of(backend: Backend, parts: Sequence[Part]) -> Batch:
+    """Returns parts as a batch.
+
+    Raises:
+      TypeError, ValueError: keys, row splits, weights or combiner do not fit.
+    """
+    parts = [_checked(backend, i, part) for i, part in enumerate(parts)]
+    return Batch(
+        tables=[part.table for part in parts],
+        combiners=[part.combiner for part in parts],
+        inserts=[part.insert for part in parts],
+        missing=[part.missing for part in parts],
+        filter_ratios=[part.filter_ratio for part in parts],
+        sizes=[int(part.keys.size) for part in parts],
+        num_rows=[len(part.row_splits) - 1 for part in parts],
+        keys=_joined(backend, [part.keys for part in parts]),
+        row_splits=_joined(backend, [part.row_splits for part in parts]),
+        weights=[part.weights for part in parts],
+    )
+
+
+def _joined(backend: Backend, arrays: Sequence[Array]) -> Array:
+    """Returns int64 arrays (n,) as one, C-contiguous."""
+    if len(arrays) == 1:
+        return backend.xp.ascontiguousarray(arrays[0])
+    return backend.xp.concatenate([backend.xp.empty(0, np.int64), *arrays])
+
+
+def _checked(backend: Backend, number: int, part: Part) -> Part:
+    """Returns the part with engine keys, or raises."""
+    what = f"keys of table {part.table.name!r}"
+    keys = part.table.key_dtype.to_int64(backend.xp, part.keys, what)
+    if keys.ndim != 1:
+        raise ValueError(f"Keys of table {number} must have shape (n,). Received: {keys.shape}.")
+    splits = part.row_splits
+    if splits.ndim != 1 or len(splits) == 0:
+        raise ValueError(
+            f"`row_splits` of table {number} must have shape (batch + 1,). "
+            f"Received: {splits.shape}."
+        )
+    if splits.dtype != np.int64:
+        raise TypeError(f"`row_splits` of table {number} must be int64. Received: {splits.dtype}.")
+    if part.weights is not None:
+        if part.weights.shape != keys.shape:
+            raise ValueError(
+                f"Table {number} must have one weight for each of its {len(keys)} keys. "
+                f"Received: weights of shape {part.weights.shape}."
+            )
+        if part.weights.dtype != np.float32:
+            raise TypeError(
+                f"Weights of table {number} must be float32. Received: {part.weights.dtype}."
+            )
+    weights = None if part.weights is None else backend.xp.ascontiguousarray(part.weights)
+    return part._replace(keys=keys, weights=weights, combiner=normalise_combiner(part.combiner))
+
+
+def row_splits_of(backend: Backend, row_numbers: Array, batch: int) -> Array:
+    """Returns the row splits of items that name their row, as a sparse matrix does.
+
+    Args:
+      row_numbers: (n,) int64, ascending, each in [0, batch).
+      batch: number of rows.
+
+    Returns:
+      (batch + 1,) int64.
+
+    Raises:
+      ValueError: they fall, or leave [0, batch).
+    """
+    xp = backend.xp
+    if row_numbers.size:
+        if bool((row_numbers[1:] < row_numbers[:-1]).any()):
+            raise ValueError(
+                "The entries of a SparseTensor must be in row-major order. Received: row numbers "
+                "that fall. Use tf.sparse.reorder first."
+            )
+        first, last = int(row_numbers[0]), int(row_numbers[-1])
+        if first < 0 or last >= batch:
+            raise ValueError(
+                f"The rows of a SparseTensor must be in [0, {batch}), by its dense_shape. "
+                f"Received: rows {first} to {last}."
+            )
+    return xp.searchsorted(row_numbers, xp.arange(batch + 1, dtype=np.int64)).astype(np.int64)
