@@ -49,6 +49,7 @@ def on_device(backend: Backend, function: Callable[..., Result], *args: Any) -> 
                 raise
 
 
+@tf.autograph.experimental.do_not_convert  # else each call of a graph runs through AutoGraph
 def host_call(
     function: Callable[..., Sequence[tf.Tensor]],
     inputs: Sequence[Any],

@@ -158,10 +158,12 @@ def to_array(tensor: tf.Tensor, backend: Backend) -> Array:
         view = _gpu_view(tensor, backend)
         if view is not None:
             return view
-    # Of a bfloat16 scalar TensorFlow gives NumPy no array.
-    array = np.asarray(tensor if tensor.shape.rank else tensor.numpy())
-    if tensor.dtype == tf.bfloat16:
-        array = array.view(np.uint16)
+    # TensorFlow has one object for each dtype, and takes 1 microsecond to compare two.
+    if tensor.dtype is tf.bfloat16:
+        # Of a bfloat16 scalar TensorFlow gives NumPy no array.
+        array = np.asarray(tensor if tensor.shape.rank else tensor.numpy()).view(np.uint16)
+    else:
+        array = np.asarray(tensor)
     return array if backend.name == "cpu" else backend.from_host(array)
 
 

@@ -198,9 +198,10 @@ def _finding_and_pooling(
             )
             arrays.append(heat)
             notes[i, 1:] = strategy, epoch, 0 if heat is None else backend.address(heat), warms
-    indexes = np.stack([table.index.place_words() for table in tables])
-    stores = np.stack([table.store.place_words() for table in tables])
+    indexes = np.concatenate([table.index.place_words() for table in tables])
+    stores = np.concatenate([table.store.place_words() for table in tables])
     counts = backend.address(counters) + counters.strides[0] * np.arange(len(tables))
+    indexes, stores = indexes.reshape(len(tables), -1), stores.reshape(len(tables), -1)
     of_tables = [(0, indexes), (6, notes), (12, stores), (21, counts)]
     if len(columns.table) > len(tables):  # a table has several outputs
         of_tables = [(place, words[columns.table]) for place, words in of_tables]
