@@ -18,6 +18,7 @@ _MODULE_OF_NAME = {
     "init": "communication",
     "set_comm_tool": "communication",
     "lookup_sparse": "lookup",
+    "prefetch": "ahead",
     "sparse_read_and_evict": "lookup",
     "OptimizerWrapper": "optimizer",
     "SGD": "optimizer",

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.ahead import Prefetched
 from sok_lite.comm import Communicator
 from sok_lite.communication import communicator
 from sok_lite.dynamic_variable import DynamicVariable
@@ -53,7 +54,8 @@ def lookup_sparse(
 
     Args:
       params: a DynamicVariable or a list; one may come several times.
-      sp_ids: for each a RaggedTensor or SparseTensor (in row-major order) of keys, (batch, None).
+      sp_ids: for each a RaggedTensor or SparseTensor (in row-major order) of keys, (batch, None);
+        or what `sok.prefetch` gave for all of them.
       sp_weights: None, or for each None or the weights of the keys, ragged or sparse with rows of
         the same lengths.
       combiners: for each "sum", "mean" or "sqrtn" (or one for all); None: "mean". As in
@@ -84,10 +86,13 @@ def lookup_sparse(
         checked_training(training), checked_missing(missing), bool(use_low_frequency_filter)
     )
     comm = communicator()
+    ahead = sp_ids if isinstance(sp_ids, Prefetched) else None
+    if ahead is not None:
+        sp_ids = list(ahead.ids) if ahead.is_list else ahead.ids[0]
     arguments = checked_arguments(params, sp_ids, sp_weights, combiners, comm.size)
     if use_low_frequency_filter:
         _check_filter(arguments)
-    outputs = _lookup(comm, arguments, treatment) if arguments else []
+    outputs = _lookup(comm, arguments, treatment, ahead) if arguments else []
     is_list = isinstance(sp_ids, (list, tuple)) or isinstance(sp_weights, tuple)
     return outputs if is_list else outputs[0]
 
@@ -130,10 +135,18 @@ def _check_filter(arguments: list[Argument]) -> None:
             )
 
 
-def _lookup(comm: Communicator, arguments: list[Argument], treatment: Treatment) -> list[tf.Tensor]:
+def _lookup(
+    comm: Communicator,
+    arguments: list[Argument],
+    treatment: Treatment,
+    ahead: Prefetched | None,
+) -> list[tf.Tensor]:
     tables = [argument.facts for argument in arguments]
     all_weights = [a.weights for a in arguments if a.weights is not None]
-    host = LookupHost(comm, tables, treatment)
+    sent = [] if ahead is None else [ahead.sent_for(tables)]
+    if comm.size == 1:
+        sent = []  # nothing was
+    host = LookupHost(comm, tables, treatment, bool(sent))
     refuse_replicas(host.what)
     num_tables = len(tables)
     inputs, batches = joined_inputs(arguments)
@@ -141,7 +154,7 @@ def _lookup(comm: Communicator, arguments: list[Argument], treatment: Treatment)
     @tf.custom_gradient
     def run(*sources_and_weights: tf.Tensor) -> Any:
         weights = list(sources_and_weights[num_tables:])
-        tensors = [*inputs, join(weights)] if weights else inputs
+        tensors = [*inputs, *([join(weights)] if weights else []), *sent]
         if tf.executing_eagerly():
             joined, trail = on_device(host.backend, host.forward, *tensors)
             way = _Way(host, trail)

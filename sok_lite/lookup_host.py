@@ -18,6 +18,7 @@ from sok_lite.engine.agreement import agree, check_equal_on_all_ranks
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.segments import cut
+from sok_lite.engine.sent_keys import pack_sent, send, unpack_sent
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.trail import Trail, pack, unpack
 from sok_lite.inference import reading
@@ -54,27 +55,51 @@ class LookupHost:
       tables: what is known of them.
     """
 
-    def __init__(self, comm: Communicator, tables: list[Facts], treatment: Treatment) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        tables: list[Facts],
+        treatment: Treatment,
+        are_keys_sent: bool = False,
+    ) -> None:
         self.what = f"lookup_sparse in {', '.join(repr(table.name) for table in tables)}"
         self.backend: Backend = alive(tables[0].variable).table.backend
         self._comm = comm
         self.tables = tables
         self._treatment = treatment
+        self._are_keys_sent = are_keys_sent
         formats = [(t.dim, t.key_type.name, t.dtype.name, t.combiner) for t in tables]
         # Equal on all ranks for one call, and telling it from most others.
         self._tag = zlib.crc32(f"{self.what} {formats}".encode())
         self._combiners = [table.combiner for table in tables]
         self._new_trail = partial(empty, dtype=tf.int64, backend=self.backend)
 
+    def send_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Takes what `items_of` does; sends the keys, and returns what `forward` takes of it."""
+        tag = zlib.crc32(f"prefetch {self._tag}".encode())
+        batch = self._checked_batch(tag, tensors)
+        sent = pack_sent(self.backend, send(self.backend, self._comm, batch, tag), self._new_trail)
+        return [to_tensor(sent, tf.int64, self.backend)]
+
     def forward(self, *tensors: tf.Tensor) -> tuple[tf.Tensor, Trail]:
-        """Takes what `items_of` does; returns what `cut_rows` takes apart, and the trail."""
-        tables = [alive(facts.variable).table for facts in self.tables]
-        agree(self._comm, self._tag, tables, self._combiners)
-        with shared_failure(self._comm):
-            batch = self._batch(tables, tensors)
-        room = ResultRoom(self.backend)
-        outputs, trail = lookup.forward_batch(self.backend, self._comm, batch, self._tag, room)
-        return to_tensor(outputs.whole, tf.float32, self.backend), trail
+        """Looks up.
+
+        Args:
+          tensors: what `items_of` takes and, where keys are sent, what `send_packed` gave.
+
+        Returns:
+          (what `cut_rows` takes apart, the trail).
+        """
+        backend, comm, tag = self.backend, self._comm, self._tag
+        packed = None
+        if self._are_keys_sent:
+            *tensors, packed = tensors  # type: ignore[assignment]
+        batch = self._checked_batch(tag, tensors)
+        with shared_failure(comm):
+            sent = None if packed is None else unpack_sent(backend, comm, to_array(packed, backend))
+        room = ResultRoom(backend)
+        outputs, trail = lookup.forward_batch(backend, comm, batch, tag, room, sent)
+        return to_tensor(outputs.whole, tf.float32, backend), trail
 
     def forward_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Returns the outputs and the packed trail."""
@@ -160,6 +185,12 @@ class LookupHost:
         with failure_known_to_all(self._comm):
             results = trip(self.backend, trail, rows)
         return [to_tensor(array, tf.float32, self.backend) for array in results]
+
+    def _checked_batch(self, tag: int, tensors: Sequence[tf.Tensor]) -> Batch:
+        tables = [alive(facts.variable).table for facts in self.tables]
+        agree(self._comm, tag, tables, self._combiners)
+        with shared_failure(self._comm):
+            return self._batch(tables, tensors)
 
     def _batch(self, tables: list[EmbeddingTable], tensors: Sequence[tf.Tensor]) -> Batch:
         training, missing, has_filter = self._treatment

@@ -21,16 +21,16 @@ from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.asked_keys import AskedKeys
 from sok_lite.engine.batch import Batch, Part, batch_of
-from sok_lite.engine.exchange import Check, Route, return_rows, send_grads, send_keys
+from sok_lite.engine.exchange import Route, return_rows, send_grads
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.pooling import (
     coefficients_of,
     combining,
     combining_weight_grad,
-    wrong_splits,
 )
 from sok_lite.engine.room import Pieces, Room
 from sok_lite.engine.segments import Distinct, Terms, cut, dedup, group, segment_sums
+from sok_lite.engine.sent_keys import SentKeys, send
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.lookups import WrongSplitsError
 from sok_lite.engine.table.results import KnownRows
@@ -81,30 +81,29 @@ def forward(
 
 
 def forward_batch(
-    backend: Backend, comm: Communicator, batch: Batch, tag: int = 0, room: Room | None = None
+    backend: Backend,
+    comm: Communicator,
+    batch: Batch,
+    tag: int = 0,
+    room: Room | None = None,
+    sent: SentKeys | None = None,
 ) -> tuple[Pieces, Trail]:
-    """Does what `forward` does, of parts that lie together and were checked."""
+    """Does what `forward` does, of parts that lie together and were checked.
+
+    Args:
+      sent: what `send` gave for a batch with the same keys, on all ranks; None: the keys have not
+        been sent yet.
+    """
     if comm.size == 1:
         return _forward_alone(backend, comm, batch, room)
-    with shared_failure(comm):
-        splits = batch.splits_of_parts()
-        wrong = wrong_splits(backend, splits, batch.sizes)
-        distinct = dedup(backend, batch.keys, batch.begin)
-    received, route = send_keys(
-        backend,
-        comm,
-        distinct.keys,
-        distinct.sizes,
-        [table.key_dtype for table in batch.tables],
-        tag=tag,
-        check=Check(wrong, batch.check_splits),
-    )
+    sent = send(backend, comm, batch, tag) if sent is None else sent.taken()
     with failure_known_to_all(comm):
-        owned = AskedKeys(backend, batch, received, route.num_received.tolist())
-        sources = return_rows(route, owned.look_up())
+        inverses, splits = cut(sent.inverse, batch.sizes), batch.splits_of_parts()
+        owned = AskedKeys(backend, batch, sent.received, sent.route.num_received.tolist())
+        sources = return_rows(sent.route, owned.look_up())
     pooled = Pieces(backend, batch.shapes, room)
-    actions, starts = [], distinct.starts.tolist()
-    for i, inverse in enumerate(cut(distinct.inverse, batch.sizes)):
+    actions, starts = [], split_offsets(sent.route.num_sent).tolist()
+    for i, inverse in enumerate(inverses):
         pooling = (inverse, splits[i], batch.weights[i], batch.combiners[i])
         actions.append([combining(backend, sources[i], *pooling, pooled[i], starts[i])[1]])
     publish(*actions)
@@ -112,7 +111,7 @@ def forward_batch(
         None if weights is None else source
         for weights, source in zip(batch.weights, sources, strict=True)
     ]
-    return pooled, _trail(route, batch, distinct.inverse, owned)
+    return pooled, _trail(sent.route, batch, sent.inverse, owned)
 
 
 def _forward_alone(

@@ -13,8 +13,9 @@ from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, run_ranks
 from sok_lite.comm.threads import ThreadsCommunicator
 from sok_lite.engine import lookup
-from sok_lite.engine.lookup import Part
+from sok_lite.engine.batch import Part, batch_of
 from sok_lite.engine.optimizers import Adam
+from sok_lite.engine.sent_keys import pack_sent, send, unpack_sent
 from sok_lite.engine.update import Update, apply_updates
 from tests.engine.helpers import new_table, on
 from tests.step_oracle import flat
@@ -56,20 +57,28 @@ class TableCase(NamedTuple):
         return ((count * self.scale + step) % 17 - 8).astype(np.float32)[rows]
 
 
-def steps(backend, comm, cases, cuts, tables=None):
-    """Two training steps; gives outputs and gradients by weights of each, and all rows at last."""
+def steps(backend, comm, cases, cuts, tables=None, ahead=False):
+    """Two training steps; gives outputs and gradients by weights of each, and all rows at last.
+
+    Args:
+      ahead: whether the keys of both are sent before the first, once.
+    """
     tables = tables or [case.table(backend, i) for i, case in enumerate(cases)]
     shares = [
         slice(*(len(case.ragged) * cut // 8 for cut in cuts[comm.rank : comm.rank + 2]))
         for case in cases
     ]
     told = []
+    parts = [
+        case.part(backend, table, rows)
+        for case, table, rows in zip(cases, tables, shares, strict=True)
+    ]
+    batch, sent = batch_of(backend, parts), None
+    if ahead and comm.size > 1:
+        packed = pack_sent(backend, send(backend, comm, batch, tag=3))
+        sent = unpack_sent(backend, comm, packed)
     for step in (1, 2):
-        parts = [
-            case.part(backend, table, rows)
-            for case, table, rows in zip(cases, tables, shares, strict=True)
-        ]
-        outputs, trail = lookup.forward(backend, comm, parts)
+        outputs, trail = lookup.forward_batch(backend, comm, batch, sent=sent)
         grads = [
             backend.from_host(case.out_grads(rows, step))
             for case, rows in zip(cases, shares, strict=True)
@@ -132,13 +141,16 @@ def table_cases(draw):
     cases=st.lists(table_cases(), min_size=1, max_size=7),
     # Eighths of the batch: ranks between equal ones are idle.
     inner=st.lists(st.integers(0, 8), min_size=3, max_size=3).map(sorted),
+    ahead=st.booleans(),
 )
-def test_results_do_not_depend_on_the_number_of_ranks(cases, inner):
+def test_results_do_not_depend_on_the_number_of_ranks(cases, inner, ahead):
     backend = get_backend("cpu")
     expected = together(run_ranks(1, lambda comm: steps(backend, comm, cases, [0, 8])))
     for cuts in ([0, inner[1], 8], [0, *inner, 8]):
         size = len(cuts) - 1
-        found = together(run_ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c)))
+        found = together(
+            run_ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c, ahead=ahead))
+        )
         for want, got in zip(expected, found, strict=True):
             assert (want.dtype, want.shape) == (got.dtype, got.shape)
             np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
@@ -158,12 +170,15 @@ def mixed_cases(number):
     return cases
 
 
-def test_the_ranks_do_not_show_on_any_backend(backend):
+@pytest.mark.parametrize("ahead", [False, True], ids=["at once", "prefetched"])
+def test_the_ranks_do_not_show_on_any_backend(backend, ahead):
     cases = mixed_cases(7)
     expected = together(run_ranks(1, lambda comm: steps(backend, comm, cases, [0, 8])))
     for cuts in ([0, 8, 8], [0, 3, 3, 5, 8]):  # one rank, and one of four, is idle
         size = len(cuts) - 1
-        found = together(run_ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c)))
+        found = together(
+            run_ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c, ahead=ahead))
+        )
         for want, got in zip(expected, found, strict=True):
             np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
 
@@ -274,3 +289,22 @@ def test_launches_waits_and_collectives_do_not_depend_on_the_number_of_tables(
     ]
     for told in run_ranks(2, program):
         assert list(told) == expected
+
+
+def test_two_lookups_of_one_prefetch_are_told_apart():
+    backend = get_backend("cpu")
+
+    def run(comm):
+        (case,) = mixed_cases(1)
+        part = case.part(backend, case.table(backend, 0), slice(0, 5))
+        batch = batch_of(backend, [part])
+        sent = send(backend, comm, batch, tag=3)
+        trails = [lookup.forward_batch(backend, comm, batch, sent=sent)[1] for _ in range(2)]
+        # Rank 1 goes back in the other order: a gradient of one lookup is none of the other.
+        trail = trails[comm.rank]
+        grads = [backend.from_host(case.out_grads(slice(0, 5), 1))]
+        way = [(part.table, part.weights, part.combiner)]
+        with pytest.raises(CommunicatorError, match="of lookup"):
+            lookup.backward(backend, way, grads, trail)
+
+    run_ranks(2, run)

@@ -1,0 +1,115 @@
+"""Arrays of several dtypes as one array of int64, which a graph carries as one tensor."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+
+Empty = Callable[[tuple[int, ...]], Array]
+
+# Of what `pack_arrays` writes: another form gets another number.
+_VERSION = 4
+# Dtypes that the arrays may have, by their number in a packed one.
+_DTYPES = tuple(
+    np.dtype(name) for name in ("int64", "int32", "float32", "float16", "uint16", "uint32")
+)
+# Per array: number of its dtype, length, row length (-1: one dimension).
+_HEADER = 3
+# In place of the dtype: there is no such array; or it is a piece of an array at hand, -2 for the
+# first, -3 for the second and so on, and the row length says where it starts there.
+_NONE, _AT_HAND = -1, -2
+
+
+def pack_arrays(
+    backend: Backend,
+    numbers: np.ndarray,
+    arrays: Sequence[Array | None],
+    empty: Empty | None = None,
+    at_hand: Sequence[Array] = (),
+) -> Array:
+    """Returns numbers and arrays as one int64 array: a header, then all bytes, padded to 8.
+
+    Args:
+      numbers: int64, on the host: the host knows them when they are unpacked.
+      arrays: of one or two dimensions; None: there is none in this place.
+      empty: gives int64 memory of a shape; None: the backend's.
+      at_hand: (n,) int64 each, that `unpack_arrays` is given as well: what lies in their memory is
+        not copied.
+    """
+    first = 1 + numbers.size
+    size = first + _HEADER * len(arrays)
+    header = np.full(size, _NONE, np.int64)
+    header[0], header[1:first] = _VERSION, numbers.reshape(-1)
+    copies = []
+    for i, array in enumerate(arrays):
+        if array is None:
+            continue
+        found = _found_in(backend, at_hand, array)
+        if found is None:
+            code, last = _DTYPES.index(array.dtype), array.shape[1] if array.ndim == 2 else -1
+            copies.append((size, array))
+            size += -(-array.nbytes // 8)
+        else:
+            code, last = _AT_HAND - found[0], found[1]
+        at = first + _HEADER * i
+        header[at : at + _HEADER] = code, array.shape[0], last
+    packed = backend.xp.empty(size, np.int64) if empty is None else empty((size,))
+    packed[: len(header)] = backend.from_host(header)
+    for start, array in copies:
+        if array.size:
+            target = packed[start:].view(np.uint8)[: array.nbytes]
+            target[...] = backend.xp.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return packed
+
+
+def _found_in(backend: Backend, at_hand: Sequence[Array], array: Array) -> tuple[int, int] | None:
+    """Returns in which array at hand an array lies, and where in it; None: in none."""
+    if array.dtype == np.int64 and array.size:
+        for i, whole in enumerate(at_hand):
+            place = backend.address(array) - backend.address(whole)
+            if 0 <= place < whole.nbytes:
+                return i, place // 8
+    return None
+
+
+def unpack_arrays(
+    backend: Backend,
+    packed: Array,
+    num_numbers: int,
+    num_arrays: int,
+    at_hand: Sequence[Array] = (),
+) -> tuple[np.ndarray, list[Any]]:
+    """Returns what `pack_arrays` packed; the arrays are views of `packed` and of `at_hand`.
+
+    Args:
+      at_hand: equal to what `pack_arrays` was given.
+
+    Returns:
+      ((num_numbers,) int64 on the host, num_arrays arrays or None).
+
+    Raises:
+      ValueError: another version wrote it.
+    """
+    first = 1 + num_numbers
+    start = first + _HEADER * num_arrays
+    header = backend.to_host(packed[:start])
+    if len(header) < start or int(header[0]) != _VERSION:
+        version = f"version {header[0]}" if len(header) else "nothing"
+        raise ValueError(f"Arrays packed by version {_VERSION} were expected. Received: {version}.")
+    arrays: list[Any] = []
+    for code, length, row_length in header[first:].reshape(-1, _HEADER).tolist():
+        if code == _NONE:
+            arrays.append(None)
+            continue
+        if code <= _AT_HAND:
+            arrays.append(at_hand[_AT_HAND - code][row_length : row_length + length])
+            continue
+        shape = (length,) if row_length < 0 else (length, row_length)
+        num_bytes = _DTYPES[code].itemsize * length * max(1, abs(row_length))
+        words = -(-num_bytes // 8)
+        flat = packed[start : start + words].view(np.uint8)[:num_bytes]
+        arrays.append(flat.view(_DTYPES[code]).reshape(shape))
+        start += words
+    return header[1:first], arrays

@@ -1,0 +1,79 @@
+"""The first half of a lookup over several ranks: the keys of a batch travel to their owners.
+
+It reads nothing of a table and changes nothing, so it can be done long before the lookup that uses
+it, whatever happens to the tables in between.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.comm import Communicator
+from sok_lite.engine.batch import Batch
+from sok_lite.engine.exchange import Check, Route, send_keys
+from sok_lite.engine.failure import shared_failure
+from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
+from sok_lite.engine.pooling import wrong_splits
+from sok_lite.engine.segments import dedup
+
+
+class SentKeys(NamedTuple):
+    """Keys that have travelled.
+
+    Attributes:
+      route: how.
+      inverse: (items,) int32, which of the distinct keys that this rank sent each item of its batch
+        asks for, numbered over all parts.
+      received: (m,) int64, the keys that this rank is asked, part by part; they may repeat.
+    """
+
+    route: Route
+    inverse: Array
+    received: Array
+
+    def taken(self) -> "SentKeys":
+        """Returns the keys as those of the lookup that begins now: each has a number of its own."""
+        return self._replace(route=replace(self.route, lookup=self.route.comm.turn))
+
+
+def send(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> SentKeys:
+    """Sends the keys of a batch to their owners. Every rank must call it.
+
+    Args:
+      tag: says which call this is; another one on another rank raises.
+
+    Raises:
+      ValueError: row splits do not fit. The other ranks raise a CommunicatorError with the reason.
+    """
+    with shared_failure(comm):
+        wrong = wrong_splits(backend, batch.splits_of_parts(), batch.sizes)
+        distinct = dedup(backend, batch.keys, batch.begin)
+    received, route = send_keys(
+        backend,
+        comm,
+        distinct.keys,
+        distinct.sizes,
+        [table.key_dtype for table in batch.tables],
+        tag=tag,
+        check=Check(wrong, batch.check_splits),
+    )
+    return SentKeys(route, distinct.inverse, received)
+
+
+def pack_sent(backend: Backend, sent: SentKeys, empty: Empty | None = None) -> Array:
+    """Returns sent keys as one int64 array; see `pack_arrays`."""
+    arrays: Sequence[Array] = (backend.from_host(sent.route.pack()), sent.inverse, sent.received)
+    return pack_arrays(backend, np.zeros(0, np.int64), arrays, empty)
+
+
+def unpack_sent(backend: Backend, comm: Communicator, packed: Array) -> SentKeys:
+    """Returns what `pack_sent` packed; its arrays are views of `packed`.
+
+    Raises:
+      ValueError: it is none, or of another number of ranks.
+    """
+    _, (route, inverse, received) = unpack_arrays(backend, packed, 0, 3)
+    return SentKeys(Route.unpack(backend.to_host(route), backend, comm), inverse, received)
