@@ -19,17 +19,20 @@ struct Tally {
   i64 missing = 0, first = 0, wrong = 0;
 };
 
+// Asks for the line where an item's key most likely is.
+SOK_DEVICE void ask_for_line(const Search& search, i64 i) {
+  const HkvTable& index = search.index;
+  if (index.bucket)
+    hkv_prefetch_first(index, search.keys[i]);
+  else
+    sok_prefetch(index.slots + det_first_slot(search.keys[i], index.capacity));
+}
+
 // Asks for what the search for a later item reads.
 SOK_DEVICE void search_ahead(const Search& search, i64 i) {
   if (SOK_AHEAD == 0) return;
   const HkvTable& index = search.index;
-  if (i + 2 * SOK_AHEAD < search.n) {
-    const i64 key = search.keys[i + 2 * SOK_AHEAD];
-    if (index.bucket)
-      hkv_prefetch_first(index, key);
-    else
-      sok_prefetch(index.slots + det_first_slot(key, index.capacity));
-  }
+  if (i + 2 * SOK_AHEAD < search.n) ask_for_line(search, i + 2 * SOK_AHEAD);
   // By now the line has come: if the key is not there, all others are asked for.
   if (index.bucket && i + SOK_AHEAD < search.n &&
       hkv_probe_first<false>(index, search.keys[i + SOK_AHEAD]).slot < 0)
@@ -161,32 +164,116 @@ SOK_TILE_KERNEL(recall_rows)
 SOK_EXPORT(recall_rows)
 
 #ifndef __CUDACC__
+// Items that are searched for together, and how many are known before the first is summed. Of long
+// rows these are fewer, and their rows are asked for one by one while others are summed: to ask for
+// many lines at once takes as long as to wait for them.
+constexpr i64 kBlock = 32, kLead = 32, kBlockOfLong = 8, kLeadOfLong = 24, kLongBytes = 256;
+
+// Finds the keys of the items [from, to), at most kBlock, and asks for their rows; and for the
+// lines of as many items up to `end`, kBlock later.
+//
+// row_bytes  0: rows are not asked for
+//
+// A function of its own, once for each kind of index: with the sums in one loop it would not find
+// registers for what it needs for each item.
+template <bool kBuckets>
+static __attribute__((noinline)) void find_block(const Search& given, const u64* chunks, i64 shift,
+                                                 i64 row_bytes, u32* rows, i64 from, i64 to,
+                                                 i64 end, Tally* tally) {
+  Search search = given;
+  if (!kBuckets) search.index.bucket = 0;  // as it is: now the compiler knows
+  const HkvTable& index = search.index;
+  const i64 ahead = end - to < kBlock ? end : to + kBlock;
+  for (i64 i = from + kBlock; i < ahead; ++i) ask_for_line(search, i);
+  // Those that are not where they most likely are come last, when all that can be asked for is.
+  Tally own;
+  i64 late[kBlock], num_late = 0;
+  for (i64 i = from; i < to; ++i) {
+    const i64 key = search.keys[i];
+    const Found found = kBuckets ? hkv_probe_first<false>(index, key)
+                                 : det_probe_first(index.slots, index.capacity, index.empty_key,
+                                                   index.reclaim_key, key);
+    late[num_late] = i;
+    num_late += found.slot < 0;
+    rows[i] = found.row;
+    sok_prefetch_row<u8>(chunks, shift, row_bytes, found.row);
+    if (search.stamp && found.slot >= 0) note_seen(search, found, i, &own);
+  }
+  if (kBuckets)
+    for (i64 k = 0; k < num_late; ++k) hkv_prefetch_all(index, search.keys[late[k]]);
+  for (i64 k = 0; k < num_late; ++k) {
+    const u32 row = search_for(search, late[k], &own);
+    rows[late[k]] = row;
+    sok_prefetch_row<u8>(chunks, shift, row_bytes, row);
+  }
+  tally->missing += own.missing;
+  tally->first += own.first;
+}
+
+// Copies a row, which is all that a sum of one item is; null: zeros. For rows of 16 bits the
+// compiler makes no vectors of what `sum_group` does with one.
+template <class T>
+SOK_DEVICE void copy_columns(const T* from, i64 dim, f32* __restrict__ to) {
+  constexpr i64 kWidth = sizeof(SokVector) / sizeof(f32);
+  i64 c = 0;
+  for (; c <= dim - kWidth; c += kWidth) {
+    SokVector columns = {};
+    if (from) sok_load_columns(from + c, &columns);
+    sok_store_columns(columns, to + c);
+  }
+  for (; c < dim; ++c) to[c] = from ? to_f32(from[c]) : 0.0f;
+}
+
 // Finds the keys of ragged rows and pools their rows.
-template <class Items>
-SOK_DEVICE void find_and_pool_rows(const SokShare share, const Search& search, const Items& items,
-                                   const i64* row_splits, i64 combiner, u32* rows, f32* out,
-                                   Tally* tally, i64 num_rows) {
-  const i64 dim = items.dim;
-  i64 known = -1;
-  SOK_FOR_EACH(b, num_rows) {
-    const i64 begin = row_splits[b], end = row_splits[b + 1];
-    if (!splits_fit(begin, end, b, num_rows, search.n)) {
-      ++tally->wrong;
-      known = -1;  // the next row may begin before it
-      continue;
+template <class T, bool kWeighted>
+SOK_DEVICE void find_and_pool_rows(const SokShare share, const Search& search,
+                                   const StoredItems<T, kWeighted>& items, const i64* row_splits,
+                                   i64 combiner, u32* rows, f32* out, Tally* tally, i64 num_rows) {
+  const i64 dim = items.dim, row_bytes = dim * (i64)sizeof(T);
+  const i64 b_begin = sok_slice_begin(share, num_rows), b_end = sok_slice_end(share, num_rows);
+  if (b_begin == b_end) return;
+  // All splits are looked at first, by vector instructions: what rises and has ends that fit, fits.
+  i64 known = row_splits[b_begin], wrong = 0, others = 0;
+  const i64 end = row_splits[b_end];
+  for (i64 b = b_begin; b < b_end; ++b) {
+    wrong += row_splits[b + 1] < row_splits[b];
+    others += (u64)row_splits[b + 1] - (u64)row_splits[b] != 1;
+  }
+  wrong += known < 0 || (b_begin == 0 && known != 0);
+  wrong += end > search.n || (b_end == num_rows && end != search.n);
+  if (wrong) {
+    tally->wrong += wrong;
+    return;
+  }
+  const bool is_long = row_bytes >= kLongBytes;
+  const i64 block = is_long ? kBlockOfLong : kBlock, lead = is_long ? kLeadOfLong : kLead;
+  i64 asked = is_long ? known : end;  // all rows before it were asked for
+  const auto ask_to = [&](i64 to) {
+    for (to = to < known ? to : known; asked < to; ++asked)
+      sok_prefetch_row<T>(items.chunks, items.shift, dim, items.rows[asked]);
+  };
+  for (i64 i = known; i < end && i < known + kBlock; ++i) ask_for_line(search, i);
+  const auto find = search.index.bucket ? find_block<true> : find_block<false>;
+  for (i64 b = b_begin;;) {
+    // Keys are looked for ahead of the sums, which then find the memory of the rows.
+    const i64 ready = known == end ? end : known - lead;
+    if (!kWeighted && others == 0) {
+      const i64 item = row_splits[b_begin] - b_begin;
+      for (; b + item < ready; ++b) {
+        ask_to(b + item + lead);
+        copy_columns(item_row(items, b + item), dim, out + b * dim);
+      }
+    } else {
+      for (; b < b_end && row_splits[b + 1] <= ready; ++b) {
+        ask_to(row_splits[b + 1] + lead);
+        sum_group(items, row_splits[b], row_splits[b + 1], combiner, false, SokLanes{},
+                  out + b * dim);
+      }
     }
-    // Keys are looked for some items ahead of the sums, which then find the memory of the rows.
-    i64 most = row_splits[b_end];
-    if (most < end || most > search.n) most = end;  // they are wrong
-    const i64 to = most - end < SOK_AHEAD ? most : end + SOK_AHEAD;
-    for (i64 j = known > begin ? known : begin; j < to; ++j) {
-      search_ahead(search, j);
-      const u32 row = search_for(search, j, tally);
-      rows[j] = row;
-      if (row != SOK_ABSENT) prefetch_source(item_row_of(items, row), dim);
-    }
+    if (known == end) return;
+    const i64 to = end - known < block ? end : known + block;
+    find(search, items.chunks, items.shift, is_long ? 0 : row_bytes, rows, known, to, end, tally);
     known = to;
-    sum_group(items, begin, end, combiner, false, SokLanes{}, out + b * dim);
   }
 }
 
@@ -207,7 +294,8 @@ SOK_DEVICE void find_and_pool_rows_of(const SokShare share, const Search& search
 // earlier one comes. On a GPU the two at once would take three times the registers.
 //
 // format      of the rows, see rows.cuh
-// row_splits  (num_rows + 1,)  from 0 to n, ascending; rows whose splits do not fit are counted
+// row_splits  (num_rows + 1,)  from 0 to n, ascending; those that do not fit are counted, and
+//             nothing is looked up between them
 // weights     (n,)             null: all 1
 // combiner    see pooling.cuh
 // out         (num_rows, dim)  out

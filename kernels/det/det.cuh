@@ -36,4 +36,13 @@ SOK_DEVICE Found det_probe(const Slot* slots, i64 capacity, i64 empty_key, i64 r
   return sok_nothing();
 }
 
+// Reads only the line where a key most likely is.
+SOK_DEVICE Found det_probe_first(const Slot* slots, i64 capacity, i64 empty_key, i64 reclaim_key,
+                                 i64 key) {
+  if (key == empty_key || key == reclaim_key)
+    return sok_reserved(slots, capacity + (key == reclaim_key));
+  const i64 first = det_first_slot(key, capacity);
+  return sok_search_line<false>(sok_read_line(slots + first), first, key);
+}
+
 #endif  // SOK_DET_CUH_

@@ -1,5 +1,7 @@
 """A whole lookup and its gradient over 1 to 4 ranks, against plain Python over all batches."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from sok_lite.comm import CommunicatorError, SingleCommunicator, run_ranks
 from sok_lite.engine import agreement, exchange, lookup
 from sok_lite.engine import trail as trails
 from sok_lite.engine.batch import Part, batch_of, row_splits_of
+from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import keys_without_headers
 from sok_lite.engine.table import make_table
@@ -227,6 +230,34 @@ def test_wrong_formats_raise_before_a_table_changes(backend, change, error, text
             backend, SingleCommunicator(), [Part(table, combiner=combiner, **on_backend)]
         )
     assert table.size == 0
+
+
+@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dim", [3, 16, 64, 130])
+@pytest.mark.parametrize("most", [1, 70])
+def test_rows_of_known_and_missing_keys_around_a_block_are_pooled(backend, kind, dtype, dim, most):
+    """Keys are looked for in blocks of 32, ahead of the sums; long rows are asked for apart."""
+    table = make_table(
+        kind, backend, dim, initializer=make_initializer("uniform", dim), dtype=dtype
+    )
+    keys = np.random.default_rng(dim).integers(0, 2**62, 60)
+    stored = table.lookup(backend.from_host(keys)).values
+    if dtype == "bfloat16":
+        stored = bfloat16_to_float32(backend.xp, stored)
+    given = backend.to_host(stored)
+    for batch in (1, 2, 31, 33, 64, 65, 130) if backend.name == "cpu" else (33,):
+        rng = np.random.default_rng([batch, most])
+        sizes = rng.integers(0, most + 1, batch) if most > 1 else np.ones(batch, np.int64)
+        splits = np.concatenate([[0], np.cumsum(sizes)])
+        which = rng.integers(-4, 60, splits[-1])  # those below 0 are in no table
+        asked = np.where(which < 0, which, keys[which])
+        rows = np.where(which[:, None] < 0, np.float32(0), given[which])
+        wanted = np.array([rows[a:b].sum(axis=0) for a, b in itertools.pairwise(splits)])
+        arrays = backend.from_host(asked), backend.from_host(splits)
+        part = Part(table, *arrays, None, "sum", insert=False, missing="zeros")
+        [out], _ = lookup.forward(backend, SingleCommunicator(), [part])
+        np.testing.assert_allclose(backend.to_host(out), wanted, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(
