@@ -222,6 +222,11 @@ def test_many_tables_are_measured_by_themselves_and_over_ranks(no_peer):
     assert [row[0] for row in table_of(text, "median ms")] == cases
 
 
+def test_prefetching_is_measured():
+    (fields,), _ = run("bench_prefetch.py", "--quick")
+    assert set(fields["median_ms"]) == {"plain", "prefetched"}
+
+
 def test_the_demo_is_measured():
     args = "--cases demo --demo-rows 3000 --demo-rounds 1".split()
     ((fields,), _) = run("bench_many_tables.py", *args)
