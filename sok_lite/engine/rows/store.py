@@ -302,18 +302,22 @@ class RowStore(RowAccess):
         publish(self.releasing(rows))
 
     def give_back(self) -> None:
-        """Gives memory of rows that nobody holds back to the system, after some were released.
+        """Gives memory of rows that nobody holds back, after some were released; it may find none.
 
-        It goes in blocks all of whose rows are free, and comes back as they are taken again. Some
-        free rows keep it: for the next keys, which would else pay for pages time and again. So
-        does a far file, and a GPU, whose pool would keep it.
+        All of it goes if no row is held. Else it goes in blocks whose rows are all free, and comes
+        back as they are taken again. Some free rows keep theirs: for the next keys, which would
+        else pay for pages time and again. So do those of a far file, and of a GPU.
         """
-        numbers = self.numbers
-        if not self.backend.gives_back or not numbers.is_worth_a_look(self._slabs.block_shift):
+        numbers, shift = self.numbers, self._slabs.block_shift
+        if not numbers.is_worth_a_look(shift):
             return
-        blocks = numbers.empty_blocks(self._slabs.block_shift, not self.has_far_file)
-        publish(setting(self, numbers=numbers.returning(blocks)))
-        self._give_back(self._columns.values(), blocks)
+        with contextlib.suppress(MemoryError):  # for lists of rows: then nothing goes
+            if numbers.num_free == numbers.num_rows:
+                self.clear()
+            elif self.backend.gives_back:
+                blocks = numbers.empty_blocks(shift, not self.has_far_file)
+                publish(setting(self, numbers=numbers.returning(blocks)))
+                self._give_back(self._columns.values(), blocks)
 
     @staticmethod
     def _give_back(columns: Iterable[Column], blocks: Iterable[range]) -> None:

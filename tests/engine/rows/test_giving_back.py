@@ -101,14 +101,17 @@ def test_rows_of_both_tiers_go_back(near_rows):
     backend = forgetful_backend()
     store = new_store(backend, 4, near_rows=near_rows)
     store.ensure_state("m", 0.5)
-    store.allocate(40)
+    store.allocate(41)
+    before = store.tier_bytes()
     assert store.near_rows == near_rows
     store.release(np.arange(40, dtype=np.uint32))
     store.give_back()
+    # 12 to 15 are a block of near and far rows where 13 are near; the last block has one row.
     assert sorted(returned(store)) == list(range(40))
-    assert store.tier_bytes()[:2] == (0, 0)
-    near, far = store.tier_bytes()[2:]
-    assert near == 0 and far >= 0
+    bytes_gone = (near_rows * 32, (40 - near_rows) * 32)
+    assert store.tier_bytes() == tuple(
+        told - gone for told, gone in zip(before, 2 * bytes_gone, strict=True)
+    )
     rows = store.allocate(20)
     assert int((rows < near_rows).sum()) == near_rows
     assert (store.read(rows, column="m") == 0.5).all()
@@ -116,10 +119,24 @@ def test_rows_of_both_tiers_go_back(near_rows):
 
 def test_far_rows_in_a_file_keep_their_place(tmp_path):
     store = new_store(forgetful_backend(), 4, near_rows=8, far_path=tmp_path)
-    store.allocate(40)
+    store.allocate(41)
     store.release(np.arange(40, dtype=np.uint32))
     store.give_back()
     assert sorted(returned(store)) == list(range(8))
+
+
+def test_all_memory_goes_back_if_no_row_is_held(backend, monkeypatch, tmp_path):
+    monkeypatch.setattr(backend, "chunk_bytes", 64)
+    file = {"far_path": tmp_path / "rows"} if backend.name == "cpu" else {}
+    store = new_store(backend, 4, near_rows=8, **file)
+    store.ensure_state("m", 0.5)
+    store.release(store.allocate(41))
+    assert store.num_bytes > 41 * 32
+    store.give_back()
+    assert (store.num_rows, store.num_bytes) == (0, 0)
+    assert not file or file["far_path"].stat().st_size == 0
+    rows = store.allocate(9)
+    assert (backend.to_host(store.read(rows, column="m")) == 0.5).all()
 
 
 def test_a_hot_far_row_gets_a_near_one_whose_memory_went_back():
