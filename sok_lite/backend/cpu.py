@@ -145,8 +145,7 @@ class CpuBackend(Backend):
         return self._mapped(num_bytes, small=_SMALL_BYTES)
 
     def far_chunk(self, num_bytes: int) -> np.ndarray:
-        # A slab that is no larger than a chunk is one of the first of its tier.
-        return self._mapped(num_bytes, small=_SMALL_BYTES * (num_bytes <= self.far_chunk_bytes))
+        return self.zeros_chunk(num_bytes)
 
     def give_back(self, memory: Array) -> None:
         first = -(-self.address(memory) // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -57,14 +57,18 @@ class Slabs(NamedTuple):
         def shift(num_bytes: int) -> int:
             return max(1, num_bytes // (4 * dim)).bit_length() - 1
 
-        chunk_shift = block_shift = shift(backend.chunk_bytes)
-        if near_rows:
+        block_shift = shift(backend.chunk_bytes)
+        first_far_shift = shift(min(backend.far_chunk_bytes, _FIRST_FAR_BYTES))
+        if near_rows is None:
+            chunk_shift = block_shift
+        elif near_rows == 0:
+            chunk_shift = min(block_shift, first_far_shift)
+        else:
             few = max(1, near_rows // _MIN_NEAR_CHUNKS).bit_length() - 1
             chunk_shift = min(block_shift, few)
             near_rows = near_rows >> chunk_shift << chunk_shift
-        far_bytes = backend.far_chunk_bytes
-        far_shift = max(shift(far_bytes), chunk_shift)
-        first_far_shift = max(shift(min(far_bytes, _FIRST_FAR_BYTES)), chunk_shift)
+        first_far_shift = max(first_far_shift, chunk_shift)
+        far_shift = max(shift(backend.far_chunk_bytes), chunk_shift)
         return Slabs(
             chunk_shift,
             near_rows,

@@ -1,5 +1,7 @@
 """Memory of rows that nobody holds goes back to the system, and comes back for new keys."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -12,6 +14,7 @@ from tests.engine.rows.forgetful import forgetful_backend
 from tests.engine.rows.helpers import new_store
 from tests.engine.rows.test_tiers import KEYS, DictTable, TierMachine, lookup
 from tests.table_audit import audit
+from tests.tripwire import Interrupt, Tripwire
 
 # Of a program of its own: MB that it takes.
 RESIDENT = """
@@ -217,6 +220,43 @@ def test_a_table_that_shrinks_and_grows_has_the_right_rows(var_type):
         np.testing.assert_array_equal(table.store.read(rows), content)
         np.testing.assert_array_equal(table.store.read(rows, "m"), content + 100)
     assert went > 5
+
+
+def two_tiers(backend):
+    near = 20 * 16 / 2**30
+    table = new_table(backend, 4, "hybrid", max_capacity=1 << 10, max_hbm_for_vectors=near)
+    table.store.ensure_state("m", 0.5)
+    table.find_or_insert(np.arange(100))
+    return table
+
+
+@pytest.mark.parametrize("what", ["goes", "comes back"])
+def test_an_exception_while_memory_goes_or_comes_back_leaves_the_table_whole(what):
+    gone = np.arange(90)
+    for at in itertools.count(1):
+        table = two_tiers(forgetful_backend())
+        rows = table.find(np.arange(100))
+        table.store.write(rows, np.full((100, 4), 7, np.float32), column="m")
+        if what == "comes back":
+            table.erase(gone)
+            assert len(returned(table.store)) > 70
+        work = {
+            "goes": lambda t=table: t.erase(gone),
+            "comes back": lambda t=table: t.find_or_insert(np.arange(200, 290)),
+        }[what]
+        try:
+            Tripwire(at).run(work)
+        except Interrupt:
+            pass
+        else:
+            break
+        audit(table)
+        table.find_or_insert(np.arange(300, 400))
+        audit(table)
+        kept = table.find(np.arange(90, 100))
+        assert (table.store.read(kept, "m") == 7).all()
+        assert (table.store.read(table.find(np.arange(300, 400)), "m") == 0.5).all()
+    assert at > 30
 
 
 @pytest.mark.parametrize("how", ["erase", "expire", "clear"])
