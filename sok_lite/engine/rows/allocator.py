@@ -13,6 +13,7 @@ _KEPT = 8
 # of those to look through, and this part of a block.
 _LOOK = 8
 _LEAST_OF_BLOCK = 16
+_SCAN = 1 << 22  # rows that are counted at a time
 
 
 class RowNumbers(NamedTuple):
@@ -114,39 +115,50 @@ class RowNumbers(NamedTuple):
         if with_far and self.num_far:
             tiers.append((self.free_far, self.first_far, self.num_rows))
         for free, low, high in tiers:
-            counts = np.bincount(free >> block_shift)
-            starts = np.maximum(np.arange(counts.size) << block_shift, low)
-            stops = np.minimum(np.arange(1, counts.size + 1) << block_shift, high)
+            firsts = np.arange(0, high, 1 << block_shift)
+            counts = np.zeros(firsts.size, np.int64)
+            for first in range(0, int(free.size), _SCAN):
+                numbers = free[first : first + _SCAN] >> block_shift
+                counts += np.bincount(numbers, minlength=firsts.size)
+            starts = np.maximum(firsts, low)
+            stops = np.minimum(firsts + (1 << block_shift), high)
             for block in np.flatnonzero((counts > 0) & (counts == stops - starts)):
                 if counts[block] <= idle:
                     idle -= int(counts[block])
                     blocks.append(range(int(starts[block]), int(stops[block])))
         return blocks
 
-    def returning(self, blocks: list[range]) -> "RowNumbers":
+    def returning(self, blocks: list[range], block_shift: int) -> "RowNumbers":
         """Returns what is left when free rows lose their memory; the lists are of the host.
 
         Args:
-          blocks: from `empty_blocks`.
+          blocks, block_shift: from and of `empty_blocks`.
         """
         if not blocks:
             return self._replace(num_freed=0)
-        lost = np.zeros(self.num_rows, np.bool_)
-        for rows in blocks:
-            lost[rows.start : rows.stop] = True
+        near = [rows for rows in blocks if rows.start < self.first_far]
+        far = [rows for rows in blocks if rows.start >= self.first_far]
+
+        def kept(free: Array, gone: list[range]) -> Array:
+            is_gone = np.zeros((self.num_rows >> block_shift) + 1, np.bool_)
+            is_gone[[rows.start >> block_shift for rows in gone]] = True
+            return free[~is_gone[free >> block_shift]]
+
         return self._replace(
-            free_near=self.free_near[~lost[self.free_near]],
-            free_far=self.free_far[~lost[self.free_far]],
+            free_near=kept(self.free_near, near),
+            free_far=kept(self.free_far, far),
             returned=(*self.returned, *blocks),
             num_freed=0,
         )
 
     def needed(self, count: int) -> list[range]:
         """Returns which of `returned` must have memory before `count` rows are claimed."""
+        missing = count - int(self.free_near.size)
+        if missing <= 0 or not self.returned:
+            return []
         near = [rows for rows in self.returned if rows.start < self.first_far]
         far = [rows for rows in self.returned if rows.start >= self.first_far]
         needed = []
-        missing = count - int(self.free_near.size)
         while near and missing > 0:
             needed.append(near.pop())
             missing -= len(needed[-1])
@@ -163,6 +175,7 @@ class RowNumbers(NamedTuple):
           blocks: which.
           listed: the rows of each, uint32.
         """
+        gone = set(self.returned).difference(blocks)
         pairs = list(zip(blocks, listed, strict=True))
         near = [rows for block, rows in pairs if block.start < self.first_far]
         far = [rows for block, rows in pairs if block.start >= self.first_far]
@@ -170,7 +183,7 @@ class RowNumbers(NamedTuple):
             # In front: the last ones are claimed first, and have their memory.
             free_near=xp.concatenate([*near, self.free_near]),
             free_far=xp.concatenate([*far, self.free_far]),
-            returned=tuple(rows for rows in self.returned if rows not in blocks),
+            returned=tuple(rows for rows in self.returned if rows in gone),
         )
 
     def exchanging(self, xp: Any, num_near: int, far: Array) -> "RowNumbers":

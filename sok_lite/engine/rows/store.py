@@ -316,7 +316,7 @@ class RowStore(RowAccess):
                 self.clear()
             elif self.backend.gives_back:
                 blocks = numbers.empty_blocks(shift, not self.has_far_file)
-                publish(setting(self, numbers=numbers.returning(blocks)))
+                publish(setting(self, numbers=numbers.returning(blocks, shift)))
                 self._give_back(self._columns.values(), blocks)
 
     @staticmethod
