@@ -42,6 +42,11 @@ def free_rows(table):
     return host(numbers.free_near).tolist(), host(numbers.free_far).tolist()
 
 
+def returned_rows(table):
+    """The free rows whose memory went back to the system; they are in none of the lists."""
+    return [row for rows in table.store.numbers.returned for row in rows]
+
+
 def tiers_of(table):
     """None where all rows are near."""
     if table.store.near_rows is None or not hasattr(table, "tiers"):
@@ -193,7 +198,7 @@ def _audit_rows(table, held):
         f"keys share rows: {_some((int(row), keys[rows == row].tolist()) for row in shared[:6])}"
     )
     near, far = (np.array(part, np.int64) for part in free_rows(table))
-    free = np.concatenate([near, far])
+    free = np.concatenate([near, far, np.array(returned_rows(table), np.int64)])
     twice = _repeated(free)
     assert not twice.size, f"rows are free twice: {_some(twice)}"
     both = np.intersect1d(free, rows)
@@ -239,6 +244,10 @@ def _audit_free_states(table):
         initial = np.float32(table.store.column(name).initial)
         worn = np.array(near + far)[(state != initial).any(axis=1)] if rows.size else rows
         assert not worn.size, f"free rows keep a state {name!r} of their last key: {_some(worn)}"
+        if initial == 0:
+            returned = table.backend.from_host(np.array(returned_rows(table), np.uint32))
+            state = table.backend.to_host(table.store.read(returned, name))
+            assert not state.any(), f"rows without memory have a state {name!r}"
 
 
 def _audit_tiers(table, held):

@@ -50,6 +50,7 @@ class Backend(ABC):
       num_threads: the most worker threads of one launch; 1 on a GPU.
       chunk_bytes: about how many bytes of near rows a row store allocates at first.
       far_chunk_bytes: the same of far rows.
+      gives_back: whether `give_back` does anything.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Backend(ABC):
     num_threads: int = 1
     chunk_bytes: int
     far_chunk_bytes: int
+    gives_back: bool = False
 
     def activate(self) -> None:
         """Makes the calling thread use this backend's device. A GPU is chosen per thread."""
@@ -155,6 +157,13 @@ class Backend(ABC):
         Raises:
           MemoryError: there is not that much.
         """
+
+    def give_back(self, memory: Array) -> None:
+        """Lets the system have part of a chunk until it is touched again.
+
+        It then holds zeros or what it held. Not for memory of a file.
+        """
+        return None
 
     @abstractmethod
     def address(self, array: Array) -> int:

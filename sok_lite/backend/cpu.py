@@ -19,6 +19,9 @@ from sok_lite.backend.local_ranks import local_size
 
 _SMALL_BYTES = 1 << 21  # one large page
 
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
 
 class _Kernel(NamedTuple):
     address: int
@@ -69,6 +72,7 @@ class CpuBackend(Backend):
     xp = np
     # Touched pages alone cost memory, so a chunk can be large enough for huge pages.
     chunk_bytes = far_chunk_bytes = 1 << 24
+    gives_back = True
 
     def __init__(self, library: Path | None = None, num_threads: int | None = None) -> None:
         self.num_threads = default_num_threads() if num_threads is None else num_threads
@@ -171,6 +175,13 @@ class CpuBackend(Backend):
 
     def far_chunk(self, num_bytes: int) -> np.ndarray:
         return self.zeros_chunk(num_bytes)
+
+    def give_back(self, memory: Array) -> None:
+        first = -(-self.address(memory) // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (self.address(memory) + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < end:
+            # What it returns says whether it could, and nothing hangs on that.
+            _madvise(first, end - first, mmap.MADV_DONTNEED)
 
     def address(self, array: Array) -> int:
         return int(array.ctypes.data)

@@ -290,38 +290,3 @@ def test_a_far_file_that_somebody_cuts_is_an_error(tmp_path):
                 print("told" if "was cut short by another program" in str(error) else error)
     """
     assert run_limited(program, tmp_path / "rows") == ["told", "told"]
-
-
-# -------------------------------------------------------------------- small tables
-
-
-def test_a_hundred_small_tables_take_little_memory():
-    program = """
-        import numpy as np
-        from sok_lite.backend import get_backend
-        from sok_lite.engine.update import Update, apply_updates
-        from sok_lite.engine.optimizers import Adagrad, Adam
-        from tests.engine.helpers import new_table
-
-        def resident():
-            with open("/proc/self/status") as status:
-                return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
-
-        backend, keys = get_backend("cpu"), np.arange(50)
-        grads = np.ones((50, 16), np.float32)
-        rules = [Adam(), Adagrad()]
-
-        def trained():
-            tables = [new_table(backend, 16) for _ in range(100)]
-            for i, table in enumerate(tables):
-                table.lookup(keys)
-                apply_updates([Update(table, rules[i % 2], keys, grads)], 0.1, 1)
-            return tables
-
-        trained()  # the library, the interpreter's own memory
-        before = resident()
-        tables = trained()
-        print(resident() - before)
-    """
-    (kilobytes,) = run_limited(program)
-    assert int(kilobytes) < 40_000

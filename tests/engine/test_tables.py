@@ -612,7 +612,7 @@ def test_churn_leaves_the_table_as_large_as_its_content(backend, var_type):
     table = make(backend, var_type, dim=1)
     rng = np.random.default_rng(0)
     held = np.empty(0, np.int64)
-    peak = done = 0
+    most = peak = done = 0
     while done < sized(backend, 100_000_000 if LONG else 10_000_000, 300_000):
         keys = rng.integers(0, 1 << 60, 20_000)
         table.find_or_insert(keys)
@@ -622,6 +622,10 @@ def test_churn_leaves_the_table_as_large_as_its_content(backend, var_type):
         assert table.erase(gone) == gone.size
         held = np.setdiff1d(held, gone, assume_unique=True)
         done += keys.size + gone.size
+        most = max(most, peak)
+        if table.store.num_rows == 0:  # an empty table may give its rows back and begin anew
+            assert held.size == 0
+            peak = 0
     assert table.size == held.size
     np.testing.assert_array_equal(backend.to_host(table.export()[0]), held)
     # A row was made only where none was free, and the free ones are known, each of them once.
@@ -631,7 +635,7 @@ def test_churn_leaves_the_table_as_large_as_its_content(backend, var_type):
     assert len({*rows.tolist(), *host_rows(backend, table, held)}) == peak
     assert table.store.num_rows == peak
     # An index is at most twice as large as the load factor asks for.
-    assert table.capacity <= 2 * peak / 0.7
+    assert table.capacity <= 2 * most / 0.7
     assert table.store.num_bytes <= max(2 * peak * 4, backend.chunk_bytes)
     assert table.statistics().mean_probe < 3
 

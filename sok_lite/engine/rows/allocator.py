@@ -7,6 +7,14 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
 
+# Free rows keep their memory up to this part of the rows that are held.
+_KEPT = 8
+# Rows are looked through for memory that may go once there are so many newly freed ones: this part
+# of those to look through, and this part of a block.
+_LOOK = 8
+_LEAST_OF_BLOCK = 16
+_SCAN = 1 << 22  # rows that are counted at a time
+
 
 class RowNumbers(NamedTuple):
     """Rows handed out and free ones. It is never changed, only replaced.
@@ -15,12 +23,17 @@ class RowNumbers(NamedTuple):
       num_rows: rows handed out so far, free ones included: every row number is below it.
       free_near, free_far: (m,) uint32, rows that were freed, by tier.
       first_far: rows below this number are near.
+      returned: ranges of rows that were freed and whose memory has gone back to the system; they
+        are not in the lists of free ones.
+      num_freed: rows freed since somebody last looked which memory could go back.
     """
 
     num_rows: int
     free_near: Array
     free_far: Array
     first_far: int
+    returned: tuple[range, ...] = ()
+    num_freed: int = 0
 
     @staticmethod
     def none(xp: Any, first_far: int) -> "RowNumbers":
@@ -31,7 +44,28 @@ class RowNumbers(NamedTuple):
     @property
     def num_free(self) -> int:
         """How many rows were handed out and are held by nobody."""
+        return self.num_listed + self.num_returned
+
+    @property
+    def num_listed(self) -> int:
+        """How many of those have their memory."""
         return int(self.free_near.size + self.free_far.size)
+
+    @property
+    def num_returned(self) -> int:
+        """How many of them have not."""
+        return sum(self.returned_by_tier)
+
+    @property
+    def returned_by_tier(self) -> tuple[int, int]:
+        """How many near and far ones have not."""
+        near = sum(len(rows) for rows in self.returned if rows.start < self.first_far)
+        return near, sum(map(len, self.returned)) - near
+
+    @property
+    def num_near_free(self) -> int:
+        """How many near rows were handed out and are held by nobody."""
+        return int(self.free_near.size) + self.returned_by_tier[0]
 
     @property
     def num_far(self) -> int:
@@ -47,12 +81,109 @@ class RowNumbers(NamedTuple):
 
     def releasing(self, xp: Any, rows: Array) -> "RowNumbers":
         """Returns what is left when rows (n,) uint32 are given back, distinct and none absent."""
+        num_freed = self.num_freed + int(rows.size)
         if not self.num_far:
-            return self._replace(free_near=xp.concatenate([self.free_near, rows]))
+            free_near = xp.concatenate([self.free_near, rows])
+            return self._replace(free_near=free_near, num_freed=num_freed)
         is_far = rows >= np.uint32(self.first_far)
         return self._replace(
             free_near=xp.concatenate([self.free_near, rows[~is_far]]),
             free_far=xp.concatenate([self.free_far, rows[is_far]]),
+            num_freed=num_freed,
+        )
+
+    @property
+    def _num_idle(self) -> int:
+        """How many free rows have memory beyond those kept for the next keys."""
+        return self.num_listed - (self.num_rows - self.num_free) // _KEPT
+
+    def is_worth_a_look(self, block_shift: int) -> bool:
+        """Returns whether `empty_blocks` may find what is worth its time."""
+        least = max((1 << block_shift) // _LEAST_OF_BLOCK, self.num_listed // _LOOK)
+        return self.num_freed >= least and self._num_idle > 0
+
+    def empty_blocks(self, block_shift: int, with_far: bool) -> list[range]:
+        """Returns ranges of free rows whose memory may go; the lists are of the host.
+
+        Args:
+          block_shift: a range has 2**block_shift rows, or those of them that are of one tier and
+            handed out.
+          with_far: whether far rows are wanted, too.
+        """
+        idle, blocks = self._num_idle, []
+        tiers = [(self.free_near, 0, min(self.first_far, self.num_rows))]
+        if with_far and self.num_far:
+            tiers.append((self.free_far, self.first_far, self.num_rows))
+        for free, low, high in tiers:
+            firsts = np.arange(0, high, 1 << block_shift)
+            counts = np.zeros(firsts.size, np.int64)
+            for first in range(0, int(free.size), _SCAN):
+                numbers = free[first : first + _SCAN] >> block_shift
+                counts += np.bincount(numbers, minlength=firsts.size)
+            starts = np.maximum(firsts, low)
+            stops = np.minimum(firsts + (1 << block_shift), high)
+            for block in np.flatnonzero((counts > 0) & (counts == stops - starts)):
+                if counts[block] <= idle:
+                    idle -= int(counts[block])
+                    blocks.append(range(int(starts[block]), int(stops[block])))
+        return blocks
+
+    def returning(self, blocks: list[range], block_shift: int) -> "RowNumbers":
+        """Returns what is left when free rows lose their memory; the lists are of the host.
+
+        Args:
+          blocks, block_shift: from and of `empty_blocks`.
+        """
+        if not blocks:
+            return self._replace(num_freed=0)
+        near = [rows for rows in blocks if rows.start < self.first_far]
+        far = [rows for rows in blocks if rows.start >= self.first_far]
+
+        def kept(free: Array, gone: list[range]) -> Array:
+            is_gone = np.zeros((self.num_rows >> block_shift) + 1, np.bool_)
+            is_gone[[rows.start >> block_shift for rows in gone]] = True
+            return free[~is_gone[free >> block_shift]]
+
+        return self._replace(
+            free_near=kept(self.free_near, near),
+            free_far=kept(self.free_far, far),
+            returned=(*self.returned, *blocks),
+            num_freed=0,
+        )
+
+    def needed(self, count: int) -> list[range]:
+        """Returns which of `returned` must have memory before `count` rows are claimed."""
+        missing = count - int(self.free_near.size)
+        if missing <= 0 or not self.returned:
+            return []
+        near = [rows for rows in self.returned if rows.start < self.first_far]
+        far = [rows for rows in self.returned if rows.start >= self.first_far]
+        needed = []
+        while near and missing > 0:
+            needed.append(near.pop())
+            missing -= len(needed[-1])
+        missing -= max(0, self.first_far - self.num_rows) + int(self.free_far.size)
+        while far and missing > 0:
+            needed.append(far.pop())
+            missing -= len(needed[-1])
+        return needed
+
+    def regaining(self, xp: Any, blocks: list[range], listed: list[Array]) -> "RowNumbers":
+        """Returns what is left when some of `returned` have memory again.
+
+        Args:
+          blocks: which.
+          listed: the rows of each, uint32.
+        """
+        gone = set(self.returned).difference(blocks)
+        pairs = list(zip(blocks, listed, strict=True))
+        near = [rows for block, rows in pairs if block.start < self.first_far]
+        far = [rows for block, rows in pairs if block.start >= self.first_far]
+        return self._replace(
+            # In front: the last ones are claimed first, and have their memory.
+            free_near=xp.concatenate([*near, self.free_near]),
+            free_far=xp.concatenate([*far, self.free_far]),
+            returned=tuple(rows for rows in self.returned if rows in gone),
         )
 
     def exchanging(self, xp: Any, num_near: int, far: Array) -> "RowNumbers":
@@ -99,9 +230,8 @@ class Claim(NamedTuple):
         count = int(self.rows.size) if count is None else count
         near, far = min(count, self.near), max(0, count - self.near - self.fresh)
         before = self.before
-        return RowNumbers(
-            before.num_rows + count - near - far,
-            before.free_near[: before.free_near.size - near],
-            before.free_far[: before.free_far.size - far],
-            before.first_far,
+        return before._replace(
+            num_rows=before.num_rows + count - near - far,
+            free_near=before.free_near[: before.free_near.size - near],
+            free_far=before.free_far[: before.free_far.size - far],
         )

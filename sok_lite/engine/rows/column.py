@@ -1,25 +1,14 @@
 """One array of rows, in chunks that never move."""
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, setting
 from sok_lite.engine.rows.far_file import FarFile
-
-
-class Chunks(NamedTuple):
-    """How many chunks there are of each tier. Those of a tier that come together are one slab."""
-
-    near: int
-    far: int
-
-    @property
-    def total(self) -> int:
-        """Of both tiers."""
-        return self.near + self.far
+from sok_lite.engine.rows.slabs import Chunks
 
 
 class Column:
@@ -92,6 +81,16 @@ class Column:
             # Nobody looks behind `num_chunks`.
             pointers[start:end] = self._backend.from_host(np.concatenate(addresses).view(np.uint64))
         return setting(self, pointers=pointers, num_chunks=end, _memory=[*self._memory, *memory])
+
+    def give_back(self, rows: range) -> None:
+        """Gives the memory of rows that nobody holds back to the system until it is touched."""
+        first, last = rows.start * self.row_bytes, rows.stop * self.row_bytes
+        start = 0
+        for part in self._memory:
+            end = start + part.nbytes
+            if first < end and start < last:
+                self._backend.give_back(part[max(first - start, 0) : last - start])
+            start = end
 
     def emptied(self) -> "Column":
         """Returns a column like this one without rows."""

@@ -17,6 +17,7 @@ import contextlib
 import copy
 import itertools
 import os
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -27,18 +28,11 @@ from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.rows.access import RowAccess
 from sok_lite.engine.rows.allocator import Claim, RowNumbers
-from sok_lite.engine.rows.column import Chunks, Column
+from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.far_file import FarFile
+from sok_lite.engine.rows.slabs import Chunks, Slabs
 
 ABSENT = 0xFFFFFFFF  # the row number of a key that has no row; SOK_ABSENT in kernels/platform.cuh
-
-# A near part ends with a chunk. It falls short of the rows asked for by less than one chunk: 1/32.
-_MIN_NEAR_CHUNKS = 32
-# Memory comes in few slabs, each of many chunks: a slab costs a system call or a call of the GPU's
-# driver, and Linux allows 65,530 mappings. It is at least this part of what the tier has, which is
-# then the most that is set aside and not in use.
-_NEAR_GROWTH = 32
-_FAR_GROWTH = 8
 
 
 class TierBytes(NamedTuple):
@@ -46,18 +40,13 @@ class TierBytes(NamedTuple):
 
     Attributes:
       near_used, far_used: rows and states that were handed out so far, free ones included.
-      near, far: memory set aside.
+      near, far: memory set aside. What has gone back to the system is in none of the four.
     """
 
     near_used: int
     far_used: int
     near: int
     far: int
-
-
-def _log2(count: int) -> int:
-    """Returns the largest x for which 2**x is not above `count`, 0 for less than one."""
-    return max(1, count).bit_length() - 1
 
 
 class RowStore(RowAccess):
@@ -98,16 +87,10 @@ class RowStore(RowAccess):
                 f"Received: far_path={os.fspath(far_path)!r} with backend {backend.name!r} and "
                 f"near_rows={near_rows}. Give near_rows, or leave far_path out."
             )
-        chunk_shift = slab_shift = _log2(backend.chunk_bytes // (4 * dim))
-        if near_rows:
-            chunk_shift = min(slab_shift, _log2(near_rows // _MIN_NEAR_CHUNKS))
-            near_rows = near_rows >> chunk_shift << chunk_shift
-        super().__init__(backend, dim, row_dtype, chunk_shift)
-        self.near_rows = near_rows
-        self._first_far = ABSENT if near_rows is None else near_rows
-        self._near_slab = 1 << (slab_shift - chunk_shift)
-        far_shift = max(_log2(backend.far_chunk_bytes // (4 * dim)), chunk_shift)
-        self._far_slab = 1 << (far_shift - chunk_shift)
+        self._slabs = Slabs.of(backend, dim, near_rows)
+        super().__init__(backend, dim, row_dtype, self._slabs.chunk_shift)
+        self.near_rows = self._slabs.near_rows
+        self._first_far = ABSENT if self.near_rows is None else self.near_rows
         self._far_file = None if far_path is None else FarFile(far_path)
         self._chunks = Chunks(0, 0)  # of every column
         self._far_bytes = 0  # of the far file, that belong to them
@@ -123,6 +106,7 @@ class RowStore(RowAccess):
         if initial != 0:
             self._fill_memory(column, memory[0])
         publish(column.attaching(memory[0]))
+        self._give_back([column], self.numbers.returned)
         publish(
             [
                 partial(self._columns.__setitem__, name, column),
@@ -177,14 +161,22 @@ class RowStore(RowAccess):
             )
 
     @property
+    def _with_values(self) -> list[str]:
+        """The states that do not begin with zeros, as new memory does."""
+        return [name for name in self.state_names if self._columns[name].initial != 0]
+
+    @property
     def row_bytes(self) -> int:
         """Memory of one row and its states."""
         return sum(column.row_bytes for column in self._columns.values())
 
     @property
     def used_bytes(self) -> int:
-        """Memory of the rows and states that were handed out so far, free ones included."""
-        return self.num_rows * self.row_bytes
+        """Memory of the rows and states that were handed out so far, free ones included.
+
+        What has gone back to the system does not count.
+        """
+        return (self.num_rows - self.numbers.num_returned) * self.row_bytes
 
     @property
     def num_bytes(self) -> int:
@@ -194,10 +186,12 @@ class RowStore(RowAccess):
 
     def tier_bytes(self) -> TierBytes:
         """Returns `used_bytes` and `num_bytes` by tier."""
-        far_used = self.num_far_rows * self.row_bytes
-        chunk_bytes = self.row_bytes << self.chunk_shift
-        near, far = (count * chunk_bytes for count in self._chunks)
-        return TierBytes(self.used_bytes - far_used, far_used, near, far)
+        near_gone, far_gone = self.numbers.returned_by_tier
+        far_used = self.num_far_rows - far_gone
+        near_used = self.num_rows - self.num_far_rows - near_gone
+        near, far = (count << self.chunk_shift for count in self._chunks)
+        rows = (near_used, far_used, near - near_gone, far - far_gone)
+        return TierBytes(*(count * self.row_bytes for count in rows))
 
     # ---------------------------------------------------------------- row numbers
 
@@ -217,16 +211,16 @@ class RowStore(RowAccess):
         Raises:
           MemoryError: no memory for them; the store is as it was.
         """
+        self._regain(count)
         claim = self.numbers.claim(self.backend.xp, count)
         self._grow(claim.taking().num_rows)
         return claim
 
     def listing(self, claim: Claim) -> list[Action]:
         """Prepares to write which rows the last claim has, and the states of new ones."""
-        with_values = [name for name in self.state_names if self._columns[name].initial != 0]
         return [
             claim.listing(self.backend),
-            *(self.filling(name, claim.fresh_rows) for name in with_values),
+            *(self.filling(name, claim.fresh_rows) for name in self._with_values),
         ]
 
     def taking(self, claim: Claim, count: int | None = None) -> list[Action]:
@@ -248,6 +242,7 @@ class RowStore(RowAccess):
 
     def free_near(self, count: int) -> Array:
         """Returns near rows that were freed, `count` or as many as there are: (m,) uint32."""
+        self._regain(min(count, self.numbers.num_near_free))
         free = self.numbers.free_near
         return free[max(0, int(free.size) - count) :]
 
@@ -275,13 +270,14 @@ class RowStore(RowAccess):
         if least <= 0:
             return
         columns = list(self._columns.values())
-        chunks = self._more_chunks(least, spare=True)
+        room = (self._first_far >> self.chunk_shift) - self._chunks.near
+        chunks = self._slabs.more(self._chunks, least, room, spare=True)
         made = None
         with contextlib.suppress(MemoryError):
             made = self._new_memory(columns, chunks)
         if made is None:
             # Spare rows are no reason to fail. What the first try did get is free again.
-            chunks = self._more_chunks(least, spare=False)
+            chunks = self._slabs.more(self._chunks, least, room, spare=False)
             made = self._new_memory(columns, chunks)
         memory, far_bytes = made
         attaching = [column.attaching(parts) for column, parts in zip(columns, memory, strict=True)]
@@ -294,17 +290,6 @@ class RowStore(RowAccess):
             ]
         )
 
-    def _more_chunks(self, least: int, spare: bool) -> Chunks:
-        """Returns what is added to `_chunks`: at least so many, and some more if `spare`."""
-        before = self._chunks
-        room = (self._first_far >> self.chunk_shift) - before.near
-        near, far = min(least, room), max(0, least - room)
-        if spare and near:
-            near = min(room, max(near, self._near_slab, before.near // _NEAR_GROWTH))
-        if spare and far:
-            far = max(far, self._far_slab, before.far // _FAR_GROWTH)
-        return Chunks(near, far)
-
     def releasing(self, rows: Array) -> list[Action]:
         """Prepares to give rows back, distinct and none absent; their states begin anew."""
         return [
@@ -315,6 +300,44 @@ class RowStore(RowAccess):
     def release(self, rows: Array) -> None:
         """Gives rows back; see `releasing`."""
         publish(self.releasing(rows))
+
+    def give_back(self) -> None:
+        """Gives memory of rows that nobody holds back, after some were released; it may find none.
+
+        All of it goes if no row is held. Else it goes in blocks whose rows are all free, and comes
+        back as they are taken again. Some free rows keep theirs: for the next keys, which would
+        else pay for pages time and again. So do those of a far file, and of a GPU.
+        """
+        numbers, shift = self.numbers, self._slabs.block_shift
+        if not numbers.is_worth_a_look(shift):
+            return
+        with contextlib.suppress(MemoryError):  # for lists of rows: then nothing goes
+            if numbers.num_free == numbers.num_rows:
+                self.clear()
+            elif self.backend.gives_back:
+                blocks = numbers.empty_blocks(shift, not self.has_far_file)
+                publish(setting(self, numbers=numbers.returning(blocks, shift)))
+                self._give_back(self._columns.values(), blocks)
+
+    @staticmethod
+    def _give_back(columns: Iterable[Column], blocks: Iterable[range]) -> None:
+        for column, rows in itertools.product(columns, blocks):
+            column.give_back(rows)
+
+    def _regain(self, count: int) -> None:
+        """Makes sure that `count` rows can be claimed without one whose memory has gone back."""
+        blocks = self.numbers.needed(count)
+        if not blocks:
+            return
+        xp = self.backend.xp
+        listed = [xp.arange(rows.start, rows.stop, dtype=np.uint32) for rows in blocks]
+        publish(
+            [
+                # Its pages come with the first touch, full of zeros.
+                *(self.filling(name, rows) for name in self._with_values for rows in listed),
+                *setting(self, numbers=self.numbers.regaining(xp, blocks, listed)),
+            ]
+        )
 
     def clearing(self) -> list[Action]:
         """Prepares to give all rows and their memory back. The state columns stay, empty."""

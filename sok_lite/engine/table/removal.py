@@ -130,6 +130,7 @@ class Removes(Exports):
             ]
         )
         self.index.clean()
+        self.store.give_back()
         return count
 
     def _releasing(self, rows: Array) -> list[Action]:

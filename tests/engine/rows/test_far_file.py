@@ -33,7 +33,8 @@ def test_far_rows_in_a_file_grow_with_their_states_and_the_file_goes_with_them(
     assert (store.read(rows, column="m") == 0.5).all()
     assert (store.read(rows, column="v") == 0).all()
     if not is_folder:
-        assert path.stat().st_size == store.tier_bytes().far
+        # Each piece is a whole number of pages: there are a dozen of each column.
+        assert 0 <= path.stat().st_size - store.tier_bytes().far <= 3 * 12 * 4096
         # Not a sparse file: to write to a mapped page that the disk has no room for kills.
         assert path.stat().st_blocks * 512 >= path.stat().st_size
     store.clear()

@@ -1,0 +1,96 @@
+"""How much memory a store asks for at a time.
+
+A store may stay small, and most do: the first slab of a tier is small and the next ones grow with
+it. A slab costs a system call or a call of the GPU's driver, and Linux allows 65,530 mappings: so
+memory comes in few slabs, each of many chunks.
+"""
+
+from typing import NamedTuple
+
+from sok_lite.backend import Backend
+
+# Rows are near in whole chunks: less than one chunk of what was asked for is missing, 1/32.
+_MIN_NEAR_CHUNKS = 32
+# A slab is at least this part of what its tier has, which is then the most that is set aside and
+# not in use.
+_NEAR_GROWTH = 32
+_FAR_GROWTH = 8
+# The first far slab; the tier then doubles until a slab has `far_chunk_bytes`. It is pinned memory
+# or space of a disk, and costs what its size is whether it is used or not.
+_FIRST_FAR_BYTES = 1 << 16
+
+
+class Chunks(NamedTuple):
+    """How many chunks there are of each tier. Those of a tier that come together are one slab."""
+
+    near: int
+    far: int
+
+    @property
+    def total(self) -> int:
+        """Of both tiers."""
+        return self.near + self.far
+
+
+class Slabs(NamedTuple):
+    """Sizes of chunks and slabs of a store.
+
+    Attributes:
+      chunk_shift: a chunk holds 2**chunk_shift rows.
+      near_rows: rows below this number are near, in whole chunks; None: all are.
+      block_shift: the memory of 2**block_shift rows goes back to the system at once.
+      near: chunks of the smallest near slab.
+      first_far, far: chunks of the first far slab, and of the largest that is no part of the tier.
+    """
+
+    chunk_shift: int
+    near_rows: int | None
+    block_shift: int
+    near: int
+    first_far: int
+    far: int
+
+    @staticmethod
+    def of(backend: Backend, dim: int, near_rows: int | None) -> "Slabs":
+        """Returns those of a store; `near_rows` as it was asked for."""
+
+        def shift(num_bytes: int) -> int:
+            return max(1, num_bytes // (4 * dim)).bit_length() - 1
+
+        block_shift = shift(backend.chunk_bytes)
+        first_far_shift = shift(min(backend.far_chunk_bytes, _FIRST_FAR_BYTES))
+        if near_rows is None:
+            chunk_shift = block_shift
+        elif near_rows == 0:
+            chunk_shift = min(block_shift, first_far_shift)
+        else:
+            few = max(1, near_rows // _MIN_NEAR_CHUNKS).bit_length() - 1
+            chunk_shift = min(block_shift, few)
+            near_rows = near_rows >> chunk_shift << chunk_shift
+        first_far_shift = max(first_far_shift, chunk_shift)
+        far_shift = max(shift(backend.far_chunk_bytes), chunk_shift)
+        return Slabs(
+            chunk_shift,
+            near_rows,
+            block_shift,
+            1 << (block_shift - chunk_shift),
+            1 << (first_far_shift - chunk_shift),
+            1 << (far_shift - chunk_shift),
+        )
+
+    def more(self, before: Chunks, least: int, room: int, spare: bool) -> Chunks:
+        """Returns what is added to the chunks of a store.
+
+        Args:
+          before: what it has.
+          least: so many at least, of both tiers.
+          room: as many can be near.
+          spare: whether it should be some more than needed.
+        """
+        near, far = min(least, room), max(0, least - room)
+        if spare and near:
+            near = min(room, max(near, self.near, before.near // _NEAR_GROWTH))
+        if spare and far:
+            doubling = max(self.first_far, min(before.far, self.far))
+            far = max(far, doubling, before.far // _FAR_GROWTH)
+        return Chunks(near, far)

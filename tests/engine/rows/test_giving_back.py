@@ -1,0 +1,307 @@
+"""Memory of rows that nobody holds goes back to the system, and comes back for new keys."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import rule
+
+from tests.conftest import LONG
+from tests.engine.helpers import new_table
+from tests.engine.own_process import run_limited
+from tests.engine.rows.forgetful import forgetful_backend
+from tests.engine.rows.helpers import new_store
+from tests.engine.rows.test_tiers import KEYS, DictTable, TierMachine, lookup
+from tests.table_audit import audit
+from tests.tripwire import Interrupt, Tripwire
+
+# Of a program of its own: MB that it takes.
+RESIDENT = """
+        def resident():
+            with open("/proc/self/status") as status:
+                words = next(line.split() for line in status if line.startswith("VmRSS"))
+            return int(words[1]) / 1024
+"""
+
+
+def returned(store):
+    return [row for rows in store.numbers.returned for row in rows]
+
+
+def test_whole_blocks_go_back_and_states_begin_anew():
+    backend = forgetful_backend()
+    store = new_store(backend, 4)  # blocks of 4 rows
+    store.ensure_state("m", 0.5)
+    rows = store.allocate(16)
+    store.write(rows, np.full((16, 4), 7, np.float32), column="m")
+    store.write(rows, np.full((16, 4), 8, np.float32))
+    store.release(np.array([4, 5, 6, 7, 9, 10, 11, 12], np.uint32))
+    store.give_back()
+    # Rows 9 to 12 are of blocks that are in use; 0 to 3 and 13 to 15 are held.
+    assert returned(store) == [4, 5, 6, 7]
+    assert backend.num_forgotten == 2 * 4 * 16
+    kept = np.array([0, 1, 2, 3, 8, 13, 14, 15], np.uint32)
+    assert (store.read(kept) == 8).all()
+    assert (store.read(kept, column="m") == 7).all()
+    assert store.numbers.num_free == 8
+    assert store.used_bytes == (16 - 4) * 32
+    # Rows whose memory is there are taken first.
+    assert sorted(store.allocate(4).tolist()) == [9, 10, 11, 12]
+    assert returned(store) == [4, 5, 6, 7]
+    again = store.allocate(5)
+    assert sorted(again.tolist()) == [4, 5, 6, 7, 16]
+    assert (store.read(again, column="m") == 0.5).all()
+    assert store.used_bytes == 17 * 32
+
+
+def test_a_state_that_comes_later_has_its_initial_value_everywhere():
+    backend = forgetful_backend()
+    store = new_store(backend, 4)
+    store.allocate(12)
+    store.release(np.arange(8, dtype=np.uint32))
+    store.give_back()
+    assert returned(store) == list(range(8))
+    forgotten = backend.num_forgotten
+    store.ensure_state("m", 0.5)
+    assert backend.num_forgotten - forgotten == 8 * 16  # its initial value was written there
+    store.ensure_state("v", 0.0, dim=1)
+    rows = store.allocate(20)
+    assert (store.read(rows, column="m") == 0.5).all()
+    assert (store.read(np.arange(8, 12, dtype=np.uint32), column="m") == 0.5).all()
+    assert (store.read(rows, column="v") == 0).all()
+
+
+def test_an_eighth_of_the_rows_that_are_held_stays_for_new_ones():
+    backend = forgetful_backend()
+    store = new_store(backend, 4)
+    store.allocate(1000)
+    store.release(np.arange(100, dtype=np.uint32))
+    store.give_back()
+    assert returned(store) == []
+    store.release(np.arange(100, 200, dtype=np.uint32))
+    store.give_back()
+    assert len(returned(store)) == 100
+
+
+def test_a_few_rows_are_not_looked_for(monkeypatch):
+    store = new_store(forgetful_backend(), 4)
+    store.allocate(4000)
+    store.release(np.arange(2000, dtype=np.uint32))
+    store.give_back()
+    looks = []
+    monkeypatch.setattr(
+        "sok_lite.engine.rows.allocator.np.bincount", lambda rows: looks.append(rows.size)
+    )
+    for row in range(2000, 2020):
+        store.release(np.array([row], np.uint32))
+        store.give_back()
+    assert looks == []
+
+
+@pytest.mark.parametrize("near_rows", [0, 8, 13])
+def test_rows_of_both_tiers_go_back(near_rows):
+    backend = forgetful_backend()
+    store = new_store(backend, 4, near_rows=near_rows)
+    store.ensure_state("m", 0.5)
+    store.allocate(41)
+    before = store.tier_bytes()
+    assert store.near_rows == near_rows
+    store.release(np.arange(40, dtype=np.uint32))
+    store.give_back()
+    # 12 to 15 are a block of near and far rows where 13 are near; the last block has one row.
+    assert sorted(returned(store)) == list(range(40))
+    bytes_gone = (near_rows * 32, (40 - near_rows) * 32)
+    assert store.tier_bytes() == tuple(
+        told - gone for told, gone in zip(before, 2 * bytes_gone, strict=True)
+    )
+    rows = store.allocate(20)
+    assert int((rows < near_rows).sum()) == near_rows
+    assert (store.read(rows, column="m") == 0.5).all()
+
+
+def test_far_rows_in_a_file_keep_their_place(tmp_path):
+    store = new_store(forgetful_backend(), 4, near_rows=8, far_path=tmp_path)
+    store.allocate(41)
+    store.release(np.arange(40, dtype=np.uint32))
+    store.give_back()
+    assert sorted(returned(store)) == list(range(8))
+
+
+def test_all_memory_goes_back_if_no_row_is_held(backend, monkeypatch, tmp_path):
+    monkeypatch.setattr(backend, "chunk_bytes", 64)
+    file = {"far_path": tmp_path / "rows"} if backend.name == "cpu" else {}
+    store = new_store(backend, 4, near_rows=8, **file)
+    store.ensure_state("m", 0.5)
+    store.release(store.allocate(41))
+    assert store.num_bytes > 41 * 32
+    store.give_back()
+    assert (store.num_rows, store.num_bytes) == (0, 0)
+    assert not file or file["far_path"].stat().st_size == 0
+    rows = store.allocate(9)
+    assert (backend.to_host(store.read(rows, column="m")) == 0.5).all()
+
+
+def test_a_hot_far_row_gets_a_near_one_whose_memory_went_back():
+    table = DictTable(forgetful_backend(), 8, dim=4)
+    table.ensure_state("m")
+    table.insert(range(12))
+    table.erase(range(8))
+    table.store.give_back()
+    assert returned(table.store) == list(range(8))
+    lookup(table, [8, 9], 100)
+    table.rebalance()
+    assert table.near_keys() == {8, 9}
+    table.check()
+    table.insert(range(100, 120))
+    table.check()
+
+
+class GivingBack(TierMachine):
+    """What keys hold stays as it is while the memory of others comes and goes."""
+
+    new_backend = staticmethod(forgetful_backend)
+
+    @rule(keys=KEYS)
+    def erase(self, keys):
+        self.table.erase([key for key in keys if key in self.table.row_of])
+        self.table.store.give_back()
+
+    @rule()
+    def erase_most(self):
+        keys = sorted(self.table.row_of, key=self.table.row_of.get)
+        self.table.erase(keys[: len(keys) * 7 // 8])
+        self.table.store.give_back()
+
+    @rule()
+    def rows_are_held_or_free(self):
+        numbers, held = self.table.store.numbers, list(self.table.row_of.values())
+        free = [*numbers.free_near.tolist(), *numbers.free_far.tolist()]
+        rows = held + free + returned(self.table.store)
+        assert sorted(rows) == list(range(numbers.num_rows))
+
+
+TestGivingBack = GivingBack.TestCase
+TestGivingBack.settings = settings(
+    max_examples=1000 if LONG else 60, stateful_step_count=40, deadline=None
+)
+
+
+@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
+def test_a_table_that_shrinks_and_grows_has_the_right_rows(var_type):
+    backend = forgetful_backend()
+    two_tiers = {"max_capacity": 1 << 12, "max_hbm_for_vectors": 300 * 16 / 2**30}
+    options = two_tiers if var_type == "hybrid" else {}
+    table = new_table(backend, 4, var_type, **options)
+    table.store.ensure_state("m", 0.5)
+    rng = np.random.default_rng(0)
+    expected = {}
+    first, went = 0, 0
+    for _ in range(60):
+        # Keys come in order, so that old ones are neighbours.
+        keys = np.arange(first, first + int(rng.integers(1, 300)))
+        first += keys.size
+        values = rng.integers(-9, 9, (keys.size, 4)).astype(np.float32)
+        table.insert_or_assign(keys, values)
+        rows = table.find(keys)
+        assert (table.store.read(rows, "m") == 0.5).all()
+        table.store.write(rows, values + 100, column="m")
+        expected.update(zip(keys.tolist(), values, strict=True))
+        keep = int(rng.integers(0, 800))
+        gone = list(expected)[: max(0, len(expected) - keep)]
+        assert table.erase(np.array(gone, np.int64)) == len(gone)
+        for key in gone:
+            del expected[key]
+        went += len(returned(table.store)) > 0
+        audit(table)
+        held = np.array(list(expected), np.int64)
+        content = np.array(list(expected.values()), np.float32).reshape(-1, 4)
+        rows = table.find(held)
+        np.testing.assert_array_equal(table.store.read(rows), content)
+        np.testing.assert_array_equal(table.store.read(rows, "m"), content + 100)
+    assert went > 5
+
+
+def two_tiers(backend):
+    near = 20 * 16 / 2**30
+    table = new_table(backend, 4, "hybrid", max_capacity=1 << 10, max_hbm_for_vectors=near)
+    table.store.ensure_state("m", 0.5)
+    table.find_or_insert(np.arange(100))
+    return table
+
+
+@pytest.mark.parametrize("what", ["goes", "comes back"])
+def test_an_exception_while_memory_goes_or_comes_back_leaves_the_table_whole(what):
+    gone = np.arange(90)
+    for at in itertools.count(1):
+        table = two_tiers(forgetful_backend())
+        rows = table.find(np.arange(100))
+        table.store.write(rows, np.full((100, 4), 7, np.float32), column="m")
+        if what == "comes back":
+            table.erase(gone)
+            assert len(returned(table.store)) > 70
+        work = {
+            "goes": lambda t=table: t.erase(gone),
+            "comes back": lambda t=table: t.find_or_insert(np.arange(200, 290)),
+        }[what]
+        try:
+            Tripwire(at).run(work)
+        except Interrupt:
+            pass
+        else:
+            break
+        audit(table)
+        table.find_or_insert(np.arange(300, 400))
+        audit(table)
+        kept = table.find(np.arange(90, 100))
+        assert (table.store.read(kept, "m") == 7).all()
+        assert (table.store.read(table.find(np.arange(300, 400)), "m") == 0.5).all()
+    assert at > 30
+
+
+@pytest.mark.parametrize("how", ["erase", "expire", "clear"])
+def test_memory_goes_back_to_the_system(how):
+    # 64 + 64 + 64 bytes a key; the index has 16 more a slot.
+    program = f"""
+        import sys
+        import numpy as np
+        from sok_lite.backend import get_backend
+        from sok_lite.engine.optimizers import Adagrad, Adam
+        from tests.engine.helpers import new_table
+{RESIDENT}
+        table, n = new_table(get_backend("cpu"), 16), 1_500_000
+        table.store.ensure_state("m", 0.0)
+        table.store.ensure_state("accumulator", 0.1)
+        half = np.arange(n // 2), np.arange(n // 2, n)
+        empty = resident()
+
+        def fill(keys):
+            for some in np.array_split(keys, 10):
+                rows = table.find_or_insert(some)
+                read = table.store.read(rows, "accumulator")
+                assert (read == np.float32(0.1)).all() and not table.store.read(rows, "m").any()
+                ones = np.ones((some.size, 16), np.float32)
+                for name in table.store.state_names:
+                    table.store.write(rows, ones, name)
+
+        for keys in half:
+            fill(keys)
+        full = resident()
+        {{"erase": lambda: table.erase(half[0]),
+          "expire": lambda: table.expire(num_lookups=10),
+          "clear": table.clear}}[sys.argv[1]]()
+        table.find(half[1][:100])
+        after = resident()
+        told = table.statistics().near_bytes
+        assert (table.store.read(table.find(half[1])) == (half[1] % 1000)[:, None]).all() or (
+            sys.argv[1] == "clear"
+        )
+        fill(half[0])
+        print(full - empty, after - empty, resident() - empty, told / 2**20)
+    """
+    full, after, again, told = map(float, run_limited(program, how))
+    rows = 1_500_000 * 192 / 2**20
+    assert full > rows
+    assert after < full - (0.9 * rows if how == "clear" else 0.3 * rows)
+    assert told < 0.7 * rows
+    assert again < full + 40
