@@ -5,7 +5,7 @@
 
 // A search: where and for what, and what it leaves with the keys that it finds.
 struct Search {
-  HkvTable index;  // a bucket of 0 slots: it is that of det.cuh
+  Index index;
   i64 stamp, strategy, epoch;
   const u64* given;
   u8* heat;
@@ -22,55 +22,66 @@ struct Tally {
 // Asks for what the search for a later item reads.
 SOK_DEVICE void search_ahead(const Search& search, i64 i) {
   if (SOK_AHEAD == 0) return;
-  const HkvTable& index = search.index;
+  const Index& index = search.index;
   if (i + 2 * SOK_AHEAD < search.n) {
     const i64 key = search.keys[i + 2 * SOK_AHEAD];
     if (index.bucket)
       hkv_prefetch_first(index, key);
     else
-      sok_prefetch(index.slots + det_first_slot(key, index.capacity));
+      det_prefetch(index, key);
   }
   // By now the line has come: if the key is not there, all others are asked for.
-  if (index.bucket && i + SOK_AHEAD < search.n &&
-      hkv_probe_first<false>(index, search.keys[i + SOK_AHEAD]).slot < 0)
-    hkv_prefetch_all(index, search.keys[i + SOK_AHEAD]);
+  if (index.bucket && i + SOK_AHEAD < search.n) {
+    const i64 key = search.keys[i + SOK_AHEAD];
+    const HkvPlace place = hkv_place_of(index, key);
+    if (!hkv_probe_first<false>(place, key).slot) hkv_prefetch_all(index.bucket, place);
+  }
+}
+
+// Apart: within the loop it would take registers that most searches have no use for.
+SOK_LONG_DEVICE u64* score_of(const Index index, i64 key, const Slot* slot) {
+  return hkv_score_of(index, key, slot);
 }
 
 // Notes that a lookup has seen a key. The first item that has it writes its score and warms its
 // row: a key that repeats counts once.
 SOK_DEVICE void note_seen(const Search& search, const Found& found, i64 i, Tally* tally) {
-  const HkvTable& index = search.index;
-  if (!index.scores && !search.heat) {
-    sok_stamp(index.slots, found, (u32)search.stamp);
+  const Index& index = search.index;
+  if (!index.is_scored && !search.heat) {
+    sok_stamp(found, (u32)search.stamp);
     return;
   }
-  u32* stamp = &index.slots[found.slot].stamp;
+  u32* stamp = &found.slot->stamp;
   const u32 now = (u32)search.stamp;
   if (found.stamp == now || sok_cas(stamp, found.stamp, now) != found.stamp) return;
   ++tally->first;
   if (search.warms) sok_warm(search.heat, found.row);
-  if (index.scores && (search.given || search.strategy != HKV_CUSTOMIZED)) {
-    u64* score = index.scores + found.slot;
+  if (index.is_scored && (search.given || search.strategy != HKV_CUSTOMIZED)) {
+    u64* score = score_of(index, search.keys[i], found.slot);
     *score = hkv_score(search.strategy, *score, search.given ? search.given[i] : 1,
                        (u64)search.stamp, (u64)search.epoch);
   }
 }
 
 // Apart: within the loop it would take registers that the "hbm" index has no use for.
-SOK_LONG_DEVICE Found probe_buckets(const HkvTable index, i64 key) {
-  return hkv_probe<false>(index, key);
+SOK_LONG_DEVICE Found search_buckets(const Segment segment, u64 hash, u32 bucket, i64 key) {
+  return hkv_search<false>(segment, hash, bucket, key);
+}
+
+SOK_DEVICE Found search_index(const Index& index, i64 key) {
+  if (sok_is_reserved(index, key)) return sok_find_reserved(index, key);
+  const u64 hash = sok_hash(key);
+  const Segment segment = sok_segment(index, hash);
+  return index.bucket ? search_buckets(segment, hash, (u32)index.bucket, key)
+                      : det_search<false>(segment, hash, index.empty_key, key);
 }
 
 // Finds an item's key and returns its row number, or absent. All lanes of a tile come to it.
 SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
-  const HkvTable& index = search.index;
-  const i64 key = search.keys[i];
-  const Found found = index.bucket ? probe_buckets(index, key)
-                                   : det_probe<false>(index.slots, index.capacity, index.empty_key,
-                                                      index.reclaim_key, key);
+  const Found found = search_index(search.index, search.keys[i]);
   if (sok_is_leader()) {
-    tally->missing += found.slot < 0;
-    if (search.stamp && found.slot >= 0) note_seen(search, found, i, tally);
+    tally->missing += !found.slot;
+    if (search.stamp && found.slot) note_seen(search, found, i, tally);
   }
   return found.row;
 }
@@ -78,7 +89,7 @@ SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
 // Finds the row numbers of keys, which may repeat, and copies their rows if that is wanted: the
 // memory of the slots, of the rows and of the result is then asked for at the same time.
 //
-// slots, scores, ...  the index, see det.cuh and hkv.cuh; a bucket of 0 slots: an "hbm" one
+// directory, ...  the index, see slots.cuh
 // stamp      written to the slots that are found; 0: neither stamps nor scores are written
 // given      (n,)  see hkv_score; null: 1, or the score stays (kCustomized). Keys are distinct then
 // heat       (num_rows,)  see rows.cuh; null: the rows have none
@@ -90,19 +101,20 @@ SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
 // counts     (2,)  grow by the keys that are missing and, where there are scores or heat, by those
 //                  that are found, each once; null: they are not counted
 SOK_TILE_KERNEL(find)
-(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
- i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const u64* given, u8* heat, i64 warms,
- const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows, u8* out, i64* counts,
- i64 n) {
-  const Search search{hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key),
-                      stamp,
-                      strategy,
-                      epoch,
-                      given,
-                      heat,
-                      warms,
-                      keys,
-                      n};
+(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
+ i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const u64* given,
+ u8* heat, i64 warms, const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows,
+ u8* out, i64* counts, i64 n) {
+  const Search search{
+      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key),
+      stamp,
+      strategy,
+      epoch,
+      given,
+      heat,
+      warms,
+      keys,
+      n};
   Tally tally;
   auto find = [&](i64 i) {
     search_ahead(search, i);
@@ -125,25 +137,26 @@ SOK_EXPORT(find)
 // Finds the row numbers of keys that are likely the same as others, in the same order, whose rows
 // are known: only where a key is another one, or had no row, its index is asked.
 //
-// slots, scores, ...  the index, as of `find`
+// directory, ...  the index, see slots.cuh
 // keys        (n,)
 // known_keys  (n,)  null: nothing is known
 // known_rows  (n,)  their row numbers, which are still good, or absent
 // rows        (n,)  out  row number, or absent
 // num_others  (1,)  grows by the keys that are not those known; null: not wanted
 SOK_TILE_KERNEL(recall_rows)
-(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
- i64 reclaim_key, const i64* keys, const i64* known_keys, const u32* known_rows, u32* rows,
- i64* num_others, i64 n) {
-  const Search search{hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key),
-                      0,
-                      0,
-                      0,
-                      nullptr,
-                      nullptr,
-                      0,
-                      keys,
-                      n};
+(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
+ i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys, const i64* known_keys,
+ const u32* known_rows, u32* rows, i64* num_others, i64 n) {
+  const Search search{
+      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key),
+      0,
+      0,
+      0,
+      nullptr,
+      nullptr,
+      0,
+      keys,
+      n};
   Tally tally;
   i64 others = 0;
   SOK_FOR_EACH_TILE(i, n) {
@@ -213,19 +226,21 @@ SOK_DEVICE void find_and_pool_rows_of(const SokShare share, const Search& search
 // out         (num_rows, dim)  out
 // counts      (3,)             as of `find`; the last by row splits that do not fit
 SOK_ROW_KERNEL(find_and_pool)
-(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
- i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, u8* heat, i64 warms, const i64* keys,
- const u64* chunks, i64 shift, i64 dim, i64 format, u32* rows, const i64* row_splits,
- const f32* weights, i64 combiner, f32* out, i64* counts, i64 n, i64 num_rows) {
-  const Search search{hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key),
-                      stamp,
-                      strategy,
-                      epoch,
-                      nullptr,
-                      heat,
-                      warms,
-                      keys,
-                      n};
+(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
+ i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, u8* heat,
+ i64 warms, const i64* keys, const u64* chunks, i64 shift, i64 dim, i64 format, u32* rows,
+ const i64* row_splits, const f32* weights, i64 combiner, f32* out, i64* counts, i64 n,
+ i64 num_rows) {
+  const Search search{
+      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key),
+      stamp,
+      strategy,
+      epoch,
+      nullptr,
+      heat,
+      warms,
+      keys,
+      n};
   Tally tally;
   if (format == SOK_F32)
     find_and_pool_rows_of<f32>(share, search, chunks, shift, dim, row_splits, weights, combiner,
