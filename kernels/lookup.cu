@@ -5,7 +5,7 @@
 
 // A search: where and for what, and what it leaves with the keys that it finds.
 struct Search {
-  HkvTable index;  // a bucket of 0 slots: it is that of det.cuh
+  Index index;
   i64 stamp, strategy, epoch;
   const u64* given;
   u8* heat;
@@ -21,59 +21,70 @@ struct Tally {
 
 // Asks for the line where an item's key most likely is.
 SOK_DEVICE void ask_for_line(const Search& search, i64 i) {
-  const HkvTable& index = search.index;
+  const Index& index = search.index;
   if (index.bucket)
     hkv_prefetch_first(index, search.keys[i]);
   else
-    sok_prefetch(index.slots + det_first_slot(search.keys[i], index.capacity));
+    det_prefetch(index, search.keys[i]);
 }
 
 // Asks for what the search for a later item reads.
 SOK_DEVICE void search_ahead(const Search& search, i64 i) {
   if (SOK_AHEAD == 0) return;
-  const HkvTable& index = search.index;
+  const Index& index = search.index;
   if (i + 2 * SOK_AHEAD < search.n) ask_for_line(search, i + 2 * SOK_AHEAD);
   // By now the line has come: if the key is not there, all others are asked for.
-  if (index.bucket && i + SOK_AHEAD < search.n &&
-      hkv_probe_first<false>(index, search.keys[i + SOK_AHEAD]).slot < 0)
-    hkv_prefetch_all(index, search.keys[i + SOK_AHEAD]);
+  if (index.bucket && i + SOK_AHEAD < search.n) {
+    const i64 key = search.keys[i + SOK_AHEAD];
+    const HkvPlace place = hkv_place_of(index, key);
+    if (!hkv_probe_first<false>(place, key).slot) hkv_prefetch_all(index.bucket, place);
+  }
+}
+
+// Apart: within the loop it would take registers that most searches have no use for.
+SOK_LONG_DEVICE u64* score_of(const Index index, i64 key, const Slot* slot) {
+  return hkv_score_of(index, key, slot);
 }
 
 // Notes that a lookup has seen a key. The first item that has it writes its score and warms its
 // row: a key that repeats counts once.
 SOK_DEVICE void note_seen(const Search& search, const Found& found, i64 i, Tally* tally) {
-  const HkvTable& index = search.index;
-  if (!index.scores && !search.heat) {
-    sok_stamp(index.slots, found, (u32)search.stamp);
+  const Index& index = search.index;
+  if (!index.is_scored && !search.heat) {
+    sok_stamp(found, (u32)search.stamp);
     return;
   }
-  u32* stamp = &index.slots[found.slot].stamp;
+  u32* stamp = &found.slot->stamp;
   const u32 now = (u32)search.stamp;
   if (found.stamp == now || sok_cas(stamp, found.stamp, now) != found.stamp) return;
   ++tally->first;
   if (search.warms) sok_warm(search.heat, found.row);
-  if (index.scores && (search.given || search.strategy != HKV_CUSTOMIZED)) {
-    u64* score = index.scores + found.slot;
+  if (index.is_scored && (search.given || search.strategy != HKV_CUSTOMIZED)) {
+    u64* score = score_of(index, search.keys[i], found.slot);
     *score = hkv_score(search.strategy, *score, search.given ? search.given[i] : 1,
                        (u64)search.stamp, (u64)search.epoch);
   }
 }
 
 // Apart: within the loop it would take registers that the "hbm" index has no use for.
-SOK_LONG_DEVICE Found probe_buckets(const HkvTable index, i64 key) {
-  return hkv_probe<false>(index, key);
+SOK_LONG_DEVICE Found search_buckets(const Segment segment, u64 hash, u32 bucket, i64 key) {
+  return hkv_search<false>(segment, hash, bucket, key);
+}
+
+SOK_DEVICE Found search_index(const Index& index, i64 key) {
+  if (sok_is_reserved(index, key)) return sok_find_reserved(index, key);
+  const u64 hash = sok_hash(key);
+  const Segment segment = sok_segment(index, hash);
+  return index.bucket ? search_buckets(segment, hash, (u32)index.bucket, key)
+                      : det_search<false>(segment, hash, index.empty_key, key);
 }
 
 // Finds an item's key and returns its row number, or absent. All lanes of a tile come to it.
 SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
-  const HkvTable& index = search.index;
-  const i64 key = search.keys[i];
-  const Found found = index.bucket ? probe_buckets(index, key)
-                                   : det_probe<false>(index.slots, index.capacity, index.empty_key,
-                                                      index.reclaim_key, key);
+  const Found found = search_index(search.index, search.keys[i]);
   if (sok_is_leader()) {
-    tally->missing += found.slot < 0;
-    if (search.stamp && found.slot >= 0) note_seen(search, found, i, tally);
+    tally->missing += !found.slot;
+    if (search.stamp && found.slot) note_seen(search, found, i, tally);
   }
   return found.row;
 }
@@ -81,7 +92,7 @@ SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
 // Finds the row numbers of keys, which may repeat, and copies their rows if that is wanted: the
 // memory of the slots, of the rows and of the result is then asked for at the same time.
 //
-// slots, scores, ...  the index, see det.cuh and hkv.cuh; a bucket of 0 slots: an "hbm" one
+// directory, ...  the index, see slots.cuh
 // stamp      written to the slots that are found; 0: neither stamps nor scores are written
 // given      (n,)  see hkv_score; null: 1, or the score stays (kCustomized). Keys are distinct then
 // heat       (num_rows,)  see rows.cuh; null: the rows have none
@@ -93,19 +104,20 @@ SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
 // counts     (2,)  grow by the keys that are missing and, where there are scores or heat, by those
 //                  that are found, each once; null: they are not counted
 SOK_TILE_KERNEL(find)
-(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
- i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const u64* given, u8* heat, i64 warms,
- const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows, u8* out, i64* counts,
- i64 n) {
-  const Search search{hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key),
-                      stamp,
-                      strategy,
-                      epoch,
-                      given,
-                      heat,
-                      warms,
-                      keys,
-                      n};
+(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
+ i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const u64* given,
+ u8* heat, i64 warms, const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows,
+ u8* out, i64* counts, i64 n) {
+  const Search search{
+      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key),
+      stamp,
+      strategy,
+      epoch,
+      given,
+      heat,
+      warms,
+      keys,
+      n};
   Tally tally;
   auto find = [&](i64 i) {
     search_ahead(search, i);
@@ -128,25 +140,26 @@ SOK_EXPORT(find)
 // Finds the row numbers of keys that are likely the same as others, in the same order, whose rows
 // are known: only where a key is another one, or had no row, its index is asked.
 //
-// slots, scores, ...  the index, as of `find`
+// directory, ...  the index, see slots.cuh
 // keys        (n,)
 // known_keys  (n,)  null: nothing is known
 // known_rows  (n,)  their row numbers, which are still good, or absent
 // rows        (n,)  out  row number, or absent
 // num_others  (1,)  grows by the keys that are not those known; null: not wanted
 SOK_TILE_KERNEL(recall_rows)
-(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
- i64 reclaim_key, const i64* keys, const i64* known_keys, const u32* known_rows, u32* rows,
- i64* num_others, i64 n) {
-  const Search search{hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key),
-                      0,
-                      0,
-                      0,
-                      nullptr,
-                      nullptr,
-                      0,
-                      keys,
-                      n};
+(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
+ i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys, const i64* known_keys,
+ const u32* known_rows, u32* rows, i64* num_others, i64 n) {
+  const Search search{
+      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key),
+      0,
+      0,
+      0,
+      nullptr,
+      nullptr,
+      0,
+      keys,
+      n};
   Tally tally;
   i64 others = 0;
   SOK_FOR_EACH_TILE(i, n) {
@@ -169,6 +182,16 @@ SOK_EXPORT(recall_rows)
 // many lines at once takes as long as to wait for them.
 constexpr i64 kBlock = 32, kLead = 32, kBlockOfLong = 8, kLeadOfLong = 24, kLongBytes = 256;
 
+// Looks for a key, but only where it most likely is.
+template <bool kBuckets>
+SOK_DEVICE Found probe_first(const Index& index, i64 key) {
+  if (sok_is_reserved(index, key)) return sok_find_reserved(index, key);
+  const u64 hash = sok_hash(key);
+  const Segment segment = sok_segment(index, hash);
+  return kBuckets ? hkv_probe_first<false>(hkv_place_in(segment, index.bucket, hash), key)
+                  : det_probe_first(segment, hash, key);
+}
+
 // Finds the keys of the items [from, to), at most kBlock, and asks for their rows; and for the
 // lines of as many items up to `end`, kBlock later.
 //
@@ -182,7 +205,7 @@ static __attribute__((noinline)) void find_block(const Search& given, const u64*
                                                  i64 end, Tally* tally) {
   Search search = given;
   if (!kBuckets) search.index.bucket = 0;  // as it is: now the compiler knows
-  const HkvTable& index = search.index;
+  const Index& index = search.index;
   const i64 ahead = end - to < kBlock ? end : to + kBlock;
   for (i64 i = from + kBlock; i < ahead; ++i) ask_for_line(search, i);
   // Those that are not where they most likely are come last, when all that can be asked for is.
@@ -190,17 +213,16 @@ static __attribute__((noinline)) void find_block(const Search& given, const u64*
   i64 late[kBlock], num_late = 0;
   for (i64 i = from; i < to; ++i) {
     const i64 key = search.keys[i];
-    const Found found = kBuckets ? hkv_probe_first<false>(index, key)
-                                 : det_probe_first(index.slots, index.capacity, index.empty_key,
-                                                   index.reclaim_key, key);
+    const Found found = probe_first<kBuckets>(index, key);
     late[num_late] = i;
-    num_late += found.slot < 0;
+    num_late += !found.slot;
     rows[i] = found.row;
     sok_prefetch_row<u8>(chunks, shift, row_bytes, found.row);
-    if (search.stamp && found.slot >= 0) note_seen(search, found, i, &own);
+    if (search.stamp && found.slot) note_seen(search, found, i, &own);
   }
   if (kBuckets)
-    for (i64 k = 0; k < num_late; ++k) hkv_prefetch_all(index, search.keys[late[k]]);
+    for (i64 k = 0; k < num_late; ++k)
+      hkv_prefetch_all(index.bucket, hkv_place_of(index, search.keys[late[k]]));
   for (i64 k = 0; k < num_late; ++k) {
     const u32 row = search_for(search, late[k], &own);
     rows[late[k]] = row;
@@ -301,19 +323,21 @@ SOK_DEVICE void find_and_pool_rows_of(const SokShare share, const Search& search
 // out         (num_rows, dim)  out
 // counts      (3,)             as of `find`; the last by row splits that do not fit
 SOK_ROW_KERNEL(find_and_pool)
-(const SokShare share, i64* slots, u64* scores, i64 capacity, i64 bucket, i64 empty_key,
- i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, u8* heat, i64 warms, const i64* keys,
- const u64* chunks, i64 shift, i64 dim, i64 format, u32* rows, const i64* row_splits,
- const f32* weights, i64 combiner, f32* out, i64* counts, i64 n, i64 num_rows) {
-  const Search search{hkv_table(slots, scores, capacity, bucket, empty_key, reclaim_key),
-                      stamp,
-                      strategy,
-                      epoch,
-                      nullptr,
-                      heat,
-                      warms,
-                      keys,
-                      n};
+(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
+ i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, u8* heat,
+ i64 warms, const i64* keys, const u64* chunks, i64 shift, i64 dim, i64 format, u32* rows,
+ const i64* row_splits, const f32* weights, i64 combiner, f32* out, i64* counts, i64 n,
+ i64 num_rows) {
+  const Search search{
+      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key),
+      stamp,
+      strategy,
+      epoch,
+      nullptr,
+      heat,
+      warms,
+      keys,
+      n};
   Tally tally;
   if (format == SOK_F32)
     find_and_pool_rows_of<f32>(share, search, chunks, shift, dim, row_splits, weights, combiner,

@@ -131,8 +131,7 @@ class Watched:
     def snapshot(self):
         """{key: Place} of the whole table."""
         held = self.table.index.entries()
-        scores = self.table.index.slot_scores(held.stamps, held.slots)
-        parts = (held.keys, held.slots, held.rows, scores)
+        parts = (held.keys, held.slots, held.rows, held.scores)
         lists = (self.backend.to_host(part).tolist() for part in parts)
         places = {key: Place(*place) for key, *place in zip(*lists, strict=True)}
         assert len(places) == held.keys.size, "a key is in two slots"
@@ -141,7 +140,7 @@ class Watched:
     def begin(self):
         """A lookup begins: what is there before it."""
         self.oracle.now += 1
-        return self.snapshot(), self.table.capacity
+        return self.snapshot(), self.table.num_slots
 
     def settle(self, keys, before, evicted, new_row, given=None, given_is_score=False):
         """Checks what a lookup of `keys` has done, and tells it to the oracle.
@@ -153,7 +152,7 @@ class Watched:
           given: {key: score or increment}; None: none.
           given_is_score: whether `given` are the scores to have, whatever the strategy.
         """
-        before, capacity = before
+        before, num_slots = before
         after = self.snapshot()
         batch = set(keys)
         gone = before.keys() - after.keys()
@@ -172,7 +171,7 @@ class Watched:
             return self.oracle.score_after(key, None if given is None else given[key])
 
         self._check_victims(
-            batch, before, after, came, refused, new_score if may_refuse else None, capacity
+            batch, before, after, came, refused, new_score if may_refuse else None, num_slots
         )
         scores = {key: new_score(key) for key in batch & after.keys()}
         self.oracle.drop(gone)
@@ -192,7 +191,7 @@ class Watched:
             np.testing.assert_array_equal(value, self.oracle.rows[key])
             assert score == before[key].score
 
-    def _check_victims(self, batch, before, after, came, refused, new_score, capacity):
+    def _check_victims(self, batch, before, after, came, refused, new_score, num_slots):
         index = self.table.index
         reserved = {index.key_dtype.empty_key, index.key_dtype.reclaim_key}
         assert not reserved & refused
@@ -209,7 +208,7 @@ class Watched:
         )
         in_slot = {place.slot: key for key, place in after.items()}
         was_in = {place.slot: key for key, place in before.items()}
-        has_grown = index.capacity != capacity
+        has_grown = index.num_slots != num_slots
         num_victims = 0
         for key, first, second in zip(asked, firsts, seconds, strict=True):
             slots = {first + i for i in range(index.bucket)}

@@ -59,6 +59,10 @@ def new(bench):
     return NEW + np.arange(bench.n)
 
 
+def _so_many(bench, times=6):
+    return NEW + np.arange(times * bench.n)
+
+
 def mixed(bench):
     """Known and new keys, some of them twice."""
     some = np.concatenate([bench.held[::4], new(bench)[::2]])
@@ -376,9 +380,24 @@ CASES = {
     ),
     "grow": Case(
         ("hbm", "roomy"),
-        lambda bench, tables: tables[0].lookup(NEW + np.arange(6 * bench.n)),
-        lambda bench, oracle, state, table: oracle.find_or_insert(NEW + np.arange(6 * bench.n)),
+        lambda bench, tables: tables[0].lookup(_so_many(bench)),
+        lambda bench, oracle, state, table: oracle.find_or_insert(_so_many(bench)),
         lambda before, after: after.capacity > before.capacity,
+    ),
+    # Segment after segment takes the place of larger ones, or of two.
+    "grow_segments": Case(
+        ("hbm", "roomy"),
+        lambda bench, tables: tables[0].lookup(_so_many(bench, 60)),
+        lambda bench, oracle, state, table: oracle.find_or_insert(_so_many(bench, 60)),
+        lambda before, after: after.capacity > before.capacity,
+        prepare=lambda bench, tables: tables[0].lookup(_so_many(bench, 40)),
+    ),
+    "shrink_segments": Case(
+        ("hbm", "roomy"),
+        lambda bench, tables: tables[0].erase(_so_many(bench, 60)),
+        _erase_model(lambda bench, oracle, state: _so_many(bench, 60)),
+        lambda before, after: after.capacity < before.capacity,
+        prepare=lambda bench, tables: tables[0].lookup(_so_many(bench, 60)),
     ),
     "promote": Case(
         _FULL_ONES,

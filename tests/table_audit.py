@@ -56,7 +56,8 @@ def tiers_of(table):
 
 
 def marks_of(index):
-    keys = index.backend.to_host(index._slots)[: index.capacity, 0]
+    segments = [index.backend.to_host(part.slots)[:, 0] for part in index._directory.segments]
+    keys = np.concatenate(segments)
     empty = int((keys == index.key_dtype.empty_key).sum())
     reclaimed = int((keys == index.key_dtype.reclaim_key).sum())
     counted = None
@@ -65,6 +66,29 @@ def marks_of(index):
         counted = num_erased - num_reused
         assert index._num_erased - index._num_reused >= counted, "too few slots count as erased"
     return Marks(empty, reclaimed, counted)
+
+
+def audit_segments(index):
+    """Raises AssertionError if the segments of an index are not what its directory says."""
+    directory, side = index._directory, index._side
+    shapes = directory.shapes
+    assert sum(2.0**-shape.depth for shape in shapes) == 1.0, f"hashes have no segment: {shapes}"
+    assert directory.num_slots == sum(shape.slots for shape in shapes)
+    place = index.place()
+    assert place.directory is directory.table and place.side is side, "kernels look elsewhere"
+    entries = index.backend.to_host(place.directory)
+    assert len(entries) == 1 << (31 - place.directory_shift)
+    at = 0
+    for segment, start in zip(directory.segments, directory.starts.tolist(), strict=False):
+        entry = (segment.address, segment.shape.slots // index._sizes.granule)
+        count = len(entries) >> segment.shape.depth
+        assert (entries[at : at + count] == np.array(entry, np.uint64)).all(), f"entry {at}"
+        assert segment.slots.shape == (segment.shape.slots, 2)
+        held = index.entries(start, segment.shape.slots)
+        homes = index.backend.to_host(directory.homes(held.keys)[1])
+        assert (homes == start).all(), f"keys are in a segment that is not theirs, from {start} on"
+        at += count
+    assert at == len(entries)
 
 
 def found_in(index, keys):
@@ -164,8 +188,8 @@ def _entries(index, what):
 
 
 def _audit_slots(index, held, what):
-    capacity = index.capacity
-    assert capacity > 0 and capacity & (capacity - 1) == 0, f"{what} has {capacity} slots"
+    capacity = index.num_slots - 2
+    audit_segments(index)
     marks = marks_of(index)
     in_slots = int((held.slots < capacity).sum())
     assert marks.empty + marks.reclaimed + in_slots == capacity, (
@@ -173,6 +197,8 @@ def _audit_slots(index, held, what):
         f"{in_slots} hold a key"
     )
     if hasattr(index, "max_capacity"):
+        count = index.capacity
+        assert count > 0 and count & (count - 1) == 0, f"{what} has a capacity of {count}"
         assert capacity <= index.max_capacity, f"{what} has {capacity} of {index.max_capacity}"
     else:
         if marks.counted is not None:
@@ -274,13 +300,8 @@ def _audit_seen(table, held):
     future = held.keys[held.stamps > now]
     assert not future.size, f"keys were seen after lookup {now}: {_some(future)}"
     strategy = getattr(table.index, "strategy", "kLru")
-    scores = (
-        table.backend.to_host(table.index.slot_scores(held.stamps, held.slots))
-        if (hasattr(table.index, "slot_scores"))
-        else held.stamps
-    )
     if strategy in ("kLru", "kEpochLru"):
-        future = held.keys[(scores & np.uint64(0xFFFFFFFF)) > now]
+        future = held.keys[(held.scores & np.uint64(0xFFFFFFFF)) > now]
         assert not future.size, f"keys have scores above {now}: {_some(future)}"
     sighted = sighting_index(table)
     if sighted is not None:

@@ -4,30 +4,33 @@
 // What was in the slot that a key got.
 enum DetClaim { DET_NEVER_USED, DET_ERASED, DET_FULL };
 
-// Claims a slot for a key that is in none. It gives up where it has seen all lines and none has an
-// open slot: there was to be room, so the index is not what its owner takes it for.
-SOK_DEVICE DetClaim det_claim(Slot* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 key,
-                              u32 row, u32 stamp) {
-  i64 slot = capacity + (key == reclaim_key), was = empty_key;
-  if (key != empty_key && key != reclaim_key) {
-    i64 first = det_first_slot(key, capacity), full = 0;
+// Claims a slot for a key that is in none. It gives up where it has seen all lines of the segment
+// and none has an open slot: there was to be room, so the index is not what its owner takes it for.
+SOK_DEVICE DetClaim det_claim(const Index& index, i64 key, u32 row, u32 stamp) {
+  const i64 empty_key = index.empty_key, reclaim_key = index.reclaim_key;
+  Slot* slot = sok_side_slot(index, key);
+  i64 was = empty_key;
+  if (!sok_is_reserved(index, key)) {
+    const u64 hash = sok_hash(key);
+    const Segment segment = sok_segment(index, hash);
+    u32 at = det_first_line(segment, hash), full = 0;
     for (;;) {
+      Slot* line = segment.slots + (u64)at * SOK_LINE;
       u32 open = sok_vote<SOK_LINE>([=](int w) {
-        i64 held = sok_load(&slots[first + w].key);
+        i64 held = sok_load(&line[w].key);
         return held == empty_key || held == reclaim_key;
       });
       if (!open) {
-        full += SOK_LINE;
-        if (full >= capacity) return DET_FULL;
-        first = (first + SOK_LINE) & (capacity - 1);
+        if (++full >= (u32)segment.size) return DET_FULL;
+        if (++at == (u32)segment.size) at = 0;
         continue;
       }
-      slot = first + sok_lowest_bit(open);
+      slot = line + sok_lowest_bit(open);
       was = empty_key;
       if (sok_is_leader()) {
-        was = sok_cas(&slots[slot].key, empty_key, key);
+        was = sok_cas(&slot->key, empty_key, key);
         // Erased: nobody takes it to another value than a key's.
-        if (was == reclaim_key) was = sok_cas(&slots[slot].key, reclaim_key, key);
+        if (was == reclaim_key) was = sok_cas(&slot->key, reclaim_key, key);
       }
       was = sok_from_leader(was);
       // Another key came first otherwise: the line is looked at again.
@@ -35,28 +38,27 @@ SOK_DEVICE DetClaim det_claim(Slot* slots, i64 capacity, i64 empty_key, i64 recl
     }
   }
   if (sok_is_leader()) {
-    slots[slot].row = row;
-    slots[slot].stamp = stamp;
+    slot->row = row;
+    slot->stamp = stamp;
   }
   return was == reclaim_key ? DET_ERASED : DET_NEVER_USED;
 }
 
 // Inserts keys that are distinct and in no slot. There must be room for all of them.
 //
+// directory, ...  the index, see slots.cuh
 // rows    (n,)  the row number that each key gets; a key whose row is absent is skipped
-// counts  (3,)  grow by the erased slots that were used again, by keys without a slot, and (by
-//               det_erase) by slots that were erased
+// counts  (3,)  grow by the erased slots that were used again or are no more, by keys without a
+//               slot, and (by det_erase) by slots that were erased
 SOK_TILE_KERNEL(det_insert)
-(const SokShare share, i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, i64 stamp,
- const i64* keys, const u32* rows, i64* counts, i64 n) {
-  Slot* table = (Slot*)slots;
+(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 empty_key,
+ i64 reclaim_key, i64 stamp, const i64* keys, const u32* rows, i64* counts, i64 n) {
+  const Index index = sok_index(directory, directory_shift, side, 0, 0, empty_key, reclaim_key);
   i64 reclaimed = 0, failed = 0;
   SOK_FOR_EACH_TILE(i, n) {
-    if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n)
-      sok_prefetch(table + det_first_slot(keys[i + 2 * SOK_AHEAD], capacity));
+    if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n) det_prefetch(index, keys[i + 2 * SOK_AHEAD]);
     if (rows[i] == SOK_ABSENT) continue;
-    DetClaim claim =
-        det_claim(table, capacity, empty_key, reclaim_key, keys[i], rows[i], (u32)stamp);
+    DetClaim claim = det_claim(index, keys[i], rows[i], (u32)stamp);
     if (!sok_is_leader()) continue;
     reclaimed += claim == DET_ERASED;
     failed += claim == DET_FULL;
@@ -68,24 +70,26 @@ SOK_EXPORT(det_insert)
 
 // Erases keys that are distinct; a key that is in no slot is skipped.
 //
+// directory, ...  the index, see slots.cuh
 // rows        (n,)  a key whose row is absent here is skipped; null: none is
 // counts      (3,)  see det_insert
 // num_erased  (1,)  grows by the keys that are erased; null: it is not wanted
 SOK_TILE_KERNEL(det_erase)
-(const SokShare share, i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, const i64* keys,
- const u32* rows, i64* counts, i64* num_erased, i64 n) {
-  Slot* table = (Slot*)slots;
+(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 empty_key,
+ i64 reclaim_key, const i64* keys, const u32* rows, i64* counts, i64* num_erased, i64 n) {
+  const Index index = sok_index(directory, directory_shift, side, 0, 0, empty_key, reclaim_key);
   i64 erased = 0, erased_slots = 0;
   SOK_FOR_EACH_TILE(i, n) {
     if (rows && rows[i] == SOK_ABSENT) continue;
-    i64 slot = det_probe<true>(table, capacity, empty_key, reclaim_key, keys[i]).slot;
-    if (!sok_is_leader() || slot < 0) continue;
-    if (slot >= capacity)
-      table[slot].row = SOK_ABSENT;
+    Slot* slot = det_probe<true>(index, keys[i]).slot;
+    if (!sok_is_leader() || !slot) continue;
+    const bool is_reserved = sok_is_reserved(index, keys[i]);
+    if (is_reserved)
+      slot->row = SOK_ABSENT;
     else
-      sok_store(&table[slot].key, reclaim_key);
+      sok_store(&slot->key, reclaim_key);
     ++erased;
-    erased_slots += slot < capacity;
+    erased_slots += !is_reserved;
   }
   sok_count(counts + 2, erased_slots);
   if (num_erased) sok_count(num_erased, erased);
@@ -94,48 +98,60 @@ SOK_EXPORT(det_erase)
 
 // Writes row numbers or stamps of keys that are distinct; a key that is in no slot is skipped.
 //
+// directory, ...  the index, see slots.cuh
 // rows    (n,)  new row numbers; null: they stay; a key whose row is absent here is skipped
 // stamps  (n,)  new stamps; null: they stay
 SOK_TILE_KERNEL(det_update)
-(const SokShare share, i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key, const i64* keys,
- const u32* rows, const u32* stamps, i64 n) {
-  Slot* table = (Slot*)slots;
+(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 empty_key,
+ i64 reclaim_key, const i64* keys, const u32* rows, const u32* stamps, i64 n) {
+  const Index index = sok_index(directory, directory_shift, side, 0, 0, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
     if (rows && rows[i] == SOK_ABSENT) continue;
-    i64 slot = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]).slot;
-    if (!sok_is_leader() || slot < 0) continue;
-    if (rows) table[slot].row = rows[i];
-    if (stamps) table[slot].stamp = stamps[i];
+    Slot* slot = det_probe<false>(index, keys[i]).slot;
+    if (!sok_is_leader() || !slot) continue;
+    if (rows) slot->row = rows[i];
+    if (stamps) slot->stamp = stamps[i];
   }
 }
 SOK_EXPORT(det_update)
 
 // Reads the stamps of keys.
 //
+// directory, ...  the index, see slots.cuh
 // stamps  (n,)  in: what a key in no slot gets; out
 SOK_TILE_KERNEL(det_stamps)
-(const SokShare share, const i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key,
- const i64* keys, u32* stamps, i64 n) {
-  const Slot* table = (const Slot*)slots;
+(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 empty_key,
+ i64 reclaim_key, const i64* keys, u32* stamps, i64 n) {
+  const Index index = sok_index(directory, directory_shift, side, 0, 0, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
-    const Found found = det_probe<false>(table, capacity, empty_key, reclaim_key, keys[i]);
-    if (sok_is_leader() && found.slot >= 0) stamps[i] = found.stamp;
+    const Found found = det_probe<false>(index, keys[i]);
+    if (sok_is_leader() && found.slot) stamps[i] = found.stamp;
   }
 }
 SOK_EXPORT(det_stamps)
 
-// Moves every key of one index to an empty one of another capacity; row numbers and stamps stay.
-SOK_TILE_KERNEL(det_rehash)
-(const SokShare share, const i64* slots, i64 capacity, i64 empty_key, i64 reclaim_key,
- i64* new_slots, i64 new_capacity) {
+// Moves the keys of a segment to those that are to take its place, which are empty; row numbers and
+// stamps stay.
+//
+// slots           (num_slots, 2)  of the segment
+// directory, ...  an index that has the new ones, see slots.cuh
+// counts          (3,)  see det_insert
+SOK_TILE_KERNEL(det_move)
+(const SokShare share, const i64* slots, i64 num_slots, const u64* directory, i64 directory_shift,
+ i64* side, i64 empty_key, i64 reclaim_key, i64* counts) {
   const Slot* from = (const Slot*)slots;
-  Slot* to = (Slot*)new_slots;
-  SOK_FOR_EACH_TILE(i, capacity) {
-    if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < capacity)
-      sok_prefetch(to + det_first_slot(from[i + 2 * SOK_AHEAD].key, new_capacity));
+  const Index to = sok_index(directory, directory_shift, side, 0, 0, empty_key, reclaim_key);
+  i64 erased = 0, failed = 0;
+  SOK_FOR_EACH_TILE(i, num_slots) {
     Slot slot = from[i];
-    if (slot.key != empty_key && slot.key != reclaim_key)
-      det_claim(to, new_capacity, empty_key, reclaim_key, slot.key, slot.row, slot.stamp);
+    if (sok_is_reserved(to, slot.key)) {
+      if (sok_is_leader()) erased += slot.key == reclaim_key;
+      continue;
+    }
+    DetClaim claim = det_claim(to, slot.key, slot.row, slot.stamp);
+    if (sok_is_leader()) failed += claim == DET_FULL;
   }
+  sok_count(counts, erased);
+  sok_count(counts + 1, failed);
 }
-SOK_EXPORT(det_rehash)
+SOK_EXPORT(det_move)

@@ -1,15 +1,14 @@
 // The "hybrid" index: buckets of slots with a score; a full table evicts the lowest score.
 //
-// slots  (capacity + 2) of {key, row number, stamp}: buckets of `bucket` slots, one after another.
-//        capacity and bucket are powers of two. The last two slots belong to the two reserved keys,
-//        as in det.cuh; they are never evicted.
-// scores (capacity + 2,) u64; null: the stamp is the score (kLru)
+// A segment (slots.cuh) is buckets of `bucket` slots, one after another; bucket is a power of two.
+// Behind the slots there is a score for each, u64, unless the stamp is the score (kLru). The slots
+// of the reserved keys are never evicted.
 //
-// A key is in one of two buckets, which different bits of its hash name. In each it is looked for
-// from one line of 4 slots on, the same line for insertion: as long as a bucket is not crowded, a
-// key is in the first line that is read. empty_key marks a free slot, an erased one included, since
-// a search reads the whole of both buckets before it gives up. reclaim_key marks a slot that a
-// thread is about to fill.
+// A key is in one of two buckets of its segment, which different bits of its hash name. In each it
+// is looked for from one line of 4 slots on, the same line for insertion: as long as a bucket is
+// not crowded, a key is in the first line that is read. empty_key marks a free slot, an erased one
+// included, since a search reads the whole of both buckets before it gives up. reclaim_key marks a
+// slot that a thread is about to fill.
 //
 // stamp is the number of the current lookup. A slot that has it belongs to a key of this batch and
 // is not evicted: so a batch never loses a key that it has just found or inserted. A search stamps
@@ -17,7 +16,6 @@
 #ifndef SOK_HKV_CUH_
 #define SOK_HKV_CUH_
 
-#include "hash.cuh"
 #include "slots.cuh"
 
 // How scores are kept; sok_lite/engine/table/hkv_index.py names them.
@@ -33,95 +31,77 @@
 #define HKV_CROWDED_QUARTERS 3
 #endif
 
-struct HkvTable {
-  Slot* slots;
-  u64* scores;
-  i64 capacity, bucket, empty_key, reclaim_key;
-  u64 bucket_mask;  // number of buckets - 1
-};
-
-SOK_DEVICE HkvTable hkv_table(const i64* slots, const u64* scores, i64 capacity, i64 bucket,
-                              i64 empty_key, i64 reclaim_key) {
-  u64 mask = bucket ? (u64)capacity / (u64)bucket - 1 : 0;
-  return HkvTable{(Slot*)slots, (u64*)scores, capacity, bucket, empty_key, reclaim_key, mask};
-}
-
-// The first slots of a key's two buckets, and where in a bucket its first line begins.
+// The two buckets of a key, and where in a bucket its first line begins.
 struct HkvPlace {
-  i64 first, second, line;
+  Slot *first, *second;
+  u32 line;
 };
 
-SOK_DEVICE HkvPlace hkv_place_of(const HkvTable& table, i64 key) {
-  u64 h = sok_hash(key);
-  HkvPlace place;
-  place.first = (i64)((h & 0xFFFFFFFFull) & table.bucket_mask) * table.bucket;
-  place.second = (i64)((h >> 32) & table.bucket_mask) * table.bucket;
-  place.line = (i64)((h >> 24) & (u64)(table.bucket - 1)) & ~(i64)(SOK_LINE - 1);
-  return place;
+SOK_DEVICE HkvPlace hkv_place_in(const Segment& segment, i64 bucket, u64 hash) {
+  return HkvPlace{segment.slots + sok_scaled(hash, segment.size) * bucket,
+                  segment.slots + sok_scaled(hash >> 16, segment.size) * bucket,
+                  (u32)hash & (u32)(bucket - 1) & ~(u32)(SOK_LINE - 1)};
+}
+SOK_DEVICE HkvPlace hkv_place_of(const Index& index, i64 key) {
+  const u64 hash = sok_hash(key);
+  return hkv_place_in(sok_segment(index, hash), index.bucket, hash);
 }
 
-SOK_DEVICE bool hkv_is_reserved(const HkvTable& table, i64 key) {
-  return key == table.empty_key || key == table.reclaim_key;
+// The score of the first slot of a segment; the others follow.
+SOK_DEVICE u64* hkv_first_score(const Segment& segment, i64 bucket) {
+  return (u64*)(segment.slots + segment.size * bucket);
+}
+// The score of a slot of a key, or of one that it could have; null: the stamp is the score.
+SOK_DEVICE u64* hkv_score_of(const Index& index, i64 key, const Slot* slot) {
+  if (!index.is_scored) return nullptr;
+  if (sok_is_reserved(index, key)) return (u64*)(index.side + 2) + (slot - index.side);
+  const Segment segment = sok_segment(index, sok_hash(key));
+  return hkv_first_score(segment, index.bucket) + (slot - segment.slots);
+}
+SOK_DEVICE u64 hkv_slot_score(const u64* score, const Slot* slot) {
+  return score ? sok_load(score) : (u64)sok_load(&slot->stamp);
 }
 
-SOK_DEVICE i64 hkv_side_slot(const HkvTable& table, i64 key) {
-  return table.capacity + (key == table.reclaim_key);
+// Looks for a key in the line where it most likely is, which a search reads first.
+template <bool kIsWritten>
+SOK_DEVICE Found hkv_probe_first(const HkvPlace& place, i64 key) {
+  return sok_search_line<kIsWritten>(sok_read_line(place.first + place.line), key);
 }
 
-// Searches the lines of a bucket from the `skipped`-th on. kIsWritten: see sok_key; what is in the
+// Finds a key, which is not a reserved one, in its segment. kIsWritten: see sok_key; what is in the
 // slot is then not told.
 template <bool kIsWritten>
-SOK_DEVICE Found hkv_search_bucket(const HkvTable& table, i64 bucket, i64 line, i64 skipped,
-                                   i64 key) {
-  for (i64 s = skipped * SOK_LINE; s < table.bucket; s += SOK_LINE) {
-    const i64 first = bucket + ((line + s) & (table.bucket - 1));
-    const Found found = sok_search_line<kIsWritten>(sok_read_line(table.slots + first), first, key);
-    if (found.slot >= 0) return found;
+SOK_DEVICE Found hkv_search(const Segment& segment, u64 hash, u32 bucket, i64 key) {
+  const HkvPlace place = hkv_place_in(segment, bucket, hash);
+  const u32 end = place.second == place.first ? bucket : 2 * bucket;
+  SOK_ONE_BY_ONE
+  for (u32 s = 0; s < end; s += SOK_LINE) {
+    Slot* slots = (s < bucket ? place.first : place.second) + ((place.line + s) & (bucket - 1));
+    const Found found = sok_search_line<kIsWritten>(sok_read_line(slots), key);
+    if (found.slot) return found;
   }
   return sok_nothing();
 }
 
-// A search has two steps. The first reads the line where a key most likely is.
 template <bool kIsWritten>
-SOK_DEVICE Found hkv_probe_first(const HkvTable& table, i64 key) {
-  if (hkv_is_reserved(table, key)) return sok_reserved(table.slots, hkv_side_slot(table, key));
-  HkvPlace place = hkv_place_of(table, key);
-  const i64 first = place.first + place.line;
-  return sok_search_line<kIsWritten>(sok_read_line(table.slots + first), first, key);
+SOK_DEVICE Found hkv_probe(const Index& index, i64 key) {
+  if (sok_is_reserved(index, key)) return sok_find_reserved(index, key);
+  const u64 hash = sok_hash(key);
+  return hkv_search<kIsWritten>(sok_segment(index, hash), hash, (u32)index.bucket, key);
 }
 
-// The second reads all other lines of both buckets.
-template <bool kIsWritten>
-SOK_DEVICE Found hkv_probe_rest(const HkvTable& table, i64 key) {
-  if (hkv_is_reserved(table, key)) return sok_nothing();
-  HkvPlace place = hkv_place_of(table, key);
-  Found found = hkv_search_bucket<kIsWritten>(table, place.first, place.line, 1, key);
-  if (found.slot < 0 && place.second != place.first)
-    found = hkv_search_bucket<kIsWritten>(table, place.second, place.line, 0, key);
-  return found;
-}
-
-// Finds a key.
-template <bool kIsWritten>
-SOK_DEVICE Found hkv_probe(const HkvTable& table, i64 key) {
-  Found found = hkv_probe_first<kIsWritten>(table, key);
-  return found.slot < 0 ? hkv_probe_rest<kIsWritten>(table, key) : found;
-}
-
-SOK_DEVICE void hkv_prefetch_first(const HkvTable& table, i64 key) {
-  HkvPlace place = hkv_place_of(table, key);
-  sok_prefetch(table.slots + place.first + place.line);
+SOK_DEVICE void hkv_prefetch_first(const Index& index, i64 key) {
+  const HkvPlace place = hkv_place_of(index, key);
+  sok_prefetch(place.first + place.line);
 }
 
 // Asks for both buckets, up to 256 bytes of each: a bucket that is longer streams by itself.
-SOK_DEVICE void hkv_prefetch_all(const HkvTable& table, i64 key) {
-  if (SOK_AHEAD == 0) return;
-  HkvPlace place = hkv_place_of(table, key);
-  i64 most = table.bucket < 4 * SOK_LINE ? table.bucket : 4 * SOK_LINE;
+SOK_DEVICE void hkv_prefetch_all(i64 bucket, const HkvPlace& place) {
+  const i64 most = bucket < 4 * SOK_LINE ? bucket : 4 * SOK_LINE;
   for (i64 s = 0; s < most; s += SOK_LINE) {
-    i64 line = (place.line + s) & (table.bucket - 1);
-    sok_prefetch(table.slots + place.first + line);
-    sok_prefetch(table.slots + place.second + line);
+    const i64 line = (place.line + s) & (bucket - 1);
+    sok_prefetch(place.first + line);
+    sok_prefetch(place.second + line);
   }
 }
 
@@ -137,10 +117,6 @@ SOK_DEVICE u64 hkv_score(i64 strategy, u64 old, u64 given, u64 stamp, u64 epoch)
     return (epoch << 32) | (count > 0xFFFFFFFFull ? 0xFFFFFFFFull : count);
   }
   return given;
-}
-
-SOK_DEVICE u64 hkv_slot_score(const HkvTable& table, i64 slot) {
-  return table.scores ? sok_load(table.scores + slot) : (u64)sok_load(&table.slots[slot].stamp);
 }
 
 #endif  // SOK_HKV_CUH_

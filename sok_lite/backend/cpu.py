@@ -18,6 +18,8 @@ from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
 
 _SMALL_BYTES = 1 << 21  # one large page
+# What is smaller is not worth pages of its own.
+_ORDINARY_BYTES, _LINE_BYTES = 1 << 16, 64
 
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -111,7 +113,7 @@ class CpuBackend(Backend):
         self,
         kernel: str,
         num_items: Sequence[int],
-        columns: Sequence[tuple[int, np.ndarray]],
+        columns: Sequence[np.ndarray],
         arrays: Any,
     ) -> "partial[Any]":
         num_arguments = self._kernel(kernel).packer.num_arguments
@@ -120,12 +122,14 @@ class CpuBackend(Backend):
             if kept.size == 0:
                 return partial(bool)
             num_items = [count for count in num_items if count]
-            columns = [(first, column[kept]) for first, column in columns]
+            columns = [column[kept] for column in columns]
         words, start = self._launch_words(kernel, num_items)
-        table = words[start:].reshape(len(num_items), num_arguments)
-        for first, column in columns:
-            end = first + (column.shape[1] if column.ndim == 2 else 1)
-            table[:, first:end] = column.reshape(len(num_items), end - first)
+        table, end = words[start:].reshape(len(num_items), num_arguments), 0
+        for column in columns:
+            column = column.reshape(len(num_items), -1)
+            first, end = end, end + column.shape[1]
+            table[:, first:end] = column
+        assert end == num_arguments
         return self._launching(words, arrays)
 
     def _launch_words(self, kernel: str, num_items: Sequence[int]) -> tuple[np.ndarray, int]:
@@ -154,19 +158,31 @@ class CpuBackend(Backend):
         return action
 
     def zeros_chunk(self, num_bytes: int) -> Array:
+        if num_bytes <= _ORDINARY_BYTES:
+            memory = np.zeros(num_bytes + _LINE_BYTES, np.uint8)
+            start = -self.address(memory) % _LINE_BYTES
+            return memory[start : start + num_bytes]
         return self._mapped(num_bytes, small=0)
 
     def _mapped(self, num_bytes: int, small: int) -> Array:
         """Returns zeroed memory, on large pages from `small` bytes on."""
+        is_large = hasattr(mmap, "MADV_HUGEPAGE") and num_bytes >= 1 << 22
+        length = max(1, num_bytes + is_large * _SMALL_BYTES)
         try:
             # Private: a forked child gets rows of its own, and huge pages are for private memory.
-            memory = mmap.mmap(-1, max(1, num_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
+            memory = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
             raise MemoryError(f"No {num_bytes:,} bytes of memory for rows: {error}") from error
-        if hasattr(mmap, "MADV_HUGEPAGE") and num_bytes >= 1 << 22:
-            # Random rows touch a page each: 2 MB pages save most of the page-table misses.
-            memory.madvise(mmap.MADV_HUGEPAGE, small)
-        return np.frombuffer(memory, dtype=np.uint8, count=num_bytes)
+        if not is_large:
+            return np.frombuffer(memory, dtype=np.uint8, count=num_bytes)
+        # Random rows touch a page each: 2 MB pages save most of the page-table misses. The system
+        # has one only where it begins at a multiple of its size.
+        whole = np.frombuffer(memory, dtype=np.uint8)
+        start = -self.address(whole) % _SMALL_BYTES
+        end = num_bytes // _SMALL_BYTES * _SMALL_BYTES
+        if end > small:
+            memory.madvise(mmap.MADV_HUGEPAGE, start + small, end - small)
+        return whole[start : start + num_bytes]
 
     def first_chunk(self, num_bytes: int) -> Array:
         # The first rows of a store lie on small pages: of a hundred small tables each would else

@@ -16,6 +16,7 @@ def new_bench(backend, monkeypatch):
     # Rows grow every few keys, and what is set aside costs nothing.
     monkeypatch.setattr(backend, "chunk_bytes", 256)
     monkeypatch.setattr(backend, "far_chunk_bytes", 256)
+    monkeypatch.setattr(backend, "segment_slots", 128)
     if backend.name == "cpu":
         # Which of several keys evicts which is then a function of the input.
         monkeypatch.setattr(backend, "num_threads", 1)

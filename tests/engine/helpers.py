@@ -1,5 +1,6 @@
 """A first row that a reader can compute in the head, tables that use it, and what tests need."""
 
+import copy
 import operator
 import threading
 from functools import partial
@@ -46,6 +47,13 @@ def sized(backend, usual, simulated):
     """Returns how large a test is: `usual`, or `simulated` where a GPU is simulated, which takes
     thousands of times as long, unless SOK_LITE_LONG=1."""
     return simulated if is_simulated(backend) and not LONG else usual
+
+
+def with_segments(backend, num_slots):
+    """Returns the backend with other segments of an index, so small that small tables have many."""
+    backend = copy.copy(backend)
+    backend.segment_slots = num_slots
+    return backend
 
 
 def on(backend, *arrays):

@@ -33,6 +33,8 @@ _QUICK = {
     "erase_if": ("hbm",),
     "erase_below": ("kLru",),
     "grow": ("hbm", "roomy"),
+    "grow_segments": ("hbm", "roomy"),
+    "shrink_segments": ("hbm", "roomy"),
     "update_state": (),
     "update_two_tables": ("hbm",),
     "export_if": ("kLru",),
@@ -46,7 +48,7 @@ ALL = [
 
 
 # Of calls with thousands of lines every so many; the long form tries all of them.
-_STEPS = {"lookup_tables": 7, "lookup_full_tables": 7, "refuse_in_tables": 11}
+_STEPS = {"grow_segments": 7, "lookup_tables": 7, "lookup_full_tables": 7, "refuse_in_tables": 11}
 
 
 @pytest.mark.parametrize(("name", "kind"), ALL)

@@ -1,29 +1,27 @@
 """The index of the "hbm" table: open addressing (kernels/det), growing without bound."""
 
 import contextlib
+from collections.abc import Sequence
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import Part
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import KeyDtype
-from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.table.index import LINE, Index, IndexEntries, Place
+from sok_lite.engine.table.directory import Directory, Segment, Sizes, scaled
+from sok_lite.engine.table.index import LINE, Index, IndexEntries
 
 _MIN_CAPACITY = 64
-# Lines of 4 slots stay short up to here (1.2 lines a hit), and an index that has just doubled
-# still costs less than 48 bytes a key.
+# Lines of 4 slots stay short up to here (1.2 lines a hit).
 _MAX_LOAD_FACTOR = 0.7
-# Erased slots lengthen every probe until the index is rebuilt: at once where there are many, and
-# where keys crowd the index from a few on. Never for one or two, for a rebuild walks all slots.
+# Erased slots lengthen every probe until their segment is rebuilt: at once where there are many,
+# and where keys crowd the index from a few on. Never for one or two, for that walks all slots.
 _MAX_RECLAIM_FACTOR = 0.15
 _MIN_RECLAIM_FACTOR = 0.05
-
-
-def _capacity_for(num_keys: int) -> int:
-    least = max(_MIN_CAPACITY, int(num_keys / _MAX_LOAD_FACTOR) + 1)
-    return 1 << (least - 1).bit_length()
+# It shrinks where it has more slots than for so many times its keys, and then to so many times.
+_SHRINKS_ABOVE, _SHRINKS_TO = 2.0, 1.6
 
 
 class DetIndex(Index):
@@ -35,32 +33,34 @@ class DetIndex(Index):
         # At most so many slots were erased, and at least so many of them used again: what is
         # certain without a look at the device.
         self._num_erased = self._num_reused = 0
-        # Erased slots used again, keys that found no slot, and slots erased. Kernels count them,
-        # so that they are never behind what the slots hold.
+        self._next_rebuilt = 0  # number of the segment that is rebuilt next
+        # Erased slots used again or gone, keys that found no slot, and slots erased. Kernels count
+        # them, so that they are never behind what the slots hold.
         self._counts = backend.xp.zeros(3, np.int64)
-        super().__init__(backend, key_dtype, name, _capacity_for(init_capacity))
+        sizes = Sizes.of(backend, LINE, 4)
+        super().__init__(backend, key_dtype, name, sizes, _slots_for(sizes, init_capacity))
+
+    @property
+    def capacity(self) -> int:
+        return self._directory.num_slots
 
     def emptied(self) -> "DetIndex":
         """Returns an index like this one as it was at first."""
         index = DetIndex(self.backend, self.key_dtype, self.name)
-        index._init_capacity = self._init_capacity
+        index._init_slots = self._init_slots
         index.clear()
         return index
-
-    def place(self) -> Place:
-        return self._placed(None, 0)
 
     def make_room(self, count: int) -> None:
         """Grows so that `count` keys can be inserted, or drops erased slots.
 
         Raises:
-          MemoryError: no memory; the index is as it was.
+          MemoryError: no memory; all keys are as they were.
         """
         most = _MAX_LOAD_FACTOR * self.capacity
-        if self.size + count > most:
-            self._rehash(_capacity_for(self.size + count))
-        elif self._has_reclaimed_above(most - self.size - count):
-            self._rebuild_above(_MIN_RECLAIM_FACTOR)
+        if not self._grow(self.size + count):
+            open_slots = most - self.size - count
+            self._rebuild(max(open_slots, _MIN_RECLAIM_FACTOR * self.capacity), open_slots)
 
     def inserting(
         self, keys: Array, rows: Array, stamp: int, count: int | None = None
@@ -135,23 +135,56 @@ class DetIndex(Index):
         self.clean()
 
     def clean(self) -> None:
-        """Rids the index of erased slots where there are many."""
-        self._rebuild_above(_MAX_RECLAIM_FACTOR)
+        """Gives back slots that few keys need, and erased ones where there are many."""
+        # Both cost time only: the index works on without the memory for them.
+        with contextlib.suppress(MemoryError):
+            if self.capacity > self._slots_for(_SHRINKS_ABOVE * self.size):
+                self.check()
+                self._resize(self._slots_for(_SHRINKS_TO * self.size), grows=False)
+        self._rebuild(_MAX_RECLAIM_FACTOR * self.capacity, -self.capacity)
 
     def clearing(self) -> list[Action]:
-        return self._replacing(self._new_slots(self._init_capacity), self._init_capacity, size=0)
+        """Returns the actions that remove every key and give the memory back.
+
+        Raises:
+          MemoryError: no memory for the empty index.
+        """
+        return setting(
+            self,
+            _directory=self._new_directory(self._init_slots),
+            _side=self._new_side(),
+            _least_slots=self._init_slots,
+            _num_erased=0,
+            _num_reused=0,
+            _counts=self.backend.xp.zeros(3, np.int64),
+            _place=None,
+            size=0,
+        )
 
     def reserve(self, num_keys: int) -> None:
-        capacity = _capacity_for(num_keys)
-        if capacity > self.capacity:
-            self._rehash(capacity)
+        self._grow(num_keys)
+        self._least_slots = max(self._least_slots, _slots_for(self._sizes, num_keys))
 
     def _lines_read(self, held: IndexEntries) -> Array:
-        mask = np.uint64(self.capacity // LINE - 1)
-        home = (hash_keys(held.keys) & np.uint64(self.capacity - 1)) // np.uint64(LINE)
-        return ((held.slots.astype(np.uint64) // np.uint64(LINE) - home) & mask) + np.uint64(1)
+        hashes, starts, sizes = self._directory.homes(held.keys)
+        lines = (held.slots - starts) // LINE - scaled(hashes, sizes)
+        return lines % sizes.astype(np.int64) + 1
 
     # ---------------------------------------------------------------- inside
+
+    def _grow(self, num_keys: int) -> bool:
+        """Grows for so many keys in all; returns whether it was too small."""
+        num_slots = self._slots_for(num_keys)
+        # Where a growth has failed on its way, some segments are smaller than others.
+        is_crowded = num_keys > _MAX_LOAD_FACTOR * self._directory.densest
+        if num_slots <= self.capacity and not is_crowded:
+            return False
+        self.check()
+        self._resize(num_slots)
+        return True
+
+    def _slots_for(self, num_keys: float) -> int:
+        return max(self._least_slots, _slots_for(self._sizes, num_keys))
 
     def _has_reclaimed_above(self, count: float) -> bool:
         """Whether more slots than that were erased and not used again. On a GPU it waits where
@@ -164,26 +197,56 @@ class DetIndex(Index):
         return num_erased - num_reused > count
 
     def _prepared(self, kernel: str, num_items: int, *args: object) -> Action:
-        return self.backend.prepared(
-            kernel, num_items, self._slots, self.capacity, *self._reserved(), *args
-        )
+        place = self.place()
+        where = (place.directory, place.directory_shift, place.side)
+        return self.backend.prepared(kernel, num_items, *where, *self._reserved(), *args)
 
-    def _rebuild_above(self, reclaim_factor: float) -> None:
-        """Rids the index of erased slots if there are many and there is memory to do so."""
-        if self._has_reclaimed_above(reclaim_factor * self.capacity):
-            # Erased slots cost time only: the index works on without the memory to be rebuilt.
-            with contextlib.suppress(MemoryError):
-                self._rehash(self.capacity)
+    def _moving(self, segments: Sequence[Segment], directory: Directory) -> Action:
+        where = (directory.table, directory.shift, self._side)
+        parts = []
+        for slots in (segment.slots for segment in segments):
+            n = int(slots.shape[0])
+            parts.append(Part(n, (slots, n, *where, *self._reserved(), self._counts)))
+        return self.backend.joined("det_move", parts)
 
-    def _rehash(self, capacity: int) -> None:
-        self.check()
-        slots = self._new_slots(capacity)
-        self._launch("det_rehash", self.capacity, slots, capacity)
-        slots[-2:] = self._slots[-2:]
-        publish(self._replacing(slots, capacity, num_rehashes=self.num_rehashes + 1))
+    def _rebuild(self, limit: float, allowed: float) -> None:
+        """Rids segments of erased slots.
 
-    def _replacing(self, slots: Array, capacity: int, **others: int) -> list[Action]:
-        """Returns the actions that put slots without erased ones in the place of those there."""
-        counts = self.backend.xp.zeros(3, np.int64)
-        none = {"_num_erased": 0, "_num_reused": 0, "_counts": counts}
-        return setting(self, _slots=slots, capacity=capacity, **none, **others)
+        Args:
+          limit: so many erased slots are left alone.
+          allowed: else it goes on, from segment to segment, until there are about so few.
+        """
+        if not self._has_reclaimed_above(limit):
+            return
+        num_reclaimed = self._num_erased - self._num_reused
+        num_segments = len(self._directory.segments)
+        share = min(1.0, (num_reclaimed - allowed) / num_reclaimed)
+        with contextlib.suppress(MemoryError):
+            for _ in range(min(num_segments, int(share * num_segments) + 1)):
+                segments = self._directory.segments
+                at = self._next_rebuilt % num_segments
+                one = segments[at : at + 1]
+                shapes = [segment.shape for segment in one]
+                self._replace(segments[:at], one, shapes, segments[at + 1 :], self.capacity)
+                self._next_rebuilt = at + 1
+
+
+def _slots_for(sizes: Sizes, num_keys: float) -> int:
+    """Returns how many slots the index has for so many keys.
+
+    No segment is loaded above the load factor. From the load on at which the first are too small,
+    more and more of them grow, so that all have grown when the last one has to.
+    """
+    wanted = max(_MIN_CAPACITY, int(num_keys / _MAX_LOAD_FACTOR) + 1)
+    unit, first = sizes.unit, sizes.first
+    depth = 0
+    while wanted > (2 * first - 1) * unit << depth:
+        depth += 1
+    # In units of all segments of this depth at once: at most 7, and above 3.5.
+    if 2 * wanted <= (2 * first - 1) * unit << depth:
+        return sizes.rounded(wanted)
+    if wanted > first * unit << depth:
+        num_units = -(-wanted // unit) + (1 << depth) - 1
+    else:  # twice as fast: the last step was to half as many segments
+        num_units = -(-2 * wanted // unit) - ((first - 1) << depth) - 1
+    return num_units * unit

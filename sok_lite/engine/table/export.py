@@ -22,9 +22,9 @@ class Exports(TableParts):
     @exclusive
     def export_chunk(self, first_slot: int, num_slots: int) -> Entries:
         """Returns what is in the slots [first_slot, first_slot + num_slots), in their order."""
-        keys, rows, stamps, slots = self.index.entries(first_slot, num_slots)
-        scores = self._slot_scores(stamps, slots)
-        return Entries(self.key_dtype.from_int64(self.backend.xp, keys), rows, scores, self.store)
+        held = self.index.entries(first_slot, num_slots)
+        keys = self.key_dtype.from_int64(self.backend.xp, held.keys)
+        return Entries(keys, held.rows, held.scores, self.store)
 
     def chunks(self, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]:
         """Yields the whole table in pieces. Hold `lock` if it may change meanwhile."""

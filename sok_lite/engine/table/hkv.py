@@ -398,9 +398,6 @@ class HkvTable(EmbeddingTable):
     def _scoring(self, keys: Array, scores: Array) -> list[Action]:
         return self.index.updating(keys, scores=scores)
 
-    def _slot_scores(self, stamps: Array, slots: Array) -> Array:
-        return self.index.slot_scores(stamps, slots)
-
     def _may_turn_away(self, filter_ratio: float) -> bool:
         return filter_ratio < 1.0 or self.sightings is not None
 

@@ -1,24 +1,31 @@
 """The index of the "hybrid" table: buckets with scores (kernels/hkv), up to a number of slots."""
 
+import contextlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import Part
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import KeyDtype
-from sok_lite.engine.hashing import hash_keys
-from sok_lite.engine.table.index import LAST_STAMP, LINE, Index, IndexEntries, Place
+from sok_lite.engine.table.directory import Directory, Segment, Sizes, scaled
+from sok_lite.engine.table.index import LAST_STAMP, LINE, Index, IndexEntries
 
 # What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cuh.
 STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
+
+
+# Share of the keys at which the capacity doubles, from which on segments are split.
+_SPLITS_FROM = 0.875
 
 
 class Placed(NamedTuple):
     """What became of keys that were inserted.
 
     Attributes:
-      slots: (n,) int64, -1 for a refused key.
+      slots: (n,) int64, the address of its slot; 0 for a refused key.
       evicted_keys, evicted_rows, evicted_scores: (n,) int64, uint32, uint64: what was in the slot;
         row ABSENT where it was free.
     """
@@ -31,6 +38,10 @@ class Placed(NamedTuple):
 
 class HkvIndex(Index):
     """Row numbers and scores by key. Keys are int64 arrays (n,).
+
+    A segment grows by being split in two as large, or by doubling where it is small: each of its
+    buckets then becomes two, and all keys have room. So that not all are split at once, the first
+    are before the capacity doubles: there can be more slots than `capacity`.
 
     Attributes:
       max_capacity: it doubles up to this number of slots; then insertion evicts.
@@ -57,32 +68,29 @@ class HkvIndex(Index):
         self.max_load_factor = max_load_factor
         self.strategy = strategy
         self.epoch = 0
-        self._scores: Array | None = None
-        super().__init__(backend, key_dtype, name, init_capacity)
-        self._scores = self._new_scores(init_capacity)
+        self._capacity = 0
+        sizes = Sizes.of(backend, bucket, 1)
+        super().__init__(backend, key_dtype, name, sizes, init_capacity, strategy != "kLru")
+        self._capacity = init_capacity
 
     @property
-    def num_bytes(self) -> int:
-        scores = 0 if self._scores is None else int(self._scores.nbytes)
-        return super().num_bytes + scores
+    def capacity(self) -> int:
+        return self._capacity
 
     @property
     def is_full_size(self) -> bool:
         """Whether it grows no more."""
-        return self.capacity >= self.max_capacity
+        return self._directory.num_slots >= self.max_capacity
 
     @property
     def has_scores(self) -> bool:
         """Whether scores are kept beside the stamps."""
-        return self._scores is not None
+        return self._is_scored
 
     @property
     def room(self) -> int:
         """The most keys that can still come without eviction."""
         return self.max_capacity + 2 - self.size
-
-    def place(self) -> Place:
-        return self._placed(self._scores, self.bucket)
 
     def scoring(self) -> tuple[int, int]:
         return STRATEGIES.index(self.strategy), self.epoch
@@ -91,10 +99,11 @@ class HkvIndex(Index):
         """Doubles, as far as it may, until `count` more keys keep below the load factor.
 
         Raises:
-          MemoryError: no memory; the index is as it was.
+          MemoryError: no memory; all keys are as they were.
         """
-        while not self.is_full_size and self.size + count > self.max_load_factor * self.capacity:
-            self.double()
+        num_keys = self.size + count
+        capacity = self._capacity_for(num_keys, self._capacity)
+        self._grow(capacity, self._slots_for(num_keys, capacity))
 
     def unplaced(self, num_keys: int) -> Placed:
         """Returns memory for what becomes of keys."""
@@ -158,18 +167,21 @@ class HkvIndex(Index):
         """
         n = int(rows.size)
         return self.backend.prepared(
-            *("hkv_give_rows", n, self._slots, placed.slots, placed.evicted_rows),
+            *("hkv_give_rows", n, placed.slots, placed.evicted_rows),
             *(spare, int(spare.size), int(one_each), rows, counts, n),
         )
 
     def updating(
-        self, keys: Array, rows: Array | None = None, scores: Array | None = None
+        self,
+        keys: Array,
+        rows: Array | None = None,
+        scores: Array | None = None,
+        stamps: Array | None = None,
     ) -> list[Action]:
-        """Prepares to write row numbers (n,) uint32 or scores (n,) uint64 of distinct keys; a
-        missing key is skipped."""
+        """Prepares to write row numbers or stamps (n,) uint32 or scores (n,) uint64 of distinct
+        keys; a missing key is skipped."""
         n = int(keys.size)
-        stamps = None
-        if scores is not None and self._scores is None:
+        if scores is not None and not self._is_scored:
             stamps, scores = scores.astype(np.uint32), None
         return [self._prepared("hkv_update", n, keys, rows, stamps, scores, n)]
 
@@ -180,10 +192,6 @@ class HkvIndex(Index):
         self._launch("hkv_scores", n, keys, out, n)
         return out
 
-    def slot_scores(self, stamps: Array, slots: Array) -> Array:
-        """Returns the scores (n,) uint64 of entries."""
-        return stamps.astype(np.uint64) if self._scores is None else self._scores[slots]
-
     def erasing(self, keys: Array) -> list[Action]:
         """Prepares to erase distinct keys that are all there."""
         n = int(keys.size)
@@ -191,34 +199,58 @@ class HkvIndex(Index):
         return [erase, *setting(self, size=self.size - n)]
 
     def clean(self) -> None:
-        """Does nothing: a slot that was erased is as good as one that was never used."""
+        """Gives memory back where a fraction of it would do for the keys that are left."""
+        capacity = self._capacity_for(2 * self.size, max(self._least_slots, self.bucket))
+        if capacity >= self._capacity:
+            return
+        # Without the memory for a smaller one it works on as it is.
+        with contextlib.suppress(MemoryError):
+            held, smaller = self.entries(), self.emptied(capacity)
+            if smaller.insert_all(held.keys):
+                return
+            scores = held.scores if self._is_scored else None
+            publish(smaller.updating(held.keys, held.rows, scores, held.stamps))
+            num_rehashes = self.num_rehashes + len(self._directory.segments)
+            publish(
+                setting(
+                    self,
+                    _directory=smaller._directory,
+                    _side=smaller._side,
+                    _place=None,
+                    _capacity=smaller._capacity,
+                    num_rehashes=num_rehashes,
+                )
+            )
 
     def clearing(self) -> list[Action]:
-        capacity = self._init_capacity
-        slots, scores = self._new_slots(capacity), self._new_scores(capacity)
-        return setting(self, _slots=slots, _scores=scores, capacity=capacity, size=0)
+        """Returns the actions that remove every key and give the memory back.
+
+        Raises:
+          MemoryError: no memory for the empty index.
+        """
+        return setting(
+            self,
+            _directory=self._new_directory(self._init_slots),
+            _side=self._new_side(),
+            _least_slots=self._init_slots,
+            _place=None,
+            _capacity=self._init_slots,
+            size=0,
+        )
 
     def reserve(self, num_keys: int) -> None:
         self.make_room(max(0, num_keys - self.size))
+        capacity = self._capacity_for(num_keys, self._least_slots)
+        self._least_slots = max(self._least_slots, capacity)
 
     def double(self) -> None:
         """Doubles the slots. Row numbers, stamps and scores stay.
 
         Raises:
-          MemoryError: no memory; the index is as it was.
+          MemoryError: no memory; all keys are as they were.
         """
-        capacity = 2 * self.capacity
-        slots, scores = self._new_slots(capacity), self._new_scores(capacity)
-        self._launch("hkv_split", self.capacity // self.bucket, slots, scores)
-        slots[-2:] = self._slots[-2:]
-        if scores is not None and self._scores is not None:
-            scores[-2:] = self._scores[-2:]
-        num_rehashes = self.num_rehashes + 1
-        publish(
-            setting(
-                self, _slots=slots, _scores=scores, capacity=capacity, num_rehashes=num_rehashes
-            )
-        )
+        capacity = min(2 * self._capacity, self.max_capacity)
+        self._grow(capacity, capacity)
 
     def aged(self, scores: Array) -> Array:
         if self.strategy == "kLru":
@@ -228,8 +260,8 @@ class HkvIndex(Index):
         stamps = scores & np.uint64(LAST_STAMP)
         return (scores - stamps) | super().aged(stamps)
 
-    def _aged_scores(self) -> Array | None:
-        return self._scores if self.strategy == "kEpochLru" else None
+    def _has_aging_scores(self) -> bool:
+        return self.strategy == "kEpochLru"
 
     def _lines_read(self, held: IndexEntries) -> Array:
         first, _, line = self.homes_of(held.keys)
@@ -242,13 +274,11 @@ class HkvIndex(Index):
 
         The same rule as in kernels/hkv/hkv.cuh.
         """
-        h = hash_keys(keys)
-        mask = np.uint64(self.capacity // self.bucket - 1)
-        low = h & np.uint64(0xFFFFFFFF)
+        hashes, starts, sizes = self._directory.homes(keys)
         bucket = np.int64(self.bucket)
-        first = (low & mask).astype(np.int64) * bucket
-        second = ((h >> np.uint64(32)) & mask).astype(np.int64) * bucket
-        line = (h >> np.uint64(24)).astype(np.int64) & (bucket - 1) & ~np.int64(LINE - 1)
+        first = starts + scaled(hashes, sizes) * bucket
+        second = starts + scaled(hashes >> np.uint64(16), sizes) * bucket
+        line = (hashes & np.uint64(self.bucket - 1)).astype(np.int64) & ~np.int64(LINE - 1)
         return first, second, line
 
     # ---------------------------------------------------------------- made anew from what was saved
@@ -259,13 +289,13 @@ class HkvIndex(Index):
             self.backend,
             self.key_dtype,
             self.name,
-            init_capacity=self._init_capacity if capacity is None else capacity,
+            init_capacity=self._init_slots if capacity is None else capacity,
             max_capacity=self.max_capacity,
             bucket=self.bucket,
             max_load_factor=self.max_load_factor,
             strategy=self.strategy,
         )
-        index._init_capacity = self._init_capacity
+        index._init_slots = index._least_slots = self._init_slots
         return index
 
     def insert_all(self, keys: Array) -> int:
@@ -283,64 +313,64 @@ class HkvIndex(Index):
             self.placing(keys[at], 1, None, placed, xp.zeros(1, np.int64))()
             self.giving_rows(placed, spare, rows, counts, one_each=True)()
             self.size += int(counts[1])
-            at = at[placed.slots < 0]
+            at = at[placed.slots == 0]
             if at.size == 0 or self.is_full_size:
                 return int(at.size)
             self.double()
 
-    def with_keys_in(self, keys: Array, slots: Array, capacity: int) -> "tuple[HkvIndex, Array]":
+    @property
+    def segment_slots(self) -> int:
+        """Slots of a segment where there are several."""
+        return self._sizes.unit
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether the number of all slots says where each is; not where a growth has failed on its
+        way."""
+        return self._directory.shapes == self._sizes.shapes(self._directory.num_slots)
+
+    def with_keys_in(self, keys: Array, slots: Array, num_slots: int, capacity: int) -> "HkvIndex":
         """Returns a new index with distinct keys in the slots that they had in another like it.
 
-        Args:
-          slots: (n,) int64.
-          capacity: of the other; if it is less than this one begins with, the new one is doubled.
+        Their rows, stamps and scores are to be written.
 
-        Returns:
-          (index, slots (n,) int64 of the keys in it).
+        Args:
+          slots: (n,) int64, their numbers.
+          num_slots, capacity: of the other; if this one begins with more, the new one grows.
 
         Raises:
           ValueError: a slot is none of its key's.
         """
-        xp = self.backend.xp
-        index = self.emptied(capacity)
+        xp, host = self.backend.xp, self.backend.to_host
+        index = self.emptied(num_slots)
         first, second, _ = index.homes_of(keys)
+        # Buckets lie at multiples of their size: so do segments.
         at = slots & ~np.int64(self.bucket - 1)
         fits = (at == first) | (at == second)
         for side, key in enumerate(self._reserved()):
-            fits = xp.where(keys == np.int64(key), slots == capacity + side, fits)
+            fits = xp.where(keys == np.int64(key), slots == num_slots + side, fits)
         if not bool(fits.all()) or int(xp.unique(slots).size) < int(keys.size):
             raise ValueError(
                 f"What was saved of table {self.name!r} is corrupt: keys and slots contradict "
                 "each other. Nothing was changed."
             )
-        usual = slots < capacity  # the last two slots do not hold their key
-        index._slots[slots[usual], 0] = keys[usual]
-        index._slots.view(np.uint32)[slots, 2] = xp.arange(keys.size, dtype=np.uint32)
+        order = xp.argsort(slots)
+        slots, keys = slots[order], keys[order]
+        ends = np.searchsorted(host(slots), index._directory.starts[1:]).tolist()
+        begin = 0
+        for segment, start, end in zip(
+            index._directory.segments, index._directory.starts.tolist(), ends, strict=False
+        ):
+            held = slots[begin:end] - start
+            segment.slots[held, 0] = keys[begin:end]
+            begin = end
+        # The last two do not hold their key: they are in use where they have a row.
+        index._side[2 * (slots[begin:] - num_slots) + 1] = 0
         index.size = int(keys.size)
-        while index.capacity < self._init_capacity:
-            index.double()
-        return index, index.slots_of_rows(int(keys.size))
-
-    def slots_of_rows(self, n: int) -> Array:
-        """Returns the slots (n,) int64 of keys whose row numbers are 0 to n - 1."""
-        held = self.entries()
-        slots = self.backend.xp.empty(n, np.int64)
-        slots[held.rows] = held.slots
-        return slots
-
-    def write(self, slots: Array, rows: Array, stamps: Array, scores: Array | None) -> None:
-        """Writes what slots know of their keys.
-
-        Args:
-          slots: (n,) int64, distinct, all of them held.
-          rows, stamps: (n,) uint32.
-          scores: (n,) uint64; None where the stamps are the scores.
-        """
-        words = self._slots.view(np.uint32)
-        words[slots, 2] = rows
-        words[slots, 3] = stamps
-        if self._scores is not None:
-            self._scores[slots] = scores
+        index._capacity = capacity
+        if capacity < self._init_slots:
+            index._grow(self._init_slots, self._init_slots)
+        return index
 
     def initial_scores(self, stamps: Array) -> Array:
         """Returns the scores (n,) uint64 of keys that lookups of those numbers saw first."""
@@ -353,18 +383,38 @@ class HkvIndex(Index):
     # ---------------------------------------------------------------- inside
 
     def _prepared(self, kernel: str, num_items: int, *args: object) -> Action:
-        return self.backend.prepared(
-            *(kernel, num_items, self._slots, self._scores, self.capacity, self.bucket),
-            *(*self._reserved(), *args),
-        )
+        return self.backend.prepared(kernel, num_items, *self.place(), *args)
 
-    def _new_scores(self, capacity: int) -> Array | None:
-        if self.strategy == "kLru":
-            return None  # the stamps are the scores
-        try:
-            return self.backend.zeros_chunk(8 * (capacity + 2)).view(np.uint64)
-        except MemoryError as error:
-            raise MemoryError(
-                f"No memory for the scores of table {self.name!r}: {8 * capacity:,} bytes for "
-                f"{capacity:,} slots. It is as it was, with {self.size:,} keys."
-            ) from error
+    def _moving(self, segments: Sequence[Segment], directory: Directory) -> Action:
+        where = (directory.table, directory.shift, self._side, int(self._is_scored), self.bucket)
+        parts = []
+        for slots in (segment.slots for segment in segments):
+            n = int(slots.shape[0]) // self.bucket
+            parts.append(Part(n, (slots, n, *where, *self._reserved())))
+        return self.backend.joined("hkv_move", parts)
+
+    def _capacity_for(self, num_keys: int, capacity: int) -> int:
+        """Returns the capacity that it has with so many keys, from one that it has on."""
+        while capacity < self.max_capacity and num_keys > self.max_load_factor * capacity:
+            capacity *= 2
+        return capacity
+
+    def _slots_for(self, num_keys: int, capacity: int) -> int:
+        """Returns how many slots there are for so many keys at a capacity.
+
+        From `_SPLITS_FROM` of the keys on at which the capacity doubles, segment after segment is
+        split, so that none is loaded more then.
+        """
+        num_segments = capacity // self._sizes.unit
+        most = self.max_load_factor * capacity
+        if capacity >= self.max_capacity or num_segments == 0 or num_keys <= _SPLITS_FROM * most:
+            return capacity
+        part = (num_keys / most - _SPLITS_FROM) / (1 - _SPLITS_FROM)
+        return capacity + min(num_segments - 1, int(num_segments * part)) * self._sizes.unit
+
+    def _grow(self, capacity: int, num_slots: int) -> None:
+        directory = self._directory
+        # Where a growth has failed on its way, some segments are smaller than others.
+        if num_slots > directory.num_slots or capacity > directory.densest:
+            self._resize(num_slots)
+        publish(setting(self, _capacity=capacity))

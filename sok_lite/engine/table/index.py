@@ -1,21 +1,33 @@
-"""What both kinds of index have in common: an array of slots {key, row number, stamp}.
+"""What both kinds of index have in common: segments of slots {key, row number, stamp}.
 
-kernels/slots.cuh describes a slot. Behind the last one there are two more, which belong to the two
-keys that mark free slots: so every key is legal.
+kernels/slots.cuh describes them. Two more slots belong to the two keys that mark free slots: so
+every key is legal. A slot has a number, by which it is saved, and an address, which kernels work
+with: good until the next growth. Numbers run through the segments, and those two come last.
 """
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part
-from sok_lite.backend.publish import Action, Launch, publish
+from sok_lite.backend.publish import Action, Launch, publish, setting
 from sok_lite.backend.tunables import kernel_defines
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.rows.access import Copying
 from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.table.directory import (
+    Directory,
+    Segment,
+    Shape,
+    Sizes,
+    paired,
+    segment_bytes,
+)
 
 # SOK_LINE of kernels/platform.cuh: slots that a search reads at a time.
 LINE = kernel_defines().get("SOK_LINE", 4)
@@ -73,31 +85,35 @@ class Search(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an index is, as kernels take it.
+    """Where an index is, as kernels take it; see kernels/slots.cuh.
 
     Attributes:
-      slots: of 16 bytes, see kernels/slots.cuh.
-      scores: beside the slots; None: there are none.
-      capacity: number of slots.
+      directory: (2 ** depth, 2) uint64.
+      directory_shift: 31 - depth.
+      side: (4 or 6,) int64, the slots of the reserved keys.
+      is_scored: whether there are scores behind the slots, 0 or 1.
       bucket: slots of a bucket; 0: it has none.
       empty_key, reclaim_key: the two reserved keys.
     """
 
-    slots: Array
-    scores: Array | None
-    capacity: int
+    directory: Array
+    directory_shift: int
+    side: Array
+    is_scored: int
     bucket: int
     empty_key: int
     reclaim_key: int
 
 
 class IndexEntries(NamedTuple):
-    """Slots that hold a key: keys (n,) int64, rows and stamps (n,) uint32, slots (n,) int64."""
+    """Slots that hold a key: keys (n,) int64, rows and stamps (n,) uint32, slots (n,) int64 (their
+    numbers), scores (n,) uint64 (the stamps where there are none)."""
 
     keys: Array
     rows: Array
     stamps: Array
     slots: Array
+    scores: Array
 
 
 class ProbeLengths(NamedTuple):
@@ -114,54 +130,103 @@ class Index(ABC):
       backend: where they are.
       key_dtype: key type of the table; it names the two reserved keys.
       name: of the table, for errors.
-      capacity: number of slots, the two reserved ones not counted.
+      bucket: slots of a bucket; 0: it has none.
       size: keys held.
-      num_rehashes: how often all slots were written anew.
+      num_rehashes: how many segments were written anew.
     """
 
-    def __init__(self, backend: Backend, key_dtype: KeyDtype, name: str, capacity: int) -> None:
+    bucket = 0
+
+    def __init__(
+        self,
+        backend: Backend,
+        key_dtype: KeyDtype,
+        name: str,
+        sizes: Sizes,
+        num_slots: int,
+        is_scored: bool = False,
+    ) -> None:
         self.backend = backend
         self.key_dtype = key_dtype
         self.name = name
-        self.capacity = self.size = self.num_rehashes = 0
-        self._init_capacity = capacity
+        self._sizes = sizes
+        self._is_scored = is_scored
+        self.size = self.num_rehashes = 0
+        # It shrinks no further than what was asked for at first, or by `reserve`.
+        self._init_slots = self._least_slots = num_slots
         self._place: Place | None = None  # as it was last asked for
         self._place_words: np.ndarray | None = None
-        self._slots = self._new_slots(capacity)
-        self.capacity = capacity
+        self._side = self._new_side()
+        self._directory = Directory(backend, [], sizes.granule)
+        self._directory = self._new_directory(num_slots)
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """Number of slots as users count them, the two reserved ones not counted."""
 
     @property
     def num_bytes(self) -> int:
         """Memory of the index."""
-        return int(self._slots.nbytes)
+        return self._directory.num_bytes + int(self._side.nbytes)
 
     @property
     def num_slots(self) -> int:
         """Slots that `entries` can be asked for."""
-        return self.capacity + 2
+        return self._directory.num_slots + 2
 
     def entries(self, first: int = 0, count: int | None = None) -> IndexEntries:
         """Returns what the slots [first, first + count) hold; None: all from `first` on."""
-        xp = self.backend.xp
         end = self.num_slots if count is None else min(first + count, self.num_slots)
-        part = self._slots[first:end]
-        words = part.view(np.uint32)
-        keys = part[:, 0].copy()
-        live = (keys != self.key_dtype.empty_key) & (keys != self.key_dtype.reclaim_key)
-        # The two slots at the end do not hold their key: it is known from their place.
-        reserved = (self.key_dtype.empty_key, self.key_dtype.reclaim_key)
-        for slot, key in enumerate(reserved, self.capacity):
-            if first <= slot < end:
-                keys[slot - first] = key
-                live[slot - first] = words[slot - first, 2] != np.uint32(ABSENT)
-        at = xp.flatnonzero(live)
-        return IndexEntries(keys[at], words[at, 2], words[at, 3], at + first)
+        starts, segments = self._directory.starts.tolist(), self._directory.segments
+        held = []
+        for i in range(max(0, bisect_right(starts, first) - 1), len(segments)):
+            start, segment = starts[i], segments[i]
+            if start >= end:
+                break
+            cut = slice(max(0, first - start), end - start)
+            scores = None if segment.scores is None else segment.scores[cut]
+            held.append(self._held(segment.slots[cut], scores, start + cut.start))
+        held.append(self._held_beside(first, end))
+        return IndexEntries(
+            *(self.backend.xp.concatenate(parts) for parts in zip(*held, strict=True))
+        )
+
+    def _held(self, slots: Array, scores: Array | None, number: int) -> IndexEntries:
+        """Returns what slots (n, 2) hold, the first of which has a number."""
+        keys = slots[:, 0]
+        reserved = self._reserved()
+        at = self.backend.xp.flatnonzero((keys != reserved[0]) & (keys != reserved[1]))
+        return self._read(slots, scores, at, keys[at], number)
+
+    def _held_beside(self, first: int, end: int) -> IndexEntries:
+        """Returns what the slots of the reserved keys hold, if they are in [first, end)."""
+        xp, number = self.backend.xp, self._directory.num_slots
+        slots, scores = self._side[:4].reshape(2, 2), None
+        if self._is_scored:
+            scores = self._side[4:].view(np.uint64)
+        is_held = slots.view(np.uint32)[:, 2] != np.uint32(ABSENT)
+        numbers = xp.arange(number, number + 2)
+        at = xp.flatnonzero(is_held & (numbers >= first) & (numbers < end))
+        # They do not hold their key: it is known from their place.
+        keys = self.backend.from_host(np.array(self._reserved(), np.int64))
+        return self._read(slots, scores, at, keys[at], number)
+
+    @staticmethod
+    def _read(
+        slots: Array, scores: Array | None, at: Array, keys: Array, number: int
+    ) -> IndexEntries:
+        words = slots.view(np.uint32)
+        stamps = words[at, 3]
+        scores = stamps.astype(np.uint64) if scores is None else scores[at]
+        return IndexEntries(keys, words[at, 2], stamps, at + number, scores)
 
     def probe_lengths(self) -> ProbeLengths:
         """Returns how long the searches for the keys are. It looks at every slot."""
         num_keys, total, longest = 0, 0, 0
-        for first in range(0, self.capacity, CHUNK_SLOTS):
-            held = self.entries(first, min(CHUNK_SLOTS, self.capacity - first))
+        num_slots = self._directory.num_slots
+        for first in range(0, num_slots, CHUNK_SLOTS):
+            held = self.entries(first, min(CHUNK_SLOTS, num_slots - first))
             if held.keys.size:
                 lines = self._lines_read(held)
                 num_keys += int(lines.size)
@@ -187,7 +252,7 @@ class Index(ABC):
 
     @abstractmethod
     def clean(self) -> None:
-        """Rids the index of what erased keys have left, where it is worth it."""
+        """Gives back what erased keys have left, where it is worth it."""
 
     @abstractmethod
     def clearing(self) -> list[Action]:
@@ -208,23 +273,30 @@ class Index(ABC):
     def _launch(self, kernel: str, num_items: int, *args: object) -> None:
         self._prepared(kernel, num_items, *args)()
 
-    @abstractmethod
     def place(self) -> Place:
         """Returns where it is, until it grows."""
-
-    def _placed(self, scores: Array | None, bucket: int) -> Place:
-        place = self._place
-        if place is None or place.slots is not self._slots or place.scores is not scores:
-            place = Place(self._slots, scores, self.capacity, bucket, *self._reserved())
-            self._place, self._place_words = place, None
+        place, directory = self._place, self._directory
+        if place is None or place.directory is not directory.table:
+            self._place_words = None
+            self._place = place = Place(
+                directory.table,
+                directory.shift,
+                self._side,
+                int(self._is_scored),
+                self.bucket,
+                *self._reserved(),
+            )
         return place
 
     def place_words(self) -> np.ndarray:
-        """Returns `place` as the words that a kernel takes, (6,) int64."""
+        """Returns `place` as the words that a kernel takes, (7,) int64."""
         place = self.place()
         if self._place_words is None:
-            addresses = [0 if a is None else self.backend.address(a) for a in place[:2]]
-            self._place_words = np.array([*addresses, *place[2:]], np.int64)
+            address = self.backend.address
+            self._place_words = np.array(
+                [address(place.directory), place.directory_shift, address(place.side), *place[3:]],
+                np.int64,
+            )
         return self._place_words
 
     def scoring(self) -> tuple[int, int]:
@@ -273,32 +345,92 @@ class Index(ABC):
 
     def ageing(self) -> list[Action]:
         """Returns the actions that halve every stamp, so that counting can go on."""
-        n = int(self._slots.shape[0])
-        return [self.backend.prepared("slots_age", n, self._slots, self._aged_scores(), n)]
+        ages = self._has_aging_scores()
+        slots = [(segment.slots, segment.scores) for segment in self._directory.segments]
+        beside = (self._side[:4], self._side[4:].view(np.uint64) if self._is_scored else None)
+        parts = [
+            Part(int(some.size) // 2, (some, scores if ages else None, int(some.size) // 2))
+            for some, scores in (*slots, beside)
+        ]
+        return [self.backend.joined("slots_age", parts)]
 
     def aged(self, scores: Array) -> Array:
         """Returns scores (n,) uint64 as `ageing` makes them."""
         return scores >> np.uint64(1)
 
-    def _aged_scores(self) -> Array | None:
-        """The scores that have a stamp in their low half."""
-        return None
+    def _has_aging_scores(self) -> bool:
+        """Whether there are scores that have a stamp in their low half."""
+        return False
 
     def _reserved(self) -> tuple[int, int]:
         """The two reserved keys, for kernels."""
         return self.key_dtype.empty_key, self.key_dtype.reclaim_key
 
-    def _new_slots(self, capacity: int) -> Array:
-        num_bytes = 16 * (capacity + 2)
+    # ---------------------------------------------------------------- segments
+
+    @abstractmethod
+    def _moving(self, segments: Sequence[Segment], directory: Directory) -> Action:
+        """Prepares to move the keys of segments to those that a directory has in their place."""
+
+    def _resize(self, num_slots: int, *, grows: bool = True) -> None:
+        """Gives the segments that are too small, or too large, the sizes that they are to have.
+
+        One group after the other: never more than one segment is there twice.
+
+        Raises:
+          MemoryError: no memory; all keys are as they were.
+        """
+        left, done = deque(self._directory.segments), list[Segment]()
+        for count, shapes in list(paired(self._directory.shapes, self._sizes.shapes(num_slots))):
+            some = [left.popleft() for _ in range(count)]
+            before = sum(segment.shape.slots for segment in some)
+            after = sum(shape.slots for shape in shapes)
+            if after > before if grows else after < before:
+                some = self._replace(done, some, shapes, left, num_slots)
+            done += some
+
+    def _replace(
+        self,
+        before: Sequence[Segment],
+        segments: Sequence[Segment],
+        shapes: Sequence[Shape],
+        after: Sequence[Segment],
+        num_slots: int,
+    ) -> list[Segment]:
+        """Writes segments anew and returns the new ones.
+
+        Args:
+          before, after: the others.
+          shapes: of the new ones.
+          num_slots: of the index when all are as they are to be, for errors.
+        """
+        made = self._new_segments(shapes, num_slots)
+        granule = self._sizes.granule
+        directory = Directory(self.backend, [*before, *made, *after], granule)
+        num_rehashes = self.num_rehashes + len(segments)
+        changed = setting(self, _directory=directory, num_rehashes=num_rehashes)
+        publish([self._moving(segments, directory), *changed])
+        return made
+
+    def _new_directory(self, num_slots: int) -> Directory:
+        """Returns one without keys."""
+        segments = self._new_segments(self._sizes.shapes(num_slots), num_slots)
+        return Directory(self.backend, segments, self._sizes.granule)
+
+    def _new_segments(self, shapes: Sequence[Shape], num_slots: int) -> list[Segment]:
+        empty_key, is_scored = self.key_dtype.empty_key, self._is_scored
         try:
-            # Not xp.empty: a line of slots is a cache line, and large pages save address lookups.
-            slots = self.backend.zeros_chunk(num_bytes).view(np.int64).reshape(-1, 2)
+            return [Segment.new(self.backend, shape, empty_key, is_scored) for shape in shapes]
         except MemoryError as error:
+            num_bytes = segment_bytes(sum(shape.slots for shape in shapes), is_scored)
             raise MemoryError(
                 f"No memory for the index of table {self.name!r} to grow from {self.capacity:,} "
-                f"to {capacity:,} slots ({num_bytes:,} bytes). It is as it was, with "
+                f"to {num_slots:,} slots ({num_bytes:,} bytes). It is as it was, with "
                 f"{self.size:,} keys."
             ) from error
-        slots[:, 0] = self.key_dtype.empty_key
-        slots[:, 1] = ABSENT  # and stamp 0
-        return slots
+
+    def _new_side(self) -> Array:
+        """Returns the slots of the reserved keys, and their scores, which hold nothing."""
+        side = self.backend.xp.zeros(6 if self._is_scored else 4, np.int64)
+        side[1:4:2] = ABSENT  # and stamp 0
+        return side

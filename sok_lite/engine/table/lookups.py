@@ -202,16 +202,15 @@ def _finding_and_pooling(
     stores = np.concatenate([table.store.place_words() for table in tables])
     counts = backend.address(counters) + counters.strides[0] * np.arange(len(tables))
     indexes, stores = indexes.reshape(len(tables), -1), stores.reshape(len(tables), -1)
-    of_tables = [(0, indexes), (6, notes), (12, stores), (21, counts)]
+    of_table = [indexes, notes, stores, counts]
     if len(columns.table) > len(tables):  # a table has several outputs
-        of_tables = [(place, words[columns.table]) for place, words in of_tables]
-    of_outputs = [
-        (11, backend.address(keys) + keys.itemsize * columns.first),
-        (16, backend.address(rows) + rows.itemsize * columns.first),
-        *((17, columns.row_splits), (18, columns.weights), (19, columns.combiner)),
-        *((20, columns.out), (22, columns.num_keys), (23, np.array(columns.num_rows))),
+        of_table = [words[columns.table] for words in of_table]
+    indexes, notes, stores, counts = of_table
+    arguments = [
+        *(indexes, notes, backend.address(keys) + keys.itemsize * columns.first),
+        *(stores, backend.address(rows) + rows.itemsize * columns.first),
+        *(columns.row_splits, columns.weights, columns.combiner, columns.out, counts),
+        *(columns.num_keys, np.array(columns.num_rows)),
     ]
     arrays += [keys, rows, counters, columns.arrays]
-    return backend.joined_columns(
-        "find_and_pool", columns.num_rows, [*of_tables, *of_outputs], arrays
-    )
+    return backend.joined_columns("find_and_pool", columns.num_rows, arguments, arrays)

@@ -198,10 +198,6 @@ class TableParts(Exclusive, ABC):
         """Finds keys and changes nothing."""
         return self.index.find(keys)
 
-    def _slot_scores(self, stamps: Array, slots: Array) -> Array:
-        """Returns the scores (n,) uint64 of entries of the index."""
-        return stamps.astype(np.uint64)
-
     # ---------------------------------------------------------------- arguments
 
     def _keys(self, keys: Any) -> Array:

@@ -3,7 +3,8 @@
 A table that comes back evicts, admits and expires as it would have done: scores, the number of the
 lookup that last saw each key, and the sightings of keys without a row come with the keys. A full
 "hybrid" table must hold all of its keys again, and in another order of insertion some might find
-both of their buckets full: so the slots are kept too, and used where the buckets are the same.
+both of their buckets full: so the slots are kept too, and used where buckets and segments are of
+the same size.
 """
 
 from collections.abc import Sequence
@@ -31,10 +32,12 @@ class Snapshot(NamedTuple):
       rows: (n,) uint32, their row numbers in the table that it was taken of.
       stamps: (n,) uint32, the number of the lookup that last saw each key.
       scores: (n,) uint64; (0,) where the stamps are the scores.
-      slots: (n,) int64, where in the index each key is; (0,) of an "hbm" table.
+      slots: (n,) int64, the number of the slot of each key; (0,) of an "hbm" table, and where an
+        index that failed to grow has segments of its own sizes.
       sighted_keys: (m,) int64, keys that were seen and have no row yet.
       sightings: (m,) uint32, how often.
-      facts: num_lookups, and of a "hybrid" table capacity, bucket, strategy and epoch.
+      facts: num_lookups, and of a "hybrid" table capacity, strategy, epoch and where its slots
+        are: bucket, segment, num_slots.
     """
 
     keys: Array
@@ -76,14 +79,17 @@ def _taken(table: EmbeddingTable) -> Snapshot:
     facts: dict[str, Any] = {"num_lookups": table.num_lookups}
     if isinstance(table, HkvTable):
         index = table.index
-        slots = held.slots[order]
+        if index.is_regular:
+            slots = held.slots[order]
         if index.has_scores:
-            scores = index.slot_scores(held.stamps[order], slots)
+            scores = held.scores[order]
         if table.sightings is not None:
             sighted_keys, sightings = table.sightings.export()
         facts |= {
             "capacity": index.capacity,
             "bucket": index.bucket,
+            "segment": index.segment_slots,
+            "num_slots": index.num_slots - 2,
             "strategy": index.strategy,
             "epoch": index.epoch,
         }
@@ -220,7 +226,7 @@ def _prepared_hybrid(
     states: Sequence[State],
 ) -> list[Action]:
     facts = snapshot.facts
-    index, slots = _index_with(table, keys, snapshot)
+    index = _index_with(table, keys, snapshot)
     # Scores and epochs of another strategy say nothing here.
     is_same = facts.get("strategy") == index.strategy
     index.epoch = int(facts["epoch"]) if is_same else table.index.epoch
@@ -235,7 +241,7 @@ def _prepared_hybrid(
     store, rows = _new_store(table, hottest, values, states)
     tiers = RowTiers(store)
     tiers.assigned(rows, keys)
-    index.write(slots, rows, snapshot.stamps, scores)
+    publish(index.updating(keys, rows, scores, snapshot.stamps))
     sightings = table.sightings
     if sightings is not None:
         sightings = sightings.emptied()
@@ -244,13 +250,14 @@ def _prepared_hybrid(
     return setting(table, index=index, store=store, tiers=tiers, sightings=sightings)
 
 
-def _index_with(table: HkvTable, keys: Array, snapshot: Snapshot) -> tuple[HkvIndex, Array]:
-    """Returns a new index that has the keys, and their slots."""
+def _index_with(table: HkvTable, keys: Array, snapshot: Snapshot) -> HkvIndex:
+    """Returns a new index that has the keys."""
     index, facts, n = table.index, snapshot.facts, int(keys.size)
     capacity = int(facts.get("capacity", 0))
-    is_same = facts.get("bucket") == index.bucket and capacity <= index.max_capacity
-    if is_same and snapshot.slots.size == n:
-        return index.with_keys_in(keys, snapshot.slots, capacity)
+    num_slots = int(facts.get("num_slots", 0))
+    is_same = (facts.get("bucket"), facts.get("segment")) == (index.bucket, index.segment_slots)
+    if is_same and num_slots <= index.max_capacity and snapshot.slots.size == n:
+        return index.with_keys_in(keys, snapshot.slots, num_slots, capacity)
     index = index.emptied()
     index.make_room(n)
     num_refused = index.insert_all(keys)
@@ -261,4 +268,4 @@ def _index_with(table: HkvTable, keys: Array, snapshot: Snapshot) -> tuple[HkvIn
             f"saved: max_capacity is {index.max_capacity:,} slots, in buckets of {index.bucket}. "
             f"They come from a table with {room}. Nothing was changed. Use a larger max_capacity."
         )
-    return index, index.slots_of_rows(n)
+    return index

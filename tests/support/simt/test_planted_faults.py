@@ -243,7 +243,7 @@ FAULTS = {
     ),
     "a first line beyond the last": (
         "hbm",
-        ("det/det.cuh", "(u64)(capacity - 1)) &", "(u64)(2 * capacity - 1)) &"),
+        ("det/det.cuh", "sok_scaled(hash, segment.size)", "sok_scaled(hash, 2 * segment.size)"),
         "behind the end of",
     ),
     "the smallest item is not kept": (
