@@ -62,8 +62,8 @@ class RowAccess:
         self.row_dtype = row_dtype
         self.chunk_shift = chunk_shift
         self._columns: dict[str, Column] = {}
-        self._words_of: Array | None = None  # pointers whose `place_words` were made last
-        self._place_words: np.ndarray
+        # Pointers, and the words made of them last.
+        self._place_words: tuple[Array | None, np.ndarray] = (None, np.empty(0, np.int64))
 
     def column(self, name: str = "value") -> Column:
         """Returns a column.
@@ -121,10 +121,11 @@ class RowAccess:
     def place_words(self) -> np.ndarray:
         """Returns the place of the value rows as the words that a kernel takes, (4,) int64."""
         pointers, *numbers = self.place()
-        if self._words_of is not pointers:
-            self._words_of = pointers
-            self._place_words = np.array([self.backend.address(pointers), *numbers], np.int64)
-        return self._place_words
+        kept_of, words = self._place_words
+        if kept_of is not pointers:
+            words = np.array([self.backend.address(pointers), *numbers], np.int64)
+            self._place_words = pointers, words
+        return words
 
     def read(self, rows: Array, column: str = "value", out: Array | None = None) -> Array:
         """Copies rows out.
