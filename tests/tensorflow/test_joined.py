@@ -6,9 +6,10 @@ import tensorflow as tf
 
 from sok_lite.backend import get_backend
 from sok_lite.engine import segments
+from sok_lite.engine.room import Pieces
 from sok_lite.host_call import on_device
 from sok_lite.joined import (
-    Room,
+    ResultRoom,
     as_int64,
     cut,
     cut_rows,
@@ -39,8 +40,8 @@ def numbered(shapes):
 
 
 def filled_room(shapes):
-    room = Room(CPU)
-    arrays = room(shapes)
+    room = ResultRoom(CPU)
+    arrays = Pieces(CPU, shapes, room)
     whole = room.whole
     whole.fill(np.nan)  # between the results
     for array, values in zip(arrays, numbered(shapes), strict=True):
