@@ -10,7 +10,7 @@ from tests.engine.helpers import new_table
 def test_defaults_are_as_documented():
     options = HkvOptions.checked({})
     assert options == HkvOptions()
-    assert (options.init_capacity, options.max_capacity) == (1 << 16, 1 << 26)
+    assert (options.init_capacity, options.max_capacity) == (1 << 10, 1 << 26)
     assert (options.evict_strategy, options.on_refused) == ("kLru", "warn")
 
 

@@ -5,10 +5,11 @@ import pytest
 from tests.engine.own_process import run_limited
 
 
+@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
 @pytest.mark.parametrize(
     ("count", "most"), [(100, 40), pytest.param(1000, 400, marks=pytest.mark.long)]
 )
-def test_small_tables_take_little_memory(count, most):
+def test_small_tables_take_little_memory(kind, count, most):
     program = """
         import sys
         import tensorflow as tf
@@ -21,7 +22,7 @@ def test_small_tables_take_little_memory(count, most):
                 return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
         def trained(count):
-            tables = [sok.DynamicVariable(16) for _ in range(count)]
+            tables = [sok.DynamicVariable(16, var_type=sys.argv[2]) for _ in range(count)]
             keys = [tf.range(50, dtype=tf.int64)[:, None]] * count
             optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
             with tf.GradientTape() as tape:
@@ -37,5 +38,5 @@ def test_small_tables_take_little_memory(count, most):
         kept = trained(int(sys.argv[1]))
         print(resident() - before)
     """
-    (kilobytes,) = run_limited(program, count)[-1:]
+    (kilobytes,) = run_limited(program, count, kind)[-1:]
     assert int(kilobytes) < most << 10

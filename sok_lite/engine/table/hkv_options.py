@@ -18,7 +18,8 @@ class HkvOptions:
     """What a "hybrid" table is made with.
 
     Attributes:
-      init_capacity: slots to begin with, a power of two; at least one bucket is made.
+      init_capacity: slots to begin with, a power of two; at least one bucket is made. (SOK's
+        default is that of `max_capacity`; a model has hundreds of tables, and most stay small.)
       max_capacity: slots to double up to, a power of two; then new keys evict others.
       max_hbm_for_vectors: gigabytes (2**30 bytes) of rows in near memory, the GPU's; what is
         beyond lives in far memory, the host's. As in SOK it counts for the rows, and again for
@@ -39,7 +40,7 @@ class HkvOptions:
         it always does.
     """
 
-    init_capacity: int = 1 << 16
+    init_capacity: int = 1 << 10
     max_capacity: int = 1 << 26
     max_hbm_for_vectors: float = 16
     max_bucket_size: int = 16
