@@ -137,7 +137,7 @@ class LookupHost:
             gradients = lookup.backward(self.backend, parts, out_grads, trail, room)
         results = [
             np.array([len(gradient.keys) for gradient in gradients], np.int64),
-            np.array([size_of(table) for table, _, _ in parts], np.int32),
+            tf.constant(np.array([size_of(table) for table, _, _ in parts], np.int32)),
             joined_tensor([gradient.keys for gradient in gradients], tf.int64, self.backend),
             to_tensor(room.whole, tf.float32, self.backend),
         ]

@@ -5,6 +5,8 @@ import numpy as np
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite import ahead, communication
+from sok_lite.lookup_arguments import checked_arguments
 
 DIM = 5
 
@@ -48,6 +50,11 @@ class Calls:
         sparse = tf.sparse.reorder(ids.to_sparse())
         tables, all_ids = [self.hbm, self.hybrid, self.half], [ids, sparse, ids]
         return sok.lookup_sparse(tables, all_ids, combiners=["sum", "mean", "sqrtn"])
+
+    def prefetch(self):
+        # What `sok.prefetch` does on several ranks; on one it sends nothing.
+        arguments = checked_arguments([self.hbm, self.half], [self.ids()] * 2, None, None, 1)
+        return ahead._sent(communication.communicator(), arguments)
 
     def second_derivatives(self):
         weights = tf.constant([1.0, 2.0, -1.0, 0.5, 3.0, 1.0])
@@ -152,6 +159,7 @@ class Calls:
 
 IN_GRAPHS = [
     "lookup_sparse",
+    "prefetch",
     "second_derivatives",
     "embedding_lookup",
     "sparse_read_and_evict",
