@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sok_lite.engine.table.det_index import _MAX_LOAD_FACTOR, _slots_for
+from sok_lite.engine.table.det_index import _MAX_LOAD_FACTOR, slots_for
 from sok_lite.engine.table.directory import Shape, Sizes, paired
 
 HBM, HYBRID = Sizes(4, 4, 64), Sizes(16, 1, 256)
@@ -59,7 +59,7 @@ def test_of_one_segment_sizes_have_few_bits():
 def test_no_segment_of_an_hbm_index_is_loaded_above_the_limit():
     last, steps = 0, []
     for num_keys in range(20_000):
-        num_slots = _slots_for(HBM, num_keys)
+        num_slots = slots_for(HBM, num_keys)
         assert num_slots >= last
         if num_slots > last and last:
             steps.append((num_slots - last) / HBM.unit)

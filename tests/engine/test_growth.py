@@ -46,7 +46,7 @@ def make(backend, kind, **options):
 
 
 def segments_of(table):
-    return table.index._directory.segments
+    return table.index.segments
 
 
 def assert_holds(table, oracle):

@@ -174,6 +174,11 @@ class Index(ABC):
         """Slots that `entries` can be asked for."""
         return self._directory.num_slots + 2
 
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Those that it is made of, in the order of the hashes of their keys."""
+        return self._directory.segments
+
     def entries(self, first: int = 0, count: int | None = None) -> IndexEntries:
         """Returns what the slots [first, first + count) hold; None: all from `first` on."""
         end = self.num_slots if count is None else min(first + count, self.num_slots)
