@@ -20,6 +20,9 @@ _MAX_LOAD_FACTOR = 0.7
 # and where keys crowd the index from a few on. Never for one or two, for that walks all slots.
 _MAX_RECLAIM_FACTOR = 0.15
 _MIN_RECLAIM_FACTOR = 0.05
+# Units of a segment that has just been split: it has 2 or 3. With 4 to 7 the index would take 27
+# bytes a key and not 32; but keys move twice as often, and lookups read more lines.
+_FIRST = 2
 # It shrinks where it has more slots than for so many times its keys, and then to so many times.
 _SHRINKS_ABOVE, _SHRINKS_TO = 2.0, 1.6
 
@@ -233,7 +236,7 @@ class DetIndex(Index):
 
 def sizes_of(backend: Backend) -> Sizes:
     """Returns the sizes that an index of a backend can have."""
-    return Sizes.of(backend, LINE, 4)
+    return Sizes.of(backend, LINE, _FIRST)
 
 
 def slots_for(sizes: Sizes, num_keys: float) -> int:
@@ -247,7 +250,7 @@ def slots_for(sizes: Sizes, num_keys: float) -> int:
     depth = 0
     while wanted > (2 * first - 1) * unit << depth:
         depth += 1
-    # In units a segment: at most 7, and above 3.5 where there are several.
+    # In units a segment: at most 2 * first - 1, and above half of it where there are several.
     if 2 * wanted <= (2 * first - 1) * unit << depth:
         return sizes.rounded(wanted)
     if wanted > first * unit << depth:
