@@ -18,7 +18,7 @@ STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
 
 
 # Share of the keys at which the capacity doubles, from which on segments are split.
-_SPLITS_FROM = 0.75
+_SPLITS_FROM = 0.7
 
 
 class Placed(NamedTuple):
