@@ -66,22 +66,27 @@ SOK_DEVICE void note_seen(const Search& search, const Found& found, i64 i, Tally
   }
 }
 
-// Apart: within the loop it would take registers that the "hbm" index has no use for.
+// Apart: within the loop of `find` it would take registers that the "hbm" index has no use for.
 SOK_LONG_DEVICE Found search_buckets(const Segment segment, u64 hash, u32 bucket, i64 key) {
   return hkv_search<false>(segment, hash, bucket, key);
 }
 
+template <bool kIsApart>
 SOK_DEVICE Found search_index(const Index& index, i64 key) {
   if (sok_is_reserved(index, key)) return sok_find_reserved(index, key);
   const u64 hash = sok_hash(key);
   const Segment segment = sok_segment(index, hash);
-  return index.bucket ? search_buckets(segment, hash, (u32)index.bucket, key)
-                      : det_search<false>(segment, hash, index.empty_key, key);
+  const u32 bucket = (u32)index.bucket;
+  if (bucket == 0) return det_search<false>(segment, hash, index.empty_key, key);
+  return kIsApart ? search_buckets(segment, hash, bucket, key)
+                  : hkv_search<false>(segment, hash, bucket, key);
 }
 
 // Finds an item's key and returns its row number, or absent. All lanes of a tile come to it.
+// kIsApart: see search_buckets.
+template <bool kIsApart = true>
 SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
-  const Found found = search_index(search.index, search.keys[i]);
+  const Found found = search_index<kIsApart>(search.index, search.keys[i]);
   if (sok_is_leader()) {
     tally->missing += !found.slot;
     if (search.stamp && found.slot) note_seen(search, found, i, tally);
@@ -166,7 +171,7 @@ SOK_TILE_KERNEL(recall_rows)
     const bool is_known = known_keys && known_keys[i] == keys[i];
     u32 row = is_known ? known_rows[i] : SOK_ABSENT;
     if (!known_keys) search_ahead(search, i);
-    if (row == SOK_ABSENT) row = search_for(search, i, &tally);
+    if (row == SOK_ABSENT) row = search_for<false>(search, i, &tally);
     if (sok_is_leader()) {
       rows[i] = row;
       others += !is_known;

@@ -27,6 +27,8 @@ from bench_common import result, timed
 
 from sok_lite.backend.base import Part
 from sok_lite.backend.cpu import CpuBackend
+from sok_lite.engine.dtypes import key_dtype
+from sok_lite.engine.table.det_index import DetIndex
 
 STRETCH = 15
 BLOCK = bytes(16384)
@@ -42,7 +44,7 @@ def cases(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[tuple[
     """Yields kernels and the parts of a launch of each."""
     num_rows, n = args.rows, args.items
     shift = num_rows.bit_length()
-    memory = []  # of the columns, for as long as the parts are used
+    memory: list[Any] = []  # columns and indexes, for as long as the parts are used
 
     def parts_of(arguments):
         return [Part(n, arguments()) for _ in range(args.parts)]
@@ -64,15 +66,12 @@ def cases(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[tuple[
 
     def find():
         keys = rng.permutation(num_rows).astype(np.int64) * 7
-        capacity = 1 << (2 * num_rows - 1).bit_length()
-        slots = np.zeros((capacity, 2), np.int64)
-        empty, reclaim = np.iinfo(np.int64).max, np.iinfo(np.int64).min
-        slots[:, 0] = empty
-        place = (slots, capacity, empty, reclaim)
-        row_numbers = np.arange(num_rows, dtype=np.uint32)
-        backend = CpuBackend(num_threads=1)
-        insert = (*place, 1, keys, row_numbers, np.zeros(3, np.int64), num_rows)
-        backend.launch("det_insert", num_rows, *insert)
+        index = DetIndex(CpuBackend(num_threads=1), key_dtype("int64"), init_capacity=num_rows)
+        index.insert(keys, np.arange(num_rows, dtype=np.uint32), 1)
+        memory.append(index)
+        where = index.place()
+        reserved = (where.empty_key, where.reclaim_key)
+        place = (where.directory, where.directory_shift, where.side, *reserved)
         return (*place, keys[:n].copy(), np.zeros(n, np.uint32), n)
 
     yield "det_stamps", parts_of(find)

@@ -33,6 +33,7 @@ Examples:
 import argparse
 import math
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ from bench_workloads import dynamicemb, hkv, hkv_with_peer
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
+from sok_lite.engine.table.det_index import sizes_of, slots_for
 
 LINE_BYTES = 64
 NEW_SHARE = 0.4  # of a batch with new keys, as in HKV's benchmark
@@ -126,13 +128,10 @@ def empty_table(
     """Returns a table of that many slots, or None where there is no such kind of table yet."""
     options: dict[str, Any] = {"initializer": make_initializer("random", dim), "key_type": key_type}
     if kind == "hbm":
-        # By trial: how full an index may get before it grows is the table's own affair.
-        keys = capacity
-        table = make_table(kind, backend, dim, init_capacity=keys, **options)
-        while table.capacity > capacity:
-            keys = int(0.9 * keys)
-            table = make_table(kind, backend, dim, init_capacity=keys, **options)
-        return table
+        # The most keys that it holds in so many slots.
+        sizes = sizes_of(backend)
+        keys = bisect_right(range(capacity), capacity, key=lambda n: slots_for(sizes, n)) - 1
+        return make_table(kind, backend, dim, init_capacity=keys, **options)
     try:
         return make_table(kind, backend, dim, **options, **table_options(args, capacity, dim))
     except NotImplementedError as error:

@@ -12,7 +12,8 @@ Saved is the part of this rank. The tensors, n keys and m keys that were seen bu
   sighted_keys   (m,)                int64
   sightings      (m,)                int64, how often each was seen
   facts          scalar text         JSON: number of lookups; of a "hybrid" table its epoch,
-                                     capacity, bucket size and strategy as well
+                                     capacity and strategy as well, and where its slots are: how
+                                     many, and how many a bucket and a segment have
 """
 
 import json

@@ -56,7 +56,7 @@ def tiers_of(table):
 
 
 def marks_of(index):
-    segments = [index.backend.to_host(part.slots)[:, 0] for part in index._directory.segments]
+    segments = [index.backend.to_host(part.slots)[:, 0] for part in index.segments]
     keys = np.concatenate(segments)
     empty = int((keys == index.key_dtype.empty_key).sum())
     reclaimed = int((keys == index.key_dtype.reclaim_key).sum())

@@ -286,6 +286,21 @@ def test_a_system_that_dies_ends_the_benchmark(tmp_path):
     assert "A process of tfra, 1 thread died; its words are above." in done.stderr
 
 
+def test_growth_is_measured():
+    results, text = run("bench_growth.py", "--quick")
+    cases = [(fields["case"], fields["table"]) for fields in results]
+    for table in ("hbm", "hybrid"):
+        for case in ("new", "known", "mixed", "memory"):
+            assert cases.count((case, table)) == 1
+        sizes = [
+            fields["keys"]
+            for fields in results
+            if (fields["case"], fields["table"]) == ("lookup", table)
+        ]
+        assert sizes == sorted(sizes) and sizes[0] >= 1 << 12 and sizes[-1] >= 1 << 15
+    assert text.count("MARK ") == 6
+
+
 def test_compiling_is_measured_without_a_gpu():
     need_nvrtc()
     files = ["slots.cu", "update/sgd.cu"]

@@ -44,6 +44,7 @@ SOK_DEVICE HkvVictim hkv_victim(const Index& index, i64 key, const HkvPlace& pla
   const u64* scores = index.is_scored ? hkv_first_score(segment, index.bucket) : nullptr;
   u64 lowest = ~0ull;
   u32 at = ~0u;
+  SOK_ONE_BY_ONE
   SOK_FOR_EACH_OF_TILE(w, 2 * bucket) {
     const Slot* slot = hkv_slot_at(place, bucket, (u32)w);
     // The key first: whoever sees the key of this batch then sees its stamp too.

@@ -46,7 +46,7 @@ def make(backend, kind, **options):
 
 
 def segments_of(table):
-    return table.index._directory.segments
+    return table.index.segments
 
 
 def assert_holds(table, oracle):
@@ -89,8 +89,9 @@ def test_a_batch_moves_some_segments_and_not_all(small, kind):
         moved.append(len(before.keys() - {segment.address for segment in segments_of(table)}))
     assert len(segments_of(table)) >= 1.5 * count
     assert sum(moved) >= count
-    # Of a "hybrid" index with buckets that are full all are, once.
-    assert sum(number > 1 + count // 4 for number in moved) <= (kind != "hbm")
+    # Where a GPU is simulated there are so few keys that buckets may be full: then all are, once.
+    is_exempt = is_simulated(small) and kind != "hbm"
+    assert sum(number > 1 + count // 4 for number in moved) <= is_exempt
 
 
 def test_never_more_than_one_segment_is_there_twice(small, kind, monkeypatch):
@@ -102,8 +103,9 @@ def test_never_more_than_one_segment_is_there_twice(small, kind, monkeypatch):
     def counted(num_bytes):
         nonlocal peak
         chunk = zeros_chunk(num_bytes)
-        alive[id(chunk)] = num_bytes
-        weakref.finalize(chunk, alive.pop, id(chunk))
+        memory = chunk if chunk.base is None else chunk.base  # what views of it keep
+        alive[id(memory)] = num_bytes
+        weakref.finalize(memory, alive.pop, id(memory))
         peak = max(peak, sum(alive.values()) - table.store.num_bytes)
         return chunk
 
@@ -121,6 +123,9 @@ def test_never_more_than_one_segment_is_there_twice(small, kind, monkeypatch):
         most = max(most, table.index.num_bytes + 2 * largest)
         assert peak <= most, begin
     assert len(segments_of(table)) >= 4
+    # Of a jump as well: what has been moved has gone.
+    table.index.make_room(3 * table.index.size)
+    assert peak <= table.index.num_bytes + 2 * largest
 
 
 @pytest.mark.parametrize("for_good", [False, True])

@@ -20,6 +20,9 @@ _MAX_LOAD_FACTOR = 0.7
 # and where keys crowd the index from a few on. Never for one or two, for that walks all slots.
 _MAX_RECLAIM_FACTOR = 0.15
 _MIN_RECLAIM_FACTOR = 0.05
+# Units of a segment that has just been split: it has 2 or 3. With 4 to 7 the index would take 27
+# bytes a key and not 32; but keys move twice as often, and lookups read more lines.
+_FIRST = 2
 # It shrinks where it has more slots than for so many times its keys, and then to so many times.
 _SHRINKS_ABOVE, _SHRINKS_TO = 2.0, 1.6
 
@@ -37,8 +40,8 @@ class DetIndex(Index):
         # Erased slots used again or gone, keys that found no slot, and slots erased. Kernels count
         # them, so that they are never behind what the slots hold.
         self._counts = backend.xp.zeros(3, np.int64)
-        sizes = Sizes.of(backend, LINE, 4)
-        super().__init__(backend, key_dtype, name, sizes, _slots_for(sizes, init_capacity))
+        sizes = sizes_of(backend)
+        super().__init__(backend, key_dtype, name, sizes, slots_for(sizes, init_capacity))
 
     @property
     def capacity(self) -> int:
@@ -163,7 +166,7 @@ class DetIndex(Index):
 
     def reserve(self, num_keys: int) -> None:
         self._grow(num_keys)
-        self._least_slots = max(self._least_slots, _slots_for(self._sizes, num_keys))
+        self._least_slots = max(self._least_slots, slots_for(self._sizes, num_keys))
 
     def _lines_read(self, held: IndexEntries) -> Array:
         hashes, starts, sizes = self._directory.homes(held.keys)
@@ -184,7 +187,7 @@ class DetIndex(Index):
         return True
 
     def _slots_for(self, num_keys: float) -> int:
-        return max(self._least_slots, _slots_for(self._sizes, num_keys))
+        return max(self._least_slots, slots_for(self._sizes, num_keys))
 
     def _has_reclaimed_above(self, count: float) -> bool:
         """Whether more slots than that were erased and not used again. On a GPU it waits where
@@ -231,7 +234,12 @@ class DetIndex(Index):
                 self._next_rebuilt = at + 1
 
 
-def _slots_for(sizes: Sizes, num_keys: float) -> int:
+def sizes_of(backend: Backend) -> Sizes:
+    """Returns the sizes that an index of a backend can have."""
+    return Sizes.of(backend, LINE, _FIRST)
+
+
+def slots_for(sizes: Sizes, num_keys: float) -> int:
     """Returns how many slots the index has for so many keys.
 
     No segment is loaded above the load factor. From the load on at which the first are too small,
@@ -242,7 +250,7 @@ def _slots_for(sizes: Sizes, num_keys: float) -> int:
     depth = 0
     while wanted > (2 * first - 1) * unit << depth:
         depth += 1
-    # In units of all segments of this depth at once: at most 7, and above 3.5.
+    # In units a segment: at most 2 * first - 1, and above half of it where there are several.
     if 2 * wanted <= (2 * first - 1) * unit << depth:
         return sizes.rounded(wanted)
     if wanted > first * unit << depth:

@@ -18,7 +18,7 @@ STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
 
 
 # Share of the keys at which the capacity doubles, from which on segments are split.
-_SPLITS_FROM = 0.875
+_SPLITS_FROM = 0.7
 
 
 class Placed(NamedTuple):
@@ -413,8 +413,9 @@ class HkvIndex(Index):
         return capacity + min(num_segments - 1, int(num_segments * part)) * self._sizes.unit
 
     def _grow(self, capacity: int, num_slots: int) -> None:
-        directory = self._directory
+        """Grows to a capacity, and so many slots."""
         # Where a growth has failed on its way, some segments are smaller than others.
-        if num_slots > directory.num_slots or capacity > directory.densest:
+        is_crowded = capacity > self._directory.densest
+        if num_slots > self._directory.num_slots or is_crowded:
             self._resize(num_slots)
         publish(setting(self, _capacity=capacity))

@@ -91,7 +91,7 @@ class Statistics(NamedTuple):
       not_admitted: times that a key got none since it had not been seen often enough, or not
         drawn.
       erased: keys that were removed.
-      num_rehashes: how often the index was written anew.
+      num_rehashes: how many segments of the index were written anew; a small one has one.
       mean_probe, longest_probe: lines of slots that a search for a held key reads.
       index_bytes: memory of the index, and of what else is kept by key: sightings, heat.
       near_bytes, far_bytes: memory of rows and optimizer states handed out so far, by tier.

@@ -9,7 +9,7 @@ import pytest
 from sok_lite.backend import sources
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import Terms, dedup, group, segment_sums, unique
-from tests.engine.helpers import first_row, new_table
+from tests.engine.helpers import first_row, new_table, with_segments
 from tests.support.simt import compiler, runtime
 from tests.support.simt.backend import simt_module
 
@@ -112,6 +112,20 @@ def days_of_a_full_table(backend, dim, seed):
         assert table.size <= 256
 
 
+def days_of_growing_tables(backend):
+    """Grows tables of several segments. A key keeps its row."""
+    for kind, options in (("hbm", {}), ("hybrid", {"max_capacity": 1 << 12, "init_capacity": 16})):
+        table = new_table(with_segments(backend, 64 if options else 256), 1, kind, **options)
+        rows = np.empty(0, np.uint32)
+        for first in range(0, 600, 100):
+            new = backend.to_host(table.find_or_insert(np.arange(first, first + 100)))
+            rows = np.concatenate([rows, new])
+            np.testing.assert_array_equal(
+                backend.to_host(table.find(np.arange(len(rows)))), rows, kind
+            )
+        assert len(set(rows.tolist())) == len(rows) and len(table.index.segments) > 2
+
+
 def sums_of_rows(backend, dim, seed, lie_apart):
     """Pools rows that lie, or whose sums are to lie, apart from where four columns would begin."""
     xp, rng = backend.xp, np.random.default_rng(seed)
@@ -154,6 +168,8 @@ def fault_of(backend, kind, dim=DIM):
         try:
             if kind == "full":
                 days_of_a_full_table(backend, dim, seed)
+            elif kind == "growing":
+                days_of_growing_tables(backend)
             elif kind == "groups":
                 sums_of_groups(backend, dim, seed)
             elif kind in ("rows", "sums"):
@@ -165,7 +181,7 @@ def fault_of(backend, kind, dim=DIM):
     return None
 
 
-@pytest.mark.parametrize("kind", ["hbm", "hybrid", "full", "rows", "sums", "groups"])
+@pytest.mark.parametrize("kind", ["hbm", "hybrid", "full", "growing", "rows", "sums", "groups"])
 def test_the_kernels_as_they_are_pass(plant, kind):
     backend = plant()
     assert fault_of(backend, kind) is None
@@ -246,6 +262,21 @@ FAULTS = {
         ("det/det.cuh", "sok_scaled(hash, segment.size)", "sok_scaled(hash, 2 * segment.size)"),
         "behind the end of",
     ),
+    "an entry behind the end of the directory": (
+        "hybrid",
+        ("slots.cuh", ">> 1 >> index.shift", ">> index.shift"),
+        "behind the end of",
+    ),
+    "a key that does not move along": (
+        "growing",
+        ("hkv/hkv.cu", "is_first ? place.first : place.second", "place.first"),
+        "",
+    ),
+    "a key that moves without its row": (
+        "growing",
+        ("det/det.cu", "slot.key, slot.row, slot.stamp", "slot.key, slot.stamp, slot.stamp"),
+        "Arrays are not equal",
+    ),
     "the smallest item is not kept": (
         "hbm",
         ("segments.cu", "if (item < head) sok_min(heads + slot, item);", ""),
@@ -273,7 +304,7 @@ FAULTS = {
     "a lock that is held while the lanes of its warp spin": (
         "hybrid",
         # Whoever has taken a slot waits for the whole warp, of which others wait for the slot.
-        ("hkv/hkv.cu", "        slot = victim.slot;\n", "slot = victim.slot; __syncwarp();\n"),
+        ("hkv/hkv.cu", "        slot = taken;\n", "slot = taken; __syncwarp();\n"),
         "__syncwarp",
     ),
     "a slot that two keys see free": (
