@@ -179,6 +179,10 @@ def items_of(tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend) 
     num_tables, listed_lengths = len(tables), listed(lengths)
     num_pieces = num_tables + len(are_ragged)
     sizes, of_rows = listed_lengths[:num_tables], listed_lengths[num_tables:num_pieces]
+    if 0 in [n for n, is_ragged in zip(of_rows, are_ragged, strict=True) if is_ragged]:
+        raise ValueError(
+            "Row splits must have shape (batch + 1,). Received: row splits of length 0."
+        )
     stream = iter(listed_lengths[num_pieces:])
     if weights:
         of_weights = [next(stream) if facts.has_weights else 0 for facts in tables]

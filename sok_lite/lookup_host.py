@@ -95,7 +95,7 @@ class LookupHost:
         if self._are_keys_sent:
             *tensors, packed = tensors  # type: ignore[assignment]
         batch = self._checked_batch(tag, tensors)
-        with shared_failure(comm):
+        with failure_known_to_all(comm):
             sent = None if packed is None else unpack_sent(backend, comm, to_array(packed, backend))
         room = ResultRoom(backend)
         outputs, trail = lookup.forward_batch(backend, comm, batch, tag, room, sent)
@@ -189,7 +189,9 @@ class LookupHost:
     def _checked_batch(self, tag: int, tensors: Sequence[tf.Tensor]) -> Batch:
         tables = [alive(facts.variable).table for facts in self.tables]
         agree(self._comm, tag, tables, self._combiners)
-        with shared_failure(self._comm):
+        # Where the keys are sent, the others wait for rows already.
+        known = failure_known_to_all if self._are_keys_sent else shared_failure
+        with known(self._comm):
             return self._batch(tables, tensors)
 
     def _batch(self, tables: list[EmbeddingTable], tensors: Sequence[tf.Tensor]) -> Batch:

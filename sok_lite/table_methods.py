@@ -149,7 +149,10 @@ class TableMethods:
                 to_tensor(entries.scores, tf.uint64, backend),
             ]
 
-        while first < table.num_slots:
+        # Looked at once more at the end: a table that has shrunk ends before its keys do.
+        is_more = True
+        while is_more:
+            is_more = first < table.num_slots
             now, (keys, values, scores) = on_device(backend, alone, table, chunk)
             if now != (version or now):
                 raise RuntimeError(
@@ -157,7 +160,8 @@ class TableMethods:
                     "steps, under sok.inference_mode() if other threads look keys up."
                 )
             version = now
-            yield keys, values, scores
+            if is_more:
+                yield keys, values, scores
             first += num_slots
 
     # ---------------------------------------------------------------- removal

@@ -64,7 +64,9 @@ class Route:
       recv_counts: (size, num_tables) int64, on the host: keys of each table from each rank.
       order: (n,) int32, an array of the backend: the keys of all tables, numbered one table after
         the other, in the order in which they were sent. Empty with one rank.
-      lookup: number of the collective in which the keys travelled, equal on all ranks.
+      sent: number of the collective in which the keys travelled, equal on all ranks.
+      lookup: what tells the lookup from others, equal on all ranks: `sent`, unless the keys were
+        sent ahead.
     """
 
     backend: Backend
@@ -72,6 +74,7 @@ class Route:
     send_counts: np.ndarray
     recv_counts: np.ndarray
     order: Array
+    sent: int
     lookup: int
 
     @property
@@ -89,14 +92,14 @@ class Route:
         return self.recv_counts.sum(axis=0)
 
     def pack(self) -> np.ndarray:
-        """Returns the route as one int64 array, (3 + 2 * size * num_tables + len(order),)."""
+        """Returns the route as one int64 array, (4 + 2 * size * num_tables + len(order),)."""
         return np.concatenate(
             [
                 np.array(self.send_counts.shape, np.int64),
                 self.send_counts.reshape(-1),
                 self.recv_counts.reshape(-1),
                 self.backend.to_host(self.order).astype(np.int64),
-                np.array([self.lookup], np.int64),
+                np.array([self.sent, self.lookup], np.int64),
             ]
         )
 
@@ -116,14 +119,15 @@ class Route:
                 f"Received: {len(packed)} numbers that start with {packed[:2].tolist()}."
             )
         send_counts, recv_counts = packed[2:counts_end].reshape(2, size, num_tables)
-        order = packed[counts_end:-1]
+        order = packed[counts_end:-2]
         num_keys = 0 if size == 1 else send_counts.sum()
         if len(order) != num_keys:
             raise ValueError(
                 f"A packed route of {num_keys} keys was expected. Received: one of {len(order)}."
             )
         order = backend.from_host(order.astype(np.int32))
-        return Route(backend, comm, send_counts, recv_counts, order, int(packed[-1]))
+        sent, lookup = packed[-2:].tolist()
+        return Route(backend, comm, send_counts, recv_counts, order, sent, lookup)
 
 
 def send_keys(
@@ -171,7 +175,7 @@ def send_keys(
         counts = np.zeros((comm.size, num_tables), np.int64)
         counts[0] = sizes
         empty = backend.xp.empty(0, np.int32)
-        return keys, Route(backend, comm, counts, counts, empty, comm.turn)
+        return keys, Route(backend, comm, counts, counts, empty, comm.turn, comm.turn)
 
     with shared_failure(comm):
         labels = owners(backend, keys, sizes, comm.size, key_dtypes, partitioner)
@@ -196,7 +200,8 @@ def send_keys(
         recv_keys, recv_counts = keys_without_headers(
             comm, received.rows, received.recv_splits, num_tables, tag
         )
-        route = Route(backend, comm, send_counts, recv_counts, groups.order, comm.turn)
+        way = (send_counts, recv_counts, groups.order)
+        route = Route(backend, comm, *way, comm.turn, comm.turn)
         return backend.from_host(recv_keys), route
 
 
@@ -258,7 +263,9 @@ def _trip(
     came = RowMessage.of(backend, theirs[0], row_bytes, theirs[1])
     # Messages are bytes: what they are of is said by the call, which all ranks compare.
     code = zlib.crc32(repr([(dim, dtype.str) for dim, dtype in formats]).encode())
-    call = f"{name} of lookup {route.lookup}, formats {code:08x}"
+    # The keys of a lookup that were sent ahead may be others than another rank's.
+    keys = "" if route.sent == route.lookup else f" of keys {route.sent % 10**6}"
+    call = f"{name} of lookup {route.lookup}{keys}, formats {code:08x}"
     message = backend.to_host(sent.packed(rows))
     received = backend.from_host(
         route.comm.alltoallv(message, sent.splits, came.splits, call=call).rows

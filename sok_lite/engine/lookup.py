@@ -127,7 +127,8 @@ def _forward_alone(
         batch.check_splits()
         raise
     sizes = np.array([batch.sizes], np.int64)
-    route = Route(backend, comm, sizes, sizes, backend.xp.empty(0, np.int32), comm.turn)
+    empty = backend.xp.empty(0, np.int32)
+    route = Route(backend, comm, sizes, sizes, empty, comm.turn, comm.turn)
     return outputs, _trail(route, batch, None, owned)
 
 

@@ -332,15 +332,15 @@ def test_a_broken_packed_route_is_named(packed, message):
 
 
 def test_packed_route_layout():
-    """[size, num_tables, send_counts, recv_counts, order, lookup], pinned."""
+    """[size, num_tables, send_counts, recv_counts, order, sent, lookup], pinned."""
 
     def program(comm):
         keys = np.array([5, 2, 3] if comm.rank == 0 else [4], np.int64)
         return send(get_backend("cpu"), comm, [keys], ["int64"])[1].pack().tolist()
 
     assert run_ranks(2, program) == [
-        [2, 1, 1, 2, 1, 1, 1, 0, 2, 1],
-        [2, 1, 1, 0, 2, 0, 0, 1],
+        [2, 1, 1, 2, 1, 1, 1, 0, 2, 1, 1],
+        [2, 1, 1, 0, 2, 0, 0, 1, 1],
     ]
 
 

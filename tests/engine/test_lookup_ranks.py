@@ -308,3 +308,16 @@ def test_two_lookups_of_one_prefetch_are_told_apart():
             lookup.backward(backend, way, grads, trail)
 
     run_ranks(2, run)
+
+
+def test_ranks_that_look_up_different_prefetches_raise():
+    backend = get_backend("cpu")
+
+    def run(comm):
+        (case,) = mixed_cases(1)
+        batch = batch_of(backend, [case.part(backend, case.table(backend, 0), slice(0, 5))])
+        several = [send(backend, comm, batch, tag=3) for _ in range(2)]
+        with pytest.raises(CommunicatorError, match="of keys"):
+            lookup.forward_batch(backend, comm, batch, sent=several[comm.rank])
+
+    run_ranks(2, run)

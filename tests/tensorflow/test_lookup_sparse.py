@@ -528,3 +528,19 @@ def test_it_needs_init(monkeypatch):
     monkeypatch.setattr(communication, "_communicator", None)
     with pytest.raises(RuntimeError, match="Did you forget to call sok.init"):
         sok.lookup_sparse(sok.DynamicVariable(4), IDS)
+
+
+@pytest.mark.parametrize("run", [lambda f: f(), lambda f: tf.function(f)()], ids=["eager", "graph"])
+def test_row_splits_of_no_length_are_refused_before_anything_is_looked_up(run):
+    tables = [sok.DynamicVariable(128, name="a"), sok.DynamicVariable(16, name="b")]
+    keys = tf.constant([1, 2], tf.int64)
+
+    def ids(splits):
+        splits = tf.convert_to_tensor(np.array(splits, np.int64))
+        if not tf.executing_eagerly():
+            splits = tf.identity(tf.compat.v1.placeholder_with_default(splits, [None]))
+        return tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
+
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="length 0"):
+        run(lambda: sok.lookup_sparse(tables, [ids([]), ids([0, 2])], combiners="sum"))
+    assert [table.table.size for table in tables] == [0, 0]

@@ -304,9 +304,10 @@ class RowStore(RowAccess):
     def give_back(self) -> None:
         """Gives memory of rows that nobody holds back, after some were released; it may find none.
 
-        All of it goes if no row is held. Else it goes in blocks whose rows are all free, and comes
-        back as they are taken again. Some free rows keep theirs: for the next keys, which would
-        else pay for pages time and again. So do those of a far file, and of a GPU.
+        Nothing goes where little could. Else all of it goes if no row is held, or blocks whose rows
+        are all free, which come back as they are taken again. Some free rows keep theirs: for the
+        next keys, which would else pay for pages time and again. So do those of a far file, and of
+        a GPU.
         """
         numbers, shift = self.numbers, self._slabs.block_shift
         if not numbers.is_worth_a_look(shift):

@@ -1,5 +1,6 @@
 """What a table holds, as arrays: in pieces, all of it, or what a predicate chooses."""
 
+import copy
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -24,7 +25,8 @@ class Exports(TableParts):
         """Returns what is in the slots [first_slot, first_slot + num_slots), in their order."""
         held = self.index.entries(first_slot, num_slots)
         keys = self.key_dtype.from_int64(self.backend.xp, held.keys)
-        return Entries(keys, held.rows, held.scores, self.store)
+        # A store with the columns of now: rows can be read that were all given back meanwhile.
+        return Entries(keys, held.rows, held.scores, copy.copy(self.store))
 
     def chunks(self, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]:
         """Yields the whole table in pieces. Hold `lock` if it may change meanwhile."""
@@ -75,7 +77,8 @@ class Exports(TableParts):
                     f"A predicate must return one bool per key, shape {entries.keys.shape}. "
                     f"Received: {mask.dtype} of shape {mask.shape}."
                 )
-            yield Entries(entries.keys[mask], entries.rows[mask], entries.scores[mask], self.store)
+            chosen = (entries.keys[mask], entries.rows[mask], entries.scores[mask])
+            yield Entries(*chosen, entries.store)
 
     def _sorted(self, entries: Entries) -> tuple[Array, Array]:
         order = self.backend.xp.argsort(entries.keys)

@@ -54,7 +54,8 @@ class Entries(NamedTuple):
 
     @property
     def values(self) -> Array:
-        """(n, dim), the rows in their storage format. Read anew at every use."""
+        """(n, dim), the rows in their storage format. Read anew at every use: where a key has lost
+        its row since, what is there now."""
         return self.store.read(self.rows)
 
 
