@@ -51,14 +51,14 @@ def at(place, number):
 ENGINE = """
 from sok_lite.backend import get_backend
 from sok_lite.comm import make_communicator
-from sok_lite.engine import lookup
+from sok_lite.engine import asked_keys, lookup
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
 
 comm = make_communicator(sys.argv[1])
 backend = get_backend("cpu")
 table = make_table("hbm", backend, 2, initializer=make_initializer("1", 2))
-find = lookup.look_up
+find = asked_keys.look_up_request
 turn = 0
 
 
@@ -67,7 +67,7 @@ def look_up(*args, **kwargs):
     return find(*args, **kwargs)
 
 
-lookup.look_up = look_up
+asked_keys.look_up_request = look_up
 
 
 def run():

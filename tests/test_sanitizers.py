@@ -183,27 +183,26 @@ SLOW = {
     ),
     "  u64 best = sok_tile_min(lowest);": "  sched_yield();\n  u64 best = sok_tile_min(lowest);",
     "        i64 seen = 0;\n": "        i64 seen = 0;\n        sched_yield();\n",
-    "    table.slots[slot].row = SOK_ABSENT;\n    sok_store(&table.slots[slot].stamp": (
-        "    table.slots[slot].row = SOK_ABSENT;\n    sched_yield();\n"
-        "    sok_store(&table.slots[slot].stamp"
+    "    slot->row = SOK_ABSENT;\n    sok_store(&slot->stamp": (
+        "    slot->row = SOK_ABSENT;\n    sched_yield();\n    sok_store(&slot->stamp"
     ),
 }
-RELEASE = "sok_store_release(&table.slots[slot].key, key);"
-CLAIM = "sok_cas(&table.slots[victim.slot].key, victim.key, reclaim_key);"
-OF_THIS_BATCH = " || sok_load(&table.slots[slot].stamp) == stamp"
-CAME_SINCE = "sok_load(&table.slots[victim.slot].stamp) == (u32)stamp"
+RELEASE = "sok_store_release(&slot->key, key);"
+CLAIM = "sok_cas(&taken->key, victim.key, reclaim_key);"
+OF_THIS_BATCH = " || sok_load(&slot->stamp) == stamp"
+CAME_SINCE = "sok_load(&taken->stamp) == (u32)stamp"
 # What each fault changes in kernels/hkv/hkv.cu.
-PLAIN_KEY = {RELEASE: "table.slots[slot].key = key;"}
+PLAIN_KEY = {RELEASE: "slot->key = key;"}
 KEY_FIRST = {
-    "    table.slots[slot].row = SOK_ABSENT;\n    sok_store(&table.slots[slot].stamp": (
-        "    if (!is_reserved) sok_store(&table.slots[slot].key, key);\n    usleep(50);\n"
-        "    table.slots[slot].row = SOK_ABSENT;\n    sok_store(&table.slots[slot].stamp"
+    "    slot->row = SOK_ABSENT;\n    sok_store(&slot->stamp": (
+        "    if (!is_reserved) sok_store(&slot->key, key);\n    usleep(50);\n"
+        "    slot->row = SOK_ABSENT;\n    sok_store(&slot->stamp"
     ),
 }
 CLAIM_IN_TWO_STEPS = {
     CLAIM: (
-        "sok_load(&table.slots[victim.slot].key);\n          usleep(50);\n"
-        "          if (seen == victim.key) sok_store(&table.slots[victim.slot].key, reclaim_key);"
+        "sok_load(&taken->key);\n          usleep(50);\n"
+        "          if (seen == victim.key) sok_store(&taken->key, reclaim_key);"
     )
 }
 NO_STAMP_CHECK = {OF_THIS_BATCH: " || stamp == 0", CAME_SINCE: "false"}
