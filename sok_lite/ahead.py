@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.communication import communicator
-from sok_lite.host_call import host_call, refuse_replicas
+from sok_lite.host_call import host_call
 from sok_lite.lookup_arguments import Argument, Facts, checked_arguments, joined_inputs
 from sok_lite.lookup_host import LookupHost, Treatment
 
@@ -86,7 +86,6 @@ def _sent(comm: Any, arguments: Sequence[Argument]) -> tf.Tensor:
     ]
     host = LookupHost(comm, tables, Treatment(None, None, False))
     what = f"prefetch in {', '.join(repr(table.name) for table in tables)}"
-    refuse_replicas(what)
     keys = [
         argument._replace(facts=facts, weights=None, weight_rows=None)
         for argument, facts in zip(arguments, tables, strict=True)

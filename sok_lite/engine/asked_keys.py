@@ -65,7 +65,7 @@ class AskedKeys:
           out: of each part (batch, dim) float32.
 
         Raises:
-          WrongSplitsError: see `look_up` of engine/table/lookups.py.
+          WrongSplitsError: see `look_up_request` of engine/table/lookups.py.
         """
         if not self.sizes:
             return

@@ -147,22 +147,9 @@ class DetIndex(Index):
         self._rebuild(_MAX_RECLAIM_FACTOR * self.capacity, -self.capacity)
 
     def clearing(self) -> list[Action]:
-        """Returns the actions that remove every key and give the memory back.
-
-        Raises:
-          MemoryError: no memory for the empty index.
-        """
-        return setting(
-            self,
-            _directory=self._new_directory(self._init_slots),
-            _side=self._new_side(),
-            _least_slots=self._init_slots,
-            _num_erased=0,
-            _num_reused=0,
-            _counts=self.backend.xp.zeros(3, np.int64),
-            _place=None,
-            size=0,
-        )
+        counts = self.backend.xp.zeros(3, np.int64)
+        none_erased = setting(self, _num_erased=0, _num_reused=0, _counts=counts)
+        return [*super().clearing(), *none_erased]
 
     def reserve(self, num_keys: int) -> None:
         self._grow(num_keys)

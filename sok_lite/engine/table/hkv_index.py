@@ -223,20 +223,7 @@ class HkvIndex(Index):
             )
 
     def clearing(self) -> list[Action]:
-        """Returns the actions that remove every key and give the memory back.
-
-        Raises:
-          MemoryError: no memory for the empty index.
-        """
-        return setting(
-            self,
-            _directory=self._new_directory(self._init_slots),
-            _side=self._new_side(),
-            _least_slots=self._init_slots,
-            _place=None,
-            _capacity=self._init_slots,
-            size=0,
-        )
+        return [*super().clearing(), *setting(self, _capacity=self._init_slots)]
 
     def reserve(self, num_keys: int) -> None:
         self.make_room(max(0, num_keys - self.size))

@@ -13,7 +13,7 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.base import Part
-from sok_lite.backend.publish import Action, Launch, publish
+from sok_lite.backend.publish import Action, Launch, publish, setting
 from sok_lite.backend.tunables import kernel_defines
 from sok_lite.engine.rows.access import Copying
 from sok_lite.engine.rows.store import ABSENT
@@ -208,13 +208,20 @@ class Index(Segmented):
     def clean(self) -> None:
         """Gives back what erased keys have left, where it is worth it."""
 
-    @abstractmethod
     def clearing(self) -> list[Action]:
         """Returns the actions that remove every key and give the memory back.
 
         Raises:
           MemoryError: no memory for the empty index.
         """
+        return setting(
+            self,
+            _directory=self._new_directory(self._init_slots),
+            _side=self._new_side(),
+            _least_slots=self._init_slots,
+            _place=None,
+            size=0,
+        )
 
     def clear(self) -> None:
         """Removes every key and gives the memory back. Raises as `clearing` does."""
