@@ -14,6 +14,22 @@ struct Search {
   i64 n;
 };
 
+// Makes a search for keys (n,) of a kernel's arguments; without the last ones nothing is noted.
+SOK_DEVICE Search make_search(const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
+                              i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys, i64 n,
+                              i64 stamp = 0, i64 strategy = 0, i64 epoch = 0,
+                              const u64* given = nullptr, u8* heat = nullptr, i64 warms = 0) {
+  return {sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key),
+          stamp,
+          strategy,
+          epoch,
+          given,
+          heat,
+          warms,
+          keys,
+          n};
+}
+
 // What a thread has counted.
 struct Tally {
   i64 missing = 0, first = 0, wrong = 0;
@@ -94,107 +110,25 @@ SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
   return found.row;
 }
 
-// Finds the row numbers of keys, which may repeat, and copies their rows if that is wanted: the
-// memory of the slots, of the rows and of the result is then asked for at the same time.
-//
-// directory, ...  the index, see slots.cuh
-// stamp      written to the slots that are found; 0: neither stamps nor scores are written
-// given      (n,)  see hkv_score; null: 1, or the score stays (kCustomized). Keys are distinct then
-// heat       (num_rows,)  see rows.cuh; null: the rows have none
-// warms      whether rows that are found get warmer
-// chunks, shift, row_bytes  where rows live; see rows.cuh
-// keys       (n,)
-// rows       (n,)  out  row number, or absent
-// out        (n, row_bytes)  out  rows; left as it was where a key is missing; null: not wanted
-// counts     (2,)  grow by the keys that are missing and, where there are scores or heat, by those
-//                  that are found, each once; null: they are not counted
-SOK_TILE_KERNEL(find)
-(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
- i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const u64* given,
- u8* heat, i64 warms, const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows,
- u8* out, i64* counts, i64 n) {
-  const Search search{
-      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key),
-      stamp,
-      strategy,
-      epoch,
-      given,
-      heat,
-      warms,
-      keys,
-      n};
-  Tally tally;
-  auto find = [&](i64 i) {
-    search_ahead(search, i);
-    return search_for(search, i, &tally);
-  };
-  if (out) {
-    sok_find_and_copy(share, chunks, shift, row_bytes, rows, out, n, find);
-  } else {
-    SOK_FOR_EACH_TILE(i, n) {
-      const u32 row = find(i);
-      if (sok_is_leader()) rows[i] = row;
-    }
-  }
-  if (!counts) return;
-  sok_count(counts, tally.missing);
-  sok_count(counts + 1, tally.first);
-}
-SOK_EXPORT(find)
-
-// Finds the row numbers of keys that are likely the same as others, in the same order, whose rows
-// are known: only where a key is another one, or had no row, its index is asked.
-//
-// directory, ...  the index, see slots.cuh
-// keys        (n,)
-// known_keys  (n,)  null: nothing is known
-// known_rows  (n,)  their row numbers, which are still good, or absent
-// rows        (n,)  out  row number, or absent
-// num_others  (1,)  grows by the keys that are not those known; null: not wanted
-SOK_TILE_KERNEL(recall_rows)
-(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
- i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys, const i64* known_keys,
- const u32* known_rows, u32* rows, i64* num_others, i64 n) {
-  const Search search{
-      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key),
-      0,
-      0,
-      0,
-      nullptr,
-      nullptr,
-      0,
-      keys,
-      n};
-  Tally tally;
-  i64 others = 0;
-  SOK_FOR_EACH_TILE(i, n) {
-    const bool is_known = known_keys && known_keys[i] == keys[i];
-    u32 row = is_known ? known_rows[i] : SOK_ABSENT;
-    if (!known_keys) search_ahead(search, i);
-    if (row == SOK_ABSENT) row = search_for<false>(search, i, &tally);
-    if (sok_is_leader()) {
-      rows[i] = row;
-      others += !is_known;
-    }
-  }
-  if (num_others) sok_count(num_others, others);
-}
-SOK_EXPORT(recall_rows)
-
 #ifndef __CUDACC__
-// Items that are searched for together, and how many are known before the first is summed. Of long
-// rows these are fewer, and their rows are asked for one by one while others are summed: to ask for
+// Items that are searched for together, and how many are known before the first is used. Of long
+// rows these are fewer, and their rows are asked for one by one while others are used: to ask for
 // many lines at once takes as long as to wait for them.
 constexpr i64 kBlock = 32, kLead = 32, kBlockOfLong = 8, kLeadOfLong = 24, kLongBytes = 256;
+// Of keys that are not where they most likely are, how many are asked for ahead.
+constexpr i64 kLateLead = 8;
 
-// Looks for a key, but only where it most likely is.
+// Looks for a key, but only where it most likely is. is_over: whether it is nowhere else.
 template <bool kBuckets>
-SOK_DEVICE Found probe_first(const Index& index, i64 key) {
+SOK_DEVICE Found probe_first(const Index& index, i64 key, bool* is_over) {
+  *is_over = true;
   if (sok_is_reserved(index, key)) return sok_find_reserved(index, key);
   const u64 hash = sok_hash(key);
   const Segment segment = sok_segment(index, hash);
-  return kBuckets ? hkv_probe_first<false>(hkv_place_in(segment, index.bucket, hash), key)
-                  : det_probe_first(segment, hash, key);
+  if (!kBuckets) return det_probe_first(segment, hash, index.empty_key, key, is_over);
+  const Found found = hkv_probe_first<false>(hkv_place_in(segment, index.bucket, hash), key);
+  *is_over = found.slot;
+  return found;
 }
 
 // Finds the keys of the items [from, to), at most kBlock, and asks for their rows; and for the
@@ -218,17 +152,18 @@ static __attribute__((noinline)) void find_block(const Search& given, const u64*
   i64 late[kBlock], num_late = 0;
   for (i64 i = from; i < to; ++i) {
     const i64 key = search.keys[i];
-    const Found found = probe_first<kBuckets>(index, key);
+    bool is_over;
+    const Found found = probe_first<kBuckets>(index, key, &is_over);
     late[num_late] = i;
-    num_late += !found.slot;
+    num_late += !is_over;
+    own.missing += is_over && !found.slot;
     rows[i] = found.row;
     sok_prefetch_row<u8>(chunks, shift, row_bytes, found.row);
     if (search.stamp && found.slot) note_seen(search, found, i, &own);
   }
-  if (kBuckets)
-    for (i64 k = 0; k < num_late; ++k)
-      hkv_prefetch_all(index.bucket, hkv_place_of(index, search.keys[late[k]]));
-  for (i64 k = 0; k < num_late; ++k) {
+  for (i64 k = 0, asked = 0; k < num_late; ++k) {
+    for (; kBuckets && asked < num_late && asked < k + kLateLead; ++asked)
+      hkv_prefetch_all(index.bucket, hkv_place_of(index, search.keys[late[asked]]));
     const u32 row = search_for(search, late[k], &own);
     rows[late[k]] = row;
     sok_prefetch_row<u8>(chunks, shift, row_bytes, row);
@@ -237,6 +172,128 @@ static __attribute__((noinline)) void find_block(const Search& given, const u64*
   tally->first += own.first;
 }
 
+// Finds the keys of the items [from, end) ahead of what is done with their rows.
+//
+// row_bytes  0: rows are not wanted
+// use        called with the end of the items that may be used now, and with what it calls for an
+//            item that it is about to use: it asks for the rows up to that item, if that is known
+template <class Use>
+SOK_DEVICE void find_ahead(const Search& search, const u64* chunks, i64 shift, i64 row_bytes,
+                           u32* rows, i64 from, i64 end, Tally* tally, Use use) {
+  const bool is_long = row_bytes >= kLongBytes;
+  const i64 block = is_long ? kBlockOfLong : kBlock, lead = is_long ? kLeadOfLong : kLead;
+  i64 known = from, asked = is_long ? from : end;  // all rows before it were asked for
+  const auto ask_for_rows = [&](i64 used) {
+    for (const i64 to = used + lead < known ? used + lead : known; asked < to; ++asked)
+      sok_prefetch_row<u8>(chunks, shift, row_bytes, rows[asked]);
+  };
+  for (i64 i = from; i < end && i < from + kBlock; ++i) ask_for_line(search, i);
+  const auto find = search.index.bucket ? find_block<true> : find_block<false>;
+  for (;;) {
+    use(known == end ? end : known - lead, ask_for_rows);
+    if (known == end) return;
+    const i64 to = end - known < block ? end : known + block;
+    find(search, chunks, shift, is_long ? 0 : row_bytes, rows, known, to, end, tally);
+    known = to;
+  }
+}
+
+template <class W>
+SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const u64* chunks,
+                              i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {
+  const i64 from = sok_slice_begin(share, search.n), end = sok_slice_end(share, search.n);
+  i64 i = from;
+  find_ahead(search, chunks, shift, row_bytes, rows, from, end, tally,
+             [&](i64 ready, const auto& ask_for_rows) {
+               for (; row_bytes > 0 && i < ready; ++i) {
+                 ask_for_rows(i);
+                 if (rows[i] == SOK_ABSENT) continue;
+                 sok_copy_row<W>(sok_row<u8>(chunks, shift, row_bytes, rows[i]),
+                                 out + i * row_bytes, row_bytes);
+               }
+             });
+}
+#else
+template <class W>
+SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const u64* chunks,
+                              i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {
+  SOK_FOR_EACH_TILE(i, search.n) {
+    const u32 row = search_for(search, i, tally);
+    if (sok_is_leader()) rows[i] = row;
+    if (row_bytes > 0 && row != SOK_ABSENT)
+      sok_copy_row<W>(sok_row<u8>(chunks, shift, row_bytes, row), out + i * row_bytes, row_bytes);
+  }
+}
+#endif
+
+// Finds the row numbers of keys, which may repeat, and copies their rows if that is wanted: the
+// memory of the slots, of the rows and of the result is then asked for at the same time.
+//
+// directory, ...  the index, see slots.cuh
+// stamp      written to the slots that are found; 0: neither stamps nor scores are written
+// given      (n,)  see hkv_score; null: 1, or the score stays (kCustomized). Keys are distinct then
+// heat       (num_rows,)  see rows.cuh; null: the rows have none
+// warms      whether rows that are found get warmer
+// chunks, shift, row_bytes  where rows live; see rows.cuh
+// keys       (n,)
+// rows       (n,)  out  row number, or absent
+// out        (n, row_bytes)  out  rows; left as it was where a key is missing; null: not wanted
+// counts     (2,)  grow by the keys that are missing and, where there are scores or heat, by those
+//                  that are found, each once; null: they are not counted
+SOK_TILE_KERNEL(find)
+(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
+ i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const u64* given,
+ u8* heat, i64 warms, const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows,
+ u8* out, i64* counts, i64 n) {
+  const Search search =
+      make_search(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key, keys,
+                  n, stamp, strategy, epoch, given, heat, warms);
+  Tally tally;
+  if (!out) row_bytes = 0;
+  if (sok_moves_words(row_bytes, out))
+    find_and_copy<SokWord>(share, search, chunks, shift, row_bytes, rows, out, &tally);
+  else if (row_bytes % 4 == 0 && (u64)out % 4 == 0)
+    find_and_copy<u32>(share, search, chunks, shift, row_bytes, rows, out, &tally);
+  else
+    find_and_copy<u16>(share, search, chunks, shift, row_bytes, rows, out, &tally);
+  if (!counts) return;
+  sok_count(counts, tally.missing);
+  sok_count(counts + 1, tally.first);
+}
+SOK_EXPORT(find)
+
+// Finds the row numbers of keys that are likely the same as others, in the same order, whose rows
+// are known: only where a key is another one, or had no row, its index is asked.
+//
+// directory, ...  the index, see slots.cuh
+// keys        (n,)
+// known_keys  (n,)  null: nothing is known
+// known_rows  (n,)  their row numbers, which are still good, or absent
+// rows        (n,)  out  row number, or absent
+// num_others  (1,)  grows by the keys that are not those known; null: not wanted
+SOK_TILE_KERNEL(recall_rows)
+(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
+ i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys, const i64* known_keys,
+ const u32* known_rows, u32* rows, i64* num_others, i64 n) {
+  const Search search = make_search(directory, directory_shift, side, is_scored, bucket, empty_key,
+                                    reclaim_key, keys, n);
+  Tally tally;
+  i64 others = 0;
+  SOK_FOR_EACH_TILE(i, n) {
+    const bool is_known = known_keys && known_keys[i] == keys[i];
+    u32 row = is_known ? known_rows[i] : SOK_ABSENT;
+    if (!known_keys) search_ahead(search, i);
+    if (row == SOK_ABSENT) row = search_for<false>(search, i, &tally);
+    if (sok_is_leader()) {
+      rows[i] = row;
+      others += !is_known;
+    }
+  }
+  if (num_others) sok_count(num_others, others);
+}
+SOK_EXPORT(recall_rows)
+
+#ifndef __CUDACC__
 // Copies a row, which is all that a sum of one item is; null: zeros. For rows of 16 bits the
 // compiler makes no vectors of what `sum_group` does with one.
 template <class T>
@@ -260,48 +317,35 @@ SOK_DEVICE void find_and_pool_rows(const SokShare share, const Search& search,
   const i64 b_begin = sok_slice_begin(share, num_rows), b_end = sok_slice_end(share, num_rows);
   if (b_begin == b_end) return;
   // All splits are looked at first, by vector instructions: what rises and has ends that fit, fits.
-  i64 known = row_splits[b_begin], wrong = 0, others = 0;
-  const i64 end = row_splits[b_end];
+  const i64 begin = row_splits[b_begin], end = row_splits[b_end];
+  i64 wrong = 0, others = 0;
   for (i64 b = b_begin; b < b_end; ++b) {
     wrong += row_splits[b + 1] < row_splits[b];
     others += (u64)row_splits[b + 1] - (u64)row_splits[b] != 1;
   }
-  wrong += known < 0 || (b_begin == 0 && known != 0);
+  wrong += begin < 0 || (b_begin == 0 && begin != 0);
   wrong += end > search.n || (b_end == num_rows && end != search.n);
   if (wrong) {
     tally->wrong += wrong;
     return;
   }
-  const bool is_long = row_bytes >= kLongBytes;
-  const i64 block = is_long ? kBlockOfLong : kBlock, lead = is_long ? kLeadOfLong : kLead;
-  i64 asked = is_long ? known : end;  // all rows before it were asked for
-  const auto ask_to = [&](i64 to) {
-    for (to = to < known ? to : known; asked < to; ++asked)
-      sok_prefetch_row<T>(items.chunks, items.shift, dim, items.rows[asked]);
-  };
-  for (i64 i = known; i < end && i < known + kBlock; ++i) ask_for_line(search, i);
-  const auto find = search.index.bucket ? find_block<true> : find_block<false>;
-  for (i64 b = b_begin;;) {
-    // Keys are looked for ahead of the sums, which then find the memory of the rows.
-    const i64 ready = known == end ? end : known - lead;
-    if (!kWeighted && others == 0) {
-      const i64 item = row_splits[b_begin] - b_begin;
-      for (; b + item < ready; ++b) {
-        ask_to(b + item + lead);
-        copy_columns(item_row(items, b + item), dim, out + b * dim);
-      }
-    } else {
-      for (; b < b_end && row_splits[b + 1] <= ready; ++b) {
-        ask_to(row_splits[b + 1] + lead);
-        sum_group(items, row_splits[b], row_splits[b + 1], combiner, false, SokLanes{},
-                  out + b * dim);
-      }
-    }
-    if (known == end) return;
-    const i64 to = end - known < block ? end : known + block;
-    find(search, items.chunks, items.shift, is_long ? 0 : row_bytes, rows, known, to, end, tally);
-    known = to;
-  }
+  i64 b = b_begin;
+  find_ahead(search, items.chunks, items.shift, row_bytes, rows, begin, end, tally,
+             [&](i64 ready, const auto& ask_for_rows) {
+               if (!kWeighted && others == 0) {
+                 const i64 item = row_splits[b_begin] - b_begin;
+                 for (; b + item < ready; ++b) {
+                   ask_for_rows(b + item);
+                   copy_columns(item_row(items, b + item), dim, out + b * dim);
+                 }
+                 return;
+               }
+               for (; b < b_end && row_splits[b + 1] <= ready; ++b) {
+                 ask_for_rows(row_splits[b + 1]);
+                 sum_group(items, row_splits[b], row_splits[b + 1], combiner, false, SokLanes{},
+                           out + b * dim);
+               }
+             });
 }
 
 template <class T>
@@ -333,16 +377,9 @@ SOK_ROW_KERNEL(find_and_pool)
  i64 warms, const i64* keys, const u64* chunks, i64 shift, i64 dim, i64 format, u32* rows,
  const i64* row_splits, const f32* weights, i64 combiner, f32* out, i64* counts, i64 n,
  i64 num_rows) {
-  const Search search{
-      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key),
-      stamp,
-      strategy,
-      epoch,
-      nullptr,
-      heat,
-      warms,
-      keys,
-      n};
+  const Search search =
+      make_search(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key, keys,
+                  n, stamp, strategy, epoch, nullptr, heat, warms);
   Tally tally;
   if (format == SOK_F32)
     find_and_pool_rows_of<f32>(share, search, chunks, shift, dim, row_splits, weights, combiner,

@@ -92,11 +92,6 @@ struct SokShare {
 #define SOK_FOR_EACH_TILE_BLOCK(first, count, n)                    \
   for (i64 first = share.thread / SOK_TILE, count = 1; first < (n); \
        first += share.num_threads / SOK_TILE)
-// Two stages of an item: i is in its first where i < i_end, and `late`, an earlier item or the same
-// one, in its second where late >= i_begin.
-#define SOK_FOR_EACH_TILE_LATE(i, late, n)                                      \
-  for (i64 i##_begin = 0, i##_end = (n), i = share.thread / SOK_TILE, late = i; \
-       late < i##_end && late >= i##_begin; i += share.num_threads / SOK_TILE, late = i)
 
 // What a lane moves with one request.
 struct alignas(16) SokWord {
@@ -413,10 +408,6 @@ SOK_DEVICE bool sok_is_of_row(const SokLanes&, bool is) { return is; }
 #define SOK_FOR_EACH_WORD_OF_ROW(w, r, words) SOK_FOR_EACH_WORD(w, , words)
 #define SOK_IS_FIRST_WORD(r) true
 #define SOK_FOR_EACH_TILE_BLOCK(first, count, n) SOK_FOR_EACH_BLOCK(first, count, n)
-#define SOK_FOR_EACH_TILE_LATE(i, late, n)                                           \
-  for (i64 i##_begin = sok_slice_begin(share, n), i##_end = sok_slice_end(share, n), \
-           i = i##_begin, late = i - SOK_AHEAD;                                      \
-       late < i##_end; ++i, ++late)
 
 SOK_DEVICE bool sok_is_leader() { return true; }
 template <class T>

@@ -68,9 +68,10 @@ SOK_DEVICE const SokColumns<T, kWidth>* sok_columns(const T* row) {
 }
 
 // Asks for the cache lines of a row, up to 512 bytes of it: a row that is longer streams by itself.
+// Where dim is 0 there need not be any chunks.
 template <class T>
 SOK_DEVICE void sok_prefetch_row(const u64* chunks, i64 shift, i64 dim, u32 row) {
-  if (SOK_AHEAD == 0 || row == SOK_ABSENT) return;
+  if (SOK_AHEAD == 0 || dim == 0 || row == SOK_ABSENT) return;
   const u8* p = (const u8*)sok_row<T>(chunks, shift, dim, row);
   i64 bytes = dim * (i64)sizeof(T);
   if (bytes > 512) bytes = 512;
@@ -102,39 +103,6 @@ SOK_DEVICE void sok_fill_rows(const SokShare share, const u64* chunks, i64 shift
 template <class W>
 SOK_DEVICE void sok_copy_row(const u8* from, u8* to, i64 bytes) {
   SOK_FOR_EACH_OF_TILE(c, bytes / (i64)sizeof(W)) { ((W*)to)[c] = ((const W*)from)[c]; }
-}
-
-template <class W, class Find>
-SOK_DEVICE void sok_find_and_copy_words(const SokShare share, const u64* chunks, i64 shift,
-                                        i64 row_bytes, u32* rows, u8* out, i64 n, Find find) {
-  SOK_FOR_EACH_TILE_LATE(i, late, n) {
-    if (i < i_end) {
-      u32 row = find(i);
-      if (sok_is_leader()) rows[i] = row;
-      sok_prefetch_row<u8>(chunks, shift, row_bytes, row);
-    }
-    if (late < i_begin) continue;
-    u32 row = sok_from_leader(sok_is_leader() ? rows[late] : 0u);
-    if (row != SOK_ABSENT)
-      sok_copy_row<W>(sok_row<u8>(chunks, shift, row_bytes, row), out + late * row_bytes,
-                      row_bytes);
-  }
-}
-
-// Copies rows while others are searched for: `find(i)` gives the row number of item i, for all
-// lanes of a tile. An absent row leaves its place in `out` as it is.
-//
-// rows  (n,)  out
-// out   (n, row_bytes)  out
-template <class Find>
-SOK_DEVICE void sok_find_and_copy(const SokShare share, const u64* chunks, i64 shift, i64 row_bytes,
-                                  u32* rows, u8* out, i64 n, Find find) {
-  if (sok_moves_words(row_bytes, out))
-    sok_find_and_copy_words<SokWord>(share, chunks, shift, row_bytes, rows, out, n, find);
-  else if (row_bytes % 4 == 0 && (u64)out % 4 == 0)
-    sok_find_and_copy_words<u32>(share, chunks, shift, row_bytes, rows, out, n, find);
-  else
-    sok_find_and_copy_words<u16>(share, chunks, shift, row_bytes, rows, out, n, find);
 }
 
 #endif  // SOK_ROWS_CUH_

@@ -10,7 +10,7 @@ line `RESULT {json}` a case:
   lookup              ns a key of a batch of known keys at that number of keys: of finding the row
                       numbers, and of a lookup with the rows. The fastest of --rounds batches.
   memory              bytes a key of the index beside the rows, when all has grown, and at the worst
-                      moment: with one segment there twice.
+                      moment: with one segment there twice. Gigabytes of near and of far rows.
 
 At the end `MARK` lines say whether the worst batch is within 3 times the median, memory within 48
 bytes a key, and a lookup at the last size within twice that at the first.
@@ -18,6 +18,8 @@ bytes a key, and a lookup at the last size within twice that at the first.
 Examples:
   python3 scripts/bench_growth.py --tables hbm hybrid
   python3 scripts/bench_growth.py --large --tables hbm
+  python3 scripts/bench_growth.py --tables hybrid --last 110000000 --dim 64 --known-every 16 \
+      --far-path /var/tmp --near-gb 4
 """
 
 import argparse
@@ -51,7 +53,9 @@ class Growth:
         options: dict[str, Any] = {}
         if kind == "hybrid":
             most = 1 << (4 * args.last).bit_length()
-            options = {"max_capacity": most, "max_hbm_for_vectors": most * args.dim * 4 / 2**30}
+            near_gb = most * args.dim * 4 / 2**30 if args.near_gb is None else args.near_gb
+            options = {"max_capacity": most, "max_hbm_for_vectors": near_gb}
+            options |= {"far_path": args.far_path}
             options |= {"init_capacity": 1 << 10, "evict_strategy": args.strategy}
         initializer = make_initializer("ones", args.dim)
         self.table: EmbeddingTable = make_table(
@@ -144,8 +148,10 @@ def run(backend: Backend, kind: str, args: Any) -> None:
     wanted = 2 * args.first
     while growth.next < args.last:
         growth.new_batch()
-        growth.lookup("known", growth.known(args.batch))
-        if len(growth.times["new"]) % 4 == 0:
+        count = len(growth.times["new"])
+        if count % args.known_every == 0:
+            growth.lookup("known", growth.known(args.batch))
+        if count % (4 * args.known_every) == 0:
             growth.mixed_batch()
         if growth.next >= min(wanted, args.last):
             lookup_ns.append(measure_lookup(growth, args, **setting))
@@ -158,6 +164,8 @@ def run(backend: Backend, kind: str, args: Any) -> None:
         worst_bytes_a_key=growth.worst_bytes,
         load_factor=held.load_factor,
         mean_probe=held.mean_probe,
+        near_gb=held.near_bytes / 2**30,
+        **({"far_gb": held.far_bytes / 2**30} if held.far_bytes else {}),
         segments=len(growth.table.index.segments),
         **setting,
     )
@@ -188,6 +196,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1 << 18)
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--near-gb", type=float, help='of rows of "hybrid"; default: all of them')
+    parser.add_argument("--far-path", help="where the other rows are: a file of this folder")
+    parser.add_argument(
+        "--known-every", type=int, default=1, help="batches of new keys for one of known keys"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.large:

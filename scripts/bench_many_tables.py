@@ -70,7 +70,7 @@ class ManyTables:
         self.system, self.args = system, args
         self.keys = [make_keys(args.keys, seed=table) for table in range(args.tables)]
         self.tables = [system.filled_table(keys) for keys in self.keys]
-        self.optimizer = system.many_tables_optimizer()  # one, for the states belong to it
+        self.optimizer = system.many_tables_optimizer()  # one: each has states of its own
         self._functions: dict[tuple[str, int], Callable] = {}
 
     def timed_calls(self, case: str) -> Callable[[], float]:

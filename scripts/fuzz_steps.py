@@ -135,7 +135,7 @@ def new_step(dice: random.Random, table: EmbeddingTable, rows: Rows) -> Step:
     highest = 1000 if getattr(table.index, "strategy", "") in ("kLfu", "kCustomized") else now
     scores = rng.integers(0, highest + 1, n).astype(np.uint64)
     third = dice.randrange(1, 9)
-    seen = snapshot.take(table)
+    seen = snapshot.take_held(table)
     old = dice.randrange(0, 6)
     stamps = dict(
         zip(

@@ -4,6 +4,7 @@
 #
 #   bash scripts/setup.sh          TensorFlow for the CPU, Horovod with Gloo (and MPI if mpicc is found)
 #   bash scripts/setup.sh --gpu    TensorFlow with CUDA, CuPy, Horovod with NCCL: what the Dockerfile runs
+#   bash scripts/setup.sh --tensorflow 2.16      that release, for the CPU, without Horovod: to test on
 #
 # An environment made with --gpu stays one when a later call, such as demo.sh's, does not say so.
 #
@@ -20,16 +21,28 @@ die() {
 }
 
 gpu=
-for argument in "$@"; do
-  case "$argument" in
+release=
+while [ $# -gt 0 ]; do
+  case "$1" in
     --gpu) gpu=1 ;;
+    --tensorflow)
+      release="${2:-}"
+      case "$release" in
+        [0-9]*.[0-9]*) shift ;;
+        *) die "--tensorflow needs a release such as 2.16. Received: '$release'." ;;
+      esac
+      ;;
     -h | --help)
-      sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+      sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
       exit 0
       ;;
-    *) die "unknown argument '$argument'. Expected: --gpu or nothing." ;;
+    *) die "unknown argument '$1'. Expected: --gpu, --tensorflow RELEASE or nothing." ;;
   esac
+  shift
 done
+if [ -n "$gpu" ] && [ -n "$release" ]; then
+  die "--tensorflow makes an environment for the CPU. Leave --gpu out."
+fi
 
 venv="${SOK_LITE_VENV:-.venv}"
 # In a shell where .venv is activated its own python3 and mpicc must not be taken for the system's.
@@ -92,7 +105,7 @@ exit_if_done() {
   fi
   # All that decides what is installed. A project that moved has another path in its editable install.
   wanted="$(
-    "$python" - "$extra" pyproject.toml scripts/setup.sh scripts/build_horovod.py <<'PY'
+    "$python" - "$extra$release" pyproject.toml scripts/setup.sh scripts/build_horovod.py <<'PY'
 import hashlib, os, shutil, sys
 digest = hashlib.sha256()
 for path in sys.argv[2:]:
@@ -157,10 +170,16 @@ trap '[ -n "$killed" ] || rm -f "$running"' EXIT
 
 step "pip"
 pip_install --upgrade pip "setuptools>=65" wheel
-step "TensorFlow ($extra), the test tools and sok_lite (editable)"
-pip_install --editable ".[$extra,test]"
+step "TensorFlow${release:+ $release} ($extra), the test tools and sok_lite (editable)"
+wanted_release=()
+if [ -n "$release" ]; then
+  name="$(uname -m)"
+  [ "$name" = x86_64 ] && name=tensorflow-cpu || name=tensorflow
+  wanted_release=("$name==$release.*")
+fi
+pip_install --editable ".[$extra,test]" ${wanted_release[@]+"${wanted_release[@]}"}
 # It is released in step with TensorFlow, and its metadata would pull the full `tensorflow` in.
-release="$("$venv/bin/python" - <<'PY'
+installed="$("$venv/bin/python" - <<'PY'
 from importlib.metadata import PackageNotFoundError, version
 try:
     found = version("tensorflow-cpu")
@@ -169,9 +188,11 @@ except PackageNotFoundError:
 print(".".join(found.split(".")[:2]))
 PY
 )"
-step "tf_keras $release"
-pip_install --no-deps "tf_keras==$release.*"
-step "Horovod"
-"$venv/bin/python" scripts/build_horovod.py ${horovod_flags[@]+"${horovod_flags[@]}"}
+step "tf_keras $installed"
+pip_install --no-deps "tf_keras==$installed.*"
+if [ -z "$release" ]; then
+  step "Horovod"
+  "$venv/bin/python" scripts/build_horovod.py ${horovod_flags[@]+"${horovod_flags[@]}"}
+fi
 printf '%s\n' "$wanted" >"$stamp"
 step "ready: $venv"

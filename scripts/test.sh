@@ -4,6 +4,8 @@
 #
 #   bash scripts/test.sh                      everything but the long tests
 #   SOK_LITE_LONG=1 bash scripts/test.sh      everything
+#   SOK_LITE_OLDEST=0 bash scripts/test.sh    nothing with the oldest TensorFlow, which has an
+#                                             environment of its own: .venv-oldest
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -87,6 +89,16 @@ else
   printf '\n=== tests, 2 ranks, mpirun: left out, no mpirun or no mpi4py\n'
 fi
 stage 'tests, sanitizers' $((900 * more)) "${pytest[@]}" tests/test_sanitizers.py
+# pyproject.toml names the oldest release that is supported.
+oldest="$(sed -n 's/.*"tensorflow-cpu>=\([0-9.]*\),.*/\1/p' pyproject.toml)"
+if [ "${SOK_LITE_OLDEST:-1}" != 0 ]; then
+  stage "set-up of TensorFlow $oldest" 1200 \
+    env SOK_LITE_VENV="$PWD/.venv-oldest" bash scripts/setup.sh --tensorflow "$oldest"
+  stage "tests, TensorFlow $oldest" $((2400 * more)) \
+    env PATH="$PWD/.venv-oldest/bin:$PATH" "${pytest[@]}" -p no:cacheprovider tests/tensorflow
+else
+  printf '\n=== tests, TensorFlow %s: left out by SOK_LITE_OLDEST\n' "$oldest"
+fi
 wait
 printf '\n=== %s\n' "$beside"
 cat "$logs/$beside"

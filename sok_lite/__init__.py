@@ -10,31 +10,40 @@ from typing import Any
 from sok_lite._version import __version__
 
 _MODULE_OF_NAME = {
-    "DynamicVariable": "dynamic_variable",
-    "assign": "dynamic_variable",
-    "export": "dynamic_variable",
-    "filter_variables": "dynamic_variable",
-    "inference_mode": "inference",
+    "DynamicVariable": "sok.dynamic_variable",
+    "dump": "sok.dump_load",
+    "load": "sok.dump_load",
+    "incremental_model_dump": "sok.dump_load",
+    "assign": "sok.dynamic_variable",
+    "export": "sok.dynamic_variable",
+    "filter_variables": "sok.dynamic_variable",
+    "inference_mode": "bridge.inference",
     "init": "communication",
     "set_comm_tool": "communication",
-    "lookup_sparse": "lookup",
-    "prefetch": "ahead",
-    "sparse_read_and_evict": "lookup",
-    "OptimizerWrapper": "optimizer",
-    "SGD": "optimizer",
+    "lookup_sparse": "sok.lookup",
+    "prefetch": "sok.lookup",
+    "sparse_read_and_evict": "sok.lookup",
+    "OptimizerWrapper": "sok.optimizer",
+    "SGD": "sok.optimizer",
 }
 # Names of SparseOperationKit that are not here yet, and what to use meanwhile.
 _NOT_YET = {
     "Variable": "a tf.Variable, or a DynamicVariable",
     "DistributedVariable": "a DynamicVariable",
     "LocalizedVariable": "a tf.Variable",
-    "dump": "export, or tf.train.Checkpoint",
-    "load": "assign, or tf.train.Checkpoint",
-    "incremental_model_dump": "export",
     "all2all_dense_embedding": "lookup_sparse with one id in each row",
     "raw_ops": "the methods of DynamicVariable",
 }
-_TENSORFLOW_MODULES = ("communication", "dynamic_variable", "lookup", "optimizer", "tensor")
+# Modules that programs reach as `sok.lookup` and the like, as in SparseOperationKit.
+_TENSORFLOW_MODULES = (
+    "communication",
+    "distributed_variable",
+    "dump_load",
+    "dynamic_variable",
+    "lookup",
+    "optimizer",
+    "utils",
+)
 
 __all__ = ["__version__", "communication", "tf_version", *_MODULE_OF_NAME]
 

@@ -4,20 +4,33 @@ The names and their meaning are those of SOK's `sok.communication`; one process 
 "gpu" in a name here is what the rest of this package calls a rank.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-import numpy as np
 import tensorflow as tf
 
-from sok_lite.backend import get_backend
-from sok_lite.comm import Communicator, make_communicator
-from sok_lite.gpu import check_local_rank, share_gpu_of_rank
-from sok_lite.host_call import host_call
-from sok_lite.tensor import to_array, to_tensor
+from sok_lite.bridge.collectives import allgather, allreduce, alltoall, broadcast
+from sok_lite.bridge.gpu import check_local_rank, share_gpu_of_rank
+from sok_lite.bridge.job import communicator, join, num_ranks
 
-_communicator: Communicator | None = None
-_tool: str | None = None
+__all__ = [
+    "CommToolBase",
+    "HorovodTool",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "check_comm_tool",
+    "communicator",
+    "global_gpu_id",
+    "id_in_rank",
+    "init",
+    "local_rank",
+    "num_gpu_per_rank",
+    "num_gpus",
+    "num_ranks",
+    "rank",
+    "set_comm_tool",
+]
 
 
 def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
@@ -57,17 +70,23 @@ def _use_legacy_optimizers() -> None:
         tf.optimizers = legacy
 
 
-def set_comm_tool(comm_tool: str) -> None:
-    """Stores the communication tool; `init` calls it. Raises as `init` does."""
-    global _communicator, _tool
-    if _communicator is not None:
-        if comm_tool == _tool:
-            return
-        raise RuntimeError(
-            "[SOK INFO] Communication tool cannot be set more than once. `sok.init` was called "
-            f"before in this process with {_tool!r}. Received: {comm_tool!r}. Remove this call."
+def set_comm_tool(tool: str | None = None, *, comm_tool: str | None = None) -> None:
+    """Stores the communication tool; `init` calls it. Every rank must call it.
+
+    Args:
+      tool: see `init`.
+      comm_tool: the same, by the name that `init` has for it.
+
+    Raises:
+      TypeError: not exactly one of the two is given. Else as `init`.
+    """
+    given = [name for name in (tool, comm_tool) if name is not None]
+    if len(given) != 1:
+        raise TypeError(
+            "set_comm_tool takes one tool: 'horovod', 'mpi' or 'single'. "
+            f"Received: tool={tool!r}, comm_tool={comm_tool!r}."
         )
-    _communicator, _tool = make_communicator(comm_tool), comm_tool
+    join(given[0])
 
 
 def check_comm_tool() -> None:
@@ -75,27 +94,9 @@ def check_comm_tool() -> None:
     communicator()
 
 
-def communicator() -> Communicator:
-    """Returns the communicator that `sok.init` made.
-
-    Raises:
-      RuntimeError: `sok.init` was not called.
-    """
-    if _communicator is None:
-        raise RuntimeError(
-            "[SOK INFO] Communication tool is not set. Did you forget to call sok.init()?"
-        )
-    return _communicator
-
-
 def rank() -> int:
     """Returns the number of this process, 0 to `num_ranks() - 1`."""
     return communicator().rank
-
-
-def num_ranks() -> int:
-    """Returns the number of processes."""
-    return communicator().size
 
 
 def local_rank() -> int:
@@ -123,109 +124,84 @@ def num_gpus() -> int:
     return num_ranks()
 
 
-def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends a part of the rows to each rank. Every rank must call it.
+class CommToolBase:
+    """What a tool answers, as a class of SOK's: its methods have the names of the functions above.
 
-    Args:
-      tensor: (n, ...), the rows for rank 0 first, then those for rank 1, and so on.
-      splits: (num_ranks,) integers, rows for each rank.
-
-    Returns:
-      (tensor (m, ...), received_splits (num_ranks,) int32).
+    Programs ask the functions. A tool of a program's own is not taken; see `init` for those there
+    are.
     """
-    comm = communicator()
-    tensor = tf.convert_to_tensor(tensor)
 
-    def run(rows: tf.Tensor, send_splits: tf.Tensor) -> Sequence[tf.Tensor]:
-        backend = get_backend("cpu")
-        received = comm.alltoallv(to_array(rows, backend), to_array(send_splits, backend))
-        return (
-            to_tensor(received.rows, rows.dtype, backend),
-            to_tensor(received.recv_splits, tf.int32, backend),
+    def _missing(self, method: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{type(self).__name__} has no {method}(). Use sok.communication.{method}."
         )
 
-    inputs = [tensor, tf.convert_to_tensor(splits)]
-    rows, received_splits = host_call(
-        run, inputs, [tensor.dtype, tf.int32], get_backend("cpu"), "sok.communication.alltoall"
-    )
-    rows.set_shape([None, *tensor.shape[1:]])
-    received_splits.set_shape([comm.size])
-    return rows, received_splits
+    def rank(self) -> int:
+        self._missing("rank")
+
+    def num_ranks(self) -> int:
+        self._missing("num_ranks")
+
+    def local_rank(self) -> int:
+        self._missing("local_rank")
+
+    def id_in_rank(self) -> int:
+        self._missing("id_in_rank")
+
+    def num_gpu_per_rank(self) -> int:
+        self._missing("num_gpu_per_rank")
+
+    def global_gpu_id(self) -> int:
+        self._missing("global_gpu_id")
+
+    def num_gpus(self) -> int:
+        self._missing("num_gpus")
+
+    def alltoall(self, tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        self._missing("alltoall")
+
+    def allreduce(self, tensor: Any, op: str) -> tf.Tensor:
+        self._missing("allreduce")
+
+    def allgather(self, tensor: Any) -> tf.Tensor:
+        self._missing("allgather")
+
+    def broadcast(self, tensor: Any, root: int) -> tf.Tensor:
+        self._missing("broadcast")
 
 
-def allreduce(tensor: Any, op: str) -> tf.Tensor:
-    """Reduces a tensor elementwise over ranks. Every rank must call it.
+class HorovodTool(CommToolBase):
+    """The tool that `init` has chosen, as an object. Its methods raise RuntimeError before that."""
 
-    Args:
-      tensor: any shape, a scalar too; shape and dtype equal on all ranks.
-      op: "sum", "average", "max" or "min".
+    def rank(self) -> int:
+        return rank()
 
-    Returns:
-      A tensor of the shape and dtype of `tensor`.
+    def num_ranks(self) -> int:
+        return num_ranks()
 
-    Raises:
-      ValueError: unknown op.
-      TypeError: "average" of integers, which are seldom whole; booleans with "sum" or "average".
-    """
-    if op not in ("sum", "average", "max", "min"):
-        raise ValueError(f"`op` must be 'sum', 'average', 'max' or 'min'. Received: op={op!r}.")
-    comm = communicator()
-    tensor = tf.convert_to_tensor(tensor)
-    if op == "average" and not tensor.dtype.is_floating:
-        raise TypeError(
-            "`allreduce` averages floats: an average of integers is seldom one. Received: dtype="
-            f"{tensor.dtype.name}. Give tf.cast(x, tf.float32), or op='sum'."
-        )
-    if op == "sum" and tensor.dtype.is_bool:
-        raise TypeError(
-            "`allreduce` cannot sum booleans. Received: dtype=bool. Cast them to integers to count "
-            "them, or use 'max' for any and 'min' for all."
-        )
-    if tensor.dtype == tf.bfloat16:
-        # It travels as its bits, which cannot be added or compared.
-        return tf.cast(allreduce(tf.cast(tensor, tf.float32), op), tf.bfloat16)
+    def local_rank(self) -> int:
+        return local_rank()
 
-    def run(x: tf.Tensor) -> Sequence[tf.Tensor]:
-        backend = get_backend("cpu")
-        total = comm.allreduce(to_array(x, backend), "sum" if op == "average" else op)
-        if op == "average":
-            total = total / np.array(comm.size, total.dtype)
-        return (to_tensor(np.asarray(total), x.dtype, backend),)
+    def id_in_rank(self) -> int:
+        return id_in_rank()
 
-    (result,) = host_call(
-        run, [tensor], [tensor.dtype], get_backend("cpu"), "sok.communication.allreduce"
-    )
-    result.set_shape(tensor.shape)
-    return result
+    def num_gpu_per_rank(self) -> int:
+        return num_gpu_per_rank()
 
+    def global_gpu_id(self) -> int:
+        return global_gpu_id()
 
-def allgather(tensor: Any) -> tf.Tensor:
-    """Returns the rows of all ranks, in rank order. Every rank must call it."""
-    comm = communicator()
-    tensor = tf.convert_to_tensor(tensor)
+    def num_gpus(self) -> int:
+        return num_gpus()
 
-    def run(rows: tf.Tensor) -> Sequence[tf.Tensor]:
-        backend = get_backend("cpu")
-        return (to_tensor(comm.allgatherv(to_array(rows, backend)).rows, rows.dtype, backend),)
+    def alltoall(self, tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        return alltoall(tensor, splits)
 
-    (result,) = host_call(
-        run, [tensor], [tensor.dtype], get_backend("cpu"), "sok.communication.allgather"
-    )
-    result.set_shape([None, *tensor.shape[1:]])
-    return result
+    def allreduce(self, tensor: Any, op: str) -> tf.Tensor:
+        return allreduce(tensor, op)
 
+    def allgather(self, tensor: Any) -> tf.Tensor:
+        return allgather(tensor)
 
-def broadcast(tensor: Any, root: int) -> tf.Tensor:
-    """Returns rank `root`'s tensor on every rank. Every rank must call it."""
-    comm = communicator()
-    tensor = tf.convert_to_tensor(tensor)
-
-    def run(x: tf.Tensor) -> Sequence[tf.Tensor]:
-        backend = get_backend("cpu")
-        return (to_tensor(comm.broadcast(to_array(x, backend), root), x.dtype, backend),)
-
-    (result,) = host_call(
-        run, [tensor], [tensor.dtype], get_backend("cpu"), "sok.communication.broadcast"
-    )
-    result.set_shape(tensor.shape)
-    return result
+    def broadcast(self, tensor: Any, root: int) -> tf.Tensor:
+        return broadcast(tensor, root)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.exchange import Route, owner, return_rows, send_grads, send_keys
+from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
+from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, OwnerRule
 from sok_lite.engine.segments import cut
 
 I64 = np.iinfo(np.int64)
@@ -21,11 +22,43 @@ class Table(NamedTuple):
     dim: int
     row_dtype: str
     num_keys: int
+    owner: str = "mod"
 
 
-def python_owner(key: int, size: int, key_type: str) -> int:
+def by_tens(keys, size):
+    """Owners by the tens of keys, for which the bits of uint64 must be unsigned."""
+    tens = keys // keys.dtype.type(10)
+    return (tens % keys.dtype.type(size)).astype(np.uint8)
+
+
+BY_TENS = FunctionOfKeys("by tens", by_tens)
+OWNERS = ["mod", "hash", "rank 0", "last rank", "by tens"]
+
+
+def rule_of(owner: str, size: int) -> OwnerRule:
+    """The rule that bears a name in these tests."""
+    last = {"rank 0": OneRank(0), "last rank": OneRank(size - 1)}
+    return {"mod": MOD, "hash": HASH, "by tens": BY_TENS, **last}[owner]
+
+
+def python_hash(key: int) -> int:
+    """MurmurHash3's finaliser in unbounded integers."""
+    h = key % 2**64
+    h ^= h >> 33
+    h = h * 0xFF51AFD7ED558CCD % 2**64
+    h ^= h >> 33
+    h = h * 0xC4CEB9FE1A85EC53 % 2**64
+    return h ^ (h >> 33)
+
+
+def python_owner(key: int, size: int, key_type: str, owner: str = "mod") -> int:
     """Who owns an int64 key, in Python's unbounded integers, whose % is the floor mod."""
-    return (key % 2**64 if key_type == "uint64" else key) % size
+    if owner == "hash":
+        return (python_hash(key) >> 32) * size >> 32
+    if owner in ("rank 0", "last rank"):
+        return 0 if owner == "rank 0" else size - 1
+    key = key % 2**64 if key_type == "uint64" else key
+    return (key // 10 if owner == "by tens" else key) % size
 
 
 def keys_of(rank: int, number: int, table: Table, silent: int | None) -> np.ndarray:
@@ -54,7 +87,7 @@ def expected_keys(rank, size, number, table, silent) -> list[tuple[int, int]]:
         (sender, int(key))
         for sender in range(size)
         for key in keys_of(sender, number, table, silent)
-        if python_owner(int(key), size, table.key_type) == rank
+        if python_owner(int(key), size, table.key_type, table.owner) == rank
     ]
 
 
@@ -62,12 +95,13 @@ def stacked(rows, dim, dtype):
     return np.array(rows, dtype).reshape(len(rows), dim)
 
 
-def send(backend, comm, keys, key_types, partitioner="mod", tag=0):
+def send(backend, comm, keys, key_types, rules=None, tag=0):
     """`send_keys` of an array for each table; the received keys cut into tables again."""
     together = np.concatenate([np.zeros(0, np.int64), *keys])
     sizes = [len(each) for each in keys]
+    rules = [MOD] * len(keys) if rules is None else rules
     received, route = send_keys(
-        backend, comm, backend.from_host(together), sizes, key_types, partitioner, tag
+        backend, comm, backend.from_host(together), sizes, key_types, rules, tag
     )
     return cut(received, route.num_received), route
 
@@ -76,7 +110,8 @@ def round_trip(comm, tables, silent=None, backend=None, repack=False):
     """Checks all three trips of one lookup."""
     backend = backend or get_backend("cpu")
     mine = [keys_of(comm.rank, i, table, silent) for i, table in enumerate(tables)]
-    recv_keys, route = send(backend, comm, mine, [t.key_type for t in tables])
+    rules = [rule_of(t.owner, comm.size) for t in tables]
+    recv_keys, route = send(backend, comm, mine, [t.key_type for t in tables], rules)
     expected = [
         expected_keys(comm.rank, comm.size, i, table, silent) for i, table in enumerate(tables)
     ]
@@ -160,21 +195,22 @@ def no_tables_at_all(comm, backend=None):
     round_trip(comm, [], backend=backend)
 
 
-def hash_and_callable_partitioners(comm, backend=None):
-    backend = backend or get_backend("cpu")
-    keys = keys_of(comm.rank, 0, Table("uint64", 1, "float32", 500), None)
+def tables_with_owners_of_their_own(comm, backend=None):
+    formats = [("int64", 4, "float32"), ("uint64", 3, "float16"), ("int32", 7, "float32")]
+    tables = [
+        Table(*formats[i % 3], (33, 0, 100, 1)[i % 4], OWNERS[i % 5]) for i in range(2 * 3 * 5)
+    ]
+    round_trip(comm, tables, backend=backend, repack=True)
+    round_trip(comm, tables, comm.size - 1, backend=backend)  # the owner of some wants nothing
+    for owner in OWNERS:
+        round_trip(comm, [Table("uint64", 2, "float32", 200, owner)], backend=backend)
+        of_one_rule = [Table(*each, 50, owner) for each in formats]
+        round_trip(comm, of_one_rule, backend=backend)
 
-    def by_top_bit(keys, size):
-        assert keys.dtype == np.uint64
-        return (keys >> np.uint64(63)) * np.uint64(size - 1)
 
-    for partitioner in ("hash", by_top_bit):
-        (received,), route = send(backend, comm, [keys], ["uint64"], partitioner)
-        owners = owner(received, comm.size, "uint64", partitioner, backend.xp)
-        assert (backend.to_host(owners) == comm.rank).all()
-        rows = backend.to_host(received).view(np.float64)[:, None]
-        (back,) = return_rows(route, [backend.from_host(rows)])
-        np.testing.assert_array_equal(backend.to_host(back).view(np.int64)[:, 0], keys)
+def tables_on_one_rank_each(comm, backend=None):
+    tables = [Table("int64", 4, "float32", 40, OWNERS[2 + i % 2]) for i in range(5)]
+    round_trip(comm, tables, backend=backend)
 
 
 FACTS = [
@@ -184,5 +220,6 @@ FACTS = [
     tables_of_one_format_share_a_trip,
     a_rank_with_no_keys,
     no_tables_at_all,
-    hash_and_callable_partitioners,
+    tables_with_owners_of_their_own,
+    tables_on_one_rank_each,
 ]

@@ -214,14 +214,14 @@ def _snapshot(bench):
     if bench.kind == "sighting":
         source.find_or_insert(np.arange(300, 300 + bench.n))
         source.find_or_insert(np.arange(900, 900 + bench.n))
-    saved = snapshot.take(source)
+    saved = snapshot.take_held(source)
     rows = bench.backend.to_host(saved.keys).astype(np.float32)
     return saved, np.repeat(rows[:, None], DIM, axis=1)
 
 
 def _restore(bench, tables):
     saved, values = _snapshot(bench)
-    snapshot.restore(tables[0], saved, on_backend(bench, values))
+    snapshot.restore(tables[0], snapshot.Snapshot(saved, on_backend(bench, values)))
 
 
 def _restore_model(bench, oracle, state, table):

@@ -45,7 +45,7 @@ class State(NamedTuple):
         host = table.backend.to_host
         with table.lock:
             counts = table.statistics()._asdict()
-            saved = snapshot.take(table)
+            saved = snapshot.take_held(table)
             keys = host(saved.keys).tolist()
             columns = {"value": [row.tobytes() for row in host(table.store.read(saved.rows))]}
             for name in sorted(table.store.state_names):

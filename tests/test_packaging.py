@@ -430,6 +430,7 @@ def stage_set(tmp_path):
     (project / "tests").mkdir(parents=True)
     (project / "kernels").mkdir()
     shutil.copytree(SCRIPTS, project / "scripts")
+    shutil.copy(SCRIPTS.parent / "pyproject.toml", project)
     write_tool(project / "scripts" / "setup.sh", "exit 0\n")
     tools = project / ".venv" / "bin"
     tools.mkdir(parents=True)
@@ -481,14 +482,18 @@ def test_the_last_line_of_test_sh_counts_all_stages(stage_set, failing):
     tool("python", "echo '=== 100 passed, 5 skipped in 2.00s ==='", "echo '1 failed, 3 errors'")
     done = run("bash", project / "scripts" / "test.sh", env=env)
     last = done.stdout.splitlines()[-1]
-    # ruff twice, mypy, clang-format; three plain pytest runs; two with ranks.
+    # ruff twice, mypy, clang-format, a set-up; four plain pytest runs; two with ranks.
     expected = {
-        None: "385 passed, 0 failed, 18 skipped",
-        "ruff": "383 passed, 2 failed, 18 skipped",
-        "horovodrun": "385 passed, 2 failed, 17 skipped",
+        None: "486 passed, 0 failed, 23 skipped",
+        "ruff": "484 passed, 2 failed, 23 skipped",
+        "horovodrun": "486 passed, 2 failed, 22 skipped",
     }
     if failing == "python":
         # No closing line: a stage that broke off counts as one failure. mpi4py cannot be asked for.
-        expected[failing] = "45 passed, 3 failed, 1 skipped"
+        expected[failing] = "46 passed, 4 failed, 1 skipped"
     assert re.sub(r" in \d+ s$", "", last) == expected[failing], done.stdout
     assert done.returncode == (0 if failing is None else 1)
+    assert "\n=== tests, TensorFlow 2.16\n" in done.stdout
+    if failing is None:
+        done = run("bash", project / "scripts" / "test.sh", env={**env, "SOK_LITE_OLDEST": "0"})
+        assert "385 passed, 0 failed, 18 skipped" in done.stdout.splitlines()[-1]

@@ -21,9 +21,17 @@ SOK_DEVICE void det_prefetch(const Index& index, i64 key) {
   sok_prefetch(segment.slots + (u64)det_first_line(segment, hash) * SOK_LINE);
 }
 
+// Whether no key lies in a line behind this one that could have been in it: slots fill from the
+// first of a line on and are never emptied.
+template <bool kIsWritten>
+SOK_DEVICE bool det_ends_search(const Line& line, i64 empty_key) {
+  return sok_vote<SOK_LINE>([&](int w) {
+           return w == SOK_LINE - 1 && sok_key<kIsWritten>(line, w) == empty_key;
+         }) != 0;
+}
+
 // Finds a key, which is not a reserved one, in its segment. kIsWritten: see sok_key; what is in the
-// slot is then not told. Slots fill from the first of a line on and are never emptied, so the first
-// line with an empty one ends the search.
+// slot is then not told.
 template <bool kIsWritten>
 SOK_DEVICE Found det_search(const Segment& segment, u64 hash, i64 empty_key, i64 key) {
   const u32 num_lines = (u32)segment.size;
@@ -32,18 +40,21 @@ SOK_DEVICE Found det_search(const Segment& segment, u64 hash, i64 empty_key, i64
     const Line line = sok_read_line(segment.slots + (u64)at * SOK_LINE);
     const Found found = sok_search_line<kIsWritten>(line, key);
     if (found.slot) return found;
-    if (sok_vote<SOK_LINE>(
-            [&](int w) { return w == SOK_LINE - 1 && sok_key<kIsWritten>(line, w) == empty_key; }))
-      break;
+    if (det_ends_search<kIsWritten>(line, empty_key)) break;
     if (++at == num_lines) at = 0;
   }
   return sok_nothing();
 }
 
-// Reads only the line where a key, which is not a reserved one, most likely is.
-SOK_DEVICE Found det_probe_first(const Segment& segment, u64 hash, i64 key) {
-  const u64 line = det_first_line(segment, hash);
-  return sok_search_line<false>(sok_read_line(segment.slots + line * SOK_LINE), key);
+// Reads only the line where a key, which is not a reserved one, most likely is. is_over: whether
+// the key is nowhere else.
+SOK_DEVICE Found det_probe_first(const Segment& segment, u64 hash, i64 empty_key, i64 key,
+                                 bool* is_over) {
+  const u64 at = det_first_line(segment, hash);
+  const Line line = sok_read_line(segment.slots + at * SOK_LINE);
+  const Found found = sok_search_line<false>(line, key);
+  *is_over = found.slot || det_ends_search<false>(line, empty_key);
+  return found;
 }
 
 template <bool kIsWritten>

@@ -55,7 +55,9 @@ def agree(
     """Checks once per tag that all ranks make the same call. Every rank must call it.
 
     Raises:
-      ValueError: a rank has other tables, formats, seeds or combiners; on every rank.
+      ValueError: a rank has other tables, formats, owners of keys, seeds or combiners; on every
+        rank. Of a table that is all on one rank nobody compares what new rows begin with: only that
+        rank makes any.
     """
     agreed = _agreed.setdefault(comm, set())
     if comm.size == 1 or tag in agreed:
@@ -68,11 +70,12 @@ def agree(
             "dimension": table.dim,
             "key_type": table.key_dtype.name,
             "dtype": table.row_dtype.name,
-            "seed": table.seed,
-            "initializer": repr(table.initializer),
+            "owner of keys": table.owner.name,
             "combiner": combiner,
             **table.options_of_all_ranks(),
         }
+        if table.owner.only_rank is None:
+            facts |= {"seed": table.seed, "initializer": repr(table.initializer)}
         description |= {f"{name} of table {i}": value for name, value in facts.items()}
     check_equal_on_all_ranks(comm, description, "A lookup")
     agreed.add(tag)

@@ -1,4 +1,4 @@
-"""Who owns a key, and the trip of keys, rows and gradients to that rank and back.
+"""The trip of keys, rows and gradients to that rank and back.
 
  this rank                                         the rank that owns the keys
    send_keys    -- keys of all tables together -->   recv_keys, table by table
@@ -24,15 +24,13 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.failure import SEND_KEYS, failure_known_to_all, shared_failure
 from sok_lite.engine.message import RowMessage, keys_with_headers, keys_without_headers
-from sok_lite.engine.owner import Partitioner, owner, owners
+from sok_lite.engine.owner import OwnerRule, owners
 from sok_lite.engine.segments import group
 
 __all__ = [
     "Check",
-    "Partitioner",
     "Route",
     "check_equal_on_all_ranks",
-    "owner",
     "return_rows",
     "send_grads",
     "send_keys",
@@ -136,7 +134,7 @@ def send_keys(
     keys: Array,
     sizes: Sequence[int] | np.ndarray,
     key_dtypes: Sequence[KeyDtype | str],
-    partitioner: Partitioner = "mod",
+    rules: Sequence[OwnerRule],
     tag: int = 0,
     check: Check | None = None,
 ) -> tuple[Array, Route]:
@@ -153,7 +151,7 @@ def send_keys(
         uint64 tables as bit patterns.
       sizes: (num_tables,) how many each table has; they sum to n.
       key_dtypes: key type of each table.
-      partitioner: see `owner`; the same on all ranks.
+      rules: who owns the keys of each table; the same on all ranks.
       tag: says which lookup this is, equal on all ranks; another one on another rank raises.
       check: is read with the keys; None: they may be sent.
 
@@ -161,13 +159,13 @@ def send_keys(
       (recv_keys, route): (m,) int64, table by table, `route.num_received` of each; the way back.
 
     Raises:
-      ValueError, TypeError: keys that are no such array, or a bad partitioner; what the check
-        raises. A bad partitioner and the check make this raise on all ranks.
+      ValueError, TypeError: keys that are no such array, or a rule that gives no rank; what the
+        check raises. A bad rule and the check make this raise on all ranks.
       CommunicatorError: another rank sends other tables or another tag, failed before it could
         send (`shared_failure`), or has died.
     """
     sizes = np.asarray(sizes, np.int64)
-    _check_keys(keys, sizes, key_dtypes)
+    _check_keys(keys, sizes, key_dtypes, rules)
     num_tables = len(sizes)
     if comm.size == 1 or num_tables == 0:
         if check is not None and backend.to_host(check.count).any():
@@ -178,7 +176,7 @@ def send_keys(
         return keys, Route(backend, comm, counts, counts, empty, comm.turn, comm.turn)
 
     with shared_failure(comm):
-        labels = owners(backend, keys, sizes, comm.size, key_dtypes, partitioner)
+        labels = owners(backend, keys, sizes, comm.size, key_dtypes, rules)
         # Grouped by owner, then table. Stable: keys of one owner keep their order, so runs repeat.
         labels *= np.int32(num_tables)
         if num_tables > 1:
@@ -281,11 +279,13 @@ def _trip(
 # ---- checks: before a collective, for one rank that fails alone leaves the others waiting -------
 
 
-def _check_keys(keys: Array, sizes: np.ndarray, key_dtypes: Sequence[Any]) -> None:
-    if len(sizes) != len(key_dtypes):
+def _check_keys(
+    keys: Array, sizes: np.ndarray, key_dtypes: Sequence[Any], rules: Sequence[OwnerRule]
+) -> None:
+    if not len(sizes) == len(key_dtypes) == len(rules):
         raise ValueError(
-            f"`send_keys` takes one key type per table. Received: sizes of {len(sizes)} tables, "
-            f"{len(key_dtypes)} key types."
+            f"`send_keys` takes one key type and one owner rule per table. Received: sizes of "
+            f"{len(sizes)} tables, {len(key_dtypes)} key types, {len(rules)} owner rules."
         )
     if keys.ndim != 1 or keys.dtype != np.int64:
         raise TypeError(

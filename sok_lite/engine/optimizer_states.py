@@ -1,101 +1,126 @@
-"""Which optimizer the states of a table belong to: the one that made them, as long as it lives.
+"""Which states of a table an optimizer's step works on: its own, and nobody else's.
 
-States that nobody made here, such as restored ones, are adopted by the first optimizer that they
-fit. Those of an optimizer that is gone begin anew for the next one, unless that has the same rule
-and the rule counts no steps: then it goes on, as in a program that makes its optimizer in every
-step. Two living optimizers never share a state: the second is refused, as its steps would mix with
-those of the first.
+The first step of an optimizer on a table makes states for it, or takes over free ones that fit,
+such as those of a checkpoint. Several optimizers each have theirs, also under equal names. The
+states of one that is gone go with the next step of any, with the next checkpoint at the latest.
 """
 
 import gc
-import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from sok_lite.engine.optimizers import UpdateRule
+from sok_lite.backend.publish import publish
 from sok_lite.engine.optimizers.rule import RuleStep
-from sok_lite.engine.rows.column import Column
+from sok_lite.engine.rows.state_owner import (
+    Kinds,
+    StateOwner,
+    States,
+    fitting,
+    left_behind,
+    owned,
+)
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
 
-_ROWS_AT_A_TIME = 1 << 20
 
-
-class StateOwner(NamedTuple):
-    """Whose a state is, or was.
+class Claim(NamedTuple):
+    """What a step needs of a table.
 
     Attributes:
-      optimizer: a weak reference to it.
-      rule: its update rule.
-    """
-
-    optimizer: "weakref.ref[Any]"
-    rule: type[UpdateRule]
-
-
-def check_states(table: EmbeddingTable, step: RuleStep, optimizer: Any) -> None:
-    """Raises ValueError if a state that a rule needs belongs to another optimizer.
-
-    Args:
+      store: of the table.
       step: of the rule.
-      optimizer: whose rule it is; None: nobody's in particular.
+      optimizer: whose the states are; None: nobody's, they stay free.
     """
-    store = table.store
-    for name, initial in step.states.items():
-        column = store.state(name)
-        if column is None:
-            continue
-        if _is_anothers(column, optimizer):
-            # What holds a dropped optimizer may still wait for the garbage collector: the graph of
-            # a tf.function does.
-            gc.collect()
-            if _is_anothers(column, optimizer):
-                raise ValueError(
-                    f"State {name!r} of table {table.name!r} belongs to another optimizer, "
-                    f"{_described(_owner(column))}. Received: {_described(optimizer)}. Use one "
-                    "optimizer per table: go on with the first one, or drop it and every "
-                    "tf.function that uses it, and the states begin anew."
-                )
-        store.check_state(name, initial, store.dim)
+
+    store: RowStore
+    step: RuleStep
+    optimizer: Any
 
 
-def claim_states(table: EmbeddingTable, step: RuleStep, optimizer: Any) -> None:
-    """Makes the states that a rule needs and gives them to an optimizer, after `check_states`.
+def claim_states(claims: Sequence[Claim]) -> list[States]:
+    """Returns the states that steps work on, and makes those that are missing.
 
     Raises:
-      MemoryError: there is none for a state. Those before it are the optimizer's.
+      MemoryError: there is none for the states of a table. Others may have theirs.
     """
-    rule, store = step.rule, table.store
-    for name, initial in step.states.items():
-        column = store.state(name) or store.ensure_state(name, initial)
-        owner = column.owner
-        if owner is not None:
-            its_optimizer = owner.optimizer()
-            if its_optimizer is not None and owner.rule is type(rule):
-                continue  # it is this optimizer's by now
-            if its_optimizer is None and (rule.counts_steps or owner.rule is not type(rule)):
-                _begin_anew(store, name)
-        column.owner = None if optimizer is None else StateOwner(weakref.ref(optimizer), type(rule))
+    taken: list[States | None] = []
+    for claim in claims:
+        store, step, optimizer = claim
+        groups = store.state_groups
+        states = owned(groups, optimizer)
+        if states is None or not step.states.keys() <= states.keys():
+            states = _taken_over(claim)
+        taken.append(states)
+    missing = [claim for claim, states in zip(claims, taken, strict=True) if states is None]
+    if any(_num_optimizers(claim.store) for claim in missing):
+        _collect()
+    for claim in claims:
+        _drop_left_behind(claim.store)
+    return [
+        _made(claim) if states is None else states
+        for claim, states in zip(claims, taken, strict=True)
+    ]
 
 
-def _owner(column: Column) -> Any:
-    return None if column.owner is None else column.owner.optimizer()
+def drop_left_behind(table: EmbeddingTable) -> None:
+    """Gives the memory back of states that nobody will use any more. Hold `table.lock`."""
+    if table.is_changing:
+        return  # a signal handler saves the table in the midst of what has been prepared
+    if _num_optimizers(table.store) > 1:
+        _collect()
+    _drop_left_behind(table.store)
 
 
-def _is_anothers(column: Column, optimizer: Any) -> bool:
-    owner = _owner(column)
-    return owner is not None and owner is not optimizer
+def states_of(store: RowStore, kinds: Kinds, optimizer: Any) -> States | None:
+    """Returns the states that the next step of an optimizer would work on. Nothing changes.
+
+    Args:
+      kinds: the states that it needs.
+      optimizer: None: free ones.
+
+    Returns:
+      None where that step would make some.
+    """
+    own = owned(store.state_groups, optimizer)
+    if own is None:
+        return fitting(store.state_groups, kinds) if kinds else {}
+    return own if kinds.keys() <= own.keys() else None
 
 
-def _begin_anew(store: RowStore, name: str) -> None:
-    for first in range(0, store.num_rows, _ROWS_AT_A_TIME):
-        end = min(first + _ROWS_AT_A_TIME, store.num_rows)
-        store.fill(name, store.backend.xp.arange(first, end, dtype=np.uint32))
+def _taken_over(claim: Claim) -> States | None:
+    store, _, optimizer = claim
+    states = states_of(store, _kinds(claim), optimizer)
+    if states and optimizer is not None:
+        publish(store.giving(states.values(), StateOwner.of(optimizer)))
+    return states
 
 
-def _described(optimizer: Any) -> str:
-    if optimizer is None:
-        return "an update without an optimizer"
-    name = getattr(optimizer, "name", None)
-    return type(optimizer).__name__ + (f" {name!r}" if isinstance(name, str) else "")
+def _made(claim: Claim) -> States:
+    store, kinds = claim.store, _kinds(claim)
+    # An optimizer may come to need one more: RMSprop does where its momentum is no longer 0.
+    own = owned(store.state_groups, claim.optimizer) or {}
+    owner = next((column.owner for column in own.values()), None) or StateOwner.of(claim.optimizer)
+    new = store.add_states({name: kinds[name] for name in kinds if name not in own}, owner)
+    return {**own, **{column.state: column for column in new}}
+
+
+def _kinds(claim: Claim) -> Kinds:
+    return {name: (claim.store.dim, initial) for name, initial in claim.step.states.items()}
+
+
+def _num_optimizers(store: RowStore) -> int:
+    """How many have states, as far as it is known that they are in use."""
+    owners = store.state_groups
+    return sum(owner is not None and owner.optimizer is not None for owner in owners)
+
+
+def _collect() -> None:
+    # What holds a dropped optimizer may still wait for the garbage collector: the graph of a
+    # tf.function does. It takes long, for it looks at all of Python's objects.
+    gc.collect()
+
+
+def _drop_left_behind(store: RowStore) -> None:
+    gone = left_behind(store.state_groups)
+    if gone:
+        store.drop_states(gone)

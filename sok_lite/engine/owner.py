@@ -1,61 +1,185 @@
-"""Who owns a key: one rule for lookups, loading and tools, on host and device."""
+"""Who owns a key: each table has a rule, one for lookups, loading and tools, on host and device."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.engine.dtypes import KeyDtype, key_dtype
+from sok_lite.engine.dtypes import KeyDtype, is_integer, key_dtype
 from sok_lite.engine.hashing import hash_keys
 
-# "mod", "hash", or a function (keys of the table's key type, size) -> owners in [0, size).
-Partitioner = str | Callable[[Array, int], Array]
+
+class OwnerRule(ABC):
+    """Says which rank owns each key of a table: the same on every rank, backend and machine.
+
+    A rule is a value: it never changes, and equal rules give equal owners.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What ranks compare: rules that differ have other names."""
+
+    @property
+    def only_rank(self) -> int | None:
+        """The rank that owns all keys, whatever they are; None: there is none in particular."""
+        return None
+
+    @abstractmethod
+    def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
+        """Returns the rank that owns each key.
+
+        Args:
+          keys: (n,) int64; those of uint64 tables as their bit pattern.
+          size: number of ranks.
+          kind: key type of the table.
+          xp: NumPy, or CuPy if the keys are its own.
+
+        Returns:
+          (n,) int32, each in [0, size), new memory.
+
+        Raises:
+          ValueError: the rule has no owner among so many ranks.
+        """
+
+    def reading(self, kind: KeyDtype | str) -> str:
+        """Returns the key type as which keys of a type are taken: tables with the same one and the
+        same rule are told their owners together."""
+        return kind if isinstance(kind, str) else kind.name
 
 
-def owner(
-    keys: Array,
-    size: int,
-    kind: KeyDtype | str = "int64",
-    partitioner: Partitioner = "mod",
-    xp: Any = np,
-) -> Array:
-    """Returns the rank that stores each key; the same on every rank, backend and machine.
+@dataclass(frozen=True)
+class KeyModRanks(OwnerRule):
+    """key mod ranks, never negative; uint64 keys are divided as unsigned numbers."""
 
-    "mod" is key mod size, never negative; uint64 keys are divided as unsigned numbers. "hash"
-    spreads keys that "mod" would crowd on one rank: with h the 64-bit hash of the key
-    (kernels/hash.cuh), ((h >> 32) * size) >> 32. It looks at the high half of h, the tables' slots
-    at the low bits, so a rank's keys still spread over its slots.
+    @property
+    def name(self) -> str:
+        return "key mod ranks"
 
-    Args:
-      keys: (n,) int64; those of uint64 tables as their bit pattern.
-      size: number of ranks.
-      kind: key type of the table.
-      partitioner: "mod", "hash" or a function (keys in the table's key type, size) -> owners.
-      xp: NumPy, or CuPy if the keys are its own.
+    def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
+        if size & (size - 1) == 0:
+            # The low bits are the floor mod of signed and unsigned numbers alike, without a
+            # division.
+            return (keys & np.int64(size - 1)).astype(np.int32)
+        if self.reading(kind) == "uint64":
+            return (keys.view(np.uint64) % np.uint64(size)).astype(np.int32)
+        return (keys % np.int64(size)).astype(np.int32)  # of the sign of size: -1 mod 3 is 2
 
-    Returns:
-      (n,) int32, each in [0, size).
+    def reading(self, kind: KeyDtype | str) -> str:
+        return "uint64" if super().reading(kind) == "uint64" else "int64"
+
+
+@dataclass(frozen=True)
+class HashOfKey(OwnerRule):
+    """Spreads keys that `KeyModRanks` would crowd on one rank.
+
+    With h the 64-bit hash of the key (kernels/hash.cuh) it is ((h >> 32) * ranks) >> 32. That looks
+    at the high half of h, the tables' slots at the low bits, so a rank's keys still spread over its
+    slots.
+    """
+
+    @property
+    def name(self) -> str:
+        return "hash of key"
+
+    def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
+        high = hash_keys(keys) >> np.uint64(32)
+        return ((high * np.uint64(size)) >> np.uint64(32)).astype(np.int32)
+
+    def reading(self, kind: KeyDtype | str) -> str:
+        return "int64"  # the hash is one of bits
+
+
+@dataclass(frozen=True)
+class OneRank(OwnerRule):
+    """One rank owns all keys.
+
+    Attributes:
+      rank: its number, from 0 on. Whether there is such a rank is known where the ranks are.
+    """
+
+    rank: int
+
+    def __post_init__(self) -> None:
+        if not is_integer(self.rank) or self.rank < 0:
+            raise ValueError(
+                "The rank that owns all keys must be an integer from 0 on. "
+                f"Received: rank={self.rank!r}."
+            )
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank}"
+
+    @property
+    def only_rank(self) -> int:
+        return self.rank
+
+    def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
+        return xp.full(keys.shape, _checked_rank(self, size), np.int32)
+
+
+@dataclass(frozen=True)
+class FunctionOfKeys(OwnerRule):
+    """What a function says.
+
+    Attributes:
+      label: names it: ranks cannot compare functions. Give others other labels.
+      function: (keys in the table's key type, number of ranks) -> (n,) integers, the owners in
+        [0, ranks); of NumPy or CuPy as the keys are. It must say the same of a key on every rank,
+        in whatever company, and it is hashable.
+    """
+
+    label: str
+    function: Callable[[Array, int], Array]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(
+                "The owner of a key may be a function (keys, ranks) -> owners. "
+                f"Received: {self.function!r}."
+            )
+
+    @property
+    def name(self) -> str:
+        return f"function {self.label!r}"
+
+    def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
+        kind = key_dtype(kind) if isinstance(kind, str) else kind
+        owners = xp.asarray(self.function(kind.from_int64(xp, keys), size))
+        if owners.shape != keys.shape or owners.dtype.kind not in "iu":
+            raise ValueError(
+                f"The {self.name} must return one integer per key, the rank that owns it, shape "
+                f"{keys.shape}. Received: {owners.dtype} of shape {owners.shape}."
+            )
+        if bool(((owners < 0) | (owners >= size)).any()):  # on a GPU this waits
+            raise ValueError(
+                f"The {self.name} must return ranks, 0 to {size - 1}. "
+                f"Received: {int(owners.min())} to {int(owners.max())}."
+            )
+        return owners.astype(np.int32)
+
+
+MOD = KeyModRanks()
+HASH = HashOfKey()
+
+
+def _checked_rank(rule: OwnerRule, size: int) -> int:
+    """Returns the rank that owns all keys of a table, 0 where there is none in particular.
 
     Raises:
-      ValueError: unknown partitioner, or one that returns other than n ranks.
+      ValueError: there are not so many ranks.
     """
-    kind = key_dtype(kind) if isinstance(kind, str) else kind
-    if callable(partitioner):
-        return _owners_of_function(xp, keys, size, kind, partitioner)
-    if partitioner == "hash":
-        return _owners_by_hash(keys, size).astype(np.int32)
-    if partitioner != "mod":
+    rank = rule.only_rank or 0
+    if rank >= size:
         raise ValueError(
-            "`partitioner` must be 'mod', 'hash' or a function (keys, size) -> owners. "
-            f"Received: {partitioner!r}."
+            f"The rank that owns all keys of a table must be one of {size}, 0 to {size - 1}. "
+            f"Received: {rank}."
         )
-    if size & (size - 1) == 0:
-        # The low bits are the floor mod of signed and unsigned numbers alike, without a division.
-        return (keys & np.int64(size - 1)).astype(np.int32)
-    if kind.name == "uint64":
-        return (keys.view(np.uint64) % np.uint64(size)).astype(np.int32)
-    return (keys % np.int64(size)).astype(np.int32)  # of the sign of size: -1 mod 3 is 2
+    return rank
 
 
 def owners(
@@ -64,9 +188,12 @@ def owners(
     sizes: np.ndarray,
     size: int,
     kinds: Sequence[KeyDtype | str],
-    partitioner: Partitioner = "mod",
+    rules: Sequence[OwnerRule],
 ) -> Array:
-    """Returns what `owner` does for keys of several tables, in one go for each kind of key.
+    """Returns what the rules of several tables say of their keys, each rule in one go.
+
+    The number of array operations depends on how many rules differ, not on the number of tables;
+    tables on one rank add none.
 
     Args:
       backend: where the keys are.
@@ -74,48 +201,27 @@ def owners(
       sizes: (num_tables,) how many each table has.
       size: number of ranks.
       kinds: key type of each table.
-      partitioner: as of `owner`.
+      rules: of each table.
 
     Returns:
       (n,) int32, new memory.
 
     Raises:
-      ValueError: as of `owner`.
+      ValueError: as of `OwnerRule.owners`.
     """
-    names = [kind if isinstance(kind, str) else kind.name for kind in kinds]
-    if not callable(partitioner):  # int32 keys are int64 keys then
-        names = ["uint64" if name == "uint64" else "int64" for name in names]
-    different = list(dict.fromkeys(names))
-    if len(different) == 1:
-        return owner(keys, size, different[0], partitioner, backend.xp)
-    result = backend.xp.empty(keys.size, np.int32)
-    for name in different:
-        is_such = np.repeat([each == name for each in names], sizes)
-        at = backend.from_host(np.flatnonzero(is_such))
-        result[at] = owner(backend.xp.take(keys, at), size, name, partitioner, backend.xp)
+    ranks = [_checked_rank(rule, size) for rule in rules]
+    asked = [
+        None if rule.only_rank is not None else (rule, rule.reading(kind))
+        for rule, kind in zip(rules, kinds, strict=True)
+    ]
+    different = list(dict.fromkeys(asked))
+    if len(different) == 1 and different[0] is not None:
+        rule, kind = different[0]
+        return rule.owners(keys, size, kind, backend.xp)
+    result = backend.from_host(np.repeat(np.array(ranks, np.int32), sizes))
+    for each in different:
+        if each is not None:
+            rule, kind = each
+            at = backend.from_host(np.flatnonzero(np.repeat([a == each for a in asked], sizes)))
+            result[at] = rule.owners(backend.xp.take(keys, at), size, kind, backend.xp)
     return result
-
-
-def _owners_by_hash(keys: Array, size: int) -> Array:
-    return ((hash_keys(keys) >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32)
-
-
-def _owners_of_function(
-    xp: Any,
-    keys: Array,
-    size: int,
-    kind: KeyDtype,
-    partitioner: Callable[[Array, int], Array],
-) -> Array:
-    owners = xp.asarray(partitioner(kind.from_int64(xp, keys), size))
-    if owners.shape != keys.shape or owners.dtype.kind not in "iu":
-        raise ValueError(
-            f"`partitioner` must return one integer per key, shape {keys.shape}. "
-            f"Received: {owners.dtype} of shape {owners.shape}."
-        )
-    if owners.size and (int(owners.min()) < 0 or int(owners.max()) >= size):
-        raise ValueError(
-            f"`partitioner` must return ranks, 0 to {size - 1}. "
-            f"Received: {int(owners.min())} to {int(owners.max())}."
-        )
-    return owners.astype(np.int32)

@@ -57,6 +57,7 @@ def send(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> SentKe
         distinct.keys,
         distinct.sizes,
         [table.key_dtype for table in batch.tables],
+        [table.owner for table in batch.tables],
         tag=tag,
         check=Check(wrong, batch.check_splits),
     )

@@ -15,7 +15,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part, joined_launches
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.optimizer_states import check_states, claim_states
+from sok_lite.engine.optimizer_states import Claim, claim_states
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.optimizers.rule import (
     RuleStep,
@@ -25,6 +25,7 @@ from sok_lite.engine.optimizers.rule import (
     rule_step,
     updating,
 )
+from sok_lite.engine.rows.state_owner import States
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import Terms, cut, dedup, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
@@ -40,7 +41,7 @@ class Update(NamedTuple):
       rule: its update rule.
       keys: (n,) integers; keys without a row are skipped.
       grads: (n, dim) float32; those of a repeated key are summed.
-      optimizer: whose the states are; None: nobody's in particular.
+      optimizer: whose the states are; None: nobody's, the next optimizer may take them over.
       of_gradient: a promise that the keys are all those of a `lookup.Gradients` of a table with
         this key type: int64, and none repeats.
     """
@@ -99,6 +100,16 @@ def apply_updates(
     )
 
 
+def make_states(tables: Sequence[EmbeddingTable], rule: UpdateRule, optimizer: Any) -> None:
+    """Makes the states that a rule needs, before the first update, and gives them to an optimizer.
+
+    Raises:
+      MemoryError: there is none for the states of a table. Others may have theirs.
+    """
+    step = rule_step(rule, 0.0, 1)
+    holding(tables, lambda: claim_states([Claim(table.store, step, optimizer) for table in tables]))
+
+
 def _apply(
     updates: Sequence[Update],
     learning_rate: float,
@@ -114,19 +125,21 @@ def _apply(
     rules = {id(update.rule): update.rule for update in merged}
     steps = {key: rule_step(rule, learning_rate, step) for key, rule in rules.items()}
     taken = [steps[id(update.rule)] for update in merged]
-    for update, its_step in zip(merged, taken, strict=True):
-        check_states(update.table, its_step, update.optimizer)
     if not merged:
         return
     ready = _ready(merged)
     if on_nonfinite == "error":
         _raise_if_nonfinite(ready)
-    for update, its_step in zip(merged, taken, strict=True):
-        claim_states(update.table, its_step, update.optimizer)
+    states = claim_states(
+        [
+            Claim(update.table.store, its_step, update.optimizer)
+            for update, its_step in zip(merged, taken, strict=True)
+        ]
+    )
     if not check_only:
         if num_nonfinite is None:
             num_nonfinite = merged[0].table.backend.xp.zeros(1, np.int64)
-        publish(_launches(ready, taken, num_nonfinite, stochastic_rounding), along)
+        publish(_launches(ready, states, taken, num_nonfinite, stochastic_rounding), along)
 
 
 class _Ready(NamedTuple):
@@ -141,6 +154,7 @@ class _Ready(NamedTuple):
 
 def _launches(
     ready: Sequence[_Ready],
+    states: Sequence[States],
     steps: Sequence[RuleStep],
     num_nonfinite: Array,
     stochastic_rounding: bool,
@@ -148,10 +162,11 @@ def _launches(
     """Returns a launch for each kernel."""
     parts: list[tuple[Backend, str, Part]] = []
     rounding = None
-    for (table, keys, rows, grads), step in zip(ready, steps, strict=True):
+    for (table, keys, rows, grads), its_states, step in zip(ready, states, steps, strict=True):
         if stochastic_rounding:
             rounding = StochasticRounding(keys, table._table_seed)
-        kernel, part = updating(table.store, step, rows, grads, num_nonfinite, rounding)
+        store = table.store
+        kernel, part = updating(store, its_states, step, rows, grads, num_nonfinite, rounding)
         parts.append((table.backend, kernel, part))
     return joined_launches(parts)
 
@@ -168,10 +183,11 @@ def _merged(updates: Sequence[Update]) -> list[Update]:
     for first, *others in by_table.values():
         if others:
             for other in others:
-                if other.rule != first.rule:
+                if other.rule != first.rule or other.optimizer is not first.optimizer:
                     raise ValueError(
                         f"Table {first.table.name!r} comes with two update rules in one step: "
-                        f"{first.rule} and {other.rule}. Use one optimizer per table."
+                        f"{first.rule} and {other.rule}, or of two optimizers. Take one step after "
+                        "the other."
                     )
             xp = first.table.backend.xp
             first = first._replace(

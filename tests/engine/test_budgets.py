@@ -18,6 +18,7 @@ from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update import Update, apply_updates
 from tests.call_counts import Counts, can_count, counts_of, counts_of_ranks
+from tests.exchange_facts import OWNERS, rule_of
 from tests.support.simt.backend import is_simulated
 
 ADAM = (Adam(),)
@@ -45,10 +46,11 @@ def small_far_chunks(backend, monkeypatch):
 
 
 class Job:
-    """Calls over `num_tables` tables, of some kinds in turn."""
+    """Calls over `num_tables` tables, of some kinds and owners in turn."""
 
-    def __init__(self, backend, num_tables, kinds, comm=None):
+    def __init__(self, backend, num_tables, kinds, comm=None, owners=("mod",)):
         self.backend, self.comm = backend, comm or SingleCommunicator()
+        self.rules = [rule_of(name, self.comm.size) for name in owners]
         self.tables = [self._table(i, **KINDS[kinds[i % len(kinds)]]) for i in range(num_tables)]
         self.weights = None
         self.number = self.next = 0
@@ -62,6 +64,7 @@ class Job:
     def _table(self, number, var_type, **options):
         initializer = Initializer("uniform", -1, 1)
         options |= {"name": f"t{number}", "initializer": initializer}
+        options["owner"] = self.rules[number % len(self.rules)]
         return make_table(var_type, self.backend, (4, 3, 8)[number % 3], **options)
 
     def array(self, values):
@@ -252,6 +255,7 @@ class BudgetOfRanks(NamedTuple):
     Attributes:
       call, on_cpu, launches, operations, waits, tables: as of `Budget`.
       collectives: of each rank.
+      owners: of its tables.
     """
 
     call: Callable
@@ -261,10 +265,20 @@ class BudgetOfRanks(NamedTuple):
     waits: int
     collectives: int
     tables: tuple[int, ...] = (1, 26, 300)
+    owners: tuple[str, ...] = ("mod",)
 
 
 BUDGETS_OF_RANKS = {
     "forward, known": BudgetOfRanks(known, 20, 18, 32, 8, 2),
+    # Where rules differ, the keys of each but tables on one rank are taken and their owners put
+    # back: two array operations a rank. Whether a function gave ranks is one wait.
+    "forward, known, some on one rank": BudgetOfRanks(
+        known, 20, 18, 36, 8, 2, owners=("mod", "rank 0", "last rank")
+    ),
+    "forward, known, each on one rank": BudgetOfRanks(
+        known, 20, 18, 28, 8, 2, _FEW, ("rank 0", "last rank")
+    ),
+    "forward, known, all owners": BudgetOfRanks(known, 20, 18, 86, 10, 2, owners=tuple(OWNERS)),
     "forward, new": BudgetOfRanks(new, 34, 32, 33, 10, 2, _FEW),
     "backward": BudgetOfRanks(backward, 22, 18, 24, 4, 1, _FEW),
 }
@@ -281,7 +295,7 @@ def test_a_call_of_two_ranks_asks_for_no_more_than_its_budget(backend, name, num
     budget = BUDGETS_OF_RANKS[name]
 
     def prepare(comm):
-        job = Job(backend, num_tables, ALL, comm)
+        job = Job(backend, num_tables, ALL, comm, budget.owners)
         for _ in range(3):
             budget.call(job)()
         return budget.call(job)

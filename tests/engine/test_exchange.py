@@ -13,13 +13,20 @@ from sok_lite.comm.threads import ThreadsCommunicator
 from sok_lite.engine.exchange import (
     Route,
     check_equal_on_all_ranks,
-    owner,
     return_rows,
     send_grads,
     send_keys,
 )
-from sok_lite.engine.owner import owners
-from tests.exchange_facts import EDGE_KEYS, FACTS, python_owner, send
+from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, owners
+from tests.exchange_facts import (
+    EDGE_KEYS,
+    FACTS,
+    OWNERS,
+    python_hash,
+    python_owner,
+    rule_of,
+    send,
+)
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -38,24 +45,16 @@ def test_round_trip(fact, size, backend):
 def test_owner_is_the_floor_mod(backend, size, key_type):
     rng = np.random.default_rng(size)
     keys = np.array([*EDGE_KEYS, *rng.integers(-(2**63), 2**63 - 1, 1000)], np.int64)
-    owners = backend.to_host(owner(backend.from_host(keys), size, key_type))
+    owners = backend.to_host(MOD.owners(backend.from_host(keys), size, key_type, backend.xp))
     assert owners.dtype == np.int32
     assert owners.tolist() == [python_owner(int(key), size, key_type) for key in keys]
 
 
 def test_owner_of_no_keys(backend):
-    for partitioner in ("mod", "hash"):
-        assert owner(backend.xp.zeros(0, np.int64), 3, "int64", partitioner).shape == (0,)
-
-
-def python_hash(key):
-    """MurmurHash3's finaliser in unbounded integers."""
-    h = key % 2**64
-    h ^= h >> 33
-    h = h * 0xFF51AFD7ED558CCD % 2**64
-    h ^= h >> 33
-    h = h * 0xC4CEB9FE1A85EC53 % 2**64
-    return h ^ (h >> 33)
+    for name in OWNERS:
+        none = rule_of(name, 3).owners(backend.xp.zeros(0, np.int64), 3, "int64", backend.xp)
+        assert none.shape == (0,)
+        assert none.dtype == np.int32
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -64,14 +63,14 @@ def test_hash_owner_scales_the_high_half_of_the_hash(backend, size):
     keys = np.array([*EDGE_KEYS, *rng.integers(-(2**63), 2**63 - 1, 1000)], np.int64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        owners = backend.to_host(owner(backend.from_host(keys), size, "int64", "hash"))
+        owners = backend.to_host(HASH.owners(backend.from_host(keys), size))
     assert owners.tolist() == [(python_hash(int(key)) >> 32) * size >> 32 for key in keys]
 
 
 def test_hash_spreads_keys_that_mod_would_crowd(backend):
     keys = backend.from_host(np.arange(0, 4 * 10_000, 4, dtype=np.int64))
-    assert not backend.to_host(owner(keys, 4)).any()
-    counts = np.bincount(backend.to_host(owner(keys, 4, "int64", "hash")), minlength=4)
+    assert not backend.to_host(MOD.owners(keys, 4)).any()
+    counts = np.bincount(backend.to_host(HASH.owners(keys, 4)), minlength=4)
     assert (np.abs(counts - 2500) < 250).all()  # 5 standard deviations of a fair choice
 
 
@@ -84,38 +83,61 @@ def test_hash_spreads_keys_that_mod_would_crowd(backend):
         (lambda keys, size: keys / 7.0, "one integer per key.*float64"),
     ],
 )
-def test_a_bad_partitioner_is_named(result, message):
-    with pytest.raises(ValueError, match=message):
-        owner(np.arange(3), 2, "int64", result)
+def test_a_bad_function_is_named(result, message):
+    with pytest.raises(ValueError, match=f"function 'halves' must return .*{message}"):
+        FunctionOfKeys("halves", result).owners(np.arange(3), 2)
 
 
-def by_remainder(keys, size):
-    return keys.astype(np.uint64) % np.uint64(size)
-
-
-@pytest.mark.parametrize("partitioner", ["mod", "hash", by_remainder])
+@pytest.mark.parametrize("names", [["mod"], ["hash"], ["by tens"], OWNERS, OWNERS[2:4]])
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_owners_of_several_tables_are_those_of_each(backend, size, partitioner):
+def test_owners_of_several_tables_are_those_of_each(backend, size, names):
     rng = np.random.default_rng(size)
-    kinds = ["int64", "uint64", "int32", "uint64", "int64"]
-    sizes = np.array([33, 200, 40, 0, 1])
+    kinds = ["int64", "uint64", "int32", "uint64", "int64"] * 3
+    sizes = np.array([33, 200, 40, 0, 1, 5, 0, 7] * 2)[:15]
+    names = (names * 15)[:15]
     tables = [
         rng.integers(-(2**31) if kind == "int32" else -(2**63), 2**31, n)
         for kind, n in zip(kinds, sizes, strict=True)
     ]
     keys = backend.from_host(np.concatenate(tables))
-    for kind in (kinds, ["uint64"] * 5):
-        found = backend.to_host(owners(backend, keys, sizes, size, kind, partitioner))
-        expected = [
-            owner(table, size, name, partitioner) for table, name in zip(tables, kind, strict=True)
-        ]
+    rules = [rule_of(name, size) for name in names]
+    for kind in (kinds, ["uint64"] * 15):
+        found = backend.to_host(owners(backend, keys, sizes, size, kind, rules))
         assert found.dtype == np.int32
-        np.testing.assert_array_equal(found, np.concatenate(expected))
+        assert found.tolist() == [
+            python_owner(int(key), size, key_type, name)
+            for table, key_type, name in zip(tables, kind, names, strict=True)
+            for key in table
+        ]
 
 
-def test_an_unknown_partitioner_is_named():
-    with pytest.raises(ValueError, match="'mod', 'hash' or a function.*'range'"):
-        owner(np.arange(3), 2, "int64", "range")
+def test_a_function_is_asked_once_for_all_tables_of_a_key_type():
+    asked = []
+
+    def zero(keys, size):
+        asked.append((keys.dtype.name, keys.tolist()))
+        return keys * 0
+
+    rule = FunctionOfKeys("zero", zero)
+    kinds, rules = ["int64", "uint64", "int64", "int64"], [rule, rule, OneRank(1), rule]
+    found = owners(get_backend("cpu"), np.arange(8), np.array([2, 2, 2, 2]), 2, kinds, rules)
+    assert found.tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
+    assert asked == [("int64", [0, 1, 6, 7]), ("uint64", [2, 3])]
+
+
+def test_rules_are_values():
+    assert OneRank(2) == OneRank(2) != OneRank(1)
+    assert len({HASH, MOD, OneRank(0), OneRank(1), OneRank(1)}) == 4
+    with pytest.raises(AttributeError):
+        OneRank(2).rank = 1
+    assert [rule.name for rule in (MOD, HASH, OneRank(2), FunctionOfKeys("f", max))] == [
+        *("key mod ranks", "hash of key", "rank 2", "function 'f'")
+    ]
+    for rank in (-1, 1.0, None):
+        with pytest.raises(ValueError, match=f"integer from 0 on. Received: rank={rank}"):
+            OneRank(rank)
+    with pytest.raises(TypeError, match="a function .*Received: 'range'"):
+        FunctionOfKeys("range", "range")
 
 
 # ---- trips --------------------------------------------------------------------------------------
@@ -130,15 +152,16 @@ def test_an_unknown_partitioner_is_named():
         max_size=4,
     ),
     key_type=st.sampled_from(["int64", "uint64"]),
-    partitioner=st.sampled_from(["mod", "hash"]),
+    names=st.lists(st.sampled_from(OWNERS), min_size=2, max_size=2),
 )
-def test_every_rank_gets_the_row_of_each_of_its_keys(size, keys, key_type, partitioner):
+def test_every_rank_gets_the_row_of_each_of_its_keys(size, keys, key_type, names):
     """keys[rank][table] are any int64; a row is its key's bits, so a wrong row cannot hide."""
     backend = get_backend("cpu")
 
     def program(comm):
         mine = [np.array(table, np.int64) for table in keys[comm.rank]]
-        received, route = send(backend, comm, mine, [key_type] * 2, partitioner)
+        rules = [rule_of(name, size) for name in names]
+        received, route = send(backend, comm, mine, [key_type] * 2, rules)
         route = Route.unpack(route.pack(), backend, comm)
         rows = return_rows(route, [k.reshape(-1, 1).view(np.float32) for k in received])
         for got, wanted in zip(rows, mine, strict=True):
@@ -188,7 +211,7 @@ def test_one_rank_copies_nothing_and_sends_nothing(monkeypatch):
     comm, backend = SingleCommunicator(), get_backend("cpu")
     monkeypatch.setattr(comm, "alltoallv", None)
     keys, rows = np.arange(3), np.zeros((3, 2), np.float32)
-    recv_keys, route = send_keys(backend, comm, keys, [3], ["int64"])
+    recv_keys, route = send_keys(backend, comm, keys, [3], ["int64"], [MOD])
     assert recv_keys is keys
     assert return_rows(route, [rows])[0] is rows
     assert send_grads(route, [rows])[0] is rows
@@ -214,14 +237,14 @@ def test_inputs_that_do_not_fit_raise_before_anything_is_sent(size):
         keys = np.arange(4, dtype=np.int64)
         if comm.rank == 0:
             with pytest.raises(TypeError, match=r"shape \(4,\), dtype int32"):
-                send_keys(backend, comm, keys.astype(np.int32), [4], ["int64"])
+                send_keys(backend, comm, keys.astype(np.int32), [4], ["int64"], [MOD])
             with pytest.raises(TypeError, match=r"shape \(2, 2\), dtype int64"):
-                send_keys(backend, comm, keys.reshape(2, 2), [4], ["int64"])
+                send_keys(backend, comm, keys.reshape(2, 2), [4], ["int64"], [MOD])
             with pytest.raises(ValueError, match="sizes of 1 tables, 2 key types"):
-                send_keys(backend, comm, keys, [4], ["int64"] * 2)
+                send_keys(backend, comm, keys, [4], ["int64"] * 2, [MOD])
             for sizes in ([1, 2], [5, -1]):
                 with pytest.raises(ValueError, match="how many of the 4 keys each table has"):
-                    send_keys(backend, comm, keys, sizes, ["int64"] * 2)
+                    send_keys(backend, comm, keys, sizes, ["int64"] * 2, [MOD] * 2)
         recv_keys, route = send(backend, comm, [keys], ["int64"])
         rows = np.zeros((len(recv_keys[0]), 2), np.float32)
         if comm.rank == 0:
@@ -298,14 +321,26 @@ def test_ranks_with_rows_of_other_formats_raise_on_all_ranks(trip, mine, theirs)
     run_ranks(2, program)
 
 
-def test_a_partitioner_that_fails_on_one_rank_fails_on_all():
+def test_a_function_that_fails_on_one_rank_fails_on_all():
     def program(comm):
-        def partitioner(keys, size):
+        def shifted(keys, size):
             return keys % size + comm.rank * 5
 
         error, text = (ValueError, "return ranks") if comm.rank else (CommunicatorError, "Rank 1")
         with pytest.raises(error, match=text):
-            send(get_backend("cpu"), comm, [np.arange(4)], ["int64"], partitioner)
+            rule = FunctionOfKeys("shifted", shifted)
+            send(get_backend("cpu"), comm, [np.arange(4)], ["int64"], [rule])
+        send(get_backend("cpu"), comm, [np.arange(4)], ["int64"])
+
+    run_ranks(2, program)
+
+
+def test_a_table_on_a_rank_that_there_is_not_is_refused_on_all_ranks():
+    def program(comm):
+        rule = OneRank(comm.rank + 1)  # there is no rank 2
+        error = ValueError if comm.rank else CommunicatorError
+        with pytest.raises(error, match="one of 2, 0 to 1. Received: 2"):
+            send(get_backend("cpu"), comm, [np.arange(4)] * 2, ["int64"] * 2, [MOD, rule])
         send(get_backend("cpu"), comm, [np.arange(4)], ["int64"])
 
     run_ranks(2, program)

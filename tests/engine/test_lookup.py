@@ -13,6 +13,7 @@ from sok_lite.engine.batch import Part, batch_of, row_splits_of
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import keys_without_headers
+from sok_lite.engine.owner import FunctionOfKeys
 from sok_lite.engine.table import make_table
 from tests.engine.helpers import first_row, new_table
 from tests.step_oracle import flat, key_gradients, outputs, random_ragged
@@ -419,14 +420,15 @@ def test_a_failure_where_the_keys_arrive_is_known_to_all_ranks(monkeypatch):
 
 def test_an_error_of_any_kind_before_the_keys_are_sent_is_known_to_all_ranks():
     def program(comm):
-        def partitioner(keys, size):
+        def owners(keys, size):
             if comm.rank == 1:
                 raise KeyError("no such rank")
             return keys % size
 
         expected = KeyError if comm.rank == 1 else CommunicatorError
         with pytest.raises(expected, match="no such rank"):
-            exchange.send_keys(get_backend("cpu"), comm, np.arange(4), [4], ["int64"], partitioner)
+            rules = [FunctionOfKeys("failing", owners)]
+            exchange.send_keys(get_backend("cpu"), comm, np.arange(4), [4], ["int64"], rules)
 
     run_ranks(2, program)
 

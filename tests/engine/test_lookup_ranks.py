@@ -13,11 +13,16 @@ from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, run_ranks
 from sok_lite.comm.threads import ThreadsCommunicator
 from sok_lite.engine import lookup
+from sok_lite.engine.agreement import agree
 from sok_lite.engine.batch import Part, batch_of
+from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import Adam
+from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank
 from sok_lite.engine.sent_keys import pack_sent, send, unpack_sent
+from sok_lite.engine.table import make_table
 from sok_lite.engine.update import Update, apply_updates
 from tests.engine.helpers import new_table, on
+from tests.exchange_facts import BY_TENS, OWNERS, python_owner, rule_of
 from tests.step_oracle import flat
 
 KINDS = {"hbm": {}, "hybrid": {"init_capacity": 64, "max_capacity": 1 << 16}}
@@ -41,9 +46,11 @@ class TableCase(NamedTuple):
     ragged: list
     weights: list | None
     scale: int
+    owner: str
 
-    def table(self, backend, number):
+    def table(self, backend, number, size):
         options = {"dtype": self.dtype, "key_type": self.key_type, "name": f"table {number}"}
+        options["owner"] = rule_of(self.owner, size)
         return new_table(backend, self.dim, self.kind, **options, **KINDS[self.kind])
 
     def part(self, backend, table, rows):
@@ -63,7 +70,7 @@ def steps(backend, comm, cases, cuts, tables=None, ahead=False):
     Args:
       ahead: whether the keys of both are sent before the first, once.
     """
-    tables = tables or [case.table(backend, i) for i, case in enumerate(cases)]
+    tables = tables or [case.table(backend, i, comm.size) for i, case in enumerate(cases)]
     shares = [
         slice(*(len(case.ragged) * cut // 8 for cut in cuts[comm.rank : comm.rank + 2]))
         for case in cases
@@ -92,6 +99,9 @@ def steps(backend, comm, cases, cuts, tables=None, ahead=False):
         apply_updates(updates, 0.1, step)
         told += [*outputs, *(g.weight_grads for g in gradients if g.weight_grads is not None)]
     entries = [[backend.to_host(each) for each in table.export()] for table in tables]
+    for case, (keys, _) in zip(cases, entries, strict=True):
+        for key in keys.tolist():
+            assert python_owner(key, comm.size, case.key_type, case.owner) == comm.rank
     return [backend.to_host(each) for each in told], entries
 
 
@@ -133,6 +143,7 @@ def table_cases(draw):
         ragged,
         weights,
         draw(st.integers(1, 16)),
+        draw(st.sampled_from(OWNERS)),
     )
 
 
@@ -146,7 +157,7 @@ def table_cases(draw):
 def test_results_do_not_depend_on_the_number_of_ranks(cases, inner, ahead):
     backend = get_backend("cpu")
     expected = together(run_ranks(1, lambda comm: steps(backend, comm, cases, [0, 8])))
-    for cuts in ([0, inner[1], 8], [0, *inner, 8]):
+    for cuts in ([0, inner[1], 8], [0, *inner[:2], 8], [0, *inner, 8]):
         size = len(cuts) - 1
         found = together(
             run_ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c, ahead=ahead))
@@ -157,7 +168,7 @@ def test_results_do_not_depend_on_the_number_of_ranks(cases, inner, ahead):
 
 
 def mixed_cases(number):
-    """Tables of all kinds, formats, key types and combiners, of 12 rows each."""
+    """Tables of all kinds, formats, key types, combiners and owners, of 12 rows each."""
     rng = np.random.default_rng(number)
     cases = []
     for i in range(number):
@@ -166,13 +177,13 @@ def mixed_cases(number):
         weights = [[0.5] * 4 for _ in range(12)] if i % 4 < 3 else None
         kind, dim = list(KINDS)[i % 2], (4, 3, 8, 1, 33)[i % 5]
         formats = (kind, dim, DTYPES[i // 2 % 3], list(POOLS)[i % 3], COMBINERS[i % 3])
-        cases.append(TableCase(*formats, ragged, weights, 3))
+        cases.append(TableCase(*formats, ragged, weights, 3, OWNERS[i // 2 % 5]))
     return cases
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["at once", "prefetched"])
 def test_the_ranks_do_not_show_on_any_backend(backend, ahead):
-    cases = mixed_cases(7)
+    cases = mixed_cases(11)
     expected = together(run_ranks(1, lambda comm: steps(backend, comm, cases, [0, 8])))
     for cuts in ([0, 8, 8], [0, 3, 3, 5, 8]):  # one rank, and one of four, is idle
         size = len(cuts) - 1
@@ -217,6 +228,75 @@ def test_wrong_splits_of_one_rank_fail_the_lookup_on_all_ranks(backend, number, 
         assert sum(table.size for table in tables) == 4 - 2 * comm.rank
 
     run_ranks(2, program)
+
+
+def test_owner_rules_that_differ_raise_on_all_ranks():
+    backend, ones = get_backend("cpu"), make_initializer("ones", 4)
+
+    def table(rule):
+        return make_table("hbm", backend, 4, initializer=ones, owner=rule)
+
+    def program(comm):
+        rules = [MOD, HASH, OneRank(0), OneRank(1), FunctionOfKeys("f", max), BY_TENS]
+        others = rules[2:] + rules[:2]
+        for i, (rule, other) in enumerate(zip(rules, others, strict=True)):
+            tables = [table(MOD), table(other if comm.rank == 2 else rule)]
+            with pytest.raises(ValueError) as caught:
+                agree(comm, i, tables, ["sum", "sum"])
+            assert str(caught.value).splitlines()[0] == (
+                "A lookup must be the same on all ranks. Received: owner of keys of table 1 is "
+                f"{rule.name!r} on rank 0 and {other.name!r} on rank 2."
+            )
+        # Functions cannot be compared: equal labels are taken at their word.
+        agree(comm, 9, [table(FunctionOfKeys("f", min if comm.rank else max))], ["sum"])
+
+    run_ranks(3, program)
+
+
+@pytest.mark.parametrize("what", ["seed", "initializer"])
+def test_what_rows_begin_with_is_compared_where_several_ranks_draw(what):
+    backend = get_backend("cpu")
+
+    def program(comm):
+        seed = 3 + (comm.rank if what == "seed" else 0)
+        initializer = "ones" if comm.rank == 1 and what == "initializer" else "uniform"
+        begins = {"initializer": make_initializer(initializer, 4), "seed": seed}
+        for i, rule in enumerate([OneRank(0), OneRank(1)]):
+            agree(comm, i, [make_table("hbm", backend, 4, owner=rule, **begins)], ["sum"])
+        for i, rule in enumerate([MOD, HASH, BY_TENS], start=2):
+            with pytest.raises(ValueError, match=f"{what} of table 0 is"):
+                agree(comm, i, [make_table("hbm", backend, 4, owner=rule, **begins)], ["sum"])
+
+    run_ranks(2, program)
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_a_table_that_comes_twice_is_asked_at_its_owner(backend, owner):
+    """Each part has its own keys; those that both have are one row, and their gradients two."""
+    keys = np.array([-(2**63), -11, -1, 0, 7, 19, 2**63 - 1])
+
+    def program(comm):
+        table = new_table(backend, owner=rule_of(owner, comm.size))
+        n = 0 if comm.rank == 1 else len(keys)
+        parts = [
+            Part(table, *on(backend, some, np.arange(n + 1)), None, "sum")
+            for some in (keys[:n], keys[:n][::-1].copy())
+        ]
+        outs, trail = lookup.forward(backend, comm, parts)
+        for out, part in zip(outs, parts, strict=True):
+            expected = (backend.to_host(part.keys) % 1000).astype(np.float32)
+            np.testing.assert_array_equal(backend.to_host(out)[:, 0], expected)
+        grads = [backend.xp.ones((n, 4), np.float32)] * 2
+        found = lookup.backward(backend, [(table, None, "sum")] * 2, grads, trail)
+        mine = {k for k in keys.tolist() if python_owner(k, comm.size, "int64", owner) == comm.rank}
+        for each in found:
+            sums = backend.to_host(each.row_grads)[:, 0].tolist()
+            assert dict(
+                zip(backend.to_host(each.keys).tolist(), sums, strict=True)
+            ) == dict.fromkeys(mine, comm.size - 1)
+        assert table.size == len(mine)
+
+    run_ranks(3, program)
 
 
 class Counts(NamedTuple):
@@ -269,7 +349,7 @@ def test_launches_waits_and_collectives_do_not_depend_on_the_number_of_tables(
     cases = mixed_cases(num_tables)
 
     def program(comm):
-        tables = [case.table(backend, i) for i, case in enumerate(cases)]
+        tables = [case.table(backend, i, comm.size) for i, case in enumerate(cases)]
         steps(backend, comm, cases, [0, 3, 8], tables)  # all keys are known then
         rows = slice(0, 4) if comm.rank == 0 else slice(4, 12)
         parts = [case.part(backend, table, rows) for case, table in zip(cases, tables, strict=True)]
@@ -296,7 +376,7 @@ def test_two_lookups_of_one_prefetch_are_told_apart():
 
     def run(comm):
         (case,) = mixed_cases(1)
-        part = case.part(backend, case.table(backend, 0), slice(0, 5))
+        part = case.part(backend, case.table(backend, 0, comm.size), slice(0, 5))
         batch = batch_of(backend, [part])
         sent = send(backend, comm, batch, tag=3)
         trails = [lookup.forward_batch(backend, comm, batch, sent=sent)[1] for _ in range(2)]
@@ -315,7 +395,9 @@ def test_ranks_that_look_up_different_prefetches_raise():
 
     def run(comm):
         (case,) = mixed_cases(1)
-        batch = batch_of(backend, [case.part(backend, case.table(backend, 0), slice(0, 5))])
+        batch = batch_of(
+            backend, [case.part(backend, case.table(backend, 0, comm.size), slice(0, 5))]
+        )
         several = [send(backend, comm, batch, tag=3) for _ in range(2)]
         with pytest.raises(CommunicatorError, match="of keys"):
             lookup.forward_batch(backend, comm, batch, sent=several[comm.rank])

@@ -111,10 +111,14 @@ def no_memory(monkeypatch):
     def published(*lists):
         actions = [action for each in lists for action in each]
         counts.append(len(actions))
+        # CPython's lists of free objects would else hide some of what is asked for.
+        held = [[{"key": n}, 1.5 * n] for n in range(200)]
+        held += [tuple([n] * length) for length in range(1, 9) for n in range(2000)]
         try:
             publish([begin, *actions, end])
         finally:
             testcapi.remove_mem_hooks()
+            del held
 
     for module in MODULES:
         monkeypatch.setattr(importlib.import_module(module), "publish", published)

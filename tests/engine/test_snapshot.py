@@ -20,12 +20,12 @@ def moved(source, target):
     """Puts what `source` holds into `target`, as a checkpoint does."""
     backend = source.backend
     with source.lock, target.lock:
-        saved = snapshot.take(source)
-        values = source.store.read(saved.rows)
+        held, values, states = snapshot.take(source)
         # Through the host, as a file would.
-        on_host = [backend.to_host(array) for array in saved[:-1]]
-        saved = snapshot.Snapshot(*(backend.from_host(a) for a in on_host), saved.facts)
-        snapshot.restore(target, saved, values)
+        *arrays, facts = held
+        *arrays, values = [backend.from_host(backend.to_host(a)) for a in (*arrays, values)]
+        held = snapshot.Held(*arrays, facts)
+        snapshot.restore(target, snapshot.Snapshot(held, values, states))
 
 
 def content(table):
@@ -205,8 +205,7 @@ def test_expiry_goes_on_by_lookups_and_begins_anew_by_time(backend, kind):
 def test_a_corrupt_snapshot_changes_nothing(backend):
     xp = backend.xp
     table = full_table(backend, OPTIONS)
-    saved = snapshot.take(table)
-    values = table.export()[1]
+    saved, values, _ = snapshot.take(table)
     slots = saved.slots.copy()
     slots[0] = slots[1]
     wrong_bucket = (saved.slots + 16) % 64
@@ -219,8 +218,19 @@ def test_a_corrupt_snapshot_changes_nothing(backend):
         other = new_table(backend, name="full", **OPTIONS)
         other.find_or_insert([4])
         with pytest.raises(ValueError, match=text):
-            snapshot.restore(other, corrupt, values)
+            snapshot.restore(other, snapshot.Snapshot(corrupt, values))
         assert set(content(other)) == {4}
+    n, dim = values.shape
+    state = snapshot.State("m", dim, 0.0, xp.zeros((n, dim), np.float32))
+    for corrupt, text in (
+        (snapshot.Snapshot(saved, values[:2]), rf"rows must have shape \({n}, {dim}\).*\(2, {dim}"),
+        (snapshot.Snapshot(saved, values, [state._replace(rows=state.rows[:5])]), "state 'm' must"),
+        (snapshot.Snapshot(saved, values, [state, state._replace(dim=7)]), rf"\({n}, 7\)"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            snapshot.restore(other, corrupt)
+        assert set(content(other)) == {4}
+        assert other.store.state_names == []
 
 
 @pytest.mark.parametrize("failing", ["rows", "tiers", "sightings"])
@@ -269,3 +279,28 @@ def test_the_highest_scores_get_near_rows(backend):
     rows = backend.to_host(other.find(np.arange(30)))
     assert (rows[:10] < 16).all()
     assert int((rows[20:] < 16).sum()) == 6
+
+
+@pytest.mark.parametrize("kind", ["hbm", "kLfu"])
+def test_a_snapshot_has_the_states_of_rows(backend, kind):
+    """A key's state comes with it, whatever row it had and gets, and is no view of the table."""
+    table, other = (new_table(backend, 3, name="t", **KINDS[kind]) for _ in range(2))
+    keys = np.array([7, -3, 11, INT64.max, 2])
+    rows = table.find_or_insert(np.concatenate([keys, [100, 101]]))[: keys.size]
+    table.erase([100, 101])
+    expected = {}
+    for name, dim, initial in (("m", 3, 0.0), ("total", 1, 0.25)):
+        table.store.ensure_state(name, initial, dim)
+        expected[name] = np.arange(keys.size * dim, dtype=np.float32).reshape(-1, dim)
+        table.store.write(rows, backend.from_host(expected[name]), column=name)
+    other.find_or_insert([5])
+    saved = snapshot.take(table)
+    table.clear()
+    snapshot.restore(other, saved)
+    found = other.find(backend.from_host(keys))
+    for name, of_keys in expected.items():
+        assert other.store.column(name).initial == table.store.column(name).initial
+        np.testing.assert_array_equal(
+            backend.to_host(other.store.read(found, column=name)), of_keys, name
+        )
+    assert other.store.state_names == list(expected)

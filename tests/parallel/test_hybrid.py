@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite import communication
+from sok_lite.bridge import job
 
 DIM = 2
 SMALL = {"init_capacity": 16, "max_capacity": 64, "on_refused": "ignore"}
@@ -14,7 +14,7 @@ SMALL = {"init_capacity": 16, "max_capacity": 64, "on_refused": "ignore"}
 @pytest.fixture(autouse=True)
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if `sok.init` had chosen it."""
-    monkeypatch.setattr(communication, "_communicator", comm)
+    monkeypatch.setattr(job, "_communicator", comm)
 
 
 def eagerly(function):

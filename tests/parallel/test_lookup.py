@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite import communication
+from sok_lite.bridge import job
 from tests.step_oracle import flat, key_gradients, outputs, random_ragged
 
 DIM = 4
@@ -16,7 +16,7 @@ COMBINERS = ("sum", "mean", "sqrtn")
 @pytest.fixture(autouse=True)
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if `sok.init` had chosen it."""
-    monkeypatch.setattr(communication, "_communicator", comm)
+    monkeypatch.setattr(job, "_communicator", comm)
 
 
 def batch_of(rank, seed=0, batch=7):
@@ -165,7 +165,7 @@ def test_the_same_seed_trains_the_same_table_on_any_number_of_ranks(comm, make, 
     all_values = comm.allgatherv(values.numpy()).rows
     order = np.argsort(all_keys)
     # Every rank trains the whole batch by itself, too.
-    monkeypatch.setattr(communication, "_communicator", SingleCommunicator())
+    monkeypatch.setattr(job, "_communicator", SingleCommunicator())
     one_keys, one_values = train(SingleCommunicator(), 1, make)
     np.testing.assert_array_equal(all_keys[order], one_keys)
     np.testing.assert_allclose(all_values[order], one_values, rtol=0, atol=1e-5)
@@ -207,15 +207,6 @@ def test_a_key_that_fits_on_no_rank_fails_on_all_of_them(comm, traced):
         call(tf.constant([key], tf.int64), splits)
     assert table.table.size == 0
     assert call(tf.constant([5], tf.int64), splits).shape == (1, DIM)
-
-
-def test_a_localized_table_of_several_ranks_is_refused(comm):
-    table = sok.DynamicVariable(DIM, mode="localized:0")
-    if comm.size == 1:
-        assert sok.lookup_sparse(table, to_ragged([[1]])).shape == (1, DIM)
-    else:
-        with pytest.raises(NotImplementedError, match="localized:0"):
-            sok.lookup_sparse(table, to_ragged([[1]]))
 
 
 def test_collectives_of_tensors(comm):

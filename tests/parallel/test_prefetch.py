@@ -6,8 +6,9 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite import communication
-from sok_lite.comm import CommunicatorError
+from sok_lite.bridge import job
+from sok_lite.comm import CommunicatorError, SingleCommunicator
+from sok_lite.comm.local import LocalCommunicator, connect_local
 
 DIM = 4
 NAMES = ("one", "two", "three")
@@ -16,7 +17,7 @@ NAMES = ("one", "two", "three")
 @pytest.fixture(autouse=True)
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if `sok.init` had chosen it."""
-    monkeypatch.setattr(communication, "_communicator", comm)
+    monkeypatch.setattr(job, "_communicator", comm)
 
 
 def new_tables(**options):
@@ -172,6 +173,52 @@ def test_a_key_that_does_not_fit_is_refused_on_all_ranks_when_it_is_prefetched(c
     kind = ValueError if comm.rank == comm.size - 1 else CommunicatorError
     with pytest.raises(kind, match="must fit int32"):
         sok.prefetch(table, ids)
+
+
+@pytest.mark.parametrize("run", [lambda call: call, tf.function], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("wrong", ["weights", "handle"])
+def test_a_rank_that_fails_once_its_keys_are_sent_tells_those_that_wait(
+    comm, monkeypatch, wrong, run
+):
+    """They wait for rows, so the reason cannot come in place of keys."""
+    if comm.size == 1:
+        pytest.skip("one rank waits for nobody")
+    if isinstance(comm, LocalCommunicator):
+        comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
+        monkeypatch.setattr(job, "_communicator", comm)
+    table, is_culprit = new_tables()[0], comm.rank == comm.size - 1
+    ids = tf.RaggedTensor.from_row_lengths(tf.constant([comm.rank, 7, 8], tf.int64), [1, 2])
+    weights = ids.with_flat_values(tf.constant([1.0, 2.0, 3.0]))
+    asked = sok.prefetch(table, ids)
+    used, used_weights, text = asked, weights, ""
+    if wrong == "weights":
+        text = "ValueError: The rows of sp_weights"
+        if is_culprit:
+            used_weights = tf.RaggedTensor.from_row_lengths(weights.flat_values, [2, 1])
+    else:
+        text = "ValueError: Arrays packed by version"
+        if is_culprit:
+            with monkeypatch.context() as patch:  # as if it came from before `sok.init`
+                patch.setattr(job, "_communicator", SingleCommunicator())
+                used = sok.prefetch(table, ids)
+
+    def look_up(asked, weights):
+        return sok.lookup_sparse(table, asked, weights, "sum")
+
+    call = run(look_up)
+    error = (ValueError, tf.errors.InvalidArgumentError)
+    if not is_culprit:
+        error = (CommunicatorError, tf.errors.UnknownError)
+        text = f"rank {comm.size - 1} in no call, after {text}"
+    with pytest.raises(error, match=text.removeprefix("ValueError: ")):
+        call(used, used_weights)
+    assert not (is_culprit and table.table.size)
+    # The ranks are still in step: all refuse to go on, or all look up what was sent.
+    if isinstance(comm, LocalCommunicator):
+        with pytest.raises(CommunicatorError, match="no call, after ValueError"):
+            look_up(ids, weights)
+        return
+    np.testing.assert_array_equal(call(asked, weights), look_up(ids, weights))
 
 
 def test_it_belongs_to_its_tables(comm):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite import communication
+from sok_lite.bridge import job
 
 NUM_KEYS, DIM = 10, 3
 
@@ -13,7 +13,7 @@ NUM_KEYS, DIM = 10, 3
 @pytest.fixture(autouse=True)
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if `sok.init` had chosen it."""
-    monkeypatch.setattr(communication, "_communicator", comm)
+    monkeypatch.setattr(job, "_communicator", comm)
 
 
 def some_rows(seed=0):

@@ -9,8 +9,11 @@ import sys
 import time
 
 import numpy as np
+import pytest
 
 from sok_lite.backend.cpu import CpuBackend
+from sok_lite.comm import SingleCommunicator
+from sok_lite.engine import lookup
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import RowMessage
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
@@ -167,6 +170,63 @@ def tables():
         keys, rows = table.export_rows()
         assert keys.size == table.size == len(set(rows.tolist()))
         np.testing.assert_array_equal(table.store.read(rows)[:, 0], keys % 1000)
+
+    pooled(backend)
+
+
+def pooled(backend):
+    """Searches and sums in one launch, for tables of both kinds together, from several threads."""
+    small = {"init_capacity": 64, "max_capacity": 64, "max_bucket_size": 4}
+    tables = [
+        new_table(backend, dim, kind, dtype=dtype, **options)
+        for dim, kind, dtype, options in (
+            (8, "hbm", "float32", {}),
+            (64, "hbm", "float32", {}),  # long rows
+            (3, "hbm", "bfloat16", {}),
+            (8, "hybrid", "float32", {"max_capacity": 1024, "evict_strategy": "kLfu"}),
+            (64, "hybrid", "float16", {"max_capacity": 1024}),
+            (8, "hybrid", "float32", {**small, "on_refused": "ignore"}),
+        )
+    ]
+    for table in tables:
+        table.lookup(np.arange(200))
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for turn in range(6):
+            parts, expected = [], []
+            for number, table in enumerate(tables):
+                # Rows of one item each, ragged ones, and none. All formats have such numbers.
+                lengths = (np.ones(100), rng.integers(0, 60, 100), np.zeros(0))[turn % 3].astype(
+                    int
+                )
+                keys = rng.integers(0, 250, lengths.sum())
+                weights = rng.integers(1, 4, keys.size).astype(np.float32)
+                weights = weights if (number + turn) % 2 else None
+                splits, combiner = np.cumsum([0, *lengths]), ("sum", "mean", "sqrtn")[number % 3]
+                parts.append(lookup.Part(table, keys, splits, weights, combiner))
+                expected.append(sums_of_keys(keys, lengths, weights, combiner))
+            found, _ = lookup.forward(backend, SingleCommunicator(), parts)
+            for out, each in zip(found, expected, strict=True):
+                np.testing.assert_allclose(out, np.tile(each, (out.shape[1], 1)).T, rtol=1e-5)
+            tables[turn % 6].erase(rng.integers(0, 250, 20))
+        wrong = parts[0]._replace(keys=np.arange(9), row_splits=np.array([0, 12, 9]), weights=None)
+        with pytest.raises(ValueError, match="must rise"):
+            lookup.forward(backend, SingleCommunicator(), [wrong, *parts[1:]])
+
+    run_threads(work, THREADS)
+
+
+def sums_of_keys(keys, lengths, weights, combiner):
+    """Returns what each column of an output is where a key's row is the key."""
+    rows = np.repeat(np.arange(lengths.size), lengths)
+    weights = np.ones(keys.size) if weights is None else weights.astype(np.float64)
+    sums, by, squares = (
+        np.bincount(rows, factors, lengths.size)
+        for factors in (weights * keys, weights, weights**2)
+    )
+    divisor = {"sum": 1, "mean": by, "sqrtn": np.sqrt(squares)}[combiner]
+    return sums / np.where(by == 0, 1, divisor)
 
 
 def use_from_threads(table):

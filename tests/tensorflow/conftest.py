@@ -21,18 +21,18 @@ def pytest_report_header():
 @pytest.fixture
 def initialised(monkeypatch):
     """As after `sok.init()` in a job of one rank."""
-    from sok_lite import communication
+    from sok_lite.bridge import job
     from sok_lite.comm import SingleCommunicator
 
-    monkeypatch.setattr(communication, "_communicator", SingleCommunicator())
+    monkeypatch.setattr(job, "_communicator", SingleCommunicator())
 
 
 @pytest.fixture
 def uninitialised(monkeypatch):
     """As before `sok.init()`."""
-    from sok_lite import communication
+    from sok_lite.bridge import job
 
-    monkeypatch.setattr(communication, "_communicator", None)
+    monkeypatch.setattr(job, "_communicator", None)
 
 
 def eagerly(function):

@@ -1,8 +1,8 @@
 """TensorFlow's CPU tensors play tensors of a GPU, and tables live on the simulated one.
 
-Where TensorFlow has no GPU, nothing of it can be on one. But all that `sok_lite.tensor` asks of a
-GPU tensor is whether it is one and where its memory is: here every eager tensor says yes, and its
-memory counts as the GPU's for as long as Python has the tensor. Kernels read and write it when
+Where TensorFlow has no GPU, nothing of it can be on one. But all that `sok_lite.bridge.tensor` asks
+of a GPU tensor is whether it is one and where its memory is: here every eager tensor says yes, and
+its memory counts as the GPU's for as long as Python has the tensor. Kernels read and write it when
 their stream is waited for, and not before: a result that was not waited for is seen to be wrong,
 and memory that was given back too early to be no memory of the device.
 """
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sok_lite import dynamic_variable, gpu, tensor
+from sok_lite.bridge import gpu, tensor, variable
 
 
 class Play:
@@ -76,5 +76,5 @@ def play_gpu(monkeypatch, device=0):
     monkeypatch.setattr(tensor, "_is_on_gpu", lambda _: True)
     monkeypatch.setattr(tensor, "device_name", lambda _: "CPU:0")
     monkeypatch.setattr(gpu, "_shared", play.backend.device_id)
-    monkeypatch.setattr(dynamic_variable, "get_backend", lambda: play.backend)
+    monkeypatch.setattr(variable, "get_backend", lambda: play.backend)
     return play

@@ -5,8 +5,9 @@ import numpy as np
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite import ahead, communication
-from sok_lite.lookup_arguments import checked_arguments
+from sok_lite import communication
+from sok_lite.bridge import ahead
+from sok_lite.bridge.lookup_arguments import checked_arguments
 
 DIM = 5
 
@@ -100,12 +101,14 @@ class Calls:
         self.hbm.scatter_sub(delta)
         self.hbm.scatter_update(delta)
         sok.assign(self.half, keys, tf.cast(rows, tf.bfloat16))
+        sok.assign(self.slot, tf.constant([2, 3]), rows)
 
     def exports(self):
         return (
             *sok.export(self.half),
             *self.hbm.export_if(min_score=0),
             *self.slot.export(),
+            tf.nn.embedding_lookup(self.slot, tf.constant([[2, 77]])),
             self.hbm.size,
         )
 

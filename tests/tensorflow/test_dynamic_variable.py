@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite import dynamic_variable
+from sok_lite.backend import get_backend
 
 I64 = np.iinfo(np.int64)
 EDGE_KEYS = [I64.min, I64.min + 1, -4, -1, 0, 7, 2**40, I64.max - 1, I64.max]
@@ -259,7 +259,7 @@ def test_a_function_says_when_its_table_is_gone():
 
 
 def test_it_lives_on_the_chosen_backend():
-    assert sok.DynamicVariable(2).table.backend is dynamic_variable.get_backend()
+    assert sok.DynamicVariable(2).table.backend is get_backend()
 
 
 def test_arguments_may_be_given_by_place():

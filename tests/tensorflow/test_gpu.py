@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite import communication, dynamic_variable, gpu
+from sok_lite.bridge import gpu, job, variable
 
 
 class Config:
@@ -147,7 +147,7 @@ def test_without_init_the_first_table_does_before_it_starts_tensorflow(config, m
         config.has_started = True
 
     monkeypatch.setattr(gpu, "_shared", None)
-    monkeypatch.setattr(dynamic_variable, "make_turn", start)
+    monkeypatch.setattr(variable, "make_turn", start)
     sok.DynamicVariable(3)
     assert config.visible == config.growing == [config.physical[0]]
 
@@ -162,7 +162,7 @@ def test_the_gpu_is_shared_before_ranks_can_talk(config, monkeypatch, uninitiali
 
     monkeypatch.setattr(gpu, "default_backend", lambda: "cuda")
     monkeypatch.setattr(gpu, "get_backend", lambda name=None: backend_on(1))
-    monkeypatch.setattr(communication, "make_communicator", make)
+    monkeypatch.setattr(job, "make_communicator", make)
     sok.init("horovod")
 
 

@@ -1,11 +1,14 @@
 """The hybrid table as a variable: options, eviction, admission, what is evicted, what is shown."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.engine.table import HkvTable
+from sok_lite.sok import arguments
 
 v1 = tf.compat.v1
 
@@ -54,12 +57,40 @@ def test_all_options_of_sok_mean_something(tmp_path):
     assert table.table.capacity == 1024
 
 
+def test_capacities_are_rounded_up_to_powers_of_two(monkeypatch):
+    monkeypatch.setattr(arguments, "_warned_of", set())
+    with pytest.warns(UserWarning) as warned:
+        table = sok.DynamicVariable(2, var_type="hybrid", init_capacity=1162, max_capacity=3000)
+    assert [w.filename for w in warned] == [__file__]
+    assert str(warned[0].message).startswith(
+        "init_capacity=1162 is rounded up to 2048, max_capacity=3000 is rounded up to 4096:"
+    )
+    options = table.table.options
+    assert (options.init_capacity, options.max_capacity) == (2048, 4096)
+    assert table.config_dict == {"init_capacity": 1162, "max_capacity": 3000}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        table = sok.DynamicVariable(2, var_type="hybrid", init_capacity=1, max_capacity=1025)
+    assert (table.table.options.init_capacity, table.table.options.max_capacity) == (4, 2048)
+
+
+@pytest.mark.parametrize("capacity", [4, 8, 1 << 31])
+def test_a_power_of_two_is_taken_as_it_is(monkeypatch, capacity):
+    monkeypatch.setattr(arguments, "_warned_of", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = sok.DynamicVariable(2, var_type="hybrid", init_capacity=4, max_capacity=capacity)
+    assert table.table.options.max_capacity == capacity
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
         ({"max_capacities": 8}, TypeError, "unexpected keyword argument 'max_capacities'"),
-        ({"init_capacity": 100}, ValueError, "power of two. Received: init_capacity=100.*is 128"),
-        ({"max_capacity": 1000}, ValueError, "power of two.*The next one is 1024"),
+        ({"init_capacity": 0}, ValueError, "`init_capacity` must be at least 1"),
+        ({"max_capacity": 100.5}, TypeError, "`max_capacity` must be an integer"),
+        ({"max_capacity": 2**31 + 1}, ValueError, "from 4 to 2147483648"),
+        ({"init_capacity": 128, "max_capacity": 64}, ValueError, "must not exceed `max_capacity`"),
         ({"max_bucket_size": 24}, ValueError, "The next one is 32"),
         ({"evict_strategy": "kFifo"}, ValueError, "`evict_strategy` must be one of kLru"),
         ({"filter_ratio": 1.5}, ValueError, "`filter_ratio` must be from 0 to 1"),
@@ -140,7 +171,7 @@ def test_training_goes_on_at_the_limit_and_keeps_what_it_just_used(mode):
 def test_sparse_read_and_evict_reports_all_that_goes(mode, var_type, n):
     options = SMALL if var_type == "hybrid" else {}
     table = sok.DynamicVariable(2, "5", var_type=var_type, **options)
-    read = mode(lambda keys: sok.sparse_read_and_evict(table, keys))
+    read = mode(lambda keys: sok.sparse_read_and_evict(table, keys, name="read"))
     held = {}
     rng = np.random.default_rng(n)
     for number in range(12):

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.inference import reading
+from sok_lite.bridge.inference import reading
 
 v1 = tf.compat.v1
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite import communication
+from sok_lite.bridge import collectives
 from sok_lite.comm import Communicator, SingleCommunicator
 from sok_lite.comm.threads import run_ranks
 
@@ -59,6 +60,20 @@ def test_an_unknown_tool_is_refused():
         sok.communication.rank()
 
 
+@pytest.mark.parametrize("argument", ["tool", "comm_tool"])
+def test_the_tool_has_soks_name_and_that_of_init(argument):
+    sok.set_comm_tool(**{argument: "single"})
+    sok.set_comm_tool("single")
+    with pytest.raises(RuntimeError, match="cannot be set more than once"):
+        sok.set_comm_tool(**{argument: "mpi"})
+
+
+@pytest.mark.parametrize("arguments", [{}, {"tool": "mpi", "comm_tool": "mpi"}])
+def test_one_tool_is_given(arguments):
+    with pytest.raises(TypeError, match="takes one tool"):
+        sok.set_comm_tool(**arguments)
+
+
 def test_several_ranks_without_horovod_are_refused(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setitem(sys.modules, "horovod", None)
@@ -88,7 +103,7 @@ def test_collectives_of_one_rank(mode):
 )
 def test_bfloat16_is_reduced_as_numbers_not_as_bits(monkeypatch, op, expected):
     mine = threading.local()
-    monkeypatch.setattr(communication, "communicator", lambda: mine.comm)
+    monkeypatch.setattr(collectives, "communicator", lambda: mine.comm)
 
     def reduce(comm: Communicator) -> tf.Tensor:
         mine.comm = comm
@@ -103,7 +118,7 @@ def test_bfloat16_is_reduced_as_numbers_not_as_bits(monkeypatch, op, expected):
 @pytest.mark.parametrize("dtype", [tf.float32, tf.int32, tf.float16], ids=lambda d: d.name)
 def test_a_scalar_is_reduced(monkeypatch, mode, dtype):
     mine = threading.local()
-    monkeypatch.setattr(communication, "communicator", lambda: mine.comm)
+    monkeypatch.setattr(collectives, "communicator", lambda: mine.comm)
 
     def reduce(comm: Communicator) -> tf.Tensor:
         mine.comm = comm
@@ -171,7 +186,7 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
 table = make_table("hbm", get_backend("cpu"), 2, initializer=make_initializer("13", 2))
 assert table.lookup(np.array([1, 2])).values.tolist() == [[13.0, 13.0]] * 2
-for name in [*sok.__all__, "lookup", "optimizer", "tensor"]:
+for name in [*sok.__all__, "lookup", "optimizer"]:
     if name == "__version__":
         continue
     try:

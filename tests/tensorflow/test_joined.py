@@ -5,10 +5,8 @@ import pytest
 import tensorflow as tf
 
 from sok_lite.backend import get_backend
-from sok_lite.engine import segments
-from sok_lite.engine.room import Pieces
-from sok_lite.host_call import on_device
-from sok_lite.joined import (
+from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.joined import (
     ResultRoom,
     as_int64,
     cut,
@@ -20,7 +18,9 @@ from sok_lite.joined import (
     rows_of,
     shapes_of,
 )
-from sok_lite.tensor import to_tensor
+from sok_lite.bridge.tensor import to_tensor
+from sok_lite.engine import segments
+from sok_lite.engine.room import Pieces
 
 CPU = get_backend("cpu")
 SHAPES = [(5, 3), (0, 7), (16, 1), (1, 16), (33, 20), (0, 16), (4, 4), (7, 64)]

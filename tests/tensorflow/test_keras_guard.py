@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite import keras_guard
+from sok_lite.bridge import keras_guard, tf_private
 
 X = np.arange(12).reshape(6, 2)
 Y = np.linspace(0, 1, 6, dtype=np.float32)[:, None]
@@ -390,10 +390,10 @@ def test_the_names_that_the_guard_relies_on_are_there(keras):
         assert hasattr(keras.Model(), name), name
     for name in (*keras_guard.WEIGHTS, *keras_guard.OWN_VARIABLES):
         assert callable(getattr(keras.layers.Layer, name)), name
-    for name in keras_guard.CHECKPOINT:
+    for name in tf_private.CHECKPOINT:
         assert callable(getattr(tf.train.Checkpoint, name)), name
     assert (
-        "held" in getattr(in_a_module(tf.Module(name="held")), keras_guard.CHILDREN)()["table"].name
+        "held" in getattr(in_a_module(tf.Module(name="held")), tf_private.CHILDREN)()["table"].name
     )
     assert callable(keras.models.clone_model)
 

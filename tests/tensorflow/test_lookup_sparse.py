@@ -523,9 +523,9 @@ def test_a_key_out_of_range_changes_no_table(mode):
 
 
 def test_it_needs_init(monkeypatch):
-    from sok_lite import communication
+    from sok_lite.bridge import job
 
-    monkeypatch.setattr(communication, "_communicator", None)
+    monkeypatch.setattr(job, "_communicator", None)
     with pytest.raises(RuntimeError, match="Did you forget to call sok.init"):
         sok.lookup_sparse(sok.DynamicVariable(4), IDS)
 

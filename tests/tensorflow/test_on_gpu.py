@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite import tensor
 from sok_lite.backend import get_backend
+from sok_lite.bridge import tensor
+from sok_lite.bridge.host_call import host_call, on_device
+from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.engine.segments import gather_rows
-from sok_lite.host_call import host_call, on_device
-from sok_lite.tensor import empty, to_array, to_tensor
 from tests.tensorflow.gpu_play import play_gpu
 from tests.tensorflow.public_calls import EAGER_ONLY, IN_GRAPHS, Calls
 

@@ -1,5 +1,7 @@
 """OptimizerWrapper and SGD: rows against the same optimizer on a dense variable of those rows."""
 
+import gc
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import sok_lite as sok
 tf_keras = pytest.importorskip("tf_keras")
 k3, new, legacy = keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy
 v1 = tf.compat.v1.train
+loss_scaled = tf_keras.mixed_precision.LossScaleOptimizer
 
 KEYS = [5, -7, 2**40]
 DIM = 4
@@ -419,8 +422,15 @@ def test_states_can_be_exported_as_slots():
         np.testing.assert_allclose(
             values, theirs.get_slot(variable, name).numpy()[order], rtol=1e-6
         )
-    with pytest.raises(ValueError, match="no optimizer state 'vhat'. It has 'm', 'v'"):
+    with pytest.raises(ValueError, match="no state 'vhat' in table .* It has 'm', 'v'"):
         ours.get_slot(table, "vhat")
+    with pytest.raises(ValueError, match="It has none yet"):
+        sok.OptimizerWrapper(legacy.Adam(0.1)).get_slot(table, "m")
+    slot = ours.get_slot(table, "m")
+    del ours
+    gc.collect()
+    with pytest.raises(ValueError, match="The optimizer whose state 'm' .* was deleted"):
+        slot.export()
 
 
 def test_nonfinite_gradients_are_counted(mode):
@@ -516,8 +526,39 @@ def test_sgd_is_plain_descent_on_rows(mode):
     middle = rows_of(table)
     step()
     np.testing.assert_array_equal(rows_of(table), middle)
-    with pytest.raises(TypeError, match="sok.SGD updates DynamicVariables only"):
-        ours.apply_gradients([(tf.constant([1.0]), tf.Variable([1.0]))])
+    with pytest.raises(TypeError, match="updates DynamicVariables and tf.Variables.*ndarray"):
+        ours.apply_gradients([(tf.constant([1.0]), np.ones(1))])
+
+
+@pytest.mark.parametrize("has_table", [True, False])
+def test_sgd_updates_dense_variables_too(mode, has_table):
+    table, _ = new_pair()
+    before, grads = rows_of(table), some_grads(steps=1)[0]
+    dense, gathered = tf.Variable([1.0, 2.0]), tf.Variable(tf.ones([3, 2], tf.float16))
+    repeated = tf.IndexedSlices(tf.ones([3, 2], tf.float16), tf.constant([2, 0, 2]))
+    pairs = [(tf.constant([1.0, -1.0]), dense), (None, dense), (repeated, gathered)]
+    ours = sok.SGD(lr=0.5)
+    step = mode(applying(ours, lambda: pairs + [(slices(grads), table)] * has_table))
+    step()
+    np.testing.assert_array_equal(dense, [0.5, 2.5])
+    np.testing.assert_array_equal(gathered, [[0.5, 0.5], [1.0, 1.0], [0.0, 0.0]])
+    np.testing.assert_allclose(rows_of(table), before - 0.5 * grads * has_table, rtol=1e-6)
+    assert ours.iterations == 1
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_sgd_changes_nothing_where_a_dense_gradient_does_not_fit(mode, is_sparse):
+    table, _ = new_pair()
+    before = rows_of(table)
+    first, second = tf.Variable([1.0]), tf.Variable([[1.0, 2.0]])
+    grad = tf.ones([1, 3])
+    grad = tf.IndexedSlices(grad, tf.constant([0])) if is_sparse else grad
+    ours = sok.SGD(lr=0.5)
+    pairs = [(tf.ones([1]), first), (slices(some_grads(steps=1)[0]), table), (grad, second)]
+    with pytest.raises(ValueError, match="The gradient of 'Variable:0' must have"):
+        mode(applying(ours, lambda: pairs))()
+    np.testing.assert_array_equal(rows_of(table), before)
+    assert (first.numpy(), ours.iterations.numpy()) == (1.0, 0)
 
 
 def test_the_step_of_a_lookup_and_its_gradient(initialised, mode):
@@ -557,6 +598,8 @@ def test_the_step_of_a_lookup_and_its_gradient(initialised, mode):
         ),
         (lambda: k3.SGD(loss_scale_factor=2.0), NotImplementedError, "loss_scale_factor=2.0"),
         (lambda: k3.LossScaleOptimizer(k3.SGD()), NotImplementedError, "LossScaleOptimizer"),
+        (lambda: loss_scaled(legacy.Adam()), NotImplementedError, "LossScaleOptimizer"),
+        (lambda: loss_scaled(new.Adam()), NotImplementedError, "LossScaleOptimizer"),
         (lambda: k3.Lion(), NotImplementedError, "no update rule for Lion of Keras 3"),
         (lambda: new.Adamax(), NotImplementedError, "no update rule for Adamax of tf_keras"),
         (lambda: legacy.Nadam(), NotImplementedError, "no update rule for Nadam"),
@@ -603,14 +646,6 @@ def test_bad_gradients_are_refused():
         sok.OptimizerWrapper(k3.SGD(0.1), on_nonfinite="skip")
     with pytest.raises(TypeError, match="`stochastic_rounding` must be True or False. Received: 1"):
         sok.OptimizerWrapper(k3.SGD(0.1), stochastic_rounding=1)
-
-
-def test_another_optimizer_on_the_same_table_is_refused():
-    table, _ = new_pair()
-    sok.OptimizerWrapper(k3.Adagrad(0.1)).apply_gradients([(slices(some_grads()[0]), table)])
-    other = sok.OptimizerWrapper(k3.Adagrad(0.1, initial_accumulator_value=0.5))
-    with pytest.raises(ValueError, match="one optimizer per table"):
-        other.apply_gradients([(slices(some_grads()[0]), table)])
 
 
 @pytest.mark.parametrize("how", ["embedding_lookup", "lookup_sparse"])

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite import optimizer_host
+from sok_lite.bridge.optimizers import host as optimizer_host
 
 pytestmark = pytest.mark.usefixtures("initialised")
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite import variable_arguments
+from sok_lite.sok import arguments as variable_arguments
 
 INSTEAD = "sok.export|sok.assign|embedding_lookup|dimension"
 
@@ -125,11 +125,6 @@ def test_a_strategy_with_replicas_is_refused():
     assert "REFUSED" in run.stdout and "horovodrun" in run.stdout, run.stderr[-3000:]
 
 
-def test_a_variable_inside_a_function_is_refused():
-    with pytest.raises(ValueError, match="outside of a tf.function"):
-        tf.function(lambda: sok.DynamicVariable(2).size)()
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
@@ -174,8 +169,9 @@ def test_options_of_sok_are_accepted():
 
 def test_an_option_that_hbm_ignores_is_warned_of_once(monkeypatch):
     monkeypatch.setattr(variable_arguments, "_warned_of", set())
-    with pytest.warns(UserWarning, match="max_capacity: ignored.*'hbm'.*'hybrid'"):
-        sok.DynamicVariable(2, init_capacity=1024, max_capacity=2048)
+    with pytest.warns(UserWarning, match="max_capacity: ignored.*'hbm'.*'hybrid'") as warned:
+        sok.DynamicVariable(2, init_capacity=1162, max_capacity=2048)
+    assert [w.filename for w in warned] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sok.DynamicVariable(2, max_capacity=4096)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite import host_call
+from sok_lite.bridge import host_call
 
 NUM_ROWS, DIM, BATCH = 12, 3, 7
 COMBINERS = ("sum", "mean", "sqrtn")

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite.backend import get_backend
-from sok_lite.tensor import empty, to_array, to_tensor
+from sok_lite.bridge.tensor import empty, to_array, to_tensor
 
 CPU = get_backend("cpu")
 DTYPES = [tf.int32, tf.int64, tf.uint64, tf.float32, tf.float16, tf.bfloat16]

@@ -15,6 +15,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part
+from sok_lite.engine.rows.state_owner import States
 from sok_lite.engine.rows.store import RowStore
 
 Scalars = tuple[float | int, ...]
@@ -136,6 +137,7 @@ def rule_step(rule: UpdateRule, learning_rate: float, number: int) -> RuleStep:
 
 def updating(
     store: RowStore,
+    states: States,
     step: RuleStep,
     rows: Array,
     grads: Array,
@@ -145,7 +147,8 @@ def updating(
     """Returns the kernel that takes a step of some rows, and what it works on.
 
     Args:
-      store: has the rows, and the states of the rule.
+      store: has the rows.
+      states: of the rule, and maybe others.
       step: what to do with them.
       rows: (u,) uint32, distinct; absent ones are skipped.
       grads: (u, dim) float32, C-contiguous, one per row, already summed over duplicates.
@@ -153,7 +156,7 @@ def updating(
       rounding: of float16 and bfloat16 rows; None: to nearest even. Float32 rows, and states, are
         never rounded further.
     """
-    rule, states = step.rule, step.states
+    rule = step.rule
     kernel, noise = rule.kernel, (None, 0)
     if rounding is not None and store.row_dtype.name != "float32":
         kernel, noise = f"{kernel}_stochastic", rounding
@@ -162,7 +165,7 @@ def updating(
         num_rows,
         (
             store.column("value").pointers,
-            *[store.column(name).pointers if name in states else None for name in rule.columns],
+            *[states[name].pointers if name in step.states else None for name in rule.columns],
             *(store.chunk_shift, store.dim, rows, grads, num_nonfinite, *noise, step.number),
             *step.scalars,
             num_rows,
@@ -238,10 +241,9 @@ def apply_rule(
         _raise_if_nonfinite(backend, grads, rows)
     elif on_nonfinite != "allow":
         raise ValueError(f"`on_nonfinite` must be 'allow' or 'error'. Received: {on_nonfinite!r}.")
-    for name, initial in taken.states.items():
-        store.ensure_state(name, initial)
+    states = {name: store.ensure_state(name, initial) for name, initial in taken.states.items()}
     count = backend.xp.zeros(1, np.int64)
-    kernel, part = updating(store, taken, rows, grads, count, rounding)
+    kernel, part = updating(store, states, taken, rows, grads, count, rounding)
     backend.launch(kernel, part.num_items, *part.arguments)
     return count[0]
 

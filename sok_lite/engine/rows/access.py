@@ -78,10 +78,6 @@ class RowAccess:
         """The optimizer states, in the order in which they were made."""
         return [name for name in self._columns if name != "value"]
 
-    def state(self, name: str) -> Column | None:
-        """Returns the column of an optimizer state; None: there is none of that name."""
-        return None if name == "value" else self._columns.get(name)
-
     def _prepared(self, kernel: str, column: Column, count: int, *arguments: Any) -> Action:
         """Prepares a kernel that takes rows of a column, `count` of them."""
         place = (column.pointers, self.chunk_shift, column.dim)

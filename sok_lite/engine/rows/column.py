@@ -15,13 +15,15 @@ class Column:
     """One array of rows, in chunks.
 
     Attributes:
-      name: "value" or a state's name.
+      name: "value", or what tells a state from all others of the store.
+      state: the name that an optimizer gives a state; several optimizers may give the same.
       dim: elements of a row.
       dtype: storage dtype of an element.
       initial: what unheld rows hold.
       row_bytes: memory of one row.
       pointers: (at least num_chunks,) uint64, on the backend: the chunks' addresses, for kernels.
-      owner: of a state, whose it is, as engine/optimizer_states.py says; None: nobody's yet.
+      owner: of a state, a StateOwner (engine/rows/state_owner.py); None: the state is free, and
+        belongs together with no other.
     """
 
     def __init__(
@@ -33,24 +35,22 @@ class Column:
         initial: float,
         shift: int,
         far_file: FarFile | None,
+        state: str = "",
+        owner: Any = None,
     ) -> None:
         self.name = name
+        self.state = state or name
         self.dim = dim
         self.dtype = dtype
         self.initial = initial
         self.num_chunks = 0
-        self.owner: Any = None
+        self.owner = owner
         self._backend = backend
         self.row_bytes = dim * dtype.itemsize
         self._chunk_bytes = self.row_bytes << shift
         self._far_file = far_file
         self._memory: list[Array] = []
         self.pointers = backend.xp.zeros(0, np.uint64)
-
-    @property
-    def living_owner(self) -> Any:
-        """`owner` if its optimizer is still there, else None: what is restored is for the next."""
-        return None if self.owner is None or self.owner.optimizer() is None else self.owner
 
     def new_memory(self, chunks: Chunks) -> list[Array]:
         """Returns memory that is not part of this column yet, zeroed: a slab for each tier."""
@@ -91,6 +91,12 @@ class Column:
             if first < end and start < last:
                 self._backend.give_back(part[max(first - start, 0) : last - start])
             start = end
+
+    def discard(self) -> None:
+        """Gives the space of far rows back to the disk, of a column that nobody uses any more."""
+        if self._far_file:
+            for part in self._memory:
+                self._far_file.discard(part)
 
     def emptied(self) -> "Column":
         """Returns a column like this one without rows."""

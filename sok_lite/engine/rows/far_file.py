@@ -51,6 +51,8 @@ class FarFile:
                 ) from error
             name = os.path.abspath(self.path)
         self.close = weakref.finalize(self, _close, self._fd, name, os.getpid())
+        # How much of the file each of them reads.
+        self._readers: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 
     @property
     def num_bytes(self) -> int:
@@ -85,8 +87,24 @@ class FarFile:
         memory.madvise(mmap.MADV_RANDOM)
         return np.frombuffer(memory, np.uint8, num_bytes)
 
+    def keep(self, num_bytes: int, reader: object) -> None:
+        """Makes `trim` leave the first `num_bytes` for as long as a reader of them lives."""
+        self._readers[reader] = num_bytes
+
+    def discard(self, memory: np.ndarray) -> None:
+        """Gives the disk back what `zeros` returned, which nobody may use any more.
+
+        The file keeps its length. Other memory is left alone. A file system that cannot make holes
+        gives the space back with the file, or when it is cut.
+        """
+        # Some NumPys keep a view of what the memory is of.
+        owner = getattr(memory.base, "obj", memory.base)
+        if isinstance(owner, mmap.mmap):
+            with contextlib.suppress(OSError):
+                owner.madvise(mmap.MADV_REMOVE)
+
     def trim(self, num_bytes: int) -> None:
-        """Gives back what lies behind `num_bytes`, if anything does.
+        """Gives back what lies behind `num_bytes`, if anything does and nobody reads it.
 
         Raises:
           OSError: the file is shorter: somebody has cut it. A kernel that reads behind the end of a
@@ -94,7 +112,9 @@ class FarFile:
         """
         length = self.num_bytes
         if length > num_bytes:
-            self.truncate(num_bytes)
+            needed = max([num_bytes, *self._readers.values()])
+            if length > needed:
+                self.truncate(needed)
         elif length < num_bytes:
             raise OSError(
                 f"far_path {self.path!r} was cut short by another program: {length:,} bytes are "

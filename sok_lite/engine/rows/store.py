@@ -17,8 +17,7 @@ import contextlib
 import copy
 import itertools
 import os
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +30,7 @@ from sok_lite.engine.rows.allocator import Claim, RowNumbers
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.slabs import Chunks, Slabs
+from sok_lite.engine.rows.state_owner import Kinds, StateGroups, StateOwner
 
 ABSENT = 0xFFFFFFFF  # the row number of a key that has no row; SOK_ABSENT in kernels/platform.cuh
 
@@ -89,31 +89,40 @@ class RowStore(RowAccess):
             )
         self._slabs = Slabs.of(backend, dim, near_rows)
         super().__init__(backend, dim, row_dtype, self._slabs.chunk_shift)
+        self._groups: StateGroups | None = None  # made when they are asked for
         self.near_rows = self._slabs.near_rows
         self._first_far = ABSENT if self.near_rows is None else self.near_rows
         self._far_file = None if far_path is None else FarFile(far_path)
         self._chunks = Chunks(0, 0)  # of every column
         self._far_bytes = 0  # of the far file, that belong to them
         self.numbers = RowNumbers.none(backend.xp, self._first_far)
-        self._add_column("value", dim, row_dtype.storage, 0.0)
+        self._add_columns([self._value_column()])
 
     # ---------------------------------------------------------------- columns
 
-    def _add_column(self, name: str, dim: int, dtype: np.dtype, initial: float) -> Column:
-        shift, far_file = self.chunk_shift, self._far_file
-        column = Column(self.backend, name, dim, dtype, initial, shift, far_file)
-        memory, far_bytes = self._new_memory([column], self._chunks)
-        if initial != 0:
-            self._fill_memory(column, memory[0])
-        publish(column.attaching(memory[0]))
-        self._give_back([column], self.numbers.returned)
-        publish(
-            [
-                partial(self._columns.__setitem__, name, column),
-                *setting(self, _far_bytes=far_bytes),
-            ]
-        )
-        return column
+    def _value_column(self) -> Column:
+        storage, shift = self.row_dtype.storage, self.chunk_shift
+        return Column(self.backend, "value", self.dim, storage, 0.0, shift, self._far_file)
+
+    def _state_column(
+        self, state: str, dim: int, initial: float, owner: StateOwner | None
+    ) -> Column:
+        names = itertools.chain([state], (f"{state} ({i})" for i in itertools.count(2)))
+        name = next(name for name in names if name not in self._columns)
+        dtype, shift = np.dtype(np.float32), self.chunk_shift
+        rest = (dim, dtype, initial, shift, self._far_file, state, owner)
+        return Column(self.backend, name, *rest)
+
+    def _add_columns(self, columns: list[Column]) -> None:
+        memory, far_bytes = self._new_memory(columns, self._chunks)
+        for column, parts in zip(columns, memory, strict=True):
+            if column.initial != 0:
+                self._fill_memory(column, parts)
+            publish(column.attaching(parts))
+        self._give_back(columns, self.numbers.returned)
+        # Not `__setitem__`: a first key makes a dict ask for memory.
+        held = {**self._columns, **{column.name: column for column in columns}}
+        publish(setting(self, _columns=held, _groups=None, _far_bytes=far_bytes))
 
     def _fill_memory(self, column: Column, memory: list[Array]) -> None:
         """Gives all rows handed out so far the initial value. Memory of others is not touched."""
@@ -135,8 +144,49 @@ class RowStore(RowAccess):
             raise
         return memory, self._far_file.num_bytes
 
+    def add_states(self, kinds: Kinds, owner: StateOwner | None) -> list[Column]:
+        """Makes float32 columns for states, all of them or none, whatever others there are.
+
+        Args:
+          kinds: by name, elements of a row and what a row holds that no update has touched.
+          owner: of all of them; see Column.
+
+        Raises:
+          MemoryError: no memory for them; the store is as it was.
+        """
+        columns = [self._state_column(name, *kind, owner) for name, kind in kinds.items()]
+        self._add_columns(columns)
+        return columns
+
+    @property
+    def state_groups(self) -> StateGroups:
+        """The states of each owner, in the order in which they were made."""
+        groups = self._groups
+        if groups is None:
+            made: dict[StateOwner | None, dict[str, Column]] = {}
+            for name in self.state_names:
+                column = self._columns[name]
+                made.setdefault(column.owner, {})[column.state] = column
+            self._groups = groups = dict(made)
+        return groups
+
+    def giving(self, columns: Iterable[Column], owner: StateOwner) -> list[Action]:
+        """Prepares to give free states to an owner."""
+        given = [action for column in columns for action in setting(column, owner=owner)]
+        return [*given, *setting(self, _groups=None)]
+
+    def drop_states(self, columns: Sequence[Column]) -> None:
+        """Gives the memory of states back that nobody will use any more."""
+        gone = {column.name for column in columns}
+        left = {name: column for name, column in self._columns.items() if name not in gone}
+        if self.num_far_rows:
+            self.backend.synchronize()  # kernels that still use pinned memory
+        publish(setting(self, _columns=left, _groups=None))
+        for column in columns:
+            column.discard()
+
     def ensure_state(self, name: str, initial: float, dim: int | None = None) -> Column:
-        """Returns a float32 state column and makes it on first use.
+        """Returns a float32 state column of this name and makes it on first use. It is free.
 
         Args:
           name: of the state, such as "m".
@@ -147,18 +197,15 @@ class RowStore(RowAccess):
           ValueError: the column exists with another dim or initial value.
         """
         dim = self.dim if dim is None else dim
-        self.check_state(name, initial, dim)
-        column = self._columns.get(name)
-        return column or self._add_column(name, dim, np.dtype(np.float32), initial)
-
-    def check_state(self, name: str, initial: float, dim: int) -> None:
-        """Raises ValueError if a state exists with another dim or initial value."""
-        column = self._columns.get(name)
-        if column is not None and (column.dim, column.initial) != (dim, initial):
+        column = self.state_groups.get(None, {}).get(name)
+        if column is None:
+            (column,) = self.add_states({name: (dim, initial)}, None)
+        elif (column.dim, column.initial) != (dim, initial):
             raise ValueError(
                 f"State {name!r} exists with dim {column.dim} and initial value {column.initial}. "
-                f"Received: dim {dim}, initial value {initial}. Use one optimizer per table."
+                f"Received: dim {dim}, initial value {initial}. Give it another name."
             )
+        return column
 
     @property
     def _with_values(self) -> list[str]:
@@ -346,7 +393,8 @@ class RowStore(RowAccess):
         if self.num_far_rows:
             self.backend.synchronize()  # kernels that still use pinned memory or the file
         numbers = RowNumbers.none(self.backend.xp, self._first_far)
-        return setting(self, _columns=columns, _chunks=Chunks(0, 0), _far_bytes=0, numbers=numbers)
+        memory = setting(self, _columns=columns, _groups=None, _chunks=Chunks(0, 0), _far_bytes=0)
+        return [*memory, *setting(self, numbers=numbers)]
 
     def clear(self) -> None:
         """Gives all rows and their memory back. The state columns stay, empty."""
@@ -372,6 +420,14 @@ class RowStore(RowAccess):
         if self._far_file:
             self._far_file.close()
 
+    def for_reading(self) -> "RowStore":
+        """Returns a store with the columns of now: its rows can be read when all have gone back."""
+        other = copy.copy(self)
+        if self._far_file:
+            # To read behind the end of a file would end the process.
+            self._far_file.keep(self._far_bytes, other)
+        return other
+
     def emptied(self) -> "RowStore":
         """Returns a store like this one without rows and states.
 
@@ -380,7 +436,8 @@ class RowStore(RowAccess):
         """
         other = copy.copy(self)
         other._far_file = None if self._far_file is None else self._far_file.sibling()
-        other._columns, other._chunks, other._far_bytes = {}, Chunks(0, 0), 0
+        other._columns, other._groups = {}, None
+        other._chunks, other._far_bytes = Chunks(0, 0), 0
         other.numbers = RowNumbers.none(self.backend.xp, self._first_far)
-        other._add_column("value", self.dim, self.row_dtype.storage, 0.0)
+        other._add_columns([other._value_column()])
         return other

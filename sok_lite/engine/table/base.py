@@ -111,6 +111,22 @@ class EmbeddingTable(Inserts):
         look_up(backend, distinct, rows, asked)
         publish([spread])
 
+    @exclusive
+    def read_state(self, name: str, keys: Any) -> Array:
+        """Returns an optimizer state of keys, (n, dim) float32. It changes nothing.
+
+        A key without a row gives what the state begins with.
+
+        Raises:
+          KeyError: there is no such state.
+        """
+        rows = self._find(self._keys(keys)).rows
+        column = self.store.column(name)
+        state = self.store.read(rows, name)
+        if column.initial != 0:
+            state[rows == np.uint32(ABSENT)] = column.initial
+        return state
+
     def _row_numbers(self, keys: Array) -> Array:
         """Returns memory for the row numbers of keys."""
         return self.backend.xp.empty(keys.size, np.uint32)
@@ -196,6 +212,36 @@ class EmbeddingTable(Inserts):
         distinct, inverse = unique(self.backend, keys)
         last = last_of_each(self.backend, inverse, int(distinct.size))
         self.store.write(self._find(distinct).rows, values, source=last)
+
+    @changing
+    def assign_state(self, name: str, keys: Any, values: Any) -> None:
+        """Sets an optimizer state of keys that have a row. The last of a repeated key wins.
+
+        Args:
+          name: of the state.
+          values: (n, dim) float32.
+
+        Raises:
+          KeyError: there is no such state. ValueError: a key has no row, or shapes do not fit.
+            Nothing has changed.
+        """
+        keys = self._keys(keys)
+        xp, column = self.backend.xp, self.store.column(name)
+        values = xp.ascontiguousarray(xp.asarray(values, np.float32))
+        if values.shape != (keys.size, column.dim):
+            raise ValueError(
+                f"State {name!r} of table {self.name!r} takes values of shape "
+                f"({keys.size}, {column.dim}), a row for each key. Received: shape {values.shape}."
+            )
+        distinct, inverse = unique(self.backend, keys)
+        found = self._find(distinct)
+        if found.num_missing:
+            raise ValueError(
+                f"State {name!r} of table {self.name!r} cannot be set for {found.num_missing} of "
+                f"{distinct.size} keys, which have no row. Assign their rows first."
+            )
+        last = last_of_each(self.backend, inverse, int(distinct.size))
+        self.store.write(found.rows, values, name, source=last)
 
     @changing
     def accumulate(self, keys: Any, deltas: Any, scale: float = 1.0) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
+from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.insertion import NewKeys, WithRows
@@ -25,6 +26,7 @@ class DetTable(EmbeddingTable):
       dtype: of the rows, "float32", "float16" or "bfloat16".
       name: in errors; it also seeds the rows.
       seed: of the rows.
+      owner: which rank owns a key, the same on all ranks.
       init_capacity: keys to make room for at once.
     """
 
@@ -40,6 +42,7 @@ class DetTable(EmbeddingTable):
         dtype: str = "float32",
         name: str = "table",
         seed: int = 0,
+        owner: OwnerRule = MOD,
         init_capacity: int = 0,
     ) -> None:
         super().__init__(
@@ -50,6 +53,7 @@ class DetTable(EmbeddingTable):
             dtype=dtype,
             name=name,
             seed=seed,
+            owner=owner,
         )
         init_capacity = checked_num_keys(name, "init_capacity", init_capacity)
         self.index: DetIndex = DetIndex(backend, self.key_dtype, name, init_capacity)

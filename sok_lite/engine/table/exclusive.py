@@ -44,6 +44,11 @@ class Exclusive:
         while self._unfinished is not None:
             self._unfinished()
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether this thread, which has `lock`, is in a change."""
+        return self._in_change.locked()
+
     def _unusable_after_fork(self) -> str | None:
         """Says why a forked child must not use its copy; None: it may."""
         return None

@@ -1,6 +1,5 @@
 """What a table holds, as arrays: in pieces, all of it, or what a predicate chooses."""
 
-import copy
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -25,8 +24,7 @@ class Exports(TableParts):
         """Returns what is in the slots [first_slot, first_slot + num_slots), in their order."""
         held = self.index.entries(first_slot, num_slots)
         keys = self.key_dtype.from_int64(self.backend.xp, held.keys)
-        # A store with the columns of now: rows can be read that were all given back meanwhile.
-        return Entries(keys, held.rows, held.scores, copy.copy(self.store))
+        return Entries(keys, held.rows, held.scores, self.store.for_reading())
 
     def chunks(self, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]:
         """Yields the whole table in pieces. Hold `lock` if it may change meanwhile."""

@@ -10,6 +10,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import is_integer, row_dtype
+from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.rows.tiers import RowTiers
@@ -66,7 +67,7 @@ class HkvTable(EmbeddingTable):
     others in its two buckets.
 
     Args:
-      backend, dim, initializer, key_type, dtype, name, seed: as of DetTable.
+      backend, dim, initializer, key_type, dtype, name, seed, owner: as of DetTable.
       options: the fields of HkvOptions.
 
     Attributes:
@@ -87,6 +88,7 @@ class HkvTable(EmbeddingTable):
         dtype: str = "float32",
         name: str = "table",
         seed: int = 0,
+        owner: OwnerRule = MOD,
         **options: Any,
     ) -> None:
         try:
@@ -104,6 +106,7 @@ class HkvTable(EmbeddingTable):
             dtype=dtype,
             name=name,
             seed=seed,
+            owner=owner,
             store=self._tiers_of_store(dim, dtype),
         )
         self.tiers = RowTiers(self.store)

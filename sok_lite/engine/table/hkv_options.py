@@ -9,7 +9,7 @@ from sok_lite.engine.table.hkv_index import STRATEGIES
 from sok_lite.engine.table.index import LINE
 
 _ON_REFUSED = ("ignore", "warn", "error")
-_MAX_CAPACITY = 1 << 31
+MAX_CAPACITY = 1 << 31
 _MAX_THRESHOLD = 1 << 30  # sightings are counted up to there
 
 
@@ -144,14 +144,14 @@ def _integer(name: str, value: Any, least: int) -> int:
 
 def _power_of_two(name: str, value: Any) -> int:
     number = _integer(name, value, 1)
-    if number & (number - 1) and number < _MAX_CAPACITY:
+    if number & (number - 1) and number < MAX_CAPACITY:
         raise ValueError(
             f"`{name}` must be a power of two. Received: {name}={number}. "
             f"The next one is {1 << number.bit_length()}."
         )
-    if not LINE <= number <= _MAX_CAPACITY:
+    if not LINE <= number <= MAX_CAPACITY:
         raise ValueError(
-            f"`{name}` must be a power of two from {LINE} to {_MAX_CAPACITY}. "
+            f"`{name}` must be a power of two from {LINE} to {MAX_CAPACITY}. "
             f"Received: {name}={number}."
         )
     return number

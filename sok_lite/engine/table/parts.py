@@ -10,6 +10,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, setting
 from sok_lite.engine.dtypes import KeyDtype, bfloat16_to_float32, key_dtype, row_dtype
+from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
@@ -47,6 +48,8 @@ class TableParts(Exclusive, ABC):
       backend, dim, name: as given.
       seed: as given, or the initializer's own where it came with one.
       key_dtype, row_dtype: formats of keys and rows.
+      owner: which rank owns a key. The table takes every key that it is given; those who send keys
+        between ranks ask.
       store: the rows and the optimizer states.
       generation: changes whenever row numbers handed out before may have become stale.
       clock: counts the lookups that could insert.
@@ -69,6 +72,7 @@ class TableParts(Exclusive, ABC):
         dtype: str,
         name: str,
         seed: int,
+        owner: OwnerRule = MOD,
         store: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -82,6 +86,7 @@ class TableParts(Exclusive, ABC):
         self.key_dtype: KeyDtype = key_dtype(key_type)
         self.row_dtype = row_dtype(dtype)
         self.name = name
+        self.owner = owner
         own_seed = getattr(initializer, "seed", None)
         self.seed = seed if own_seed is None else own_seed
         self.initializer = initializer

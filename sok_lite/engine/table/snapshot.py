@@ -1,4 +1,4 @@
-"""What a table knows of its keys, taken out and put back with their rows: for checkpoints.
+"""All that a table holds, taken out and put back: for checkpoints.
 
 A table that comes back evicts, admits and expires as it would have done: scores, the number of the
 lookup that last saw each key, and the sightings of keys without a row come with the keys. A full
@@ -14,6 +14,7 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.engine.rows.state_owner import StateOwner, fitting, kinds_of
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.base import EmbeddingTable
@@ -24,8 +25,8 @@ from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.parts import COUNTERS
 
 
-class Snapshot(NamedTuple):
-    """The keys of a table and what it knows of them.
+class Held(NamedTuple):
+    """The keys of a table and what it knows of them, without their rows.
 
     Attributes:
       keys: (n,) of the table's key type, ascending.
@@ -54,22 +55,61 @@ class State(NamedTuple):
     """The rows of an optimizer state.
 
     Attributes:
-      name, dim, initial: of the column; see `RowStore.ensure_state`.
+      name, dim, initial: what the optimizer calls it, elements of a row, of a new row.
       rows: (n, dim) float32.
+      group: the states of one optimizer have a number of their own; None: nobody knows what
+        belongs together, as in old checkpoints.
     """
 
     name: str
     dim: int
     initial: float
     rows: Array
+    group: int | None = None
+
+
+class Snapshot(NamedTuple):
+    """All that a table holds.
+
+    Attributes:
+      held: its keys; of those that are restored the row numbers are not used.
+      values: (n, dim) of the row's storage dtype, in the order of the keys.
+      states: of all optimizers.
+    """
+
+    held: Held
+    values: Array
+    states: Sequence[State] = ()
 
 
 def take(table: EmbeddingTable) -> Snapshot:
-    """Returns a snapshot. Its row numbers are good as long as the caller holds `table.lock`."""
+    """Returns a copy of all that a table holds.
+
+    Raises:
+      MemoryError: no memory for it.
+    """
     return alone(table, lambda: _taken(table))
 
 
+def take_held(table: EmbeddingTable) -> Held:
+    """Returns the keys. Their row numbers are good as long as the caller holds `table.lock`."""
+    return alone(table, lambda: _held(table))
+
+
 def _taken(table: EmbeddingTable) -> Snapshot:
+    store, held = table.store, _held(table)
+    rows = table.backend.xp.ascontiguousarray(held.rows)
+    groups = store.state_groups
+    grouped = [groups.get(None, {}), *(groups[owner] for owner in groups if owner)]
+    states = [
+        State(name, column.dim, column.initial, store.read(rows, column.name), number or None)
+        for number, group in enumerate(grouped)
+        for name, column in group.items()
+    ]
+    return Snapshot(held, store.read(rows), states)
+
+
+def _held(table: EmbeddingTable) -> Held:
     xp = table.backend.xp
     held = table.index.entries()
     keys = table.key_dtype.from_int64(xp, held.keys)
@@ -93,7 +133,7 @@ def _taken(table: EmbeddingTable) -> Snapshot:
             "strategy": index.strategy,
             "epoch": index.epoch,
         }
-    return Snapshot(
+    return Held(
         keys[order],
         held.rows[order],
         held.stamps[order],
@@ -105,9 +145,7 @@ def _taken(table: EmbeddingTable) -> Snapshot:
     )
 
 
-def restore(
-    table: EmbeddingTable, snapshot: Snapshot, values: Array, states: Sequence[State] = ()
-) -> None:
+def restore(table: EmbeddingTable, snapshot: Snapshot) -> None:
     """Makes a table hold the keys of a snapshot and no others. Counters begin anew.
 
     All that it is to hold is made beside what it holds, and takes its place in one piece. So until
@@ -116,32 +154,24 @@ def restore(
     The kinds and options of the two tables may differ: scores are taken over between equal
     strategies only, and else begin as those of new keys. Rows of the highest scores come near.
 
-    Args:
-      snapshot: its rows are not used.
-      values: (n, dim) of the row's storage dtype.
-      states: of the optimizer. Those that the table has beside them begin anew.
+    Of the states those of an optimizer that uses the table go on with the first that fit, and begin
+    anew where none do. The others are free.
 
     Raises:
-      ValueError: the keys do not fit the key type or `max_capacity`, a state exists with another
-        dim or initial value, or the snapshot contradicts itself. The table is as it was.
+      ValueError: the keys do not fit the key type or `max_capacity`, or the snapshot contradicts
+        itself. The table is as it was.
       MemoryError: no memory for keys and rows; the table is as it was.
     """
-    keys = table.key_dtype.to_int64(table.backend.xp, snapshot.keys, f"keys of {table.name!r}")
-    changing_alone(table, lambda: _restore(table, keys, snapshot, values, states))
+    held = snapshot.held
+    keys = table.key_dtype.to_int64(table.backend.xp, held.keys, f"keys of {table.name!r}")
+    changing_alone(table, lambda: _restore(table, keys, snapshot))
 
 
-def _restore(
-    table: EmbeddingTable,
-    keys: Array,
-    snapshot: Snapshot,
-    values: Array,
-    states: Sequence[State],
-) -> None:
-    _check(table, snapshot)
-    for state in states:
-        table.store.check_state(state.name, state.initial, state.dim)
+def _restore(table: EmbeddingTable, keys: Array, snapshot: Snapshot) -> None:
+    _check(table, snapshot.held)
+    _check_rows(table, snapshot)
     try:
-        actions = _prepared(table, keys, snapshot, values, states)
+        actions = _prepared(table, keys, snapshot)
     except MemoryError as error:
         held = f" Clear it first: it holds {table.size:,} keys." if table.size else ""
         raise MemoryError(
@@ -149,35 +179,28 @@ def _restore(
             f"holds. It is as it was.{held} ({error})"
         ) from error
     counts = dict.fromkeys(COUNTERS, 0)
-    clock = table.clock.restarting(int(snapshot.facts["num_lookups"]))
+    clock = table.clock.restarting(int(snapshot.held.facts["num_lookups"]))
     renewed = setting(table, _counts=counts, generation=table.generation + 1)
     old = table.store  # kept, so that nothing of it is given back while `publish` runs
     publish([*actions, *clock, *renewed])
     old.close_far()
 
 
-def _prepared(
-    table: EmbeddingTable,
-    keys: Array,
-    snapshot: Snapshot,
-    values: Array,
-    states: Sequence[State],
-) -> list[Action]:
+def _prepared(table: EmbeddingTable, keys: Array, snapshot: Snapshot) -> list[Action]:
     """Makes what the table is to hold, and returns the actions that give it that."""
     if isinstance(table, HkvTable):
-        return _prepared_hybrid(table, keys, snapshot, values, states)
+        return _prepared_hybrid(table, keys, snapshot)
     assert isinstance(table.index, DetIndex)
     index = table.index.emptied()
     index.make_room(int(keys.size))
-    store, rows = _new_store(table, snapshot.stamps, values, states)
+    stamps = snapshot.held.stamps
+    store, rows = _new_store(table, stamps, snapshot)
     index.insert(keys, rows, 1)
-    publish(index.updating(keys, stamps=snapshot.stamps))
+    publish(index.updating(keys, stamps=stamps))
     return setting(table, index=index, store=store)
 
 
-def _new_store(
-    table: EmbeddingTable, scores: Array, values: Array, states: Sequence[State]
-) -> tuple[RowStore, Array]:
+def _new_store(table: EmbeddingTable, scores: Array, snapshot: Snapshot) -> tuple[RowStore, Array]:
     """Returns a new row store, and the row of each key.
 
     Args:
@@ -188,25 +211,33 @@ def _new_store(
     rows = xp.empty(scores.size, np.uint32)
     order = xp.argsort(~scores)  # descending: ~ turns unsigned numbers round
     rows[order] = store.allocate(int(scores.size))
-    store.write(rows, values)
+    states = snapshot.states
+    store.write(rows, snapshot.values)
+    owners: dict[int | None, StateOwner | None] = {state.group: StateOwner() for state in states}
+    owners[None] = None
     for state in states:
-        column = store.ensure_state(state.name, state.initial, state.dim)
-        if state.name in old.state_names:
-            column.owner = old.column(state.name).living_owner
-        store.write(rows, xp.ascontiguousarray(state.rows), column=state.name)
-    for name in set(old.state_names).difference(store.state_names):
-        column = old.column(name)
-        store.ensure_state(name, column.initial, column.dim).owner = column.owner
+        kinds = {state.name: (state.dim, state.initial)}
+        (column,) = store.add_states(kinds, owners[state.group])
+        store.write(rows, xp.ascontiguousarray(state.rows), column=column.name)
+    for owner, its_states in old.state_groups.items():
+        if owner is None or owner.optimizer is None:
+            continue
+        kinds = kinds_of(its_states)
+        saved = fitting(store.state_groups, kinds)
+        if saved is None:
+            store.add_states(kinds, owner)
+        else:
+            publish(store.giving(saved.values(), owner))
     return store, rows
 
 
-def _check(table: EmbeddingTable, snapshot: Snapshot) -> None:
-    n = int(snapshot.keys.size)
+def _check(table: EmbeddingTable, held: Held) -> None:
+    n = int(held.keys.size)
     sizes = {
-        "stamps": ({n}, snapshot.stamps),
-        "scores": ({0, n}, snapshot.scores),
-        "slots": ({0, n}, snapshot.slots),
-        "sightings": ({int(snapshot.sighted_keys.size)}, snapshot.sightings),
+        "stamps": ({n}, held.stamps),
+        "scores": ({0, n}, held.scores),
+        "slots": ({0, n}, held.slots),
+        "sightings": ({int(held.sighted_keys.size)}, held.sightings),
     }
     for name, (expected, array) in sizes.items():
         if int(array.size) not in expected:
@@ -214,50 +245,57 @@ def _check(table: EmbeddingTable, snapshot: Snapshot) -> None:
                 f"What was saved of table {table.name!r} is corrupt: {array.size:,} {name} for "
                 f"{n:,} keys."
             )
-    if bool((snapshot.keys[1:] <= snapshot.keys[:-1]).any()):
+    if bool((held.keys[1:] <= held.keys[:-1]).any()):
         raise ValueError(f"What was saved of table {table.name!r} is corrupt: its keys repeat.")
 
 
-def _prepared_hybrid(
-    table: HkvTable,
-    keys: Array,
-    snapshot: Snapshot,
-    values: Array,
-    states: Sequence[State],
-) -> list[Action]:
-    facts = snapshot.facts
-    index = _index_with(table, keys, snapshot)
+def _check_rows(table: EmbeddingTable, snapshot: Snapshot) -> None:
+    n = int(snapshot.held.keys.size)
+    parts = [("rows", table.dim, snapshot.values)]
+    parts += [(f"rows of state {s.name!r}", s.dim, s.rows) for s in snapshot.states]
+    for what, dim, rows in parts:
+        if rows.shape != (n, dim):
+            raise ValueError(
+                f"What was saved of table {table.name!r} is corrupt: {what} must have shape "
+                f"({n}, {dim}), one for each key. Received: shape {tuple(rows.shape)}."
+            )
+
+
+def _prepared_hybrid(table: HkvTable, keys: Array, snapshot: Snapshot) -> list[Action]:
+    held = snapshot.held
+    facts = held.facts
+    index = _index_with(table, keys, held)
     # Scores and epochs of another strategy say nothing here.
     is_same = facts.get("strategy") == index.strategy
     index.epoch = int(facts["epoch"]) if is_same else table.index.epoch
     scores = None
     if index.has_scores:
         scores = (
-            snapshot.scores
-            if is_same and snapshot.scores.size == keys.size
-            else index.initial_scores(snapshot.stamps)
+            held.scores
+            if is_same and held.scores.size == keys.size
+            else index.initial_scores(held.stamps)
         )
-    hottest = snapshot.stamps if scores is None else scores
-    store, rows = _new_store(table, hottest, values, states)
+    hottest = held.stamps if scores is None else scores
+    store, rows = _new_store(table, hottest, snapshot)
     tiers = RowTiers(store)
     tiers.assigned(rows, keys)
-    publish(index.updating(keys, rows, scores, snapshot.stamps))
+    publish(index.updating(keys, rows, scores, held.stamps))
     sightings = table.sightings
     if sightings is not None:
         sightings = sightings.emptied()
         now = int(facts["num_lookups"])
-        sightings.restore(snapshot.sighted_keys, snapshot.sightings, now)
+        sightings.restore(held.sighted_keys, held.sightings, now)
     return setting(table, index=index, store=store, tiers=tiers, sightings=sightings)
 
 
-def _index_with(table: HkvTable, keys: Array, snapshot: Snapshot) -> HkvIndex:
+def _index_with(table: HkvTable, keys: Array, held: Held) -> HkvIndex:
     """Returns a new index that has the keys."""
-    index, facts, n = table.index, snapshot.facts, int(keys.size)
+    index, facts, n = table.index, held.facts, int(keys.size)
     capacity = int(facts.get("capacity", 0))
     num_slots = int(facts.get("num_slots", 0))
     is_same = (facts.get("bucket"), facts.get("segment")) == (index.bucket, index.segment_slots)
-    if is_same and num_slots <= index.max_capacity and snapshot.slots.size == n:
-        return index.with_keys_in(keys, snapshot.slots, num_slots, capacity)
+    if is_same and num_slots <= index.max_capacity and held.slots.size == n:
+        return index.with_keys_in(keys, held.slots, num_slots, capacity)
     index = index.emptied()
     index.make_room(n)
     num_refused = index.insert_all(keys)

@@ -307,23 +307,34 @@ def test_memory_goes_back_to_the_system(how):
     assert again < full + 40
 
 
-@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
+@pytest.mark.parametrize("kind", ["hbm", "hybrid", "far file"])
 @pytest.mark.parametrize("removal", ["erase", "clear"])
-def test_entries_can_be_read_when_all_rows_went_back(kind, removal):
+def test_entries_can_be_read_when_all_rows_went_back(tmp_path, kind, removal):
     program = """
-        import sys
+        import os, sys
         import numpy as np
         from sok_lite.backend import get_backend
         from sok_lite.engine.initializer_spec import make_initializer
         from sok_lite.engine.table import make_table
 
-        ones = make_initializer("ones", 16)
-        table = make_table(sys.argv[1], get_backend("cpu"), 16, initializer=ones)
+        kind, removal, path = sys.argv[1:]
+        ones, options = make_initializer("ones", 16), {}
+        if kind == "far file":
+            kind, options = "hybrid", {"far_path": path, "max_hbm_for_vectors": 2**-14}
+        table = make_table(kind, get_backend("cpu"), 16, initializer=ones, **options)
         keys = np.arange(200_000)
         table.lookup(keys)
         entries = table.export_chunk(0, table.num_slots)
-        table.erase(keys) if sys.argv[2] == "erase" else table.clear()
+        table.erase(keys) if removal == "erase" else table.clear()
         assert table.store.num_rows == 0
         print(entries.values.shape == (len(keys), 16))
+        if options:
+            table.lookup(keys[:10_000] + len(keys))
+            table.clear()
+            print((entries.values == 1).all(), os.path.getsize(path) > 0)
+            del entries
+            table.find(keys)
+            print(os.path.getsize(path))
     """
-    assert run_limited(program, kind, removal) == ["True"]
+    printed = run_limited(program, kind, removal, tmp_path / "rows")
+    assert printed == ["True"] + (["True", "True", "0"] if kind == "far file" else [])

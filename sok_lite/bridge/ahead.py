@@ -1,0 +1,84 @@
+"""Keys that travel to the ranks that own them before they are looked up."""
+
+import typing
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.host_call import host_call
+from sok_lite.bridge.lookup_arguments import Argument, Facts, joined_inputs
+from sok_lite.bridge.lookup_host import LookupHost, Treatment
+from sok_lite.comm import Communicator
+
+
+class Prefetched(tf.experimental.ExtensionType):
+    """Ids whose keys have been sent: `sok.lookup_sparse` takes it in place of them.
+
+    It goes into and out of a `tf.function` as a tensor does, and holds nothing but tensors.
+
+    Attributes:
+      ids: as they were given, in a tuple.
+      is_list: whether they were given as a list.
+    """
+
+    __name__ = "sok_lite.Prefetched"
+    ids: typing.Tuple[typing.Union[tf.RaggedTensor, tf.SparseTensor], ...]  # noqa: UP006, UP007
+    is_list: bool
+    # What `LookupHost.send_packed` gave, as one row: of a tensor TensorFlow would count the
+    # elements, and trace a function again where they are more or fewer.
+    _sent: tf.RaggedTensor
+    # Of the tables that it was made for.
+    _tag: int
+
+    def sent_for(self, tables: Sequence[Facts]) -> tf.Tensor:
+        """Returns what `LookupHost.forward` takes of it.
+
+        Raises:
+          ValueError: it was made for other tables.
+        """
+        if self._tag != _tag_of(tables):
+            names = ", ".join(repr(table.name) for table in tables)
+            raise ValueError(
+                "What sok.prefetch gives is looked up in the tables that it was made for. "
+                f"Received: ids that were prefetched for others than {names}."
+            )
+        return self._sent.values
+
+
+def send_ahead(comm: Communicator, arguments: Sequence[Argument], sp_ids: Any) -> Prefetched:
+    """Sends the keys of a lookup to the ranks that own them. Every rank must call it.
+
+    Args:
+      arguments: of each table.
+      sp_ids: what the program gave for them: ids of one table, or a list.
+    """
+    tables = [argument.facts for argument in arguments]
+    is_list = isinstance(sp_ids, (list, tuple))
+    sent = _sent(comm, arguments) if comm.size > 1 and arguments else tf.zeros([0], tf.int64)
+    row = tf.RaggedTensor.from_row_lengths(sent, tf.shape(sent, tf.int64), validate=False)
+    return Prefetched(tuple(sp_ids) if is_list else (sp_ids,), is_list, row, _tag_of(tables))
+
+
+def _sent(comm: Communicator, arguments: Sequence[Argument]) -> tf.Tensor:
+    tables = [
+        argument.facts._replace(has_weights=False, weights_are_ragged=None, combiner="sum")
+        for argument in arguments
+    ]
+    host = LookupHost(comm, tables, Treatment(None, None, False))
+    what = f"prefetch in {', '.join(repr(table.name) for table in tables)}"
+    keys = [
+        argument._replace(facts=facts, weights=None, weight_rows=None)
+        for argument, facts in zip(arguments, tables, strict=True)
+    ]
+    inputs, _ = joined_inputs(keys)
+    (sent,) = host_call(host.send_packed, inputs, [tf.int64], host.backend, what)
+    sent.set_shape([None])
+    return sent
+
+
+def _tag_of(tables: Sequence[Facts]) -> int:
+    return zlib.crc32(
+        repr([(table.name, table.key_type.name, table.owner) for table in tables]).encode()
+    )

@@ -1,0 +1,187 @@
+"""What `tf.train.Checkpoint` saves of a table, and how a table takes it back.
+
+Saved is the part of this rank. The tensors, n keys and m keys that were seen but have no row:
+
+  keys           (n,)                key type, ascending
+  values         (n, dimension)      rows
+  states         (n, all of them)    float32, the optimizer states side by side
+  state_columns  scalar text         JSON: a list of {name of a state: [its length, its initial
+                                     value]}: first states that no optimizer keeps together, then
+                                     those of each optimizer; old checkpoints have the first alone
+  stamps         (n,)                int64, number of the lookup that last saw each key
+  scores         (n,)                uint64; (0,) where the stamps are the scores
+  slots          (n,)                int64, places in a "hybrid" index; (0,) of an "hbm" table
+  sighted_keys   (m,)                int64
+  sightings      (m,)                int64, how often each was seen
+  facts          scalar text         JSON: number of lookups; of a "hybrid" table its epoch,
+                                     capacity and strategy as well, and where its slots are: how
+                                     many, and how many a bucket and a segment have
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.checks import checked_keys, checked_rows
+from sok_lite.bridge.table_call import table_call, to_rows
+from sok_lite.bridge.tensor import to_array, to_tensor
+from sok_lite.engine.optimizer_states import drop_left_behind
+from sok_lite.engine.table import EmbeddingTable, snapshot
+from sok_lite.engine.table.exclusive import alone
+
+
+def serialized(variable: Any) -> dict[str, tf.Tensor]:
+    """Returns the tensors of a variable's table, by name."""
+    key_type, dtype = variable.key_type, variable.dtype
+    dtypes = saved_dtypes(key_type, dtype)
+
+    def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
+        tensors = saved_tensors(table, key_type, dtype)
+        return [tensors[name] for name in dtypes]
+
+    what, shapes = f"Saving {variable.name!r}", [None] * len(dtypes)
+    tensors = table_call(variable, what, run, [], list(dtypes.values()), shapes)
+    return dict(zip(dtypes, tensors, strict=True))
+
+
+def restored(variable: Any, tensors: Mapping[str, tf.Tensor]) -> Any:
+    """Makes a variable's table what was saved; returns the operation.
+
+    Raises:
+      ValueError: a tensor is missing, or does not fit.
+    """
+    names = list(saved_dtypes(variable.key_type, variable.dtype))
+    missing = set(names) - set(tensors)
+    if missing:
+        raise ValueError(
+            f"The checkpoint has no {', '.join(sorted(missing))} for {variable.name!r}: it was not "
+            "written from a table of this version."
+        )
+    keys = checked_keys(variable, tensors["keys"])
+    checked_rows(variable, keys, tensors["values"], "restore")
+
+    def run(table: EmbeddingTable, *parts: tf.Tensor) -> Sequence[tf.Tensor]:
+        restore_tensors(table, dict(zip(names, parts, strict=True)))
+        return ()
+
+    inputs = [tensors[name] for name in names]
+    done = table_call(variable, f"The restore of {variable.name!r}", run, inputs)
+    return tf.no_op() if tf.executing_eagerly() else done
+
+
+def saved_dtypes(key_type: tf.DType, dtype: tf.DType) -> dict[str, tf.DType]:
+    """Returns the names and dtypes of the tensors of a table.
+
+    Args:
+      key_type, dtype: of its keys and its rows.
+    """
+    return {
+        "keys": key_type,
+        "values": dtype,
+        "states": tf.float32,
+        "state_columns": tf.string,
+        "stamps": tf.int64,  # not uint32: few of TensorFlow's kernels know it
+        "scores": tf.uint64,
+        "slots": tf.int64,
+        "sighted_keys": tf.int64,
+        "sightings": tf.int64,
+        "facts": tf.string,
+    }
+
+
+def saved_tensors(
+    table: EmbeddingTable, key_type: tf.DType, dtype: tf.DType
+) -> dict[str, tf.Tensor]:
+    """Returns the tensors of a table, eager ones.
+
+    Args:
+      key_type, dtype: of its keys and its rows.
+    """
+    backend = table.backend
+    xp = backend.xp
+
+    def taken() -> snapshot.Snapshot:
+        drop_left_behind(table)
+        return snapshot.take(table)
+
+    try:
+        held, values, states = alone(table, taken)
+        rows = [xp.empty((len(values), 0), np.float32), *(state.rows for state in states)]
+        return {
+            "keys": to_tensor(held.keys, key_type, backend),
+            "values": to_tensor(values, dtype, backend),
+            "states": to_tensor(xp.concatenate(rows, axis=1), tf.float32, backend),
+            "state_columns": _text(_columns(states)),
+            "stamps": to_tensor(held.stamps.astype(np.int64), tf.int64, backend),
+            "scores": to_tensor(held.scores, tf.uint64, backend),
+            "slots": to_tensor(held.slots, tf.int64, backend),
+            "sighted_keys": to_tensor(held.sighted_keys, tf.int64, backend),
+            "sightings": to_tensor(held.sightings.astype(np.int64), tf.int64, backend),
+            "facts": _text(held.facts),
+        }
+    except MemoryError as error:
+        raise MemoryError(
+            f"No memory for a copy of table {table.name!r}, which has {table.size:,} keys. "
+            "TensorFlow asks for one to save it, and also before it restores it: clear it before a "
+            f"restore, or restore into a new one. It is as it was. ({error})"
+        ) from error
+
+
+def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> None:
+    """Makes a table what was saved: other keys go.
+
+    Args:
+      tensors: what `saved_tensors` gave, eager ones.
+
+    Raises:
+      ValueError: the keys or states do not fit the table, or it has no room for them. It is as it
+        was.
+      MemoryError: no memory for all of it beside what the table holds; it is as it was.
+    """
+    backend = table.backend
+    arrays = {
+        name: to_array(tensor, backend)
+        for name, tensor in tensors.items()
+        if tensor.dtype != tf.string and name != "values"
+    }
+    held = snapshot.Held(
+        arrays["keys"],
+        backend.xp.empty(0, np.uint32),  # of the table that was saved
+        arrays["stamps"].astype(np.uint32),
+        arrays["scores"],
+        arrays["slots"],
+        arrays["sighted_keys"],
+        arrays["sightings"].astype(np.uint32),
+        json.loads(bytes(tensors["facts"].numpy())),
+    )
+    values = table.store.to_storage(to_rows(tensors["values"], table))
+    states, start = [], 0
+    grouped = json.loads(bytes(tensors["state_columns"].numpy()))
+    for number, group in enumerate([grouped] if isinstance(grouped, dict) else grouped):
+        for name, (dim, initial) in group.items():
+            rows = arrays["states"][:, start : start + dim]
+            states.append(snapshot.State(name, dim, initial, rows, number or None))
+            start += dim
+    if start != arrays["states"].shape[1]:
+        raise ValueError(
+            f"What was saved of table {table.name!r} is corrupt: its states have {start} columns "
+            f"by their names, and {arrays['states'].shape[1]} were saved."
+        )
+    snapshot.restore(table, snapshot.Snapshot(held, values, states))
+
+
+def _columns(states: Sequence[snapshot.State]) -> list[dict[str, Any]]:
+    """Returns what "state_columns" says of states, group by group."""
+    columns: list[dict[str, Any]] = [{}]
+    for state in states:
+        while len(columns) <= (state.group or 0):
+            columns.append({})
+        columns[state.group or 0][state.name] = [state.dim, state.initial]
+    return columns
+
+
+def _text(value: object) -> tf.Tensor:
+    return tf.constant(json.dumps(value))

@@ -1,0 +1,101 @@
+"""Arguments of a table's methods, checked and made tensors before anything happens."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST
+
+
+def without_keras(value: Any) -> Any:
+    """Returns the tensor of a Keras variable; anything else as it is.
+
+    Such a variable passes for a tensor, but its dtype is a text.
+    """
+    if tf.is_tensor(value) and isinstance(value.dtype, str):
+        return tf.convert_to_tensor(value)
+    return value
+
+
+def checked_keys(variable: Any, keys: Any) -> tf.Tensor:
+    """Returns keys as a tensor of integers that the table accepts.
+
+    Raises:
+      TypeError: they are not integers.
+    """
+    keys = without_keras(keys)
+    if not tf.is_tensor(keys):
+        array = np.asarray(keys)
+        if array.size == 0 and array.dtype == np.float64:
+            array = array.astype(np.int64)  # NumPy's dtype for an empty list
+        keys = tf.convert_to_tensor(array) if array.dtype.kind in "iuf" else array
+    dtype = getattr(keys, "dtype", None)
+    if not isinstance(dtype, tf.DType) or not dtype.is_integer:
+        name = dtype.name if isinstance(dtype, (tf.DType, np.dtype)) else type(keys).__name__
+        raise TypeError(
+            f"Keys of {variable.name!r} must be integers ({variable.key_type.name}). "
+            f"Received: {name}. Cast them first if they really are keys."
+        )
+    return keys
+
+
+def checked_rows(variable: Any, keys: tf.Tensor, values: Any, what: str) -> tf.Tensor:
+    """Returns rows as a tensor that fits keys (n,) and the variable, or raises."""
+    values = without_keras(values)
+    if not tf.is_tensor(values):
+        # Python numbers have no dtype of their own.
+        is_plain = isinstance(values, (list, tuple)) and np.asarray(values).dtype.kind in "if"
+        values = tf.convert_to_tensor(values, variable.dtype if is_plain else None)
+    if not values.dtype.is_floating:
+        raise TypeError(
+            f"{what}: `values` must be {variable.dtype.name}. Received: dtype {values.dtype.name}. "
+            "Cast them first if they really are rows."
+        )
+    expected = f"(n, {variable.dimension}), one row for each of the n keys"
+    if keys.shape.rank is not None and keys.shape.rank != 1:
+        raise ValueError(f"{what}: `indices` must have shape (n,). Received: shape {keys.shape}.")
+    if not values.shape.is_compatible_with([keys.shape[0] if keys.shape.rank else None, None]):
+        raise ValueError(
+            f"{what}: `values` must have shape {expected}. Received: indices of shape "
+            f"{keys.shape} and values of shape {values.shape}."
+        )
+    if not values.shape.is_compatible_with([None, variable.dimension]):
+        raise ValueError(
+            f"{what}: `values` must have shape {expected}: {variable.name!r} has dimension "
+            f"{variable.dimension}. Received: values of shape {values.shape}."
+        )
+    return values
+
+
+def checked_scores(name: str, scores: Any) -> tf.Tensor:
+    """Returns scores as a tensor of integers, or raises TypeError."""
+    scores = tf.convert_to_tensor(scores)
+    if not scores.dtype.is_integer:
+        raise TypeError(
+            f"Scores of {name!r} must be integers. Received: dtype {scores.dtype.name}."
+        )
+    return scores
+
+
+def refuse_partitions(variable: Any) -> None:
+    """Raises if tf.nn.embedding_lookup was given a list of variables.
+
+    TensorFlow then takes them for the parts of one table, changes the keys and asks each part in
+    turn. Nothing but the caller's frame tells such a read from another.
+    """
+    frame: Any = sys._getframe(1)
+    for _ in range(16):
+        if frame is None:
+            return
+        if frame.f_code.co_name == LOOKUP_IN_A_LIST[1]:
+            params = frame.f_locals.get("params")
+            if isinstance(params, list) and len(params) > 1:
+                raise ValueError(
+                    f"tf.nn.embedding_lookup takes one {variable.kind}. Received: a list of "
+                    f"{len(params)}, among them {variable.name!r}. TensorFlow would spread the "
+                    f"keys over them. {variable.instead_of_partitions}"
+                )
+            return
+        frame = frame.f_back

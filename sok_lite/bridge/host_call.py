@@ -1,0 +1,202 @@
+"""The one door from TensorFlow to a backend, and the order of calls through it.
+
+Whatever touches a backend for TensorFlow goes through `on_device`: lookups, updates, exports, and
+the making of a table. `host_call` is the same for tensors of any mode, one py_function in a graph.
+
+Where TensorFlow puts a py_function decides what crosses. For tables on a GPU that is TensorFlow's
+own choice, the GPU wherever every type has a kernel there: keys from the host are copied to the GPU
+once, which a lookup needs anyway, and rows stay there. A single int32 would send the call to the
+CPU, and every row to the host and back; so an int32 goes in and out as the bits of a uint32. Texts,
+which only checkpoints have, do send a call to the CPU: a file is written from there. For tables on
+the CPU the call is put on the CPU, or keys would go to a GPU and come back. There an int32 may be.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from sok_lite.backend import Backend
+from sok_lite.bridge.tensor import memory_of_call
+from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla
+
+__all__ = ["graph_of_function", "host_call", "make_turn", "on_device", "refuse_replicas"]
+
+Result = TypeVar("Result")
+
+
+def on_device(backend: Backend, function: Callable[..., Result], *args: Any) -> Result:
+    """Calls Python that touches a backend, for TensorFlow.
+
+    The thread uses the backend's device while the function runs, and the call returns when all work
+    on it is done, after an error too: what kernels read and write is TensorFlow's memory.
+
+    Args:
+      backend: what `function` computes with.
+      function: called with `args`.
+    """
+    with memory_of_call():
+        backend.activate()
+        try:
+            return function(*args)
+        finally:
+            try:
+                backend.synchronize()
+            except BaseException:
+                backend.synchronize()  # an interrupt may have come before the wait
+                raise
+
+
+@tf.autograph.experimental.do_not_convert  # else each call of a graph runs through AutoGraph
+def host_call(
+    function: Callable[..., Sequence[tf.Tensor]],
+    inputs: Sequence[Any],
+    output_dtypes: Sequence[tf.DType],
+    backend: Backend,
+    what: str,
+) -> Any:
+    """Calls Python with eager tensors: at once in eager mode, as one py_function in a graph.
+
+    Args:
+      function: takes eager tensors, gives a sequence of eager tensors. It raises only ValueError,
+        TypeError and MemoryError: TensorFlow keeps the kind of no other.
+      inputs: tensors.
+      output_dtypes: one per output.
+      backend: what `function` computes with; waited for before the outputs go to TensorFlow.
+      what: what the call does, for the error text ("A lookup in 'user'").
+
+    Returns:
+      A list of tensors in the order of `output_dtypes`; in a TF1 or function graph without
+      outputs, the operation.
+
+    Raises:
+      NotImplementedError: under `jit_compile=True`, or in one of several replicas.
+    """
+    refuse_replicas(what)
+    if tf.executing_eagerly():
+        return list(on_device(backend, function, *inputs))
+    if is_for_xla(tf.compat.v1.get_default_graph()):
+        raise NotImplementedError(
+            f"{what} cannot be compiled by XLA: the table is outside the graph. Remove "
+            "`jit_compile=True` from the tf.function around it, or compile only the dense part of "
+            "the model in a function of its own."
+        )
+
+    def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+        return on_device(backend, function, *tensors)
+
+    def call() -> Any:
+        if backend.name != "cpu":
+            return _gpu_call(run, inputs, output_dtypes)
+        with tf.device("CPU:0"):
+            return tf.py_function(run, list(inputs), list(output_dtypes))
+
+    result = _in_order(call)
+    if not output_dtypes:
+        return result
+    return result if isinstance(result, (list, tuple)) else [result]
+
+
+# Of equal width: a bitcast moves no byte and starts no work on a GPU.
+_CROSSES_AS = {tf.int32: tf.uint32}
+
+
+def _gpu_call(
+    function: Callable[..., Sequence[tf.Tensor]],
+    inputs: Sequence[Any],
+    output_dtypes: Sequence[tf.DType],
+) -> Any:
+    """Returns the py_function of a function, with types that let it be on a GPU."""
+    tensors = [tf.convert_to_tensor(tensor) for tensor in inputs]
+    dtypes = [tensor.dtype for tensor in tensors]
+    crossing_dtypes = [_CROSSES_AS.get(dtype, dtype) for dtype in output_dtypes]
+
+    def run(*crossed: tf.Tensor) -> Sequence[tf.Tensor]:
+        outputs = function(*map(_bits_as, crossed, dtypes))
+        return [*map(_bits_as, outputs, crossing_dtypes)]
+
+    crossing = [_bits_as(tensor, _CROSSES_AS.get(tensor.dtype, tensor.dtype)) for tensor in tensors]
+    results = tf.py_function(run, crossing, crossing_dtypes)
+    if not output_dtypes:
+        return results
+    results = results if isinstance(results, (list, tuple)) else [results]
+    return [*map(_bits_as, results, output_dtypes)]
+
+
+def _bits_as(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    if tensor.dtype == dtype:
+        return tensor
+    # Eagerly, TensorFlow would first copy what is on the host to its GPU.
+    place = tf.device(tensor.backing_device) if tf.executing_eagerly() else contextlib.nullcontext()
+    with place:
+        return tf.bitcast(tensor, dtype)
+
+
+def refuse_replicas(what: str) -> None:
+    """Raises where a tf.distribute strategy runs the caller once for each of several replicas.
+
+    A table is no mirrored variable: every replica would act on the one table there is.
+    """
+    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+        return
+    count = tf.distribute.get_strategy().num_replicas_in_sync
+    if count > 1:
+        raise NotImplementedError(
+            f"{what} does not work in a tf.distribute strategy with several replicas: each of the "
+            f"{count} would read and update the one table there is. Start one process per GPU "
+            "with horovodrun and use sok.init()."
+        )
+
+
+def _in_order(call: Callable[[], Any]) -> Any:
+    """Returns what `call` gives, in a tf.function as the successor of all host calls before it.
+
+    TensorFlow orders host calls within one function. One in a function called from there, or in a
+    branch or a loop, it orders by the variables alone that this function reads or writes: so each
+    writes one of its own, else a lookup could pass an update, and ranks each other's collectives.
+    """
+    turn = _turn() if tf.inside_function() else None
+    if turn is None:
+        return call()
+    with tf.control_dependencies([tf.raw_ops.ReadVariableOp(resource=turn, dtype=tf.int64)]):
+        result = call()
+    with tf.control_dependencies(tf.nest.flatten(result)):
+        tf.raw_ops.AssignAddVariableOp(resource=turn, value=tf.constant(0, tf.int64))
+    return result
+
+
+_PARTS_OF_A_FUNCTION = {name for _, name in BRANCHES_AND_LOOPS}
+_turn_variable: tf.Variable | None = None
+
+
+def make_turn() -> None:
+    """Makes the variable that host calls are ordered by, unless a TF1 graph is outside.
+
+    Called where a table is made: a variable that is made while a tf.function is traced has it
+    traced twice, and what goes once only, such as a gradient of a tape, is None the second time.
+    """
+    global _turn_variable
+    with tf.init_scope():
+        if tf.executing_eagerly() and _turn_variable is None:
+            with tf.device("CPU:0"):
+                _turn_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="sok_turn")
+
+
+def _turn() -> tf.Tensor | None:
+    """Returns the variable that host calls are ordered by; None where a TF1 graph is outside."""
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            return None
+    make_turn()  # of a table that was made in a TF1 graph
+    assert _turn_variable is not None
+    # The gradient of a branch can take a resource from the function around it only.
+    return graph_of_function().capture(_turn_variable.handle)
+
+
+def graph_of_function() -> Any:
+    """Returns the default graph or, within branches and loops, that of the function around them."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    while any(base.__name__ in _PARTS_OF_A_FUNCTION for base in type(graph).__mro__):
+        graph = graph.outer_graph
+    return graph

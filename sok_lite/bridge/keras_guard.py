@@ -1,0 +1,280 @@
+"""What Keras would do with a model that holds tables and leave these out: refused by name.
+
+Keras 3 knows its own variables only, so that `fit` would leave a table untrained and `save` would
+leave it out, without a word. Nothing of a table is asked on the way. So the methods that a program
+calls, all of them public, check the model first; they are wrapped when the program has imported
+Keras and uses a table. A model without tables is not treated otherwise than before. A lookup also
+asks whether Keras' own training step makes it, for a model may use a table that it does not hold.
+
+Keras 3 and tf_keras may both be there, or neither: this module imports none.
+"""
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from sok_lite.bridge.refusals import RefusesDense
+from sok_lite.bridge.tf_private import CHECKPOINT, CHILDREN
+
+# ---- the public names of other packages that this module relies on; a test looks at each ---------
+
+PACKAGES = ("keras", "tf_keras")
+# Public: what a program calls to train and to save, on models and on layers.
+TRAINING = ("make_train_function", "train_step", "train_function")
+SAVING = ("save", "save_weights", "load_weights")
+WEIGHTS = ("get_weights", "set_weights")
+OWN_VARIABLES = ("save_own_variables", "load_own_variables")
+
+_guarded: set[str] = set()
+_lock = threading.Lock()
+_own_steps: set[Any] = set()
+_in_own_step = threading.local()
+_step_codes: set[CodeType] = set()
+_clone_codes: set[CodeType] = set()
+_layers: tuple[type, ...] = ()
+
+
+def watch() -> bool:
+    """Guards each Keras that the program has imported by now; returns whether one is new."""
+    is_new = False
+    for name in PACKAGES:
+        if name in sys.modules and name not in _guarded:
+            is_new |= _guard(name, sys.modules[name])
+    return is_new
+
+
+def refuse_own_step(variable: Any) -> None:
+    """Raises in a lookup that Keras' own training step makes: it would not train the table."""
+    # A Keras that is first seen here may be within the step already.
+    is_late = watch() and _is_called_by(_step_codes)
+    if (is_late or getattr(_in_own_step, "is_open", False)) and variable.trainable:
+        _refuse_training([variable])
+
+
+def refuse_clone() -> None:
+    """Raises where `clone_model` makes a table."""
+    watch()
+    if _is_called_by(_clone_codes):
+        raise NotImplementedError(
+            "clone_model() would make a model whose tables are new: no row is copied. Make the "
+            "model by its class, and copy the rows with sok.assign(new, *sok.export(old))."
+        )
+
+
+def _is_called_by(codes: set[CodeType]) -> bool:
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# ---- who holds tables ----------------------------------------------------------------------------
+
+
+def _held(root: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields the tables that an object holds, each with the innermost layer that holds it.
+
+    Looked into are attributes of layers and of tf.Modules, lists, tuples, sets and dicts.
+    """
+    seen: set[int] = set()
+    stack = [(root, root)]
+    while stack:
+        layer, value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, RefusesDense):
+            yield layer, value
+        elif isinstance(value, dict):
+            stack += [(layer, item) for item in value.values()]
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            stack += [(layer, item) for item in value]
+        elif isinstance(value, (tf.Module, *_layers)):
+            inner = value if isinstance(value, _layers) else layer
+            stack += [(inner, item) for item in vars(value).values()]
+
+
+def _saves_itself(layer: Any) -> bool:
+    """Whether a layer says by its own code what is saved of it."""
+    method = getattr(type(layer), "save_own_variables", None)
+    module = getattr(method, "__module__", None) or ""
+    return method is not None and module.split(".")[0] not in PACKAGES
+
+
+def _names(tables: list[Any]) -> str:
+    return ", ".join(sorted({repr(table.name) for table in tables}))
+
+
+# ---- what the wrapped methods check --------------------------------------------------------------
+
+
+def _check_training(model: Any, force: bool = False) -> None:
+    if getattr(model, "train_function", None) is not None and not force:
+        return  # checked when it was made
+    if getattr(model.train_step, "__func__", None) in _own_steps:
+        tables = [table for _, table in _held(model) if table.trainable]
+        if tables:
+            _refuse_training(tables)
+
+
+def _refuse_training(tables: list[Any]) -> NoReturn:
+    raise NotImplementedError(
+        f"Keras' own training step would leave {_names(tables)} untrained: it updates the weights "
+        "that Keras knows, and a sok.DynamicVariable is none of them. Write the model's "
+        "`train_step`, or a loop of your own, with tf.GradientTape and sok.OptimizerWrapper, as "
+        "in chapter 3 of the guide. A table that is not to be trained is made with "
+        "trainable=False."
+    )
+
+
+def _check_saving(method: str, holder: Any) -> None:
+    tables = [table for layer, table in _held(holder) if not _saves_itself(layer)]
+    if tables:
+        _refuse_saving(method, tables)
+
+
+def _check_own_variables(method: str, layer: Any) -> None:
+    """As `_check_saving`, of what the layer holds itself: Keras asks each layer in turn."""
+    tables = [table for owner, table in _held(layer) if owner is layer]
+    if tables and not _saves_itself(layer):
+        _refuse_saving(method, tables)
+
+
+def _check_weights(method: str, layer: Any) -> None:
+    tables = [table for _, table in _held(layer)]
+    if tables:
+        _refuse_saving(method, tables)
+
+
+def _refuse_saving(method: str, tables: list[Any]) -> NoReturn:
+    raise NotImplementedError(
+        f"{method}() would leave the rows of {_names(tables)} out: Keras knows its own variables, "
+        "and a sok.DynamicVariable is none of them. Save and restore the model with "
+        "tf.train.Checkpoint(model=model, tables=[...]), all tables in the list, or the rows alone "
+        "with sok.export and sok.assign. ModelCheckpoint, EarlyStopping(restore_best_weights=True) "
+        "and BackupAndRestore come here too: leave them out, and call the checkpoint's write."
+    )
+
+
+def _check_checkpoint(method: str, checkpoint: Any) -> None:
+    """Raises if a model in a checkpoint holds a table that is not in it.
+
+    Keras 3 hides its lists and dicts from TensorFlow.
+    """
+    saved: dict[int, Any] = {}
+    stack = [checkpoint]
+    while stack:
+        value = stack.pop()
+        if id(value) not in saved:
+            saved[id(value)] = value
+            stack += getattr(value, CHILDREN)().values()
+    layers = [value for value in saved.values() if isinstance(value, _layers)]
+    hidden = [table for _, table in _held(layers) if id(table) not in saved]
+    if hidden:
+        method = method.lstrip("_")
+        raise NotImplementedError(
+            f"Checkpoint.{method}() would leave the rows of {_names(hidden)} out: Keras keeps them "
+            "in a list or dict that TensorFlow does not see. Name them beside the model: "
+            "tf.train.Checkpoint(model=model, tables=[...])."
+        )
+
+
+def _is_tensorflows_format(filepath: Any, save_format: Any = None) -> bool:
+    """Whether tf_keras writes weights as tf.train.Checkpoint does, tables included."""
+    if save_format is not None:
+        return save_format in ("tf", "tensorflow")
+    return not str(filepath).endswith((".h5", ".hdf5", ".keras"))
+
+
+# ---- wrapping ------------------------------------------------------------------------------------
+
+
+def _guard(name: str, package: Any) -> bool:
+    global _layers
+    with _lock:
+        model = getattr(package, "Model", None)
+        if name in _guarded or model is None:  # None: while Keras is being imported
+            return False
+        if not _guarded:
+            for method in CHECKPOINT:
+                _wrap(tf.train.Checkpoint, method, _of_object(_check_checkpoint, method))
+        _guarded.add(name)
+        layer = package.layers.Layer
+        _layers = (*_layers, layer)
+        _mark_own_step(model)
+        _clone_codes.add(inspect.unwrap(package.models.clone_model).__code__)
+        _wrap(model, "make_train_function", _check_training)
+        for method in SAVING:
+            _wrap(model, method, _saving_check(name, method))
+        for method in WEIGHTS:
+            _wrap(layer, method, _of_object(_check_weights, method))
+            if _owner(model, method) is not _owner(layer, method):  # tf_keras has its own
+                _wrap(model, method, _of_object(_check_weights, method))
+        for method in OWN_VARIABLES:
+            _wrap(layer, method, _of_object(_check_own_variables, method))
+    return True
+
+
+def _saving_check(package: str, method: str) -> Callable[..., None]:
+    def check(holder: Any, *args: Any, **kwargs: Any) -> None:
+        if package == "tf_keras" and method != "save":
+            arguments = dict(zip(("filepath", "overwrite", "save_format"), args, strict=False))
+            arguments |= kwargs
+            save_format = arguments.get("save_format") if method == "save_weights" else None
+            if _is_tensorflows_format(arguments.get("filepath"), save_format):
+                return
+        _check_saving(method, holder)
+
+    return check
+
+
+def _of_object(check: Callable[[str, Any], None], method: str) -> Callable[..., None]:
+    return lambda holder, *_, **__: check(method, holder)
+
+
+def _owner(cls: type, name: str) -> type | None:
+    """Returns the class of whose methods `cls.name` is one."""
+    return next((base for base in cls.__mro__ if name in vars(base)), None)
+
+
+def _mark_own_step(model: type) -> None:
+    owner = _owner(model, "train_step")
+    if owner is None:
+        return
+    original = vars(owner)["train_step"]
+
+    # It passes for a function of Keras, also with AutoGraph, which leaves those as they are.
+    @functools.wraps(original)
+    def own_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        was_open = getattr(_in_own_step, "is_open", False)
+        _in_own_step.is_open = True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _in_own_step.is_open = was_open
+
+    _step_codes.add(original.__code__)
+    _own_steps.add(own_step)
+    owner.train_step = own_step  # type: ignore[attr-defined]
+
+
+def _wrap(cls: type, name: str, check: Callable[..., None]) -> None:
+    owner = _owner(cls, name)
+    if owner is None:
+        return  # another version, where this would be no worse than without the guard
+    original = vars(owner)[name]
+
+    @functools.wraps(original)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    setattr(owner, name, guarded)

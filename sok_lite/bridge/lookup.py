@@ -1,0 +1,190 @@
+"""A lookup in the tables of all ranks, and its gradient, as TensorFlow sees them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.ahead import Prefetched
+from sok_lite.bridge.gradient import Items, with_gradients
+from sok_lite.bridge.host_call import graph_of_function, host_call, on_device, refuse_replicas
+from sok_lite.bridge.joined import cut, cut_rows, from_int64, join, joined_rows, shapes_of
+from sok_lite.bridge.lookup_arguments import Argument, joined_inputs
+from sok_lite.bridge.lookup_host import AT_HAND, LookupHost, Treatment
+from sok_lite.bridge.row_gradient import row_gradient
+from sok_lite.bridge.type_spec import alive
+from sok_lite.comm import Communicator
+from sok_lite.engine.trail import Trail
+
+
+def look_up(
+    comm: Communicator,
+    arguments: list[Argument],
+    treatment: Treatment,
+    ahead: Prefetched | None = None,
+) -> list[tf.Tensor]:
+    """Looks keys up in the tables of all ranks, and combines them row by row.
+
+    Every rank must call it. In a graph the whole call is one host call forward and one backward.
+
+    Args:
+      arguments: of each table, at least one.
+      ahead: what the keys were sent by; None: they have not been sent.
+
+    Returns:
+      For each table (batch, dimension) of its rows' dtype, with gradients of the tables and of the
+      weights.
+    """
+    tables = [argument.facts for argument in arguments]
+    all_weights = [a.weights for a in arguments if a.weights is not None]
+    sent = [] if ahead is None else [ahead.sent_for(tables)]
+    if comm.size == 1:
+        sent = []  # nothing was
+    host = LookupHost(comm, tables, treatment, bool(sent))
+    refuse_replicas(host.what)
+    num_tables = len(tables)
+    inputs, batches = joined_inputs(arguments)
+
+    @tf.custom_gradient
+    def run(*sources_and_weights: tf.Tensor) -> Any:
+        weights = list(sources_and_weights[num_tables:])
+        tensors = [*inputs, *([join(weights)] if weights else []), *sent]
+        if tf.executing_eagerly():
+            joined, trail = on_device(host.backend, host.forward, *tensors)
+            way = _Way(host, trail)
+        else:
+            joined, packed = host_call(
+                host.forward_packed, tensors, [tf.float32, tf.int64], host.backend, host.what
+            )
+            packed.set_shape([None])
+            # An eager one would belong to no graph.
+            at_hand = [tf.convert_to_tensor(tensor) for tensor in tensors[AT_HAND]]
+            way = _Way(host, None, [packed, *at_hand])
+        outputs = cut_rows(joined, batches, [table.dim for table in tables])
+        for table, output in zip(tables, outputs, strict=True):
+            output.set_shape([table.batch, table.dim])
+
+        def grad(*out_grads: tf.Tensor) -> Any:
+            dense = [tf.cast(tf.convert_to_tensor(grads), tf.float32) for grads in out_grads]
+            keys, row_grads, sizes, weight_grads = way.backward(dense, weights)
+            for weight, weight_grad in zip(weights, weight_grads, strict=True):
+                weight_grad.set_shape(weight.shape)
+            back = way.carrying([*way.carried, *keys, *sizes])
+            gradients = with_gradients(back, dense, weights, [*row_grads, *weight_grads])
+            slices = [back.gradient(i, rows) for i, rows in enumerate(gradients[:num_tables])]
+            return (*slices, *gradients[num_tables:])
+
+        return tuple(outputs), grad
+
+    variables = [alive(table.variable) for table in tables]
+    outputs = run(*(variable.gradient_source() for variable in variables), *all_weights)
+    return [
+        output if table.dtype == tf.float32 else tf.cast(output, table.dtype)
+        for output, table in zip(outputs, tables, strict=True)
+    ]
+
+
+class _Way:
+    """The way of the keys of one call: what its gradients call the host by; see `Trips`.
+
+    Args:
+      host: of the call.
+      trail: what the forward left; None in a graph.
+      carried: in a graph first the packed trail and what `AT_HAND` names. Then, where the way back
+        is known, the keys of each table and the size of each.
+    """
+
+    def __init__(
+        self, host: LookupHost, trail: Trail | None, carried: Sequence[tf.Tensor] = ()
+    ) -> None:
+        self._host, self._trail = host, trail
+        self.tables, self.carried = host.tables, list(carried)
+
+    def carrying(self, carried: Sequence[tf.Tensor]) -> "_Way":
+        return _Way(self._host, self._trail, carried)
+
+    def backward(
+        self, out_grads: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+        """Returns keys, row gradients and sizes of all tables, then the weights' gradients."""
+        tensors = joined_rows(out_grads, self._host.backend)
+        dtypes = [tf.int64, tf.int32, tf.int64, tf.float32]
+        if weights:
+            tensors, dtypes = [*tensors, join(weights)], [*dtypes, tf.float32]
+        lengths, sizes, *joined = self._call(self._host.backward, tensors, dtypes)
+        count, dims = len(self.tables), [table.dim for table in self.tables]
+        if not tf.executing_eagerly():
+            lengths.set_shape([count])
+            sizes.set_shape([count, 2])
+        keys = [
+            from_int64(part, table.key_type)
+            for part, table in zip(cut(joined[0], lengths, count), self.tables, strict=True)
+        ]
+        row_grads = cut_rows(joined[1], lengths, dims)
+        weight_grads = []
+        if weights:
+            weight_grads = cut(joined[2], shapes_of(weights), len(weights))
+        for each in keys:
+            each.set_shape([None])
+        return keys, row_grads, tf.unstack(sizes), weight_grads
+
+    def spread(self, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._travelled(self._host.spread, rows)
+
+    def collect(self, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._travelled(self._host.collect, rows)
+
+    def items(self) -> list[Items]:
+        dtypes = [
+            dtype
+            for table in self.tables
+            for dtype in [tf.int64, tf.int64] + [table.dtype] * table.has_weights
+        ]
+        stream = iter(self._call(self._host.items, [], dtypes))
+        result = []
+        for table in self.tables:
+            inverse, batch_rows = next(stream), next(stream)
+            inverse.set_shape([None])
+            batch_rows.set_shape([None])
+            source = tf.cast(next(stream), tf.float32) if table.has_weights else None
+            if source is not None:
+                source.set_shape([None, table.dim])
+            result.append(Items(inverse, batch_rows, source))
+        return result
+
+    def source(self, table: int) -> Any:
+        variable = alive(self.tables[table].variable)
+        if tf.executing_eagerly():
+            return variable.gradient_source()
+        with graph_of_function().as_default():
+            return variable.gradient_source()
+
+    def gradient(self, table: int, rows: tf.Tensor) -> Any:
+        keys_and_sizes = self.carried[-2 * len(self.tables) :]
+        keys, size = keys_and_sizes[table], keys_and_sizes[len(self.tables) + table]
+        # A copy: the size may belong to another graph.
+        return row_gradient(self.tables[table].name, keys, rows, tf.identity(size), distinct=True)
+
+    def _travelled(
+        self, function: Callable[..., Any], rows: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        results = self._call(function, rows, [tf.float32] * len(rows))
+        for table, result in zip(self.tables, results, strict=True):
+            result.set_shape([None, table.dim])
+        return results
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        tensors: Sequence[tf.Tensor],
+        dtypes: Sequence[tf.DType],
+    ) -> list[tf.Tensor]:
+        """Calls one of the host's functions of a trail, now or in the graph."""
+        inputs = [*tensors]
+        if self._trail is None:
+            function, inputs = self._host.unpacking(function), [*self.carried[:3], *inputs]
+        else:
+            function = partial(function, self._trail)
+        what = f"The gradient of {self._host.what}"
+        return host_call(function, inputs, dtypes, self._host.backend, what)

@@ -1,0 +1,327 @@
+"""The arguments of `lookup_sparse`, checked and joined into a few tensors and plain facts."""
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import Array, Backend
+from sok_lite.bridge.checks import checked_keys
+from sok_lite.bridge.joined import Numbers, as_int64, join, join_numbers, listed, shapes_of
+from sok_lite.bridge.tensor import to_array
+from sok_lite.bridge.type_spec import alive
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.batch import row_splits_of
+from sok_lite.engine.pooling import normalise_combiner
+from sok_lite.engine.segments import cut
+
+
+class Rows(NamedTuple):
+    """Where the rows of a batch begin and end, as tensors.
+
+    Attributes:
+      places: (batch + 1,) row splits, or (n, 2) indices of a sparse matrix.
+      batch: (1,) int64, rows of a sparse matrix; None where splits tell.
+    """
+
+    places: tf.Tensor
+    batch: tf.Tensor | None
+
+    @property
+    def is_ragged(self) -> bool:
+        return self.batch is None
+
+    def numbers(self) -> tf.Tensor:
+        """Returns (batch + 1,) row splits, or the (n,) row number of each item; int64."""
+        return as_int64(self.places) if self.is_ragged else self.places[:, 0]
+
+
+class Facts(NamedTuple):
+    """What the host call of a graph needs to know of a table.
+
+    Holds no tensor: TensorFlow keeps host calls for ever, and a tensor would keep its graph.
+
+    Attributes:
+      variable: a reference to it; see `type_spec.alive`.
+      name, dim, key_type, dtype: of the variable.
+      owner: name of its rule which rank owns a key.
+      combiner: "sum", "mean" or "sqrtn".
+      has_weights: whether keys have weights.
+      is_ragged: whether the keys' rows are given by splits.
+      weights_are_ragged: the same for the weights; None: their rows are the keys'.
+      ids_are_uint64: whether the bits of keys that come as int64 are those of uint64.
+      ids_fit: whether every id of their dtype is a key of the table's type.
+      batch: static number of rows, or None.
+    """
+
+    variable: "weakref.ref[TableVariable]"
+    name: str
+    dim: int
+    key_type: tf.DType
+    dtype: tf.DType
+    owner: str
+    combiner: str
+    has_weights: bool
+    is_ragged: bool
+    weights_are_ragged: bool | None
+    ids_are_uint64: bool
+    ids_fit: bool
+    batch: int | None
+
+
+class Argument(NamedTuple):
+    """One table's arguments.
+
+    Attributes:
+      facts: what is known without the batch.
+      keys: (n,) integers.
+      rows: of the keys.
+      weights: (n,) float32, or None.
+      weight_rows: rows of the weights where these are others than the keys'; else None.
+    """
+
+    facts: Facts
+    keys: tf.Tensor
+    rows: Rows
+    weights: tf.Tensor | None
+    weight_rows: Rows | None
+
+
+class Items(NamedTuple):
+    """The items of all tables of a call, as arrays; see `Batch` of engine/batch.py.
+
+    Attributes:
+      keys: (n,) int64, of all tables.
+      row_splits: (rows + num_tables,) int64, of all tables.
+      sizes, num_rows: items and rows of each table.
+      weights: of each table (its items,) float32, or None.
+    """
+
+    keys: Array
+    row_splits: Array
+    sizes: list[int]
+    num_rows: list[int]
+    weights: list[Array | None]
+
+
+def checked_arguments(
+    params: Any, sp_ids: Any, sp_weights: Any, combiners: Any, num_ranks: int
+) -> list[Argument]:
+    """Returns the arguments table by table, or raises before anything has happened."""
+    params, ids = _as_list(params), _as_list(sp_ids)
+    weights = [None] * len(params) if sp_weights is None else _as_list(sp_weights)
+    if combiners is None:
+        combiners = "mean"
+    combiners = [combiners] * len(params) if isinstance(combiners, str) else _as_list(combiners)
+    lengths = [len(params), len(ids), len(weights), len(combiners)]
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            "`params`, `sp_ids`, `sp_weights` and `combiners` must be equally long. Received: "
+            f"{lengths[0]} params, {lengths[1]} sp_ids, {lengths[2]} sp_weights, "
+            f"{lengths[3]} combiners."
+        )
+    for param in params:
+        _check_variable(param, num_ranks)
+    return [
+        _argument(i, *arguments)
+        for i, arguments in enumerate(zip(params, ids, weights, combiners, strict=True))
+    ]
+
+
+def joined_inputs(arguments: Sequence[Argument]) -> tuple[list[Any], Numbers]:
+    """Returns the tensors that `items_of` takes, and the batch sizes.
+
+    Returns:
+      ([lengths; keys; row splits and row numbers], each of all tables one after the other;
+      (num_tables,) batch sizes). The joined weights are to follow.
+    """
+    keys = [as_int64(argument.keys) for argument in arguments]
+    rows = [a.rows for a in arguments] + [
+        a.weight_rows for a in arguments if a.weight_rows is not None
+    ]
+    numbers = [each.numbers() for each in rows]
+    weights = [a.weights for a in arguments if a.weights is not None]
+    lengths = [shapes_of([*keys, *numbers])]
+    if weights:
+        lengths.append(shapes_of(weights))
+    lengths += [each.batch for each in rows if each.batch is not None]
+    all_lengths = join_numbers(lengths)
+    first_batch = len(keys) + len(numbers) + len(weights)
+    batches = _batches([argument.facts for argument in arguments], all_lengths, first_batch)
+    return [all_lengths, join(keys), join(numbers)], batches
+
+
+def _batches(tables: Sequence[Facts], lengths: Numbers, first_batch: int) -> Numbers:
+    """Returns the batch sizes, of which those of sparse ids lie together in the lengths."""
+    known = [facts.batch for facts in tables]
+    if None not in known:
+        return np.array(known, np.int64)
+    of_sparse = itertools.count(first_batch)
+    # Splits are one more than rows.
+    ones = [int(facts.is_ragged) for facts in tables]
+    places = [len(tables) + i if one else next(of_sparse) for i, one in enumerate(ones)]
+    with tf.device("CPU:0"):
+        return tf.gather(lengths, places) - tf.constant(ones, tf.int64)
+
+
+def items_of(tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend) -> Items:
+    """Returns the items of the eager tensors of `joined_inputs` and the joined weights.
+
+    Raises:
+      ValueError: row numbers of a sparse matrix fall, or leave it; a key does not fit; weights and
+        keys are not equally many, or have other rows.
+    """
+    lengths, *arrays = tensors
+    keys, numbers, *weights = [to_array(tensor, backend) for tensor in arrays]
+    are_ragged = [facts.is_ragged for facts in tables]
+    are_ragged += [f.weights_are_ragged for f in tables if f.weights_are_ragged is not None]
+    num_tables, listed_lengths = len(tables), listed(lengths)
+    num_pieces = num_tables + len(are_ragged)
+    sizes, of_rows = listed_lengths[:num_tables], listed_lengths[num_tables:num_pieces]
+    if 0 in [n for n, is_ragged in zip(of_rows, are_ragged, strict=True) if is_ragged]:
+        raise ValueError(
+            "Row splits must have shape (batch + 1,). Received: row splits of length 0."
+        )
+    stream = iter(listed_lengths[num_pieces:])
+    if weights:
+        of_weights = [next(stream) if facts.has_weights else 0 for facts in tables]
+        all_weights = _weights_of(tables, cut(weights[0], of_weights), sizes)
+    else:
+        all_weights = [None] * num_tables
+    if not all(are_ragged):
+        splits = [
+            array if is_ragged else row_splits_of(backend, array, next(stream))
+            for array, is_ragged in zip(cut(numbers, of_rows), are_ragged, strict=True)
+        ]
+        numbers, of_rows = backend.xp.concatenate(splits), [len(each) for each in splits]
+    if num_pieces > num_tables:
+        _check_weight_rows(tables, cut(numbers, of_rows))
+    if not all(facts.ids_fit for facts in tables):
+        _check_keys(tables, cut(keys, sizes), backend)
+    row_splits = numbers[: sum(of_rows[:num_tables])]
+    num_rows = [length - 1 for length in of_rows[:num_tables]]
+    return Items(keys, row_splits, sizes, num_rows, all_weights)
+
+
+def _weights_of(
+    tables: Sequence[Facts], pieces: Sequence[Array], sizes: Sequence[int]
+) -> list[Array | None]:
+    """Returns the weights of tables that have any, as many as there are keys."""
+    for number, (facts, weights, size) in enumerate(zip(tables, pieces, sizes, strict=True)):
+        if facts.has_weights and len(weights) != size:
+            raise ValueError(
+                f"sp_weights[{number}] must have one weight for each key of sp_ids[{number}]. "
+                f"Received: {len(weights)} weights and {size} keys."
+            )
+    return [
+        weights if facts.has_weights else None
+        for facts, weights in zip(tables, pieces, strict=True)
+    ]
+
+
+def _check_weight_rows(tables: Sequence[Facts], splits: Sequence[Array]) -> None:
+    """Raises where rows of weights, which follow those of all keys, are not those of the keys."""
+    of_weights = iter(splits[len(tables) :])
+    for i, facts in enumerate(tables):
+        if facts.weights_are_ragged is None:
+            continue
+        theirs = next(of_weights)
+        if splits[i].shape != theirs.shape or bool((splits[i] != theirs).any()):
+            raise ValueError(
+                f"The rows of sp_weights[{i}] must be as long as those of sp_ids[{i}]. "
+                "Received: rows of other lengths."
+            )
+
+
+def _check_keys(tables: Sequence[Facts], keys: Sequence[Array], backend: Backend) -> None:
+    """Raises where keys do not fit the key type of their table. On a GPU it waits."""
+    for facts, array in zip(tables, keys, strict=True):
+        if not facts.ids_fit:
+            ids = array.view(np.uint64) if facts.ids_are_uint64 else array
+            table = alive(facts.variable).table
+            table.key_dtype.to_int64(backend.xp, ids, f"keys of table {table.name!r}")
+
+
+def _as_list(argument: Any) -> list[Any]:
+    return list(argument) if isinstance(argument, (list, tuple)) else [argument]
+
+
+def _check_variable(param: Any, num_ranks: int) -> None:
+    if not isinstance(param, TableVariable):
+        raise NotImplementedError(
+            f"{type(param).__name__} is not supported in lookup: `params` must be "
+            "variables of tables. Use tf.nn.embedding_lookup_sparse for others."
+        )
+    if param.owner_rank >= num_ranks:
+        raise RuntimeError(
+            f"There are only {num_ranks} GPU(s), cannot put embedding table on "
+            f"{param.owner_rank}th(zero-indexed) GPU."
+        )
+
+
+def _argument(
+    number: int, variable: TableVariable, ids: Any, weights: Any, combiner: Any
+) -> Argument:
+    values, rows, batch = _taken_apart(f"sp_ids[{number}]", ids)
+    keys = checked_keys(variable, values)
+    weight_values, weight_rows = None, None
+    if weights is not None:
+        weight_values, weight_rows = _checked_weights(number, weights, keys)
+        if weight_rows.places is rows.places:
+            weight_rows = None
+    facts = Facts(
+        weakref.ref(variable),
+        variable.name,
+        variable.dimension,
+        variable.key_type,
+        variable.dtype,
+        variable.table.owner.name,
+        normalise_combiner(combiner),
+        weights is not None,
+        rows.is_ragged,
+        None if weight_rows is None else weight_rows.is_ragged,
+        keys.dtype == tf.uint64,
+        variable.key_type.min <= keys.dtype.min and keys.dtype.max <= variable.key_type.max,
+        batch,
+    )
+    return Argument(facts, keys, rows, weight_values, weight_rows)
+
+
+def _checked_weights(number: int, weights: Any, keys: tf.Tensor) -> tuple[tf.Tensor, Rows]:
+    values, rows, _ = _taken_apart(f"sp_weights[{number}]", weights)
+    if not (values.dtype.is_floating or values.dtype.is_integer):
+        raise TypeError(f"sp_weights[{number}] must be float32. Received: {values.dtype.name}.")
+    if not values.shape.is_compatible_with(keys.shape):
+        raise ValueError(
+            f"sp_weights[{number}] must have one weight for each key of sp_ids[{number}]. "
+            f"Received: {values.shape} weights and {keys.shape} keys."
+        )
+    return tf.cast(values, tf.float32), rows
+
+
+def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]:
+    """Returns the values, the rows and the static batch size of a ragged or sparse matrix."""
+    if isinstance(argument, tf.RaggedTensor):
+        values, splits = argument.values, argument.row_splits
+        if isinstance(values, tf.RaggedTensor) or values.shape.rank not in (1, None):
+            raise ValueError(
+                f"{name} must have rank 2 with one ragged dimension. "
+                f"Received: a RaggedTensor of shape {argument.shape}."
+            )
+        length = None if splits.shape.rank is None else splits.shape[0]
+        values = tf.ensure_shape(values, [None]) if values.shape.rank is None else values
+        return values, Rows(splits, None), None if length is None else length - 1
+    if isinstance(argument, tf.SparseTensor):
+        if argument.shape.rank not in (2, None):
+            raise ValueError(
+                f"{name} must have rank 2. Received: a SparseTensor of shape {argument.shape}."
+            )
+        batch = None if argument.shape.rank is None else argument.shape[0]
+        return argument.values, Rows(argument.indices, argument.dense_shape[:1]), batch
+    raise TypeError(
+        f"{name} must be a tf.RaggedTensor or tf.SparseTensor of rank 2. "
+        f"Received: {type(argument).__name__}. tf.RaggedTensor.from_tensor makes one of a tensor."
+    )

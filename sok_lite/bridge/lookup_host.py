@@ -1,0 +1,212 @@
+"""The host half of `lookup_sparse`: eager tensors of all tables in, eager tensors out.
+
+Here the joined tensors become what the engine takes, and its results lie in joined memory.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import Backend
+from sok_lite.bridge.inference import reading
+from sok_lite.bridge.joined import ResultRoom, joined_tensor, rows_of
+from sok_lite.bridge.lookup_arguments import Facts, items_of
+from sok_lite.bridge.row_gradient import size_of
+from sok_lite.bridge.tensor import empty, to_array, to_tensor
+from sok_lite.bridge.type_spec import alive
+from sok_lite.comm import Communicator
+from sok_lite.engine import lookup, trips
+from sok_lite.engine.agreement import agree, check_equal_on_all_ranks
+from sok_lite.engine.batch import Batch
+from sok_lite.engine.failure import failure_known_to_all, shared_failure
+from sok_lite.engine.segments import cut
+from sok_lite.engine.sent_keys import pack_sent, send, unpack_sent
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.trail import Trail, pack, unpack
+
+# Which of the tensors of `items_of` the way back is given again, keys and row splits: a graph holds
+# them anyway, and the packed trail has no copy.
+AT_HAND = slice(1, 3)
+
+
+class Treatment(NamedTuple):
+    """How a call treats keys without a row: the arguments as given.
+
+    Attributes:
+      training, missing: see `inference.reading`.
+      has_filter: whether new keys are drawn.
+    """
+
+    training: bool | None
+    missing: str | None
+    has_filter: bool
+
+
+class LookupHost:
+    """The host half of one call of `lookup_sparse`: eager tensors in, eager tensors out.
+
+    Attributes:
+      what: names the call in errors.
+      backend: of all its tables.
+      tables: what is known of them.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        tables: list[Facts],
+        treatment: Treatment,
+        are_keys_sent: bool = False,
+    ) -> None:
+        self.what = f"lookup_sparse in {', '.join(repr(table.name) for table in tables)}"
+        self.backend: Backend = alive(tables[0].variable).table.backend
+        self._comm = comm
+        self.tables = tables
+        self._treatment = treatment
+        self._are_keys_sent = are_keys_sent
+        formats = [(t.dim, t.key_type.name, t.dtype.name, t.owner, t.combiner) for t in tables]
+        # Equal on all ranks for one call, and telling it from most others.
+        self._tag = zlib.crc32(f"{self.what} {formats}".encode())
+        self._combiners = [table.combiner for table in tables]
+        self._new_trail = partial(empty, dtype=tf.int64, backend=self.backend)
+
+    def send_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Takes what `items_of` does; sends the keys, and returns what `forward` takes of it."""
+        tag = zlib.crc32(f"prefetch {self._tag}".encode())
+        batch = self._checked_batch(tag, tensors)
+        sent = pack_sent(self.backend, send(self.backend, self._comm, batch, tag), self._new_trail)
+        return [to_tensor(sent, tf.int64, self.backend)]
+
+    def forward(self, *tensors: tf.Tensor) -> tuple[tf.Tensor, Trail]:
+        """Looks up.
+
+        Args:
+          tensors: what `items_of` takes and, where keys are sent, what `send_packed` gave.
+
+        Returns:
+          (what `cut_rows` takes apart, the trail).
+        """
+        backend, comm, tag = self.backend, self._comm, self._tag
+        packed = None
+        if self._are_keys_sent:
+            *tensors, packed = tensors  # type: ignore[assignment]
+        batch = self._checked_batch(tag, tensors)
+        with failure_known_to_all(comm):
+            sent = None if packed is None else unpack_sent(backend, comm, to_array(packed, backend))
+        room = ResultRoom(backend)
+        outputs, trail = lookup.forward_batch(backend, comm, batch, tag, room, sent)
+        return to_tensor(outputs.whole, tf.float32, backend), trail
+
+    def forward_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the outputs and the packed trail."""
+        outputs, trail = self.forward(*tensors)
+        at_hand = [to_array(tensor, self.backend) for tensor in tensors[AT_HAND]]
+        packed = pack(self.backend, trail, self._new_trail, at_hand)
+        return [outputs, to_tensor(packed, tf.int64, self.backend)]
+
+    def backward(self, trail: Trail, *tensors: tf.Tensor) -> list[Any]:
+        """Takes the outputs' gradients as `joined_rows` gives them, then the joined weights.
+
+        Returns:
+          [array (num_tables,) int64, number of keys of each; (num_tables, 2) int32, `size_of` each;
+          then of all tables one after the other: int64 keys, row gradients for `cut_rows`, weight
+          gradients if there are weights].
+        """
+        of_weights = [
+            int(n)
+            for facts, n in zip(self.tables, trail.num_items, strict=True)
+            if facts.has_weights
+        ]
+        *grads, joined_weights = tensors if of_weights else (*tensors, None)
+        batches = trail.batch_sizes.tolist()
+        shapes = [(n, facts.dim) for facts, n in zip(self.tables, batches, strict=True)]
+        out_grads = rows_of(grads, shapes, self.backend)
+        weights = iter(
+            cut(to_array(joined_weights, self.backend), of_weights) if of_weights else ()
+        )
+        parts = []
+        for facts in self.tables:
+            weight = next(weights) if facts.has_weights else None
+            parts.append((alive(facts.variable).table, weight, facts.combiner))
+        room = ResultRoom(self.backend)
+        with failure_known_to_all(self._comm):
+            gradients = lookup.backward(self.backend, parts, out_grads, trail, room)
+        results = [
+            np.array([len(gradient.keys) for gradient in gradients], np.int64),
+            tf.constant(np.array([size_of(table) for table, _, _ in parts], np.int32)),
+            joined_tensor([gradient.keys for gradient in gradients], tf.int64, self.backend),
+            to_tensor(room.whole, tf.float32, self.backend),
+        ]
+        if of_weights:
+            weight_grads = [g.weight_grads for g in gradients if g.weight_grads is not None]
+            results.append(joined_tensor(weight_grads, tf.float32, self.backend))
+        return results
+
+    def spread(self, trail: Trail, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """See `trips.spread`."""
+        weighted = {facts.name: facts.has_weights for facts in self.tables}
+        what = f"A second derivative of {self.what}"
+        check_equal_on_all_ranks(self._comm, {"which tables have weights": weighted}, what)
+        return self._travelled(trips.spread, trail, tensors)
+
+    def collect(self, trail: Trail, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """See `trips.collect`."""
+        return self._travelled(trips.collect, trail, tensors)
+
+    def items(self, trail: Trail) -> list[tf.Tensor]:
+        """Returns what makes the `Items` of each table; no rows where there are no weights."""
+        results = []
+        items = trips.items(self.backend, trail)
+        for facts, arrays, source in zip(self.tables, items, trail.sources, strict=True):
+            results += [to_tensor(array, tf.int64, self.backend) for array in arrays]
+            if source is not None:
+                results.append(to_tensor(source, facts.dtype, self.backend))
+        return results
+
+    def unpacking(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of the packed trail, and of `AT_HAND`, that calls one of the trail."""
+
+        def run(packed: tf.Tensor, *tensors: tf.Tensor) -> Any:
+            count = AT_HAND.stop - AT_HAND.start
+            array, *at_hand = [to_array(each, self.backend) for each in (packed, *tensors[:count])]
+            trail = unpack(self.backend, self._comm, array, len(self.tables), at_hand)
+            return function(trail, *tensors[count:])
+
+        return run
+
+    def _travelled(
+        self, trip: Callable[..., Any], trail: Trail, tensors: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        rows = [to_array(tensor, self.backend) for tensor in tensors]
+        with failure_known_to_all(self._comm):
+            results = trip(self.backend, trail, rows)
+        return [to_tensor(array, tf.float32, self.backend) for array in results]
+
+    def _checked_batch(self, tag: int, tensors: Sequence[tf.Tensor]) -> Batch:
+        tables = [alive(facts.variable).table for facts in self.tables]
+        agree(self._comm, tag, tables, self._combiners)
+        # Where the keys are sent, the others wait for rows already.
+        known = failure_known_to_all if self._are_keys_sent else shared_failure
+        with known(self._comm):
+            return self._batch(tables, tensors)
+
+    def _batch(self, tables: list[EmbeddingTable], tensors: Sequence[tf.Tensor]) -> Batch:
+        training, missing, has_filter = self._treatment
+        insert, missing = reading(training, missing, "zeros" if has_filter else "initial")
+        items = items_of(self.tables, tensors, self.backend)
+        return Batch(
+            tables,
+            self._combiners,
+            [insert] * len(tables),
+            [missing] * len(tables),
+            [table.filter_ratio if has_filter else 1.0 for table in tables],
+            sizes=items.sizes,
+            num_rows=items.num_rows,
+            keys=items.keys,
+            row_splits=items.row_splits,
+            weights=items.weights,
+        )

@@ -1,0 +1,188 @@
+"""The host half of an optimizer's step, and how gradients get there: all variables together."""
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action
+from sok_lite.bridge.checks import checked_keys
+from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.joined import (
+    as_int64,
+    join,
+    join_numbers,
+    joined_rows,
+    joins_rows,
+    listed,
+    rows_of,
+    shapes_of,
+)
+from sok_lite.bridge.optimizers.family import Settings
+from sok_lite.bridge.row_gradient import are_distinct
+from sok_lite.bridge.tensor import to_array
+from sok_lite.bridge.type_spec import alive
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.segments import cut
+from sok_lite.engine.update import Update, apply_updates
+
+
+class KeysKind(NamedTuple):
+    """What is known of the keys of a gradient.
+
+    Attributes:
+      are_uint64: whether their bits are those of uint64.
+      of_gradient: whether they are as a lookup gave them: see `Update`.
+    """
+
+    are_uint64: bool
+    of_gradient: bool
+
+
+def keys_kind(keys: tf.Tensor, variable: TableVariable) -> KeysKind:
+    """Returns what is known of the keys of a gradient."""
+    of_gradient = are_distinct(keys) and keys.dtype == variable.key_type
+    return KeysKind(keys.dtype == tf.uint64, of_gradient)
+
+
+def checked_gradient(
+    grad: tf.IndexedSlices, variable: TableVariable
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns keys (n,) and rows (n, dimension) float32 of a gradient.
+
+    Raises:
+      TypeError: keys are no integers.
+      ValueError: shapes that do not fit.
+    """
+    keys = checked_keys(variable, grad.indices)
+    rows = tf.cast(grad.values, tf.float32)
+    ranks = (keys.shape.rank, rows.shape.rank)
+    if ranks[0] not in (1, None) or ranks[1] not in (2, None):
+        raise ValueError(
+            f"The gradient of table {variable.table.name!r} must have one row of dimension "
+            f"{variable.dimension} for each of its keys (n,). Received: keys {keys.shape}, rows "
+            f"{rows.shape}."
+        )
+    if None in ranks:
+        return tf.ensure_shape(keys, [None]), tf.ensure_shape(rows, [None, None])
+    return keys, rows
+
+
+def joined_gradients(
+    gradients: Sequence[tuple[tf.Tensor, tf.Tensor]], backend: Backend
+) -> list[Any]:
+    """Returns [lengths; keys of all variables as int64; gradients as `joined_rows` gives them].
+
+    The lengths are the keys of each variable and, where the gradients are joined, their shapes.
+    """
+    keys = [as_int64(keys) for keys, _ in gradients]
+    rows = [rows for _, rows in gradients]
+    lengths = [shapes_of(keys)] + ([shapes_of(rows)] if joins_rows(backend) else [])
+    return [join_numbers(lengths), join(keys), *joined_rows(rows, backend)]
+
+
+class NonFiniteRows:
+    """Counts gradient rows with a NaN or an infinity where kernels run, until somebody asks."""
+
+    def __init__(self, count: int = 0) -> None:
+        self._before = count
+        self._counts: dict[Backend, Array] = {}
+
+    def count_on(self, backend: Backend) -> Array:
+        """Returns (1,) int64 for kernels to add to."""
+        if backend not in self._counts:
+            self._counts.setdefault(backend, backend.xp.zeros(1, np.int64))
+        return self._counts[backend]
+
+    def __reduce__(self) -> Any:
+        return NonFiniteRows, (self.count,)  # a copy counts by itself
+
+    @property
+    def count(self) -> int:
+        """How many so far. It waits for the kernels."""
+        counts = list(self._counts.items())
+        return self._before + sum(on_device(backend, int, count[0]) for backend, count in counts)
+
+
+class OptimizerHost:
+    """The host half of an update. Holds no tensor and keeps no variable or optimizer alive.
+
+    Args:
+      owner: has `on_nonfinite`, `stochastic_rounding` and `nonfinite`, which counts on.
+      optimizer: whose states the rows have.
+      variables: one for each gradient.
+      kinds: what is known of the keys of each gradient.
+      settings: of the optimizer.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        optimizer: Any,
+        variables: Sequence[TableVariable],
+        kinds: Sequence[KeysKind],
+        settings: Settings,
+    ) -> None:
+        self._owner = weakref.ref(owner)
+        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._variables = [weakref.ref(variable) for variable in variables]
+        self._kinds = kinds
+        self._rule = partial(settings.rule, **settings.flags)
+        self._names = list(settings.numbers)
+        self._decays = [settings.decays(variable) for variable in variables]
+        self._on_nonfinite = owner.on_nonfinite
+        self._stochastic_rounding = owner.stochastic_rounding
+        self._backend: Backend = variables[0].table.backend
+
+    def run(
+        self,
+        numbers: Sequence[float],
+        step: int,
+        tensors: Sequence[Any],
+        check_only: bool = False,
+        along: Sequence[Action] = (),
+    ) -> None:
+        """Applies one step.
+
+        Args:
+          numbers: learning rate, then hyper-parameters.
+          step: 1 for the first.
+          tensors: what `joined_gradients` gave.
+          check_only: raises what there is to raise, and changes no row.
+          along: actions to be taken with the change of the rows.
+        """
+        optimizer = None if self._optimizer is None else alive(self._optimizer)
+        learning_rate, *values = numbers
+        rule = self._rule(**dict(zip(self._names, values, strict=True)))
+        undecayed = rule if all(self._decays) else replace(rule, weight_decay=0.0)
+        tables = [alive(reference).table for reference in self._variables]
+        updates = [
+            Update(table, rule if decays else undecayed, keys, grads, optimizer, kind.of_gradient)
+            for table, decays, kind, (keys, grads) in zip(
+                tables, self._decays, self._kinds, self._gradients(tensors), strict=True
+            )
+        ]
+        owner = self._owner()
+        apply_updates(
+            *(updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding),
+            check_only=check_only,
+            along=along,
+            num_nonfinite=None if owner is None else owner.nonfinite.count_on(self._backend),
+        )
+
+    def _gradients(self, tensors: Sequence[Any]) -> Iterable[tuple[Array, Array]]:
+        """Returns keys and gradient of each variable."""
+        lengths, joined_keys, *joined_grads = tensors
+        count = len(self._variables)
+        numbers = listed(lengths)
+        keys = cut(to_array(joined_keys, self._backend), numbers[:count])
+        shapes = list(zip(numbers[count::2], numbers[count + 1 :: 2], strict=True))
+        grads = rows_of(joined_grads, shapes, self._backend)
+        for array, grad, kind in zip(keys, grads, self._kinds, strict=True):
+            as_given = kind.are_uint64 and not kind.of_gradient
+            yield array.view(np.uint64) if as_given else array, grad

@@ -1,0 +1,77 @@
+"""The optimizers of Keras 3. Those of tf_keras have the same settings under the same names."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.optimizers.family import Family, Settings
+from sok_lite.engine import optimizers as rules
+
+
+def _numbers(optimizer: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(optimizer, name) for name in names}
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether a setting is the plain number 0, which selects a formula without momentum."""
+    return isinstance(value, (int, float)) and value == 0
+
+
+def _sgd(o: Any) -> Settings:
+    if _is_zero(o.momentum):
+        return Settings(rules.SGD, {}, {})
+    return Settings(rules.Momentum, _numbers(o, "momentum"), {"nesterov": bool(o.nesterov)})
+
+
+def _adam(o: Any) -> Settings:
+    flags = {
+        "amsgrad": bool(o.amsgrad),
+        "adaptive_epsilon": bool(getattr(o, "adaptive_epsilon", False)),
+    }
+    return Settings(rules.Adam, _numbers(o, "beta_1", "beta_2", "epsilon"), flags)
+
+
+def _adagrad(o: Any) -> Settings:
+    flags = {"initial_accumulator": float(o.initial_accumulator_value)}
+    return Settings(rules.Adagrad, _numbers(o, "epsilon"), flags)
+
+
+def _rmsprop(o: Any) -> Settings:
+    numbers = _numbers(o, "rho", "momentum", "epsilon")
+    return Settings(rules.RMSprop, numbers, {"centered": bool(o.centered)})
+
+
+def _ftrl(o: Any) -> Settings:
+    numbers = {
+        "learning_rate_power": o.learning_rate_power,
+        "l1": o.l1_regularization_strength,
+        "l2": o.l2_regularization_strength,
+        "l2_shrinkage": o.l2_shrinkage_regularization_strength,
+        "beta": o.beta,
+    }
+    flags = {"initial_accumulator": float(o.initial_accumulator_value)}
+    return Settings(rules.Ftrl, numbers, flags)
+
+
+_KERAS_SETTINGS = {
+    "SGD": _sgd,
+    "Adam": _adam,
+    "AdamW": _adam,
+    "Adagrad": _adagrad,
+    "RMSprop": _rmsprop,
+    "Ftrl": _ftrl,
+}
+
+
+def _learning_rate(optimizer: Any, iterations: Any) -> Any:
+    rate = optimizer._learning_rate
+    if hasattr(rate, "assign"):
+        return rate
+    if not callable(rate):
+        return rate
+    # A schedule takes the step; Keras 3 also allows a plain function of nothing.
+    is_schedule = any("LearningRateSchedule" in base.__name__ for base in type(rate).__mro__)
+    return rate(tf.convert_to_tensor(iterations)) if is_schedule else rate()
+
+
+KERAS3 = Family("Keras 3", _KERAS_SETTINGS, lambda o: o.iterations, _learning_rate, has_decay=True)

@@ -1,0 +1,83 @@
+"""tf_keras' legacy optimizers, whose settings are variables behind `_get_hyper`."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.optimizers.family import Family, Settings
+from sok_lite.engine import optimizers as rules
+
+
+def _hypers(optimizer: Any, **names: str) -> dict[str, Any]:
+    return {ours: optimizer._get_hyper(theirs) for ours, theirs in names.items()}
+
+
+def _sgd(o: Any) -> Settings:
+    if not o._momentum:
+        return Settings(rules.SGD, {}, {})
+    flags = {"nesterov": bool(o.nesterov)}
+    return Settings(rules.Momentum, _hypers(o, momentum="momentum"), flags)
+
+
+def _adam(o: Any) -> Settings:
+    numbers = _hypers(o, beta_1="beta_1", beta_2="beta_2") | {"epsilon": o.epsilon}
+    return Settings(rules.Adam, numbers, {"amsgrad": bool(o.amsgrad)})
+
+
+def _adagrad(o: Any) -> Settings:
+    flags = {
+        "initial_accumulator": float(o._initial_accumulator_value),
+        "epsilon_inside_root": False,
+    }
+    return Settings(rules.Adagrad, {"epsilon": o.epsilon}, flags)
+
+
+def _rmsprop(o: Any) -> Settings:
+    numbers = _hypers(o, rho="rho") | {"epsilon": o.epsilon}
+    if o._momentum:
+        numbers |= _hypers(o, momentum="momentum")
+    flags = {"centered": bool(o.centered), "epsilon_inside_root": bool(o._momentum)}
+    return Settings(rules.RMSprop, numbers, flags)
+
+
+def _ftrl(o: Any) -> Settings:
+    numbers = _hypers(
+        o,
+        learning_rate_power="learning_rate_power",
+        l1="l1_regularization_strength",
+        l2="l2_regularization_strength",
+        beta="beta",
+    )
+    numbers["l2_shrinkage"] = o._l2_shrinkage_regularization_strength
+    flags = {"initial_accumulator": float(o._initial_accumulator_value)}
+    return Settings(rules.Ftrl, numbers, flags)
+
+
+_LEGACY_SETTINGS = {
+    "SGD": _sgd,
+    "Adam": _adam,
+    "Adagrad": _adagrad,
+    "RMSprop": _rmsprop,
+    "Ftrl": _ftrl,
+}
+
+
+def _learning_rate(optimizer: Any, iterations: Any) -> Any:
+    rate = optimizer._get_hyper("learning_rate", tf.float32)
+    if any("LearningRateSchedule" in base.__name__ for base in type(rate).__mro__):
+        rate = tf.cast(rate(tf.cast(iterations, tf.float32)), tf.float32)
+    if optimizer._initial_decay > 0.0:
+        decay = tf.cast(optimizer._initial_decay, tf.float32)
+        rate = rate / (1.0 + decay * tf.cast(iterations, tf.float32))
+    return rate
+
+
+def _iterations(optimizer: Any) -> Any:
+    with tf.init_scope():
+        optimizer._create_hypers()
+        return optimizer.iterations
+
+
+LEGACY = Family(
+    "tf_keras.optimizers.legacy", _LEGACY_SETTINGS, _iterations, _learning_rate, has_decay=False
+)

@@ -1,0 +1,112 @@
+"""One optimizer step at a time, and what of its dense part can fail before its rows move."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+# One for all optimizers: TensorFlow starts a thread for each mutex and keeps it for good.
+_MUTEX = "sok_lite_optimizer_step"
+
+
+class Turn:
+    """A step that has its turn.
+
+    Attributes:
+      last: append what the step ends with, in a graph: the next step begins after it.
+      end: the operation that ends the turn; None in eager mode. A TF1 graph must run it.
+    """
+
+    def __init__(self) -> None:
+        self.last: list[Any] = []
+        self.end: Any = None
+
+
+class StepOrder:
+    """Lets the steps of an optimizer follow each other, whatever threads they come from.
+
+    Each then counts from where the one before it stopped. Eager steps wait for each other, and
+    those of graphs do.
+    """
+
+    def __init__(self) -> None:
+        # Not a Lock: a thread that an interrupt took out of a turn can go on.
+        self._lock = threading.RLock()
+
+    def __deepcopy__(self, memo: Any) -> "StepOrder":
+        return StepOrder()
+
+    @contextmanager
+    def turn(self) -> Iterator[Turn]:
+        """Waits; what is made inside, in a graph, waits as well."""
+        turn = Turn()
+        if tf.executing_eagerly():
+            with self._lock:
+                yield turn
+            return
+        with tf.device("CPU:0"):
+            mutex = tf.raw_ops.MutexV2(container="", shared_name=_MUTEX)
+            held = tf.raw_ops.MutexLock(mutex=mutex)
+        with tf.control_dependencies([held]):
+            yield turn
+        with tf.device("CPU:0"), tf.control_dependencies(turn.last):
+            turn.end = tf.raw_ops.ConsumeMutexLock(mutex_lock=held)
+
+
+def dense_checks(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
+    """Returns what must have run before rows move, so that the dense step after them cannot fail.
+
+    That is every gradient, and the check of a shape that is not known before.
+
+    Args:
+      pairs: (gradient or None, dense variable).
+
+    Raises:
+      TypeError: a gradient is not of numbers.
+    """
+    checks: list[Any] = []
+    for grad, variable in pairs:
+        if grad is None:
+            continue
+        row_dims = 0
+        if isinstance(grad, tf.IndexedSlices):
+            checks.append(grad.indices)
+            grad, row_dims = grad.values, 1
+        grad = tf.convert_to_tensor(grad)
+        if not (grad.dtype.is_floating or grad.dtype.is_integer or grad.dtype.is_complex):
+            # Keras would cast it, and fail while the graph runs.
+            raise TypeError(
+                f"The gradient of {variable.name!r} must be of numbers. "
+                f"Received: {grad.dtype.name}."
+            )
+        checks.append(grad)
+        expected = tf.TensorShape(variable.shape)[row_dims:]
+        # What is known now the optimizer itself refuses, while the graph is made.
+        if expected.is_fully_defined() and not grad.shape[row_dims:].is_fully_defined():
+            checks.append(_shape_check(grad, row_dims, expected.as_list(), variable))
+    return checks
+
+
+def _shape_check(grad: tf.Tensor, row_dims: int, expected: list[int], variable: Any) -> Any:
+    # Padded, so that shapes of other ranks differ as well.
+    padding = [-1] * (len(expected) + 1)
+    received = tf.shape(grad)[row_dims:]
+    is_same = tf.equal(
+        tf.concat([received, padding], 0)[: len(padding)], tf.constant([*expected, -1])
+    )
+    what = "rows" if row_dims else "shape"
+    message = f"The gradient of {variable.name!r} must have {what} {expected}. Received:"
+    return tf.debugging.Assert(tf.reduce_all(is_same), [message, received])
+
+
+def keep_alive(optimizer: Any) -> None:
+    """Keeps an optimizer, whose states rows have, as long as the graph that is being made."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    with tf.init_scope():
+        outermost = tf.compat.v1.get_default_graph() if tf.executing_eagerly() else None
+    while graph is not None and graph is not outermost:
+        kept = getattr(graph, "_sok_lite_optimizers", [])
+        graph._sok_lite_optimizers = [*kept, optimizer]
+        graph = getattr(graph, "outer_graph", None)

@@ -1,0 +1,48 @@
+"""Optimizer states by the names that programs know them by, and made before the first update."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.optimizers.family import Settings
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine import optimizers as rules
+from sok_lite.engine.optimizers import UpdateRule
+from sok_lite.engine.update import make_states
+
+# What Keras 3, tf_keras, its legacy optimizers and those of TF1 call a state that a rule calls
+# otherwise. "momentum" and "velocity" are one thing to Adam and another to RMSprop.
+_FRAMEWORKS_NAMES: dict[type[UpdateRule], dict[str, str]] = {
+    rules.Momentum: {"m": "momentum"},
+    rules.Adam: {"momentum": "m", "velocity": "v", "velocity_hat": "vhat"},
+    rules.RMSprop: {"velocity": "rms", "mg": "mean_grad", "average_gradient": "mean_grad"},
+    rules.Ftrl: {"accum": "accumulator"},
+}
+
+
+@tf.autograph.experimental.do_not_convert  # else `float` leaves a variable as it is
+def rule_of(settings: Settings) -> UpdateRule:
+    """Returns the rule with its settings as of now, also while a tf.function is traced."""
+    with tf.init_scope():
+        numbers = {name: float(value) for name, value in settings.numbers.items()}
+    return settings.rule(**numbers, **settings.flags)
+
+
+def state_name(settings: Settings, name: str) -> str:
+    """Returns the rule's name of a state that may have the framework's; others as they are."""
+    for rule in settings.rule.__mro__:
+        if name in _FRAMEWORKS_NAMES.get(rule, {}):
+            return _FRAMEWORKS_NAMES[rule][name]
+    return name
+
+
+def create_slots(optimizer: Any, settings: Settings, variables: Sequence[TableVariable]) -> None:
+    """Makes the states of the rows of variables now, as the first update would."""
+    if not variables:
+        return
+    with tf.init_scope():
+        rule = rule_of(settings)
+        tables = [variable.table for variable in variables]
+        on_device(tables[0].backend, make_states, tables, rule, optimizer)

@@ -1,0 +1,173 @@
+"""A step of an optimizer on tables: all of a call in one host call, and its place in the order."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.backend.publish import setting
+from sok_lite.bridge.host_call import host_call, on_device, refuse_replicas
+from sok_lite.bridge.optimizers.family import Settings
+from sok_lite.bridge.optimizers.host import (
+    NonFiniteRows,
+    OptimizerHost,
+    checked_gradient,
+    joined_gradients,
+    keys_kind,
+)
+from sok_lite.bridge.optimizers.order import StepOrder, Turn, keep_alive
+from sok_lite.bridge.variable import TableVariable
+
+Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
+
+
+class RowOptimizer(tf.Module):
+    """What both optimizers share: the host call, the counters, the states.
+
+    Attributes:
+      iterations: int64 variable, number of steps so far.
+      on_nonfinite: "allow" or "error".
+      stochastic_rounding: whether rows of 16 bits are rounded at random.
+      nonfinite: counts gradient rows with a NaN or an infinity.
+    """
+
+    def __init__(self, on_nonfinite: str, stochastic_rounding: bool, first_step: int = 0) -> None:
+        super().__init__()
+        if on_nonfinite not in ("allow", "error"):
+            raise ValueError(
+                f"`on_nonfinite` must be 'allow' or 'error'. Received: {on_nonfinite!r}."
+            )
+        if not isinstance(stochastic_rounding, bool):
+            raise TypeError(
+                f"`stochastic_rounding` must be True or False. Received: {stochastic_rounding!r}."
+            )
+        self.on_nonfinite = on_nonfinite
+        self.stochastic_rounding = stochastic_rounding
+        self.nonfinite = NonFiniteRows()
+        self.iterations = tf.Variable(
+            first_step, dtype=tf.int64, trainable=False, name="sok_iterations"
+        )
+        self._order = StepOrder()
+        # The step that rows have taken and `iterations` may not know of; 0: it knows of all.
+        self._taken = SimpleNamespace(step=0)
+
+    @property
+    def num_nonfinite(self) -> int:
+        """Gradient rows with a NaN or an infinity so far. On a GPU it waits."""
+        return self.nonfinite.count
+
+    @num_nonfinite.setter
+    def num_nonfinite(self, count: int) -> None:
+        self.nonfinite = NonFiniteRows(count)
+
+    def _counted(self, step: tf.Tensor) -> Any:
+        """Counts a step, now or as an operation of a graph."""
+        counted = self.iterations.assign(step)
+        self._taken.step = 0
+        return counted
+
+    def _catch_up(self) -> None:
+        """Counts a step that was interrupted after its rows had moved, in eager mode."""
+        if tf.executing_eagerly() and self._taken.step:
+            self._counted(self._taken.step)
+
+    @contextmanager
+    def _turn(self) -> Iterator[Turn]:
+        """Gives one step at a time its turn, after what an interrupted one has left uncounted."""
+        with self._order.turn() as turn:
+            self._catch_up()
+            try:
+                yield turn
+            finally:
+                self._catch_up()
+
+    def _update(
+        self,
+        pairs: Pairs,
+        settings: Settings,
+        learning_rate: Any,
+        step: tf.Tensor,
+        optimizer: Any = None,
+        dense_step: Callable[[], Any] | None = None,
+    ) -> tuple[Any, Any]:
+        """Updates the rows of all pairs in one host call, and the dense variables.
+
+        Whichever part fails, the other has not begun: in eager mode the rows are checked, the dense
+        step done, and the rows then changed by what nothing refuses any more. In a graph, where a
+        check would be a call of its own, the rows go first.
+
+        Args:
+          optimizer: whose states the rows have.
+          dense_step: updates the dense variables.
+
+        Returns:
+          The operation in a graph, and what `dense_step` returns.
+        """
+        backend = pairs[0][1].table.backend
+        variables = [variable for _, variable in pairs]
+        what = f"The update of {', '.join(repr(variable.name) for variable in variables)}"
+        refuse_replicas(what)
+        gradients = [checked_gradient(*pair) for pair in pairs]
+        kinds = [keys_kind(keys, var) for (keys, _), var in zip(gradients, variables, strict=True)]
+        host = OptimizerHost(self, optimizer, variables, kinds, settings)
+        numbers = [learning_rate, *settings.numbers.values()]
+        inputs = joined_gradients(gradients, backend)
+        if tf.executing_eagerly():
+            done = None
+            arguments = ([float(number) for number in numbers], int(step), inputs)
+            if dense_step is not None:
+                on_device(backend, partial(host.run, *arguments, check_only=True))
+                done = dense_step()
+            along = setting(self._taken, step=int(step))
+            on_device(backend, partial(host.run, *arguments, along=along))
+            return None, done
+        if optimizer is not None:
+            keep_alive(optimizer)
+        stacked = tf.stack([tf.cast(tf.convert_to_tensor(n), tf.float64) for n in _plain(numbers)])
+
+        def run(step: tf.Tensor, values: tf.Tensor, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+            host.run([float(value) for value in values.numpy()], int(step), tensors)
+            return ()
+
+        update = host_call(run, [step, stacked, *inputs], [], backend, what)
+        if dense_step is None:
+            return update, None
+        with tf.control_dependencies([update]):
+            return update, dense_step()
+
+
+def separated(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tuple[Any, Any]]]:
+    """Returns (dynamic pairs that have a gradient, dense pairs)."""
+    pairs, dense = [], []
+    for grad, variable in grads_and_vars:
+        if not isinstance(variable, TableVariable):
+            dense.append((grad, variable))
+        elif isinstance(grad, tf.IndexedSlices):
+            pairs.append((grad, variable))
+        elif grad is not None:
+            raise TypeError(
+                f"The gradient of {variable.name!r} must be a tf.IndexedSlices of keys and rows. "
+                f"Received: {type(grad).__name__}."
+            )
+    return pairs, dense
+
+
+def operations(*results: Any) -> list[Any]:
+    """Returns what a graph can wait for; nothing in eager mode."""
+    return [] if tf.executing_eagerly() else [result for result in results if result is not None]
+
+
+def next_step(count: Any) -> tf.Tensor:
+    """Returns the number of the coming step, int64, 1 for the first."""
+    return tf.cast(tf.convert_to_tensor(count), tf.int64) + 1
+
+
+def _plain(numbers: Sequence[Any]) -> list[Any]:
+    """Returns Python numbers as float64 constants, which tf would make float32."""
+    return [
+        tf.constant(number, tf.float64) if isinstance(number, (int, float)) else number
+        for number in numbers
+    ]

@@ -1,0 +1,184 @@
+"""Everything a dense variable can do that a table cannot: each raises and says what to use."""
+
+import sys
+from typing import Any, NoReturn
+
+from sok_lite.bridge.tf_private import CUSTOM_GRADIENT
+
+
+def _is_called_from(module: str) -> bool:
+    """Whether a function of that module is among the callers."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class RefusesDense:
+    """The methods of a tf.Variable that would act on the empty tensor instead of the rows.
+
+    Left alone they would save, copy or convert a [0, dimension] tensor without a word.
+
+    Attributes:
+      name: of the variable.
+      kind: the class by the name that a program knows it by.
+      instead_of_value, instead_of_write, instead_of_copy, instead_of_save: what a program can do
+        for that, a sentence in the words of the face.
+      instead_of_partitions: the same for a list of variables in `tf.nn.embedding_lookup`.
+    """
+
+    name: str
+    kind: str
+    instead_of_value: str
+    instead_of_write: str
+    instead_of_copy: str
+    instead_of_save: str
+    instead_of_partitions: str
+
+    def _refuse(self, method: str, instead: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{method}() is not supported: {self.name!r} is a {self.kind}, whose rows are known by "
+            f"key and have no place in a dense tensor. {instead}"
+        )
+
+    def _refuse_dense(self, method: str) -> NoReturn:
+        self._refuse(
+            method,
+            f"{self.instead_of_value} A list of several variables cannot be given to "
+            f"tf.nn.embedding_lookup. {self.instead_of_partitions}",
+        )
+
+    def _refuse_write(self, method: str) -> NoReturn:
+        self._refuse(method, self.instead_of_write)
+
+    def _refuse_copy(self, method: str) -> NoReturn:
+        self._refuse(method, self.instead_of_copy)
+
+    def value(self) -> NoReturn:
+        self._refuse_dense("value")
+
+    def read_value(self) -> NoReturn:
+        self._refuse_dense("read_value")
+
+    def read_value_no_copy(self) -> NoReturn:
+        self._refuse_dense("read_value_no_copy")
+
+    def _read_variable_op(self, no_copy: bool = False) -> NoReturn:
+        self._refuse_dense("_read_variable_op")
+
+    def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> NoReturn:
+        if _is_called_from(CUSTOM_GRADIENT):
+            raise NotImplementedError(
+                f"{self.name!r} is looked up in a function that tf.custom_gradient or "
+                "tf.recompute_grad wraps: they read every variable of it as a dense tensor, and a "
+                "table has none. Look the rows up before, and give them to the function."
+            )
+        self._refuse_dense("convert_to_tensor")
+
+    def numpy(self) -> NoReturn:
+        self._refuse_dense("numpy")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_dense("__array__")
+
+    def __bool__(self) -> NoReturn:
+        self._refuse_dense("__bool__")
+
+    def __int__(self) -> NoReturn:
+        self._refuse_dense("__int__")
+
+    def __float__(self) -> NoReturn:
+        self._refuse_dense("__float__")
+
+    def __complex__(self) -> NoReturn:
+        self._refuse_dense("__complex__")
+
+    def eval(self, session: Any = None) -> NoReturn:
+        self._refuse_dense("eval")
+
+    def gather_nd(self, indices: Any, name: Any = None) -> NoReturn:
+        self._refuse_dense("gather_nd")
+
+    def initialized_value(self) -> NoReturn:
+        self._refuse_dense("initialized_value")
+
+    @property
+    def initial_value(self) -> NoReturn:
+        self._refuse_dense("initial_value")
+
+    def count_up_to(self, limit: Any) -> NoReturn:
+        self._refuse_write("count_up_to")
+
+    def assign_add(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("assign_add")
+
+    def assign_sub(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("assign_sub")
+
+    def scatter_max(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_max")
+
+    def scatter_min(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_min")
+
+    def scatter_mul(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_mul")
+
+    def scatter_div(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_div")
+
+    def batch_scatter_update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("batch_scatter_update")
+
+    def scatter_nd_add(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_add")
+
+    def scatter_nd_sub(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_sub")
+
+    def scatter_nd_update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_update")
+
+    def scatter_nd_max(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_max")
+
+    def scatter_nd_min(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("scatter_nd_min")
+
+    def _strided_slice_assign(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_write("_strided_slice_assign")
+
+    def set_shape(self, shape: Any) -> NoReturn:
+        self._refuse("set_shape", "Its shape is [None, dimension].")
+
+    def __copy__(self) -> NoReturn:
+        self._refuse_copy("__copy__")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self._refuse_copy("__deepcopy__")
+
+    def __reduce__(self) -> NoReturn:
+        self._refuse_copy("__reduce__")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self._refuse_copy("__reduce_ex__")
+
+    def to_proto(self, export_scope: Any = None) -> NoReturn:
+        self._refuse_copy("to_proto")
+
+    @staticmethod
+    def from_proto(variable_def: Any, import_scope: Any = None) -> NoReturn:
+        raise NotImplementedError(
+            "from_proto() is not supported for the variable of a table. Make a new one."
+        )
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("tf.saved_model.save", self.instead_of_save)
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> NoReturn:
+        self._refuse_copy("_copy_trackable_to_cpu")
+
+    def _write_object_proto(self, proto: Any, options: Any) -> NoReturn:
+        self._refuse("tf.saved_model.save", self.instead_of_save)

@@ -1,0 +1,108 @@
+"""The gradient of a table, keys and rows, in the form that TensorFlow's control flow asks for."""
+
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.tf_private import GRADIENT_OF_A_LOOP, FuncGraph
+from sok_lite.engine.table import EmbeddingTable
+
+
+def size_of(table: EmbeddingTable) -> list[int]:
+    """Returns [rows on this rank, dimension]; the largest int32 for more."""
+    return [min(table.size, np.iinfo(np.int32).max), table.dim]
+
+
+def size_tensor(table: EmbeddingTable) -> tf.Tensor:
+    """Returns `size_of` as an eager int32 tensor."""
+    return tf.constant(size_of(table), tf.int32)
+
+
+# An attribute of tensors. What somebody makes of one, as by `tf.boolean_mask`, is without it.
+_DISTINCT = "_sok_lite_distinct"
+
+
+def are_distinct(keys: tf.Tensor) -> bool:
+    """Whether keys are known to be distinct: those of a gradient, as it was returned."""
+    return getattr(keys, _DISTINCT, False)
+
+
+def row_gradient(
+    name: str, keys: tf.Tensor, row_grads: tf.Tensor, size: tf.Tensor, distinct: bool = False
+) -> Any:
+    """Returns the gradient of a variable.
+
+    Args:
+      name: of the variable.
+      keys: (n,) of the key type.
+      row_grads: (n, dim) float32.
+      size: (2,) int32, what `size_of` gave.
+      distinct: whether no key repeats, which `are_distinct` then tells.
+
+    Returns:
+      An IndexedSlices. In a graph its static lengths are unknown and its shape is int32, as in the
+      empty gradient that TensorFlow makes for a branch without a lookup: the two must match.
+    """
+    if not tf.executing_eagerly():
+        if _leaves_a_loop():
+            keys = _refusing(name, keys)
+        keys = tf.compat.v1.placeholder_with_default(keys, [None])
+        row_grads = tf.compat.v1.placeholder_with_default(row_grads, [None, row_grads.shape[1]])
+    # A tensor of a TF1 graph may be fed: nobody knows what it has then.
+    if distinct and (tf.executing_eagerly() or isinstance(keys.graph, FuncGraph)):
+        setattr(keys, _DISTINCT, True)
+    return tf.IndexedSlices(row_grads, keys, size)
+
+
+def _leaves_a_loop() -> bool:
+    """Whether this is the way back through a loop that the tape is outside of."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if type(graph).__name__ == GRADIENT_OF_A_LOOP[1]:
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def slices_only(name: str, source: tf.Tensor) -> tf.Tensor:
+    """Returns a source of gradients that refuses a dense one.
+
+    `tf.vectorized_map` rewrites a lookup without its gradient: zeros would arrive instead, in the
+    shape of the empty tensor that stands for the rows.
+
+    Args:
+      name: of the variable.
+      source: a tensor of a graph.
+    """
+
+    @tf.custom_gradient
+    def run(source: tf.Tensor) -> Any:
+        def grad(gradient: Any) -> Any:
+            if isinstance(gradient, tf.IndexedSlices):
+                return gradient
+            return _refusing(name, gradient)
+
+        return tf.identity(source), grad
+
+    return run(source)
+
+
+def _refusing(name: str, tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor that raises where something asks for it.
+
+    TensorFlow makes the gradients of everything that a loop uses, and runs those that are wanted:
+    a gradient of dense variables alone must go on.
+    """
+
+    def refuse(_: np.ndarray) -> NoReturn:
+        raise NotImplementedError(
+            f"The gradient of a lookup in {name!r} cannot leave the loop that the lookup is in "
+            "(tf.while_loop, tf.map_fn, tf.vectorized_map, `for` over a tensor): TensorFlow adds "
+            "dense gradients there, and a table has none. Look all keys up before the loop, or put "
+            "the GradientTape inside it."
+        )
+
+    refused = tf.numpy_function(refuse, [tensor], tensor.dtype, stateful=False)
+    refused.set_shape(tensor.shape)
+    return refused

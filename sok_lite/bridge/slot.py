@@ -1,0 +1,179 @@
+"""Optimizer states as SOK shows them: "slots" that are read and written by key like a variable."""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.backend import Array
+from sok_lite.bridge import table_ops
+from sok_lite.bridge.checks import checked_keys, checked_rows
+from sok_lite.bridge.table_call import array_call, table_call
+from sok_lite.bridge.tensor import to_tensor
+from sok_lite.bridge.tf_private import OpDispatcher
+from sok_lite.bridge.type_spec import alive
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.optimizer_states import states_of
+from sok_lite.engine.rows.column import Column
+from sok_lite.engine.rows.state_owner import kinds_of, owned
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.exclusive import alone
+
+
+class SlotView:
+    """A view of one optimizer state of a variable's rows.
+
+    Each row has its state. `tf.nn.embedding_lookup` takes it in place of a variable.
+
+    Args:
+      variable: has the rows.
+      name: of the state, such as "m".
+      optimizer: whose state it is. The view keeps neither alive.
+      initials: gives what new rows hold in the states of the optimizer, by name. Where it has not
+        taken a step yet, those are shown that its first step would take over.
+
+    Attributes:
+      name: of the state.
+      dimension: elements of a row.
+
+    Raises:
+      ValueError: the optimizer has no such state in this variable.
+    """
+
+    def __init__(
+        self,
+        variable: TableVariable,
+        name: str,
+        optimizer: Any,
+        initials: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self.name = name
+        self._variable = weakref.ref(variable)
+        self._optimizer = weakref.ref(optimizer)
+        self._key_type = variable.key_type
+        table, begun = variable.table, initials()
+
+        def find() -> int:
+            own = owned(table.store.state_groups, optimizer)
+            dim = table.store.dim
+            self._kinds = kinds_of(own) if own else {k: (dim, v) for k, v in begun.items()}
+            return self._column(table).dim
+
+        # Another thread may be making states.
+        self.dimension = alone(table, find)
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[None, dimension]."""
+        return tf.TensorShape([None, self.dimension])
+
+    @property
+    def size(self) -> tf.Tensor:
+        """int32 tensor [rows on this rank, dimension]."""
+        return table_ops.size(alive(self._variable))
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Returns the states of keys. It changes nothing, and has no gradient.
+
+        Args:
+          indices: integer keys of any shape; one without a row gives what the state begins with.
+
+        Returns:
+          indices.shape + [dimension], float32.
+
+        Raises:
+          TypeError: keys are no integers.
+        """
+        variable = alive(self._variable)
+        keys = checked_keys(variable, indices)
+
+        def read(table: EmbeddingTable, keys: Array) -> Array:
+            return table.read_state(self._column(table).name, keys.reshape(-1))
+
+        def run(table: EmbeddingTable, keys: Array) -> Array:
+            found = alone(table, partial(read, table, keys))
+            return found.reshape(*keys.shape, found.shape[-1])
+
+        shape = keys.shape.concatenate([self.dimension])
+        (states,) = array_call(variable, self._what("A lookup"), run, [keys], [tf.float32], [shape])
+        return states
+
+    def assign(self, indices: Any, values: Any) -> Any:
+        """Sets the states of keys, which have a row. No communication.
+
+        Args:
+          indices: (n,) integers; of a repeated key the last state counts.
+          values: (n, dimension).
+
+        Returns:
+          The view in eager mode, the operation in a graph.
+
+        Raises:
+          TypeError: keys are no integers or states no floats.
+          ValueError: shapes do not fit, or a key has no row. Nothing has changed then.
+        """
+        variable = alive(self._variable)
+        keys = checked_keys(variable, indices)
+        states = tf.cast(checked_rows(variable, keys, values, "sok.assign"), tf.float32)
+
+        def run(table: EmbeddingTable, keys: Array, states: Array) -> None:
+            column = alone(table, partial(self._column, table))
+            table.assign_state(column.name, keys, states)
+
+        done = array_call(variable, self._what("sok.assign"), run, [keys, states])
+        return self if tf.executing_eagerly() else done
+
+    def _what(self, call: str) -> str:
+        return f"{call} in state {self.name!r} of {alive(self._variable).name!r}"
+
+    def export(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns this rank's keys, ascending, and their states: (n,), (n, dimension) float32."""
+        key_type = self._key_type
+
+        def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
+            keys, values = alone(table, lambda: table.export(self._column(table).name))
+            return (
+                to_tensor(keys, key_type, table.backend),
+                to_tensor(values, tf.float32, table.backend),
+            )
+
+        keys, values = table_call(
+            alive(self._variable),
+            f"The export of {self.name!r}",
+            run,
+            dtypes=[key_type, tf.float32],
+            shapes=[[None], [None, self.dimension]],
+        )
+        return keys, values
+
+    def _column(self, table: EmbeddingTable) -> Column:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            raise ValueError(
+                f"The optimizer whose state {self.name!r} of table {table.name!r} this is was "
+                "deleted, and its states with it. Keep the optimizer as long as its states."
+            )
+        states = states_of(table.store, self._kinds, optimizer)
+        if states is None or self.name not in states:
+            has = ", ".join(map(repr, states or ())) or "none yet: they come with its first update"
+            raise ValueError(
+                f"The optimizer has no state {self.name!r} in table {table.name!r}. It has {has}."
+            )
+        return states[self.name]
+
+
+class _Lookups(OpDispatcher):
+    """Answers `tf.nn.embedding_lookup` of a view: TensorFlow asks where it knows no answer."""
+
+    def handle(self, args: Any, kwargs: Any) -> Any:
+        names = ("params", "ids", "max_norm", "name")
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        slot, ids = arguments.pop("params", None), arguments.pop("ids", None)
+        if isinstance(slot, SlotView) and not set(arguments) - {"name"}:
+            return slot.sparse_read(ids)
+        return self.NOT_SUPPORTED
+
+
+_Lookups().register(tf.nn.embedding_lookup)

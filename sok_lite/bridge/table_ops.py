@@ -1,0 +1,345 @@
+"""What a table can do beyond a variable: remove keys, show scores, export parts, count.
+
+Functions of a variable, which faces name as its methods. Each acts on the part of this rank and
+does not communicate. Those that give tensors work in eager mode and in graphs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import Array
+from sok_lite.bridge.checks import checked_keys, checked_scores
+from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.row_gradient import size_tensor
+from sok_lite.bridge.table_call import array_call, table_call
+from sok_lite.bridge.tensor import empty, to_tensor
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.table import EmbeddingTable, Entries, Statistics
+from sok_lite.engine.table.exclusive import alone
+
+# Which entries to take: keys (n,), rows (n, dimension), scores (n,) uint64, all NumPy -> (n,) bool.
+Predicate = Callable[[np.ndarray, np.ndarray, np.ndarray], Any]
+
+
+# ---------------------------------------------------------------- looking
+
+
+def size(variable: TableVariable) -> tf.Tensor:
+    """Returns int32 [rows on this rank, dimension]."""
+
+    def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
+        return (size_tensor(table),)
+
+    (found,) = table_call(variable, f"The size of {variable.name!r}", run, [], [tf.int32], [[2]])
+    return found
+
+
+def statistics(variable: TableVariable) -> Statistics:
+    """Returns sizes and counters of the table: a NamedTuple of numbers, as of now.
+
+    It looks at the whole index. Not for a tf.function, where it would be called once only.
+    """
+    if tf.inside_function():
+        raise RuntimeError(
+            f"statistics() of {variable.name!r} gives numbers of the moment: call it outside of "
+            "the tf.function."
+        )
+    return on_device(variable.table.backend, variable.table.statistics)
+
+
+def contains(variable: TableVariable, keys: Any) -> tf.Tensor:
+    """Returns whether keys have a row. It changes nothing.
+
+    Args:
+      keys: integers of any shape.
+
+    Returns:
+      bool, of the keys' shape.
+    """
+
+    def run(table: EmbeddingTable, keys: Array) -> Array:
+        # As numbers: not every TensorFlow takes bits of bool from outside.
+        return table.contains(keys.reshape(-1)).view(np.uint8).reshape(keys.shape)
+
+    keys = checked_keys(variable, keys)
+    (found,) = array_call(
+        variable, _what(variable, "contains"), run, [keys], [tf.uint8], [keys.shape]
+    )
+    return tf.cast(found, tf.bool)
+
+
+def scores(variable: TableVariable, keys: Any) -> tf.Tensor:
+    """Returns the scores of keys: the lowest is evicted first. It changes nothing.
+
+    Args:
+      keys: integers of any shape.
+
+    Returns:
+      uint64, of the keys' shape; 0 for a key that has no row. Of kLru, and of an "hbm" table,
+      it is the number of the lookup that last saw the key.
+    """
+
+    def run(table: EmbeddingTable, keys: Array) -> Array:
+        return table.scores(keys.reshape(-1)).reshape(keys.shape)
+
+    keys = checked_keys(variable, keys)
+    (scores,) = array_call(
+        variable, _what(variable, "scores"), run, [keys], [tf.uint64], [keys.shape]
+    )
+    return scores
+
+
+def export(variable: TableVariable) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns this rank's keys, ascending, and their rows.
+
+    Returns:
+      (indices (n,) of the key type, values (n, dimension) of the rows' dtype).
+    """
+    key_type, dtype = variable.key_type, variable.dtype
+
+    def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
+        backend = table.backend
+        keys, values = table.export(
+            out=lambda num_rows: empty((num_rows, table.dim), dtype, backend)
+        )
+        return to_tensor(keys, key_type, backend), to_tensor(values, dtype, backend)
+
+    what, shapes = f"The export of {variable.name!r}", [[None], [None, variable.dimension]]
+    indices, values = table_call(variable, what, run, [], [key_type, dtype], shapes)
+    return indices, values
+
+
+def export_if(
+    variable: TableVariable, predicate: Predicate | None = None, *, min_score: int | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns some of the keys, ascending, and their rows.
+
+    Args:
+      predicate: called with some entries at a time, NumPy arrays keys (n,), rows (n, dimension)
+        and scores (n,) uint64; returns (n,) bool.
+      min_score: keys of this score and above.
+
+    Returns:
+      (indices (n,) of the key type, values (n, dimension) of the rows' dtype).
+
+    Raises:
+      ValueError: not exactly one of the two is given, or no bools come back.
+    """
+    if (predicate is None) == (min_score is None):
+        raise ValueError(
+            "Give `predicate` or `min_score`, one of them. "
+            f"Received: predicate={predicate}, min_score={min_score}."
+        )
+    if min_score is not None and not 0 <= min_score < 2**64:
+        raise ValueError(f"`min_score` must be in [0, 2**64). Received: {min_score}.")
+
+    def has_score(entries: Entries) -> Array:
+        return entries.scores >= np.uint64(min_score or 0)
+
+    choose = has_score if predicate is None else _on_host(variable, predicate)
+    indices, values = array_call(
+        variable,
+        _what(variable, "export_if"),
+        lambda table: table.export_if(choose),
+        [],
+        [variable.key_type, variable.dtype],
+        [[None], [None, variable.table.dim]],
+    )
+    return indices, values
+
+
+def export_chunks(
+    variable: TableVariable, num_slots: int = 1 << 20
+) -> Iterator[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
+    """Yields the whole table in pieces, in no order. Python only, outside of graphs.
+
+    Args:
+      num_slots: places of the index that are looked at together: so many keys at most.
+
+    Yields:
+      (indices (n,) of the key type, values (n, dimension) of the rows' dtype, scores (n,)
+      uint64); n may be 0.
+
+    Raises:
+      RuntimeError: the table has changed between two pieces, so that some keys might be
+        missing: keys came or went, or rows moved between tiers.
+    """
+    if num_slots < 1:
+        raise ValueError(f"`num_slots` must be at least 1. Received: {num_slots}.")
+    table = variable.table
+    backend = table.backend
+    first, version = 0, None
+
+    def chunk() -> tuple[Any, list[tf.Tensor]]:
+        now = (table.generation, table.index.num_rehashes, table.size)
+        entries = table.export_chunk(first, num_slots)
+        return now, [
+            to_tensor(entries.keys, variable.key_type, backend),
+            to_tensor(entries.values, variable.dtype, backend),
+            to_tensor(entries.scores, tf.uint64, backend),
+        ]
+
+    # Looked at once more at the end: a table that has shrunk ends before its keys do.
+    is_more = True
+    while is_more:
+        is_more = first < table.num_slots
+        now, (keys, values, scores) = on_device(backend, alone, table, chunk)
+        if now != (version or now):
+            raise RuntimeError(
+                f"{variable.name!r} has changed during export_chunks(). Export it between two "
+                "steps, under sok.inference_mode() if other threads look keys up."
+            )
+        version = now
+        if is_more:
+            yield keys, values, scores
+        first += num_slots
+
+
+# ---------------------------------------------------------------- removal
+
+
+def erase(variable: TableVariable, keys: Any) -> tf.Tensor:
+    """Removes keys with their rows and optimizer states.
+
+    Args:
+      keys: integers of any shape; those without a row are skipped.
+
+    Returns:
+      Scalar int64, how many were there.
+    """
+    keys = checked_keys(variable, keys)
+    return _count(variable, "erase", lambda table, keys: table.erase(keys.reshape(-1)), [keys])
+
+
+def erase_if(variable: TableVariable, predicate: Predicate) -> tf.Tensor:
+    """Removes the keys that a predicate chooses; returns how many, scalar int64.
+
+    Args:
+      predicate: see `export_if`. All entries are asked before the first goes.
+    """
+    choose = _on_host(variable, predicate)
+    return _count(variable, "erase_if", lambda table: table.erase_if(choose), [])
+
+
+def expire(
+    variable: TableVariable, *, num_lookups: int | None = None, seconds: float | None = None
+) -> tf.Tensor:
+    """Removes keys that were not seen lately; returns how many, scalar int64.
+
+    Args:
+      num_lookups: those that none of the last `num_lookups` lookups of this table asked for.
+      seconds: those that no lookup asked for within that time, up to about a second. What came
+        from a checkpoint counts as seen when it was restored.
+
+    Raises:
+      ValueError: not exactly one of the two is given, or it is negative.
+    """
+    return _count(
+        variable, "expire", lambda table: table.expire(num_lookups=num_lookups, seconds=seconds), []
+    )
+
+
+def erase_below(variable: TableVariable, cutoff: float) -> tf.Tensor:
+    """Removes the keys of whose row every |element| < cutoff; returns how many, scalar int64.
+
+    Raises:
+      ValueError: the cutoff is not above 0.
+    """
+    return _count(variable, "erase_below", lambda table: table.erase_below(cutoff), [])
+
+
+def clear(variable: TableVariable) -> Any:
+    """Removes every key and gives the memory back. Returns the operation in a graph."""
+    return _do(variable, "clear", lambda table: table.clear(), [])
+
+
+def reserve(variable: TableVariable, num_keys: int) -> Any:
+    """Makes the index large enough for `num_keys` keys. Returns the operation in a graph."""
+    return _do(variable, "reserve", lambda table: table.reserve(num_keys), [])
+
+
+# ---------------------------------------------------------------- scores and epochs
+
+
+def assign_scores(variable: TableVariable, keys: Any, scores: Any) -> Any:
+    """Sets the scores of the keys that have a row. Returns the operation in a graph.
+
+    Args:
+      keys: (n,) integers; of a repeated key the last score counts.
+      scores: (n,) non-negative integers; of kLru, numbers of lookups.
+
+    Raises:
+      TypeError, ValueError: types or shapes do not fit, or a score is negative.
+    """
+    keys, scores = checked_keys(variable, keys), checked_scores(variable.name, scores)
+    return _do(
+        variable, "assign_scores", lambda table, k, s: table.assign_scores(k, s), [keys, scores]
+    )
+
+
+def epoch(variable: TableVariable) -> int:
+    """Returns the epoch of kEpochLru and kEpochLfu: keys of an earlier one are evicted first.
+
+    Raises:
+      NotImplementedError: the table is "hbm", which evicts nothing.
+    """
+    _check_evicts(variable, "epoch")
+    return variable.table.epoch
+
+
+def set_epoch(variable: TableVariable, epoch: int) -> None:
+    """Begins an epoch; see `epoch`. Not for a tf.function, where it would be called once only."""
+    if tf.inside_function():
+        raise RuntimeError(
+            f"The epoch of {variable.name!r} would be set once, while the tf.function is traced. "
+            "Set it outside of the function."
+        )
+    _check_evicts(variable, "epoch")
+    on_device(variable.table.backend, setattr, variable.table, "epoch", epoch)
+
+
+# ---------------------------------------------------------------- inside
+
+
+def _what(variable: TableVariable, method: str) -> str:
+    return f"{method} of {variable.name!r}"
+
+
+def _check_evicts(variable: TableVariable, what: str) -> None:
+    if variable.table.keeps_every_key:
+        raise NotImplementedError(
+            f"{variable.name!r} has var_type={variable.table.var_type!r} and no {what}: such a "
+            "table keeps every key. Make it with var_type='hybrid'."
+        )
+
+
+def _on_host(variable: TableVariable, predicate: Predicate) -> Callable[[Entries], Array]:
+    backend, dtype = variable.table.backend, variable.dtype
+
+    def choose(entries: Entries) -> Array:
+        values = backend.to_host(entries.values)
+        if dtype == tf.bfloat16:
+            values = values.view(dtype.as_numpy_dtype)
+        chosen = predicate(backend.to_host(entries.keys), values, backend.to_host(entries.scores))
+        return backend.from_host(np.asarray(chosen))
+
+    return choose
+
+
+def _count(
+    variable: TableVariable, method: str, function: Callable[..., int], inputs: Sequence[Any]
+) -> tf.Tensor:
+    def count(table: EmbeddingTable, *arrays: Array) -> np.ndarray:
+        return np.array(function(table, *arrays), np.int64)
+
+    (counted,) = array_call(variable, _what(variable, method), count, inputs, [tf.int64], [[]])
+    return counted
+
+
+def _do(
+    variable: TableVariable, method: str, function: Callable[..., None], inputs: Sequence[Any]
+) -> Any:
+    return array_call(variable, _what(variable, method), function, inputs)

@@ -1,0 +1,243 @@
+"""tf.Tensor <-> array of a backend: the only place where one becomes the other.
+
+Towards the engine an array is a view of the tensor's memory. Towards TensorFlow results are written
+where TensorFlow needs them, without a copy: on a CPU into memory that TensorFlow takes over, on a
+GPU into memory that TensorFlow gave.
+
+On a GPU the two libraries use streams that do not wait for each other. Making a DLPack capsule
+waits for TensorFlow's work, also for what may still read memory that TensorFlow gives out again.
+What the backend writes is waited for at the end of a call (`host_call.on_device`), and until then
+no memory of TensorFlow's may be freed: `memory_of_call` keeps it.
+"""
+
+import ctypes
+import math
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import Array, Backend
+from sok_lite.bridge.gpu import device_name
+
+__all__ = ["empty", "memory_of_call", "to_array", "to_tensor"]
+
+# What TensorFlow's CPU kernels take for granted of the memory of a tensor.
+_ALIGNMENT = 64
+
+_pointer_of_capsule = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of_capsule.restype = ctypes.c_void_p
+_pointer_of_capsule.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+class _Memory:
+    """TensorFlow's GPU memory that a call works in.
+
+    Attributes:
+      kept: tensors and capsules, which own it.
+      results: address -> the tensor that `empty` made there.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+        self.results: dict[int, tf.Tensor] = {}
+
+
+class _OfThread(threading.local):
+    # Only the call itself owns it: an interrupt may come before it is taken away here.
+    memory: "weakref.ref[_Memory] | None" = None
+
+
+_of_thread = _OfThread()
+
+
+@contextmanager
+def memory_of_call() -> Iterator[None]:
+    """Keeps the GPU memory of TensorFlow's that becomes arrays inside, until the end."""
+    memory = _Memory()
+    outer, _of_thread.memory = _of_thread.memory, weakref.ref(memory)
+    try:
+        yield
+    finally:
+        _of_thread.memory = outer
+
+
+def _memory() -> _Memory:
+    reference = _of_thread.memory
+    memory = None if reference is None else reference()
+    if memory is None:
+        raise RuntimeError("GPU memory of TensorFlow's is used outside of `on_device`.")
+    return memory
+
+
+def _storage_dtype(dtype: tf.DType) -> np.dtype:
+    """Returns the dtype of the engine's arrays: bfloat16 travels as its 16 bits."""
+    return np.dtype(np.uint16) if dtype == tf.bfloat16 else np.dtype(dtype.as_numpy_dtype)
+
+
+def _is_on_gpu(tensor: tf.Tensor) -> bool:
+    return "GPU" in tensor.backing_device
+
+
+def _gpu_view(tensor: tf.Tensor, backend: Backend) -> Array | None:
+    """Returns an array of the backend over a GPU tensor's memory; None where that is the host's.
+
+    TensorFlow keeps some int32 tensors of a GPU in the host's memory. Only the pointer is read from
+    the capsule: its device number counts TensorFlow's visible GPUs, which is wrong after
+    `tf.config.set_visible_devices`.
+
+    Raises:
+      ValueError: the memory is on another GPU than the backend.
+    """
+    xp = backend.xp
+    dtype = _storage_dtype(tensor.dtype)
+    shape = tuple(tensor.shape)
+    if math.prod(shape) == 0:
+        return xp.empty(shape, dtype)
+    capsule = tf.experimental.dlpack.to_dlpack(tensor)
+    _memory().kept.append((tensor, capsule))
+    # DLManagedTensor begins with DLTensor, which begins with the data pointer.
+    address = ctypes.c_void_p.from_address(_pointer_of_capsule(capsule, b"dltensor")).value or 0
+    size = math.prod(shape) * dtype.itemsize
+    facts = xp.cuda.runtime.pointerGetAttributes(address)
+    if facts.type not in (xp.cuda.runtime.memoryTypeDevice, xp.cuda.runtime.memoryTypeManaged):
+        return None
+    if facts.device != backend.device_id:
+        raise ValueError(
+            f"A tensor is on GPU {facts.device} and the tables of this process are on GPU "
+            f"{backend.device_id}. Call sok.init() before TensorFlow's first operation and leave "
+            "tf.config.set_visible_devices to it; CUDA_VISIBLE_DEVICES chooses another GPU for "
+            "both."
+        )
+    memory = xp.cuda.UnownedMemory(address, size, (tensor, capsule), facts.device)
+    return xp.ndarray(shape, dtype, xp.cuda.MemoryPointer(memory, 0))
+
+
+def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.Tensor | None:
+    """Returns memory of TensorFlow's on the backend's GPU; None where TensorFlow does not use it.
+
+    Raises:
+      MemoryError: there is not that much.
+    """
+    name = device_name(backend)
+    if name is None:
+        return None
+    try:
+        with tf.device(name):
+            tensor = tf.raw_ops.Empty(shape=list(shape), dtype=dtype, init=False)
+    except tf.errors.ResourceExhaustedError as error:
+        # In a graph TensorFlow would forget the kind of its own error.
+        size = math.prod(shape) * dtype.size
+        raise MemoryError(
+            f"TensorFlow has no {size:,} bytes of GPU memory for a result. Take smaller batches, "
+            f"or leave it more: tables and TensorFlow share the GPU. ({error.message})"
+        ) from error
+    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
+        # It has no such kernel for this dtype on a GPU, and was told not to look elsewhere.
+        return None
+    return tensor if _is_on_gpu(tensor) else None
+
+
+def to_array(tensor: tf.Tensor, backend: Backend) -> Array:
+    """Returns an eager tensor as an array of the backend, without a copy on the same processor.
+
+    The array is read only by agreement: TensorFlow may share the memory with other tensors.
+
+    Args:
+      tensor: an eager tensor of numbers; bfloat16 comes out as uint16.
+      backend: whose arrays are wanted.
+
+    Raises:
+      ValueError: the tensor is on another GPU than the backend.
+    """
+    if backend.name != "cpu" and _is_on_gpu(tensor):
+        view = _gpu_view(tensor, backend)
+        if view is not None:
+            return view
+    # TensorFlow has one object for each dtype, and takes 1 microsecond to compare two.
+    if tensor.dtype is tf.bfloat16:
+        # Of a bfloat16 scalar TensorFlow gives NumPy no array.
+        array = np.asarray(tensor if tensor.shape.rank else tensor.numpy()).view(np.uint16)
+    else:
+        array = np.asarray(tensor)
+    return array if backend.name == "cpu" else backend.from_host(array)
+
+
+def empty(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> Array:
+    """Returns memory for a result that `to_tensor` can hand to TensorFlow without a copy.
+
+    Args:
+      shape: of the result.
+      dtype: a float or integer dtype; bfloat16 gives a uint16 array.
+      backend: whose arrays are wanted.
+
+    Returns:
+      A C-contiguous array of that shape, not initialised.
+
+    Raises:
+      MemoryError: there is not that much.
+      ValueError: TensorFlow's GPU is another than the backend's.
+    """
+    storage = _storage_dtype(dtype)
+    if backend.name != "cpu":
+        tensor = _gpu_tensor(shape, dtype, backend) if math.prod(shape) else None
+        array = None if tensor is None else _gpu_view(tensor, backend)
+        if array is None:
+            return backend.xp.empty(tuple(shape), storage)
+        _memory().results[backend.address(array)] = tensor
+        return array
+    size = math.prod(shape) * storage.itemsize
+    # NumPy's own large arrays lie on huge pages, which TensorFlow's do not: rows scattered over
+    # 4 KB pages cost a third more to write.
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(storage).reshape(tuple(shape))
+
+
+def to_tensor(array: Array, dtype: tf.DType, backend: Backend) -> tf.Tensor:
+    """Returns an array as an eager tensor. The array must not be written afterwards.
+
+    What `empty` gave is not copied. Anything else on a GPU is, as CuPy might hand out memory of its
+    own again while TensorFlow still reads it, and on a CPU what TensorFlow cannot take.
+
+    Args:
+      array: an array of the backend; uint16 where `dtype` is bfloat16.
+      dtype: the tensor's dtype, of the same storage as the array's.
+      backend: whose array it is.
+    """
+    if backend.name != "cpu":
+        return _from_gpu(array, dtype, backend)
+    if array.size == 0 or array.ctypes.data % _ALIGNMENT or not array.flags.c_contiguous:
+        return _from_host(array, dtype)
+    if not array.flags.writeable:
+        return _from_host(array, dtype)
+    tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    if dtype != tf.bfloat16:
+        return tensor
+    with tf.device("CPU:0"):
+        return tf.bitcast(tensor, dtype)
+
+
+def _from_gpu(array: Array, dtype: tf.DType, backend: Backend) -> tf.Tensor:
+    is_whole = array.size and array.flags.c_contiguous
+    result = _memory().results.get(backend.address(array)) if is_whole else None
+    # A part of a result, or its bits as another dtype, begins where it does.
+    if result is not None and (result.dtype, tuple(result.shape)) == (dtype, array.shape):
+        return result
+    tensor = _gpu_tensor(array.shape, dtype, backend)
+    view = None if tensor is None else _gpu_view(tensor, backend)
+    if view is None:
+        return _from_host(backend.to_host(array), dtype)
+    view[...] = array
+    return tensor
+
+
+def _from_host(array: np.ndarray, dtype: tf.DType) -> tf.Tensor:
+    if dtype == tf.bfloat16:
+        array = np.asarray(array, order="C").view(tf.bfloat16.as_numpy_dtype)
+    with tf.device("CPU:0"):
+        return tf.constant(array, dtype)

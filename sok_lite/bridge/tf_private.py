@@ -1,0 +1,114 @@
+"""Every private name of TensorFlow and Keras that this package relies on: a test looks at each.
+
+What TensorFlow does not promise may be gone in its next version. Then the import of this module
+fails and names it, or the test that goes through the lists below does, and nothing else.
+"""
+
+import importlib
+from typing import Any
+
+import tensorflow as tf
+
+# What is tested, for error texts; pyproject.toml asks pip for the same.
+SUPPORTED = "2.16 to 2.21"
+
+
+def private(module: str, name: str) -> Any:
+    """Returns what a private module of TensorFlow has under a name.
+
+    Raises:
+      ImportError: this TensorFlow has no such thing.
+    """
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ImportError(
+            f"sok_lite relies on {name} of {module}, which TensorFlow {tf.__version__} does not "
+            f"have. Use TensorFlow {SUPPORTED}: those are tested."
+        ) from error
+
+
+# ---- imported ------------------------------------------------------------------------------------
+
+_VARIABLES = "tensorflow.python.ops.resource_variable_ops"
+# What a table derives from, and the type by which tf.function knows it.
+ResourceVariable: Any = private(_VARIABLES, "ResourceVariable")
+VariableSpec: Any = private(_VARIABLES, "VariableSpec")
+UninitializedVariable: Any = private(_VARIABLES, "UninitializedVariable")
+# Tells gradient tapes that a variable is used.
+variable_accessed: Any = private(_VARIABLES, "variable_accessed")
+# Whether a tape or a forward accumulator could be recording.
+could_possibly_record: Any = private("tensorflow.python.eager.record", "could_possibly_record")
+# Whether a graph, or one around it, is compiled by XLA.
+is_for_xla: Any = private("tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext")
+# The graph of a tf.function, of a branch or of a loop. Its `outer_graph` is the one around it.
+FuncGraph: Any = private("tensorflow.python.framework.func_graph", "FuncGraph")
+# Answers a public function for types that TensorFlow does not know. (tf.experimental's dispatch for
+# types, which is public, is not asked for plain classes.)
+OpDispatcher: Any = private("tensorflow.python.util.dispatch", "OpDispatcher")
+
+# ---- known by name -------------------------------------------------------------------------------
+
+_BRANCHES = "tensorflow.python.ops.control_flow_v2_func_graphs"
+# (module, class) of the graphs of branches and loops, which are a part of a function.
+BRANCHES_AND_LOOPS = (
+    (_BRANCHES, "CondBranchFuncGraph"),
+    (_BRANCHES, "WhileBodyFuncGraph"),
+    (_BRANCHES, "WhileCondFuncGraph"),
+)
+# (module, class) of the graph of the way back through a loop.
+GRADIENT_OF_A_LOOP = ("tensorflow.python.ops.while_v2", "_WhileBodyGradFuncGraph")
+# (module, function) whose frame tells a lookup in a list of variables from one in a single one.
+LOOKUP_IN_A_LIST = ("tensorflow.python.ops.embedding_ops", "_embedding_lookup_and_transform")
+# The module that reads every variable of a function as a dense tensor.
+CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
+
+# Members of ResourceVariable that a table uses.
+USED = ("_handle", "_in_graph_mode", "_graph_element")
+# Methods of ResourceVariable and its bases that a table overrides: were they renamed, TensorFlow
+# would act on the empty tensor that stands for the rows.
+OVERRIDDEN = (
+    "_variable_call",
+    "_type_spec",
+    "__tf_tracing_type__",
+    "_serialize_to_tensors",
+    "_restore_from_tensors",
+    "_read_variable_op",
+    "_dense_var_to_tensor",
+    "_strided_slice_assign",
+    "_copy_trackable_to_cpu",
+    "_write_object_proto",
+    "_export_to_saved_model_graph",
+)
+# The same of VariableSpec.
+OVERRIDDEN_OF_SPEC = ("_from_components", "_serialize")
+
+# Of tf.train.Checkpoint: what a CheckpointManager calls, and what a checkpoint holds.
+CHECKPOINT = ("save", "write", "_write", "read", "restore")
+CHILDREN = "_trackable_children"
+
+# Where optimizers keep their settings, by family and class.
+KERAS_OPTIMIZERS = ("_learning_rate", "_use_weight_decay")  # of Keras 3 and of tf_keras
+LEGACY_OPTIMIZERS = {
+    "Optimizer": ("_create_hypers", "_get_hyper", "_initial_decay"),
+    "SGD": ("_momentum",),
+    "Adagrad": ("_initial_accumulator_value",),
+    "RMSprop": ("_momentum",),
+    "Ftrl": ("_initial_accumulator_value", "_l2_shrinkage_regularization_strength"),
+}
+V1_OPTIMIZERS = {
+    "GradientDescentOptimizer": ("_learning_rate",),
+    "MomentumOptimizer": ("_learning_rate", "_momentum", "_use_nesterov"),
+    "AdamOptimizer": ("_lr", "_beta1", "_beta2", "_epsilon"),
+    "AdagradOptimizer": ("_learning_rate", "_initial_accumulator_value"),
+    "RMSPropOptimizer": ("_learning_rate", "_decay", "_momentum", "_epsilon", "_centered"),
+    "FtrlOptimizer": (
+        "_learning_rate",
+        "_learning_rate_power",
+        "_initial_accumulator_value",
+        "_l1_regularization_strength",
+        "_l2_regularization_strength",
+        "_l2_shrinkage_regularization_strength",
+        "_beta",
+    ),
+}

@@ -1,0 +1,71 @@
+"""How TensorFlow describes a variable of a table: the type of one table, never of all like it."""
+
+import weakref
+from typing import Any
+
+from sok_lite.bridge.tf_private import ResourceVariable, VariableSpec
+
+
+def alive(reference: "weakref.ref[Any]") -> Any:
+    """Returns the variable of a reference that a graph keeps.
+
+    A graph keeps references only: TensorFlow never drops the Python functions of a graph, and they
+    would keep every table they ever used.
+
+    Raises:
+      ValueError: the variable is gone.
+    """
+    variable = reference()
+    if variable is None:
+        raise ValueError(
+            "A tf.function or graph uses a table whose variable was deleted. Keep the variable for "
+            "as long as the function is called."
+        )
+    return variable
+
+
+class TableSpec(VariableSpec):
+    """The type of the variable of one table.
+
+    TensorFlow's own spec stands for every variable of a shape and dtype: taken apart and put
+    together again, a table would come out as an empty dense variable, and a tf.function traced with
+    one table would be reused for another. This one knows its variable.
+    """
+
+    __slots__ = ["variable"]
+
+    def __init__(self, shape: Any, dtype: Any, trainable: bool, alias_id: Any, variable: Any):
+        super().__init__(shape, dtype, trainable, alias_id)
+        self.variable = variable
+
+    @property
+    def value_type(self) -> Any:
+        variable = self.variable()
+        return ResourceVariable if variable is None else type(variable)
+
+    @classmethod
+    def from_value(cls, value: Any, alias_id: Any = None) -> "TableSpec":
+        return cls(value.shape, value.dtype, value.trainable, alias_id, weakref.ref(value))
+
+    def _from_components(self, components: Any) -> Any:
+        return alive(self.variable)
+
+    def _serialize(self) -> Any:
+        return (*super()._serialize(), self.variable)
+
+    def is_compatible_with(self, spec_or_value: Any) -> bool:
+        if isinstance(spec_or_value, TableSpec):
+            return spec_or_value.variable() is self.variable()
+        return spec_or_value is self.variable()
+
+    def is_subtype_of(self, other: Any) -> bool:
+        return self == other
+
+    def most_specific_common_supertype(self, others: Any) -> Any:
+        return self if all(self == other for other in others) else None
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype, id(self.variable())))
+
+    def __eq__(self, other: Any) -> bool:
+        return type(self) is type(other) and self.variable() is other.variable()

@@ -1,0 +1,263 @@
+"""`TableVariable`: a table that TensorFlow takes for a variable of shape [None, dimension].
+
+The rows live in the engine's table, not in TensorFlow. The resource variable underneath holds an
+empty [0, dimension] tensor; its handle is what gradient tapes and `tf.gradients` know the table by.
+Whatever TensorFlow would do with that empty tensor instead of the rows is overridden, or raises.
+"""
+
+import itertools
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.backend import Backend, get_backend
+from sok_lite.bridge import checkpoint, keras_guard, tf_private
+from sok_lite.bridge.checks import refuse_partitions
+from sok_lite.bridge.gpu import share_gpu
+from sok_lite.bridge.host_call import make_turn, on_device
+from sok_lite.bridge.local_lookup import local_lookup
+from sok_lite.bridge.refusals import RefusesDense
+from sok_lite.bridge.row_gradient import slices_only
+from sok_lite.bridge.summary import summary, table_facts
+from sok_lite.bridge.type_spec import TableSpec
+from sok_lite.engine.table import EmbeddingTable
+
+_serial = itertools.count()
+# Stands in what TensorFlow says of a place where it wants a dense value.
+_NO_VALUE = "this_table_has_no_dense_value"
+
+
+@cache
+def _not_a_tensor() -> tf.Tensor:
+    """Returns the handle of a variable that no operator on numbers can read."""
+    handle = tf_private.UninitializedVariable(name=_NO_VALUE, shape=[], dtype=tf.string).handle
+    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant("known by key only"))
+    return handle
+
+
+def table_for_variable(kind: str, make: Callable[[Backend], EmbeddingTable]) -> EmbeddingTable:
+    """Makes the engine's table of a variable, where TensorFlow can have one.
+
+    Args:
+      kind: the class by the name that a program knows it by, for errors.
+      make: takes the backend and gives the table.
+
+    While a tf.function is traced for the first time a table is made outside of it, as a tf.Variable
+    is, so that a layer may make it in its `build`.
+
+    Raises:
+      ValueError: a tf.function that is traced once more makes another one.
+      NotImplementedError: under a tf.distribute strategy with several replicas.
+    """
+    keras_guard.refuse_clone()
+    if tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise NotImplementedError(
+            f"{kind} does not work under a tf.distribute strategy with several replicas. Start "
+            "one process per GPU with horovodrun and use sok.init()."
+        )
+    backend = get_backend()
+    share_gpu(backend)  # before TensorFlow's first operation, if that is to come
+    if tf.inside_function():
+        _announce(kind)
+    make_turn()
+    with tf.init_scope():
+        return on_device(backend, make, backend)
+
+
+def _announce(kind: str) -> None:
+    """Tells the tf.function that is being traced of a variable, which it does not see otherwise.
+
+    It then does what it does for a tf.Variable: it is traced a second time, before it runs, and
+    refuses whoever makes another one in this or any later trace. So a function that would make a
+    table in each trace is refused in its first call.
+
+    Raises:
+      ValueError: not the first trace.
+    """
+    try:
+        with tf.init_scope():
+            tf.Variable(0, trainable=False, name="sok_table_is_made")
+    except ValueError as error:
+        raise ValueError(
+            f"A {kind} is made each time that a tf.function is traced. Make it outside of a "
+            "tf.function, or once: in the `build` of a layer, or behind `if self.table is None:`."
+        ) from error
+
+
+class TableVariable(RefusesDense, tf_private.ResourceVariable):
+    """A variable whose rows are known by key. The variables of all faces are made of it.
+
+    In a job of several ranks each rank holds the part of the keys it owns; what is said here is
+    about this rank's part.
+
+    Args:
+      table: what `table_for_variable` gave.
+      name: in TensorFlow.
+      trainable: whether gradient tapes watch it.
+    """
+
+    kind = "table"
+    instead_of_value = "Use tf.nn.embedding_lookup(variable, keys) for some rows."
+    instead_of_write = "Use scatter_add, scatter_sub or scatter_update."
+    instead_of_copy = "Make a new variable, and give it the rows."
+    instead_of_save = "Save the dense part of the model alone."
+    instead_of_partitions = "Look each up by itself."
+
+    _handle: Any  # TensorFlow's own name for the resource
+    # TensorFlow would take the arguments by place for those of tf.Variable.
+    _variable_call: Any = None
+
+    def __init__(self, table: EmbeddingTable, *, name: str, trainable: bool) -> None:
+        self._table = table
+        self._key_type = tf.as_dtype(table.key_dtype.name)
+        # Not TensorFlow's own alias ids, which start at 0 in every call of a tf.function: a
+        # function traced for one table must never be reused for another.
+        self._trace_id = (1 << 32) + next(_serial)
+        with tf.init_scope():  # as `table_for_variable`: it may be while a tf.function is traced
+            self._init_resource(name, trainable, tf.as_dtype(table.row_dtype.name))
+
+    def _init_resource(self, name: str, trainable: bool, dtype: tf.DType) -> None:
+        """Makes the resource that tapes and graphs know the table by."""
+        # The handle's shape is [0, dimension]: of it TensorFlow can make an empty gradient.
+        empty_rows = partial(tf.zeros, [0, self.dimension], dtype)
+        super().__init__(empty_rows, trainable, name=name, dtype=dtype)
+        self._true_handle = self._handle
+        if self._in_graph_mode:
+            # What session.run(variable) would evaluate; a TF1 Saver names it and raises.
+            refusal = tf.debugging.Assert(
+                False, [f"{self.name} has no dense value. {self.instead_of_value}"]
+            )
+            with tf.control_dependencies([refusal]):
+                self._graph_element = tf.zeros([0, self.dimension], dtype, name=_NO_VALUE)
+        else:
+            # TensorFlow's eager operators read what `_handle` names without asking this class, and
+            # would take the empty tensor for the rows. They find a text instead, and fail.
+            self._handle = _not_a_tensor()
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The resource that tapes and graphs know the table by."""
+        return self._true_handle
+
+    def gradient_source(self) -> tf.Tensor:
+        """Returns a tensor whose gradient is the variable's, and records the access.
+
+        In a graph it is a read of the empty tensor: control flow can take a gradient through a
+        read, but not through a resource.
+        """
+        keras_guard.refuse_own_step(self)
+        tf_private.variable_accessed(self)
+        if tf.executing_eagerly():
+            return self._true_handle
+        source = tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)
+        return slices_only(self.name, source) if self.trainable else source
+
+    # ---------------------------------------------------------------- facts
+
+    @property
+    def table(self) -> EmbeddingTable:
+        """The engine's table: this rank's keys, rows and optimizer states."""
+        return self._table
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[None, dimension]."""
+        return tf.TensorShape([None, self.dimension])
+
+    @property
+    def dimension(self) -> int:
+        """Length of a row."""
+        return self._table.dim
+
+    @property
+    def key_type(self) -> tf.DType:
+        """Type of the keys."""
+        return self._key_type
+
+    @property
+    def owner_rank(self) -> int:
+        """The rank that holds the whole table, or -1 where it is spread over all ranks."""
+        rank = self._table.owner.only_rank
+        return -1 if rank is None else rank
+
+    def get_shape(self) -> tf.TensorShape:
+        """Returns [None, dimension]."""
+        # The first thing TensorFlow asks of a list of variables in embedding_lookup.
+        refuse_partitions(self)
+        return self.shape
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        """Returns True: a table is ready when it is made."""
+        return tf.constant(True, name=name)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same variable: a table has no elements to compare one by one."""
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        facts = f"shape={self.shape} dtype={self.dtype.name}"
+        text = on_device(self._table.backend, summary, self._table)
+        return f"<{self.kind} {self.name!r} {facts} {text}>"
+
+    def _repr_html_(self) -> str:
+        facts = on_device(self._table.backend, table_facts, self._table, self.dtype.name)
+        cells = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in facts.items())
+        return f"<table><caption>{self.kind} {self.name}</caption>{cells}</table>"
+
+    # ---------------------------------------------------------------- reading
+
+    def sparse_read(
+        self,
+        indices: Any,
+        name: str | None = None,
+        training: bool | None = None,
+        missing: str | None = None,
+    ) -> tf.Tensor:
+        """Returns the rows of keys; new keys are inserted.
+
+        `tf.nn.embedding_lookup`, its sparse forms and `tf.gather` come here.
+
+        Args:
+          indices: integer keys of any shape.
+          training: False: nothing is inserted and no score changes. True: it is, even within
+            `sok.inference_mode`. None: as that says.
+          missing: what a key gives that has no row: "initial", the value it would start with, or
+            "zeros". None: as `sok.inference_mode` says, else "initial".
+
+        Returns:
+          indices.shape + [dimension], of the rows' dtype. Its gradient is an IndexedSlices of the
+          keys as given, repeated ones included.
+        """
+        try:
+            return local_lookup(self, indices, training, missing)
+        except AttributeError as error:
+            # tf.gather takes an AttributeError for "no sparse_read" and would read a dense tensor.
+            raise RuntimeError(f"The lookup in {self.name!r} failed: {error}") from error
+
+    # ---------------------------------------------------------------- TensorFlow's checkpoints
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        """Returns what `tf.train.Checkpoint` saves of this rank's part."""
+        return checkpoint.serialized(self)
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        """Makes the table what was saved: other keys are removed."""
+        return checkpoint.restored(self, restored_tensors)
+
+    # ---------------------------------------------------------------- functions and structures
+
+    @property
+    def _type_spec(self) -> TableSpec:
+        return TableSpec.from_value(self)
+
+    def __tf_tracing_type__(self, signature_context: Any) -> TableSpec:
+        signature_context.add_placeholder(self._trace_id, self)
+        return TableSpec.from_value(self, alias_id=self._trace_id)

@@ -1,0 +1,132 @@
+"""How rows given by a program get into a table: what assigning and the scatters share.
+
+Functions of a variable, which faces name as its methods. They act on the part of this rank.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.checks import checked_keys, checked_rows, checked_scores
+from sok_lite.bridge.table_call import table_call, to_rows
+from sok_lite.bridge.tensor import to_array
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.table import EmbeddingTable
+
+
+def insert_or_assign(
+    variable: TableVariable, what: str, indices: Any, values: Any, scores: Any = None
+) -> Any:
+    """Sets the rows of keys, inserting keys that are new.
+
+    Args:
+      what: how the program calls it, for errors.
+      indices: (n,) integers; of a repeated key the last row counts.
+      values: (n, dimension).
+      scores: (n,) non-negative integers, kept with the keys whatever the strategy; None: as a
+        lookup would.
+
+    Returns:
+      The variable in eager mode, the operation in a graph.
+
+    Raises:
+      TypeError: keys are no integers or rows no floats.
+      ValueError: shapes do not fit, or a key does not fit the key type. Nothing has changed then.
+    """
+    keys = checked_keys(variable, indices)
+    rows = checked_rows(variable, keys, values, what)
+    others = [] if scores is None else [checked_scores(variable.name, scores)]
+    return _write(
+        variable,
+        what,
+        keys,
+        rows,
+        lambda table, *arrays: table.insert_or_assign(*arrays),
+        *others,
+    )
+
+
+def scatter_add(
+    variable: TableVariable, sparse_delta: Any, use_locking: bool = False, name: Any = None
+) -> Any:
+    """Adds rows to the rows of keys that are in the table; repeated keys are summed."""
+    return _scatter(
+        variable,
+        "scatter_add",
+        sparse_delta,
+        lambda table, keys, rows: table.accumulate(keys, rows),
+    )
+
+
+def scatter_sub(
+    variable: TableVariable, sparse_delta: Any, use_locking: bool = False, name: Any = None
+) -> Any:
+    """Subtracts rows from the rows of keys that are in the table; repeated keys are summed."""
+    return _scatter(
+        variable,
+        "scatter_sub",
+        sparse_delta,
+        lambda table, keys, rows: table.accumulate(keys, rows, scale=-1.0),
+    )
+
+
+def scatter_update(
+    variable: TableVariable, sparse_delta: Any, use_locking: bool = False, name: Any = None
+) -> Any:
+    """Sets the rows of keys that are in the table; of a repeated key the last row counts."""
+    return _scatter(
+        variable,
+        "scatter_update",
+        sparse_delta,
+        lambda table, keys, rows: table.assign(keys, rows),
+    )
+
+
+def _scatter(
+    variable: TableVariable,
+    what: str,
+    sparse_delta: Any,
+    write: Callable[[EmbeddingTable, Any, Any], None],
+) -> Any:
+    if not isinstance(sparse_delta, tf.IndexedSlices):
+        raise TypeError(
+            f"{what} takes a tf.IndexedSlices of keys and rows. "
+            f"sparse_delta is not IndexedSlices: {sparse_delta!r}"
+        )
+    keys = checked_keys(variable, sparse_delta.indices)
+    values = checked_rows(variable, keys, sparse_delta.values, what)
+    if what != "scatter_update":
+        values = tf.cast(values, tf.float32)
+    return _write(variable, what, keys, values, write)
+
+
+def _write(
+    variable: TableVariable,
+    what: str,
+    keys: tf.Tensor,
+    values: tf.Tensor,
+    write: Callable[..., None],
+    *others: tf.Tensor,
+) -> Any:
+    """Writes rows, now or as an operation of a graph.
+
+    Args:
+      what: for errors.
+      keys: (n,).
+      values: (n, dimension).
+      write: takes the engine's table and keys, rows and `others` as arrays.
+
+    Returns:
+      The variable in eager mode, the operation in a graph.
+    """
+
+    def run(
+        table: EmbeddingTable, key_tensor: tf.Tensor, value_tensor: tf.Tensor, *tensors: tf.Tensor
+    ) -> Sequence[tf.Tensor]:
+        arrays = [to_array(tensor, table.backend) for tensor in tensors]
+        write(table, to_array(key_tensor, table.backend), to_rows(value_tensor, table), *arrays)
+        return ()
+
+    done = table_call(variable, f"{what} on {variable.name!r}", run, [keys, values, *others])
+    return variable if tf.executing_eagerly() else done

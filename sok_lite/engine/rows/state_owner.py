@@ -1,0 +1,88 @@
+"""Whose the optimizer states of a row store are: states that belong together, and their optimizer.
+
+Columns with one and the same owner are the states of one optimizer. Those of an optimizer that is
+gone are nobody's for good. Free ones, such as a checkpoint brings, have not had an optimizer yet.
+"""
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sok_lite.engine.rows.column import Column
+
+
+@dataclass(frozen=True, eq=False)
+class StateOwner:
+    """What the states of one optimizer have in common. It is known by its identity.
+
+    Attributes:
+      reference: a weak reference to the optimizer; None: the states are free.
+    """
+
+    reference: "weakref.ref[Any] | None" = None
+
+    @classmethod
+    def of(cls, optimizer: Any) -> "StateOwner":
+        """Returns a new owner; with None its states are free."""
+        return cls(None if optimizer is None else weakref.ref(optimizer))
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer; None: there is none yet, or it is gone."""
+        return None if self.reference is None else self.reference()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there was an optimizer and is none any more."""
+        return self.reference is not None and self.reference() is None
+
+
+# By name as the optimizer has them.
+States: TypeAlias = Mapping[str, Column]
+# By name, elements of a row and what a new row has in them.
+Kinds: TypeAlias = Mapping[str, tuple[int, float]]
+# Of None those that no owner keeps together.
+StateGroups: TypeAlias = Mapping[StateOwner | None, States]
+
+
+def owned(groups: StateGroups, optimizer: Any) -> States | None:
+    """Returns the states of an optimizer; None: it has none."""
+    if optimizer is not None:
+        for owner, states in groups.items():
+            if owner is not None and owner.optimizer is optimizer:
+                return states
+    return None
+
+
+def left_behind(groups: StateGroups) -> list[Column]:
+    """Returns those whose optimizer is gone: nobody can use them any more."""
+    return [
+        column
+        for owner, states in groups.items()
+        if owner is not None and owner.is_gone
+        for column in states.values()
+    ]
+
+
+def fitting(groups: StateGroups, kinds: Kinds) -> States | None:
+    """Returns the first free states that an optimizer can take over; None: there are none.
+
+    Those that belong together must be all that the optimizer has: Ftrl has an `accumulator` as
+    Adagrad does, and means another thing. Of those that no owner keeps together, as old checkpoints
+    have them, some are enough.
+    """
+    for owner, states in groups.items():
+        if owner is not None and owner.reference is not None:
+            continue
+        found = kinds_of(states)
+        if owner is None:
+            found = {name: kind for name, kind in found.items() if name in kinds}
+        if found == kinds:
+            return {name: states[name] for name in kinds}
+    return None
+
+
+def kinds_of(states: States) -> dict[str, tuple[int, float]]:
+    """Returns the kinds of some states."""
+    return {name: (column.dim, column.initial) for name, column in states.items()}

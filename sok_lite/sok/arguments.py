@@ -1,0 +1,161 @@
+"""The arguments of `DynamicVariable`, checked before anything is made."""
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.table.hkv_options import MAX_CAPACITY, HkvOptions
+from sok_lite.engine.table.index import LINE
+
+# SOK's options for its "hybrid" table. SOK ignores them for "hbm", where they have no meaning; so
+# programs pass them to either: that is warned of. `init_capacity` is honoured, with no effect on
+# results.
+_SOK_OPTIONS = frozenset(
+    {
+        *("init_capacity", "max_capacity", "max_hbm_for_vectors", "max_load_factor"),
+        *("max_bucket_size", "block_size", "device_id", "io_by_cpu", "evict_strategy"),
+        "filter_ratio",
+    }
+)
+_OPTIONS_OF_HYBRID = frozenset(HkvOptions.names())
+_OPTIONS_OF_ALL = frozenset({"row_shape", "seed"})
+_OPTIONS = _SOK_OPTIONS | _OPTIONS_OF_HYBRID | _OPTIONS_OF_ALL
+_warned_of: set[Any] = set()
+
+
+def checked_dimension(dimension: Any) -> int:
+    if not is_integer(dimension):
+        raise TypeError(
+            "`dimension` must be an integer, the length of a row. "
+            f"Received: dimension={dimension!r}."
+        )
+    if dimension < 1:
+        raise ValueError(f"`dimension` must be at least 1. Received: dimension={dimension}.")
+    return int(dimension)
+
+
+def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of the table of that kind among keyword arguments.
+
+    Raises:
+      TypeError: an unknown one, or one of a wrong type.
+      ValueError: one out of range, or one that "hbm" has not and SOK neither.
+    """
+    if var_type not in ("hbm", "hybrid"):
+        raise ValueError(f"`var_type` must be 'hbm' or 'hybrid'. Received: var_type={var_type!r}.")
+    unknown = sorted(set(options) - _OPTIONS)
+    if unknown:
+        raise TypeError(
+            f"DynamicVariable got an unexpected keyword argument {unknown[0]!r}. "
+            f"Known options: {', '.join(sorted(_OPTIONS))}."
+        )
+    _check_integer("seed", options.get("seed", 0))
+    if var_type == "hybrid":
+        of_hybrid = {name: options[name] for name in options if name not in _OPTIONS_OF_ALL}
+        return _rounded_up(of_hybrid)
+    for name in sorted(_OPTIONS_OF_HYBRID - _SOK_OPTIONS):
+        if options.get(name) is not None:
+            raise ValueError(
+                f"`{name}` is an option of var_type='hybrid'. Received: {name}={options[name]!r} "
+                f"for var_type={var_type!r}. Use var_type='hybrid', or leave it out."
+            )
+    _warn_of_ignored(
+        name for name in sorted(_SOK_OPTIONS - {"init_capacity"}) if options.get(name) is not None
+    )
+    init_capacity = options.get("init_capacity", 0)
+    _check_integer("init_capacity", init_capacity)
+    if init_capacity < 0:
+        raise ValueError(
+            f"`init_capacity` must be at least 0. Received: init_capacity={init_capacity}."
+        )
+    return {"init_capacity": int(init_capacity)}
+
+
+def _warn_of_ignored(names: Iterable[str]) -> None:
+    """Warns of options without an effect, of each once in a program."""
+    new = [name for name in names if name not in _warned_of]
+    if new:
+        _warned_of.update(new)
+        warnings.warn(
+            f"{', '.join(new)}: ignored for a table of var_type 'hbm', which keeps every key in "
+            "one memory and grows without bound. Use var_type='hybrid', or leave it out. (Said "
+            "once for each option.)",
+            stacklevel=6,
+        )
+
+
+def _rounded_up(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options with capacities that are powers of two, as SOK makes them of any number.
+
+    Each option is warned of once in a program. What is no capacity at all the table refuses.
+    """
+    rounded = {}
+    for name in ("init_capacity", "max_capacity"):
+        given = options.get(name, LINE)
+        if is_integer(given) and 0 < given < MAX_CAPACITY and (given < LINE or given & (given - 1)):
+            rounded[name] = max(1 << int(given - 1).bit_length(), LINE)
+    texts = [
+        f"{name}={options[name]} is rounded up to {capacity}"
+        for name, capacity in rounded.items()
+        if (name, "rounded") not in _warned_of
+    ]
+    if texts:
+        _warned_of.update((name, "rounded") for name in rounded)
+        warnings.warn(
+            f"{', '.join(texts)}: the capacity of a table of var_type 'hybrid' is a power of two. "
+            "(Said once for each option.)",
+            stacklevel=6,
+        )
+    return options | rounded
+
+
+def _check_integer(name: str, value: Any) -> None:
+    if not is_integer(value):
+        raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
+
+
+def plain_initializer(initializer: Any) -> Any:
+    """Returns an initializer that the engine knows; a tensor or variable is its one number.
+
+    Raises:
+      ValueError: its elements differ, or there are none, or they are not known yet.
+    """
+    if initializer is None:
+        return ""
+    if not tf.is_tensor(initializer):
+        return initializer
+    with tf.init_scope():
+        is_known = tf.executing_eagerly() and hasattr(initializer, "numpy")
+        numbers = np.asarray(initializer).reshape(-1) if is_known else np.empty(0)
+    if numbers.size == 0 or (numbers != numbers[0]).any():
+        raise ValueError(
+            "A tensor or variable for `initializer` must hold one number, which is known when the "
+            f"table is made: each element of a row begins with it. Received: {initializer!r}. Use "
+            "sok.assign for rows of your own."
+        )
+    return numbers[0]
+
+
+def checked_mode(mode: Any) -> int:
+    """Returns the rank of "localized:<rank>", or -1 for a table spread over all ranks."""
+    if mode is None or mode == "distributed":
+        return -1
+    if isinstance(mode, str) and mode.startswith("localized:") and mode[10:].isdigit():
+        return int(mode[10:])
+    raise ValueError(
+        "`mode` must be None, 'distributed' or 'localized:<rank>' such as 'localized:0'. "
+        f"Received: mode={mode!r}."
+    )
+
+
+def dtype_name(dtype: Any, default: str, argument: str) -> str:
+    try:
+        return tf.as_dtype(default if dtype is None else dtype).name
+    except TypeError as error:
+        raise TypeError(
+            f"`{argument}` must be a dtype such as tf.{default}. Received: {argument}={dtype!r}."
+        ) from error

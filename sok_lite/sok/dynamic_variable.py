@@ -1,0 +1,287 @@
+"""`sok.DynamicVariable`, and what a program does with it: `export`, `assign` and the like."""
+
+import itertools
+import numbers
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import Backend
+from sok_lite.bridge import table_ops, writes
+from sok_lite.bridge.job import num_ranks
+from sok_lite.bridge.slot import SlotView
+from sok_lite.bridge.variable import TableVariable, table_for_variable
+from sok_lite.engine.dtypes import KeyDtype, RowDtype, key_dtype, row_dtype
+from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.owner import MOD, OneRank
+from sok_lite.engine.table import EmbeddingTable, make_table
+from sok_lite.sok.arguments import (
+    checked_dimension,
+    checked_mode,
+    checked_options,
+    dtype_name,
+    plain_initializer,
+)
+
+__all__ = ["DynamicVariable", "assign", "export", "filter_variables"]
+
+_serial = itertools.count()
+
+
+class DynamicVariable(TableVariable):
+    """A trainable table that has a row for every key it was ever asked for.
+
+    A lookup of a key that has no row gives it one, whose first value is a function of the seed,
+    the variable's name and the key alone. Every value of the key type is a key.
+
+    In a job of several ranks each rank holds the part of the keys it owns; what is said here is
+    about this rank's part. Only `sok.lookup_sparse` reaches the other ranks.
+
+    Args:
+      dimension: length of a row.
+      initializer: first value of a row: "random" (also None and ""; uniform from -0.05 to 0.05 for
+        "hbm", normal with mean 0 and deviation 1 for "hybrid", as in SOK), "normal", "uniform",
+        "ones", "zeros", a number or its string such as "13", also as a tensor or tf.Variable whose
+        elements are all that number, or a Keras or tf.initializers object.
+      var_type: "hbm" (also None): all rows in GPU memory, or in RAM without a GPU, growing without
+        bound. "hybrid": up to `max_capacity` keys, then the key of the lowest score goes; rows in
+        two tiers of memory.
+      name: in TensorFlow. It also seeds the rows.
+      constraint: must be None.
+      trainable: whether gradient tapes watch it.
+      key_type: tf.int64 (also None), tf.int32 or tf.uint64.
+      dtype: of the rows: tf.float32 (also None), tf.float16 or tf.bfloat16.
+      mode: None or "distributed": keys are spread over all ranks. "localized:<rank>": that rank has
+        all of them.
+      **kwargs: `seed` (an integer, 0 by default), `init_capacity` (keys to make room for at
+        once), `row_shape` (the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling
+        initializer is to count with: a table has none), and the options of a "hybrid" table: see
+        `sok_lite.engine.table.hkv_options.HkvOptions`. "hbm" ignores those of them that SOK has.
+
+    Raises:
+      TypeError: unknown keyword, or an argument of a wrong type.
+      ValueError: an argument out of range, an option that only "hybrid" has, or a tf.function that
+        would make a variable in each trace; one of its first trace is made once, as a tf.Variable.
+      NotImplementedError: a constraint, or a tf.distribute strategy.
+    """
+
+    kind = "sok.DynamicVariable"
+    instead_of_value = (
+        "Use tf.nn.embedding_lookup(variable, keys) for some rows and sok.export(variable) for all."
+    )
+    instead_of_write = (
+        "Use sok.assign(variable, keys, rows), scatter_add, scatter_sub or scatter_update."
+    )
+    instead_of_copy = "To copy a table, sok.assign what sok.export gives to a new DynamicVariable."
+    instead_of_save = "Save the dense part of the model alone, and the table with sok.export."
+    instead_of_partitions = "Look each up by itself, or all at once with sok.lookup_sparse."
+
+    def __init__(
+        self,
+        dimension: int,
+        initializer: Any = None,
+        var_type: str | None = None,
+        name: str | None = None,
+        constraint: Any = None,
+        trainable: bool = True,
+        key_type: Any = None,
+        dtype: Any = None,
+        mode: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        var_type = "hbm" if var_type is None else var_type
+        options = checked_options(var_type, kwargs)
+        dimension = checked_dimension(dimension)
+        target_rank = checked_mode(mode)
+        keys: KeyDtype = key_dtype(dtype_name(key_type, "int64", "key_type"))
+        rows: RowDtype = row_dtype(dtype_name(dtype, "float32", "dtype"))
+        if constraint is not None:
+            raise NotImplementedError(
+                "DynamicVariable has no constraints: an update touches single rows. "
+                f"Received: constraint={constraint!r}. Leave it out and clip what you look up."
+            )
+        if name is None:
+            name = f"sok_dynamic_Variable_{next(_serial)}"
+
+        first_values = plain_initializer(initializer)
+
+        def make(backend: Backend) -> EmbeddingTable:
+            return make_table(
+                var_type,
+                backend,
+                dimension,
+                initializer=make_initializer(
+                    first_values, dimension, kwargs.get("row_shape"), var_type
+                ),
+                key_type=keys.name,
+                dtype=rows.name,
+                name=name,
+                seed=int(kwargs.get("seed", 0)),
+                owner=MOD if target_rank < 0 else OneRank(target_rank),
+                **options,
+            )
+
+        # A number as the text that gives all its digits back.
+        is_number = isinstance(first_values, (numbers.Real, np.ndarray))
+        self._initializer_str = repr(float(first_values)) if is_number else first_values
+        self._mode = mode
+        self._config_dict = dict(kwargs)
+        table = table_for_variable(self.kind, make)
+        super().__init__(table, name=name, trainable=trainable)
+
+    # ---------------------------------------------------------------- facts
+
+    @property
+    def handle_dtype(self) -> tf.DType:
+        """Type of the rows."""
+        return self.dtype
+
+    @property
+    def backend_type(self) -> str:
+        """Kind of table: "hbm" or "hybrid"."""
+        return self._table.var_type
+
+    @property
+    def config_dict(self) -> dict[str, Any]:
+        """The keyword options as given."""
+        return self._config_dict
+
+    @property
+    def initializer_str(self) -> Any:
+        """The initializer, for another variable to begin alike: a string, "" where none was given.
+
+        An object of Keras or TensorFlow is given back as it is.
+        """
+        return self._initializer_str
+
+    @property
+    def mode(self) -> str | None:
+        """The mode as given."""
+        return self._mode
+
+    @property
+    def indices(self) -> None:
+        """None: the variable is never in SOK's static mode."""
+        return None
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of ranks. Raises RuntimeError before `sok.init`."""
+        return num_ranks()
+
+    @property
+    def target_gpu(self) -> int:
+        """The rank that holds the whole table, or -1 where it is spread over all ranks."""
+        return self.owner_rank
+
+    def key_map(self, indices: Any) -> Any:
+        """Returns the keys unchanged: a dynamic table stores them as they are."""
+        return indices
+
+    @property
+    def size(self) -> tf.Tensor:
+        """int32 tensor [rows on this rank, dimension]."""
+        return table_ops.size(self)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of kEpochLru and kEpochLfu: keys of an earlier one are evicted first.
+
+        Set it where a new epoch begins. Raises NotImplementedError for an "hbm" table.
+        """
+        return table_ops.epoch(self)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        table_ops.set_epoch(self, epoch)
+
+    # ---------------------------------------------------------------- what tables do
+
+    statistics = table_ops.statistics
+    contains = table_ops.contains
+    scores = table_ops.scores
+    export = table_ops.export
+    export_if = table_ops.export_if
+    export_chunks = table_ops.export_chunks
+    erase = table_ops.erase
+    erase_if = table_ops.erase_if
+    erase_below = table_ops.erase_below
+    expire = table_ops.expire
+    clear = table_ops.clear
+    reserve = table_ops.reserve
+    assign_scores = table_ops.assign_scores
+    scatter_add = writes.scatter_add
+    scatter_sub = writes.scatter_sub
+    scatter_update = writes.scatter_update
+
+    def assign(self, *args: Any, **kwargs: Any) -> Any:
+        """`variable.assign(indices, values)` is `sok.assign`; there is no dense value to assign."""
+        if len(args) in (2, 3) and not kwargs:
+            return assign(self, *args)
+        self._refuse_write("assign")
+
+
+def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns this rank's keys, ascending, and their rows. No communication.
+
+    Args:
+      var: a DynamicVariable, or a view of an optimizer state of one.
+
+    Returns:
+      (indices (n,) of the key type, values (n, dimension) of the rows' dtype).
+
+    Raises:
+      TypeError: `var` is no DynamicVariable.
+    """
+    # A view of a state has the same method; no variable of TensorFlow has.
+    if not hasattr(var, "export"):
+        _checked_variable(var, "export")
+    return var.export()
+
+
+def assign(var: DynamicVariable | SlotView, indices: Any, values: Any, scores: Any = None) -> Any:
+    """Sets the rows of keys on this rank, inserting keys that are new. No communication.
+
+    Args:
+      var: the variable, or a view of an optimizer state of one: that needs keys that have a row.
+      indices: (n,) integers; of a repeated key the last row counts.
+      values: (n, dimension).
+      scores: (n,) non-negative integers, kept with the keys whatever the strategy; None: as a
+        lookup would. A "hybrid" table refuses a new key whose score is below all that it could
+        evict.
+
+    Returns:
+      The variable in eager mode, the operation in a graph.
+
+    Raises:
+      TypeError: `var` is no DynamicVariable, keys are no integers or rows no floats.
+      ValueError: shapes do not fit, a key does not fit the key type, or has no row to have a state;
+        a state comes with scores. Nothing has changed then.
+    """
+    if isinstance(var, SlotView):
+        if scores is not None:
+            raise ValueError(
+                f"State {var.name!r} has no scores: keys have. Received: scores={scores!r}. Give "
+                "them to sok.assign of the variable."
+            )
+        return var.assign(indices, values)
+    return writes.insert_or_assign(
+        _checked_variable(var, "assign"), "sok.assign", indices, values, scores
+    )
+
+
+def _checked_variable(var: Any, what: str) -> DynamicVariable:
+    if not isinstance(var, DynamicVariable):
+        raise TypeError(f"sok.{what} takes a sok.DynamicVariable. Received: {type(var).__name__}.")
+    return var
+
+
+def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """Splits variables into (sok's own, others), each in the given order."""
+    ours: list[Any] = []
+    others: list[Any] = []
+    for var in vars:
+        (ours if isinstance(var, DynamicVariable) else others).append(var)
+    return ours, others

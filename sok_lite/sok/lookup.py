@@ -1,0 +1,143 @@
+"""`sok.lookup_sparse`: every rank asks for keys of any rank, for all tables of a call together."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.ahead import Prefetched, send_ahead
+from sok_lite.bridge.inference import checked_missing, checked_training
+from sok_lite.bridge.job import communicator
+from sok_lite.bridge.local_lookup import local_lookup_and_evict
+from sok_lite.bridge.lookup import look_up
+from sok_lite.bridge.lookup_arguments import Argument, checked_arguments
+from sok_lite.bridge.lookup_host import Treatment
+from sok_lite.bridge.type_spec import alive
+from sok_lite.sok.dynamic_variable import DynamicVariable
+
+__all__ = ["lookup_sparse", "prefetch", "sparse_read_and_evict"]
+
+
+@tf.autograph.experimental.do_not_convert
+def lookup_sparse(
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any = None,
+    combiners: Any = None,
+    use_low_frequency_filter: bool = False,
+    *,
+    training: bool | None = None,
+    missing: str | None = None,
+) -> Any:
+    """Looks keys up in the tables of all ranks, and combines them row by row.
+
+    Every rank must call it, with the same tables in the same order; batches may differ in size.
+    Keys that no rank has seen are inserted. In a graph the whole call is one host call forward and
+    one backward. In a TF1 graph, where nothing orders two such calls, make one per step.
+
+    Args:
+      params: a DynamicVariable or a list; one may come several times.
+      sp_ids: for each a RaggedTensor or SparseTensor (in row-major order) of keys, (batch, None);
+        or what `sok.prefetch` gave for all of them.
+      sp_weights: None, or for each None or the weights of the keys, ragged or sparse with rows of
+        the same lengths.
+      combiners: for each "sum", "mean" or "sqrtn" (or one for all); None: "mean". As in
+        `tf.nn.embedding_lookup_sparse`: weighted sum, divided by 1, by the sum of the weights or by
+        the root of the sum of their squares. An empty row, or a divisor of 0, gives zeros.
+      use_low_frequency_filter: a key without a row gets one with the chance `filter_ratio` of its
+        table, drawn anew at each lookup; else it gives zeros and still counts in a mean. For
+        "hybrid" tables only.
+      training: False: nothing is inserted and no score changes. True: it is, even within
+        `sok.inference_mode`. None: as that says. It counts on the rank that owns a key.
+      missing: what a key gives that has no row: "initial", the value it would start with, or
+        "zeros". None: as `sok.inference_mode` says, else "zeros" with the filter and "initial"
+        without.
+
+    Returns:
+      (batch, dimension) of the variable's dtype; a list of them where `sp_ids` is a list or tuple.
+      The gradient of a variable is an IndexedSlices of distinct keys that this rank owns, with
+      float32 rows summed over all ranks: neither averaged nor to be sent through Horovod again. Of
+      a localized table it is empty on all ranks but its own. Weights have gradients too.
+
+    Raises:
+      RuntimeError: `sok.init` was not called, or a localized table is to be on a rank that there is
+        not.
+      TypeError, ValueError: arguments that do not fit.
+      NotImplementedError: a tf.Variable, or the filter for an "hbm" table.
+    """
+    treatment = Treatment(
+        checked_training(training), checked_missing(missing), bool(use_low_frequency_filter)
+    )
+    comm = communicator()
+    ahead = sp_ids if isinstance(sp_ids, Prefetched) else None
+    if ahead is not None:
+        sp_ids = list(ahead.ids) if ahead.is_list else ahead.ids[0]
+    arguments = checked_arguments(params, sp_ids, sp_weights, combiners, comm.size)
+    if use_low_frequency_filter:
+        _check_filter(arguments)
+    outputs = look_up(comm, arguments, treatment, ahead) if arguments else []
+    is_list = isinstance(sp_ids, (list, tuple)) or isinstance(sp_weights, tuple)
+    return outputs if is_list else outputs[0]
+
+
+@tf.autograph.experimental.do_not_convert
+def sparse_read_and_evict(
+    var: DynamicVariable, indices: Any, name: str | None = None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Does what `tf.nn.embedding_lookup` does and returns also what was evicted for new keys.
+
+    It looks into the table of this rank only. An "hbm" table evicts nothing, and so does a lookup
+    within `sok.inference_mode`.
+
+    Args:
+      var: the variable.
+      indices: integer keys of any shape.
+
+    Returns:
+      (embedding: indices.shape + [dimension] of the rows' dtype, the only one with a gradient;
+      evicted_keys: (m,) of the key type, in no order; evicted_values: (m, dimension), their rows).
+
+    Raises:
+      TypeError: `var` is no DynamicVariable, or keys are no integers.
+      ValueError: a key does not fit the key type.
+    """
+    if not isinstance(var, DynamicVariable):
+        raise TypeError(
+            "sok.sparse_read_and_evict takes a sok.DynamicVariable. "
+            f"Received: {type(var).__name__}."
+        )
+    return local_lookup_and_evict(var, indices)
+
+
+@tf.autograph.experimental.do_not_convert
+def prefetch(params: Any, sp_ids: Any, sp_weights: Any = None, combiners: Any = None) -> Prefetched:
+    """Sends the keys of a batch to the ranks that own them, ahead of its `sok.lookup_sparse`.
+
+    Every rank must call it, at the same place among its lookups and gradients. Called between the
+    lookup and the gradient of one batch with the ids of the next one, in a `tf.function`, it runs
+    while TensorFlow computes the dense part of the model: what the next lookup has then left to do
+    is to read rows and send them back. It reads no table and changes none. So a lookup of what it
+    gives is exactly that of the ids, whatever was inserted, updated, erased or evicted in between;
+    it may be looked up twice, or never. On one rank it does nothing.
+
+    Args:
+      params, sp_ids, sp_weights, combiners: as of `sok.lookup_sparse`. Weights and combiners are
+        checked only; `lookup_sparse` is given them again.
+
+    Returns:
+      A Prefetched, to be given to `sok.lookup_sparse` as `sp_ids`.
+
+    Raises:
+      As `sok.lookup_sparse`.
+    """
+    comm = communicator()
+    arguments = checked_arguments(params, sp_ids, sp_weights, combiners, comm.size)
+    return send_ahead(comm, arguments, sp_ids)
+
+
+def _check_filter(arguments: list[Argument]) -> None:
+    for argument in arguments:
+        if alive(argument.facts.variable).table.keeps_every_key:
+            raise NotImplementedError(
+                "`use_low_frequency_filter` needs tables of var_type 'hybrid'; "
+                f"{argument.facts.name!r} is 'hbm', which keeps every key. Leave it out."
+            )

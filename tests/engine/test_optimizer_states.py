@@ -1,0 +1,223 @@
+"""Several optimizers on one table: each has its states, and leaves none behind."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from sok_lite.engine.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum, RMSprop
+from sok_lite.engine.update import apply_updates
+from tests import reference_updates
+from tests.engine.helpers import new_table, update_of
+from tests.engine.rows.test_far_file import run_limited
+
+DIM = 3
+TIERS = {"var_type": "hybrid", "max_capacity": 1024, "max_hbm_for_vectors": 8 * DIM * 4 / 2**30}
+
+
+class Optimizer:
+    """Whose states are whose, and their reference in NumPy float64.
+
+    Attributes:
+      rule: of its steps.
+    """
+
+    def __init__(self, rule, num_keys):
+        self.rule, self.step = rule, 0
+        self.states = {k: np.full((num_keys, DIM), v) for k, v in rule.states.items()}
+
+    def refer(self, rows, grads):
+        """Takes a step of the reference."""
+        self.step += 1
+        update = getattr(reference_updates, type(self.rule).__name__.lower())
+        names = [name for name in vars(self.rule) if name != "kernel"]
+        hyper = {name: getattr(self.rule, name) for name in names}
+        update(rows, self.states, grads.astype(np.float64), 0.1, self.step, **hyper)
+
+
+def take_step(table, optimizer, keys, grads):
+    update = update_of(table, optimizer.rule, keys, grads, optimizer=optimizer)
+    apply_updates([update], 0.1, optimizer.step)
+
+
+def rows_of(table, keys):
+    return table.backend.to_host(table.lookup(keys).values)
+
+
+def states_of(table, optimizer):
+    """The states of an optimizer by name, of all keys in ascending order."""
+    for owner, columns in table.store.state_groups.items():
+        if owner is not None and owner.optimizer is optimizer:
+            host = table.backend.to_host
+            return {name: host(table.export(c.name)[1]) for name, c in columns.items()}
+    return {}
+
+
+def some_grads(steps, n, seed=0):
+    return np.random.default_rng(seed).normal(size=(steps, n, DIM)).astype(np.float32)
+
+
+RULES = {
+    "Adagrad and Ftrl": [Adagrad(), Ftrl()],
+    "two Adams": [Adam(), Adam()],
+    "Adam and SGD": [Adam(), SGD()],
+    "two momenta": [Momentum(), Momentum(momentum=0.5)],
+    "other initial values": [Adagrad(), Adagrad(initial_accumulator=0.5)],
+    "three": [Momentum(), RMSprop(momentum=0.5), Adagrad()],
+}
+
+
+@pytest.mark.parametrize("in_turn", [True, False], ids=["in turn", "one after the other"])
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("options", [{}, TIERS], ids=["hbm", "hybrid in two tiers"])
+def test_each_optimizer_has_its_own_states(backend, options, rules, in_turn):
+    table, keys = new_table(backend, DIM, **options), np.arange(33)
+    expected = rows_of(table, keys).astype(np.float64)
+    optimizers = [Optimizer(rule, keys.size) for rule in rules]
+    order = optimizers * 3 if in_turn else [each for each in optimizers for _ in range(3)]
+    for optimizer, grads in zip(order, some_grads(len(order), keys.size), strict=True):
+        optimizer.refer(expected, grads)
+        take_step(table, optimizer, keys, grads)
+    np.testing.assert_allclose(rows_of(table, keys), expected, rtol=2e-5, atol=2e-5)
+    for optimizer in optimizers:
+        states = states_of(table, optimizer)
+        assert states.keys() == optimizer.states.keys()
+        for name, state in states.items():
+            np.testing.assert_allclose(state, optimizer.states[name], rtol=2e-5, atol=2e-5)
+
+
+REMOVALS = {
+    "erase": lambda table: table.erase(np.arange(5)),
+    "expire": lambda table: table.expire(num_lookups=1),
+    "evict": lambda table: None,
+    "clear": lambda table: table.clear(),
+}
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+def test_a_key_that_comes_back_has_the_initial_states_of_every_optimizer(backend, removal):
+    options = {"on_refused": "ignore", "init_capacity": 64, "max_capacity": 64}
+    table = new_table(backend, DIM, "hybrid", **options)
+    keys = np.arange(5)
+    optimizers = [Optimizer(Adagrad(), 5), Optimizer(Ftrl(), 5), Optimizer(Adagrad(), 5)]
+    table.lookup(keys)
+    for optimizer in optimizers:
+        optimizer.step = 1
+        take_step(table, optimizer, keys, np.ones((5, DIM)))
+        assert (states_of(table, optimizer)["accumulator"] == np.float32(1.1)).all()
+    rest = np.arange(100, 2000) if removal == "evict" else np.arange(100, 110)
+    for some in np.array_split(rest, 40 if removal == "evict" else 2):
+        table.lookup(some)
+    REMOVALS[removal](table)
+    assert not backend.to_host(table.contains(keys)).any()
+    table.lookup(keys)
+    for optimizer in optimizers:
+        for name, state in states_of(table, optimizer).items():
+            assert (state == np.float32(optimizer.rule.states[name])).all(), name
+
+
+def test_growth_keeps_the_states_of_every_optimizer(backend):
+    table, keys = new_table(backend, DIM), np.arange(8)
+    optimizers = [Optimizer(Adagrad(), 8), Optimizer(Adagrad(), 8)]
+    table.lookup(keys)
+    for number, optimizer in enumerate(optimizers):
+        optimizer.step = 1
+        take_step(table, optimizer, keys, np.full((8, DIM), 1 + number))
+    table.lookup(np.arange(8, 20_000))
+    for number, optimizer in enumerate(optimizers):
+        state = states_of(table, optimizer)["accumulator"]
+        np.testing.assert_allclose(state[:8], 0.1 + (1 + number) ** 2, rtol=1e-6)
+        assert (state[8:] == np.float32(0.1)).all()
+
+
+@pytest.mark.parametrize("options", [{}, TIERS], ids=["hbm", "hybrid in two tiers"])
+@pytest.mark.parametrize("in_a_cycle", [False, True], ids=["plain", "in a cycle"])
+def test_states_of_an_optimizer_that_is_gone_give_their_memory_back(backend, options, in_a_cycle):
+    table, keys = new_table(backend, DIM, **options), np.arange(100)
+    table.lookup(keys)
+    used, set_aside = table.store.used_bytes, table.store.num_bytes
+    gc.disable()  # what is in a cycle is then there until somebody asks
+    try:
+        for _ in range(4):
+            optimizer = Optimizer(Adam(), keys.size)
+            optimizer.step = 1
+            if in_a_cycle:
+                optimizer.itself = optimizer
+            take_step(table, optimizer, keys, np.ones((100, DIM)))
+            assert (states_of(table, optimizer)["m"] == np.float32(0.1)).all()
+            assert (table.store.used_bytes, table.store.num_bytes) == (3 * used, 3 * set_aside)
+            assert table.statistics().near_bytes + table.statistics().far_bytes == 3 * used
+    finally:
+        gc.enable()
+    del optimizer
+    gc.collect()
+    apply_updates([update_of(table, SGD(), [1], [[0, 0, 0]])], 0.1, 1)
+    assert (table.store.used_bytes, table.store.state_names) == (used, [])
+
+
+def test_memory_that_is_not_there_leaves_table_and_optimizers_as_they_were(backend, monkeypatch):
+    table, keys = new_table(backend, DIM), np.arange(5)
+    before = rows_of(table, keys)
+    first, second = Optimizer(Adam(), 5), Optimizer(Adam(), 5)
+    first.step = second.step = 1
+    take_step(table, first, keys, np.ones((5, DIM)))
+    before, names = rows_of(table, keys), table.store.state_names
+    real, calls = backend.first_chunk, []
+
+    def fails_for_the_second_state(num_bytes):
+        calls.append(num_bytes)
+        if len(calls) > 1:
+            raise MemoryError("no more")
+        return real(num_bytes)
+
+    monkeypatch.setattr(backend, "first_chunk", fails_for_the_second_state)
+    with pytest.raises(MemoryError, match="no more"):
+        take_step(table, second, keys, np.ones((5, DIM)))
+    monkeypatch.undo()
+    assert table.store.state_names == names
+    np.testing.assert_array_equal(rows_of(table, keys), before)
+    take_step(table, second, keys, np.ones((5, DIM)))
+    assert (states_of(table, second)["m"] == np.float32(0.1)).all()
+
+
+def test_a_rule_that_comes_to_need_one_more_state_keeps_the_others(backend):
+    table, keys = new_table(backend, DIM), np.arange(5)
+    expected = rows_of(table, keys).astype(np.float64)
+    optimizer = Optimizer(RMSprop(), 5)
+    optimizer.states["momentum"] = np.zeros((5, DIM))
+    for rule, grads in zip(
+        [RMSprop(), RMSprop(momentum=0.5), RMSprop()], some_grads(3, 5), strict=True
+    ):
+        optimizer.rule = rule
+        optimizer.refer(expected, grads)
+        take_step(table, optimizer, keys, grads)
+    np.testing.assert_allclose(rows_of(table, keys), expected, rtol=2e-5, atol=2e-5)
+    assert states_of(table, optimizer).keys() == {"rms", "momentum"}
+
+
+def test_a_far_file_gives_its_space_back(tmp_path):
+    program = """
+        import os
+        import sys
+        import numpy as np
+        from sok_lite.backend import get_backend
+        from sok_lite.engine.dtypes import row_dtype
+        from sok_lite.engine.rows.state_owner import StateOwner
+        from sok_lite.engine.rows.store import RowStore
+
+        store = RowStore(get_backend("cpu"), 64, row_dtype("float32"), near_rows=64,
+                         far_path=sys.argv[1])
+        rows = store.allocate(64 + (1 << 14))
+        store.write(rows, np.ones((rows.size, 64), np.float32))
+        space = lambda: 512 * os.stat(sys.argv[1]).st_blocks
+        before = space()
+        columns = store.add_states({"m": (64, 0.5), "v": (64, 0.0)}, StateOwner())
+        assert space() >= 2.9 * before, (space(), before)
+        store.drop_states(columns)
+        assert space() <= 1.1 * before, (space(), before)
+        assert (store.read(rows) == 1).all()
+        more = store.allocate(1 << 14)
+        assert (store.read(more) == 0).all() and (store.read(rows) == 1).all()
+        print("whole")
+    """
+    assert run_limited(program, tmp_path / "rows") == ["whole"]

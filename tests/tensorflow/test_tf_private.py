@@ -1,0 +1,143 @@
+"""Each private name of TensorFlow and Keras that the package relies on, looked at one by one."""
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import sok_lite
+from sok_lite.bridge import tf_private
+from sok_lite.bridge.refusals import RefusesDense
+from sok_lite.bridge.type_spec import TableSpec
+from sok_lite.bridge.variable import TableVariable
+
+PACKAGE = Path(sok_lite.__file__).parent
+KERAS = [name for name in ("keras", "tf_keras") if importlib.util.find_spec(name)]
+
+
+def assert_has(owner, name):
+    assert hasattr(owner, name), f"TensorFlow {tf.__version__}: {owner} has no {name}"
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        *tf_private.BRANCHES_AND_LOOPS,
+        tf_private.GRADIENT_OF_A_LOOP,
+        tf_private.LOOKUP_IN_A_LIST,
+    ],
+)
+def test_what_is_known_by_its_name_has_it(module, name):
+    assert_has(importlib.import_module(module), name)
+
+
+def test_the_module_that_reads_variables_as_tensors_is_there():
+    assert importlib.import_module(tf_private.CUSTOM_GRADIENT).__name__ == (
+        inspect.getmodule(tf.custom_gradient.__wrapped__).__name__
+        if hasattr(tf.custom_gradient, "__wrapped__")
+        else tf_private.CUSTOM_GRADIENT
+    )
+
+
+@pytest.mark.parametrize("name", tf_private.USED)
+def test_members_that_a_table_uses(name):
+    assert_has(tf.Variable(1.0), name)
+
+
+@pytest.mark.parametrize("name", tf_private.OVERRIDDEN)
+def test_methods_that_a_table_overrides(name):
+    assert_has(tf_private.ResourceVariable, name)
+    assert getattr(TableVariable, name) is not getattr(tf_private.ResourceVariable, name)
+
+
+@pytest.mark.parametrize("name", tf_private.OVERRIDDEN_OF_SPEC)
+def test_methods_that_its_type_overrides(name):
+    assert_has(tf_private.VariableSpec, name)
+    assert getattr(TableSpec, name) is not getattr(tf_private.VariableSpec, name)
+
+
+@pytest.mark.parametrize("cls", [RefusesDense, TableVariable, TableSpec])
+def test_every_private_method_that_is_overridden_is_listed(cls):
+    """An override of what TensorFlow has no more would be dead, and nobody would know."""
+    base = tf_private.VariableSpec if cls is TableSpec else tf_private.ResourceVariable
+    named = re.compile("_(?!abc_)[a-z].*|__tf_.*")  # not Python's own
+    private = {name for name in vars(cls) if named.fullmatch(name) and hasattr(base, name)}
+    assert private <= {*tf_private.OVERRIDDEN, *tf_private.OVERRIDDEN_OF_SPEC}
+
+
+@pytest.mark.parametrize("name", tf_private.CHECKPOINT)
+def test_methods_of_a_checkpoint(name):
+    assert_has(tf.train.Checkpoint(), name)
+
+
+def test_children_of_a_checkpoint():
+    assert_has(tf.Module(), tf_private.CHILDREN)
+
+
+@pytest.mark.parametrize("package", KERAS)
+@pytest.mark.parametrize("name", tf_private.KERAS_OPTIMIZERS)
+def test_settings_of_keras_optimizers(package, name):
+    assert_has(importlib.import_module(package).optimizers.Adam(), name)
+
+
+@pytest.mark.parametrize("cls", tf_private.LEGACY_OPTIMIZERS)
+def test_settings_of_legacy_optimizers(cls):
+    legacy = pytest.importorskip("tf_keras").optimizers.legacy
+    optimizer = legacy.SGD() if cls == "Optimizer" else getattr(legacy, cls)()
+    for name in tf_private.LEGACY_OPTIMIZERS[cls]:
+        assert_has(optimizer, name)
+
+
+@pytest.mark.parametrize("cls", tf_private.V1_OPTIMIZERS)
+def test_settings_of_v1_optimizers(cls):
+    optimizer_class = getattr(tf.compat.v1.train, cls)
+    needed = inspect.signature(optimizer_class.__init__).parameters
+    optimizer = optimizer_class(0.1, *([0.9] if "momentum" in list(needed)[2:3] else []))
+    for name in tf_private.V1_OPTIMIZERS[cls]:
+        assert_has(optimizer, name)
+
+
+def sources():
+    return sorted(path for part in ("bridge", "sok") for path in (PACKAGE / part).rglob("*.py")) + [
+        PACKAGE / "communication.py"
+    ]
+
+
+def test_nobody_else_imports_a_private_module():
+    for path in sources():
+        if path.name == "tf_private.py":
+            continue
+        text = path.read_text()
+        assert not re.search(r"(?:import|from) (?:tensorflow|keras|tf_keras)\.", text), path
+
+
+def test_every_private_setting_of_an_optimizer_is_listed():
+    """What the files of the families read of an optimizer, by its own name."""
+    listed = {
+        *tf_private.KERAS_OPTIMIZERS,
+        *(name for names in tf_private.LEGACY_OPTIMIZERS.values() for name in names),
+        *(name for names in tf_private.V1_OPTIMIZERS.values() for name in names),
+    }
+    read = set()
+    for path in (PACKAGE / "bridge" / "optimizers").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id in ("o", "optimizer")
+                and node.attr.startswith("_")
+            ):
+                read.add(node.attr)
+    assert len(read) > 15
+    assert read == listed
+
+
+def test_what_is_missing_is_named_with_the_version():
+    with pytest.raises(ImportError, match=rf"no_such of os.*TensorFlow {tf.__version__} does not"):
+        tf_private.private("os", "no_such")
+    with pytest.raises(ImportError, match=r"x of tensorflow\.no_such_module.*2\.16 to 2\.21"):
+        tf_private.private("tensorflow.no_such_module", "x")
