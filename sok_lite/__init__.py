@@ -11,6 +11,9 @@ from sok_lite._version import __version__
 
 _MODULE_OF_NAME = {
     "DynamicVariable": "sok.dynamic_variable",
+    "Variable": "sok.static_variable",
+    "DistributedVariable": "sok.static_variable",
+    "LocalizedVariable": "sok.static_variable",
     "dump": "sok.dump_load",
     "load": "sok.dump_load",
     "incremental_model_dump": "sok.dump_load",
@@ -28,9 +31,6 @@ _MODULE_OF_NAME = {
 }
 # Names of SparseOperationKit that are not here yet, and what to use meanwhile.
 _NOT_YET = {
-    "Variable": "a tf.Variable, or a DynamicVariable",
-    "DistributedVariable": "a DynamicVariable",
-    "LocalizedVariable": "a tf.Variable",
     "all2all_dense_embedding": "lookup_sparse with one id in each row",
     "raw_ops": "the methods of DynamicVariable",
 }

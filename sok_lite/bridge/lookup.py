@@ -13,6 +13,7 @@ from sok_lite.bridge.joined import cut, cut_rows, from_int64, join, joined_rows,
 from sok_lite.bridge.lookup_arguments import Argument, joined_inputs
 from sok_lite.bridge.lookup_host import AT_HAND, LookupHost, Treatment
 from sok_lite.bridge.row_gradient import row_gradient
+from sok_lite.bridge.static_lookup import checked_by_now, read_asked
 from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
 from sok_lite.engine.trail import Trail
@@ -41,18 +42,25 @@ def look_up(
     sent = [] if ahead is None else [ahead.sent_for(tables)]
     if comm.size == 1:
         sent = []  # nothing was
-    host = LookupHost(comm, tables, treatment, bool(sent))
+    inputs, batches = joined_inputs(arguments)
+    joined_weights = [join(all_weights)] if all_weights else []
+    read = read_asked(comm, arguments, [*inputs, *joined_weights], sent)
+    if read.rows:
+        tables = checked_by_now(tables)
+    host = LookupHost(comm, tables, treatment, bool(read.sent))
     refuse_replicas(host.what)
     num_tables = len(tables)
-    inputs, batches = joined_inputs(arguments)
+    static = [i for i, table in enumerate(tables) if table.is_static]
 
     @tf.custom_gradient
     def run(*sources_and_weights: tf.Tensor) -> Any:
         weights = list(sources_and_weights[num_tables:])
-        tensors = [*inputs, *([join(weights)] if weights else []), *sent]
+        rows = {i: sources_and_weights[i] for i in static}
+        joined_weights = [join(weights)] if weights else []
+        tensors = [*inputs, *joined_weights, *read.sent, *read.numbers, *rows.values()]
         if tf.executing_eagerly():
             joined, trail = on_device(host.backend, host.forward, *tensors)
-            way = _Way(host, trail)
+            way = _Way(host, trail, rows)
         else:
             joined, packed = host_call(
                 host.forward_packed, tensors, [tf.float32, tf.int64], host.backend, host.what
@@ -60,7 +68,7 @@ def look_up(
             packed.set_shape([None])
             # An eager one would belong to no graph.
             at_hand = [tf.convert_to_tensor(tensor) for tensor in tensors[AT_HAND]]
-            way = _Way(host, None, [packed, *at_hand])
+            way = _Way(host, None, rows, [packed, *at_hand])
         outputs = cut_rows(joined, batches, [table.dim for table in tables])
         for table, output in zip(tables, outputs, strict=True):
             output.set_shape([table.batch, table.dim])
@@ -77,8 +85,12 @@ def look_up(
 
         return tuple(outputs), grad
 
-    variables = [alive(table.variable) for table in tables]
-    outputs = run(*(variable.gradient_source() for variable in variables), *all_weights)
+    rows = iter(read.rows)
+    sources = [
+        next(rows) if table.is_static else alive(table.variable).gradient_source()
+        for table in tables
+    ]
+    outputs = run(*sources, *all_weights)
     return [
         output if table.dtype == tf.float32 else tf.cast(output, table.dtype)
         for output, table in zip(outputs, tables, strict=True)
@@ -91,18 +103,23 @@ class _Way:
     Args:
       host: of the call.
       trail: what the forward left; None in a graph.
+      rows: by number of each static table, the rows that were read of it.
       carried: in a graph first the packed trail and what `AT_HAND` names. Then, where the way back
         is known, the keys of each table and the size of each.
     """
 
     def __init__(
-        self, host: LookupHost, trail: Trail | None, carried: Sequence[tf.Tensor] = ()
+        self,
+        host: LookupHost,
+        trail: Trail | None,
+        rows: dict[int, tf.Tensor],
+        carried: Sequence[tf.Tensor] = (),
     ) -> None:
-        self._host, self._trail = host, trail
+        self._host, self._trail, self._rows = host, trail, rows
         self.tables, self.carried = host.tables, list(carried)
 
     def carrying(self, carried: Sequence[tf.Tensor]) -> "_Way":
-        return _Way(self._host, self._trail, carried)
+        return _Way(self._host, self._trail, self._rows, carried)
 
     def backward(
         self, out_grads: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
@@ -154,6 +171,8 @@ class _Way:
         return result
 
     def source(self, table: int) -> Any:
+        if table in self._rows:
+            return self._rows[table]
         variable = alive(self.tables[table].variable)
         if tf.executing_eagerly():
             return variable.gradient_source()
@@ -161,6 +180,9 @@ class _Way:
             return variable.gradient_source()
 
     def gradient(self, table: int, rows: tf.Tensor) -> Any:
+        if self.tables[table].is_static:
+            # Of the rows that were read, in the order in which they were.
+            return tf.cast(rows, self.tables[table].dtype)
         keys_and_sizes = self.carried[-2 * len(self.tables) :]
         keys, size = keys_and_sizes[table], keys_and_sizes[len(self.tables) + table]
         # A copy: the size may belong to another graph.

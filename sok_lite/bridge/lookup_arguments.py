@@ -11,6 +11,7 @@ import tensorflow as tf
 from sok_lite.backend import Array, Backend
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.joined import Numbers, as_int64, join, join_numbers, listed, shapes_of
+from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.tensor import to_array
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
@@ -48,6 +49,7 @@ class Facts(NamedTuple):
       variable: a reference to it; see `type_spec.alive`.
       name, dim, key_type, dtype: of the variable.
       owner: name of its rule which rank owns a key.
+      is_static: whether it has a fixed number of rows, which TensorFlow keeps.
       combiner: "sum", "mean" or "sqrtn".
       has_weights: whether keys have weights.
       is_ragged: whether the keys' rows are given by splits.
@@ -57,12 +59,13 @@ class Facts(NamedTuple):
       batch: static number of rows, or None.
     """
 
-    variable: "weakref.ref[TableVariable]"
+    variable: "weakref.ref[TableVariable | StaticVariable]"
     name: str
     dim: int
     key_type: tf.DType
     dtype: tf.DType
     owner: str
+    is_static: bool
     combiner: str
     has_weights: bool
     is_ragged: bool
@@ -241,8 +244,7 @@ def _check_keys(tables: Sequence[Facts], keys: Sequence[Array], backend: Backend
     for facts, array in zip(tables, keys, strict=True):
         if not facts.ids_fit:
             ids = array.view(np.uint64) if facts.ids_are_uint64 else array
-            table = alive(facts.variable).table
-            table.key_dtype.to_int64(backend.xp, ids, f"keys of table {table.name!r}")
+            alive(facts.variable).table.engine_keys(ids)
 
 
 def _as_list(argument: Any) -> list[Any]:
@@ -250,7 +252,7 @@ def _as_list(argument: Any) -> list[Any]:
 
 
 def _check_variable(param: Any, num_ranks: int) -> None:
-    if not isinstance(param, TableVariable):
+    if not isinstance(param, (TableVariable, StaticVariable)):
         raise NotImplementedError(
             f"{type(param).__name__} is not supported in lookup: `params` must be "
             "variables of tables. Use tf.nn.embedding_lookup_sparse for others."
@@ -263,7 +265,7 @@ def _check_variable(param: Any, num_ranks: int) -> None:
 
 
 def _argument(
-    number: int, variable: TableVariable, ids: Any, weights: Any, combiner: Any
+    number: int, variable: TableVariable | StaticVariable, ids: Any, weights: Any, combiner: Any
 ) -> Argument:
     values, rows, batch = _taken_apart(f"sp_ids[{number}]", ids)
     keys = checked_keys(variable, values)
@@ -279,12 +281,15 @@ def _argument(
         variable.key_type,
         variable.dtype,
         variable.table.owner.name,
+        variable.table.is_static,
         normalise_combiner(combiner),
         weights is not None,
         rows.is_ragged,
         None if weight_rows is None else weight_rows.is_ragged,
         keys.dtype == tf.uint64,
-        variable.key_type.min <= keys.dtype.min and keys.dtype.max <= variable.key_type.max,
+        not variable.table.is_static
+        and variable.key_type.min <= keys.dtype.min
+        and keys.dtype.max <= variable.key_type.max,
         batch,
     )
     return Argument(facts, keys, rows, weight_values, weight_rows)

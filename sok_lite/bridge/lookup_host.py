@@ -24,8 +24,8 @@ from sok_lite.engine.agreement import agree, check_equal_on_all_ranks
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.segments import cut
-from sok_lite.engine.sent_keys import pack_sent, send, unpack_sent
-from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.sent_keys import SentKeys, pack_sent, send, unpack_sent
+from sok_lite.engine.static_table import AnyTable, GivenRows, locate
 from sok_lite.engine.trail import Trail, pack, unpack
 
 # Which of the tensors of `items_of` the way back is given again, keys and row splits: a graph holds
@@ -68,10 +68,13 @@ class LookupHost:
         self.tables = tables
         self._treatment = treatment
         self._are_keys_sent = are_keys_sent
-        formats = [(t.dim, t.key_type.name, t.dtype.name, t.owner, t.combiner) for t in tables]
+        formats = [
+            (t.dim, t.key_type.name, t.dtype.name, t.owner, t.is_static, t.combiner) for t in tables
+        ]
         # Equal on all ranks for one call, and telling it from most others.
         self._tag = zlib.crc32(f"{self.what} {formats}".encode())
         self._combiners = [table.combiner for table in tables]
+        self._num_static = sum(table.is_static for table in tables)
         self._new_trail = partial(empty, dtype=tf.int64, backend=self.backend)
 
     def send_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -81,25 +84,79 @@ class LookupHost:
         sent = pack_sent(self.backend, send(self.backend, self._comm, batch, tag), self._new_trail)
         return [to_tensor(sent, tf.int64, self.backend)]
 
+    def locate(self, *tensors: tf.Tensor) -> list[Any]:
+        """Takes what `items_of` does and, where keys are sent, what `send_packed` gave.
+
+        Returns:
+          Of all static tables one after the other: array (num_static,) int64, how many distinct
+          rows this rank is asked for; int64, where they lie; int32, which of its table's rows each
+          key has. Where several ranks have not sent the keys before, then what `send_packed` gives.
+        """
+        backend, comm = self.backend, self._comm
+        tag = zlib.crc32(f"locate {self._tag}".encode())
+        items, sent = self._taken_apart(tensors)
+        batch = self._checked_batch(tag, items)
+        keys, sizes, packed = batch.keys, batch.sizes, []
+        if comm.size > 1:
+            if sent is None:
+                sent = send(backend, comm, batch, tag)
+                packed = [to_tensor(pack_sent(backend, sent, self._new_trail), tf.int64, backend)]
+            keys, sizes = sent.received, sent.route.num_received.tolist()
+        with failure_known_to_all(comm):
+            asked = locate(backend, batch.tables, keys, sizes, comm.size)
+        return [
+            np.array([len(each.places) for each in asked], np.int64),
+            joined_tensor([each.places for each in asked], tf.int64, backend),
+            joined_tensor([each.number for each in asked], tf.int32, backend),
+            *packed,
+        ]
+
     def forward(self, *tensors: tf.Tensor) -> tuple[tf.Tensor, Trail]:
         """Looks up.
 
         Args:
-          tensors: what `items_of` takes and, where keys are sent, what `send_packed` gave.
+          tensors: what `items_of` takes; where keys are sent, what `send_packed` gave; where there
+            are static tables, what `Read` of bridge/static_lookup.py says of them.
 
         Returns:
           (what `cut_rows` takes apart, the trail).
         """
         backend, comm, tag = self.backend, self._comm, self._tag
-        packed = None
-        if self._are_keys_sent:
-            *tensors, packed = tensors  # type: ignore[assignment]
-        batch = self._checked_batch(tag, tensors)
-        with failure_known_to_all(comm):
-            sent = None if packed is None else unpack_sent(backend, comm, to_array(packed, backend))
+        num_given = self._num_static + bool(self._num_static)
+        end = len(tensors) - num_given
+        (items, sent), given = self._taken_apart(tensors[:end]), tensors[end:]
+        batch = self._checked_batch(tag, items)
+        if given:
+            sizes = batch.sizes if sent is None else sent.route.num_received.tolist()
+            batch = batch._replace(given=self._given(sizes, *given))
         room = ResultRoom(backend)
         outputs, trail = lookup.forward_batch(backend, comm, batch, tag, room, sent)
         return to_tensor(outputs.whole, tf.float32, backend), trail
+
+    def _taken_apart(
+        self, tensors: Sequence[tf.Tensor]
+    ) -> tuple[Sequence[tf.Tensor], SentKeys | None]:
+        """Returns what `items_of` takes, and the keys that were sent."""
+        if not self._are_keys_sent:
+            return tensors, None
+        *tensors, packed = tensors
+        with failure_known_to_all(self._comm):
+            return tensors, unpack_sent(self.backend, self._comm, to_array(packed, self.backend))
+
+    def _given(
+        self, sizes: Sequence[int], numbers: tf.Tensor, *rows: tf.Tensor
+    ) -> list[GivenRows | None]:
+        """Returns the rows of each table that is static, None for any other.
+
+        Args:
+          sizes: of each table, how many keys this rank is asked.
+          numbers, rows: as of `Read`.
+        """
+        of_static = [n for n, facts in zip(sizes, self.tables, strict=True) if facts.is_static]
+        pieces = cut(to_array(numbers, self.backend), of_static)
+        arrays = [to_array(each, self.backend) for each in rows]
+        given = iter(map(GivenRows, arrays, pieces))
+        return [next(given) if facts.is_static else None for facts in self.tables]
 
     def forward_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Returns the outputs and the packed trail."""
@@ -194,7 +251,7 @@ class LookupHost:
         with known(self._comm):
             return self._batch(tables, tensors)
 
-    def _batch(self, tables: list[EmbeddingTable], tensors: Sequence[tf.Tensor]) -> Batch:
+    def _batch(self, tables: list[AnyTable], tensors: Sequence[tf.Tensor]) -> Batch:
         training, missing, has_filter = self._treatment
         insert, missing = reading(training, missing, "zeros" if has_filter else "initial")
         items = items_of(self.tables, tensors, self.backend)
@@ -209,4 +266,5 @@ class LookupHost:
             keys=items.keys,
             row_splits=items.row_splits,
             weights=items.weights,
+            given=[None] * len(tables),
         )

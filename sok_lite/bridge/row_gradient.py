@@ -6,15 +6,15 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.tf_private import GRADIENT_OF_A_LOOP, FuncGraph
-from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.static_table import AnyTable
 
 
-def size_of(table: EmbeddingTable) -> list[int]:
+def size_of(table: AnyTable) -> list[int]:
     """Returns [rows on this rank, dimension]; the largest int32 for more."""
     return [min(table.size, np.iinfo(np.int32).max), table.dim]
 
 
-def size_tensor(table: EmbeddingTable) -> tf.Tensor:
+def size_tensor(table: AnyTable) -> tf.Tensor:
     """Returns `size_of` as an eager int32 tensor."""
     return tf.constant(size_of(table), tf.int32)
 

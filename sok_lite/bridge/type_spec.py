@@ -1,9 +1,21 @@
 """How TensorFlow describes a variable of a table: the type of one table, never of all like it."""
 
+import itertools
 import weakref
 from typing import Any
 
 from sok_lite.bridge.tf_private import ResourceVariable, VariableSpec
+
+_serial = itertools.count()
+
+
+def next_trace_id() -> int:
+    """Returns a number by which tf.function tells a variable from all others.
+
+    Not TensorFlow's own alias ids, which start at 0 in every call of a tf.function: a function
+    traced for one table must never be reused for another.
+    """
+    return (1 << 32) + next(_serial)
 
 
 def alive(reference: "weakref.ref[Any]") -> Any:

@@ -5,10 +5,9 @@ empty [0, dimension] tensor; its handle is what gradient tapes and `tf.gradients
 Whatever TensorFlow would do with that empty tensor instead of the rows is overridden, or raises.
 """
 
-import itertools
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -21,10 +20,9 @@ from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.refusals import RefusesDense
 from sok_lite.bridge.row_gradient import slices_only
 from sok_lite.bridge.summary import summary, table_facts
-from sok_lite.bridge.type_spec import TableSpec
+from sok_lite.bridge.type_spec import TableSpec, next_trace_id
 from sok_lite.engine.table import EmbeddingTable
 
-_serial = itertools.count()
 # Stands in what TensorFlow says of a place where it wants a dense value.
 _NO_VALUE = "this_table_has_no_dense_value"
 
@@ -37,7 +35,10 @@ def _not_a_tensor() -> tf.Tensor:
     return handle
 
 
-def table_for_variable(kind: str, make: Callable[[Backend], EmbeddingTable]) -> EmbeddingTable:
+Table = TypeVar("Table")
+
+
+def table_for_variable(kind: str, make: Callable[[Backend], Table]) -> Table:
     """Makes the engine's table of a variable, where TensorFlow can have one.
 
     Args:
@@ -112,9 +113,7 @@ class TableVariable(RefusesDense, tf_private.ResourceVariable):
     def __init__(self, table: EmbeddingTable, *, name: str, trainable: bool) -> None:
         self._table = table
         self._key_type = tf.as_dtype(table.key_dtype.name)
-        # Not TensorFlow's own alias ids, which start at 0 in every call of a tf.function: a
-        # function traced for one table must never be reused for another.
-        self._trace_id = (1 << 32) + next(_serial)
+        self._trace_id = next_trace_id()
         with tf.init_scope():  # as `table_for_variable`: it may be while a tf.function is traced
             self._init_resource(name, trainable, tf.as_dtype(table.row_dtype.name))
 

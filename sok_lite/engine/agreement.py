@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.comm.protocol import Communicator, split_offsets
-from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.static_table import AnyTable
 
 
 def check_equal_on_all_ranks(comm: Communicator, description: dict[str, Any], what: str) -> None:
@@ -50,7 +50,7 @@ _agreed: "weakref.WeakKeyDictionary[Communicator, set[int]]" = weakref.WeakKeyDi
 
 
 def agree(
-    comm: Communicator, tag: int, tables: Sequence[EmbeddingTable], combiners: Sequence[str]
+    comm: Communicator, tag: int, tables: Sequence[AnyTable], combiners: Sequence[str]
 ) -> None:
     """Checks once per tag that all ranks make the same call. Every rank must call it.
 

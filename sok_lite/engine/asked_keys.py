@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from typing import cast
 
 import numpy as np
 
@@ -9,9 +10,10 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.pooling import COMBINERS
+from sok_lite.engine.pooling import COMBINERS, combining
 from sok_lite.engine.room import Pieces
-from sok_lite.engine.segments import cut
+from sok_lite.engine.segments import cut, gather_rows
+from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import PooledColumns, Request, look_up_request, request_of
@@ -40,7 +42,9 @@ class AskedKeys:
         self.rows = backend.xp.empty(keys.size, np.uint32)
         self.generations = [0] * len(sizes)
         self.sources: list[Array | None] = [None] * len(sizes)
+        self._given = {i: given for i, given in enumerate(batch.given) if given is not None}
         # The parts of each table, and all in that order: those of one table are asked together.
+        # Static tables are not among them: their rows are there.
         self._numbers_of = _numbers_of_tables(batch.tables)
         self._order = [i for numbers in self._numbers_of for i in numbers]
 
@@ -50,11 +54,13 @@ class AskedKeys:
         asked = []
         for numbers in self._numbers_of:
             size = self._size_of(numbers)
-            whole = self._batch.tables[numbers[0]].store.output(size)
+            whole = self._table(numbers[0]).store.output(size)
             asked.append(self._asked(numbers, [Output(whole, 0, size)]))
             pieces = cut(whole, [self.sizes[i] for i in numbers])
             for i, piece in zip(numbers, pieces, strict=True):
                 results[i] = piece
+        for i in self._given:
+            results[i] = self._row_of_each_key(i)
         self._look_up(request_of(asked), self._read_none)
         return results
 
@@ -71,13 +77,30 @@ class AskedKeys:
             return
         batch, asked_of = self._batch, [numbers[0] for numbers in self._numbers_of]
         request = Request(
-            tables=[batch.tables[i] for i in asked_of],
+            tables=[self._table(i) for i in asked_of],
             inserts=[batch.inserts[i] for i in asked_of],
             sizes=[self._size_of(numbers) for numbers in self._numbers_of],
             asked=lambda: self._pooled(out),
             columns=self._columns(out) if self._backend.name == "cpu" else None,
         )
         self._look_up(request, self._read_weighted)
+        self._pool_given(out)
+
+    # ---------------------------------------------------------------- what is given
+
+    def _row_of_each_key(self, number: int) -> Array:
+        """Returns (m, dim) storage, the row of each key of a part of a static table."""
+        given = self._given[number]
+        return gather_rows(self._backend, given.rows, given.number)
+
+    def _pool_given(self, out: Pieces) -> None:
+        batch, splits, actions = self._batch, self._batch.splits_of_parts(), []
+        for i, (rows, number) in self._given.items():
+            how = (splits[i], batch.weights[i], batch.combiners[i])
+            actions.append([combining(self._backend, rows, number, *how, out[i])[1]])
+            if batch.weights[i] is not None:
+                self.sources[i] = self._row_of_each_key(i)
+        publish(*actions)
 
     # ---------------------------------------------------------------- what is asked
 
@@ -89,7 +112,11 @@ class AskedKeys:
         """Returns what the table of some parts is asked."""
         batch, i = self._batch, numbers[0]
         treatment = (batch.inserts[i], batch.missing[i], batch.filter_ratios[i])
-        return Asked(batch.tables[i], self._size_of(numbers), outputs, *treatment)
+        return Asked(self._table(i), self._size_of(numbers), outputs, *treatment)
+
+    def _table(self, number: int) -> EmbeddingTable:
+        """Returns the table of a part; it is no static one."""
+        return cast(EmbeddingTable, self._batch.tables[number])
 
     def _pooled(self, out: Pieces) -> list[Asked]:
         batch, splits = self._batch, self._batch.splits_of_parts()
@@ -130,17 +157,20 @@ class AskedKeys:
           keep: takes how many keys have no row, of each table.
         """
         batch, order = self._batch, self._order
-        keys, rows, is_ordered = self.keys, self.rows, order == sorted(order)
-        if not is_ordered:  # a table comes twice: its keys are one batch
+        keys, rows, is_ordered = self.keys, self.rows, order == list(range(len(self.sizes)))
+        if not is_ordered:  # a table comes twice: its keys are one batch; or rows are given
             keys = self._reordered(keys, self.sizes, order)
             rows = self._backend.xp.empty(keys.size, np.uint32)
 
         def found() -> None:
-            num_absent = look_up_request(self._backend, keys, rows, request)
+            num_absent = (
+                look_up_request(self._backend, keys, rows, request) if request.tables else []
+            )
             if not is_ordered:
-                places = sorted(range(len(order)), key=order.__getitem__)
-                sizes = [self.sizes[i] for i in order]
-                self.rows[...] = self._reordered(rows, sizes, places)
+                found_of = dict(zip(order, cut(rows, [self.sizes[i] for i in order]), strict=True))
+                found_of |= {i: given.number.view(np.uint32) for i, given in self._given.items()}
+                all_rows = [found_of[i] for i in range(len(self.sizes))]
+                self.rows[...] = self._backend.xp.concatenate(all_rows)
             self.generations = [table.generation for table in batch.tables]
             keep(num_absent)
             for table in request.tables:
@@ -151,7 +181,7 @@ class AskedKeys:
     def _reordered(self, array: Array, sizes: Sequence[int], order: Sequence[int]) -> Array:
         """Returns the pieces of an array, of those sizes, in another order."""
         pieces = cut(array, sizes)
-        return self._backend.xp.concatenate([pieces[i] for i in order])
+        return self._backend.xp.concatenate([array[:0], *(pieces[i] for i in order)])
 
     def _read_none(self, _: Sequence[int]) -> None:
         """Keeps no row: several ranks have them already."""
@@ -165,7 +195,7 @@ class AskedKeys:
         for numbers, absent in zip(self._numbers_of, num_absent, strict=True):
             for i in numbers:
                 if batch.weights[i] is not None:
-                    table, source = batch.tables[i], batch.tables[i].store.output(self.sizes[i])
+                    table, source = self._table(i), self._table(i).store.output(self.sizes[i])
                     actions = [table.store.reading(rows[i], source)]
                     if absent and batch.missing[i] == "initial":
                         actions.append(table.drawing(source, keys[i], rows[i]))
@@ -174,9 +204,11 @@ class AskedKeys:
         publish(*readings)
 
 
-def _numbers_of_tables(tables: Sequence[EmbeddingTable]) -> list[list[int]]:
-    """Returns the numbers of the parts of each table, in the order in which tables come first."""
+def _numbers_of_tables(tables: Sequence[AnyTable]) -> list[list[int]]:
+    """Returns the numbers of the parts of each table that is not static, in the order in which
+    tables come first."""
     numbers: dict[int, list[int]] = {}
     for i, table in enumerate(tables):
-        numbers.setdefault(id(table), []).append(i)
+        if not table.is_static:
+            numbers.setdefault(id(table), []).append(i)
     return list(numbers.values())

@@ -9,7 +9,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.pooling import normalise_combiner
 from sok_lite.engine.segments import cut
-from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.static_table import AnyTable, GivenRows
 
 
 class Part(NamedTuple):
@@ -22,9 +22,10 @@ class Part(NamedTuple):
       weights: (n,) float32; None: all 1.
       combiner: "sum", "mean" or "sqrtn".
       insert, missing, filter_ratio: of the table's `lookup`.
+      given: of a static table, what this rank is asked for; None of any other.
     """
 
-    table: EmbeddingTable
+    table: AnyTable
     keys: Array
     row_splits: Array
     weights: Array | None
@@ -32,13 +33,14 @@ class Part(NamedTuple):
     insert: bool = True
     missing: str = "initial"
     filter_ratio: float = 1.0
+    given: GivenRows | None = None
 
 
 class Batch(NamedTuple):
     """All parts of a call. What is a list has one entry for each part.
 
     Attributes:
-      tables, combiners, inserts, missing, filter_ratios: as of `Part`.
+      tables, combiners, inserts, missing, filter_ratios, given: as of `Part`.
       sizes: items of each part.
       num_rows: rows of each part.
       keys: (n,) int64, those of each part after those of the part before; of uint64 tables their
@@ -47,7 +49,7 @@ class Batch(NamedTuple):
       weights: (n,) float32, C-contiguous; None: all 1.
     """
 
-    tables: list[EmbeddingTable]
+    tables: list[AnyTable]
     combiners: list[str]
     inserts: list[bool]
     missing: list[str]
@@ -57,6 +59,7 @@ class Batch(NamedTuple):
     keys: Array
     row_splits: Array
     weights: list[Array | None]
+    given: list[GivenRows | None]
 
     @property
     def begin(self) -> np.ndarray:
@@ -77,11 +80,14 @@ class Batch(NamedTuple):
         for i, splits in enumerate(self.splits_of_parts()):
             self._check_splits(i, splits)
 
-    def check_splits_of_no_rows(self) -> None:
-        """Does `check_splits` for parts without rows, whose splits no kernel looks at."""
-        if 0 in self.num_rows:
+    def check_splits_by_hand(self) -> None:
+        """Does `check_splits` for parts whose splits no kernel checks: without rows, or static."""
+        unchecked = [
+            n == 0 or given is not None for n, given in zip(self.num_rows, self.given, strict=True)
+        ]
+        if any(unchecked):
             for i, splits in enumerate(self.splits_of_parts()):
-                if len(splits) == 1:
+                if unchecked[i]:
                     self._check_splits(i, splits)
 
     def _check_splits(self, number: int, splits: Array) -> None:
@@ -112,6 +118,7 @@ def batch_of(backend: Backend, parts: Sequence[Part]) -> Batch:
         keys=_joined(backend, [part.keys for part in parts]),
         row_splits=_joined(backend, [part.row_splits for part in parts]),
         weights=[part.weights for part in parts],
+        given=[part.given for part in parts],
     )
 
 
@@ -124,8 +131,7 @@ def _joined(backend: Backend, arrays: Sequence[Array]) -> Array:
 
 def _checked(backend: Backend, number: int, part: Part) -> Part:
     """Returns the part with engine keys, or raises."""
-    what = f"keys of table {part.table.name!r}"
-    keys = part.table.key_dtype.to_int64(backend.xp, part.keys, what)
+    keys = part.table.engine_keys(part.keys)
     if keys.ndim != 1:
         raise ValueError(f"Keys of table {number} must have shape (n,). Received: {keys.shape}.")
     splits = part.row_splits

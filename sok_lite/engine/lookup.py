@@ -31,7 +31,7 @@ from sok_lite.engine.pooling import (
 from sok_lite.engine.room import Pieces, Room
 from sok_lite.engine.segments import Distinct, Terms, cut, dedup, group, segment_sums
 from sok_lite.engine.sent_keys import SentKeys, send
-from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.lookups import WrongSplitsError
 from sok_lite.engine.table.results import KnownRows
 from sok_lite.engine.trail import Trail
@@ -118,7 +118,7 @@ def _forward_alone(
     backend: Backend, comm: Communicator, batch: Batch, room: Room | None
 ) -> tuple[Pieces, Trail]:
     """Does what `forward` does on one rank: nothing travels, so nothing is deduplicated."""
-    batch.check_splits_of_no_rows()
+    batch.check_splits_by_hand()
     owned = AskedKeys(backend, batch, batch.keys, batch.sizes)
     outputs = Pieces(backend, batch.shapes, room)
     try:
@@ -140,7 +140,7 @@ def _trail(route: Route, batch: Batch, inverse: Array | None, owned: AskedKeys) 
 
 def backward(
     backend: Backend,
-    parts: Sequence[tuple[EmbeddingTable, Array | None, str]],
+    parts: Sequence[tuple[AnyTable, Array | None, str]],
     out_grads: Sequence[Array],
     trail: Trail,
     room: Room | None = None,
@@ -199,7 +199,7 @@ def backward(
 
 def _weight_grads(
     backend: Backend,
-    parts: Sequence[tuple[EmbeddingTable, Array | None, str]],
+    parts: Sequence[tuple[AnyTable, Array | None, str]],
     out_grads: Sequence[Array],
     trail: Trail,
     splits: Sequence[Array],
@@ -244,7 +244,7 @@ def deduplicated(backend: Backend, trail: Trail) -> Owned:
 
 
 def _checked_grads(
-    backend: Backend, number: int, table: EmbeddingTable, grads: Array, batch: int
+    backend: Backend, number: int, table: AnyTable, grads: Array, batch: int
 ) -> Array:
     """Returns the gradient of a part's output, C-contiguous, or raises."""
     if grads.shape != (batch, table.dim) or grads.dtype != np.float32:

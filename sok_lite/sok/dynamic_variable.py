@@ -24,6 +24,7 @@ from sok_lite.sok.arguments import (
     dtype_name,
     plain_initializer,
 )
+from sok_lite.sok.static_variable import FixedVariable
 
 __all__ = ["DynamicVariable", "assign", "export", "filter_variables"]
 
@@ -279,9 +280,9 @@ def _checked_variable(var: Any, what: str) -> DynamicVariable:
 
 
 def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """Splits variables into (sok's own, others), each in the given order."""
+    """Splits variables into (sok's own, static ones too; others), each in the given order."""
     ours: list[Any] = []
     others: list[Any] = []
     for var in vars:
-        (ours if isinstance(var, DynamicVariable) else others).append(var)
+        (ours if isinstance(var, (DynamicVariable, FixedVariable)) else others).append(var)
     return ours, others

@@ -35,7 +35,8 @@ def lookup_sparse(
     one backward. In a TF1 graph, where nothing orders two such calls, make one per step.
 
     Args:
-      params: a DynamicVariable or a list; one may come several times.
+      params: a DynamicVariable, a static `sok.Variable`, or a list of both; one may come several
+        times. Keys of a static one are numbers of its rows, from 0 on.
       sp_ids: for each a RaggedTensor or SparseTensor (in row-major order) of keys, (batch, None);
         or what `sok.prefetch` gave for all of them.
       sp_weights: None, or for each None or the weights of the keys, ragged or sparse with rows of
@@ -56,13 +57,15 @@ def lookup_sparse(
       (batch, dimension) of the variable's dtype; a list of them where `sp_ids` is a list or tuple.
       The gradient of a variable is an IndexedSlices of distinct keys that this rank owns, with
       float32 rows summed over all ranks: neither averaged nor to be sent through Horovod again. Of
-      a localized table it is empty on all ranks but its own. Weights have gradients too.
+      a localized table it is empty on all ranks but its own. Of a static variable its indices are
+      those of this rank's rows (`key_map` of the keys), and its rows have the variable's dtype.
+      Weights have gradients too.
 
     Raises:
       RuntimeError: `sok.init` was not called, or a localized table is to be on a rank that there is
         not.
-      TypeError, ValueError: arguments that do not fit.
-      NotImplementedError: a tf.Variable, or the filter for an "hbm" table.
+      TypeError, ValueError: arguments that do not fit; a static variable has no such row.
+      NotImplementedError: a tf.Variable, or the filter for a table that keeps every key.
     """
     treatment = Treatment(
         checked_training(training), checked_missing(missing), bool(use_low_frequency_filter)
@@ -136,8 +139,9 @@ def prefetch(params: Any, sp_ids: Any, sp_weights: Any = None, combiners: Any = 
 
 def _check_filter(arguments: list[Argument]) -> None:
     for argument in arguments:
-        if alive(argument.facts.variable).table.keeps_every_key:
+        table = alive(argument.facts.variable).table
+        if table.keeps_every_key:
             raise NotImplementedError(
                 "`use_low_frequency_filter` needs tables of var_type 'hybrid'; "
-                f"{argument.facts.name!r} is 'hbm', which keeps every key. Leave it out."
+                f"{table.name!r} is {table.var_type!r}, which keeps every key. Leave it out."
             )

@@ -22,6 +22,7 @@ class Calls:
         self.hbm = self._table("hbm")
         self.hybrid = self._table("hybrid", max_capacity=1024, evict_strategy="kEpochLru")
         self.half = self._table("hbm", tf.bfloat16)
+        self.static = sok.Variable(tf.ones([13, DIM]))
         self.optimizer = sok.OptimizerWrapper(keras.optimizers.Adam(0.5))
         self.sgd = sok.SGD(0.5)
         # States, and variables of the optimizer: not to be made within a graph.
@@ -51,6 +52,14 @@ class Calls:
         sparse = tf.sparse.reorder(ids.to_sparse())
         tables, all_ids = [self.hbm, self.hybrid, self.half], [ids, sparse, ids]
         return sok.lookup_sparse(tables, all_ids, combiners=["sum", "mean", "sqrtn"])
+
+    def static_lookup(self):
+        ids, weights = self.ids(), self.ids().with_values(tf.range(6.0))
+        with tf.GradientTape() as tape:
+            out = sok.lookup_sparse([self.static, self.hbm], [ids, ids], [weights, None])
+            total = tf.add_n([tf.reduce_sum(each**2) for each in out])
+        gradient = tape.gradient(total, self.static)
+        return *out, gradient.indices, gradient.values
 
     def prefetch(self):
         # What `sok.prefetch` does on several ranks; on one it sends nothing.
@@ -162,6 +171,7 @@ class Calls:
 
 IN_GRAPHS = [
     "lookup_sparse",
+    "static_lookup",
     "prefetch",
     "second_derivatives",
     "embedding_lookup",

@@ -53,12 +53,15 @@ class TableParts(Exclusive, ABC):
       store: the rows and the optimizer states.
       generation: changes whenever row numbers handed out before may have become stale.
       clock: counts the lookups that could insert.
+      is_static: whether it has a fixed number of rows, which somebody else keeps; see
+        engine/static_table.py.
       keeps_every_key: whether it neither evicts keys nor turns new ones away.
       last_gradient: the keys of the last gradient, most likely those of the update that follows;
         None: there was none.
     """
 
     var_type: str
+    is_static = False
     keeps_every_key = True
     index: Index
 
@@ -205,9 +208,17 @@ class TableParts(Exclusive, ABC):
 
     # ---------------------------------------------------------------- arguments
 
-    def _keys(self, keys: Any) -> Array:
+    def engine_keys(self, keys: Any) -> Array:
+        """Returns keys of any shape as int64; of a uint64 table their bits.
+
+        Raises:
+          TypeError: they are no integers. ValueError: one does not fit the key type.
+        """
         what = f"keys of table {self.name!r}"
-        keys = self.key_dtype.to_int64(self.backend.xp, keys, what)
+        return self.key_dtype.to_int64(self.backend.xp, keys, what)
+
+    def _keys(self, keys: Any) -> Array:
+        keys = self.engine_keys(keys)
         if keys.ndim != 1:
             raise ValueError(f"keys must have shape (n,). Received: shape {keys.shape}.")
         return keys

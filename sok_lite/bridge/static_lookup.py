@@ -1,0 +1,80 @@
+"""The rows of static tables that a lookup over all ranks asks for: read by TensorFlow.
+
+The rows are in TensorFlow's variables, which only TensorFlow's operations read without a copy of
+all of them. So such a lookup is two host calls: the first sends the keys and says which rows this
+rank is asked for; the second is given them. What TensorFlow reads has TensorFlow's own gradient,
+so optimizers see the gradient of any other variable.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from sok_lite.bridge.host_call import host_call
+from sok_lite.bridge.joined import cut
+from sok_lite.bridge.lookup_arguments import Argument, Facts
+from sok_lite.bridge.lookup_host import LookupHost, Treatment
+from sok_lite.bridge.type_spec import alive
+from sok_lite.comm import Communicator
+
+
+class Read(NamedTuple):
+    """The rows that this rank is asked for.
+
+    Attributes:
+      sent: what `LookupHost.forward` takes of keys that have been sent: none or one tensor.
+      numbers: none, or one int32 tensor: which of its rows each key has that this rank is asked, of
+        all static tables one after the other.
+      rows: of each static table (u, dim) of its dtype, distinct rows.
+    """
+
+    sent: list[tf.Tensor]
+    numbers: list[tf.Tensor]
+    rows: list[tf.Tensor]
+
+
+def read_asked(
+    comm: Communicator,
+    arguments: Sequence[Argument],
+    inputs: Sequence[tf.Tensor],
+    sent: list[tf.Tensor],
+) -> Read:
+    """Reads the rows of all static tables of a lookup. Every rank must call it.
+
+    Args:
+      arguments: of each table of the lookup.
+      inputs: what `items_of` takes.
+      sent: what prefetched keys were sent by; empty: they have not been.
+
+    Raises:
+      ValueError: there is no such row. No key has been sent then.
+    """
+    tables = [argument.facts for argument in arguments]
+    static = [facts for facts in tables if facts.is_static]
+    if not static:
+        return Read(sent, [], [])
+    host = LookupHost(comm, tables, Treatment(None, None, False), bool(sent))
+    sends = comm.size > 1 and not sent
+    dtypes = [tf.int64, tf.int64, tf.int32] + [tf.int64] * sends
+    lengths, places, numbers, *packed = host_call(
+        host.locate, [*inputs, *sent], dtypes, host.backend, host.what
+    )
+    if not tf.executing_eagerly():
+        lengths.set_shape([len(static)])
+        for each in (places, numbers, *packed):
+            each.set_shape([None])
+    pieces = cut(places, lengths, len(static))
+    rows = [_read(facts, piece) for facts, piece in zip(static, pieces, strict=True)]
+    return Read(packed or sent, [numbers], rows)
+
+
+def _read(facts: Facts, places: tf.Tensor) -> tf.Tensor:
+    rows = tf.gather(alive(facts.variable), places)
+    rows.set_shape([None, facts.dim])
+    return rows
+
+
+def checked_by_now(tables: Sequence[Facts]) -> list[Facts]:
+    """Returns the facts of tables whose row numbers were checked by `read_asked`."""
+    return [facts._replace(ids_fit=facts.is_static or facts.ids_fit) for facts in tables]

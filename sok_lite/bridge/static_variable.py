@@ -1,0 +1,69 @@
+"""`StaticVariable`: a variable of TensorFlow with this rank's rows of a static table.
+
+It is a variable as any other: its dense value is this rank's rows, and every optimizer, assignment
+and checkpoint of TensorFlow works on those. Only the lookups of all ranks know of the others' rows.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.tf_private import ResourceVariable
+from sok_lite.bridge.type_spec import TableSpec, next_trace_id
+from sok_lite.engine.static_table import StaticTable
+
+
+class StaticVariable(ResourceVariable):
+    """This rank's rows of a static table. The static variables of all faces are made of it.
+
+    Args:
+      table: what lookups know of it.
+      rows: (local rows, dim), or a function that gives them.
+      name, trainable, options: of TensorFlow's variable.
+    """
+
+    kind = "static table"
+    instead_of_partitions = "Look each up by itself."
+
+    # TensorFlow would take the arguments by place for those of tf.Variable.
+    _variable_call: Any = None
+
+    def __init__(
+        self, table: StaticTable, rows: Any, *, name: str, trainable: bool, **options: Any
+    ) -> None:
+        self._table = table
+        self._trace_id = next_trace_id()
+        with tf.init_scope():  # it may be while a tf.function is traced
+            super().__init__(rows, trainable, name=name, dtype=table.row_dtype.name, **options)
+
+    @property
+    def table(self) -> StaticTable:
+        """What lookups know of it."""
+        return self._table
+
+    @property
+    def dimension(self) -> int:
+        """Length of a row."""
+        return self._table.dim
+
+    @property
+    def key_type(self) -> tf.DType:
+        """Type of the row numbers that lookups take: int64, and whatever fits."""
+        return tf.int64
+
+    @property
+    def owner_rank(self) -> int:
+        """The rank that holds all rows, or -1 where they are spread over all ranks."""
+        rank = self._table.owner.only_rank
+        return -1 if rank is None else rank
+
+    # A function traced for one of them must know which it is: TensorFlow's own type would give it a
+    # plain variable of that shape.
+
+    @property
+    def _type_spec(self) -> TableSpec:
+        return TableSpec.from_value(self)
+
+    def __tf_tracing_type__(self, signature_context: Any) -> TableSpec:
+        signature_context.add_placeholder(self._trace_id, self)
+        return TableSpec.from_value(self, alias_id=self._trace_id)

@@ -1,0 +1,158 @@
+"""Tables with a fixed number of rows, which are known by number and kept by somebody else.
+
+Such a table has the rows 0 to n - 1 and no index: of a table that is spread over ranks, rank r has
+the rows r, r + ranks, r + 2 * ranks and so on, in this order. Its rows may lie anywhere, a tensor
+of TensorFlow's among others. So a lookup goes in three steps: `locate` says which rows this rank is
+asked for, whoever keeps them reads those, and the lookup is given what was read.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.comm.protocol import split_offsets
+from sok_lite.engine.dtypes import key_dtype, row_dtype
+from sok_lite.engine.owner import MOD, OneRank
+from sok_lite.engine.segments import cut, dedup
+from sok_lite.engine.table import EmbeddingTable
+
+
+class StaticTable:
+    """What a lookup has to know of such a table. It has what it asks of any table.
+
+    Args:
+      backend: where lookups compute.
+      num_rows: rows on all ranks together.
+      dim: elements of a row.
+      dtype: of the rows, "float32", "float16" or "bfloat16".
+      name: in errors, and the same on all ranks.
+      owner: which rank has a row: `MOD`, or `OneRank`.
+    """
+
+    var_type = "static"
+    is_static = True
+    keeps_every_key = True
+    filter_ratio = 1.0
+    # Row numbers never become stale.
+    generation = 0
+    # Nothing is drawn: the rows are there.
+    seed = 0
+    initializer = None
+    # Kept by lookups for updates, which this package does not make of such tables.
+    last_gradient: Any = None
+
+    def __init__(
+        self,
+        backend: Backend,
+        num_rows: int,
+        dim: int,
+        *,
+        dtype: str = "float32",
+        name: str = "table",
+        owner: Any = MOD,
+    ) -> None:
+        if owner != MOD and not isinstance(owner, OneRank):
+            raise ValueError(
+                "The rows of a static table are spread by row mod ranks, or all on one rank. "
+                f"Received: {owner.name}."
+            )
+        self.backend = backend
+        self.num_rows, self.dim = num_rows, dim
+        self.key_dtype, self.row_dtype = key_dtype("int64"), row_dtype(dtype)
+        self.name, self.owner = name, owner
+
+    @property
+    def size(self) -> int:
+        """Rows on all ranks together."""
+        return self.num_rows
+
+    def options_of_all_ranks(self) -> dict[str, Any]:
+        """Returns the options of this kind of table that ranks must have in common."""
+        return {"number of rows": self.num_rows}
+
+    def engine_keys(self, keys: Any) -> Array:
+        """Returns row numbers as int64. On a GPU it waits.
+
+        Raises:
+          TypeError: they are no integers. ValueError: there is no such row.
+        """
+        what = f"Row numbers of table {self.name!r}"
+        keys = self.key_dtype.to_int64(self.backend.xp, keys, what)
+        if keys.size:
+            is_row = (keys >= 0) & (keys < self.num_rows)
+            if not bool(is_row.all()):
+                raise ValueError(
+                    f"{what} must be from 0 to {self.num_rows - 1}: it has {self.num_rows} rows. "
+                    f"Received: {int(keys[~is_row].reshape(-1)[0])}. A DynamicVariable takes any "
+                    "key."
+                )
+        return keys
+
+    def place_of(self, rows: Any, num_ranks: int) -> Any:
+        """Returns where rows lie on the rank that has them, for row numbers of all ranks."""
+        return rows if self.owner.only_rank is not None else rows // num_ranks
+
+    def num_rows_of(self, rank: int, num_ranks: int) -> int:
+        """Returns how many rows a rank has."""
+        if self.owner.only_rank is not None:
+            return self.num_rows if rank == self.owner.only_rank else 0
+        return (self.num_rows - rank + num_ranks - 1) // num_ranks
+
+
+# What a lookup takes.
+AnyTable = EmbeddingTable | StaticTable
+
+
+class AskedRows(NamedTuple):
+    """The rows of a static table that this rank is asked for.
+
+    Attributes:
+      places: (u,) int64, distinct, where they lie on this rank, in order of first occurrence.
+      number: (m,) int32, which of them each key has that this rank is asked.
+    """
+
+    places: Array
+    number: Array
+
+
+class GivenRows(NamedTuple):
+    """The same once they were read.
+
+    Attributes:
+      rows: (u, dim) of the storage dtype, C-contiguous.
+      number: as of `AskedRows`.
+    """
+
+    rows: Array
+    number: Array
+
+
+def locate(
+    backend: Backend, tables: Sequence[AnyTable], keys: Array, sizes: Sequence[int], num_ranks: int
+) -> list[AskedRows]:
+    """Returns what each static table is asked for, in their order. It waits for the device once.
+
+    Args:
+      backend: where keys are.
+      tables: of all parts of a call, static or not.
+      keys: (m,) int64, what this rank is asked, part by part; they may repeat.
+      sizes: keys of each part.
+    """
+    pieces = cut(keys, sizes)
+    statics = [i for i, table in enumerate(tables) if table.is_static]
+    sizes = [sizes[i] for i in statics]
+    begin = split_offsets(np.array(sizes, np.int64))
+    joined = backend.xp.concatenate([backend.xp.empty(0, np.int64), *(pieces[i] for i in statics)])
+    distinct = dedup(backend, joined, begin)
+    return [
+        AskedRows(cast(StaticTable, tables[i]).place_of(keys, num_ranks), numbers - np.int32(start))
+        for i, keys, numbers, start in zip(
+            statics,
+            cut(distinct.keys, distinct.sizes),
+            cut(distinct.inverse, sizes),
+            distinct.starts.tolist()[:-1],
+            strict=True,
+        )
+    ]

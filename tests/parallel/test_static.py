@@ -1,0 +1,146 @@
+"""Static tables over real ranks, beside growing ones: spread, on one rank, mixed in one lookup."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.bridge import job
+from sok_lite.comm import SingleCommunicator
+from tests.parallel.test_localized import share, to_ragged
+from tests.step_oracle import random_ragged
+
+NUM_ROWS, DIM = 37, 4
+
+
+@pytest.fixture(autouse=True)
+def over(comm, monkeypatch):
+    """Every test runs over each transport, as if `sok.init` had chosen it."""
+    monkeypatch.setattr(job, "_communicator", comm)
+
+
+def rows_of(seed, dim=DIM, num_rows=NUM_ROWS):
+    return np.random.default_rng(seed).normal(size=(num_rows, dim)).astype(np.float32)
+
+
+def new_params(size):
+    """Static and growing variables of all modes, that hold the same rows in any job."""
+    last = f"localized:{size - 1}"
+    params = [
+        sok.Variable(rows_of(0), name="spread"),
+        sok.DynamicVariable(3, "uniform", name="growing"),
+        sok.Variable(rows_of(1, 5), mode="localized:0", name="on_the_first"),
+        sok.Variable(rows_of(2, 2), mode=last, name="on_the_last"),
+        sok.DynamicVariable(2, "uniform", name="growing_on_the_last", mode=last),
+        sok.Variable(rows_of(3, 3, 1), name="fewer_rows_than_ranks"),
+    ]
+    return [*params, params[0]]
+
+
+def whole(comm, variable):
+    """What all ranks have of a variable: (keys, rows)."""
+    if isinstance(variable, sok.DynamicVariable):
+        keys, rows = (each.numpy() for each in sok.export(variable))
+    else:
+        keys = np.arange(variable.global_shape[0])
+        if variable.target_gpu < 0:
+            keys = keys[comm.rank :: comm.size]
+        elif variable.target_gpu != comm.rank:
+            keys = keys[:0]
+        assert np.array_equal(variable.key_map(keys), np.arange(len(keys)))
+        rows = variable.numpy()
+        assert rows.shape == (len(keys), variable.global_shape[1])
+    keys, rows = (comm.allgatherv(np.ascontiguousarray(each)).rows for each in (keys, rows))
+    order = np.argsort(keys)
+    return keys[order], rows[order]
+
+
+def train(comm, size, make, wrapped, ahead, steps=6):
+    """Trains on the rank's part of equal global batches."""
+    params = new_params(size)
+    tables = params[:-1]
+    static = [each for each in tables if not isinstance(each, sok.DynamicVariable)]
+    growing = [each for each in tables if isinstance(each, sok.DynamicVariable)]
+    ours, theirs = sok.OptimizerWrapper(make()), make()
+    combiners = ["sum", "mean", "sqrtn", "sum", "mean", "sum", "mean"]
+    limits = [NUM_ROWS, 50, NUM_ROWS, NUM_ROWS, 50, 1, NUM_ROWS]
+
+    def batch(step):
+        rng = np.random.default_rng([7, step])
+        mine = share(size, comm.rank if size > 1 else 0, step)
+        ragged = [random_ragged(rng, 24, 4, 0, limit)[mine] for limit in limits]
+        factors = [
+            to_ragged([[1.0 + key % 3 for key in row] for row in each], np.float32)
+            for each in ragged[:3]
+        ]
+        return [to_ragged(each) for each in ragged], [*factors, *[None] * 4]
+
+    @tf.function(reduce_retracing=True)
+    def step(ids, weights, following):
+        with tf.GradientTape() as tape:
+            outs = sok.lookup_sparse(params, ids, weights, combiners)
+            if ahead:
+                following = sok.prefetch(params, following)
+            loss = tf.add_n([tf.reduce_sum(tf.sin(out)) for out in outs])
+        grads = tape.gradient(loss, [static, growing])
+        if wrapped:
+            pairs = zip([*grads[0], *grads[1]], [*static, *growing], strict=True)
+            ours.apply_gradients(list(pairs))
+        else:
+            theirs.apply_gradients(list(zip(grads[0], static, strict=True)))
+            ours.apply_gradients(list(zip(grads[1], growing, strict=True)))
+        return following
+
+    following = sok.prefetch(params, batch(0)[0]) if ahead else batch(0)[0]
+    for number in range(steps):
+        following = step(following, batch(number)[1], batch(number + 1)[0])
+        if not ahead:
+            following = batch(number + 1)[0]
+    return tables
+
+
+@pytest.mark.parametrize(
+    ("make", "wrapped", "ahead"),
+    [
+        (lambda: keras.optimizers.SGD(0.05), True, False),
+        (lambda: keras.optimizers.Adagrad(0.1), False, True),
+    ],
+    ids=["wrapped SGD", "Adagrad, prefetched"],
+)
+def test_static_tables_train_as_on_one_rank(comm, make, wrapped, ahead, monkeypatch):
+    tables = train(comm, comm.size, make, wrapped, ahead)
+    entries = [whole(comm, table) for table in tables]
+    alone = SingleCommunicator()
+    monkeypatch.setattr(job, "_communicator", alone)
+    expected = [whole(alone, table) for table in train(comm, 1, make, wrapped, ahead)]
+    for (keys, rows), (expected_keys, expected_rows), table in zip(
+        entries, expected, tables, strict=True
+    ):
+        np.testing.assert_array_equal(keys, expected_keys)
+        np.testing.assert_allclose(rows, expected_rows, rtol=1e-5, atol=1e-6, err_msg=table.name)
+
+
+def test_a_row_that_there_is_not_is_told_to_all_ranks(comm):
+    static, growing = sok.Variable(rows_of(0), name="few"), sok.DynamicVariable(2, name="other")
+    row = NUM_ROWS if comm.rank == comm.size - 1 else 0
+    ids = tf.ragged.constant([[row]], dtype=tf.int64)
+    with pytest.raises(Exception, match="'few' must be from 0 to 36: it has 37 rows. Received: 37"):
+        sok.lookup_sparse([growing, static], [ids, ids])
+    assert growing.table.size == 0
+    # The next call goes on.
+    ids = tf.ragged.constant([[NUM_ROWS - 1]], dtype=tf.int64)
+    np.testing.assert_array_equal(sok.lookup_sparse(static, ids), rows_of(0)[-1:])
+
+
+def test_other_rows_on_another_rank_are_refused(comm):
+    if comm.size == 1:
+        pytest.skip("there is no other rank")
+    static = sok.Variable(rows_of(0, 4, 10 + comm.rank), name="grows_with_the_rank")
+    with pytest.raises(ValueError, match="number of rows of table 0 is 10 on rank 0 and 11 on ran"):
+        sok.lookup_sparse(static, tf.ragged.constant([[0]]))
+
+
+def test_there_is_no_such_rank(comm):
+    with pytest.raises(RuntimeError, match=f"only {comm.size} GPU"):
+        sok.Variable(rows_of(0), mode=f"localized:{comm.size}")
