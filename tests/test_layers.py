@@ -33,6 +33,7 @@ LAYERS = [
     ["sok_lite.engine.optimizer_states"],
     ["sok_lite.engine.batch", "sok_lite.engine.room"],
     ["sok_lite.engine.asked_keys", "sok_lite.engine.sent_keys"],
+    ["sok_lite.engine.static_lookup"],
     ["sok_lite.engine.lookup", "sok_lite.engine.update"],
     ["sok_lite.engine.trips"],
     ["sok_lite.bridge"],

@@ -13,7 +13,7 @@ from sok_lite.bridge.joined import cut, cut_rows, from_int64, join, joined_rows,
 from sok_lite.bridge.lookup_arguments import Argument, joined_inputs
 from sok_lite.bridge.lookup_host import AT_HAND, LookupHost, Treatment
 from sok_lite.bridge.row_gradient import row_gradient
-from sok_lite.bridge.static_lookup import checked_by_now, read_asked
+from sok_lite.bridge.static_lookup import read_asked
 from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
 from sok_lite.engine.trail import Trail
@@ -45,8 +45,6 @@ def look_up(
     inputs, batches = joined_inputs(arguments)
     joined_weights = [join(all_weights)] if all_weights else []
     read = read_asked(comm, arguments, [*inputs, *joined_weights], sent)
-    if read.rows:
-        tables = checked_by_now(tables)
     host = LookupHost(comm, tables, treatment, bool(read.sent))
     refuse_replicas(host.what)
     num_tables = len(tables)

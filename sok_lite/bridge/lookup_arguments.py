@@ -287,9 +287,7 @@ def _argument(
         rows.is_ragged,
         None if weight_rows is None else weight_rows.is_ragged,
         keys.dtype == tf.uint64,
-        not variable.table.is_static
-        and variable.key_type.min <= keys.dtype.min
-        and keys.dtype.max <= variable.key_type.max,
+        variable.key_type.min <= keys.dtype.min and keys.dtype.max <= variable.key_type.max,
         batch,
     )
     return Argument(facts, keys, rows, weight_values, weight_rows)

@@ -25,7 +25,8 @@ from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.segments import cut
 from sok_lite.engine.sent_keys import SentKeys, pack_sent, send, unpack_sent
-from sok_lite.engine.static_table import AnyTable, GivenRows, locate
+from sok_lite.engine.static_lookup import locate
+from sok_lite.engine.static_table import AnyTable, GivenRows
 from sok_lite.engine.trail import Trail, pack, unpack
 
 # Which of the tensors of `items_of` the way back is given again, keys and row splits: a graph holds
@@ -96,14 +97,10 @@ class LookupHost:
         tag = zlib.crc32(f"locate {self._tag}".encode())
         items, sent = self._taken_apart(tensors)
         batch = self._checked_batch(tag, items)
-        keys, sizes, packed = batch.keys, batch.sizes, []
-        if comm.size > 1:
-            if sent is None:
-                sent = send(backend, comm, batch, tag)
-                packed = [to_tensor(pack_sent(backend, sent, self._new_trail), tf.int64, backend)]
-            keys, sizes = sent.received, sent.route.num_received.tolist()
-        with failure_known_to_all(comm):
-            asked = locate(backend, batch.tables, keys, sizes, comm.size)
+        asked, sent_now = locate(backend, comm, batch, tag, sent)
+        packed = []
+        if sent is None and sent_now is not None:
+            packed = [to_tensor(pack_sent(backend, sent_now, self._new_trail), tf.int64, backend)]
         return [
             np.array([len(each.places) for each in asked], np.int64),
             joined_tensor([each.places for each in asked], tf.int64, backend),

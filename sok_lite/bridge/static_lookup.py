@@ -73,8 +73,3 @@ def _read(facts: Facts, places: tf.Tensor) -> tf.Tensor:
     rows = tf.gather(alive(facts.variable), places)
     rows.set_shape([None, facts.dim])
     return rows
-
-
-def checked_by_now(tables: Sequence[Facts]) -> list[Facts]:
-    """Returns the facts of tables whose row numbers were checked by `read_asked`."""
-    return [facts._replace(ids_fit=facts.is_static or facts.ids_fit) for facts in tables]

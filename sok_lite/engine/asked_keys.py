@@ -1,6 +1,6 @@
 """The keys that this rank is asked, and what its tables find of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import cast
 
@@ -12,7 +12,7 @@ from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.pooling import COMBINERS, combining
 from sok_lite.engine.room import Pieces
-from sok_lite.engine.segments import cut, gather_rows
+from sok_lite.engine.segments import cut, gathering
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
@@ -59,8 +59,8 @@ class AskedKeys:
             pieces = cut(whole, [self.sizes[i] for i in numbers])
             for i, piece in zip(numbers, pieces, strict=True):
                 results[i] = piece
-        for i in self._given:
-            results[i] = self._row_of_each_key(i)
+        for i, rows in self._rows_of_given(self._given):
+            results[i] = rows
         self._look_up(request_of(asked), self._read_none)
         return results
 
@@ -88,19 +88,22 @@ class AskedKeys:
 
     # ---------------------------------------------------------------- what is given
 
-    def _row_of_each_key(self, number: int) -> Array:
-        """Returns (m, dim) storage, the row of each key of a part of a static table."""
-        given = self._given[number]
-        return gather_rows(self._backend, given.rows, given.number)
+    def _rows_of_given(self, numbers: Iterable[int]) -> list[tuple[int, Array]]:
+        """Returns (part, (m, dim) storage, the row of each key) for parts of static tables."""
+        numbers = list(numbers)
+        gathered = [gathering(self._backend, *self._given[i]) for i in numbers]
+        publish(*([action] for _, action in gathered))
+        return [(i, rows) for i, (rows, _) in zip(numbers, gathered, strict=True)]
 
     def _pool_given(self, out: Pieces) -> None:
         batch, splits, actions = self._batch, self._batch.splits_of_parts(), []
         for i, (rows, number) in self._given.items():
             how = (splits[i], batch.weights[i], batch.combiners[i])
             actions.append([combining(self._backend, rows, number, *how, out[i])[1]])
-            if batch.weights[i] is not None:
-                self.sources[i] = self._row_of_each_key(i)
         publish(*actions)
+        weighted = [i for i in self._given if batch.weights[i] is not None]
+        for i, rows in self._rows_of_given(weighted):
+            self.sources[i] = rows
 
     # ---------------------------------------------------------------- what is asked
 

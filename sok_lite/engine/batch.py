@@ -1,15 +1,18 @@
 """What a lookup is asked: the items of all tables of a call, one table after another."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import Part as LaunchPart
+from sok_lite.backend.base import joined_launches
+from sok_lite.backend.publish import publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.pooling import normalise_combiner
 from sok_lite.engine.segments import cut
-from sok_lite.engine.static_table import AnyTable, GivenRows
+from sok_lite.engine.static_table import AnyTable, GivenRows, StaticTable
 
 
 class Part(NamedTuple):
@@ -75,20 +78,45 @@ class Batch(NamedTuple):
         """Returns the row splits of each part, (its rows + 1,) int64."""
         return cut(self.row_splits, [n + 1 for n in self.num_rows])
 
+    def check(self) -> None:
+        """Raises ValueError where row splits or row numbers do not fit. On a GPU it waits."""
+        self.check_splits()
+        self.check_rows()
+
     def check_splits(self) -> None:
         """Raises ValueError where row splits do not fit the keys. On a GPU it waits."""
         for i, splits in enumerate(self.splits_of_parts()):
             self._check_splits(i, splits)
 
-    def check_splits_by_hand(self) -> None:
-        """Does `check_splits` for parts whose splits no kernel checks: without rows, or static."""
-        unchecked = [
-            n == 0 or given is not None for n, given in zip(self.num_rows, self.given, strict=True)
-        ]
-        if any(unchecked):
+    def check_splits_of_no_rows(self) -> None:
+        """Does `check_splits` for parts without rows, whose splits no kernel looks at."""
+        if 0 in self.num_rows:
             for i, splits in enumerate(self.splits_of_parts()):
-                if unchecked[i]:
+                if len(splits) == 1:
                     self._check_splits(i, splits)
+
+    def outside(self, count: Array) -> Array:
+        """Adds to a count the row numbers that static tables have not, by one launch.
+
+        Args:
+          count: (1,) int64. It is returned.
+        """
+        parts = []
+        for table, keys in self._static():
+            part = LaunchPart(len(keys), (keys, table.num_rows, count, len(keys)))
+            parts.append((table.backend, "keys_count_outside", part))
+        publish(joined_launches(parts))
+        return count
+
+    def check_rows(self) -> None:
+        """Raises ValueError where a static table has no such row. On a GPU it waits."""
+        for table, keys in self._static():
+            table.check_rows(keys)
+
+    def _static(self) -> list[tuple[StaticTable, Array]]:
+        """Returns the static tables, and the keys of each part of them."""
+        pieces = zip(self.tables, cut(self.keys, self.sizes), strict=True)
+        return [(cast(StaticTable, table), keys) for table, keys in pieces if table.is_static]
 
     def _check_splits(self, number: int, splits: Array) -> None:
         num_keys, ends = self.sizes[number], (int(splits[0]), int(splits[-1]))

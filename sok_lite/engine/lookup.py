@@ -118,7 +118,7 @@ def _forward_alone(
     backend: Backend, comm: Communicator, batch: Batch, room: Room | None
 ) -> tuple[Pieces, Trail]:
     """Does what `forward` does on one rank: nothing travels, so nothing is deduplicated."""
-    batch.check_splits_by_hand()
+    batch.check_splits_of_no_rows()
     owned = AskedKeys(backend, batch, batch.keys, batch.sizes)
     outputs = Pieces(backend, batch.shapes, room)
     try:

@@ -13,6 +13,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part
+from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
 
@@ -348,10 +349,14 @@ def gather_rows(backend: Backend, x: Array, index: Array) -> Array:
     Returns:
       (n, dim) of x's dtype.
     """
+    out, action = gathering(backend, x, index)
+    action()
+    return out
+
+
+def gathering(backend: Backend, x: Array, index: Array) -> tuple[Array, Action]:
+    """Prepares `gather_rows`; returns what it will give, and the action."""
     out = backend.xp.empty((index.size, x.shape[1]), x.dtype)
     suffix, words = as_words(x)
-    _, out_words = as_words(out)
-    backend.launch(
-        f"dense_gather_{suffix}", index.size, words, x.shape[1], index, out_words, index.size
-    )
-    return out
+    where = (words, x.shape[1], index, as_words(out)[1], index.size)
+    return out, backend.prepared(f"dense_gather_{suffix}", index.size, *where)

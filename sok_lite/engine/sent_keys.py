@@ -46,10 +46,11 @@ def send(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> SentKe
       tag: says which call this is; another one on another rank raises.
 
     Raises:
-      ValueError: row splits do not fit. The other ranks raise a CommunicatorError with the reason.
+      ValueError: row splits do not fit, or a static table has no such row. The other ranks raise a
+        CommunicatorError with the reason.
     """
     with shared_failure(comm):
-        wrong = wrong_splits(backend, batch.splits_of_parts(), batch.sizes)
+        wrong = batch.outside(wrong_splits(backend, batch.splits_of_parts(), batch.sizes))
         distinct = dedup(backend, batch.keys, batch.begin)
     received, route = send_keys(
         backend,
@@ -59,7 +60,7 @@ def send(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> SentKe
         [table.key_dtype for table in batch.tables],
         [table.owner for table in batch.tables],
         tag=tag,
-        check=Check(wrong, batch.check_splits),
+        check=Check(wrong, batch.check),
     )
     return SentKeys(route, distinct.inverse, received)
 

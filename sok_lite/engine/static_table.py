@@ -3,19 +3,15 @@
 Such a table has the rows 0 to n - 1 and no index: of a table that is spread over ranks, rank r has
 the rows r, r + ranks, r + 2 * ranks and so on, in this order. Its rows may lie anywhere, a tensor
 of TensorFlow's among others. So a lookup goes in three steps: `locate` says which rows this rank is
-asked for, whoever keeps them reads those, and the lookup is given what was read.
+asked for, whoever keeps them reads those, and the lookup is given what was read; see
+engine/static_lookup.py.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from sok_lite.backend import Array, Backend
-from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.owner import MOD, OneRank
-from sok_lite.engine.segments import cut, dedup
 from sok_lite.engine.table import EmbeddingTable
 
 
@@ -73,26 +69,34 @@ class StaticTable:
         return {"number of rows": self.num_rows}
 
     def engine_keys(self, keys: Any) -> Array:
-        """Returns row numbers as int64. On a GPU it waits.
+        """Returns row numbers of any shape as int64; whether there are such rows is not asked.
 
         Raises:
-          TypeError: they are no integers. ValueError: there is no such row.
+          TypeError: they are no integers. ValueError: one does not fit int64.
         """
-        what = f"Row numbers of table {self.name!r}"
-        keys = self.key_dtype.to_int64(self.backend.xp, keys, what)
-        if keys.size:
-            is_row = (keys >= 0) & (keys < self.num_rows)
-            if not bool(is_row.all()):
-                raise ValueError(
-                    f"{what} must be from 0 to {self.num_rows - 1}: it has {self.num_rows} rows. "
-                    f"Received: {int(keys[~is_row].reshape(-1)[0])}. A DynamicVariable takes any "
-                    "key."
-                )
-        return keys
+        return self.key_dtype.to_int64(self.backend.xp, keys, self._what)
 
-    def place_of(self, rows: Any, num_ranks: int) -> Any:
-        """Returns where rows lie on the rank that has them, for row numbers of all ranks."""
-        return rows if self.owner.only_rank is not None else rows // num_ranks
+    @property
+    def _what(self) -> str:
+        return f"row numbers of table {self.name!r}"
+
+    def check_rows(self, keys: Array) -> None:
+        """Raises ValueError where there is no such row. On a GPU it waits.
+
+        Args:
+          keys: (n,) int64.
+        """
+        outside = (keys < 0) | (keys >= self.num_rows)
+        if bool(outside.any()):
+            raise ValueError(
+                f"{self._what} must be from 0 to {self.num_rows - 1}: it has {self.num_rows} rows. "
+                f"Received: {int(keys[outside][0])}. A dynamic table takes any key."
+            )
+
+    def stride(self, num_ranks: int) -> int:
+        """Returns how far apart the rows are that lie side by side on a rank: row r is there the
+        one of number r // stride."""
+        return 1 if self.owner.only_rank is not None else num_ranks
 
     def num_rows_of(self, rank: int, num_ranks: int) -> int:
         """Returns how many rows a rank has."""
@@ -127,32 +131,3 @@ class GivenRows(NamedTuple):
 
     rows: Array
     number: Array
-
-
-def locate(
-    backend: Backend, tables: Sequence[AnyTable], keys: Array, sizes: Sequence[int], num_ranks: int
-) -> list[AskedRows]:
-    """Returns what each static table is asked for, in their order. It waits for the device once.
-
-    Args:
-      backend: where keys are.
-      tables: of all parts of a call, static or not.
-      keys: (m,) int64, what this rank is asked, part by part; they may repeat.
-      sizes: keys of each part.
-    """
-    pieces = cut(keys, sizes)
-    statics = [i for i, table in enumerate(tables) if table.is_static]
-    sizes = [sizes[i] for i in statics]
-    begin = split_offsets(np.array(sizes, np.int64))
-    joined = backend.xp.concatenate([backend.xp.empty(0, np.int64), *(pieces[i] for i in statics)])
-    distinct = dedup(backend, joined, begin)
-    return [
-        AskedRows(cast(StaticTable, tables[i]).place_of(keys, num_ranks), numbers - np.int32(start))
-        for i, keys, numbers, start in zip(
-            statics,
-            cut(distinct.keys, distinct.sizes),
-            cut(distinct.inverse, sizes),
-            distinct.starts.tolist()[:-1],
-            strict=True,
-        )
-    ]

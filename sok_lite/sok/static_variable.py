@@ -145,7 +145,7 @@ class FixedVariable(StaticVariable):
         Args:
           indices: integers, the numbers of rows as lookups take them.
         """
-        return self._table.place_of(indices, self._num_ranks)
+        return indices // self._table.stride(self._num_ranks)
 
 
 class DistributedVariable(FixedVariable):

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from sok_lite.comm import run_ranks
+from sok_lite.comm import CommunicatorError, run_ranks
 from sok_lite.engine import lookup
 from sok_lite.engine.batch import Part, batch_of
 from sok_lite.engine.owner import HASH, MOD, OneRank
-from sok_lite.engine.sent_keys import send
-from sok_lite.engine.static_table import GivenRows, StaticTable, locate
+from sok_lite.engine.static_lookup import locate
+from sok_lite.engine.static_table import GivenRows, StaticTable
+from tests.call_counts import can_count, counts_of
 from tests.engine.helpers import new_table, on
 from tests.step_oracle import flat, random_ragged
 
@@ -57,12 +58,9 @@ def a_call(backend, comm, pairs, statics, ragged, weights, combiners):
         keys, splits = flat(ragged[comm.rank][i], np.int64)
         w = weights[comm.rank][i]
         parts.append(Part(table, *on(backend, keys, splits, w), combiners[i]))
-    batch, sent = batch_of(backend, parts), None
-    keys, sizes = batch.keys, batch.sizes
-    if comm.size > 1:
-        sent = send(backend, comm, batch, 5)
-        keys, sizes = sent.received, sent.route.num_received.tolist()
-    asked = iter(locate(backend, tables, keys, sizes, comm.size))
+    batch = batch_of(backend, parts)
+    all_asked, sent = locate(backend, comm, batch, 5)
+    asked = iter(all_asked)
     given = [None] * len(tables)
     for i, table in enumerate(tables):
         if table.is_static:
@@ -73,15 +71,14 @@ def a_call(backend, comm, pairs, statics, ragged, weights, combiners):
     outputs = [np.array(backend.to_host(each)) for each in outputs]
     grads = [backend.from_host(np.cos(out)) for out in outputs]
     ways = [(part.table, part.weights, part.combiner) for part in parts]
-    results = []
+    results, places_read = [], iter([each.places for each in all_asked])
     for i, g in enumerate(lookup.backward(backend, ways, grads, trail)):
         by_weights = None if g.weight_grads is None else backend.to_host(g.weight_grads).tolist()
         keys = backend.to_host(g.keys)
         if tables[i].is_static:
             # In the order of the rows that were read.
-            places = tables[i].place_of(keys, comm.size)
-            each = locate(backend, [tables[i]], g.keys, [len(keys)], comm.size)[0]
-            assert np.array_equal(backend.to_host(each.places), places)
+            places = backend.to_host(next(places_read))
+            assert np.array_equal(keys // tables[i].stride(comm.size), places)
         results.append((keys.tolist(), backend.to_host(g.row_grads).tolist(), by_weights))
     return [out.tolist() for out in outputs], results
 
@@ -126,15 +123,25 @@ def test_rows_are_spread_as_their_owner_rule_says(backend):
             for rank in range(size):
                 mine = rows[owners == rank]
                 assert table.num_rows_of(rank, size) == len(mine)
-                assert table.place_of(mine, size).tolist() == list(range(len(mine)))
+                assert (mine // table.stride(size)).tolist() == list(range(len(mine)))
 
 
-@pytest.mark.parametrize("keys", [[0, 5], [-1], [2**63], [-(2**63), 4]], ids=str)
-def test_a_row_that_there_is_not_is_refused(backend, keys):
-    table = StaticTable(backend, 5, 2, name="five")
-    keys = np.array(keys, np.uint64 if max(keys) >= 2**63 else np.int64)
-    with pytest.raises(ValueError, match=r"'five' must (be from 0 to 4: it has 5 rows|fit int64)"):
-        table.engine_keys(keys)
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("row", [5, -1, 2**62, -(2**63)])
+def test_a_row_that_there_is_not_is_refused_on_all_ranks(backend, row, size):
+    """The last rank asks for it."""
+
+    def run(comm):
+        tables = [StaticTable(backend, 9, 2, name="nine"), StaticTable(backend, 5, 2, name="five")]
+        asked = row if comm.rank == size - 1 else 4
+        keys, splits = on(backend, np.array([0, asked, 0]), np.array([0, 3]))
+        parts = [Part(tables[0], *on(backend, np.array([8]), np.array([0, 1])), None, "sum")]
+        parts.append(Part(tables[1], keys, splits, None, "sum"))
+        text = f"row numbers of table 'five' must be from 0 to 4: it has 5 rows. Received: {row}."
+        with pytest.raises((ValueError, CommunicatorError), match=text):
+            locate(backend, comm, batch_of(backend, parts), 1)
+
+    run_ranks(size, run)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, np.uint64])
@@ -144,6 +151,8 @@ def test_rows_are_numbers_of_any_type(backend, dtype):
     assert keys.dtype == np.int64 and backend.to_host(keys).tolist() == [4, 0, 4]
     with pytest.raises(TypeError, match="must be integers"):
         table.engine_keys(np.array([1.0]))
+    with pytest.raises(ValueError, match="row numbers of table 'table' must fit int64"):
+        table.engine_keys(np.array([2**63], np.uint64))
 
 
 def test_other_rules_of_owners_are_refused(backend):
@@ -154,7 +163,41 @@ def test_other_rules_of_owners_are_refused(backend):
 def test_row_splits_of_a_static_table_are_checked(backend):
     table = StaticTable(backend, 5, 2)
     keys, splits = on(backend, np.array([1, 2]), np.array([0, 3, 2]))
-    given = GivenRows(*on(backend, np.ones((2, 2), np.float32), np.array([0, 1], np.int32)))
-    part = Part(table, keys, splits, None, "sum", given=given)
+    batch = batch_of(backend, [Part(table, keys, splits, None, "sum")])
     with pytest.raises(ValueError, match="must rise from 0 to the number of its keys, 2"):
-        run_ranks(1, lambda comm: lookup.forward(backend, comm, [part]))
+        run_ranks(1, lambda comm: locate(backend, comm, batch, 1))
+
+
+def test_what_is_asked_of_the_device_does_not_depend_on_the_number_of_tables(backend):
+    if not can_count(backend):
+        pytest.skip("nobody counts what is asked of this GPU")
+
+    def counts(num_tables, comm):
+        tables = [StaticTable(backend, 9, 3 + i % 2, name=f"t{i}") for i in range(num_tables)]
+        keys, splits, weights = on(
+            *(backend, np.array([8, 2, 8]), np.array([0, 1, 3]), np.ones(3, np.float32))
+        )
+        batch = batch_of(backend, [Part(table, keys, splits, weights, "mean") for table in tables])
+        rows = [backend.from_host(np.ones((2, table.dim), np.float32)) for table in tables]
+        grads = [backend.from_host(np.ones((2, table.dim), np.float32)) for table in tables]
+        results = []
+
+        def first():
+            results[:] = locate(backend, comm, batch, 1)
+
+        def second():
+            asked, sent = results[:2]
+            given = [GivenRows(each, a.number) for each, a in zip(rows, asked, strict=True)]
+            of_call = (comm, batch._replace(given=given), 1, None, sent)
+            results.append(lookup.forward_batch(backend, *of_call)[1])
+
+        def back():
+            ways = [(table, weights, "mean") for table in tables]
+            lookup.backward(backend, ways, grads, results.pop())
+
+        for call in (first, second, back):
+            call()
+        return [counts_of(backend, call)[:3] for call in (first, second, back)]
+
+    ((few, many),) = run_ranks(1, lambda comm: (counts(2, comm), counts(40, comm)))
+    assert few == many

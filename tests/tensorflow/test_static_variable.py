@@ -341,7 +341,10 @@ def test_a_row_that_there_is_not_is_refused_before_anything_happens(row, mode):
     ids = tf.ragged.constant([[1, row]], dtype=tf.int64)
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as caught:
         mode(lambda: sok.lookup_sparse([dynamic, static], [ids, ids]))()
-    assert f"'few' must be from 0 to 59: it has 60 rows. Received: {row}." in str(caught.value)
+    assert (
+        f"row numbers of table 'few' must be from 0 to 59: it has 60 rows. Received: {row}."
+        in str(caught.value)
+    )
     assert dynamic.table.size == 0
 
 
