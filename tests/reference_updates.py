@@ -129,3 +129,88 @@ def ftrl(
     quadratic = new_accumulator**-learning_rate_power / lr + 2 * (l2 + beta / (2 * lr))
     w[:] = np.where(np.abs(linear) > l1, (np.sign(linear) * l1 - linear) / quadratic, 0.0)
     accumulator[:] = new_accumulator
+
+
+def adamax(w, states, g, lr, step, beta_1=0.9, beta_2=0.999, epsilon=1e-7, weight_decay=0.0):
+    w -= w * (weight_decay * lr)
+    m, v = states["m"], states["v"]
+    m[:] = beta_1 * m + (1 - beta_1) * g
+    v[:] = np.maximum(beta_2 * v, np.abs(g))
+    w -= lr * m / ((1 - beta_1**step) * (v + epsilon))
+
+
+def adadelta(w, states, g, lr, step, rho=0.95, epsilon=1e-7, weight_decay=0.0):
+    w -= w * (weight_decay * lr)
+    squares, steps = states["accumulator"], states["delta_accumulator"]
+    squares[:] = rho * squares + (1 - rho) * g**2
+    delta = np.sqrt((steps + epsilon) / (squares + epsilon)) * g
+    steps[:] = rho * steps + (1 - rho) * delta**2
+    w -= lr * delta
+
+
+def nadam(
+    w,
+    states,
+    g,
+    lr,
+    step,
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-7,
+    schedule_decay=1.0,
+    weight_decay=0.0,
+):
+    w -= w * (weight_decay * lr)
+    m, v = states["m"], states["v"]
+    momenta = beta_1 * (1 - 0.5 * 0.96 ** (schedule_decay * np.arange(1, step + 2)))
+    so_far, with_next = momenta[:-1].prod(), momenta.prod()
+    m[:] = beta_1 * m + (1 - beta_1) * g
+    v[:] = beta_2 * v + (1 - beta_2) * g**2
+    ahead = momenta[-1] * m / (1 - with_next) + (1 - momenta[-2]) * g / (1 - so_far)
+    w -= lr * ahead / (np.sqrt(v / (1 - beta_2**step)) + epsilon)
+
+
+def lion(w, states, g, lr, step, beta_1=0.9, beta_2=0.99, weight_decay=0.0):
+    w -= w * (weight_decay * lr)
+    m = states["m"]
+    w -= lr * np.sign(beta_1 * m + (1 - beta_1) * g)
+    m[:] = beta_2 * m + (1 - beta_2) * g
+
+
+def _nearest(p, lr, l1, l2):
+    """The x that makes l1 |x| + l2 x^2 / 2 + (x - p)^2 / (2 lr) least."""
+    return np.sign(p) * np.maximum(np.abs(p) - lr * l1, 0) / (1 + lr * l2)
+
+
+def proximalsgd(w, states, g, lr, step, l1=0.0, l2=0.0, weight_decay=0.0):
+    w -= w * (weight_decay * lr)
+    w[:] = _nearest(w - lr * g, lr, l1, l2)
+
+
+def proximaladagrad(
+    w, states, g, lr, step, l1=0.0, l2=0.0, initial_accumulator=0.1, weight_decay=0.0
+):
+    w -= w * (weight_decay * lr)
+    accumulator = states["accumulator"]
+    accumulator += g**2
+    rate = lr / np.sqrt(accumulator)
+    w[:] = _nearest(w - rate * g, rate, l1, l2)
+
+
+def adagradda(
+    w,
+    states,
+    g,
+    lr,
+    step,
+    l1=0.0,
+    l2=0.0,
+    initial_accumulator=0.1,
+    global_step=1.0,
+    weight_decay=0.0,
+):
+    total, squares = states["gradient_accumulator"], states["gradient_squared_accumulator"]
+    total += g
+    squares += g**2
+    left = np.sign(total) * np.maximum(np.abs(total) - l1 * global_step, 0)
+    w[:] = -lr * left / (l2 * global_step * lr + np.sqrt(squares))

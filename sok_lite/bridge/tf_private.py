@@ -95,6 +95,7 @@ LEGACY_OPTIMIZERS = {
     "Adagrad": ("_initial_accumulator_value",),
     "RMSprop": ("_momentum",),
     "Ftrl": ("_initial_accumulator_value", "_l2_shrinkage_regularization_strength"),
+    "Nadam": ("_initial_decay",),
 }
 V1_OPTIMIZERS = {
     "GradientDescentOptimizer": ("_learning_rate",),
@@ -110,5 +111,24 @@ V1_OPTIMIZERS = {
         "_l2_regularization_strength",
         "_l2_shrinkage_regularization_strength",
         "_beta",
+    ),
+    "AdadeltaOptimizer": ("_lr", "_rho", "_epsilon"),
+    "ProximalGradientDescentOptimizer": (
+        "_learning_rate",
+        "_l1_regularization_strength",
+        "_l2_regularization_strength",
+    ),
+    "ProximalAdagradOptimizer": (
+        "_learning_rate",
+        "_initial_accumulator_value",
+        "_l1_regularization_strength",
+        "_l2_regularization_strength",
+    ),
+    "AdagradDAOptimizer": (
+        "_learning_rate",
+        "_initial_gradient_squared_accumulator_value",
+        "_l1_regularization_strength",
+        "_l2_regularization_strength",
+        "_global_step",
     ),
 }

@@ -13,10 +13,9 @@ import pytest
 
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.comm import SingleCommunicator
-from sok_lite.engine import lookup
+from sok_lite.engine import lookup, optimizers
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import RowMessage
-from sok_lite.engine.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
 from sok_lite.engine.optimizers.rule import apply_rule
 from sok_lite.engine.pooling import combine, combine_grad, wrong_splits
 from sok_lite.engine.segments import Missing, Terms, dedup, group, segment_sum, segment_sums, unique
@@ -27,6 +26,7 @@ from tests.eviction_facts import Watched
 from tests.reference import DictTable
 
 THREADS = 4
+RULES = [getattr(optimizers, name)() for name in optimizers.__all__ if name != "UpdateRule"]
 
 
 def new_backend():
@@ -54,7 +54,7 @@ def engine():
                 table.erase(keys[:500])
             table.export()
             rows = backend.xp.unique(table.find_or_insert(np.arange(2000)))
-            for rule in (SGD(), Momentum(), Adagrad(), Adam(), AdamW(), RMSprop(), Ftrl()):
+            for rule in RULES:
                 fresh = make_table(
                     "hbm", backend, 8, initializer=make_initializer(initializer, 8), dtype=dtype
                 )

@@ -33,9 +33,13 @@ def every_optimizer():
             "Ftrl": lambda m=module: m.Ftrl(
                 0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.02, beta=0.1
             ),
+            "Adamax": lambda m=module: m.Adamax(0.1),
+            "Adadelta": lambda m=module: m.Adadelta(1.0),
+            "Nadam": lambda m=module: m.Nadam(0.1),
         }
         if module is not legacy:
             makers["AdamW"] = lambda m=module: m.AdamW(0.1, weight_decay=0.05)
+            makers["Lion"] = lambda m=module: m.Lion(0.1, weight_decay=0.05)
             makers["SGD decay"] = lambda m=module: m.SGD(0.1, weight_decay=0.05)
         for rule, make in makers.items():
             yield pytest.param(make, id=f"{name} {rule}")
@@ -48,6 +52,13 @@ def every_optimizer():
         "RMSProp": lambda: v1.RMSPropOptimizer(0.1),
         "RMSProp centered": lambda: v1.RMSPropOptimizer(0.1, momentum=0.5, centered=True),
         "Ftrl": lambda: v1.FtrlOptimizer(0.1),
+        "Adadelta": lambda: v1.AdadeltaOptimizer(1.0),
+        "ProximalGradientDescent": lambda: v1.ProximalGradientDescentOptimizer(
+            0.1, l1_regularization_strength=0.1, l2_regularization_strength=0.2
+        ),
+        "ProximalAdagrad": lambda: v1.ProximalAdagradOptimizer(
+            0.1, l1_regularization_strength=0.1, l2_regularization_strength=0.2
+        ),
     }
     for rule, make in makers.items():
         yield pytest.param(make, id=f"v1 {rule}")
@@ -96,6 +107,33 @@ def test_rows_move_as_a_dense_variable_does(make, mode):
     # v1 Adam keeps beta powers as float32 products, we as powers: 2e-6 after 4 steps of 0.1.
     np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=5e-6)
     assert ours.iterations == 4
+
+
+def test_dual_averaging_counts_by_the_programs_step(mode):
+    """Of TF1 alone; the step is a variable that apply_gradients counts."""
+    table, variable = new_pair()
+    counts = [tf.Variable(0, dtype=tf.int64), tf.Variable(0, dtype=tf.int64)]
+    inner, theirs = (
+        v1.AdagradDAOptimizer(
+            0.1, count, l1_regularization_strength=0.1, l2_regularization_strength=0.2
+        )
+        for count in counts
+    )
+    ours = sok.OptimizerWrapper(inner)
+
+    @mode
+    def step(grads):
+        ours.apply_gradients([(slices(grads), table)], global_step=counts[0])
+
+    @tf.function
+    def dense_step(grads):
+        theirs.apply_gradients([(grads, variable)], global_step=counts[1])
+
+    for grads in some_grads():
+        step(tf.constant(grads))
+        dense_step(tf.constant(grads))
+    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=5e-6)
+    assert counts[0] == counts[1] == 4
 
 
 @pytest.mark.parametrize("module", [k3, new, legacy], ids=["Keras 3", "tf_keras", "legacy"])
@@ -600,10 +638,14 @@ def test_the_step_of_a_lookup_and_its_gradient(initialised, mode):
         (lambda: k3.LossScaleOptimizer(k3.SGD()), NotImplementedError, "LossScaleOptimizer"),
         (lambda: loss_scaled(legacy.Adam()), NotImplementedError, "LossScaleOptimizer"),
         (lambda: loss_scaled(new.Adam()), NotImplementedError, "LossScaleOptimizer"),
-        (lambda: k3.Lion(), NotImplementedError, "no update rule for Lion of Keras 3"),
-        (lambda: new.Adamax(), NotImplementedError, "no update rule for Adamax of tf_keras"),
-        (lambda: legacy.Nadam(), NotImplementedError, "no update rule for Nadam"),
-        (lambda: v1.AdadeltaOptimizer(), NotImplementedError, "no update rule for Adadelta"),
+        (lambda: k3.Lamb(), NotImplementedError, "Lamb of Keras 3: its step needs the norms of"),
+        (lambda: k3.Adafactor(), NotImplementedError, "Adafactor of Keras 3: its states are mean"),
+        (lambda: new.Adafactor(), NotImplementedError, "Adafactor of tf_keras: its states are me"),
+        (
+            lambda: v1.SyncReplicasOptimizer(v1.GradientDescentOptimizer(0.1), 1),
+            NotImplementedError,
+            "no update rule for SyncReplicasOptimizer of tf.compat.v1.train. It has one for Adade",
+        ),
         (lambda: "adam", TypeError, "must be a Keras 3, tf_keras or tf.compat.v1.train optimizer"),
     ],
 )

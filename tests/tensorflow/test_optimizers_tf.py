@@ -13,7 +13,22 @@ import tensorflow as tf
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
+from sok_lite.engine.optimizers import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    AdagradDA,
+    Adam,
+    Adamax,
+    AdamW,
+    Ftrl,
+    Lion,
+    Momentum,
+    Nadam,
+    ProximalAdagrad,
+    ProximalSGD,
+    RMSprop,
+)
 from sok_lite.engine.optimizers.rule import apply_rule
 from sok_lite.engine.rows.store import RowStore
 
@@ -119,6 +134,26 @@ NEW = [
     ("Ftrl", FTRL, OUR_FTRL),
     ("Ftrl", {"learning_rate_power": -0.7}, Ftrl(learning_rate_power=-0.7)),
     ("Ftrl", {"initial_accumulator_value": 1.0}, Ftrl(initial_accumulator=1.0)),
+    ("Adamax", {}, Adamax()),
+    (
+        "Adamax",
+        {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3, "weight_decay": 0.1},
+        Adamax(beta_1=0.5, beta_2=0.9, epsilon=1e-3, weight_decay=0.1),
+    ),
+    ("Adadelta", {}, Adadelta()),
+    ("Adadelta", {"rho": 0.5, "epsilon": 1e-3}, Adadelta(rho=0.5, epsilon=1e-3)),
+    ("Nadam", {}, Nadam()),
+    (
+        "Nadam",
+        {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3, "weight_decay": 0.1},
+        Nadam(beta_1=0.5, beta_2=0.9, epsilon=1e-3, weight_decay=0.1),
+    ),
+    ("Lion", {}, Lion()),
+    (
+        "Lion",
+        {"beta_1": 0.5, "beta_2": 0.7, "weight_decay": 0.1},
+        Lion(beta_1=0.5, beta_2=0.7, weight_decay=0.1),
+    ),
 ]
 
 
@@ -128,7 +163,9 @@ NEW = [
 def test_keras(package, name, options, rule, dim):
     start, grads = a_start(dim)
     make = getattr((keras if package == "keras" else tf_keras).optimizers, name)
-    compare(rule, keras_steps(make(**options), start, grads), start, grads)
+    # Nadam's products of momenta are float32 there.
+    tolerance = 1e-5 if isinstance(rule, Nadam) else 2e-6
+    compare(rule, keras_steps(make(**options), start, grads), start, grads, tolerance)
 
 
 def test_tf_keras_adam_with_adaptive_epsilon():
@@ -159,6 +196,15 @@ LEGACY = [
     ),
     ("Ftrl", {}, Ftrl()),
     ("Ftrl", FTRL, OUR_FTRL),
+    ("Adamax", {}, Adamax()),
+    ("Adamax", {"beta_2": 0.9, "epsilon": 1e-3}, Adamax(beta_2=0.9, epsilon=1e-3)),
+    ("Adadelta", {"epsilon": 1e-3}, Adadelta(epsilon=1e-3)),
+    ("Nadam", {}, Nadam(schedule_decay=0.004)),
+    (
+        "Nadam",
+        {"beta_1": 0.5, "epsilon": 1e-3, "schedule_decay": 0.5},
+        Nadam(beta_1=0.5, epsilon=1e-3, schedule_decay=0.5),
+    ),
 ]
 
 
@@ -166,7 +212,9 @@ LEGACY = [
 @pytest.mark.parametrize("name, options, rule", LEGACY, ids=lambda value: str(value))
 def test_tf_keras_legacy(name, options, rule, dim):
     start, grads = a_start(dim)
-    tolerance = 2e-5 if isinstance(rule, Adam) else 2e-6  # the kernels of TF1, see test_tf1
+    tolerance = (
+        2e-5 if isinstance(rule, (Adam, Nadam)) else 2e-6
+    )  # the kernels of TF1, see test_tf1
     theirs = keras_steps(getattr(legacy, name)(**options), start, grads)
     compare(rule, theirs, start, grads, tolerance)
 
@@ -203,6 +251,39 @@ V1 = [
             l2_shrinkage_regularization_strength=0.02,
         ),
         Ftrl(learning_rate_power=-0.6, l1=0.05, l2=0.1, l2_shrinkage=0.02),
+    ),
+    (lambda lr: v1.AdadeltaOptimizer(lr), Adadelta(epsilon=1e-8)),
+    (lambda lr: v1.ProximalGradientDescentOptimizer(lr), ProximalSGD()),
+    (
+        lambda lr: v1.ProximalGradientDescentOptimizer(
+            lr, l1_regularization_strength=0.5, l2_regularization_strength=0.3
+        ),
+        ProximalSGD(l1=0.5, l2=0.3),
+    ),
+    (lambda lr: v1.ProximalAdagradOptimizer(lr), ProximalAdagrad()),
+    (
+        lambda lr: v1.ProximalAdagradOptimizer(
+            lr,
+            initial_accumulator_value=0.5,
+            l1_regularization_strength=0.5,
+            l2_regularization_strength=0.3,
+        ),
+        ProximalAdagrad(l1=0.5, l2=0.3, initial_accumulator=0.5),
+    ),
+    # Its step is a constant here; the program counts it.
+    (
+        lambda lr: v1.AdagradDAOptimizer(lr, global_step=tf.constant(2, tf.int64)),
+        AdagradDA(global_step=3),
+    ),
+    (
+        lambda lr: v1.AdagradDAOptimizer(
+            lr,
+            global_step=tf.constant(2, tf.int64),
+            initial_gradient_squared_accumulator_value=0.5,
+            l1_regularization_strength=0.3,
+            l2_regularization_strength=0.2,
+        ),
+        AdagradDA(l1=0.3, l2=0.2, initial_accumulator=0.5, global_step=3),
     ),
 ]
 

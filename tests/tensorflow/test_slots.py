@@ -26,6 +26,24 @@ CASES = {
         ["velocity", "momentum", "average_gradient"],
     ),
     "Keras 3 Ftrl": (lambda _: k3.Ftrl(0.1), ["accumulator", "linear"]),
+    "Keras 3 Adamax": (lambda _: k3.Adamax(0.1), ["momentum", "norm"]),
+    "Keras 3 Adadelta": (
+        lambda _: k3.Adadelta(0.1),
+        ["accumulated_grad", "accumulated_delta_var"],
+    ),
+    "Keras 3 Nadam": (lambda _: k3.Nadam(0.1), ["momentum", "velocity"]),
+    "Keras 3 Lion": (lambda _: k3.Lion(0.1), ["momentum"]),
+    "legacy Adadelta": (
+        lambda tf_keras: tf_keras.legacy.Adadelta(0.1),
+        ["accum_grad", "accum_var"],
+    ),
+    "legacy Adamax": (lambda tf_keras: tf_keras.legacy.Adamax(0.1), ["m", "v"]),
+    "TF1 Adadelta": (lambda _: v1.AdadeltaOptimizer(0.1), ["accum", "accum_update"]),
+    "TF1 ProximalAdagrad": (lambda _: v1.ProximalAdagradOptimizer(0.1), ["accumulator"]),
+    "TF1 AdagradDA": (
+        lambda _: v1.AdagradDAOptimizer(0.1, tf.constant(1, tf.int64)),
+        ["gradient_accumulator", "gradient_squared_accumulator"],
+    ),
     "tf_keras SGD": (lambda tf_keras: tf_keras.SGD(0.1, momentum=0.9), ["m"]),
     "tf_keras Adam": (lambda tf_keras: tf_keras.Adam(0.1, amsgrad=True), ["m", "v", "vhat"]),
     "legacy RMSprop": (

@@ -95,8 +95,9 @@ def test_settings_of_legacy_optimizers(cls):
 @pytest.mark.parametrize("cls", tf_private.V1_OPTIMIZERS)
 def test_settings_of_v1_optimizers(cls):
     optimizer_class = getattr(tf.compat.v1.train, cls)
-    needed = inspect.signature(optimizer_class.__init__).parameters
-    optimizer = optimizer_class(0.1, *([0.9] if "momentum" in list(needed)[2:3] else []))
+    needed = list(inspect.signature(optimizer_class.__init__).parameters)[2:3]
+    second = {"momentum": 0.9, "global_step": tf.Variable(0, dtype=tf.int64)}
+    optimizer = optimizer_class(0.1, *(second[name] for name in needed if name in second))
     for name in tf_private.V1_OPTIMIZERS[cls]:
         assert_has(optimizer, name)
 

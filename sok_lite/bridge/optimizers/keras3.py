@@ -53,6 +53,22 @@ def _ftrl(o: Any) -> Settings:
     return Settings(rules.Ftrl, numbers, flags)
 
 
+def _adamax(o: Any) -> Settings:
+    return Settings(rules.Adamax, _numbers(o, "beta_1", "beta_2", "epsilon"), {})
+
+
+def _adadelta(o: Any) -> Settings:
+    return Settings(rules.Adadelta, _numbers(o, "rho", "epsilon"), {})
+
+
+def _nadam(o: Any) -> Settings:
+    return Settings(rules.Nadam, _numbers(o, "beta_1", "beta_2", "epsilon"), {})
+
+
+def _lion(o: Any) -> Settings:
+    return Settings(rules.Lion, _numbers(o, "beta_1", "beta_2"), {})
+
+
 _KERAS_SETTINGS = {
     "SGD": _sgd,
     "Adam": _adam,
@@ -60,6 +76,10 @@ _KERAS_SETTINGS = {
     "Adagrad": _adagrad,
     "RMSprop": _rmsprop,
     "Ftrl": _ftrl,
+    "Adamax": _adamax,
+    "Adadelta": _adadelta,
+    "Nadam": _nadam,
+    "Lion": _lion,
 }
 
 

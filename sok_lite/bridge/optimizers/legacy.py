@@ -53,12 +53,29 @@ def _ftrl(o: Any) -> Settings:
     return Settings(rules.Ftrl, numbers, flags)
 
 
+def _adamax(o: Any) -> Settings:
+    numbers = _hypers(o, beta_1="beta_1", beta_2="beta_2") | {"epsilon": o.epsilon}
+    return Settings(rules.Adamax, numbers, {})
+
+
+def _adadelta(o: Any) -> Settings:
+    return Settings(rules.Adadelta, _hypers(o, rho="rho") | {"epsilon": o.epsilon}, {})
+
+
+def _nadam(o: Any) -> Settings:
+    numbers = _hypers(o, beta_1="beta_1", beta_2="beta_2") | {"epsilon": o.epsilon}
+    return Settings(rules.Nadam, numbers, {"schedule_decay": float(o._initial_decay)})
+
+
 _LEGACY_SETTINGS = {
     "SGD": _sgd,
     "Adam": _adam,
     "Adagrad": _adagrad,
     "RMSprop": _rmsprop,
     "Ftrl": _ftrl,
+    "Adamax": _adamax,
+    "Adadelta": _adadelta,
+    "Nadam": _nadam,
 }
 
 
@@ -66,10 +83,15 @@ def _learning_rate(optimizer: Any, iterations: Any) -> Any:
     rate = optimizer._get_hyper("learning_rate", tf.float32)
     if any("LearningRateSchedule" in base.__name__ for base in type(rate).__mro__):
         rate = tf.cast(rate(tf.cast(iterations, tf.float32)), tf.float32)
-    if optimizer._initial_decay > 0.0:
+    # Nadam's is that of its momentum.
+    if optimizer._initial_decay > 0.0 and not _is_nadam(optimizer):
         decay = tf.cast(optimizer._initial_decay, tf.float32)
         rate = rate / (1.0 + decay * tf.cast(iterations, tf.float32))
     return rate
+
+
+def _is_nadam(optimizer: Any) -> bool:
+    return any(base.__name__ == "Nadam" for base in type(optimizer).__mro__)
 
 
 def _iterations(optimizer: Any) -> Any:

@@ -53,6 +53,14 @@ def settings_of(optimizer: Any, family: Family) -> Settings:
     return settings._replace(numbers=numbers, decays=optimizer._use_weight_decay)
 
 
+# What has no meaning for single rows.
+_NOT_BY_ROW = {
+    "Lamb": "its step needs the norms of the whole variable and of its whole gradient",
+    "Adafactor": "its states are means over the rows and over the columns of the whole variable",
+    "Muon": "its step makes the gradient of a whole matrix orthogonal",
+}
+
+
 def _class_name(optimizer: Any, family: Family) -> str:
     """Returns the class name that names the rule; a subclass counts if it changes nothing."""
     for base in type(optimizer).__mro__:
@@ -76,8 +84,16 @@ def _class_name(optimizer: Any, family: Family) -> str:
             "sok.OptimizerWrapper does not take a LossScaleOptimizer: whether it skips a step is "
             "decided inside it. Wrap the inner optimizer, and scale loss and gradients yourself."
         )
+    what = f"{type(optimizer).__name__} of {family.name}"
+    for base in type(optimizer).__mro__:
+        if base.__name__ in _NOT_BY_ROW:
+            raise NotImplementedError(
+                f"sok.OptimizerWrapper has no update rule for {what}: "
+                f"{_NOT_BY_ROW[base.__name__]}, and a table changes row by row. It has one for "
+                f"{', '.join(sorted(family.settings))}."
+            )
     raise NotImplementedError(
-        f"sok.OptimizerWrapper has no update rule for {type(optimizer).__name__} of {family.name}. "
+        f"sok.OptimizerWrapper has no update rule for {what}. "
         f"It has one for {', '.join(sorted(family.settings))}."
     )
 

@@ -19,6 +19,17 @@ _FRAMEWORKS_NAMES: dict[type[UpdateRule], dict[str, str]] = {
     rules.Adam: {"momentum": "m", "velocity": "v", "velocity_hat": "vhat"},
     rules.RMSprop: {"velocity": "rms", "mg": "mean_grad", "average_gradient": "mean_grad"},
     rules.Ftrl: {"accum": "accumulator"},
+    rules.Adamax: {"momentum": "m", "norm": "v"},
+    rules.Nadam: {"momentum": "m", "velocity": "v"},
+    rules.Lion: {"momentum": "m"},
+    rules.Adadelta: {
+        "accum": "accumulator",
+        "accum_grad": "accumulator",
+        "accumulated_grad": "accumulator",
+        "accum_update": "delta_accumulator",
+        "accum_var": "delta_accumulator",
+        "accumulated_delta_var": "delta_accumulator",
+    },
 }
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import tensorflow as tf
+
 from sok_lite.bridge.optimizers.family import Family, Settings
 from sok_lite.engine import optimizers as rules
 
@@ -43,6 +45,34 @@ def _ftrl(o: Any) -> Settings:
     return Settings(rules.Ftrl, {k: _called(v) for k, v in numbers.items()}, flags)
 
 
+def _adadelta(o: Any) -> Settings:
+    numbers = {"rho": o._rho, "epsilon": o._epsilon}
+    return Settings(rules.Adadelta, {k: _called(v) for k, v in numbers.items()}, {})
+
+
+def _regularization(o: Any) -> dict[str, Any]:
+    return {
+        "l1": o._l1_regularization_strength,
+        "l2": o._l2_regularization_strength,
+    }
+
+
+def _proximal_sgd(o: Any) -> Settings:
+    return Settings(rules.ProximalSGD, _regularization(o), {})
+
+
+def _proximal_adagrad(o: Any) -> Settings:
+    flags = {"initial_accumulator": float(o._initial_accumulator_value)}
+    return Settings(rules.ProximalAdagrad, _regularization(o), flags)
+
+
+def _adagrad_da(o: Any) -> Settings:
+    # It counts from the step after the program's.
+    numbers = _regularization(o) | {"global_step": tf.convert_to_tensor(o._global_step) + 1}
+    flags = {"initial_accumulator": float(o._initial_gradient_squared_accumulator_value)}
+    return Settings(rules.AdagradDA, numbers, flags)
+
+
 _V1_SETTINGS = {
     "GradientDescentOptimizer": lambda o: Settings(rules.SGD, {}, {}),
     "MomentumOptimizer": _momentum,
@@ -50,6 +80,10 @@ _V1_SETTINGS = {
     "AdagradOptimizer": _adagrad,
     "RMSPropOptimizer": _rmsprop,
     "FtrlOptimizer": _ftrl,
+    "AdadeltaOptimizer": _adadelta,
+    "ProximalGradientDescentOptimizer": _proximal_sgd,
+    "ProximalAdagradOptimizer": _proximal_adagrad,
+    "AdagradDAOptimizer": _adagrad_da,
 }
 
 

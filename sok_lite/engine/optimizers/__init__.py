@@ -1,11 +1,34 @@
 """The update rules of optimizers, a file each; kernels/update/ has one of the same name."""
 
+from sok_lite.engine.optimizers.adadelta import Adadelta
 from sok_lite.engine.optimizers.adagrad import Adagrad
+from sok_lite.engine.optimizers.adagrad_da import AdagradDA
 from sok_lite.engine.optimizers.adam import Adam, AdamW
+from sok_lite.engine.optimizers.adamax import Adamax
 from sok_lite.engine.optimizers.ftrl import Ftrl
+from sok_lite.engine.optimizers.lion import Lion
 from sok_lite.engine.optimizers.momentum import Momentum
+from sok_lite.engine.optimizers.nadam import Nadam
+from sok_lite.engine.optimizers.proximal_adagrad import ProximalAdagrad
+from sok_lite.engine.optimizers.proximal_sgd import ProximalSGD
 from sok_lite.engine.optimizers.rmsprop import RMSprop
 from sok_lite.engine.optimizers.rule import UpdateRule
 from sok_lite.engine.optimizers.sgd import SGD
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Ftrl", "Momentum", "RMSprop", "UpdateRule"]
+__all__ = [
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "AdagradDA",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Ftrl",
+    "Lion",
+    "Momentum",
+    "Nadam",
+    "ProximalAdagrad",
+    "ProximalSGD",
+    "RMSprop",
+    "UpdateRule",
+]

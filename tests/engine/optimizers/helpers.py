@@ -5,7 +5,22 @@ import types
 import numpy as np
 
 from sok_lite.engine.dtypes import bfloat16_to_float32, row_dtype
-from sok_lite.engine.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop
+from sok_lite.engine.optimizers import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    AdagradDA,
+    Adam,
+    Adamax,
+    AdamW,
+    Ftrl,
+    Lion,
+    Momentum,
+    Nadam,
+    ProximalAdagrad,
+    ProximalSGD,
+    RMSprop,
+)
 from sok_lite.engine.rows.store import RowStore
 
 VARIANTS = [
@@ -37,6 +52,20 @@ VARIANTS = [
     Ftrl(l1=0.05, l2=0.1, l2_shrinkage=0.01, beta=0.2),
     Ftrl(learning_rate_power=-0.7, l1=0.01, weight_decay=0.1),
     Ftrl(learning_rate_power=0.0, initial_accumulator=0.0, l2=1.0),
+    Adamax(),
+    Adamax(beta_1=0.5, beta_2=0.9, epsilon=1e-3, weight_decay=0.1),
+    Adadelta(),
+    Adadelta(rho=0.5, epsilon=1e-3, weight_decay=0.1),
+    Nadam(),
+    Nadam(beta_1=0.5, beta_2=0.9, epsilon=1e-3, schedule_decay=0.004, weight_decay=0.1),
+    Lion(),
+    Lion(beta_1=0.5, beta_2=0.7, weight_decay=0.1),
+    ProximalSGD(),
+    ProximalSGD(l1=0.5, l2=0.3),
+    ProximalAdagrad(),
+    ProximalAdagrad(l1=0.5, l2=0.3, initial_accumulator=0.5, weight_decay=0.1),
+    AdagradDA(),
+    AdagradDA(l1=0.3, l2=0.2, global_step=3.0, initial_accumulator=0.5),
 ]
 
 

@@ -11,11 +11,18 @@ from sok_lite.engine import optimizers
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
 from sok_lite.engine.optimizers import (
     SGD,
+    Adadelta,
     Adagrad,
+    AdagradDA,
     Adam,
+    Adamax,
     AdamW,
     Ftrl,
+    Lion,
     Momentum,
+    Nadam,
+    ProximalAdagrad,
+    ProximalSGD,
     RMSprop,
     UpdateRule,
 )
@@ -211,6 +218,7 @@ def test_every_rule_has_its_file_its_kernels_and_its_variants_here():
 
 def test_every_rule_names_its_states():
     names = {"m", "v", "vhat", "momentum", "accumulator", "linear", "rms", "mean_grad"}
+    names |= {"delta_accumulator", "gradient_accumulator", "gradient_squared_accumulator"}
     for rule in VARIANTS:
         assert set(rule.states) <= names and set(rule.states) <= set(rule.columns)
     assert Adagrad(initial_accumulator=0.3).states == {"accumulator": 0.3}
@@ -238,6 +246,18 @@ def test_every_rule_names_its_states():
         (Ftrl, {"learning_rate_power": 0.5}, "learning_rate_power"),
         (Ftrl, {"l1": -1.0}, "l1"),
         (Ftrl, {"l2_shrinkage": -1.0}, "l2_shrinkage"),
+        (Adamax, {"beta_2": 1.0}, "beta_2"),
+        (Adamax, {"epsilon": 0.0}, "epsilon"),
+        (Adadelta, {"rho": 1.5}, "rho"),
+        (Adadelta, {"epsilon": 0.0}, "epsilon"),
+        (Nadam, {"beta_1": 1.0}, "beta_1"),
+        (Nadam, {"schedule_decay": -1.0}, "schedule_decay"),
+        (Lion, {"beta_1": 1.5}, "beta_1"),
+        (ProximalSGD, {"l1": -1.0}, "l1"),
+        (ProximalAdagrad, {"l2": -1.0}, "l2"),
+        (ProximalAdagrad, {"initial_accumulator": 0.0}, "initial_accumulator"),
+        (AdagradDA, {"global_step": 0.0}, "global_step"),
+        (AdagradDA, {"weight_decay": 0.1}, "0: a step does not read the row"),
     ],
 )
 def test_hyper_parameters_out_of_range_are_refused(rule, options, message):

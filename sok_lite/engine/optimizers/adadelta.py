@@ -1,0 +1,40 @@
+"""Adadelta.
+
+* every `Adadelta`: `Adadelta(...)`; epsilon is 1e-7 in Keras and 1e-8 in TF1
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adadelta(UpdateRule):
+    """Adadelta (Zeiler, 2012) with a learning rate, as Keras and TF1 have it.
+
+    `accumulator` is the fading mean of g^2, `delta_accumulator` that of the steps' squares, and
+    `w -= lr * g * sqrt(delta_accumulator + epsilon) / sqrt(accumulator + epsilon)`.
+
+    Attributes:
+      rho: in [0, 1].
+      epsilon: keeps the roots away from 0.
+    """
+
+    rho: float = 0.95
+    epsilon: float = 1e-7
+
+    kernel: ClassVar[str] = "update_adadelta"
+    columns: ClassVar[tuple[str, ...]] = ("accumulator", "delta_accumulator")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 <= self.rho <= 1, "rho", "in [0, 1]")
+        self._require(self.epsilon > 0, "epsilon", "> 0")
+
+    @property
+    def states(self) -> dict[str, float]:
+        return {"accumulator": 0.0, "delta_accumulator": 0.0}
+
+    def scalars(self, learning_rate: float, step: int) -> Scalars:
+        return learning_rate, self._decay(learning_rate), self.rho, 1 - self.rho, self.epsilon

@@ -1,0 +1,51 @@
+"""Adagrad with dual averaging.
+
+* tf.compat.v1 `AdagradDAOptimizer`: `AdagradDA(l1, l2, initial_accumulator, global_step)`
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdagradDA(UpdateRule):
+    """Adagrad with dual averaging (Duchi, Hazan and Singer, 2011) as TF1 has it.
+
+    With G the sum of gradients, S `initial_accumulator` and the sum of their squares, and T the
+    number of the step, `w = -lr * sign(G) * max(|G| - T * l1, 0) / (T * l2 * lr + sqrt(S))`: what a
+    row began with is gone after its first step.
+
+    Attributes:
+      l1, l2: regularization strengths.
+      initial_accumulator: > 0.
+      global_step: T, which the program counts.
+    """
+
+    l1: float = 0.0
+    l2: float = 0.0
+    initial_accumulator: float = 0.1
+    global_step: float = 1.0
+
+    kernel: ClassVar[str] = "update_adagrad_da"
+    columns: ClassVar[tuple[str, ...]] = ("gradient_accumulator", "gradient_squared_accumulator")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.l1 >= 0, "l1", ">= 0")
+        self._require(self.l2 >= 0, "l2", ">= 0")
+        self._require(self.initial_accumulator > 0, "initial_accumulator", "> 0")
+        self._require(self.global_step >= 1, "global_step", ">= 1")
+        self._require(self.weight_decay == 0, "weight_decay", "0: a step does not read the row")
+
+    @property
+    def states(self) -> dict[str, float]:
+        return {
+            "gradient_accumulator": 0.0,
+            "gradient_squared_accumulator": self.initial_accumulator,
+        }
+
+    def scalars(self, learning_rate: float, step: int) -> Scalars:
+        l1, l2 = self.l1 * self.global_step, self.l2 * self.global_step
+        return learning_rate, self._decay(learning_rate), l1, l2

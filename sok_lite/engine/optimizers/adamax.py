@@ -1,0 +1,47 @@
+"""Adamax.
+
+* every `Adamax`: `Adamax(...)`
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adamax(UpdateRule):
+    """Adam by the infinity norm (Kingma and Ba, 2014, section 7.1).
+
+    `v = max(beta_2 * v, |g|); w -= lr / (1 - beta_1^t) * m / (v + epsilon)`.
+
+    Attributes:
+      beta_1, beta_2: in [0, 1).
+      epsilon: keeps the norm away from 0.
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+
+    kernel: ClassVar[str] = "update_adamax"
+    columns: ClassVar[tuple[str, ...]] = ("m", "v")
+    counts_steps: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 <= self.beta_1 < 1, "beta_1", "in [0, 1)")
+        self._require(0 <= self.beta_2 < 1, "beta_2", "in [0, 1)")
+        self._require(self.epsilon > 0, "epsilon", "> 0")
+
+    @property
+    def states(self) -> dict[str, float]:
+        return {"m": 0.0, "v": 0.0}
+
+    def scalars(self, learning_rate: float, step: int) -> Scalars:
+        # In float32 as TensorFlow has it; see Adam.
+        power = np.float32(float(np.float32(self.beta_1)) ** step)
+        rate = float(np.float32(learning_rate) / (np.float32(1) - power))
+        return rate, self._decay(learning_rate), 1 - self.beta_1, self.beta_2, self.epsilon

@@ -1,0 +1,38 @@
+"""Lion.
+
+* Keras 3, tf_keras `Lion`: `Lion(...)`
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion(UpdateRule):
+    """Lion (Chen et al., 2023): `w -= lr * sign(beta_1 * m + (1 - beta_1) * g)`, then
+    `m = beta_2 * m + (1 - beta_2) * g`.
+
+    Attributes:
+      beta_1, beta_2: in [0, 1].
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+
+    kernel: ClassVar[str] = "update_lion"
+    columns: ClassVar[tuple[str, ...]] = ("m",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 <= self.beta_1 <= 1, "beta_1", "in [0, 1]")
+        self._require(0 <= self.beta_2 <= 1, "beta_2", "in [0, 1]")
+
+    @property
+    def states(self) -> dict[str, float]:
+        return {"m": 0.0}
+
+    def scalars(self, learning_rate: float, step: int) -> Scalars:
+        decay = self._decay(learning_rate)
+        return learning_rate, decay, self.beta_1, 1 - self.beta_1, self.beta_2, 1 - self.beta_2

@@ -1,0 +1,40 @@
+"""Proximal Adagrad.
+
+* tf.compat.v1 `ProximalAdagradOptimizer`: `ProximalAdagrad(l1, l2, initial_accumulator)`
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProximalAdagrad(UpdateRule):
+    """`accumulator += g^2; r = lr / sqrt(accumulator); p = w - r * g`, and `w = sign(p) *
+    max(|p| - r * l1, 0) / (1 + r * l2)` (Duchi, Hazan and Singer, 2011).
+
+    Attributes:
+      l1, l2: regularization strengths, of the touched rows.
+      initial_accumulator: the accumulator of a new row, > 0.
+    """
+
+    l1: float = 0.0
+    l2: float = 0.0
+    initial_accumulator: float = 0.1
+
+    kernel: ClassVar[str] = "update_proximal_adagrad"
+    columns: ClassVar[tuple[str, ...]] = ("accumulator",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.l1 >= 0, "l1", ">= 0")
+        self._require(self.l2 >= 0, "l2", ">= 0")
+        self._require(self.initial_accumulator > 0, "initial_accumulator", "> 0")
+
+    @property
+    def states(self) -> dict[str, float]:
+        return {"accumulator": self.initial_accumulator}
+
+    def scalars(self, learning_rate: float, step: int) -> Scalars:
+        return learning_rate, self._decay(learning_rate), self.l1, self.l2

@@ -1,0 +1,32 @@
+"""Proximal gradient descent.
+
+* tf.compat.v1 `ProximalGradientDescentOptimizer`: `ProximalSGD(l1, l2)`
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProximalSGD(UpdateRule):
+    """`p = w - lr * g; w = sign(p) * max(|p| - lr * l1, 0) / (1 + lr * l2)` (Duchi and Singer,
+    "Efficient Learning using Forward-Backward Splitting", 2009).
+
+    Attributes:
+      l1, l2: regularization strengths, of the touched rows.
+    """
+
+    l1: float = 0.0
+    l2: float = 0.0
+
+    kernel: ClassVar[str] = "update_proximal_sgd"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.l1 >= 0, "l1", ">= 0")
+        self._require(self.l2 >= 0, "l2", ">= 0")
+
+    def scalars(self, learning_rate: float, step: int) -> Scalars:
+        return learning_rate, self._decay(learning_rate), self.l1, self.l2
