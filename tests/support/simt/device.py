@@ -117,6 +117,12 @@ def wait() -> None:
     _run()
 
 
+def restart() -> None:
+    """Runs all that is on the stream; launches from now on have the schedules of a test's first."""
+    wait()
+    runtime.restart()
+
+
 def _run() -> None:
     global _is_running
     with _lock:
