@@ -77,9 +77,11 @@ stage 'ruff check' 60 ruff check .
 stage mypy 300 mypy
 mapfile -t sources < <(find kernels scripts tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
 stage clang-format 60 clang-format --dry-run -Werror "${sources[@]}"
-# Most tests use one core: those of the engine, on each backend, run beside the others.
+# Most tests use one core: those of the engine, on each backend, run beside the others. They share
+# two cores with stages that may take this long together on a slow machine, and must not be ended
+# while those still run; a test that hangs says so long before (pyproject.toml).
 beside='tests, engine'
-run "$beside" $((2400 * more)) "${pytest[@]}" tests/engine tests/support >"$logs/$beside" &
+run "$beside" $((4200 * more)) "${pytest[@]}" tests/engine tests/support >"$logs/$beside" &
 stage 'tests' $((2400 * more)) "${pytest[@]}" tests --ignore=tests/engine --ignore=tests/support \
   --ignore=tests/parallel --ignore=tests/test_sanitizers.py
 stage 'tests, 2 ranks, horovodrun' $((800 * more)) horovodrun -np 2 "${ranks[@]}"

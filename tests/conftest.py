@@ -1,6 +1,8 @@
 """What every test module shares: the backends, and the switch for long variants."""
 
+import faulthandler
 import os
+import signal
 import zlib
 
 import pytest
@@ -19,6 +21,19 @@ except ValueError as error:
         "SOK_LITE_SIMT_SEED must be a whole number. Received: "
         f"{os.environ['SOK_LITE_SIMT_SEED']!r}. Unset it for the usual orders."
     ) from error
+
+
+def pytest_configure(config):
+    """Lets a run that is told to end say first where each of its threads is.
+
+    Whoever stops a run that takes too long sends SIGTERM: `timeout` of scripts/test.sh, horovodrun,
+    CI. The log then shows whether it hung, and where. (mpirun shows nothing of it.) One test alone
+    that takes longer than `faulthandler_timeout` of pyproject.toml says so while it goes on.
+    """
+    # Not file descriptor 2: while a test runs pytest keeps what is written there to itself.
+    log = open(os.dup(2), "w")  # noqa: SIM115
+    faulthandler.register(signal.SIGTERM, file=log, all_threads=True, chain=True)
+    config.add_cleanup(lambda: (faulthandler.unregister(signal.SIGTERM), log.close()))
 
 
 @pytest.fixture(params=["cpu", "simt", "cuda"])

@@ -17,7 +17,7 @@ from sok_lite.engine.rows.store import ABSENT
 from tests.engine.helpers import new_table, sized
 from tests.fault_bench import Bench
 from tests.fault_cases import CASES
-from tests.fault_facts import Findings, built, check_after_fault, expected, first_line
+from tests.fault_facts import Findings, check_after_fault, expected, first_line, ready
 from tests.table_audit import audit
 
 
@@ -85,7 +85,7 @@ def attempt(bench, name, facts, shortage):
       What is wrong, or None.
     """
     case = CASES[name]
-    tables = built(bench, case)
+    tables = ready(bench, case, facts.spare)
     raised, text = None, ""
     with shortage:
         try:

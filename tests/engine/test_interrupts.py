@@ -6,8 +6,9 @@ exception is raised, for every k. Then
 (b) nothing inside of the table contradicts anything else (tests/table_audit.py);
 (c) its lock is free for another thread;
 (d) the next lookup, write and removal, and the same operation again, do what they do to a dict.
-Some are hit a second time while the first exception unwinds. SOK_LITE_LONG=1 takes more kinds of
-tables, and every instruction. tests/table_state.py says what "as before" allows.
+Some are hit a second time while the first exception unwinds. Tables that are made of the same are
+checked once (tests/fault_facts.py). SOK_LITE_LONG=1 checks all, takes more kinds of tables, and
+every instruction. tests/table_state.py says what "as before" allows.
 """
 
 import pytest

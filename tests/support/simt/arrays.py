@@ -272,8 +272,9 @@ def arrays_of(items: Iterable[Any]) -> list[DeviceArray]:
 
 def view_of(x: DeviceArray, view: np.ndarray) -> DeviceArray:
     result = type(x).__new__(type(x))
-    offset = device.address_of(view) - device.address_of(x._view) if view.size else 0
-    place = MemoryPointer(x.data.mem, x.data.offset + offset)
+    memory = x.data.mem
+    offset = device.address_of(view) - memory.ptr if view.size else x.data.offset
+    place = MemoryPointer(memory, offset)
     result._set(place, view, x if x.base is None else x.base)
     return result
 

@@ -117,6 +117,12 @@ def wait() -> None:
     _run()
 
 
+def restart() -> None:
+    """Runs all that is on the stream; launches from now on have the schedules of a test's first."""
+    wait()
+    runtime.restart()
+
+
 def _run() -> None:
     global _is_running
     with _lock:
@@ -155,17 +161,19 @@ def address_of(view: np.ndarray) -> int:
     return int(view.__array_interface__["data"][0])
 
 
-def _host_memory(size: int) -> np.ndarray:
+def _host_memory(size: int) -> tuple[np.ndarray, int]:
+    """Returns memory and its address."""
     whole = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -address_of(whole) % _ALIGNMENT
+    address = address_of(whole)
+    start = -address % _ALIGNMENT
     part = whole[start : start + size]
     part.fill(POISON)
-    return part
+    return part, address + start
 
 
-def _release(part: np.ndarray) -> None:
+def _release(part: np.ndarray, address: int) -> None:
     global _in_quarantine
-    runtime.remove_memory(address_of(part))
+    runtime.remove_memory(address)
     part.fill(POISON)
     _quarantine.append(part)
     _in_quarantine += part.nbytes
@@ -196,8 +204,7 @@ class Memory:
             count("pinned allocations")
         else:
             self._chunk = pool().take(size)
-        self.content = _host_memory(size)
-        self.ptr = address_of(self.content)
+        self.content, self.ptr = _host_memory(size)
         kind = "pinned memory" if pinned else f"memory of device {self.device_id}"
         runtime.add_memory(self.ptr, size, f"{size} bytes of {kind}")
         _known[self.ptr] = (size, self.device_id, pinned)
@@ -206,9 +213,9 @@ class Memory:
         # In the order of the stream: what was launched before may still use it. It runs no code of
         # the stream, since a finalizer may come in the midst of that.
         if getattr(self, "ptr", 0) and _stream is not None:  # Python ends
-            content = self.content
-            del _known[self.ptr]
-            enqueue("free", lambda: _release(content))
+            content, address = self.content, self.ptr
+            del _known[address]
+            enqueue("free", lambda: _release(content, address))
             if self._chunk is not None:
                 count("frees")
                 self._chunk.pool.returned.append(self._chunk)

@@ -158,7 +158,8 @@ def apply(ufunc: np.ufunc, *inputs: Any, out: "ndarray | None" = None, **options
     if out is not None and not isinstance(out, ndarray):
         raise TypeError(f"Unsupported type {type(out)}")
     arrays = arrays_of(inputs)
-    shape = np.broadcast_shapes(*[x.shape for x in arrays])
+    shapes = {x.shape for x in arrays}
+    shape = shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)
     with np.errstate(all="ignore"):
         model = ufunc(*[_one(x.dtype) if isinstance(x, ndarray) else x for x in inputs])
     if out is None:

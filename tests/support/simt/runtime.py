@@ -50,8 +50,15 @@ def remove_memory(address: int) -> None:
 
 def set_seed(seed: int) -> None:
     """Sets what the schedules of all later launches are drawn from."""
-    global _seed, _launches
-    _seed, _launches = seed, 0
+    global _seed
+    _seed = seed
+    restart()
+
+
+def restart() -> None:
+    """Lets later launches have the schedules that those after `set_seed` had."""
+    global _launches
+    _launches = 0
 
 
 def set_limits(idle: int = 4_000_000, launch: int = 400_000_000) -> None:

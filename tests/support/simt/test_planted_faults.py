@@ -24,13 +24,19 @@ DIM = 4  # 16 bytes
 LONG_ROW = 132  # a piece of 16 bytes more than a warp has lanes
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A folder for compiled kernels: most are the same in all of these tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def plant(monkeypatch, tmp_path):
+def plant(monkeypatch, tmp_path, compiled):
     """Returns a function that gives a backend whose kernels have a text replaced, where it is."""
     folder = tmp_path / "kernels"
     shutil.copytree(sources.kernel_folder(), folder)
     monkeypatch.setattr(sources, "kernel_folder", lambda: folder)
-    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SOK_LITE_CACHE", str(compiled))
     runtime.set_limits(idle=200_000)
 
     def planted(name=None, old="", new=""):

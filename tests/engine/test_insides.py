@@ -1,0 +1,124 @@
+"""Tables that are made of the same count as equal, and no others (tests/insides.py)."""
+
+import time
+
+import numpy as np
+import pytest
+
+from sok_lite.backend import Backend
+from tests.fault_bench import KINDS
+from tests.insides import insides
+from tests.support.simt import device
+from tests.support.simt.backend import is_simulated
+
+# Times count by their order, and a file by its length.
+_OTHERWISE = ("_last_time", "_times", "_ends", "_fd")
+
+
+@pytest.fixture(params=KINDS)
+def build(request, new_bench):
+    """Returns a function that builds equal tables."""
+    bench = new_bench(request.param)
+
+    def built():
+        device.restart()
+        table = bench.build()
+        table.index.place()  # kept from then on, as of most tables
+        return table
+
+    return built
+
+
+def parts_of(table):
+    """What can be reached from a table: its arrays, and its objects that have attributes."""
+    arrays, objects, seen, left = [], [], set(), [table]
+    while left:
+        item = left.pop()
+        if id(item) in seen or isinstance(item, Backend):
+            continue
+        seen.add(id(item))
+        if hasattr(item, "nbytes") and hasattr(item, "strides"):
+            arrays.append(item)
+        elif isinstance(item, dict):
+            left += item.values()
+        elif isinstance(item, (list, tuple)):
+            left += item
+        elif type(item).__module__.startswith("sok_lite."):
+            objects.append(item)
+            left += getattr(item, "__dict__", {}).values()
+    return arrays, objects
+
+
+def test_tables_that_were_built_alike_are_equal(backend, build):
+    if backend.name == "cuda" and not is_simulated(backend):
+        pytest.skip("the threads of a GPU take turns as they like")
+    one = build()
+    time.sleep(0.01)  # the lookups of the other are at other times
+    other = build()
+    assert insides([one]) == insides([other])
+    assert hash(insides([one])) == hash(insides([other]))
+    assert insides([one, other]) != insides([one, one])
+
+
+def test_every_array_counts(build):
+    table = build()
+    before, changed = insides([table]), 0
+    for array in parts_of(table)[0]:
+        if not array.nbytes or not array.flags.c_contiguous:
+            continue
+        content = array.reshape(-1).view(np.uint8)
+        for at in {0, content.size // 2, content.size - 1}:
+            content[at : at + 1] ^= np.uint8(4)
+            assert insides([table]) != before, (array.dtype, array.shape, at)
+            content[at : at + 1] ^= np.uint8(4)
+            changed += 1
+    assert changed > 20 and insides([table]) == before
+
+
+def test_every_attribute_counts(build):
+    table = build()
+    before, changed = insides([table]), 0
+    for owner in parts_of(table)[1]:
+        for name, value in list(getattr(owner, "__dict__", {}).items()):
+            if name in _OTHERWISE:
+                continue
+            vars(owner)[name] = "another"
+            assert insides([table]) != before, (type(owner), name)
+            vars(owner)[name] = value
+            changed += 1
+    assert changed > 60 and insides([table]) == before
+
+
+def test_an_array_of_the_same_content_elsewhere_is_another(build):
+    table = build()
+    before = insides([table])
+    table.index._side = table.index._side.copy()  # the kept place has the old one
+    assert insides([table]) != before
+
+
+def test_the_order_of_times_counts_and_not_the_times(build):
+    table = build()
+    table.clock._times, table.clock._ends = [3.0, 5.0, 9.0], [4.0, 6.0]
+    table.clock._last_time = 9.5
+    before = insides([table])
+    table.clock._times, table.clock._ends = [1.0, 50.0, 900.0], [2.0, 60.0]
+    table.clock._last_time = 1000.0
+    assert insides([table]) == before
+    table.clock._last_time = 899.0
+    assert insides([table]) != before
+
+
+def test_a_lock_that_is_held_counts(build):
+    table = build()
+    before = insides([table])
+    for lock in (table.lock, table._in_call, table._in_change):
+        with lock:
+            assert insides([table]) != before
+    assert insides([table]) == before
+
+
+def test_what_is_not_known_is_refused(build):
+    table = build()
+    table.name = memoryview(b"name")
+    with pytest.raises(TypeError, match=r"does not know what a builtins\.memoryview is"):
+        insides([table])
