@@ -20,6 +20,7 @@ _MODULE_OF_NAME = {
     "inference_mode": "bridge.inference",
     "init": "communication",
     "set_comm_tool": "communication",
+    "all2all_dense_embedding": "sok.lookup",
     "lookup_sparse": "sok.lookup",
     "prefetch": "sok.lookup",
     "sparse_read_and_evict": "sok.lookup",
@@ -31,7 +32,6 @@ _NOT_YET = {
     "Variable": "a tf.Variable, or a DynamicVariable",
     "DistributedVariable": "a DynamicVariable",
     "LocalizedVariable": "a tf.Variable",
-    "all2all_dense_embedding": "lookup_sparse with one id in each row",
     "raw_ops": "the methods of DynamicVariable",
 }
 # Modules that programs reach as `sok.lookup` and the like, as in SparseOperationKit.
