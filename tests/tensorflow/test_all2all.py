@@ -83,6 +83,7 @@ def test_a_session_looks_up():
         keys = tf.compat.v1.placeholder(tf.int64, [None])
         rows = sok.all2all_dense_embedding(table, keys)
         (gradient,) = tf.compat.v1.gradients(tf.reduce_sum(rows), [table])
+        session.run(tf.compat.v1.global_variables_initializer())
         out, indices = session.run([rows, gradient.indices], {keys: [4, 4, 9]})
     np.testing.assert_array_equal(out, np.full((3, DIM), 2.0))
     assert sorted(indices) == [4, 9]
