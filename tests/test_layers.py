@@ -43,7 +43,7 @@ LAYERS = [
     ["sok_lite.bridge.local_lookup", "sok_lite.bridge.checkpoint", "sok_lite.bridge.refusals"],
     ["sok_lite.bridge.keras_guard"],
     ["sok_lite.bridge.variable"],
-    ["sok_lite.bridge.table_ops", "sok_lite.bridge.writes"],
+    ["sok_lite.bridge.table_ops", "sok_lite.bridge.writes", "sok_lite.bridge.static_rows"],
     ["sok_lite.bridge.slot"],
     ["sok_lite.bridge.lookup_arguments"],
     ["sok_lite.bridge.gradient", "sok_lite.bridge.lookup_host"],

@@ -134,7 +134,7 @@ class TableVariable(RefusesDense, tf_private.ResourceVariable):
         else:
             # TensorFlow's eager operators read what `_handle` names without asking this class, and
             # would take the empty tensor for the rows. They find a text instead, and fail.
-            self._handle = _not_a_tensor()
+            self._handle = self._refusing_handle = _not_a_tensor()
 
     @property
     def handle(self) -> tf.Tensor:
