@@ -32,7 +32,6 @@ _NOT_YET = {
     "Variable": "a tf.Variable, or a DynamicVariable",
     "DistributedVariable": "a DynamicVariable",
     "LocalizedVariable": "a tf.Variable",
-    "raw_ops": "the methods of DynamicVariable",
 }
 # Modules that programs reach as `sok.lookup` and the like, as in SparseOperationKit.
 _TENSORFLOW_MODULES = (
@@ -42,6 +41,7 @@ _TENSORFLOW_MODULES = (
     "dynamic_variable",
     "lookup",
     "optimizer",
+    "raw_ops",
     "utils",
 )
 

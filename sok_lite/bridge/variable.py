@@ -6,6 +6,7 @@ Whatever TensorFlow would do with that empty tensor instead of the rows is overr
 """
 
 import itertools
+import weakref
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -25,6 +26,8 @@ from sok_lite.bridge.type_spec import TableSpec
 from sok_lite.engine.table import EmbeddingTable
 
 _serial = itertools.count()
+# An attribute of handles: a weak reference to the variable.
+_VARIABLE = "_sok_lite_variable"
 # Stands in what TensorFlow says of a place where it wants a dense value.
 _NO_VALUE = "this_table_has_no_dense_value"
 
@@ -86,6 +89,12 @@ def _announce(kind: str) -> None:
         ) from error
 
 
+def variable_of(handle: Any) -> "TableVariable | None":
+    """Returns the variable whose `handle` this tensor is; None: it is that of no table."""
+    reference = getattr(handle, _VARIABLE, None)
+    return None if reference is None else reference()
+
+
 class TableVariable(RefusesDense, tf_private.ResourceVariable):
     """A variable whose rows are known by key. The variables of all faces are made of it.
 
@@ -124,6 +133,7 @@ class TableVariable(RefusesDense, tf_private.ResourceVariable):
         empty_rows = partial(tf.zeros, [0, self.dimension], dtype)
         super().__init__(empty_rows, trainable, name=name, dtype=dtype)
         self._true_handle = self._handle
+        setattr(self._true_handle, _VARIABLE, weakref.ref(self))
         if self._in_graph_mode:
             # What session.run(variable) would evaluate; a TF1 Saver names it and raises.
             refusal = tf.debugging.Assert(

@@ -114,6 +114,7 @@ class Calls:
         return (
             *sok.export(self.half),
             *self.hbm.export_if(min_score=0),
+            *sok.raw_ops.dummy_var_export_if(self.hbm.handle, 0),
             *self.slot.export(),
             tf.nn.embedding_lookup(self.slot, tf.constant([[2, 77]])),
             self.hbm.size,
