@@ -1,6 +1,7 @@
 """Imports point down only: a module imports from its own layer and those below."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,13 @@ def test_imports_point_down(path):
     module = module_name(path)
     assert layer_of(module) is not None, f"{module} is in no layer: add it to LAYERS"
     assert faults(module, path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "bridge").rglob("*.py")), ids=module_name)
+def test_the_bridge_speaks_of_no_single_face(path):
+    """`sok.` is how SOK's face is imported; `sok_lite.init` and the like are of the package."""
+    words = re.findall(r"\bsok\.[a-zA-Z]\w*|\bSOK\b", path.read_text())
+    assert words == []
 
 
 @pytest.mark.parametrize(

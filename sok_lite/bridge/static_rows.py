@@ -1,4 +1,4 @@
-"""Some rows of a table as a dense variable, and back: SOK's static and dynamic mode.
+"""Some rows of a table as a dense variable, and back: static and dynamic mode.
 
 In static mode the variable is what any tf.Variable of shape [n, dimension] is: row i is that of the
 i-th of the n keys that it was given. TensorFlow's own optimizers and operators read and write an

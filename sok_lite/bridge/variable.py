@@ -58,7 +58,7 @@ def table_for_variable(kind: str, make: Callable[[Backend], EmbeddingTable]) -> 
     if tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise NotImplementedError(
             f"{kind} does not work under a tf.distribute strategy with several replicas. Start "
-            "one process per GPU with horovodrun and use sok.init()."
+            "one process per GPU with horovodrun and use sok_lite.init()."
         )
     backend = get_backend()
     share_gpu(backend)  # before TensorFlow's first operation, if that is to come
@@ -112,6 +112,7 @@ class TableVariable(RefusesDense, tf_private.ResourceVariable):
     instead_of_write = "Use scatter_add, scatter_sub or scatter_update."
     instead_of_copy = "Make a new variable, and give it the rows."
     instead_of_save = "Save the dense part of the model alone."
+    instead_of_own_step = "Write the model's `train_step`, or a loop, with tf.GradientTape."
     instead_of_partitions = "Look each up by itself."
 
     _handle: Any  # TensorFlow's own name for the resource
@@ -238,9 +239,9 @@ class TableVariable(RefusesDense, tf_private.ResourceVariable):
         Args:
           indices: integer keys of any shape.
           training: False: nothing is inserted and no score changes. True: it is, even within
-            `sok.inference_mode`. None: as that says.
+            `inference_mode`. None: as that says.
           missing: what a key gives that has no row: "initial", the value it would start with, or
-            "zeros". None: as `sok.inference_mode` says, else "initial".
+            "zeros". None: as `inference_mode` says, else "initial".
 
         Returns:
           indices.shape + [dimension], of the rows' dtype. Its gradient is an IndexedSlices of the

@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from sok_lite.backend import Backend
 from sok_lite.bridge import table_ops, writes
-from sok_lite.bridge.job import num_ranks
 from sok_lite.bridge.slot import SlotView
 from sok_lite.bridge.static_rows import WithStaticRows, by_row_number
 from sok_lite.bridge.variable import table_for_variable
+from sok_lite.communication import num_ranks
 from sok_lite.engine.dtypes import KeyDtype, RowDtype, key_dtype, row_dtype
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.owner import MOD, OneRank
@@ -77,6 +77,10 @@ class DynamicVariable(WithStaticRows):
     )
     instead_of_copy = "To copy a table, sok.assign what sok.export gives to a new DynamicVariable."
     instead_of_save = "Save the dense part of the model alone, and the table with sok.export."
+    instead_of_own_step = (
+        "Write the model's `train_step`, or a loop of your own, with tf.GradientTape and "
+        "sok.OptimizerWrapper, as in chapter 3 of the guide."
+    )
     instead_of_partitions = "Look each up by itself, or all at once with sok.lookup_sparse."
 
     def __init__(

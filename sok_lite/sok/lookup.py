@@ -7,12 +7,12 @@ import tensorflow as tf
 from sok_lite.bridge.ahead import Prefetched, send_ahead
 from sok_lite.bridge.checks import integer_keys
 from sok_lite.bridge.inference import checked_missing, checked_training
-from sok_lite.bridge.job import communicator
 from sok_lite.bridge.local_lookup import local_lookup_and_evict
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import Argument, checked_arguments
 from sok_lite.bridge.lookup_host import Treatment
 from sok_lite.bridge.type_spec import alive
+from sok_lite.communication import communicator
 from sok_lite.sok.dynamic_variable import DynamicVariable
 
 __all__ = ["all2all_dense_embedding", "lookup_sparse", "prefetch", "sparse_read_and_evict"]
