@@ -64,7 +64,8 @@ LAYERS = [
     ["sok_lite.sok", "sok_lite.sok.arguments"],
     ["sok_lite.sok.dynamic_variable"],
     ["sok_lite.sok.lookup", "sok_lite.sok.lookup_helpers", "sok_lite.sok.optimizer"],
-    ["sok_lite.sok.dump_load", "sok_lite.sok.raw_ops"],
+    ["sok_lite.sok.dump_load", "sok_lite.sok.handles"],
+    ["sok_lite.sok.raw_ops"],
     [
         *("sok_lite.distributed_variable", "sok_lite.dump_load", "sok_lite.dynamic_variable"),
         *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.raw_ops", "sok_lite.utils"),
