@@ -23,16 +23,12 @@ _MODULE_OF_NAME = {
     "inference_mode": "bridge.inference",
     "init": "communication",
     "set_comm_tool": "communication",
+    "all2all_dense_embedding": "sok.lookup",
     "lookup_sparse": "sok.lookup",
     "prefetch": "sok.lookup",
     "sparse_read_and_evict": "sok.lookup",
     "OptimizerWrapper": "sok.optimizer",
     "SGD": "sok.optimizer",
-}
-# Names of SparseOperationKit that are not here yet, and what to use meanwhile.
-_NOT_YET = {
-    "all2all_dense_embedding": "lookup_sparse with one id in each row",
-    "raw_ops": "the methods of DynamicVariable",
 }
 # Modules that programs reach as `sok.lookup` and the like, as in SparseOperationKit.
 _TENSORFLOW_MODULES = (
@@ -42,6 +38,7 @@ _TENSORFLOW_MODULES = (
     "dynamic_variable",
     "lookup",
     "optimizer",
+    "raw_ops",
     "utils",
 )
 
@@ -81,11 +78,6 @@ def __getattr__(name: str) -> Any:
     elif name == "tf_version":
         _tensorflow_module("communication")
         value = _tf_version()
-    elif name in _NOT_YET:
-        raise AttributeError(
-            f"sok_lite has no {name!r} yet. Use {_NOT_YET[name]}. docs/migrating_from_sok.md lists "
-            "what differs."
-        )
     else:
         raise AttributeError(f"module 'sok_lite' has no attribute {name!r}")
     globals()[name] = value

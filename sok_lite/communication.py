@@ -4,13 +4,14 @@ The names and their meaning are those of SOK's `sok.communication`; one process 
 "gpu" in a name here is what the rest of this package calls a rank.
 """
 
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from sok_lite.bridge.collectives import allgather, allreduce, alltoall, broadcast
+from sok_lite.bridge import collectives, job
 from sok_lite.bridge.gpu import check_local_rank, share_gpu_of_rank
-from sok_lite.bridge.job import communicator, join, num_ranks
 
 __all__ = [
     "CommToolBase",
@@ -31,6 +32,33 @@ __all__ = [
     "rank",
     "set_comm_tool",
 ]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _in_soks_words(function: Callable[P, R]) -> Callable[P, R]:
+    """Returns a function that says as SOK does that `init` was not called."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except job.NotJoinedError:
+            raise RuntimeError(
+                "[SOK INFO] Communication tool is not set. Did you forget to call sok.init()?"
+            ) from None
+
+    return call
+
+
+communicator = _in_soks_words(job.communicator)
+num_ranks = _in_soks_words(job.num_ranks)
+alltoall = _in_soks_words(collectives.alltoall)
+allreduce = _in_soks_words(collectives.allreduce)
+allgather = _in_soks_words(collectives.allgather)
+broadcast = _in_soks_words(collectives.broadcast)
 
 
 def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
@@ -86,7 +114,12 @@ def set_comm_tool(tool: str | None = None, *, comm_tool: str | None = None) -> N
             "set_comm_tool takes one tool: 'horovod', 'mpi' or 'single'. "
             f"Received: tool={tool!r}, comm_tool={comm_tool!r}."
         )
-    join(given[0])
+    try:
+        job.join(given[0])
+    except job.JoinedBeforeError as error:
+        raise RuntimeError(
+            f"[SOK INFO] Communication tool cannot be set more than once. {error}"
+        ) from None
 
 
 def check_comm_tool() -> None:

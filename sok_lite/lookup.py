@@ -1,6 +1,11 @@
 """SOK's module of this name."""
 
-from sok_lite.sok.lookup import lookup_sparse, prefetch, sparse_read_and_evict
+from sok_lite.sok.lookup import (
+    all2all_dense_embedding,
+    lookup_sparse,
+    prefetch,
+    sparse_read_and_evict,
+)
 from sok_lite.sok.lookup_helpers import (
     allSupportedVariableCheckFunc,
     group_lookup,
@@ -12,6 +17,7 @@ from sok_lite.sok.lookup_helpers import (
 )
 
 __all__ = [
+    "all2all_dense_embedding",
     "allSupportedVariableCheckFunc",
     "group_lookup",
     "isDynamicVariable",

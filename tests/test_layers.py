@@ -1,6 +1,7 @@
 """Imports point down only: a module imports from its own layer and those below."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ LAYERS = [
     ["sok_lite.bridge.local_lookup", "sok_lite.bridge.checkpoint", "sok_lite.bridge.refusals"],
     ["sok_lite.bridge.keras_guard"],
     ["sok_lite.bridge.variable", "sok_lite.bridge.static_variable"],
-    ["sok_lite.bridge.table_ops", "sok_lite.bridge.writes"],
+    ["sok_lite.bridge.table_ops", "sok_lite.bridge.writes", "sok_lite.bridge.static_rows"],
     ["sok_lite.bridge.slot"],
     ["sok_lite.bridge.lookup_arguments"],
     ["sok_lite.bridge.gradient", "sok_lite.bridge.lookup_host"],
@@ -66,10 +67,11 @@ LAYERS = [
     ["sok_lite.sok.static_variable"],
     ["sok_lite.sok.dynamic_variable"],
     ["sok_lite.sok.lookup", "sok_lite.sok.lookup_helpers", "sok_lite.sok.optimizer"],
-    ["sok_lite.sok.dump_load"],
+    ["sok_lite.sok.dump_load", "sok_lite.sok.handles"],
+    ["sok_lite.sok.raw_ops"],
     [
         *("sok_lite.distributed_variable", "sok_lite.dump_load", "sok_lite.dynamic_variable"),
-        *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.utils"),
+        *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.raw_ops", "sok_lite.utils"),
     ],
     ["sok_lite"],
 ]
@@ -140,6 +142,13 @@ def test_imports_point_down(path):
     module = module_name(path)
     assert layer_of(module) is not None, f"{module} is in no layer: add it to LAYERS"
     assert faults(module, path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "bridge").rglob("*.py")), ids=module_name)
+def test_the_bridge_speaks_of_no_single_face(path):
+    """`sok.` is how SOK's face is imported; `sok_lite.init` and the like are of the package."""
+    words = re.findall(r"\bsok\.[a-zA-Z]\w*|\bSOK\b", path.read_text())
+    assert words == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sok_lite.comm import Communicator
 
 
 class Prefetched(tf.experimental.ExtensionType):
-    """Ids whose keys have been sent: `sok.lookup_sparse` takes it in place of them.
+    """Ids whose keys have been sent: a lookup takes it in place of them.
 
     It goes into and out of a `tf.function` as a tensor does, and holds nothing but tensors.
 
@@ -41,7 +41,7 @@ class Prefetched(tf.experimental.ExtensionType):
         if self._tag != _tag_of(tables):
             names = ", ".join(repr(table.name) for table in tables)
             raise ValueError(
-                "What sok.prefetch gives is looked up in the tables that it was made for. "
+                "What a prefetch gives is looked up in the tables that it was made for. "
                 f"Received: ids that were prefetched for others than {names}."
             )
         return self._sent.values

@@ -25,6 +25,11 @@ def checked_keys(variable: Any, keys: Any) -> tf.Tensor:
     Raises:
       TypeError: they are not integers.
     """
+    return integer_keys(keys, f"Keys of {variable.name!r}", variable.key_type.name)
+
+
+def integer_keys(keys: Any, whose: str, expected: str) -> tf.Tensor:
+    """Returns keys as a tensor of integers; the texts are for the TypeError if they are none."""
     keys = without_keras(keys)
     if not tf.is_tensor(keys):
         array = np.asarray(keys)
@@ -35,7 +40,7 @@ def checked_keys(variable: Any, keys: Any) -> tf.Tensor:
     if not isinstance(dtype, tf.DType) or not dtype.is_integer:
         name = dtype.name if isinstance(dtype, (tf.DType, np.dtype)) else type(keys).__name__
         raise TypeError(
-            f"Keys of {variable.name!r} must be integers ({variable.key_type.name}). "
+            f"{whose} must be integers ({expected}). "
             f"Received: {name}. Cast them first if they really are keys."
         )
     return keys

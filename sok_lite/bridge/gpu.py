@@ -90,7 +90,7 @@ def _use_alone(gpu: tf.config.PhysicalDevice, number: int) -> None:
         reason = "tf.config.set_visible_devices was called"
     raise RuntimeError(
         f"TensorFlow uses {_names(visible)}, the tables of this process GPU {number}: {reason}. "
-        "Call sok.init() before TensorFlow's first operation and leave "
+        "Call sok_lite.init() before TensorFlow's first operation and leave "
         "tf.config.set_visible_devices to it; CUDA_VISIBLE_DEVICES chooses another GPU for both."
     )
 
@@ -102,8 +102,8 @@ def _let_grow(gpu: tf.config.PhysicalDevice, number: int) -> None:
         pass  # the program has divided it, and says how much TensorFlow may take
     except RuntimeError:
         warnings.warn(
-            f"TensorFlow had started GPU {number} before sok.init() and has taken nearly all of "
-            "its memory: tables may find none. Call sok.init() before TensorFlow's first "
+            f"TensorFlow had started GPU {number} before sok_lite.init() and has taken nearly all "
+            "of its memory: tables may find none. Call sok_lite.init() before TensorFlow's first "
             "operation, or tf.config.experimental.set_memory_growth before it.",
             stacklevel=4,
         )

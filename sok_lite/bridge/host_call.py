@@ -145,7 +145,7 @@ def refuse_replicas(what: str) -> None:
         raise NotImplementedError(
             f"{what} does not work in a tf.distribute strategy with several replicas: each of the "
             f"{count} would read and update the one table there is. Start one process per GPU "
-            "with horovodrun and use sok.init()."
+            "with horovodrun and use sok_lite.init()."
         )
 
 

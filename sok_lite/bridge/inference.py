@@ -1,4 +1,4 @@
-"""`sok.inference_mode`: while it is open, lookups change no table."""
+"""`inference_mode`: while it is open, lookups change no table."""
 
 import threading
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def inference_mode(missing: str | None = None) -> Iterator[None]:
     global _open
     if tf.inside_function():
         raise RuntimeError(
-            "sok.inference_mode() within a tf.function would be open while it is traced and closed "
+            "inference_mode() within a tf.function would be open while it is traced and closed "
             "when it runs. Open it around the call, or give its lookups training=False."
         )
     checked_missing(missing)
@@ -91,7 +91,7 @@ def checked_training(training: Any) -> bool | None:
         raise TypeError(
             "`training` must be True, False or None, known when the lookup is built. "
             f"Received: training={training!r}. For a mode that changes while a tf.function stays, "
-            "use sok.inference_mode()."
+            "use sok_lite.inference_mode()."
         )
     return bool(training)
 

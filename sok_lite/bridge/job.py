@@ -2,6 +2,17 @@
 
 from sok_lite.comm import Communicator, make_communicator
 
+__all__ = ["JoinedBeforeError", "NotJoinedError", "communicator", "join", "num_ranks"]
+
+
+class NotJoinedError(RuntimeError):
+    """The ranks have not been connected yet."""
+
+
+class JoinedBeforeError(RuntimeError):
+    """The ranks have been connected by another tool."""
+
+
 _communicator: Communicator | None = None
 _tool: str | None = None
 
@@ -14,16 +25,16 @@ def join(comm_tool: str) -> None:
 
     Raises:
       ValueError: unknown tool.
-      RuntimeError: it was called before with another tool, or several ranks were launched and the
-        tool cannot connect them.
+      JoinedBeforeError: it was called before with another tool.
+      RuntimeError: several ranks were launched and the tool cannot connect them.
     """
     global _communicator, _tool
     if _communicator is not None:
         if comm_tool == _tool:
             return
-        raise RuntimeError(
-            "[SOK INFO] Communication tool cannot be set more than once. `sok.init` was called "
-            f"before in this process with {_tool!r}. Received: {comm_tool!r}. Remove this call."
+        raise JoinedBeforeError(
+            f"The ranks of this process have been connected by {_tool!r} before. "
+            f"Received: {comm_tool!r}. Remove this call."
         )
     _communicator, _tool = make_communicator(comm_tool), comm_tool
 
@@ -32,11 +43,11 @@ def communicator() -> Communicator:
     """Returns the communicator that `join` made.
 
     Raises:
-      RuntimeError: `join` was not called.
+      NotJoinedError: `join` was not called.
     """
     if _communicator is None:
-        raise RuntimeError(
-            "[SOK INFO] Communication tool is not set. Did you forget to call sok.init()?"
+        raise NotJoinedError(
+            "The ranks of the job are not connected yet. Call sok_lite.init() first."
         )
     return _communicator
 

@@ -63,7 +63,7 @@ def refuse_clone() -> None:
     if _is_called_by(_clone_codes):
         raise NotImplementedError(
             "clone_model() would make a model whose tables are new: no row is copied. Make the "
-            "model by its class, and copy the rows with sok.assign(new, *sok.export(old))."
+            "model by its class, export the rows of the old tables and assign them to the new ones."
         )
 
 
@@ -128,9 +128,8 @@ def _check_training(model: Any, force: bool = False) -> None:
 def _refuse_training(tables: list[Any]) -> NoReturn:
     raise NotImplementedError(
         f"Keras' own training step would leave {_names(tables)} untrained: it updates the weights "
-        "that Keras knows, and a sok.DynamicVariable is none of them. Write the model's "
-        "`train_step`, or a loop of your own, with tf.GradientTape and sok.OptimizerWrapper, as "
-        "in chapter 3 of the guide. A table that is not to be trained is made with "
+        f"that Keras knows, and a {tables[0].kind} is none of them. "
+        f"{tables[0].instead_of_own_step} A table that is not to be trained is made with "
         "trainable=False."
     )
 
@@ -157,9 +156,9 @@ def _check_weights(method: str, layer: Any) -> None:
 def _refuse_saving(method: str, tables: list[Any]) -> NoReturn:
     raise NotImplementedError(
         f"{method}() would leave the rows of {_names(tables)} out: Keras knows its own variables, "
-        "and a sok.DynamicVariable is none of them. Save and restore the model with "
-        "tf.train.Checkpoint(model=model, tables=[...]), all tables in the list, or the rows alone "
-        "with sok.export and sok.assign. ModelCheckpoint, EarlyStopping(restore_best_weights=True) "
+        f"and a {tables[0].kind} is none of them. Save and restore the model with "
+        "tf.train.Checkpoint(model=model, tables=[...]), all tables in the list. Or: "
+        f"{tables[0].instead_of_save} ModelCheckpoint, EarlyStopping(restore_best_weights=True) "
         "and BackupAndRestore come here too: leave them out, and call the checkpoint's write."
     )
 

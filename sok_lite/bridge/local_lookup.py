@@ -23,7 +23,7 @@ def local_lookup(
     Args:
       variable: the table.
       keys: integers of any shape.
-      training: whether new keys are inserted; None: unless `sok.inference_mode` is open.
+      training: whether new keys are inserted; None: unless `inference_mode` is open.
       missing: what a key gives that has no row: "initial" or "zeros".
 
     Returns:

@@ -26,6 +26,7 @@ class RefusesDense:
       kind: the class by the name that a program knows it by.
       instead_of_value, instead_of_write, instead_of_copy, instead_of_save: what a program can do
         for that, a sentence in the words of the face.
+      instead_of_own_step: the same for the training step that Keras has of its own.
       instead_of_partitions: the same for a list of variables in `tf.nn.embedding_lookup`.
     """
 
@@ -35,6 +36,7 @@ class RefusesDense:
     instead_of_write: str
     instead_of_copy: str
     instead_of_save: str
+    instead_of_own_step: str
     instead_of_partitions: str
 
     def _refuse(self, method: str, instead: str) -> NoReturn:

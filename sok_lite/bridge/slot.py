@@ -1,4 +1,4 @@
-"""Optimizer states as SOK shows them: "slots" that are read and written by key like a variable."""
+"""Optimizer states as views, "slots" that are read and written by key like a variable."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -116,13 +116,13 @@ class SlotView:
         """
         variable = alive(self._variable)
         keys = checked_keys(variable, indices)
-        states = tf.cast(checked_rows(variable, keys, values, "sok.assign"), tf.float32)
+        states = tf.cast(checked_rows(variable, keys, values, "assign"), tf.float32)
 
         def run(table: EmbeddingTable, keys: Array, states: Array) -> None:
             column = alone(table, partial(self._column, table))
             table.assign_state(column.name, keys, states)
 
-        done = array_call(variable, self._what("sok.assign"), run, [keys, states])
+        done = array_call(variable, self._what("assign"), run, [keys, states])
         return self if tf.executing_eagerly() else done
 
     def _what(self, call: str) -> str:

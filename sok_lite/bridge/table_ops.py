@@ -190,7 +190,7 @@ def export_chunks(
         if now != (version or now):
             raise RuntimeError(
                 f"{variable.name!r} has changed during export_chunks(). Export it between two "
-                "steps, under sok.inference_mode() if other threads look keys up."
+                "steps, under sok_lite.inference_mode() if other threads look keys up."
             )
         version = now
         if is_more:

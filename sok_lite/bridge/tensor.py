@@ -109,9 +109,9 @@ def _gpu_view(tensor: tf.Tensor, backend: Backend) -> Array | None:
     if facts.device != backend.device_id:
         raise ValueError(
             f"A tensor is on GPU {facts.device} and the tables of this process are on GPU "
-            f"{backend.device_id}. Call sok.init() before TensorFlow's first operation and leave "
-            "tf.config.set_visible_devices to it; CUDA_VISIBLE_DEVICES chooses another GPU for "
-            "both."
+            f"{backend.device_id}. Call sok_lite.init() before TensorFlow's first operation and "
+            "leave tf.config.set_visible_devices to it; CUDA_VISIBLE_DEVICES chooses another GPU "
+            "for both."
         )
     memory = xp.cuda.UnownedMemory(address, size, (tensor, capsule), facts.device)
     return xp.ndarray(shape, dtype, xp.cuda.MemoryPointer(memory, 0))

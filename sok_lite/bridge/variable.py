@@ -5,6 +5,7 @@ empty [0, dimension] tensor; its handle is what gradient tapes and `tf.gradients
 Whatever TensorFlow would do with that empty tensor instead of the rows is overridden, or raises.
 """
 
+import weakref
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ from sok_lite.bridge.summary import summary, table_facts
 from sok_lite.bridge.type_spec import TableSpec, next_trace_id
 from sok_lite.engine.table import EmbeddingTable
 
+# An attribute of handles: a weak reference to the variable.
+_VARIABLE = "_sok_lite_variable"
 # Stands in what TensorFlow says of a place where it wants a dense value.
 _NO_VALUE = "this_table_has_no_dense_value"
 
@@ -56,7 +59,7 @@ def table_for_variable(kind: str, make: Callable[[Backend], Table]) -> Table:
     if tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise NotImplementedError(
             f"{kind} does not work under a tf.distribute strategy with several replicas. Start "
-            "one process per GPU with horovodrun and use sok.init()."
+            "one process per GPU with horovodrun and use sok_lite.init()."
         )
     backend = get_backend()
     share_gpu(backend)  # before TensorFlow's first operation, if that is to come
@@ -87,6 +90,12 @@ def _announce(kind: str) -> None:
         ) from error
 
 
+def variable_of(handle: Any) -> "TableVariable | None":
+    """Returns the variable whose `handle` this tensor is; None: it is that of no table."""
+    reference = getattr(handle, _VARIABLE, None)
+    return None if reference is None else reference()
+
+
 class TableVariable(RefusesDense, tf_private.ResourceVariable):
     """A variable whose rows are known by key. The variables of all faces are made of it.
 
@@ -104,6 +113,7 @@ class TableVariable(RefusesDense, tf_private.ResourceVariable):
     instead_of_write = "Use scatter_add, scatter_sub or scatter_update."
     instead_of_copy = "Make a new variable, and give it the rows."
     instead_of_save = "Save the dense part of the model alone."
+    instead_of_own_step = "Write the model's `train_step`, or a loop, with tf.GradientTape."
     instead_of_partitions = "Look each up by itself."
 
     _handle: Any  # TensorFlow's own name for the resource
@@ -123,6 +133,7 @@ class TableVariable(RefusesDense, tf_private.ResourceVariable):
         empty_rows = partial(tf.zeros, [0, self.dimension], dtype)
         super().__init__(empty_rows, trainable, name=name, dtype=dtype)
         self._true_handle = self._handle
+        setattr(self._true_handle, _VARIABLE, weakref.ref(self))
         if self._in_graph_mode:
             # What session.run(variable) would evaluate; a TF1 Saver names it and raises.
             refusal = tf.debugging.Assert(
@@ -133,7 +144,7 @@ class TableVariable(RefusesDense, tf_private.ResourceVariable):
         else:
             # TensorFlow's eager operators read what `_handle` names without asking this class, and
             # would take the empty tensor for the rows. They find a text instead, and fail.
-            self._handle = _not_a_tensor()
+            self._handle = self._refusing_handle = _not_a_tensor()
 
     @property
     def handle(self) -> tf.Tensor:
@@ -227,9 +238,9 @@ class TableVariable(RefusesDense, tf_private.ResourceVariable):
         Args:
           indices: integer keys of any shape.
           training: False: nothing is inserted and no score changes. True: it is, even within
-            `sok.inference_mode`. None: as that says.
+            `inference_mode`. None: as that says.
           missing: what a key gives that has no row: "initial", the value it would start with, or
-            "zeros". None: as `sok.inference_mode` says, else "initial".
+            "zeros". None: as `inference_mode` says, else "initial".
 
         Returns:
           indices.shape + [dimension], of the rows' dtype. Its gradient is an IndexedSlices of the

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from sok_lite.backend import Backend
 from sok_lite.bridge import table_ops, writes
-from sok_lite.bridge.job import num_ranks
 from sok_lite.bridge.slot import SlotView
-from sok_lite.bridge.variable import TableVariable, table_for_variable
+from sok_lite.bridge.static_rows import WithStaticRows, by_row_number
+from sok_lite.bridge.variable import table_for_variable
+from sok_lite.communication import num_ranks
 from sok_lite.engine.dtypes import KeyDtype, RowDtype, key_dtype, row_dtype
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.owner import MOD, OneRank
@@ -31,7 +32,7 @@ __all__ = ["DynamicVariable", "assign", "export", "filter_variables"]
 _serial = itertools.count()
 
 
-class DynamicVariable(TableVariable):
+class DynamicVariable(WithStaticRows):
     """A trainable table that has a row for every key it was ever asked for.
 
     A lookup of a key that has no row gives it one, whose first value is a function of the seed,
@@ -77,6 +78,10 @@ class DynamicVariable(TableVariable):
     )
     instead_of_copy = "To copy a table, sok.assign what sok.export gives to a new DynamicVariable."
     instead_of_save = "Save the dense part of the model alone, and the table with sok.export."
+    instead_of_own_step = (
+        "Write the model's `train_step`, or a loop of your own, with tf.GradientTape and "
+        "sok.OptimizerWrapper, as in chapter 3 of the guide."
+    )
     instead_of_partitions = "Look each up by itself, or all at once with sok.lookup_sparse."
 
     def __init__(
@@ -163,9 +168,9 @@ class DynamicVariable(TableVariable):
         return self._mode
 
     @property
-    def indices(self) -> None:
-        """None: the variable is never in SOK's static mode."""
-        return None
+    def indices(self) -> tf.Tensor | None:
+        """The keys (n,) whose rows the variable stands for in static mode, else None."""
+        return self.static_keys
 
     @property
     def num_gpus(self) -> int:
@@ -183,8 +188,9 @@ class DynamicVariable(TableVariable):
 
     @property
     def size(self) -> tf.Tensor:
-        """int32 tensor [rows on this rank, dimension]."""
-        return table_ops.size(self)
+        """int32 tensor [rows on this rank, dimension]; of the dense rows in static mode."""
+        rows = self.static_rows
+        return table_ops.size(self) if rows is None else tf.shape(rows)
 
     @property
     def epoch(self) -> int:
@@ -213,12 +219,17 @@ class DynamicVariable(TableVariable):
     clear = table_ops.clear
     reserve = table_ops.reserve
     assign_scores = table_ops.assign_scores
-    scatter_add = writes.scatter_add
-    scatter_sub = writes.scatter_sub
-    scatter_update = writes.scatter_update
+    # In static mode these are of rows by number.
+    scatter_add = by_row_number(writes.scatter_add)
+    scatter_sub = by_row_number(writes.scatter_sub)
+    scatter_update = by_row_number(writes.scatter_update)
 
+    @by_row_number
     def assign(self, *args: Any, **kwargs: Any) -> Any:
-        """`variable.assign(indices, values)` is `sok.assign`; there is no dense value to assign."""
+        """`variable.assign(indices, values)` is `sok.assign`; `assign(value)` is for static mode.
+
+        In dynamic mode there is no dense value to assign.
+        """
         if len(args) in (2, 3) and not kwargs:
             return assign(self, *args)
         self._refuse_write("assign")

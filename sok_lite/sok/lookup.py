@@ -5,16 +5,17 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.ahead import Prefetched, send_ahead
+from sok_lite.bridge.checks import integer_keys
 from sok_lite.bridge.inference import checked_missing, checked_training
-from sok_lite.bridge.job import communicator
 from sok_lite.bridge.local_lookup import local_lookup_and_evict
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import Argument, checked_arguments
 from sok_lite.bridge.lookup_host import Treatment
 from sok_lite.bridge.type_spec import alive
+from sok_lite.communication import communicator
 from sok_lite.sok.dynamic_variable import DynamicVariable
 
-__all__ = ["lookup_sparse", "prefetch", "sparse_read_and_evict"]
+__all__ = ["all2all_dense_embedding", "lookup_sparse", "prefetch", "sparse_read_and_evict"]
 
 
 @tf.autograph.experimental.do_not_convert
@@ -80,6 +81,58 @@ def lookup_sparse(
     outputs = look_up(comm, arguments, treatment, ahead) if arguments else []
     is_list = isinstance(sp_ids, (list, tuple)) or isinstance(sp_weights, tuple)
     return outputs if is_list else outputs[0]
+
+
+@tf.autograph.experimental.do_not_convert
+def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
+    """Looks keys up in the table of all ranks, and returns a row for each.
+
+    It is `lookup_sparse` with one key in each row of the batch. Every rank must call it; ranks may
+    have different numbers of keys, and none. Keys that no rank has seen are inserted.
+
+    Args:
+      param: the variable, distributed or localized.
+      indices: (n,) integer keys.
+
+    Returns:
+      (n, dimension) of the variable's dtype. Its gradient is an IndexedSlices of distinct keys that
+      this rank owns, with rows summed over all ranks.
+
+    Raises:
+      RuntimeError, NotImplementedError: as `lookup_sparse`.
+      TypeError: several variables, or keys that are no integers.
+      ValueError: keys of another shape, or one that does not fit the key type.
+    """
+    comm = communicator()
+    if isinstance(param, (list, tuple)):
+        raise TypeError(
+            "sok.all2all_dense_embedding takes one variable. Received: a list of "
+            f"{len(param)}. For several use sok.lookup_sparse."
+        )
+    ids = _one_key_a_row(indices)
+    arguments = checked_arguments([param], [ids], None, "sum", comm.size)
+    return look_up(comm, arguments, Treatment(None, None, False))[0]
+
+
+def _one_key_a_row(indices: Any) -> tf.RaggedTensor:
+    """Returns keys (n,) as a batch of n rows, or raises TypeError or ValueError."""
+    if isinstance(indices, (tf.RaggedTensor, tf.SparseTensor)):
+        raise TypeError(
+            "sok.all2all_dense_embedding takes a dense tensor of keys. "
+            f"Received: {type(indices).__name__}. Use sok.lookup_sparse, or its values."
+        )
+    keys = integer_keys(indices, "The keys of sok.all2all_dense_embedding", "int64 or int32")
+    if keys.shape.rank not in (1, None):
+        raise ValueError(
+            "sok.all2all_dense_embedding takes keys of shape (n,). "
+            f"Received: shape {keys.shape}. Use tf.reshape(keys, [-1]), and reshape the rows."
+        )
+    keys = tf.ensure_shape(keys, [None]) if keys.shape.rank is None else keys
+    num_keys = tf.size(keys, tf.int64) if keys.shape[0] is None else keys.shape[0]
+    splits = tf.range(tf.constant(1, tf.int64) + num_keys)
+    if keys.shape[0] is not None:
+        splits.set_shape([keys.shape[0] + 1])  # `tf.range` does not see it in a graph
+    return tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
 
 
 @tf.autograph.experimental.do_not_convert

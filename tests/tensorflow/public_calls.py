@@ -112,10 +112,18 @@ class Calls:
         sok.assign(self.half, keys, tf.cast(rows, tf.bfloat16))
         sok.assign(self.slot, tf.constant([2, 3]), rows)
 
+    def static_rows(self):
+        self.half.to_static(tf.constant([4, 50]))
+        self.half.assign_add(tf.fill([2, DIM], tf.constant(2.0, tf.bfloat16)))
+        rows = self.half.value()
+        self.half.to_dynamic()
+        return tf.cast(rows, tf.float32)
+
     def exports(self):
         return (
             *sok.export(self.half),
             *self.hbm.export_if(min_score=0),
+            *sok.raw_ops.dummy_var_export_if(self.hbm.handle, 0),
             *self.slot.export(),
             tf.nn.embedding_lookup(self.slot, tf.constant([[2, 77]])),
             self.hbm.size,
@@ -179,6 +187,7 @@ IN_GRAPHS = [
     "apply_gradients",
     "sgd_step",
     "writes",
+    "static_rows",
     "exports",
     "questions",
     "removals",

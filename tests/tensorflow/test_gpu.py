@@ -109,7 +109,7 @@ def test_a_number_is_no_place_in_a_list(config):
 
 def test_too_late_for_the_memory_warns(config):
     config.has_started = True
-    with pytest.warns(UserWarning, match=r"had started GPU 0 before sok.init\(\).*nearly all"):
+    with pytest.warns(UserWarning, match=r"had started GPU 0 before sok_lite.init\(\).*nearly all"):
         gpu.share_gpu(backend_on(0))
     gpu.share_gpu(backend_on(0))  # once
     assert gpu.device_name(backend_on(0)) == "GPU:0"

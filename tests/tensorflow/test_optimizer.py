@@ -644,7 +644,7 @@ def test_the_step_of_a_lookup_and_its_gradient(initialised, mode):
         (
             lambda: v1.SyncReplicasOptimizer(v1.GradientDescentOptimizer(0.1), 1),
             NotImplementedError,
-            "no update rule for SyncReplicasOptimizer of tf.compat.v1.train. It has one for Adade",
+            "no update rule for SyncReplicasOptimizer of tf.compat.v1.train. There is one f",
         ),
         (lambda: "adam", TypeError, "must be a Keras 3, tf_keras or tf.compat.v1.train optimizer"),
     ],

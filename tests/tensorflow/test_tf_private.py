@@ -12,6 +12,7 @@ import tensorflow as tf
 import sok_lite
 from sok_lite.bridge import tf_private
 from sok_lite.bridge.refusals import RefusesDense
+from sok_lite.bridge.static_rows import WithStaticRows
 from sok_lite.bridge.type_spec import TableSpec
 from sok_lite.bridge.variable import TableVariable
 
@@ -60,7 +61,7 @@ def test_methods_that_its_type_overrides(name):
     assert getattr(TableSpec, name) is not getattr(tf_private.VariableSpec, name)
 
 
-@pytest.mark.parametrize("cls", [RefusesDense, TableVariable, TableSpec])
+@pytest.mark.parametrize("cls", [RefusesDense, TableVariable, WithStaticRows, TableSpec])
 def test_every_private_method_that_is_overridden_is_listed(cls):
     """An override of what TensorFlow has no more would be dead, and nobody would know."""
     base = tf_private.VariableSpec if cls is TableSpec else tf_private.ResourceVariable

@@ -76,25 +76,24 @@ def _class_name(optimizer: Any, family: Family) -> str:
         ]
         if changed and module != "horovod":
             raise NotImplementedError(
-                f"sok.OptimizerWrapper cannot know the update rule of {type(optimizer).__name__}, "
+                f"No update rule for rows can be told of {type(optimizer).__name__}, "
                 f"which has its own {changed[0]}. Give it the optimizer class itself."
             )
     if type(optimizer).__name__.startswith("LossScaleOptimizer"):
         raise NotImplementedError(
-            "sok.OptimizerWrapper does not take a LossScaleOptimizer: whether it skips a step is "
+            "A LossScaleOptimizer cannot update rows of a table: whether it skips a step is "
             "decided inside it. Wrap the inner optimizer, and scale loss and gradients yourself."
         )
     what = f"{type(optimizer).__name__} of {family.name}"
     for base in type(optimizer).__mro__:
         if base.__name__ in _NOT_BY_ROW:
             raise NotImplementedError(
-                f"sok.OptimizerWrapper has no update rule for {what}: "
-                f"{_NOT_BY_ROW[base.__name__]}, and a table changes row by row. It has one for "
-                f"{', '.join(sorted(family.settings))}."
+                f"Rows have no update rule for {what}: {_NOT_BY_ROW[base.__name__]}, and a table "
+                f"changes row by row. There is one for {', '.join(sorted(family.settings))}."
             )
     raise NotImplementedError(
-        f"sok.OptimizerWrapper has no update rule for {what}. "
-        f"It has one for {', '.join(sorted(family.settings))}."
+        f"Rows have no update rule for {what}. There is one for "
+        f"{', '.join(sorted(family.settings))}."
     )
 
 
@@ -115,7 +114,7 @@ def refuse_unsupported(optimizer: Any) -> None:
         value = getattr(optimizer, name, None)
         if value:
             raise NotImplementedError(
-                f"sok.OptimizerWrapper does not support {name}={value!r} of "
-                f"{type(optimizer).__name__}: it would not act on rows of a DynamicVariable. "
+                f"Rows of tables do not support {name}={value!r} of {type(optimizer).__name__}: it "
+                "would not act on them. "
                 f"Leave it out and {instead}."
             )

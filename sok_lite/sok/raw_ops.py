@@ -1,0 +1,312 @@
+"""`sok.raw_ops`: SOK's operations by name, as functions of handles.
+
+A handle is `variable.handle` of a DynamicVariable in dynamic mode, or one that `dummy_var_handle`
+makes and `dummy_var_initialize` gives a table. Everything acts on the part of this rank and works
+in eager mode, in a tf.function and in graphs of TF1. Attributes that SOK's operations have beside
+are taken under their names: `dtype` and `key_type` must be the table's. `name` has no effect.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import tensorflow as tf
+
+from sok_lite.bridge import table_ops, writes
+from sok_lite.bridge.checks import integer_keys
+from sok_lite.bridge.local_lookup import local_lookup, local_lookup_and_evict
+from sok_lite.bridge.table_call import array_call
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.sok.handles import (
+    dummy_var_handle,
+    dummy_var_initialize,
+    is_of_table,
+    variable_with,
+)
+
+__all__ = [
+    "dist_select",
+    "dummy_var_assign",
+    "dummy_var_export",
+    "dummy_var_export_if",
+    "dummy_var_handle",
+    "dummy_var_initialize",
+    "dummy_var_scatter_add",
+    "dummy_var_scatter_update",
+    "dummy_var_shape",
+    "dummy_var_sparse_read",
+    "dummy_var_sparse_read_evict",
+    "gather_ex",
+    "group_lookup",
+    "hotness_calculate",
+    "lookup_backward",
+    "lookup_forward",
+    "lookup_forward_dynamic",
+    "lookup_forward_embedding_var_gpu",
+    "lookup_forward_variable",
+    "postprocessing_backward",
+    "postprocessing_forward",
+    "preprocessing_forward",
+    "preprocessing_forward_with_weight",
+    "reorder",
+]
+
+
+class DummyVarExport(NamedTuple):
+    """(n,) keys, and (n, dimension) rows."""
+
+    indices: tf.Tensor
+    values: tf.Tensor
+
+
+class DummyVarSparseReadEvict(NamedTuple):
+    """(n, dimension) rows, (m,) evicted keys, (m, dimension) their last rows."""
+
+    output: tf.Tensor
+    evict_keys: tf.Tensor
+    evict_values: tf.Tensor
+
+
+class DistSelect(NamedTuple):
+    """(n,) keys by rank, (n,) int32 where each was, (num_splits,) int32 keys of each rank."""
+
+    keys: tf.Tensor
+    order: tf.Tensor
+    splits: tf.Tensor
+
+
+# ---------------------------------------------------------------- of tables
+
+
+def dummy_var_shape(
+    resource: tf.Tensor,
+    out_type: Any = tf.int32,
+    key_type: Any = None,
+    dtype: Any = None,
+    name: str | None = None,
+) -> tf.Tensor:
+    """Returns [rows on this rank, dimension] of an integer type."""
+    return tf.cast(table_ops.size(variable_with(resource, key_type, dtype)), out_type)
+
+
+def dummy_var_assign(
+    resource: tf.Tensor, indices: Any, values: Any, name: str | None = None
+) -> Any:
+    """Sets the rows of keys, inserting keys that are new; see `sok.assign`.
+
+    Returns:
+      None in eager mode, the operation in a graph.
+    """
+    variable = variable_with(resource)
+    return _operation(writes.insert_or_assign(variable, "dummy_var_assign", indices, values))
+
+
+def dummy_var_export(
+    resource: tf.Tensor, key_type: Any = None, dtype: Any = None, name: str | None = None
+) -> DummyVarExport:
+    """Returns this rank's keys, ascending, and their rows."""
+    return DummyVarExport(*table_ops.export(variable_with(resource, key_type, dtype)))
+
+
+def dummy_var_export_if(
+    resource: tf.Tensor,
+    threshold: Any,
+    key_type: Any = None,
+    dtype: Any = None,
+    name: str | None = None,
+) -> DummyVarExport:
+    """Returns the keys, ascending, whose score is above a threshold, and their rows.
+
+    Scores are those of `variable.scores`: no times, as in SOK, but for kLru numbers of lookups.
+
+    Args:
+      threshold: a number of uint64, scalar or (1,).
+    """
+    variable = variable_with(resource, key_type, dtype)
+    threshold = tf.reshape(tf.cast(threshold, tf.uint64), [1])
+
+    def export(table: EmbeddingTable, threshold: Any) -> Any:
+        return table.export_if(lambda entries: entries.scores > threshold)
+
+    indices, values = array_call(
+        variable,
+        f"dummy_var_export_if of {variable.name!r}",
+        export,
+        [threshold],
+        [variable.key_type, variable.dtype],
+        [[None], [None, variable.dimension]],
+    )
+    return DummyVarExport(indices, values)
+
+
+def dummy_var_sparse_read(
+    resource: tf.Tensor, indices: Any, dtype: Any = None, name: str | None = None
+) -> tf.Tensor:
+    """Returns the rows of keys, inserting keys that are new: `tf.nn.embedding_lookup`.
+
+    Its gradient, of the handle and so of its variable, is an IndexedSlices of the keys as given.
+    """
+    return local_lookup(variable_with(resource, dtype=dtype), indices)
+
+
+def dummy_var_sparse_read_evict(
+    resource: tf.Tensor, indices: Any, dtype: Any = None, name: str | None = None
+) -> DummyVarSparseReadEvict:
+    """Returns the rows of keys and what was evicted for them; see `sok.sparse_read_and_evict`."""
+    variable = variable_with(resource, dtype=dtype)
+    return DummyVarSparseReadEvict(*local_lookup_and_evict(variable, indices))
+
+
+def dummy_var_scatter_add(
+    resource: tf.Tensor, indices: Any, updates: Any, name: str | None = None
+) -> Any:
+    """Adds rows to the rows of keys that are in the table; repeated keys are summed.
+
+    Returns:
+      None in eager mode, the operation in a graph.
+    """
+    return _scatter(writes.scatter_add, resource, indices, updates)
+
+
+def dummy_var_scatter_update(
+    resource: tf.Tensor, indices: Any, updates: Any, name: str | None = None
+) -> Any:
+    """Sets the rows of keys that are in the table; of a repeated key the last row counts.
+
+    Returns:
+      None in eager mode, the operation in a graph.
+    """
+    return _scatter(writes.scatter_update, resource, indices, updates)
+
+
+def _scatter(scatter: Callable[..., Any], resource: Any, indices: Any, updates: Any) -> Any:
+    variable = variable_with(resource)
+    updates = tf.convert_to_tensor(updates, dtype_hint=variable.dtype)
+    return _operation(scatter(variable, tf.IndexedSlices(updates, tf.convert_to_tensor(indices))))
+
+
+def _operation(done: Any) -> Any:
+    return None if tf.executing_eagerly() else done
+
+
+def group_lookup(
+    handles: Sequence[tf.Tensor], indices: Sequence[Any], dtype: Any = None, name: str | None = None
+) -> list[tf.Tensor]:
+    """Returns the rows of each handle's own keys; see `sok.lookup.group_lookup`.
+
+    Args:
+      handles: of DynamicVariables and of dense variables, mixed.
+      indices: as many tensors of keys, or of row numbers.
+      dtype: of the results; None: as the table, and tf.float32 for the handle of a dense variable.
+
+    Raises:
+      ValueError: not as many indices as handles.
+    """
+    if len(handles) != len(indices):
+        raise ValueError(
+            "group_lookup takes as many `indices` as `handles`. "
+            f"Received: {len(handles)} handles and {len(indices)} indices."
+        )
+    rows = []
+    for handle, keys in zip(handles, indices, strict=True):
+        if not is_of_table(handle):
+            found = tf.raw_ops.ResourceGather(
+                resource=handle, indices=tf.convert_to_tensor(keys), dtype=dtype or tf.float32
+            )
+        else:
+            found = dummy_var_sparse_read(handle, keys)
+        rows.append(found if dtype is None else tf.cast(found, dtype))
+    return rows
+
+
+# ---------------------------------------------------------------- of keys and rows alone
+
+
+def dist_select(indices: Any, num_splits: int, name: str | None = None) -> DistSelect:
+    """Groups keys by the rank that owns them: key mod `num_splits`, never negative.
+
+    In each group they keep their order. `reorder(rows, order)` brings rows of the grouped keys back
+    to the order of `indices`.
+
+    Args:
+      indices: (n,) integers.
+      num_splits: number of ranks.
+
+    Raises:
+      TypeError: keys are no integers. ValueError: no rank.
+    """
+    if num_splits < 1:
+        raise ValueError(f"`num_splits` must be at least 1. Received: num_splits={num_splits}.")
+    keys = integer_keys(indices, "The keys of dist_select", "int64 or int32")
+    owners = tf.cast(tf.math.floormod(keys, tf.cast(num_splits, keys.dtype)), tf.int32)
+    groups = tf.dynamic_partition(tf.range(tf.size(keys)), owners, int(num_splits))
+    order = tf.concat(groups, 0)
+    splits = tf.stack([tf.size(group) for group in groups])
+    return DistSelect(tf.gather(keys, order), order, splits)
+
+
+def reorder(embedding: Any, order: Any, name: str | None = None) -> tf.Tensor:
+    """Returns rows (n, ...) in another order: `out[order[i]] = embedding[i]`.
+
+    Args:
+      order: (n,) int32, each number below n once.
+    """
+    order = tf.convert_to_tensor(order)
+
+    @tf.custom_gradient
+    def run(embedding: tf.Tensor) -> Any:
+        places = tf.math.invert_permutation(order)
+        return tf.gather(embedding, places), lambda grads: gather_ex(grads, order)
+
+    return run(tf.convert_to_tensor(embedding))
+
+
+def gather_ex(x: Any, idx: Any, name: str | None = None) -> tf.Tensor:
+    """Returns rows (n, ...) by number: `out[i] = x[idx[i]]`. It undoes `reorder`.
+
+    Args:
+      idx: (n,) int32.
+    """
+    return tf.gather(x, idx)
+
+
+def hotness_calculate(
+    row_length_buffer: Any, num_gpus: int, num_lookups: int, name: str | None = None
+) -> tf.Tensor:
+    """Returns the longest row of each lookup, over all ranks.
+
+    Args:
+      row_length_buffer: (num_gpus * num_lookups * batch,) integers: the row lengths of each lookup
+        of rank 0, then those of rank 1, and so on.
+
+    Returns:
+      (num_lookups,) int32.
+    """
+    lengths = tf.reshape(row_length_buffer, [num_gpus, num_lookups, -1])
+    longest = tf.reduce_max(tf.cast(lengths, tf.int32), [0, 2])
+    return tf.maximum(longest, 0)  # of no row
+
+
+# ---------------------------------------------------------------- stages of SOK's lookup
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(
+            f"sok.raw_ops.{name} is not there: it is a stage of SOK's own lookup_sparse, whose "
+            "stages are others here. Use sok.lookup_sparse, which has gradients."
+        )
+
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = "Raises NotImplementedError: use `sok.lookup_sparse`."
+    return refuse
+
+
+preprocessing_forward = _refused("preprocessing_forward")
+preprocessing_forward_with_weight = _refused("preprocessing_forward_with_weight")
+lookup_forward = _refused("lookup_forward")
+lookup_forward_variable = _refused("lookup_forward_variable")
+lookup_forward_dynamic = _refused("lookup_forward_dynamic")
+lookup_forward_embedding_var_gpu = _refused("lookup_forward_embedding_var_gpu")
+lookup_backward = _refused("lookup_backward")
+postprocessing_forward = _refused("postprocessing_forward")
+postprocessing_backward = _refused("postprocessing_backward")

@@ -1,0 +1,376 @@
+"""sok.raw_ops: SOK's operations as functions of handles."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.bridge.variable import variable_of
+
+v1 = tf.compat.v1
+raw_ops = sok.raw_ops
+
+DIM = 3
+SMALL = '{"init_capacity": 128, "max_capacity": 128}'
+
+
+def rows_of(keys):
+    return (np.asarray(keys)[:, None] + np.arange(DIM) / 4).astype(np.float32)
+
+
+def made(var_type="hbm", initializer="2", name="raw", config="{}", **types):
+    handle = raw_ops.dummy_var_handle(shape=[None, DIM], **types)
+    raw_ops.dummy_var_initialize(handle, initializer, var_type, name, config=config, **types)
+    return handle
+
+
+@pytest.fixture(params=["of a variable", "made"])
+def handle(request):
+    """A handle with the keys 0 to 9; whoever owns the table is kept by the fixture."""
+    if request.param == "made":
+        handle, owner = made(), None
+    else:
+        owner = sok.DynamicVariable(DIM, "2", name="owner")
+        handle = owner.handle
+    raw_ops.dummy_var_assign(handle, np.arange(10), rows_of(np.arange(10)))
+    yield handle
+    del owner
+
+
+def test_rows_are_read_assigned_scattered_and_exported(handle, mode):
+    keys = tf.constant([9, 3, 77, 3])
+
+    @mode
+    def use():
+        read = raw_ops.dummy_var_sparse_read(handle, keys)
+        raw_ops.dummy_var_assign(handle, [50], [[5.0] * DIM])
+        raw_ops.dummy_var_scatter_add(handle, [3, 3, 1000], [[1.0] * DIM] * 3)
+        raw_ops.dummy_var_scatter_update(handle, tf.constant([4, 1000]), tf.ones([2, DIM]))
+        return read, raw_ops.dummy_var_export(handle), raw_ops.dummy_var_shape(handle)
+
+    read, exported, shape = use()
+    np.testing.assert_array_equal(read, [*rows_of([9, 3]), [2.0] * DIM, *rows_of([3])])
+    np.testing.assert_array_equal(exported.indices, [*range(10), 50, 77])
+    expected = rows_of(np.arange(12))
+    expected[3] += 2.0
+    expected[4] = 1.0
+    expected[10:] = [[5.0] * DIM, [2.0] * DIM]
+    np.testing.assert_array_equal(exported.values, expected)
+    np.testing.assert_array_equal(shape, [12, DIM])
+    assert shape.dtype == tf.int32
+    assert raw_ops.dummy_var_shape(handle, out_type=tf.int64).dtype == tf.int64
+
+
+def test_a_read_has_the_gradient_of_an_embedding_lookup(handle, mode):
+    keys, weights = tf.constant([9, 3, 9]), tf.constant([[1.0], [2.0], [3.0]])
+
+    @mode
+    def gradient():
+        with tf.GradientTape() as tape:
+            tape.watch(handle)
+            loss = tf.reduce_sum(raw_ops.dummy_var_sparse_read(handle, keys) * weights)
+        found = tape.gradient(loss, handle)
+        return found.indices, found.values
+
+    indices, values = gradient()
+    np.testing.assert_array_equal(indices, keys)
+    np.testing.assert_array_equal(values, np.tile(weights, DIM))
+
+
+def test_a_variable_is_watched_through_its_handle(mode):
+    table = sok.DynamicVariable(DIM, "2")
+
+    @mode
+    def gradient():
+        with tf.GradientTape() as tape:
+            rows = raw_ops.dummy_var_sparse_read(table.handle, tf.constant([4, 5]))
+            loss = tf.reduce_sum(tf.square(rows))
+        return tape.gradient(loss, table).values
+
+    np.testing.assert_array_equal(gradient(), np.full((2, DIM), 4.0))
+
+
+def test_export_if_takes_what_is_above_the_threshold(mode):
+    table = sok.DynamicVariable(DIM, "2")
+    for step in range(4):  # numbers of lookups from 1 on
+        tf.nn.embedding_lookup(table, [10 * step])
+    scores = table.scores([0, 10, 20, 30]).numpy()
+    export = mode(lambda threshold: raw_ops.dummy_var_export_if(table.handle, threshold))
+    for threshold in (scores[1], np.uint64(0), scores[3], np.uint64(2**64 - 1)):
+        indices, values = export(tf.constant(threshold, tf.uint64))
+        expected = [10 * i for i, score in enumerate(scores) if score > threshold]
+        np.testing.assert_array_equal(indices, expected)
+        assert values.shape == (len(expected), DIM)
+
+
+def test_read_evict_gives_what_lost_its_place(mode):
+    handle = made("hybrid", "2", config=SMALL)
+    read = mode(lambda keys: raw_ops.dummy_var_sparse_read_evict(handle, keys))
+    raw_ops.dummy_var_assign(handle, np.arange(100), rows_of(np.arange(100)))
+    out, keys, rows = read(tf.range(1000, 1100, dtype=tf.int64))
+    assert out.shape == (100, DIM) and len(keys) > 50
+    np.testing.assert_array_equal(rows, rows_of(keys))
+    assert sorted([*keys.numpy(), *raw_ops.dummy_var_export(handle).indices.numpy()]) == sorted(
+        [*range(100), *range(1000, 1100)]
+    )
+
+
+def test_a_session_runs_the_operations():
+    with tf.Graph().as_default(), v1.Session() as session:
+        handle = raw_ops.dummy_var_handle(shared_name="t", shape=[None, DIM])
+        init = raw_ops.dummy_var_initialize(handle, "2", "hbm", "t")
+        keys = v1.placeholder(tf.int64, [None])
+        rows = raw_ops.dummy_var_sparse_read(handle, keys)
+        (gradient,) = v1.gradients(tf.reduce_sum(rows), [handle])
+        add = raw_ops.dummy_var_scatter_add(handle, keys, tf.ones([2, DIM]))
+        exported = raw_ops.dummy_var_export(handle)
+        session.run(init)
+        out, indices = session.run([rows, gradient.indices], {keys: [4, 6]})
+        np.testing.assert_array_equal(out, np.full((2, DIM), 2.0))
+        np.testing.assert_array_equal(indices, [4, 6])
+        session.run(add, {keys: [4, 6]})
+        found = session.run(exported)
+    np.testing.assert_array_equal(found.indices, [4, 6])
+    np.testing.assert_array_equal(found.values, np.full((2, DIM), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("initializer", "row"),
+    [
+        ("13", 13.0),
+        (tf.constant("ones"), 1.0),
+        (tf.constant([[0.1, 7.0]]), np.float32(0.1)),
+        (tf.Variable([1e-7, 3.0]), np.float32(1e-7)),
+        (np.float32(4.5), 4.5),
+        (np.zeros((0, 2), np.float32), None),
+    ],
+)
+def test_the_first_of_an_initializer_counts(initializer, row):
+    found = raw_ops.dummy_var_sparse_read(made("hbm", initializer), [8]).numpy()
+    if row is None:
+        assert np.abs(found).max() <= 0.05  # "random"
+    else:
+        np.testing.assert_array_equal(found, np.full((1, DIM), row, np.float32))
+
+
+def test_the_types_are_those_of_the_handle():
+    types = {"key_type": tf.int32, "dtype": tf.float16}
+    handle = made(**types)
+    rows = raw_ops.dummy_var_sparse_read(handle, [1], dtype=tf.float16)
+    indices, values = raw_ops.dummy_var_export(handle, **types)
+    assert (rows.dtype, indices.dtype, values.dtype) == (tf.float16, tf.int32, tf.float16)
+    with pytest.raises(ValueError, match="`dtype` of 'raw:0' is float16.*Received: dtype"):
+        raw_ops.dummy_var_sparse_read(handle, [1], dtype=tf.float32)
+    other = raw_ops.dummy_var_handle(shape=[None, DIM])
+    with pytest.raises(ValueError, match="keys of int64 and rows of float32.*int32 and float16"):
+        raw_ops.dummy_var_initialize(other, "2", "hbm", "raw", **types)
+
+
+def test_the_options_come_as_json():
+    handle = made("hybrid", config=SMALL)
+    raw_ops.dummy_var_sparse_read(handle, np.arange(1000))
+    assert int(raw_ops.dummy_var_shape(handle)[0]) <= 128
+    with pytest.raises(TypeError, match="unexpected keyword argument 'size'"):
+        made("hybrid", config='{"size": 1}')
+
+
+def test_a_handle_is_initialised_once():
+    handle = made()
+    with pytest.raises(RuntimeError, match="DummyVar has already been initialized"):
+        raw_ops.dummy_var_initialize(handle, "3", "hbm", "raw")
+    table = sok.DynamicVariable(DIM)
+    with pytest.raises(RuntimeError, match="DummyVar has already been initialized"):
+        raw_ops.dummy_var_initialize(table.handle, "3", "hbm", "raw")
+
+
+def test_handles_of_one_name_are_one():
+    make = raw_ops.dummy_var_handle
+    first = make(shared_name="shared", shape=[None, DIM])
+    assert make(shared_name="shared", shape=[None, DIM]) is first
+    assert make(shared_name="shared", container="other", shape=[None, DIM]) is not first
+    assert make(shape=[None, DIM]) is not make(shape=[None, DIM])
+    with pytest.raises(ValueError, match="The handle 'shared' of container.*another shared_name"):
+        make(shared_name="shared", shape=[None, DIM + 1])
+    del first
+    gc.collect()
+    make(shared_name="shared", shape=[None, DIM + 1])
+
+
+def test_a_table_lives_as_long_as_its_handle():
+    def used():
+        handle = made()
+        table = weakref.ref(variable_of(handle).table)
+        raw_ops.dummy_var_sparse_read(handle, [1])
+        shape = tf.function(lambda: raw_ops.dummy_var_shape(handle))
+        np.testing.assert_array_equal(shape(), [1, DIM])
+        gc.collect()
+        assert table() is not None
+        return table
+
+    table = used()
+    gc.collect()
+    assert table() is None
+
+
+def test_a_handle_does_not_keep_a_variable():
+    table = sok.DynamicVariable(DIM)
+    handle, variable = table.handle, weakref.ref(table)
+    del table
+    gc.collect()
+    assert variable() is None
+    with pytest.raises(ValueError, match="one that is gone"):
+        raw_ops.dummy_var_sparse_read(handle, [1])
+
+
+def test_what_is_no_handle_is_refused():
+    dense = tf.Variable(rows_of([1]))
+    with pytest.raises(TypeError, match="variable.handle.*Received: ResourceVariable"):
+        raw_ops.dummy_var_export(dense)
+    with pytest.raises(ValueError, match="that of no table"):
+        raw_ops.dummy_var_export(dense.handle)
+    with pytest.raises(ValueError, match="Call dummy_var_initialize first"):
+        raw_ops.dummy_var_export(raw_ops.dummy_var_handle(shape=[None, DIM]))
+    table = sok.DynamicVariable(DIM)
+    table.to_static([1])
+    with pytest.raises(ValueError, match="static mode"):
+        raw_ops.dummy_var_export(table.handle)
+    for shape in (None, [DIM], [None, None], [None, 0]):
+        with pytest.raises(ValueError, match="shape of rank 2"):
+            raw_ops.dummy_var_handle(shape=shape)
+    with pytest.raises(RuntimeError, match="outside of the tf.function"):
+        tf.function(lambda: raw_ops.dummy_var_handle(shape=[None, DIM]))()
+    with pytest.raises(ValueError, match="takes what dummy_var_handle gave"):
+        raw_ops.dummy_var_initialize(dense.handle, "2", "hbm", "raw")
+
+
+# ---------------------------------------------------------------- keys and rows alone
+
+
+def test_dist_select_of_the_example():
+    keys, order, splits = raw_ops.dist_select(tf.range(5), num_splits=2)
+    np.testing.assert_array_equal(keys, [0, 2, 4, 1, 3])
+    np.testing.assert_array_equal(order, [0, 2, 4, 1, 3])
+    np.testing.assert_array_equal(splits, [3, 2])
+    assert (order.dtype, splits.dtype) == (tf.int32, tf.int32)
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64, tf.uint64], ids=lambda d: d.name)
+@pytest.mark.parametrize("num_splits", [1, 2, 3, 7])
+@pytest.mark.parametrize("n", [0, 1, 33, 1000])
+def test_dist_select_groups_keys_by_owner_in_their_order(n, num_splits, dtype, mode):
+    rng = np.random.default_rng(n)
+    low, high = np.iinfo(dtype.as_numpy_dtype).min, np.iinfo(dtype.as_numpy_dtype).max
+    indices = rng.integers(low, high, n, dtype.as_numpy_dtype, endpoint=True)
+    select = mode(lambda keys: raw_ops.dist_select(keys, num_splits=num_splits))
+    keys, order, splits = select(tf.constant(indices))
+    owners = [int(key) % num_splits for key in indices]
+    expected = sorted(range(n), key=lambda i: owners[i])  # stable
+    np.testing.assert_array_equal(order, expected)
+    np.testing.assert_array_equal(keys, indices[expected])
+    np.testing.assert_array_equal(splits, [owners.count(rank) for rank in range(num_splits)])
+
+
+def test_dist_select_refuses_what_are_no_keys_and_no_ranks():
+    with pytest.raises(TypeError, match="must be integers"):
+        raw_ops.dist_select([0.5], num_splits=2)
+    with pytest.raises(ValueError, match="Received: num_splits=0"):
+        raw_ops.dist_select([1], num_splits=0)
+
+
+@pytest.mark.parametrize("n", [0, 1, 33])
+def test_reorder_and_gather_ex_undo_each_other(n, mode):
+    rng = np.random.default_rng(n)
+    rows = rng.normal(size=(n, DIM)).astype(np.float32)
+    grads = rng.normal(size=(n, DIM)).astype(np.float32)
+    order = rng.permutation(n).astype(np.int32)
+
+    @mode
+    def both(rows):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(rows)
+            moved = raw_ops.reorder(rows, order)
+            back = raw_ops.gather_ex(rows, order)
+        found = [tape.gradient(each, rows, grads) for each in (moved, back)]
+        return moved, raw_ops.gather_ex(moved, order), back, *map(tf.convert_to_tensor, found)
+
+    moved, undone, gathered, of_reorder, of_gather = both(tf.constant(rows))
+    expected = np.zeros_like(rows)
+    expected[order] = rows
+    np.testing.assert_array_equal(moved, expected)
+    np.testing.assert_array_equal(undone, rows)
+    np.testing.assert_array_equal(gathered, rows[order])
+    np.testing.assert_array_equal(of_reorder, grads[order])
+    expected[order] = grads
+    np.testing.assert_array_equal(of_gather, expected)
+
+
+def test_reorder_has_second_derivatives():
+    rows = tf.constant([[1.0], [2.0], [3.0]])
+    with tf.GradientTape() as outer:
+        outer.watch(rows)
+        with tf.GradientTape() as inner:
+            inner.watch(rows)
+            loss = tf.reduce_sum(raw_ops.reorder(rows, [2, 0, 1]) ** 3)
+        first = inner.gradient(loss, rows)
+    np.testing.assert_array_equal(first, 3 * rows**2)
+    np.testing.assert_array_equal(outer.gradient(first, rows), 6 * rows)
+
+
+def test_dist_select_and_reorder_make_a_lookup_over_ranks():
+    """As all2all_dense_embedding of SOK is made of them: here the ranks are lists."""
+    ids, table = tf.constant([7, 2, 7, 0, 5]), rows_of(np.arange(8))
+    keys, order, splits = raw_ops.dist_select(ids, num_splits=2)
+    parts = [tf.gather(table, part) for part in tf.split(keys, splits)]
+    np.testing.assert_array_equal(raw_ops.reorder(tf.concat(parts, 0), order), table[ids])
+
+
+def test_group_lookup_takes_handles_of_both_kinds(mode):
+    table, dense = sok.DynamicVariable(DIM, "2"), tf.Variable(rows_of([0, 1, 2]))
+    ids = [tf.constant([8, 8]), tf.constant([2, 0])]
+
+    @mode
+    def look_up():
+        with tf.GradientTape() as tape:
+            tape.watch(dense.handle)
+            rows = raw_ops.group_lookup([table.handle, dense.handle], ids, tf.float32)
+            loss = tf.add_n([tf.reduce_sum(some) for some in rows])
+        return rows, [grad.indices for grad in tape.gradient(loss, [table, dense])]
+
+    rows, indices = look_up()
+    np.testing.assert_array_equal(rows[0], np.full((2, DIM), 2.0))
+    np.testing.assert_array_equal(rows[1], rows_of([2, 0]))
+    np.testing.assert_array_equal(indices, ids)
+    (half,) = raw_ops.group_lookup([table.handle], [[8]], tf.float16)
+    assert half.dtype == tf.float16
+    with pytest.raises(ValueError, match="1 handles and 2 indices"):
+        raw_ops.group_lookup([table.handle], ids)
+
+
+@pytest.mark.parametrize("batch", [0, 1, 5])
+def test_hotness_is_the_longest_row_of_each_lookup(batch, mode):
+    lengths = np.random.default_rng(batch).integers(0, 9, (2, 3, batch)).astype(np.int32)
+    calculate = mode(lambda x: raw_ops.hotness_calculate(x, num_gpus=2, num_lookups=3))
+    found = calculate(tf.constant(lengths.reshape(-1)))
+    assert found.dtype == tf.int32
+    np.testing.assert_array_equal(found, lengths.max((0, 2), initial=0))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("preprocessing_forward", "preprocessing_forward_with_weight", "lookup_forward"),
+        *("lookup_forward_variable", "lookup_forward_dynamic", "lookup_backward"),
+        *("lookup_forward_embedding_var_gpu", "postprocessing_forward", "postprocessing_backward"),
+    ],
+)
+def test_a_stage_of_soks_lookup_says_what_to_use(name):
+    with pytest.raises(NotImplementedError, match=f"raw_ops.{name} is not there.*lookup_sparse"):
+        getattr(raw_ops, name)([1], num_gpus=1)
+
+
+def test_every_operation_is_named():
+    assert sorted(raw_ops.__all__) == raw_ops.__all__
+    assert all(callable(getattr(raw_ops, name)) for name in raw_ops.__all__)
