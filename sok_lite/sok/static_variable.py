@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from sok_lite.backend import Backend
 from sok_lite.bridge.checks import without_keras
-from sok_lite.communication import communicator
 from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.variable import table_for_variable
+from sok_lite.communication import communicator
 from sok_lite.engine.dtypes import is_integer, row_dtype
 from sok_lite.engine.owner import MOD, OneRank
 from sok_lite.engine.static_table import StaticTable

@@ -121,6 +121,32 @@ def test_static_tables_train_as_on_one_rank(comm, make, wrapped, ahead, monkeypa
         np.testing.assert_allclose(rows, expected_rows, rtol=1e-5, atol=1e-6, err_msg=table.name)
 
 
+@pytest.mark.parametrize("mode", [None, "localized:0", "last"])
+def test_a_row_for_each_key(comm, mode):
+    mode = f"localized:{comm.size - 1}" if mode == "last" else mode
+    table = sok.Variable(rows_of(0), mode=mode)
+    # The last of several ranks asks for nothing.
+    keys = np.array([7, 0, 7, NUM_ROWS - 1])
+    keys = keys[:0] if 0 < comm.rank == comm.size - 1 else keys
+    with tf.GradientTape() as tape:
+        rows = sok.all2all_dense_embedding(table, keys)
+        loss = tf.reduce_sum(rows)
+    np.testing.assert_array_equal(rows, rows_of(0)[keys])
+    grads = tape.gradient(loss, table)
+    places, values = (
+        comm.allgatherv(np.ascontiguousarray(each)).rows
+        for each in (
+            grads.indices.numpy() if mode else grads.indices.numpy() * comm.size + comm.rank,
+            grads.values.numpy(),
+        )
+    )
+    expected = np.zeros((NUM_ROWS, DIM))
+    np.add.at(expected, comm.allgatherv(keys).rows, 1.0)
+    total = np.zeros((NUM_ROWS, DIM))
+    np.add.at(total, places, values)
+    np.testing.assert_array_equal(total, expected)
+
+
 def test_a_row_that_there_is_not_is_told_to_all_ranks(comm):
     static, growing = sok.Variable(rows_of(0), name="few"), sok.DynamicVariable(2, name="other")
     row = NUM_ROWS if comm.rank == comm.size - 1 else 0

@@ -81,6 +81,26 @@ def test_the_gradient_has_each_row_once(mode):
     assert tf.convert_to_tensor(grads).shape == (NUM_ROWS, 4)
 
 
+@pytest.mark.parametrize("keys", [[], [5], [9, 3, 9, 0]], ids=str)
+def test_a_row_for_each_key(keys, mode):
+    table, dense = sok.Variable(rows_of(0, 4)), tf.Variable(rows_of(0, 4))
+    keys = tf.constant(keys, tf.int64)
+
+    def run():
+        with tf.GradientTape() as tape:
+            rows = sok.all2all_dense_embedding(table, keys)
+            loss = tf.reduce_sum(tf.sin(rows))
+        return rows, tape.gradient(loss, table)
+
+    rows, grads = mode(run)()
+    with tf.GradientTape() as tape:
+        expected = tf.gather(dense, keys)
+        loss = tf.reduce_sum(tf.sin(expected))
+    np.testing.assert_array_equal(rows, expected)
+    theirs = tf.convert_to_tensor(tape.gradient(loss, dense))
+    np.testing.assert_allclose(tf.convert_to_tensor(grads), theirs, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_rows_of_16_bits(mode, dtype):
     table = sok.Variable(rows_of(0, 4), dtype=dtype)
@@ -242,6 +262,19 @@ def test_a_loop_around_a_lookup(mode):
     expected = np.zeros((NUM_ROWS, 4))
     expected[[3, 1]], expected[9] = 0.5, 1.0
     np.testing.assert_allclose(grads, expected)
+
+
+def test_keys_may_be_sent_ahead_and_nothing_is_asked_of_inference(mode):
+    """On one rank nothing is sent; static rows are there whatever becomes of missing keys."""
+    table, ids = sok.Variable(rows_of(0, 4)), tf.ragged.constant([[7], [8, 9]], dtype=tf.int64)
+
+    def run():
+        return sok.lookup_sparse(table, sok.prefetch(table, ids), combiners="sum")
+
+    expected = [rows_of(0, 4)[7], rows_of(0, 4)[8] + rows_of(0, 4)[9]]
+    np.testing.assert_allclose(mode(run)(), expected, rtol=1e-6)
+    with sok.inference_mode(missing="zeros"):
+        np.testing.assert_allclose(mode(run)(), expected, rtol=1e-6)
 
 
 def test_it_is_made_once_in_the_build_of_a_layer():
