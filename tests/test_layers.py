@@ -58,7 +58,7 @@ LAYERS = [
     ],
     ["sok_lite.bridge.optimizers.settings", "sok_lite.bridge.optimizers.host"],
     ["sok_lite.bridge.optimizers.order", "sok_lite.bridge.optimizers.slots"],
-    ["sok_lite.bridge.optimizers.step"],
+    ["sok_lite.bridge.optimizers.step", "sok_lite.bridge.optimizers.shown"],
     ["sok_lite.communication"],
     ["sok_lite.sok", "sok_lite.sok.arguments"],
     ["sok_lite.sok.dynamic_variable"],
