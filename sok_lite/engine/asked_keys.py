@@ -26,6 +26,7 @@ class AskedKeys:
       sizes: how many each part has.
       rows: (m,) uint32, row numbers, once they were looked up.
       generations: of the table of each part, by then.
+      num_absent: of the table of each part, how many of its keys have no row.
       sources: of each part with weights whose rows were pooled (m, dim) storage, the row of each
         key; None of the others.
     """
@@ -39,6 +40,7 @@ class AskedKeys:
         self.keys, self.sizes = keys, sizes
         self.rows = backend.xp.empty(keys.size, np.uint32)
         self.generations = [0] * len(sizes)
+        self.num_absent = [0] * len(sizes)
         self.sources: list[Array | None] = [None] * len(sizes)
         # The parts of each table, and all in that order: those of one table are asked together.
         self._numbers_of = _numbers_of_tables(batch.tables)
@@ -142,6 +144,9 @@ class AskedKeys:
                 sizes = [self.sizes[i] for i in order]
                 self.rows[...] = self._reordered(rows, sizes, places)
             self.generations = [table.generation for table in batch.tables]
+            for numbers, absent in zip(self._numbers_of, num_absent, strict=True):
+                for i in numbers:
+                    self.num_absent[i] = absent
             keep(num_absent)
             for table in request.tables:
                 table._report_refused()
