@@ -127,13 +127,8 @@ def _apply(
         return
     if num_nonfinite is None:
         num_nonfinite = merged[0].table.backend.xp.zeros(1, np.int64)
-    _take(
-        [
-            _Step(*each, num_nonfinite, stochastic_rounding)
-            for each in zip(updates_by_row, states, taken, strict=True)
-        ],
-        along,
-    )
+    ready_steps = list(map(_Step, updates_by_row, states, taken))
+    _take(ready_steps, _Options(stochastic_rounding, num_nonfinite), along)
 
 
 class _Step(NamedTuple):
@@ -142,40 +137,40 @@ class _Step(NamedTuple):
     Attributes:
       ready: its keys, rows and gradients.
       states, step: what the rule works on, and the rule.
-      num_nonfinite: (1,) int64, see `apply_updates`.
-      stochastic_rounding: see `apply_updates`.
     """
 
     ready: Ready
     states: States
     step: RuleStep
-    num_nonfinite: Array
+
+
+class _Options(NamedTuple):
+    """Of the updates of all tables, see `apply_updates`."""
+
     stochastic_rounding: bool
-
-    def launch(self, rows: Array) -> tuple[Backend, str, Part]:
-        """Returns the launch that changes the rows (u,) uint32 of the keys, absent ones not."""
-        table, keys, _, grads, _ = self.ready
-        rounding = StochasticRounding(keys, table._table_seed) if self.stochastic_rounding else None
-        taken = (self.states, self.step, rows, grads, self.num_nonfinite, rounding)
-        return table.backend, *updating(table.store, *taken)
-
-    def launching(self, rows: Array) -> list[Action]:
-        """Prepares to do the same, with rows that are not known yet."""
-        return [Launch(*self.launch(rows))]
+    num_nonfinite: Array
 
 
-def _take(steps: Sequence[_Step], along: Sequence[Action]) -> None:
+def _launch(step: _Step, options: _Options, rows: Array) -> tuple[Backend, str, Part]:
+    """Returns the launch that changes the rows (u,) uint32 of a table's keys, absent ones not."""
+    (table, keys, _, grads, _), states, rule = step
+    rounding = StochasticRounding(keys, table._table_seed) if options.stochastic_rounding else None
+    part = updating(table.store, states, rule, rows, grads, options.num_nonfinite, rounding)
+    return table.backend, *part
+
+
+def _take(steps: Sequence[_Step], options: _Options, along: Sequence[Action]) -> None:
     """Changes the rows of all tables, and inserts the keys that have none where they are taken."""
     inserting: list[_Step] = []
     others: list[_Step] = []
     for step in steps:
         (inserting if _inserts(step.ready) else others).append(step)
+    launches = joined_launches([_launch(step, options, step.ready.rows) for step in others])
     left_out = [
-        table._counting(not_updated=num_absent)
-        for (table, *_, num_absent), *_ in others
-        if num_absent
+        step.ready.table._counting(not_updated=step.ready.num_absent)
+        for step in others
+        if step.ready.num_absent
     ]
-    launches = joined_launches(step.launch(step.ready.rows) for step in others)
     if not inserting:
         publish([*launches, *left_out], along)
         return
@@ -183,10 +178,14 @@ def _take(steps: Sequence[_Step], along: Sequence[Action]) -> None:
     sizes = [step.ready.keys.size for step in inserting]
     keys = backend.xp.concatenate([step.ready.keys for step in inserting])
     rows = backend.xp.empty(keys.size, np.uint32)
-    asked = []
-    for step, its_rows in zip(inserting, cut(rows, sizes), strict=True):
-        table, then = step.ready.table, partial(step.launching, its_rows)
-        asked.append(Asked(table, its_rows.size, unique_keys=True, then=then))
+
+    def then(step: _Step, its_rows: Array) -> list[Action]:
+        return [Launch(*_launch(step, options, its_rows))]
+
+    asked = [
+        Asked(step.ready.table, size, unique_keys=True, then=partial(then, step, its_rows))
+        for step, size, its_rows in zip(inserting, sizes, cut(rows, sizes), strict=True)
+    ]
     request = request_of(asked)._replace(is_lookup=False)
     look_up_request(backend, keys, rows, request, [[*launches, *left_out], along])
     for step in inserting:
