@@ -271,13 +271,14 @@ SOK_EXPORT(find)
 // known_rows  (n,)  their row numbers, which are still good, or absent
 // rows        (n,)  out  row number, or absent
 // num_others  (1,)  grows by the keys that are not those known; null: not wanted
+// num_absent  (1,)  grows by the keys without a row; null: not wanted
 SOK_TILE_KERNEL(recall_rows)
 (const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
  i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys, const i64* known_keys,
- const u32* known_rows, u32* rows, i64* num_others, i64 n) {
+ const u32* known_rows, u32* rows, i64* num_others, i64* num_absent, i64 n) {
   const Search search = make_search(directory, directory_shift, side, is_scored, bucket, empty_key,
                                     reclaim_key, keys, n);
-  Tally tally;
+  Tally tally;  // `missing` counts the keys that are searched for in vain: those without a row
   i64 others = 0;
   SOK_FOR_EACH_TILE(i, n) {
     const bool is_known = known_keys && known_keys[i] == keys[i];
@@ -290,6 +291,7 @@ SOK_TILE_KERNEL(recall_rows)
     }
   }
   if (num_others) sok_count(num_others, others);
+  if (num_absent) sok_count(num_absent, tally.missing);
 }
 SOK_EXPORT(recall_rows)
 

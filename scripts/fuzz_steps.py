@@ -123,6 +123,7 @@ def new_step(dice: random.Random, table: EmbeddingTable, rows: Rows) -> Step:
     xp = table.backend.xp
     rng = np.random.default_rng(dice.getrandbits(32))
     n = dice.choice([0, 1, 3, 10, 40, 150])
+    inserts = table.inserts_for_updates
     keys = rng.integers(-_SPACE // 2, _SPACE // 2, n)
     if n and dice.random() < 0.2:
         keys[0] = dice.choice([_INT64.max, _INT64.min])
@@ -178,8 +179,8 @@ def new_step(dice: random.Random, table: EmbeddingTable, rows: Rows) -> Step:
         Step(
             "update",
             lambda t: apply_updates([Update(t, _RULE, keys, given)], 1.0, 1),
-            lambda r: _updated(r, keys, values),
-            none,
+            lambda r: _updated(_looked_up(r, keys) if inserts else r, keys, values),
+            keys if inserts else none,
         ),
         Step("assign_scores", lambda t: t.assign_scores(keys, scores), dict, none),
         Step(

@@ -170,6 +170,12 @@ def _update(rule, batch):
     return work
 
 
+def doubtful(bench):
+    """Known and new keys of an update, some of them twice; so few new ones that none is refused."""
+    some = np.concatenate([bench.held[::4], new(bench)[:2]])
+    return np.concatenate([some, some[::3]])
+
+
 def too_many(bench):
     """More new keys than any full table has slots."""
     return NEW + np.arange(12 * bench.n)
@@ -193,15 +199,32 @@ def _sgd_model(bench, oracle, state, table):
     oracle.accumulate(known(bench), rows_of(known(bench)), -1.0)
 
 
-def _reread(bench, oracle, state, table):
+def _sgd_of_new_model(batch):
+    def model(bench, oracle, state, table):
+        keys = batch(bench)
+        oracle.find_or_insert(keys)
+        oracle.accumulate(keys, rows_of(keys), -1.0)
+
+    return model
+
+
+def _reread_of(batch):
     """An update that no dict can follow to the bit: its rows are taken over, the others compared.
 
     That the update itself is right is for test_update.py.
     """
-    keys = np.unique(known(bench))
-    keys = keys[bench.backend.to_host(table.contains(keys))]
-    rows = bench.backend.to_host(table.lookup(keys, insert=False).values)
-    oracle.assign(keys, rows)
+
+    def model(bench, oracle, state, table):
+        keys = np.unique(batch(bench))
+        keys = keys[bench.backend.to_host(table.contains(keys))]
+        rows = bench.backend.to_host(table.lookup(keys, insert=False).values)
+        oracle.find_or_insert(keys)
+        oracle.assign(keys, rows)
+
+    return model
+
+
+_reread = _reread_of(known)
 
 
 @functools.lru_cache(maxsize=64)
@@ -425,6 +448,43 @@ CASES = {
     ),
     "update_two_tables": Case(
         ("hbm", "kLru"), _update(Adagrad(), known), _reread, _writes, others=("hbm",)
+    ),
+    # Keys without a row get one: inserted and updated, or neither, in all tables of the call.
+    "update_new": Case(
+        tuple(kind for kind in _ALL if kind != "sighting"),
+        _update(SGD(), doubtful),
+        _sgd_of_new_model(doubtful),
+        _inserts,
+    ),
+    "update_new_of_tables": Case(
+        ("hbm", "kLru", "roomy"),
+        _update(SGD(), doubtful),
+        _sgd_of_new_model(doubtful),
+        _inserts,
+        others=("roomy", "sighting", "hbm"),
+    ),
+    "update_new_first_state": Case(
+        ("hbm", "kLru", "roomy"),
+        _update(Adagrad(), new),
+        _reread_of(new),
+        _inserts,
+        others=("hbm",),
+    ),
+    "update_refused": Case(
+        ("refusing",),
+        _update(SGD(), too_many),
+        _sgd_of_new_model(too_many),
+        lambda before, after: after.counts["not_updated"] > before.counts["not_updated"],
+        others=("hbm",),
+        raises=RefusedError,
+    ),
+    "update_turned_away": Case(
+        ("sighting",),
+        _update(SGD(), mixed),
+        lambda bench, oracle, state, table: oracle.accumulate(
+            mixed(bench), rows_of(mixed(bench)), -1.0
+        ),
+        lambda before, after: after.counts["not_updated"] > before.counts["not_updated"],
     ),
     "export": Case(_ALL, lambda bench, tables: tables[0].export(), nothing),
     "export_if": Case(

@@ -207,26 +207,35 @@ class Fleet:
                 given = updates(self.twin_backend, self.twins, places)
                 apply_updates(given, rate, self.step, **options)
             held, rows = content(self.tables[number])
+            counts = dict(self.dicts[number].counts)
+            self.dicts[number].begin_update(list(before[number]), set(held))
+            self._note(number, counts)
             self._check_update(number, before[number], rate, dict(zip(held, rows, strict=True)))
             self._same_rows(number, held, rows)
         self.happened.add("update")
 
     def _rows_of(self, number, by_table, gradients):
-        """{key: (row, states, gradient)} of the held keys of an update, before it."""
+        """{key: (row, states, gradient)} of the keys of an update, before it."""
         total = {}
         for i in by_table[number]:
             for key, row in zip(gradients[i][0].tolist(), gradients[i][1], strict=True):
                 total[key] = total.get(key, 0) + row.astype(np.float64)
         oracle, table = self.dicts[number], self.tables[number]
-        keys = [key for key in total if key in oracle.rows]
+        keys = list(total)
         rows = table.backend.from_host(found_in(table.index, np.array(keys, np.int64)))
         states = {}
         for name, initial in self.kinds[number].rule.states.items():
             states[name] = np.full((len(keys), oracle.dim), initial, np.float64)
             if name in table.store.state_names:
-                states[name] = table.backend.to_host(table.store.read(rows, name)).astype(float)
+                held = np.array([key in oracle.rows for key in keys], bool)
+                kept = table.backend.to_host(table.store.read(rows, name)).astype(float)
+                states[name][held] = kept[held]
         return {
-            key: (oracle.rows[key], {name: state[i] for name, state in states.items()}, total[key])
+            key: (
+                oracle.rows.get(key, oracle.first_row(key)),
+                {name: state[i] for name, state in states.items()},
+                total[key],
+            )
             for i, key in enumerate(keys)
         }
 
@@ -237,6 +246,8 @@ class Fleet:
         # To the next row that the format can keep, on either side.
         tolerance = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}[self.kinds[number].dtype]
         for key, (row, states, grad) in before.items():
+            if key not in oracle.rows:
+                continue  # it was refused, or not admitted
             w = row.astype(np.float64)[None]
             states = {name: state[None] for name, state in states.items()}
             update(w, states, grad[None], rate, self.step, **dataclasses.asdict(rule))

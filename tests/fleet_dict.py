@@ -29,7 +29,8 @@ class FleetDict(DictTable):
         self._begin_counts()
 
     def _begin_counts(self):
-        self.counts = dict.fromkeys(("inserted", "evicted", "refused", "not_admitted", "erased"), 0)
+        names = ("inserted", "evicted", "refused", "not_admitted", "not_updated", "erased")
+        self.counts = dict.fromkeys(names, 0)
 
     def _first_row(self, key):
         initial = self.kind.initializer
@@ -54,6 +55,19 @@ class FleetDict(DictTable):
         entering = self._admitted(missing, ratio)
         self.counts["not_admitted"] += len(missing) - len(entering)
         self.take(items, {key: self.first_row(key) for key in entering}, held_after)
+
+    def begin_update(self, items, held_after):
+        """Gives keys of an update that are missing a row, as a lookup, or leaves them out."""
+        missing = [key for key in items if key not in self.rows]
+        if not missing:
+            return
+        if self.threshold < 2 and self.kind.options.get("filter_ratio", 1.0) >= 1:
+            self.now += 1
+            refused = self.counts["refused"]
+            self.take(items, {key: self.first_row(key) for key in missing}, held_after)
+            self.counts["not_updated"] += self.counts["refused"] - refused
+        else:
+            self.counts["not_updated"] += len(missing)
 
     def take(self, items, new, held_after):
         """Takes new keys with their rows, as far as there is room; all items are seen."""

@@ -117,7 +117,7 @@ ENGINE = {
     ),
     "update": Operation(
         lambda table, keys, values: apply_updates([Update(table, SGD(), keys, values)], 1.0, 1),
-        lambda rows, keys, values: added(rows, keys, values, -1),
+        lambda rows, keys, values: added(looked_up(rows, keys), keys, values, -1),
     ),
     "erase": Operation(
         lambda table, keys, values: table.erase(keys),
@@ -243,7 +243,7 @@ def rounds(kind, count, seed, report=print):
         try:
             audit(table)
             counts = None
-            if kind == "hybrid" and name in ("lookup", "insert_or_assign"):
+            if kind == "hybrid" and name in ("lookup", "insert_or_assign", "update"):
                 now = table.statistics()
                 counts = {
                     field: getattr(now, field) - getattr(statistics, field)

@@ -14,7 +14,7 @@ from tests.reference import ScoredTable
 from tests.table_audit import sighting_index
 
 # What counts keys. `found` and `missed` say what was asked, the others go with what was done.
-_DONE = ("inserted", "evicted", "refused", "erased")
+_DONE = ("inserted", "evicted", "refused", "erased", "not_updated")
 
 
 class State(NamedTuple):

@@ -64,7 +64,7 @@ LOOKUP_IN_A_LIST = ("tensorflow.python.ops.embedding_ops", "_embedding_lookup_an
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
 
 # Members of ResourceVariable that a table uses.
-USED = ("_handle", "_in_graph_mode", "_graph_element")
+USED = ("_handle", "_in_graph_mode", "_graph_element", "_shared_name", "_unique_id")
 # Methods of ResourceVariable and its bases that a table overrides: were they renamed, TensorFlow
 # would act on the empty tensor that stands for the rows.
 OVERRIDDEN = (
@@ -87,10 +87,16 @@ OVERRIDDEN_OF_SPEC = ("_from_components", "_serialize")
 CHECKPOINT = ("save", "write", "_write", "read", "restore")
 CHILDREN = "_trackable_children"
 
+# The modules of it that ask an optimizer for the slots which they save or copy.
+SLOTS_OF_CHECKPOINTS = (
+    "tensorflow.python.checkpoint.util",
+    "tensorflow.python.checkpoint.async_checkpoint_helper",
+)
+
 # Where optimizers keep their settings, by family and class.
 KERAS_OPTIMIZERS = ("_learning_rate", "_use_weight_decay")  # of Keras 3 and of tf_keras
 LEGACY_OPTIMIZERS = {
-    "Optimizer": ("_create_hypers", "_get_hyper", "_initial_decay"),
+    "Optimizer": ("_create_hypers", "_get_hyper", "_initial_decay", "_slots", "_slot_names"),
     "SGD": ("_momentum",),
     "Adagrad": ("_initial_accumulator_value",),
     "RMSprop": ("_momentum",),
@@ -98,7 +104,7 @@ LEGACY_OPTIMIZERS = {
     "Nadam": ("_initial_decay",),
 }
 V1_OPTIMIZERS = {
-    "GradientDescentOptimizer": ("_learning_rate",),
+    "GradientDescentOptimizer": ("_learning_rate", "_slots"),
     "MomentumOptimizer": ("_learning_rate", "_momentum", "_use_nesterov"),
     "AdamOptimizer": ("_lr", "_beta1", "_beta2", "_epsilon"),
     "AdagradOptimizer": ("_learning_rate", "_initial_accumulator_value"),

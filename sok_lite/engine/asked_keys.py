@@ -28,6 +28,7 @@ class AskedKeys:
       sizes: how many each part has.
       rows: (m,) uint32, row numbers, once they were looked up.
       generations: of the table of each part, by then.
+      num_absent: of the table of each part, how many of its keys have no row.
       sources: of each part with weights whose rows were pooled (m, dim) storage, the row of each
         key; None of the others.
     """
@@ -41,6 +42,7 @@ class AskedKeys:
         self.keys, self.sizes = keys, sizes
         self.rows = backend.xp.empty(keys.size, np.uint32)
         self.generations = [0] * len(sizes)
+        self.num_absent = [0] * len(sizes)
         self.sources: list[Array | None] = [None] * len(sizes)
         self._given = {i: given for i, given in enumerate(batch.given) if given is not None}
         # The parts of each table, and all in that order: those of one table are asked together.
@@ -175,6 +177,9 @@ class AskedKeys:
                 all_rows = [found_of[i] for i in range(len(self.sizes))]
                 self.rows[...] = self._backend.xp.concatenate(all_rows)
             self.generations = [table.generation for table in batch.tables]
+            for numbers, absent in zip(self._numbers_of, num_absent, strict=True):
+                for i in numbers:
+                    self.num_absent[i] = absent
             keep(num_absent)
             for table in request.tables:
                 table._report_refused()

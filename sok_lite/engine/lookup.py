@@ -34,7 +34,7 @@ from sok_lite.engine.sent_keys import SentKeys, send
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.lookups import WrongSplitsError
 from sok_lite.engine.table.results import KnownRows
-from sok_lite.engine.trail import Trail
+from sok_lite.engine.trail import NUM_NUMBERS, Trail
 
 
 class Gradients(NamedTuple):
@@ -133,9 +133,10 @@ def _forward_alone(
 
 
 def _trail(route: Route, batch: Batch, inverse: Array | None, owned: AskedKeys) -> Trail:
-    numbers = np.array([batch.sizes, batch.num_rows, owned.sizes, owned.generations], np.int64)
+    of_owned = (owned.sizes, owned.generations, owned.num_absent)
+    numbers = np.array([batch.sizes, batch.num_rows, *of_owned], np.int64)
     way = (batch.row_splits, inverse, owned.keys, owned.rows, owned.sources)
-    return Trail(route, numbers.reshape(4, -1), *way)
+    return Trail(route, numbers.reshape(NUM_NUMBERS, -1), *way)
 
 
 def backward(
@@ -192,7 +193,8 @@ def backward(
     results = []
     for i, (table, _, _) in enumerate(parts):
         keys, row_numbers = owned.keys[i], owned.rows[i]
-        table.last_gradient = KnownRows(keys, row_numbers, int(trail.generations[i]))
+        known = (int(trail.generations[i]), not trail.num_absent[i])
+        table.last_gradient = KnownRows(keys, row_numbers, *known)
         results.append(Gradients(keys, sums[i], weight_grads[i]))
     return results
 

@@ -11,15 +11,17 @@ from sok_lite.engine.exchange import Route
 from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
 from sok_lite.engine.segments import cut
 
+NUM_NUMBERS = 5
+
 
 class Trail(NamedTuple):
     """What the way back of a lookup needs. Parts lie one after another in its arrays.
 
     Attributes:
       route: how the keys travelled.
-      numbers: (4, num_parts) int64, on the host: of each part the items of this rank's batch, its
-        rows, the keys that this rank was asked, and the generation of the table when it gave their
-        row numbers.
+      numbers: (NUM_NUMBERS, num_parts) int64, on the host: of each part the items of this rank's
+        batch, its rows, the keys that this rank was asked, the generation of the table when it gave
+        their row numbers, and how many of what the table was asked in this call had no row.
       row_splits: (rows + num_parts,) int64, those of each part from 0 on.
       inverse: (items,) int32, which of the keys that this rank asked for each item has, numbered
         over all parts; None: each item asked by itself, as on one rank.
@@ -57,6 +59,11 @@ class Trail(NamedTuple):
         """Of the table of each part."""
         return self.numbers[3]
 
+    @property
+    def num_absent(self) -> np.ndarray:
+        """Of the table of each part."""
+        return self.numbers[4]
+
     def splits_of_parts(self) -> list[Array]:
         """Returns the row splits of each part, (its rows + 1,) int64."""
         return cut(self.row_splits, self.batch_sizes + 1)
@@ -86,7 +93,11 @@ def unpack(
     Raises:
       ValueError: another version wrote it.
     """
-    numbers, arrays = unpack_arrays(backend, packed, 4 * num_parts, 5 + num_parts, at_hand)
+    numbers, arrays = unpack_arrays(
+        backend, packed, NUM_NUMBERS * num_parts, 5 + num_parts, at_hand
+    )
     route, row_splits, inverse, keys, rows, *sources = arrays
     unpacked = Route.unpack(backend.to_host(route), backend, comm)
-    return Trail(unpacked, numbers.reshape(4, num_parts), row_splits, inverse, keys, rows, sources)
+    return Trail(
+        unpacked, numbers.reshape(NUM_NUMBERS, num_parts), row_splits, inverse, keys, rows, sources
+    )

@@ -1,20 +1,20 @@
 """One optimizer step for rows of several tables: unique -> sum over duplicates -> update rule.
 
-In training the keys of an update are those of the gradient before it, which are distinct and whose
-row numbers a table has kept. They are compared with those kept by the kernel that gives the row
-numbers: a key that is another one is looked for. So an update whose caller says that its keys are
-those of a gradient waits for nothing; of other keys the host asks first whether they repeat.
+A key that has no row by then gets one, as by a lookup of all keys of its table's update: it was
+erased or evicted since its own lookup, or never looked up, or refused. Insertions and the step of
+all tables are published together. What a table refuses then is left out, and so is every key
+without a row of a table that turns new keys away; both are counted.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part, joined_launches
-from sok_lite.backend.publish import Action, publish
-from sok_lite.comm.protocol import split_offsets
+from sok_lite.backend.publish import Action, Launch, publish
 from sok_lite.engine.optimizer_states import Claim, claim_states
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.optimizers.rule import (
@@ -27,31 +27,12 @@ from sok_lite.engine.optimizers.rule import (
 )
 from sok_lite.engine.rows.state_owner import States
 from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.segments import Terms, cut, dedup, group, segment_sums
+from sok_lite.engine.segments import cut
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.table.results import KnownRows
-
-
-class Update(NamedTuple):
-    """The step of one table.
-
-    Attributes:
-      table: the table.
-      rule: its update rule.
-      keys: (n,) integers; keys without a row are skipped.
-      grads: (n, dim) float32; those of a repeated key are summed.
-      optimizer: whose the states are; None: nobody's, the next optimizer may take them over.
-      of_gradient: a promise that the keys are all those of a `lookup.Gradients` of a table with
-        this key type: int64, and none repeats.
-    """
-
-    table: EmbeddingTable
-    rule: UpdateRule
-    keys: Array
-    grads: Array
-    optimizer: Any = None
-    of_gradient: bool = False
+from sok_lite.engine.table.lookups import look_up_request, request_of
+from sok_lite.engine.table.new_keys import Asked
+from sok_lite.engine.update_rows import Ready, Update, ready
 
 
 class NonFiniteGradientError(ValueError, FloatingPointError):
@@ -70,7 +51,7 @@ def apply_updates(
 ) -> None:
     """Applies one step to all tables. A table that comes several times is updated once.
 
-    It waits for the device only where keys may repeat or `on_nonfinite` is "error".
+    It waits for the device only where keys may repeat or have no row, or `on_nonfinite` is "error".
 
     Args:
       updates: one per gradient.
@@ -87,6 +68,9 @@ def apply_updates(
     Raises:
       NonFiniteGradientError: there are such rows and `on_nonfinite` is "error".
       ValueError, TypeError: an update does not fit its table. Nothing has changed in either case.
+      MemoryError: there is none for states or new keys. No row has changed and no key was inserted.
+      RefusedError: a table had no room for new keys, and was made to say so. All others were
+        updated.
     """
     if on_nonfinite not in ("allow", "error"):
         raise ValueError(f"`on_nonfinite` must be 'allow' or 'error'. Received: {on_nonfinite!r}.")
@@ -127,48 +111,90 @@ def _apply(
     taken = [steps[id(update.rule)] for update in merged]
     if not merged:
         return
-    ready = _ready(merged)
+    updates_by_row = ready(merged)
     if on_nonfinite == "error":
-        _raise_if_nonfinite(ready)
+        _raise_if_nonfinite(updates_by_row)
     states = claim_states(
         [
             Claim(update.table.store, its_step, update.optimizer)
             for update, its_step in zip(merged, taken, strict=True)
         ]
     )
-    if not check_only:
-        if num_nonfinite is None:
-            num_nonfinite = merged[0].table.backend.xp.zeros(1, np.int64)
-        publish(_launches(ready, states, taken, num_nonfinite, stochastic_rounding), along)
+    if check_only:
+        for update in updates_by_row:
+            if _inserts(update):
+                update.table._room_for(update.num_absent)
+        return
+    if num_nonfinite is None:
+        num_nonfinite = merged[0].table.backend.xp.zeros(1, np.int64)
+    ready_steps = list(map(_Step, updates_by_row, states, taken))
+    _take(ready_steps, _Options(stochastic_rounding, num_nonfinite), along)
 
 
-class _Ready(NamedTuple):
-    """An update by row numbers: distinct keys (u,) int64, their rows (u,) uint32, grads (u, dim)
-    float32."""
+class _Step(NamedTuple):
+    """The update of one table, but for the moment when it is made.
 
-    table: EmbeddingTable
-    keys: Array
-    rows: Array
-    grads: Array
+    Attributes:
+      ready: its keys, rows and gradients.
+      states, step: what the rule works on, and the rule.
+    """
+
+    ready: Ready
+    states: States
+    step: RuleStep
 
 
-def _launches(
-    ready: Sequence[_Ready],
-    states: Sequence[States],
-    steps: Sequence[RuleStep],
-    num_nonfinite: Array,
-    stochastic_rounding: bool,
-) -> list[Action]:
-    """Returns a launch for each kernel."""
-    parts: list[tuple[Backend, str, Part]] = []
-    rounding = None
-    for (table, keys, rows, grads), its_states, step in zip(ready, states, steps, strict=True):
-        if stochastic_rounding:
-            rounding = StochasticRounding(keys, table._table_seed)
-        store = table.store
-        kernel, part = updating(store, its_states, step, rows, grads, num_nonfinite, rounding)
-        parts.append((table.backend, kernel, part))
-    return joined_launches(parts)
+class _Options(NamedTuple):
+    """Of the updates of all tables, see `apply_updates`."""
+
+    stochastic_rounding: bool
+    num_nonfinite: Array
+
+
+def _launch(step: _Step, options: _Options, rows: Array) -> tuple[Backend, str, Part]:
+    """Returns the launch that changes the rows (u,) uint32 of a table's keys, absent ones not."""
+    (table, keys, _, grads, _), states, rule = step
+    rounding = StochasticRounding(keys, table._table_seed) if options.stochastic_rounding else None
+    part = updating(table.store, states, rule, rows, grads, options.num_nonfinite, rounding)
+    return table.backend, *part
+
+
+def _take(steps: Sequence[_Step], options: _Options, along: Sequence[Action]) -> None:
+    """Changes the rows of all tables, and inserts the keys that have none where they are taken."""
+    inserting: list[_Step] = []
+    others: list[_Step] = []
+    for step in steps:
+        (inserting if _inserts(step.ready) else others).append(step)
+    launches = joined_launches([_launch(step, options, step.ready.rows) for step in others])
+    left_out = [
+        step.ready.table._counting(not_updated=step.ready.num_absent)
+        for step in others
+        if step.ready.num_absent
+    ]
+    if not inserting:
+        publish([*launches, *left_out], along)
+        return
+    backend = inserting[0].ready.table.backend
+    sizes = [step.ready.keys.size for step in inserting]
+    keys = backend.xp.concatenate([step.ready.keys for step in inserting])
+    rows = backend.xp.empty(keys.size, np.uint32)
+
+    def then(step: _Step, its_rows: Array) -> list[Action]:
+        return [Launch(*_launch(step, options, its_rows))]
+
+    asked = [
+        Asked(step.ready.table, size, unique_keys=True, then=partial(then, step, its_rows))
+        for step, size, its_rows in zip(inserting, sizes, cut(rows, sizes), strict=True)
+    ]
+    request = request_of(asked)._replace(is_lookup=False)
+    look_up_request(backend, keys, rows, request, [[*launches, *left_out], along])
+    for step in inserting:
+        step.ready.table._report_refused()
+
+
+def _inserts(update: Ready) -> bool:
+    """Whether an update has keys without a row that are to get one."""
+    return update.num_absent > 0 and update.table.inserts_for_updates
 
 
 # ---------------------------------------------------------------- arguments
@@ -218,103 +244,23 @@ def _checked(update: Update) -> Update:
     return update._replace(keys=keys, grads=table.backend.xp.ascontiguousarray(grads))
 
 
-# ---------------------------------------------------------------- row numbers
-
-
-def _ready(updates: Sequence[Update]) -> list[_Ready]:
-    """Returns the updates with distinct keys and their row numbers."""
-    updates = list(updates)
+def _raise_if_nonfinite(updates: Sequence[Ready]) -> None:
     backend = updates[0].table.backend
-    rows: list[Array] = [None] * len(updates)
-    doubtful = [i for i, update in enumerate(updates) if not update.of_gradient]
-    # Most likely these are the keys of the last gradient as well.
-    likely = [i for i in doubtful if _known(updates[i]) is not None]
-    if likely:
-        num_others = backend.xp.zeros(len(likely), np.int64)
-        found = _recalled([updates[i] for i in likely], num_others)
-        for i, its_rows, count in zip(
-            likely, found, backend.to_host(num_others).tolist(), strict=True
-        ):
-            if count == 0:
-                rows[i] = its_rows
-    doubtful = [i for i in doubtful if rows[i] is None]
-    for i, update in zip(doubtful, _summed([updates[i] for i in doubtful]), strict=True):
-        updates[i] = update
-    unknown = [i for i, its_rows in enumerate(rows) if its_rows is None]
-    for i, its_rows in zip(unknown, _recalled([updates[i] for i in unknown]), strict=True):
-        rows[i] = its_rows
-    return [
-        _Ready(update.table, update.keys, its_rows, update.grads)
-        for update, its_rows in zip(updates, rows, strict=True)
-    ]
-
-
-def _known(update: Update) -> KnownRows | None:
-    """Returns the keys of the table's last gradient if they may be those of an update."""
-    known = update.table.last_gradient
-    if known is None or known.generation != update.table.generation:
-        return None
-    return known if known.keys.size == update.keys.size else None
-
-
-def _recalled(updates: Sequence[Update], num_others: Array | None = None) -> list[Array]:
-    """Returns the row numbers of keys, by one launch.
-
-    Args:
-      num_others: (len(updates),) int64, grows by the keys of each that are not those of the last
-        gradient; None: not wanted.
-
-    Returns:
-      (n,) uint32 for each update; absent for a key without a row.
-    """
-    if not updates:
-        return []
-    sizes = [len(update.keys) for update in updates]
-    rows = cut(updates[0].table.backend.xp.empty(sum(sizes), np.uint32), sizes)
-    parts = []
-    for i, update in enumerate(updates):
-        table, known, size = update.table, _known(update), sizes[i]
-        keys_and_rows = (None, None) if known is None else (known.keys, known.rows)
-        others = None if num_others is None else num_others[i : i + 1]
-        arguments = (*table.index.place(), update.keys, *keys_and_rows, rows[i], others, size)
-        parts.append((table.backend, "recall_rows", Part(size, arguments)))
-    publish(joined_launches(parts))
-    return rows
-
-
-def _summed(updates: Sequence[Update]) -> list[Update]:
-    """Returns the updates with each key once, and the sum of its gradients. It waits once."""
-    if not updates:
-        return []
-    backend = updates[0].table.backend
-    xp = backend.xp
-    sizes = [len(update.keys) for update in updates]
-    begin, keys = split_offsets(sizes), xp.concatenate([update.keys for update in updates])
-    distinct = dedup(backend, keys, begin)
-    if len(distinct.keys) == len(keys):
-        return list(updates)  # distinct keys keep their order
-    terms = [Terms(update.grads) for update in updates]
-    sums = segment_sums(backend, group(backend, distinct.inverse, begin, distinct.starts), terms)
-    return [
-        update._replace(keys=keys, grads=grads)
-        for update, keys, grads in zip(
-            updates, cut(distinct.keys, distinct.sizes), sums, strict=True
-        )
-    ]
-
-
-def _raise_if_nonfinite(ready: Sequence[_Ready]) -> None:
-    backend = ready[0].table.backend
-    counts = backend.xp.zeros(len(ready), np.int64)
+    counts = backend.xp.zeros(len(updates), np.int64)
+    # Keys that are to be inserted count as well. `rows` says which count, absent ones do not.
+    rows = [None if _inserts(update) else update.rows for update in updates]
     publish(
         joined_launches(
-            (table.backend, *counting_nonfinite(grads, rows, counts[i : i + 1]))
-            for i, (table, _, rows, grads) in enumerate(ready)
+            (backend, *counting_nonfinite(update.grads, its_rows, counts[i : i + 1]))
+            for i, (update, its_rows) in enumerate(zip(updates, rows, strict=True))
         )
     )
-    for (table, _, rows, _), count in zip(ready, backend.to_host(counts).tolist(), strict=True):
+    for update, its_rows, count in zip(
+        updates, rows, backend.to_host(counts).tolist(), strict=True
+    ):
         if count:
-            held = int((rows != np.uint32(ABSENT)).sum())
+            table, num_keys = update.table, update.keys.size
+            held = num_keys if its_rows is None else int((its_rows != np.uint32(ABSENT)).sum())
             raise NonFiniteGradientError(
                 f"{count} of {held} gradient rows of table {table.name!r} have a NaN or an "
                 "infinity; nothing was changed. Clip the gradients or lower the learning rate, or "

@@ -47,9 +47,9 @@ class DynamicVariable(WithStaticRows):
         "hbm", normal with mean 0 and deviation 1 for "hybrid", as in SOK), "normal", "uniform",
         "ones", "zeros", a number or its string such as "13", also as a tensor or tf.Variable whose
         elements are all that number, or a Keras or tf.initializers object.
-      var_type: "hbm" (also None): all rows in GPU memory, or in RAM without a GPU, growing without
-        bound. "hybrid": up to `max_capacity` keys, then the key of the lowest score goes; rows in
-        two tiers of memory.
+      var_type: "hbm" (also None and ""): all rows in GPU memory, or in RAM without a GPU, growing
+        without bound. "hybrid": up to `max_capacity` keys, then the key of the lowest score goes;
+        rows in two tiers of memory.
       name: in TensorFlow. It also seeds the rows.
       constraint: must be None.
       trainable: whether gradient tapes watch it.
@@ -97,7 +97,7 @@ class DynamicVariable(WithStaticRows):
         mode: str | None = None,
         **kwargs: Any,
     ) -> None:
-        var_type = "hbm" if var_type is None else var_type
+        var_type = "hbm" if var_type in (None, "") else var_type
         options = checked_options(var_type, kwargs)
         dimension = checked_dimension(dimension)
         target_rank = checked_mode(mode)

@@ -33,7 +33,10 @@ def lookup_sparse(
 
     Every rank must call it, with the same tables in the same order; batches may differ in size.
     Keys that no rank has seen are inserted. In a graph the whole call is one host call forward and
-    one backward. In a TF1 graph, where nothing orders two such calls, make one per step.
+    one backward. In a TF1 graph nothing orders two such calls, and ranks raise that run them in
+    different orders: make one per step, or order them, and their gradients, by control dependencies
+    as docs/guide.md shows. They get none by themselves, for a call that another waits for runs
+    wherever that one does: whoever fetches the second alone would have to feed the first.
 
     Args:
       params: a DynamicVariable, a static `sok.Variable`, or a list of both; one may come several

@@ -5,6 +5,7 @@ variables are updated by the engine's kernels, all of a call in one host call. O
 have a gradient change, their states included.
 """
 
+import weakref
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -13,9 +14,9 @@ import tensorflow as tf
 
 from sok_lite.bridge.optimizers.order import dense_checks
 from sok_lite.bridge.optimizers.settings import Settings, family_of, refuse_unsupported, settings_of
-from sok_lite.bridge.optimizers.slots import create_slots, rule_of, state_name
+from sok_lite.bridge.optimizers.shown import show_slots, view_of
+from sok_lite.bridge.optimizers.slots import create_slots, own_names
 from sok_lite.bridge.optimizers.step import RowOptimizer, next_step, operations, separated
-from sok_lite.bridge.slot import SlotView
 from sok_lite.engine.optimizers import SGD as SGDRule
 from sok_lite.sok.dynamic_variable import DynamicVariable
 
@@ -38,8 +39,10 @@ class OptimizerWrapper(RowOptimizer):
     The states of the rows (momenta, accumulators) belong to the wrapped optimizer, as in SOK: each
     has its own in a table, whatever others train it, and a new one begins anew. This object holds
     none: wrapped again, the same optimizer goes on with its states, and `iterations` begins again
-    at the optimizer's own count. The states go when the wrapped optimizer does. Those that a
-    checkpoint brings are taken over by the first optimizer that has the same.
+    at the optimizer's own count. Legacy Keras optimizers and those of tf.compat.v1.train have them
+    among their slots as well: `optimizer.get_slot(var, name)` and `optimizer._slots` give views,
+    once there are states. The states go when the wrapped optimizer does. Those that a checkpoint
+    brings are taken over by the first optimizer that has the same.
 
     Args:
       optimizer: the optimizer.
@@ -67,6 +70,7 @@ class OptimizerWrapper(RowOptimizer):
             first_step = int(inner_iterations)
         super().__init__(on_nonfinite, stochastic_rounding, first_step)
         self.optimizer = optimizer
+        self._shown = _Shown()
 
     def apply_gradients(
         self,
@@ -104,6 +108,7 @@ class OptimizerWrapper(RowOptimizer):
             if pairs:
                 rate = self._family.learning_rate(self.optimizer, count)
                 settings = settings_of(self.optimizer, self._family)
+                self._show_slots(settings, [variable for _, variable in pairs])
                 checks = [] if tf.executing_eagerly() else dense_checks(dense)
                 with tf.control_dependencies(checks):
                     update, done = self._update(
@@ -162,12 +167,8 @@ class OptimizerWrapper(RowOptimizer):
         return [name for name in super().__dir__() if name != "get_slot_names"]
 
     def get_slot_names(self) -> list[str]:
-        """Returns the names of the states that the rule keeps for every row."""
-        return list(self._initials())
-
-    def _initials(self) -> dict[str, float]:
-        """Returns what a new row holds in the states of the rule, by name."""
-        return rule_of(settings_of(self.optimizer, self._family)).states
+        """Returns the names of the states of a row; legacy and TF1 optimizers' own names."""
+        return own_names(settings_of(self.optimizer, self._family), self._family)
 
     def get_slot(self, var: DynamicVariable, name: str) -> Any:
         """Returns a view of a state of this optimizer, of a variable's rows; see `SlotView`.
@@ -181,9 +182,13 @@ class OptimizerWrapper(RowOptimizer):
           ValueError: it has no such state.
         """
         if isinstance(var, DynamicVariable):
-            name = state_name(settings_of(self.optimizer, self._family), name)
-            return SlotView(var, name, self.optimizer, self._initials)
+            return view_of(self.optimizer, var, name)
         return self.optimizer.get_slot(var, name)
+
+    @property
+    def _slots(self) -> Any:
+        """The slots of the wrapped optimizer, by SOK's name; AttributeError where it has none."""
+        return self.optimizer._slots
 
     @property
     def _optimizer(self) -> Any:
@@ -198,7 +203,23 @@ class OptimizerWrapper(RowOptimizer):
         """
         listed = [vars] if isinstance(vars, tf.Variable) else list(vars)
         dynamic = [var for var in listed if isinstance(var, DynamicVariable)]
-        create_slots(self.optimizer, settings_of(self.optimizer, self._family), dynamic)
+        settings = settings_of(self.optimizer, self._family)
+        self._show_slots(settings, dynamic)
+        create_slots(self.optimizer, settings, dynamic)
+
+    def _show_slots(self, settings: Settings, variables: list[Any]) -> None:
+        """Puts views of states where the wrapped optimizer has slots, once for each variable."""
+        new = [variable for variable in variables if variable not in self._shown]
+        if new:
+            show_slots(self.optimizer, self._family, settings, new)
+            self._shown.update(new)
+
+
+class _Shown(weakref.WeakSet[Any]):
+    """The variables whose states the wrapped optimizer has among its slots."""
+
+    def __reduce__(self) -> Any:
+        return _Shown, ()  # a copy of an optimizer has none
 
 
 class SGD(RowOptimizer):

@@ -38,6 +38,8 @@ _QUICK = {
     "shrink_segments": ("hbm", "roomy"),
     "update_state": (),
     "update_two_tables": ("hbm",),
+    "update_new": ("hbm", "kLru", "roomy"),
+    "update_new_of_tables": ("kLru",),
     "export_if": ("kLru",),
     "restore_into_empty": ("hbm",),
 }
@@ -49,7 +51,15 @@ ALL = [
 
 
 # Of calls with thousands of lines every so many; the long form tries all of them.
-_STEPS = {"grow_segments": 7, "lookup_tables": 7, "lookup_full_tables": 7, "refuse_in_tables": 11}
+_STEPS = {
+    "grow_segments": 7,
+    "lookup_tables": 7,
+    "lookup_full_tables": 7,
+    "refuse_in_tables": 11,
+    "update_new_of_tables": 7,
+    "update_new_first_state": 3,
+    "update_refused": 7,
+}
 
 
 @pytest.mark.parametrize(("name", "kind"), ALL)

@@ -64,6 +64,7 @@ _QUICK_MALLOC = {
     "grow": ("roomy",),
     "promote": ("kLru",),
     "update_first_state": ("hbm",),
+    "update_new_of_tables": ("kLru",),
 }
 
 

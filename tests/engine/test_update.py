@@ -48,13 +48,6 @@ def test_a_table_that_comes_twice_is_updated_once(backend):
     np.testing.assert_array_equal(rows_of(twice)[2], rows_of(once)[2])
 
 
-def test_keys_without_a_row_are_skipped(backend):
-    table = new_table(backend, dim=2)
-    table.find_or_insert(backend.from_host(np.array([1])))
-    apply_updates([update_of(table, SGD(), [1, 5], [[1, 1], [1, 1]])], 1.0, 1)
-    assert list(rows_of(table)) == [1]
-
-
 def test_nonfinite_gradients_are_counted(backend):
     table = new_table(backend, dim=2)
     table.find_or_insert(backend.from_host(np.array([1, 2, 3])))
@@ -239,7 +232,8 @@ def test_an_update_of_a_gradient_waits_for_nothing_and_takes_two_launches(
 @pytest.mark.parametrize("num_tables", [1, 26])
 @pytest.mark.parametrize(
     ("change", "waits", "num_launches"),
-    [("nothing", 1, 2), ("repeated", 1 + 1, 2 + 4 + 3 + 1), ("filtered", 1, 4 + 2)],
+    # One more wait of a GPU for whether some have no row, where it does not come with another.
+    [("nothing", 1, 2), ("repeated", 1 + 1 + 1, 2 + 4 + 3 + 1), ("filtered", 1 + 1, 4 + 2)],
 )
 def test_launches_of_other_keys_do_not_depend_on_the_number_of_tables(
     backend, monkeypatch, num_tables, change, waits, num_launches
@@ -263,6 +257,8 @@ def test_launches_of_other_keys_do_not_depend_on_the_number_of_tables(
         apply_updates(updates, 1.0, 1)
     group_of_cpu = change == "repeated" and backend.name == "cpu"
     assert len(counted.kernels) == num_launches - (change == "repeated" and not group_of_cpu)
+    if backend.name == "cpu":
+        waits = int(change != "nothing")  # for how many keys are distinct: counts are there
     assert counted.waits == waits
     for table in tables:
         expected = {k: np.full(table.dim, k, np.float64) for k in range(40)}
@@ -285,24 +281,29 @@ def test_rows_are_those_that_keys_have_at_the_update(backend, kind, change, of_g
     apply_updates(updates_of(tables, SGD(), gradients, of_gradient), 1.0, 1)
     for table, rows in zip(tables, before, strict=True):
         after = rows_of(table)
-        assert set(after) == set(rows)
+        assert set(after) == set(rows) | set(range(33))
         for key, row in after.items():
             step = key + 1 if key < 33 else 0
-            np.testing.assert_array_equal(row, rows[key] - step)
+            np.testing.assert_array_equal(row, rows.get(key, np.float32(key)) - step)
 
 
 @pytest.mark.parametrize("of_gradient", [True, False], ids=["of_gradient", "doubtful"])
-def test_rows_that_were_evicted_are_not_touched(backend, of_gradient):
+def test_keys_that_were_evicted_come_back_and_no_other_row_is_touched(backend, of_gradient):
     """Their places belong to other keys by now."""
     table = new_table(backend, 4, "hybrid", max_capacity=64, on_refused="ignore")
     gradients = gradients_of(backend, [table], np.arange(40))
     for first in range(1000, 1400, 40):
         table.lookup(backend.from_host(np.arange(first, first + 40)))
     before = rows_of(table)
-    assert set(before) != set(range(40))
+    assert not set(range(40)) <= set(before)
     apply_updates(updates_of([table], SGD(), gradients, of_gradient), 1.0, 1)
-    for key, row in rows_of(table).items():
-        np.testing.assert_array_equal(row, before[key] - (key + 1 if key < 40 else 0))
+    after = rows_of(table)
+    refused = set(range(40)) - set(after)
+    assert len(refused) < 10
+    assert table.statistics().not_updated == len(refused)
+    for key, row in after.items():
+        first = before.get(key, np.float32(key))
+        np.testing.assert_array_equal(row, first - (key + 1 if key < 40 else 0))
 
 
 @pytest.mark.parametrize("of_gradient", [True, False], ids=["of_gradient", "doubtful"])
@@ -312,8 +313,10 @@ def test_a_key_that_came_after_the_lookup_gets_its_gradient(backend, kind, of_gr
     gradients = gradients_of(backend, [table], [7, 8], insert=False)
     table.find_or_insert(backend.from_host(np.array([8])))
     apply_updates(updates_of([table], SGD(), gradients, of_gradient), 0.5, 1)
-    assert list(rows_of(table)) == [8]
-    np.testing.assert_array_equal(rows_of(table)[8], [7, 7])
+    rows = rows_of(table)
+    assert sorted(rows) == [7, 8]
+    np.testing.assert_array_equal(rows[8], [7, 7])
+    np.testing.assert_array_equal(rows[7], [6.5, 6.5])
 
 
 def test_the_gradient_before_the_last_one_is_as_good(backend):

@@ -43,6 +43,13 @@ def test_facts():
     assert v.table.capacity >= 1000
 
 
+@pytest.mark.parametrize("var_type", [None, ""])
+def test_no_var_type_is_the_usual_one(var_type):
+    usual, variable = sok.DynamicVariable(2, name="t"), sok.DynamicVariable(2, None, var_type, "t")
+    assert variable.backend_type == usual.backend_type == "hbm"
+    np.testing.assert_array_equal(variable.sparse_read([5]), usual.sparse_read([5]))
+
+
 def test_a_fan_based_initializer_counts_with_the_row_shape():
     glorot = tf.keras.initializers.GlorotUniform()
     v = sok.DynamicVariable(64, initializer=glorot, row_shape=(1000, 64))

@@ -166,7 +166,8 @@ def test_missing_keys_give_what_training_would_start_with(mode, var_type, n):
     assert tables[0].table.size == 1
 
 
-def test_gradients_of_such_a_lookup_reach_known_keys_only(mode):
+def test_a_step_inserts_what_such_a_lookup_did_not(mode):
+    """The lookup changes nothing; to apply its gradient is to train."""
     table = new_table("hybrid")
     optimizer = sok.SGD(1.0)
 
@@ -177,8 +178,8 @@ def test_gradients_of_such_a_lookup_reach_known_keys_only(mode):
 
     mode(step)(tf.constant([1, 9], tf.int64))
     keys, rows = sok.export(table)
-    np.testing.assert_array_equal(keys, [1, 2])
-    np.testing.assert_array_equal(rows, [[4.0, 4.0], [5.0, 5.0]])
+    np.testing.assert_array_equal(keys, [1, 2, 9])
+    np.testing.assert_array_equal(rows, [[4.0, 4.0], [5.0, 5.0], [0.0, 0.0]])
 
 
 @pytest.mark.parametrize("look_up", LOOKUPS)

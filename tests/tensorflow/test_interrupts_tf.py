@@ -47,7 +47,10 @@ PROGRAM = """
             lambda keys, values: sok.assign(variable, keys, values),
             lambda rows, keys, values: assigned(rows, keys, values, True),
         ),
-        "update": (update, lambda rows, keys, values: added(rows, keys, values, -1)),
+        "update": (
+            update,
+            lambda rows, keys, values: added(looked_up(rows, keys, values), keys, values, -1),
+        ),
     }
     interrupted = done = 0
     while interrupted < count and done < 20 * count:

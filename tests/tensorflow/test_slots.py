@@ -1,5 +1,6 @@
 """Optimizer states as programs reach them: by the framework's names, read and set by key."""
 
+import copy
 import threading
 
 import keras
@@ -230,3 +231,128 @@ def test_a_view_is_made_while_no_other_thread_makes_states(trained):
         assert not made
     thread.join(60)
     assert len(made) == 1
+
+
+# ---- slots in the wrapped optimizer, where SOK has them
+
+HAVING_SLOTS = {name: case for name, case in CASES.items() if name.startswith(("legacy", "TF1"))}
+
+
+def having_slots(case):
+    make, names = HAVING_SLOTS[case]
+    families = pytest.importorskip("tf_keras").optimizers if case.startswith("legacy") else None
+    return make(families), names
+
+
+def grads_of(table, seed=0):
+    grads = np.random.default_rng(seed).normal(size=(3, DIM))
+    return tf.IndexedSlices(tf.constant(grads, tf.float32), tf.constant(KEYS, tf.int64)), table
+
+
+def slots_in(inner, variable, name):
+    """What a program finds that knows where the optimizer keeps its slots."""
+    if isinstance(inner, v1.Optimizer):
+        return inner._slots[name][variable._unique_id]
+    return inner._slots.get(variable._unique_id)[name]
+
+
+@pytest.mark.parametrize("case", HAVING_SLOTS)
+def test_the_wrapped_optimizer_has_the_slots_of_tables_and_of_dense_variables(case):
+    inner, names = having_slots(case)
+    tables = [sok.DynamicVariable(DIM, "uniform", name="same") for _ in range(2)]
+    dense, alone = tf.Variable(tf.ones((3, DIM))), tf.Variable(tf.ones((3, DIM)))
+    for table in tables:
+        tf.nn.embedding_lookup(table, KEYS)
+    optimizer = sok.OptimizerWrapper(inner)
+    for step in range(2):
+        pairs = [grads_of(table, step) for table in tables]
+        pairs.append((tf.ones((3, DIM)), dense))
+        optimizer.apply_gradients(pairs)
+    inner.apply_gradients([(tf.ones((3, DIM)), alone)])  # by itself, a variable that is new to it
+    assert sorted(optimizer.get_slot_names()) == sorted(names) == sorted(inner.get_slot_names())
+    for name in names:
+        for variable in (dense, alone):
+            assert isinstance(inner.get_slot(variable, name), tf.Variable)
+        for table in tables:
+            expected = optimizer.get_slot(table, name).sparse_read(KEYS)
+            assert np.any(expected)
+            for slot in (inner.get_slot(table, name), slots_in(inner, table, name)):
+                np.testing.assert_array_equal(slot.sparse_read(KEYS), expected)
+        sok.assign(inner.get_slot(tables[0], name), KEYS, np.full((3, DIM), 7.0))
+        first, second = (optimizer.get_slot(table, name).sparse_read(KEYS) for table in tables)
+        assert np.all(first == 7.0) and not np.any(second == 7.0)
+    assert optimizer._slots is inner._slots
+    variables = inner.variables() if callable(inner.variables) else inner.variables
+    assert all(isinstance(variable, tf.Variable) for variable in variables)
+
+
+@pytest.mark.parametrize("case", HAVING_SLOTS)
+def test_a_checkpoint_of_the_wrapped_optimizer_has_its_dense_slots_alone(case, tmp_path):
+    inner, names = having_slots(case)
+    table, dense = sok.DynamicVariable(DIM, "uniform", name="saved"), tf.Variable(tf.ones((3, DIM)))
+    tf.nn.embedding_lookup(table, KEYS)
+    optimizer = sok.OptimizerWrapper(inner)
+    optimizer.apply_gradients([grads_of(table), (tf.ones((3, DIM)), dense)])
+    checkpoint = tf.train.Checkpoint(inner=inner, table=table, dense=dense, wrapper=optimizer)
+    path = checkpoint.write(str(tmp_path / "all"))
+    saved = [name for name, _ in tf.train.list_variables(path)]
+    slots = [name for name in saved if ".OPTIMIZER_SLOT" in name]
+    assert len(slots) == len(names)
+    assert all(name.startswith("dense/") for name in slots), slots
+    before = {name: optimizer.get_slot(table, name).sparse_read(KEYS).numpy() for name in names}
+    of_dense = {name: inner.get_slot(dense, name).numpy() for name in names}
+    optimizer.apply_gradients([grads_of(table, 1), (tf.ones((3, DIM)), dense)])
+    checkpoint.read(path).assert_consumed()
+    for name in names:
+        np.testing.assert_array_equal(inner.get_slot(table, name).sparse_read(KEYS), before[name])
+        np.testing.assert_array_equal(inner.get_slot(dense, name), of_dense[name])
+
+
+@pytest.mark.parametrize("case", ["legacy RMSprop", "TF1 Ftrl", "TF1 Adam"])
+def test_a_copy_of_the_wrapper_begins_without_slots(case):
+    inner, names = having_slots(case)
+    table = sok.DynamicVariable(DIM, "uniform", name="copied")
+    tf.nn.embedding_lookup(table, KEYS)
+    optimizer = sok.OptimizerWrapper(inner)
+    optimizer.apply_gradients([grads_of(table)])
+    other = copy.deepcopy(optimizer)
+    assert optimizer.get_slot(table, names[0]) is not None
+    if isinstance(inner, v1.Optimizer):
+        assert other.optimizer.get_slot(table, names[0]) is None
+    else:
+        with pytest.raises(KeyError):
+            other.optimizer.get_slot(table, names[0])
+    other.apply_gradients([grads_of(table)])
+    np.testing.assert_array_equal(
+        other.optimizer.get_slot(table, names[0]).sparse_read(KEYS),
+        other.get_slot(table, names[0]).sparse_read(KEYS),
+    )
+
+
+@pytest.mark.parametrize("case", ["legacy Adagrad", "TF1 Ftrl", "TF1 RMSProp"])
+def test_slots_of_a_graph(case):
+    """Keys are other than in eager mode, and states come with the first step that runs."""
+    with tf.Graph().as_default():
+        inner, names = having_slots(case)
+        tables = [sok.DynamicVariable(DIM, "uniform", name="same") for _ in range(2)]
+        dense = tf.compat.v1.get_variable("dense", initializer=tf.ones((3, DIM)))
+        optimizer = sok.OptimizerWrapper(inner)
+        pairs = [*(grads_of(table) for table in tables), (tf.ones((3, DIM)), dense)]
+        looked_up = [tf.nn.embedding_lookup(table, KEYS) for table in tables]
+        with tf.control_dependencies(looked_up):
+            step = optimizer.apply_gradients(pairs)
+        with pytest.raises(ValueError, match="none yet"):
+            inner.get_slot(tables[0], names[0])
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(step)
+            for name in names:
+                got = session.run([inner.get_slot(t, name).sparse_read(KEYS) for t in tables])
+                np.testing.assert_array_equal(got[0], got[1])
+                assert np.any(got[0])
+                assert isinstance(inner.get_slot(dense, name), tf.Variable)
+
+
+def test_keras_3_has_no_slots(trained):
+    _, optimizer = trained
+    assert not hasattr(optimizer, "_slots") and not hasattr(optimizer.optimizer, "get_slot")

@@ -79,6 +79,12 @@ def test_children_of_a_checkpoint():
     assert_has(tf.Module(), tf_private.CHILDREN)
 
 
+@pytest.mark.parametrize("module", tf_private.SLOTS_OF_CHECKPOINTS)
+def test_what_asks_for_slots_of_a_checkpoint(module):
+    source = inspect.getsource(importlib.import_module(module))
+    assert re.search(r"\.get_slot\(", source)
+
+
 @pytest.mark.parametrize("package", KERAS)
 @pytest.mark.parametrize("name", tf_private.KERAS_OPTIMIZERS)
 def test_settings_of_keras_optimizers(package, name):

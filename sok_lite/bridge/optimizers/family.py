@@ -5,7 +5,7 @@ step, what selects a formula is not.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sok_lite.engine.optimizers import UpdateRule
@@ -37,6 +37,8 @@ class Family:
       iterations: the optimizer's own step counter, or None.
       learning_rate: of the step after `iterations` steps.
       has_decay: whether the optimizers may have a `weight_decay`, and `_use_weight_decay`.
+      slots: how the optimizers keep slots, "by variable" or "by name"; None: they have none.
+      slot_names: of a rule, what the family calls a state by another name.
     """
 
     name: str
@@ -44,3 +46,5 @@ class Family:
     iterations: Callable[[Any], Any]
     learning_rate: Callable[[Any, Any], Any]
     has_decay: bool
+    slots: str | None = None
+    slot_names: Mapping[type[UpdateRule], Mapping[str, str]] = field(default_factory=dict)

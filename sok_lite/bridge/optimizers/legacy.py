@@ -101,5 +101,11 @@ def _iterations(optimizer: Any) -> Any:
 
 
 LEGACY = Family(
-    "tf_keras.optimizers.legacy", _LEGACY_SETTINGS, _iterations, _learning_rate, has_decay=False
+    "tf_keras.optimizers.legacy",
+    _LEGACY_SETTINGS,
+    _iterations,
+    _learning_rate,
+    has_decay=False,
+    slots="by variable",
+    slot_names={rules.RMSprop: {"mean_grad": "mg"}},
 )

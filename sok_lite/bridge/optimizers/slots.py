@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.optimizers.family import Settings
+from sok_lite.bridge.optimizers.family import Family, Settings
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine import optimizers as rules
 from sok_lite.engine.optimizers import UpdateRule
@@ -47,6 +47,22 @@ def state_name(settings: Settings, name: str) -> str:
         if name in _FRAMEWORKS_NAMES.get(rule, {}):
             return _FRAMEWORKS_NAMES[rule][name]
     return name
+
+
+def own_names(settings: Settings, family: Family) -> list[str]:
+    """Returns the names of a rule's states as the optimizers of a family have them.
+
+    No setting is evaluated, for it may be a tensor of a graph. Only of a momentum does it matter to
+    the states whether there is any: what is no plain number is.
+    """
+    numbers = {
+        name: value if isinstance(value, (int, float)) else 0.5
+        for name, value in settings.numbers.items()
+        if name == "momentum" or isinstance(value, (int, float))
+    }
+    others = family.slot_names.get(settings.rule, {})
+    rule = settings.rule(**numbers, **settings.flags)
+    return [others.get(name, name) for name in rule.states]
 
 
 def create_slots(optimizer: Any, settings: Settings, variables: Sequence[TableVariable]) -> None:

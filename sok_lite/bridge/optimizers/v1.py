@@ -92,4 +92,12 @@ def _learning_rate(optimizer: Any, iterations: Any) -> Any:
     return _called(rate)
 
 
-V1 = Family("tf.compat.v1.train", _V1_SETTINGS, lambda o: None, _learning_rate, has_decay=False)
+V1 = Family(
+    "tf.compat.v1.train",
+    _V1_SETTINGS,
+    lambda o: None,
+    _learning_rate,
+    has_decay=False,
+    slots="by name",
+    slot_names={rules.RMSprop: {"mean_grad": "mg"}, rules.Ftrl: {"accumulator": "accum"}},
+)

@@ -7,6 +7,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
 from sok_lite.engine.owner import MOD, OwnerRule
+from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.insertion import NewKeys, WithRows
@@ -58,6 +59,10 @@ class DetTable(EmbeddingTable):
         init_capacity = checked_num_keys(name, "init_capacity", init_capacity)
         self.index: DetIndex = DetIndex(backend, self.key_dtype, name, init_capacity)
 
+    def _room_for(self, count: int) -> Claim:
+        self.index.make_room(count)
+        return self._claim(count)
+
     def _inserting(
         self,
         new: NewKeys,
@@ -67,8 +72,7 @@ class DetTable(EmbeddingTable):
         evicted: list[Any] | None = None,
     ) -> Stages:
         n = int(new.keys.size)
-        self.index.make_room(n)
-        claim = self._claim(n)
+        claim = self._room_for(n)
         rows = claim.rows
         yield Stage(
             GIVE,

@@ -31,6 +31,7 @@ class _Eviction(NamedTuple):
 
     Attributes:
       num_keys: how many were to be inserted.
+      are_updated: see `NewKeys`.
       claim: rows from which they took theirs where a slot was free.
       counters: (len(Count),) int64, what the kernels have counted.
       size: of the index before.
@@ -38,6 +39,7 @@ class _Eviction(NamedTuple):
     """
 
     num_keys: int
+    are_updated: bool
     claim: Claim
     counters: Array
     size: int
@@ -214,6 +216,12 @@ class HkvTable(EmbeddingTable):
     def _may_refuse(self) -> bool:
         return True
 
+    def _room_for(self, count: int) -> Claim:
+        self.index.make_room(count)
+        room = min(count, self.index.room)
+        self.tiers.reserve(self.store.num_rows + room)
+        return self._claim(room)
+
     def _inserting(
         self,
         new: NewKeys,
@@ -223,10 +231,7 @@ class HkvTable(EmbeddingTable):
         evicted: list[Evicted] | None = None,
     ) -> Stages:
         n = int(new.keys.size)
-        self.index.make_room(n)
-        room = min(n, self.index.room)
-        self.tiers.reserve(self.store.num_rows + room)
-        claim = self._claim(room)
+        claim = self._room_for(n)
         index, num_refused = self.index, 0
         while not index.is_full_size:
             # Both buckets of a key can be full before the table is: then it grows early rather
@@ -299,7 +304,9 @@ class HkvTable(EmbeddingTable):
         xp, index, store, n = self.backend.xp, self.index, self.store, int(new.keys.size)
         placed, rows = index.unplaced(n), xp.empty(n, np.uint32)
         counts = counter(counters, Count.USED, Count.EVICTED)
-        eviction = _Eviction(n, claim, counters, index.size, dict(self._counts))
+        eviction = _Eviction(
+            *(n, new.are_updated, claim, counters, index.size, dict(self._counts)),
+        )
         reading, forgetting = [], []
         if evicted is not None:
             last_values = store.output(n)
@@ -348,6 +355,7 @@ class HkvTable(EmbeddingTable):
             "inserted": before["inserted"] + num_placed,
             "evicted": before["evicted"] + num_evicted,
             "refused": before["refused"] + num_refused,
+            "not_updated": before["not_updated"] + num_refused * eviction.are_updated,
         }
         used = min(counted[Count.USED], int(eviction.claim.rows.size))
         publish(

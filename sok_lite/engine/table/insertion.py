@@ -27,6 +27,7 @@ class NewKeys(NamedTuple):
       are_scores: whether those are the scores to have, whatever the strategy.
       values: (m, dim) storage, what their rows begin with; None: the initial values of the keys.
       source: (n,) int32, which of `values` each key has; None: key i the i-th.
+      are_updated: whether they come with an update, which leaves out those that are refused.
     """
 
     keys: Array
@@ -35,6 +36,7 @@ class NewKeys(NamedTuple):
     are_scores: bool = False
     values: Array | None = None
     source: Array | None = None
+    are_updated: bool = False
 
 
 class Admission(NamedTuple):
@@ -127,6 +129,25 @@ class Inserts(Removes):
     def _touching(self, num_seen: int, new_rows: Array | None) -> list[Action]:
         """Prepares to note how many rows a lookup saw, beside new ones (n,) uint32."""
         return []
+
+    # ---------------------------------------------------------------- an update
+
+    @property
+    def inserts_for_updates(self) -> bool:
+        """Whether a key of an update gets a row if it has none.
+
+        Not where some are turned away: the gradient of a lookup has those as well, and an update
+        that inserted them would leave nothing of it.
+        """
+        return not self._may_turn_away(self.filter_ratio)
+
+    @abstractmethod
+    def _room_for(self, count: int) -> Claim:
+        """Makes room for new keys, and chooses rows for as many as can have one of their own.
+
+        Raises:
+          MemoryError: there is no memory for them; the table is as it was.
+        """
 
     # ---------------------------------------------------------------- a lookup
 

@@ -31,6 +31,7 @@ class Request(NamedTuple):
       sizes: of each table, number of its keys.
       asked: gives all of it, table by table.
       columns: of pooled rows on a CPU, what its kernel is told; None: `asked` says it.
+      is_lookup: whether what is found and missing counts as that of a lookup.
     """
 
     tables: Sequence[Inserts]
@@ -38,6 +39,7 @@ class Request(NamedTuple):
     sizes: Sequence[int]
     asked: Callable[[], Sequence[Asked]]
     columns: "PooledColumns | None" = None
+    is_lookup: bool = True
 
 
 class PooledColumns(NamedTuple):
@@ -79,13 +81,20 @@ def look_up(backend: Backend, keys: Array, rows: Array, asked: Asked) -> int:
     return look_up_request(backend, keys, rows, request_of([asked]))[0]
 
 
-def look_up_request(backend: Backend, keys: Array, rows: Array, request: Request) -> list[int]:
+def look_up_request(
+    backend: Backend,
+    keys: Array,
+    rows: Array,
+    request: Request,
+    along: Sequence[Sequence[Action]] = (),
+) -> list[int]:
     """Finds keys, inserts those that are missing, and writes row numbers and rows.
 
     Args:
       keys: (n,) int64, which may repeat; those of each table follow those of the table before.
       rows: (n,) uint32, gets the row numbers.
       request: what is asked of the tables.
+      along: lists of actions to be taken when new keys get their rows; there are such keys then.
 
     Returns:
       How many keys have no row afterwards, for each table.
@@ -115,7 +124,8 @@ def look_up_request(backend: Backend, keys: Array, rows: Array, request: Request
     is_complete = True
     for table, insert, size, counts in zip(tables, request.inserts, sizes, found, strict=True):
         num_missing = counts[Count.MISSING]
-        table._count_found(size, num_missing)
+        if request.is_lookup:
+            table._count_found(size, num_missing)
         if num_missing:
             is_complete = False
         elif insert:
@@ -126,7 +136,7 @@ def look_up_request(backend: Backend, keys: Array, rows: Array, request: Request
     if is_complete:
         return [0] * len(tables)
     search = Incomplete(counters, found, split_offsets(np.array(sizes, np.int64)))
-    return complete(backend, keys, rows, request.asked(), search)
+    return complete(backend, keys, rows, request.asked(), search, along)
 
 
 def _finding(

@@ -5,7 +5,7 @@ numbers, rows, and pooled rows that have such a key. The number of launches and 
 depend on the number of tables.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +56,7 @@ class Asked(NamedTuple):
       unique_keys: a promise that no key repeats.
       given: (size,) uint64 of keys that do not repeat: scores or increments of the caller's.
       evicted: grows by what was evicted; None: it is not wanted.
+      then: of an update, prepares what is done with the rows as soon as all keys have theirs.
     """
 
     table: Inserts
@@ -67,6 +68,7 @@ class Asked(NamedTuple):
     unique_keys: bool = False
     given: Array | None = None
     evicted: list[Any] | None = None
+    then: Callable[[], list[Action]] | None = None
 
 
 def pooling(output: Output) -> tuple[int, tuple[Any, ...]]:
@@ -136,7 +138,10 @@ class _New:
         if not asked.insert:
             return _at_once(self._after(None))
         new = NewKeys(
-            self.admitted, table.clock.now, self.given, values=self.values, source=self.source
+            *(self.admitted, table.clock.now, self.given),
+            values=self.values,
+            source=self.source,
+            are_updated=asked.then is not None,
         )
         return table._inserting(new, self.noting, self._after, self.counters, asked.evicted)
 
@@ -158,6 +163,8 @@ class _New:
         if not is_pooled:
             out = self.asked.outputs[0].out if self.asked.outputs else None
             actions.append(table.store.delivering(got, self.rows, out, num_absent))
+        if self.asked.then is not None:
+            actions += self.asked.then()
         if self.asked.insert:
             actions += table._touching(self.num_seen, new_rows)
         return actions
@@ -180,13 +187,19 @@ def _at_once(actions: list[Action]) -> Stages:
 
 
 def complete(
-    backend: Backend, keys: Array, rows: Array, asked: Sequence[Asked], found: Incomplete
+    backend: Backend,
+    keys: Array,
+    rows: Array,
+    asked: Sequence[Asked],
+    found: Incomplete,
+    along: Sequence[Sequence[Action]] = (),
 ) -> list[int]:
     """Inserts what is missing, or not, and writes what it belongs to.
 
     Args:
       keys, rows, asked: as of `look_up`.
       found: what a search has found.
+      along: lists of actions to be taken when new keys get their rows.
 
     Returns:
       How many keys have no row afterwards, for each table.
@@ -201,7 +214,8 @@ def complete(
     new = _new_keys(tables, rows, asked, found, distinct)
     publish(*(each.drawing() for each in new.values()))
     _admit(backend, found.counters, new)
-    counted = run(backend, found.counters, {i: each.inserting() for i, each in new.items()})
+    inserting = {i: each.inserting() for i, each in new.items()}
+    counted = run(backend, found.counters, inserting, along)
     # Where nobody has counted, none was refused: those not admitted are left.
     if any(each.place is not None and i not in counted for i, each in new.items()):
         counted = dict(enumerate(backend.to_host(found.counters).tolist()))

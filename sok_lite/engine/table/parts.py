@@ -22,7 +22,10 @@ MAX_DIM = 1 << 28
 # One rank has as many row numbers.
 MAX_KEYS = ABSENT
 
-COUNTERS = ("found", "missed", "inserted", "evicted", "refused", "not_admitted", "erased")
+COUNTERS = (
+    *("found", "missed", "inserted", "evicted", "refused", "not_admitted", "not_updated"),
+    "erased",
+)
 
 
 def table_seed(seed: int, name: str) -> int:

@@ -30,11 +30,13 @@ class KnownRows(NamedTuple):
       keys: (u,) int64, not to be written any more.
       rows: (u,) uint32, their row numbers, or absent.
       generation: of the table when it gave the row numbers.
+      is_complete: whether all of them had one, which is known; if not, some may have had none.
     """
 
     keys: Array
     rows: Array
     generation: int
+    is_complete: bool = False
 
 
 class Entries(NamedTuple):
@@ -91,6 +93,7 @@ class Statistics(NamedTuple):
       refused: keys that got none for want of room.
       not_admitted: times that a key got none since it had not been seen often enough, or not
         drawn.
+      not_updated: times that an update left a key out that had no row and got none.
       erased: keys that were removed.
       num_rehashes: how many segments of the index were written anew; a small one has one.
       mean_probe, longest_probe: lines of slots that a search for a held key reads.
@@ -109,6 +112,7 @@ class Statistics(NamedTuple):
     evicted: int
     refused: int
     not_admitted: int
+    not_updated: int
     erased: int
     num_rehashes: int
     mean_probe: float

@@ -6,7 +6,7 @@ counted. Tables that are in the same stage go on together, so that launches are 
 is waited for, as often for a thousand tables as for one.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from sok_lite.backend import Array, Backend
@@ -34,13 +34,19 @@ PLACE, GIVE = 0, 1
 Stages: TypeAlias = Generator[Stage, list[int], None]
 
 
-def run(backend: Backend, counters: Array, changes: Mapping[int, Stages]) -> dict[int, list[int]]:
+def run(
+    backend: Backend,
+    counters: Array,
+    changes: Mapping[int, Stages],
+    along: Sequence[Sequence[Action]] = (),
+) -> dict[int, list[int]]:
     """Makes changes of different tables.
 
     Args:
       backend: of all of them.
       counters: (num_tables, len(Count)) int64; see engine/table/counters.py.
-      changes: by the number of the table.
+      changes: by the number of the table. Each gives rows once, all of them at the same time.
+      along: lists of actions to be taken at that time.
 
     Returns:
       What was counted of those tables whose last stage asked for it.
@@ -54,7 +60,8 @@ def run(backend: Backend, counters: Array, changes: Mapping[int, Stages]) -> dic
     while waiting:
         number = min(stage.number for stage in waiting.values())
         now = {i: stage for i, stage in waiting.items() if stage.number == number}
-        publish(*(stage.actions for stage in now.values()))
+        others = along if number == GIVE else ()
+        publish(*(stage.actions for stage in now.values()), *others)
         counted: list[list[int]] = []
         if any(stage.is_counted for stage in now.values()):
             counted = backend.to_host(counters).tolist()

@@ -1,0 +1,185 @@
+"""The row numbers of the keys of an update, each key once.
+
+In training the keys of an update are those of the gradient before it, which are distinct and whose
+row numbers a table has kept. They are compared with those kept by the kernel that gives the row
+numbers: a key that is another one is looked for. So an update whose caller says that its keys are
+those of a gradient waits for nothing; of other keys the host asks first whether they repeat.
+
+Whether keys have no row only the device knows, so on a GPU that is asked only where it may be: not
+where the keys are as many as those of a table's last gradient, and of a gradient as the caller
+says, if the lookup of that one had a row for each and the table has lost none since. They are the
+same keys then, unless a program takes the step of a gradient after it has made a later one.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import Part, joined_launches
+from sok_lite.backend.publish import publish
+from sok_lite.comm.protocol import split_offsets
+from sok_lite.engine.optimizers import UpdateRule
+from sok_lite.engine.segments import Terms, cut, dedup, group, segment_sums
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.results import KnownRows
+
+
+class Update(NamedTuple):
+    """The step of one table.
+
+    Attributes:
+      table: the table.
+      rule: its update rule.
+      keys: (n,) integers; one without a row gets one where the table takes it.
+      grads: (n, dim) float32; those of a repeated key are summed.
+      optimizer: whose the states are; None: nobody's, the next optimizer may take them over.
+      of_gradient: a promise that the keys are all those of a `lookup.Gradients` of a table with
+        this key type: int64, and none repeats.
+    """
+
+    table: EmbeddingTable
+    rule: UpdateRule
+    keys: Array
+    grads: Array
+    optimizer: Any = None
+    of_gradient: bool = False
+
+
+class Ready(NamedTuple):
+    """An update by row numbers.
+
+    Attributes:
+      table: the table.
+      keys: (u,) int64, distinct.
+      rows: (u,) uint32, their row numbers, or absent.
+      grads: (u, dim) float32.
+      num_absent: how many have no row.
+    """
+
+    table: EmbeddingTable
+    keys: Array
+    rows: Array
+    grads: Array
+    num_absent: int
+
+
+def ready(updates: Sequence[Update]) -> list[Ready]:
+    """Returns updates of different tables with distinct keys and their row numbers."""
+    updates = list(updates)
+    backend = updates[0].table.backend
+    rows: list[Array] = [None] * len(updates)
+    doubtful = [i for i, update in enumerate(updates) if not update.of_gradient]
+    # Most likely these are the keys of the last gradient as well.
+    likely = [i for i in doubtful if _known(updates[i]) is not None]
+    is_any_absent = False
+    if likely:
+        counts = backend.xp.zeros(len(likely) + 1, np.int64)
+        num_others, num_absent = counts[:-1], counts[-1:]
+        found = _recalled([updates[i] for i in likely], num_others, num_absent)
+        *counted, absent = _read(backend, counts)
+        is_any_absent = absent > 0
+        for i, its_rows, others in zip(likely, found, counted, strict=True):
+            if others == 0:
+                rows[i] = its_rows
+    doubtful = [i for i in doubtful if rows[i] is None]
+    for i, update in zip(doubtful, _summed([updates[i] for i in doubtful]), strict=True):
+        updates[i] = update
+    unknown = [i for i, its_rows in enumerate(rows) if its_rows is None]
+    asked = [updates[i] for i in unknown]
+    if not all(map(_have_rows, asked)):
+        total = backend.xp.zeros(1, np.int64)
+        found = _recalled(asked, num_absent=total)
+        is_any_absent |= _read(backend, total)[0] > 0
+    else:
+        found = _recalled(asked)
+    for i, its_rows in zip(unknown, found, strict=True):
+        rows[i] = its_rows
+    num_absent_of = _num_absent(updates) if is_any_absent else [0] * len(updates)
+    return [
+        Ready(update.table, update.keys, its_rows, update.grads, absent)
+        for update, its_rows, absent in zip(updates, rows, num_absent_of, strict=True)
+    ]
+
+
+def _known(update: Update) -> KnownRows | None:
+    """Returns the keys of the table's last gradient if they may be those of an update."""
+    known = update.table.last_gradient
+    if known is None or known.generation != update.table.generation:
+        return None
+    return known if known.keys.size == update.keys.size else None
+
+
+def _have_rows(update: Update) -> bool:
+    """Whether all keys of an update are taken to have a row without asking the device."""
+    if update.table.backend.name == "cpu":
+        return False  # what it counts is there at once
+    known = _known(update)
+    return update.of_gradient and known is not None and known.is_complete
+
+
+def _recalled(
+    updates: Sequence[Update], num_others: Array | None = None, num_absent: Array | None = None
+) -> list[Array]:
+    """Returns the row numbers of keys, by one launch.
+
+    Args:
+      num_others: (len(updates),) int64, grows by the keys of each that are not those of the last
+        gradient; None: not wanted.
+      num_absent: (len(updates),) int64, grows by the keys of each that have no row, or (1,) by
+        those of all; None: not wanted.
+
+    Returns:
+      (n,) uint32 for each update; absent for a key without a row.
+    """
+    if not updates:
+        return []
+    sizes = [len(update.keys) for update in updates]
+    rows = cut(updates[0].table.backend.xp.empty(sum(sizes), np.uint32), sizes)
+    parts = []
+    for i, update in enumerate(updates):
+        table, known, size = update.table, _known(update), sizes[i]
+        keys_and_rows = (None, None) if known is None else (known.keys, known.rows)
+        others = None if num_others is None else num_others[i : i + 1]
+        absent = num_absent
+        if num_absent is not None and len(num_absent) > 1:
+            absent = num_absent[i : i + 1]
+        arguments = (*table.index.place(), update.keys, *keys_and_rows, rows[i], others, absent)
+        parts.append((table.backend, "recall_rows", Part(size, (*arguments, size))))
+    publish(joined_launches(parts))
+    return rows
+
+
+def _num_absent(updates: Sequence[Update]) -> list[int]:
+    """Returns how many keys of each update have no row. It waits."""
+    backend = updates[0].table.backend
+    counts = backend.xp.zeros(len(updates), np.int64)
+    _recalled(updates, num_absent=counts)
+    return _read(backend, counts)
+
+
+def _read(backend: Backend, counts: Array) -> list[int]:
+    """Returns what kernels have counted; on a CPU it is there already."""
+    return (counts if backend.name == "cpu" else backend.to_host(counts)).tolist()
+
+
+def _summed(updates: Sequence[Update]) -> list[Update]:
+    """Returns the updates with each key once, and the sum of its gradients. It waits once."""
+    if not updates:
+        return []
+    backend = updates[0].table.backend
+    xp = backend.xp
+    sizes = [len(update.keys) for update in updates]
+    begin, keys = split_offsets(sizes), xp.concatenate([update.keys for update in updates])
+    distinct = dedup(backend, keys, begin)
+    if len(distinct.keys) == len(keys):
+        return list(updates)  # distinct keys keep their order
+    terms = [Terms(update.grads) for update in updates]
+    sums = segment_sums(backend, group(backend, distinct.inverse, begin, distinct.starts), terms)
+    return [
+        update._replace(keys=keys, grads=grads)
+        for update, keys, grads in zip(
+            updates, cut(distinct.keys, distinct.sizes), sums, strict=True
+        )
+    ]

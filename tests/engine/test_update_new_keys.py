@@ -1,0 +1,263 @@
+"""Updates of keys that have no row: they get one as by a lookup, and are updated, as one change."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from sok_lite.engine.optimizers import SGD, Adagrad, Adam
+from sok_lite.engine.table.hkv import RefusedError
+from sok_lite.engine.update import NonFiniteGradientError, apply_updates
+from tests import reference_updates
+from tests.engine.helpers import new_table, on, update_of
+from tests.engine.test_update import Counts, gradients_of, mixed_tables, rows_of, updates_of
+
+SMALL = {"init_capacity": 64, "max_capacity": 64, "on_refused": "ignore"}
+KINDS = {
+    "hbm": ("hbm", {}),
+    "hybrid": ("hybrid", {"max_capacity": 4096}),
+    "growing": ("hybrid", {"init_capacity": 16, "max_bucket_size": 4, "max_capacity": 4096}),
+    "two tiers": ("hybrid", {"max_capacity": 4096, "max_hbm_for_vectors": 1 / 2**22}),
+}
+
+
+def grads_for(keys, dim, seed=0):
+    return np.random.default_rng(seed).normal(size=(len(keys), dim)).astype(np.float32)
+
+
+def states_of(table):
+    return {name: rows_by_key(table, name) for name in table.store.state_names}
+
+
+def rows_by_key(table, name):
+    keys, values = (table.backend.to_host(part) for part in table.export(name))
+    return dict(zip(keys.tolist(), values, strict=True))
+
+
+def same(one, other):
+    """Asserts that two tables hold the same, but for when keys were last seen."""
+    for a, b in [(rows_of(one), rows_of(other)), *zip_states(one, other)]:
+        assert a.keys() == b.keys()
+        for key, row in a.items():
+            np.testing.assert_array_equal(row, b[key])
+
+
+def zip_states(one, other):
+    states, others = states_of(one), states_of(other)
+    assert states.keys() == others.keys()
+    return [(states[name], others[name]) for name in states]
+
+
+@pytest.mark.parametrize("n", [1, 2, 33, 129])
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_key_without_a_row_begins_anew(backend, kind, rule, n):
+    """Its states too, whatever its row number was used for before."""
+    make = {"sgd": SGD, "adagrad": Adagrad, "adam": Adam}[rule]
+    var_type, options = KINDS[kind]
+    table = new_table(backend, 3, var_type, **options)
+    keys = np.arange(-n, n)
+    for step in (1, 2):
+        apply_updates([update_of(table, make(), keys, grads_for(keys, 3))], 0.5, step)
+    assert table.size == 2 * n
+    table.erase(keys[::2])
+    before, states = rows_of(table), states_of(table)
+    grads = grads_for(keys, 3, 1)
+    apply_updates([update_of(table, make(), keys, grads)], 0.5, 3)
+    first = np.repeat((keys % 1000)[:, None], 3, 1).astype(np.float64)
+    w = np.array([before.get(key, row) for key, row in zip(keys.tolist(), first, strict=True)])
+    begin = {"accumulator": 0.1, "m": 0.0, "v": 0.0}
+    reference = {
+        name: np.array([held.get(key, np.full(3, begin[name])) for key in keys.tolist()], float)
+        for name, held in states.items()
+    }
+    w = w.astype(np.float64)
+    getattr(reference_updates, rule)(w, reference, grads.astype(np.float64), 0.5, 3)
+    after = rows_of(table)
+    assert sorted(after) == keys.tolist()
+    np.testing.assert_allclose([after[key] for key in keys.tolist()], w, rtol=2e-4, atol=2e-4)
+    for name, held in states_of(table).items():
+        got = [held[key] for key in keys.tolist()]
+        np.testing.assert_allclose(got, reference[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_many_tables_do_what_a_lookup_before_the_update_does(backend, repeated):
+    """Tables of many kinds and formats; of every third all keys are there, of some none is."""
+    rng = np.random.default_rng(0)
+    here, there = (mixed_tables(backend, 12) for _ in range(2))
+    updates = []
+    for tables in (here, there):
+        rng = np.random.default_rng(1)
+        of_tables = []
+        for i, table in enumerate(tables):
+            keys = rng.permutation(100)[: 7 * i].astype(table.key_dtype.name)
+            table.find_or_insert(backend.from_host(keys[i:] if i % 3 else keys))
+            if repeated:
+                keys = np.concatenate([keys, keys[::2]])
+            of_tables.append(update_of(table, Adam(), keys, grads_for(keys, table.dim, i)))
+        updates.append(of_tables)
+    for update in updates[1]:
+        update.table.find_or_insert(update.keys)
+    for each in updates:
+        apply_updates(each, 0.1, 1, stochastic_rounding=True)
+    for one, other in zip(here, there, strict=True):
+        same(one, other)
+        assert one.statistics().inserted == other.statistics().inserted
+        assert one.statistics().not_updated == 0
+
+
+def test_an_update_counts_as_no_lookup(backend):
+    """But what it inserts is counted."""
+    table = new_table(backend, 2)
+    table.find_or_insert(backend.from_host(np.array([1, 2])))
+    before = table.statistics()
+    apply_updates([update_of(table, SGD(), [1, 5, 5, 6], np.ones((4, 2)))], 1.0, 1)
+    now = table.statistics()
+    assert (now.found, now.missed) == (before.found, before.missed)
+    assert (now.inserted, now.not_updated) == (before.inserted + 2, 0)
+
+
+@pytest.mark.parametrize("strategy", ["kLru", "kLfu", "kEpochLru", "kCustomized"])
+def test_a_full_table_evicts_for_an_update_but_none_of_its_keys(backend, strategy):
+    table = new_table(backend, 2, "hybrid", evict_strategy=strategy, **SMALL)
+    table.find_or_insert(backend.from_host(np.arange(1000, 1400)))
+    held = sorted(rows_of(table))
+    keys = np.array([*held[::8], *range(8)])
+    before = rows_of(table)
+    old = table.statistics()
+    apply_updates([update_of(table, SGD(), keys, np.ones((keys.size, 2)))], 1.0, 1)
+    after, now = rows_of(table), table.statistics()
+    assert set(held[::8]) <= set(after), "a key of the update was evicted for another one"
+    refused = set(range(8)) - set(after)
+    assert now.not_updated == now.refused - old.refused == len(refused)
+    assert now.evicted > old.evicted
+    for key, row in after.items():
+        step = 1 if key in keys.tolist() else 0
+        np.testing.assert_array_equal(row, before.get(key, np.float32(key % 1000)) - step)
+
+
+@pytest.mark.parametrize("on_refused", ["ignore", "warn", "error"])
+def test_what_is_refused_is_left_out_and_said(backend, on_refused):
+    options = SMALL | {"on_refused": on_refused}
+    other, table = new_table(backend, 3), new_table(backend, 2, "hybrid", **options)
+    keys = np.arange(300)
+    updates = [update_of(each, SGD(), keys, np.ones((300, each.dim))) for each in (other, table)]
+    if on_refused == "error":
+        with pytest.raises(RefusedError, match="no room for .* of 300 new keys"):
+            apply_updates(updates, 1.0, 1)
+    elif on_refused == "warn":
+        with pytest.warns(RuntimeWarning, match="no room for .* of 300 new keys"):
+            apply_updates(updates, 1.0, 1)
+    else:
+        apply_updates(updates, 1.0, 1)
+    now = table.statistics()
+    assert 0 < now.size <= 64
+    assert now.not_updated == now.refused == 300 - now.size
+    for each in (other, table):
+        for key, row in rows_of(each).items():
+            np.testing.assert_array_equal(row, np.float32(key) - 1)
+    assert other.size == 300
+
+
+@pytest.mark.parametrize("options", [{"enter_threshold": 2}, {"filter_ratio": 0.5}], ids=str)
+@pytest.mark.parametrize("of_gradient", [True, False], ids=["of_gradient", "doubtful"])
+def test_a_table_that_turns_keys_away_gets_none_by_an_update(backend, options, of_gradient):
+    """The gradient of its lookups has them too: an update would let every key in."""
+    turning, other = new_table(backend, 2, "hybrid", **options), new_table(backend, 3)
+    for table in (turning, other):
+        for _ in range(2):
+            table.find_or_insert(backend.from_host(np.array([1, 2])))
+    gradients = gradients_of(backend, [turning, other], [1, 8, 2, 9], insert=False)
+    apply_updates(updates_of([turning, other], SGD(), gradients, of_gradient), 1.0, 1)
+    assert {key: row[0] for key, row in rows_of(turning).items()} == {1: 1 - 1, 2: 2 - 3}
+    assert sorted(rows_of(other)) == [1, 2, 8, 9]
+    assert turning.statistics().not_updated == 2
+    assert turning.statistics().not_admitted == (2 if "enter_threshold" in options else 0)
+    assert other.statistics().not_updated == 0
+
+
+def test_gradients_that_are_not_finite_insert_nothing(backend):
+    tables = [new_table(backend, 2, name="one"), new_table(backend, 2, "hybrid", name="two")]
+    for table in tables:
+        table.find_or_insert(backend.from_host(np.array([1])))
+    grads = np.array([[1, 1], [1, np.nan], [1, 1]])
+    updates = [
+        update_of(tables[0], Adam(), [1, 5, 6], np.ones((3, 2))),
+        update_of(tables[1], Adam(), [1, 5, 6], grads),
+    ]
+    for check_only in (True, False):
+        with pytest.raises(NonFiniteGradientError, match="1 of 3 gradient rows of table 'two'"):
+            apply_updates(updates, 1.0, 1, "error", check_only=check_only)
+    assert [rows_of(table).keys() for table in tables] == [{1}, {1}]
+    apply_updates(updates[:1], 1.0, 1, "error")
+    assert sorted(rows_of(tables[0])) == [1, 5, 6]
+    count = backend.xp.zeros(1, np.int64)
+    apply_updates(updates[1:], 1.0, 1, num_nonfinite=count)
+    assert int(count[0]) == 1
+    assert np.isnan(rows_of(tables[1])[5][1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_check_inserts_nothing_but_makes_room(backend, kind):
+    var_type, options = KINDS[kind]
+    table = new_table(backend, 2, var_type, **options)
+    table.find_or_insert(backend.from_host(np.array([1])))
+    update = update_of(table, SGD(), np.arange(500), np.ones((500, 2)))
+    apply_updates([update], 1.0, 1, check_only=True)
+    assert rows_of(table).keys() == {1}
+    assert table.statistics().not_updated == 0
+    sizes = table.statistics().near_reserved_bytes, table.statistics().far_reserved_bytes
+    apply_updates([update], 1.0, 1)
+    assert sorted(rows_of(table)) == list(range(500))
+    now = table.statistics()
+    assert (now.near_reserved_bytes, now.far_reserved_bytes) == sizes, "rows found no room"
+
+
+def test_actions_along_are_taken_with_the_insertion(backend):
+    table = new_table(backend, 2)
+    taken = []
+    update = update_of(table, SGD(), [3], [[1, 1]])
+    apply_updates([update], 1.0, 1, along=[partial(taken.append, 1)])
+    assert taken == [1]
+    assert rows_of(table).keys() == {3}
+
+
+@pytest.mark.parametrize("num_tables", [1, 26])
+def test_launches_and_waits_do_not_depend_on_the_number_of_tables(backend, monkeypatch, num_tables):
+    tables = mixed_tables(backend, num_tables, ["float32"])
+    for number in range(3):
+        gradients = gradients_of(backend, tables, np.arange(40) + 10 * number, insert=False)
+        updates = updates_of(tables, SGD(), gradients)
+        with monkeypatch.context() as patch:
+            counted = Counts(backend, patch)
+            apply_updates(updates, 1.0, 1)
+    # On a GPU: whether there are any, of which tables, what is found, distinct, has found a slot.
+    most = 3 if backend.name == "cpu" else 5
+    assert len(counted.kernels) <= 14, counted.kernels
+    assert counted.waits - num_tables <= most  # KeyInitializer waits once for each table
+    assert all(table.size == 60 for table in tables)
+
+
+@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
+def test_a_table_that_comes_twice_inserts_a_key_once(backend, kind):
+    table = new_table(backend, 2, kind)
+    parts = [update_of(table, SGD(), [7, 8], np.ones((2, 2))) for _ in range(2)]
+    apply_updates(parts, 1.0, 1)
+    assert {key: row[0] for key, row in rows_of(table).items()} == {7: 7 - 2, 8: 8 - 2}
+
+
+@pytest.mark.parametrize("of_gradient", [True, False], ids=["of_gradient", "doubtful"])
+def test_keys_that_a_lookup_was_refused_are_tried_again(backend, of_gradient):
+    """What a lookup was refused the gradient knows, so a GPU is asked."""
+    table = new_table(backend, 2, "hybrid", **SMALL)
+    gradients = gradients_of(backend, [table], np.arange(120))
+    held = set(rows_of(table))
+    assert 0 < len(held) < 120
+    table.erase(on(backend, np.array(sorted(held)))[0])
+    apply_updates(updates_of([table], SGD(), gradients, of_gradient), 1.0, 1)
+    now = table.statistics()
+    assert now.size > 0
+    assert now.not_updated == 120 - now.size
+    for key, row in rows_of(table).items():
+        np.testing.assert_array_equal(row, np.float32(key) - (key + 1))
