@@ -107,5 +107,8 @@ LEGACY = Family(
     _learning_rate,
     has_decay=False,
     slots="by variable",
-    slot_names={rules.RMSprop: {"mean_grad": "mg"}},
+    slot_names={
+        rules.RMSprop: {"mean_grad": "mg"},
+        rules.Adadelta: {"accumulator": "accum_grad", "delta_accumulator": "accum_var"},
+    },
 )

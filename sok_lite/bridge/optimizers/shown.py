@@ -1,4 +1,4 @@
-"""Optimizer states where SOK's programs look for them: among the slots of the wrapped optimizer.
+"""Optimizer states where programs may look for them: among the slots of the wrapped optimizer.
 
 Legacy Keras optimizers and those of tf.compat.v1.train keep slots by variable. The states of a
 table's rows lie with the table; what the optimizer has under the table's key are views of them,

@@ -99,5 +99,9 @@ V1 = Family(
     _learning_rate,
     has_decay=False,
     slots="by name",
-    slot_names={rules.RMSprop: {"mean_grad": "mg"}, rules.Ftrl: {"accumulator": "accum"}},
+    slot_names={
+        rules.RMSprop: {"mean_grad": "mg"},
+        rules.Ftrl: {"accumulator": "accum"},
+        rules.Adadelta: {"accumulator": "accum", "delta_accumulator": "accum_update"},
+    },
 )
