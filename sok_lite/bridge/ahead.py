@@ -80,5 +80,5 @@ def _sent(comm: Communicator, arguments: Sequence[Argument]) -> tf.Tensor:
 
 def _tag_of(tables: Sequence[Facts]) -> int:
     return zlib.crc32(
-        repr([(table.name, table.key_type.name, table.owner) for table in tables]).encode()
+        repr([(t.name, t.key_type.name, t.owner, t.num_rows) for t in tables]).encode()
     )

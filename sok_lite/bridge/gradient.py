@@ -131,9 +131,9 @@ def _with_gradient(
 
     @tf.custom_gradient
     def run(*tensors: tf.Tensor) -> Any:
-        if not tf.executing_eagerly():
-            # Copies: TensorFlow hands on what was given, tensors of another graph among it.
-            tensors = tuple(x if x.dtype == tf.resource else tf.identity(x) for x in tensors)
+        # Tensors of their own: TensorFlow hands on what was given, tensors of another graph among
+        # it; and of one that is given twice, a tape would know the sum of both gradients alone.
+        tensors = tuple(x if x.dtype == tf.resource else tf.identity(x) for x in tensors)
         carried, inputs = tensors[:num_carried], tensors[num_carried:]
         results, grad = function(trips.carrying(carried), *inputs)
 

@@ -13,13 +13,12 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from types import CodeType
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from sok_lite.bridge.refusals import RefusesDense
 from sok_lite.bridge.tf_private import CHECKPOINT, CHILDREN
 
 # ---- the public names of other packages that this module relies on; a test looks at each ---------
@@ -35,7 +34,7 @@ _guarded: set[str] = set()
 _lock = threading.Lock()
 _own_steps: set[Any] = set()
 _in_own_step = threading.local()
-_step_codes: set[CodeType] = set()
+_step_codes: dict[CodeType, str] = {}  # whose they are
 _clone_codes: set[CodeType] = set()
 _layers: tuple[type, ...] = ()
 
@@ -51,29 +50,32 @@ def watch() -> bool:
 
 def refuse_own_step(variable: Any) -> None:
     """Raises in a lookup that Keras' own training step makes: it would not train the table."""
-    # A Keras that is first seen here may be within the step already.
-    is_late = watch() and _is_called_by(_step_codes)
-    if (is_late or getattr(_in_own_step, "is_open", False)) and variable.trainable:
+    package = getattr(_in_own_step, "package", None)
+    if watch() and package is None:
+        # A Keras that is first seen here may be within the step already.
+        package = _step_codes.get(_caller_among(_step_codes))
+    if package in variable.left_out_by and variable.trainable:
         _refuse_training([variable])
 
 
 def refuse_clone() -> None:
     """Raises where `clone_model` makes a table."""
     watch()
-    if _is_called_by(_clone_codes):
+    if _caller_among(_clone_codes) is not None:
         raise NotImplementedError(
             "clone_model() would make a model whose tables are new: no row is copied. Make the "
             "model by its class, export the rows of the old tables and assign them to the new ones."
         )
 
 
-def _is_called_by(codes: set[CodeType]) -> bool:
+def _caller_among(codes: Container[CodeType]) -> Any:
+    """Returns which of some functions' code is among the callers, or None."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code in codes:
-            return True
+            return frame.f_code
         frame = frame.f_back
-    return False
+    return None
 
 
 # ---- who holds tables ----------------------------------------------------------------------------
@@ -91,8 +93,10 @@ def _held(root: Any) -> Iterator[tuple[Any, Any]]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, RefusesDense):
-            yield layer, value
+        left_out_by = getattr(type(value), "left_out_by", None)
+        if left_out_by is not None:
+            if _package_of(layer) in {*left_out_by, None}:
+                yield layer, value
         elif isinstance(value, dict):
             stack += [(layer, item) for item in value.values()]
         elif isinstance(value, (list, tuple, set, frozenset)):
@@ -100,6 +104,12 @@ def _held(root: Any) -> Iterator[tuple[Any, Any]]:
         elif isinstance(value, (tf.Module, *_layers)):
             inner = value if isinstance(value, _layers) else layer
             stack += [(inner, item) for item in vars(value).values()]
+
+
+def _package_of(layer: Any) -> str | None:
+    """Returns which Keras a layer or model is of; None: of none."""
+    modules = (base.__module__.split(".")[0] for base in type(layer).__mro__)
+    return next((module for module in modules if module in PACKAGES), None)
 
 
 def _saves_itself(layer: Any) -> bool:
@@ -208,7 +218,7 @@ def _guard(name: str, package: Any) -> bool:
         _guarded.add(name)
         layer = package.layers.Layer
         _layers = (*_layers, layer)
-        _mark_own_step(model)
+        _mark_own_step(model, name)
         _clone_codes.add(inspect.unwrap(package.models.clone_model).__code__)
         _wrap(model, "make_train_function", _check_training)
         for method in SAVING:
@@ -244,7 +254,7 @@ def _owner(cls: type, name: str) -> type | None:
     return next((base for base in cls.__mro__ if name in vars(base)), None)
 
 
-def _mark_own_step(model: type) -> None:
+def _mark_own_step(model: type, package: str) -> None:
     owner = _owner(model, "train_step")
     if owner is None:
         return
@@ -253,14 +263,14 @@ def _mark_own_step(model: type) -> None:
     # It passes for a function of Keras, also with AutoGraph, which leaves those as they are.
     @functools.wraps(original)
     def own_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        was_open = getattr(_in_own_step, "is_open", False)
-        _in_own_step.is_open = True
+        outer = getattr(_in_own_step, "package", None)
+        _in_own_step.package = package
         try:
             return original(self, *args, **kwargs)
         finally:
-            _in_own_step.is_open = was_open
+            _in_own_step.package = outer
 
-    _step_codes.add(original.__code__)
+    _step_codes[original.__code__] = package
     _own_steps.add(own_step)
     owner.train_step = own_step  # type: ignore[attr-defined]
 

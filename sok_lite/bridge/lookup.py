@@ -27,7 +27,8 @@ def look_up(
 ) -> list[tf.Tensor]:
     """Looks keys up in the tables of all ranks, and combines them row by row.
 
-    Every rank must call it. In a graph the whole call is one host call forward and one backward.
+    Every rank must call it. In a graph the whole call is one host call forward, two where it has
+    static tables, and one backward.
 
     Args:
       arguments: of each table, at least one.

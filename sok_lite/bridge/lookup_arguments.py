@@ -49,7 +49,7 @@ class Facts(NamedTuple):
       variable: a reference to it; see `type_spec.alive`.
       name, dim, key_type, dtype: of the variable.
       owner: name of its rule which rank owns a key.
-      is_static: whether it has a fixed number of rows, which TensorFlow keeps.
+      num_rows: of a static table, the rows of all ranks, which TensorFlow keeps; else None.
       combiner: "sum", "mean" or "sqrtn".
       has_weights: whether keys have weights.
       is_ragged: whether the keys' rows are given by splits.
@@ -65,7 +65,7 @@ class Facts(NamedTuple):
     key_type: tf.DType
     dtype: tf.DType
     owner: str
-    is_static: bool
+    num_rows: int | None
     combiner: str
     has_weights: bool
     is_ragged: bool
@@ -73,6 +73,10 @@ class Facts(NamedTuple):
     ids_are_uint64: bool
     ids_fit: bool
     batch: int | None
+
+    @property
+    def is_static(self) -> bool:
+        return self.num_rows is not None
 
 
 class Argument(NamedTuple):
@@ -281,7 +285,7 @@ def _argument(
         variable.key_type,
         variable.dtype,
         variable.table.owner.name,
-        variable.table.is_static,
+        variable.table.size if variable.table.is_static else None,
         normalise_combiner(combiner),
         weights is not None,
         rows.is_ragged,

@@ -70,7 +70,7 @@ class LookupHost:
         self._treatment = treatment
         self._are_keys_sent = are_keys_sent
         formats = [
-            (t.dim, t.key_type.name, t.dtype.name, t.owner, t.is_static, t.combiner) for t in tables
+            (t.dim, t.key_type.name, t.dtype.name, t.owner, t.num_rows, t.combiner) for t in tables
         ]
         # Equal on all ranks for one call, and telling it from most others.
         self._tag = zlib.crc32(f"{self.what} {formats}".encode())
@@ -98,15 +98,17 @@ class LookupHost:
         items, sent = self._taken_apart(tensors)
         batch = self._checked_batch(tag, items)
         asked, sent_now = locate(backend, comm, batch, tag, sent)
-        packed = []
-        if sent is None and sent_now is not None:
-            packed = [to_tensor(pack_sent(backend, sent_now, self._new_trail), tf.int64, backend)]
-        return [
-            np.array([len(each.places) for each in asked], np.int64),
-            joined_tensor([each.places for each in asked], tf.int64, backend),
-            joined_tensor([each.number for each in asked], tf.int32, backend),
-            *packed,
-        ]
+        with failure_known_to_all(comm):
+            packed = []
+            if sent is None and sent_now is not None:
+                array = pack_sent(backend, sent_now, self._new_trail)
+                packed = [to_tensor(array, tf.int64, backend)]
+            return [
+                np.array([len(each.places) for each in asked], np.int64),
+                joined_tensor([each.places for each in asked], tf.int64, backend),
+                joined_tensor([each.number for each in asked], tf.int32, backend),
+                *packed,
+            ]
 
     def forward(self, *tensors: tf.Tensor) -> tuple[tf.Tensor, Trail]:
         """Looks up.
@@ -124,8 +126,9 @@ class LookupHost:
         (items, sent), given = self._taken_apart(tensors[:end]), tensors[end:]
         batch = self._checked_batch(tag, items)
         if given:
-            sizes = batch.sizes if sent is None else sent.route.num_received.tolist()
-            batch = batch._replace(given=self._given(sizes, *given))
+            with failure_known_to_all(comm):
+                sizes = batch.sizes if sent is None else sent.route.num_received.tolist()
+                batch = batch._replace(given=self._given(sizes, *given))
         room = ResultRoom(backend)
         outputs, trail = lookup.forward_batch(backend, comm, batch, tag, room, sent)
         return to_tensor(outputs.whole, tf.float32, backend), trail
@@ -241,10 +244,11 @@ class LookupHost:
         return [to_tensor(array, tf.float32, self.backend) for array in results]
 
     def _checked_batch(self, tag: int, tensors: Sequence[tf.Tensor]) -> Batch:
-        tables = [alive(facts.variable).table for facts in self.tables]
-        agree(self._comm, tag, tables, self._combiners)
         # Where the keys are sent, the others wait for rows already.
         known = failure_known_to_all if self._are_keys_sent else shared_failure
+        with known(self._comm):
+            tables = [alive(facts.variable).table for facts in self.tables]
+        agree(self._comm, tag, tables, self._combiners)
         with known(self._comm):
             return self._batch(tables, tensors)
 

@@ -30,6 +30,9 @@ class RefusesDense:
       instead_of_partitions: the same for a list of variables in `tf.nn.embedding_lookup`.
     """
 
+    # By whose training and saving it is left out.
+    left_out_by = frozenset({"keras", "tf_keras"})
+
     name: str
     kind: str
     instead_of_value: str

@@ -13,10 +13,12 @@ import tensorflow as tf
 
 from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.joined import cut
+from sok_lite.bridge.keras_guard import refuse_own_step
 from sok_lite.bridge.lookup_arguments import Argument, Facts
 from sok_lite.bridge.lookup_host import LookupHost, Treatment
 from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
+from sok_lite.engine.failure import failure_known_to_all
 
 
 class Read(NamedTuple):
@@ -64,12 +66,21 @@ def read_asked(
         lengths.set_shape([len(static)])
         for each in (places, numbers, *packed):
             each.set_shape([None])
-    pieces = cut(places, lengths, len(static))
-    rows = [_read(facts, piece) for facts, piece in zip(static, pieces, strict=True)]
+    pieces = zip(static, cut(places, lengths, len(static)), strict=True)
+    if tf.executing_eagerly():
+        # The other ranks wait for the rows already.
+        with failure_known_to_all(comm):
+            rows = [_read(facts, piece) for facts, piece in pieces]
+    else:
+        rows = [_read(facts, piece) for facts, piece in pieces]
     return Read(packed or sent, [numbers], rows)
 
 
 def _read(facts: Facts, places: tf.Tensor) -> tf.Tensor:
-    rows = tf.gather(alive(facts.variable), places)
+    variable = alive(facts.variable)
+    refuse_own_step(variable)
+    if not tf.executing_eagerly():
+        variable.free_with_its_variable()
+    rows = tf.gather(variable, places)
     rows.set_shape([None, facts.dim])
     return rows

@@ -4,7 +4,8 @@ It is a variable as any other: its dense value is this rank's rows, and every op
 and checkpoint of TensorFlow works on those. Only the lookups of all ranks know of the others' rows.
 """
 
-from typing import Any
+import weakref
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -23,7 +24,11 @@ class StaticVariable(ResourceVariable):
     """
 
     kind = "static table"
-    instead_of_partitions = "Look each up by itself."
+    instead_of_own_step = "Give its gradient to an optimizer in a train_step of your own."
+    instead_of_save = "Save the rest of the model alone, and its rows with numpy()."
+    instead_of_copy = "Make a new variable of its rows."
+    # Keras 3 knows its own variables only; tf_keras trains and saves any of TensorFlow.
+    left_out_by = frozenset({"keras"})
 
     # TensorFlow would take the arguments by place for those of tf.Variable.
     _variable_call: Any = None
@@ -33,6 +38,7 @@ class StaticVariable(ResourceVariable):
     ) -> None:
         self._table = table
         self._trace_id = next_trace_id()
+        self._is_freed_with_it = False
         with tf.init_scope():  # it may be while a tf.function is traced
             super().__init__(rows, trainable, name=name, dtype=table.row_dtype.name, **options)
 
@@ -57,6 +63,34 @@ class StaticVariable(ResourceVariable):
         rank = self._table.owner.only_rank
         return -1 if rank is None else rank
 
+    def free_with_its_variable(self) -> None:
+        """Has the memory of the rows freed when this object goes: a graph is about to hold them.
+
+        TensorFlow never drops the graph of a function that a gradient was defined in, and such a
+        graph would keep the rows with the handle.
+        """
+        if not self._is_freed_with_it and not self._in_graph_mode:
+            self._is_freed_with_it = True
+            weakref.finalize(self, _free_rows, self.handle, self._table.dim, self.dtype)
+
+    def _refuse_copy(self, method: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{method}() is not supported: {self.name!r} is a {self.kind}, and the copy would know "
+            f"this rank's rows alone. {self.instead_of_copy}"
+        )
+
+    def __copy__(self) -> NoReturn:
+        self._refuse_copy("__copy__")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self._refuse_copy("__deepcopy__")
+
+    def __reduce__(self) -> NoReturn:
+        self._refuse_copy("__reduce__")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self._refuse_copy("__reduce_ex__")
+
     # A function traced for one of them must know which it is: TensorFlow's own type would give it a
     # plain variable of that shape.
 
@@ -67,3 +101,9 @@ class StaticVariable(ResourceVariable):
     def __tf_tracing_type__(self, signature_context: Any) -> TableSpec:
         signature_context.add_placeholder(self._trace_id, self)
         return TableSpec.from_value(self, alias_id=self._trace_id)
+
+
+def _free_rows(handle: tf.Tensor, dim: int, dtype: tf.DType) -> None:
+    with tf.init_scope():
+        nothing = tf.zeros([0, dim], dtype)
+        tf.raw_ops.AssignVariableOp(resource=handle, value=nothing)

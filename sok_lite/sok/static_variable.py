@@ -50,7 +50,7 @@ class FixedVariable(StaticVariable):
       NotImplementedError: an argument that must be None.
     """
 
-    instead_of_partitions = "Look each up by itself, or all at once with sok.lookup_sparse."
+    instead_of_copy = "Make a new sok.Variable of the rows of all ranks."
 
     def __init__(
         self,
@@ -242,6 +242,10 @@ def _matrix(value: Any) -> tf.Tensor:
       RuntimeError: it has neither one nor two dimensions, or no row.
     """
     value = without_keras(value)
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        raise TypeError(
+            f"`initial_value` must be a dense matrix. Received: a {type(value).__name__}."
+        )
     if isinstance(value, (list, tuple)) and np.asarray(value).dtype.kind in "if":
         value = np.asarray(value, np.float32)
     value = tf.convert_to_tensor(value)

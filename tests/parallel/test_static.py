@@ -159,6 +159,32 @@ def test_a_row_that_there_is_not_is_told_to_all_ranks(comm):
     np.testing.assert_array_equal(sok.lookup_sparse(static, ids), rows_of(0)[-1:])
 
 
+def test_what_was_prefetched_for_another_table_is_not_taken(comm):
+    """Of one name, and of other rows or of any key."""
+    many = sok.Variable(rows_of(0), name="same")
+    few = sok.Variable(rows_of(0, num_rows=5), name="same")
+    growing = sok.DynamicVariable(DIM, name="same")
+    ids = tf.ragged.constant([[7]], dtype=tf.int64)
+    for ahead, table in ((many, few), (growing, few), (many, growing)):
+        sent = sok.prefetch(ahead, ids)
+        with pytest.raises(ValueError, match="looked up in the tables that it was made for"):
+            sok.lookup_sparse(table, sent)
+
+
+def test_a_rank_whose_table_is_in_no_state_to_be_looked_up_tells_the_others(comm):
+    table = sok.DynamicVariable(DIM, name="static on one rank")
+    ids = tf.ragged.constant([[7]], dtype=tf.int64)
+    look_up = tf.function(lambda: sok.lookup_sparse(table, ids))
+    expected = look_up()
+    if comm.rank == 0:
+        table.to_static([0, 2])
+    with pytest.raises(Exception, match="static"):
+        look_up()
+    if comm.rank == 0:
+        table.to_dynamic()
+    np.testing.assert_array_equal(look_up(), expected)
+
+
 def test_other_rows_on_another_rank_are_refused(comm):
     if comm.size == 1:
         pytest.skip("there is no other rank")

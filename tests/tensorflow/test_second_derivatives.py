@@ -220,6 +220,38 @@ def test_several_tables_and_one_that_comes_twice(mode):
         np.testing.assert_allclose(ours_, expected, rtol=5e-4, atol=1e-4 * scale)
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_tables_that_share_a_gradient_or_weights(mode, weighted):
+    """One tensor stands for several of what a second derivative is taken by."""
+    ids, weights = a_batch()
+    weights = weights if weighted else None
+    tables = [a_table(), a_table(some_rows(1))]
+    variables = [tf.Variable(some_rows()), tf.Variable(some_rows(1))]
+
+    def derive(look_up, sources):
+        with tf.GradientTape() as outer:
+            outer.watch([] if weights is None else weights)
+            with tf.GradientTape() as inner:
+                inner.watch([] if weights is None else weights)
+                # The sum gives both outputs one gradient; the weights are those of both.
+                loss = tf.reduce_sum(tf.add_n(look_up(sources)) ** 3)
+            first = inner.gradient(loss, sources if weights is None else [*sources, weights])
+            number = tf.add_n([tf.reduce_sum(to_dense(each) ** 2) for each in first])
+        wanted = sources if weights is None else [*sources, weights]
+        return [to_dense(each) for each in outer.gradient(number, wanted)]
+
+    def ours(sources):
+        given = None if weights is None else [ids.with_flat_values(weights)] * 2
+        return sok.lookup_sparse(sources, [ids, ids], given, combiners="sum")
+
+    def theirs(sources):
+        return [dense_lookup(each, "sum", ids, weights) for each in sources]
+
+    found = mode(lambda: derive(ours, tables))()
+    for mine, other in zip(found, derive(theirs, variables), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-3)
+
+
 def test_weights_that_are_all_zero_have_derivatives_of_zero(mode):
     table, ids = a_table(), tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)
     weights = tf.constant([0.0, 0.0, 1.0])

@@ -1,5 +1,10 @@
 """sok.Variable on one rank: as a dense variable, and beside dynamic ones in one lookup."""
 
+import copy
+import gc
+import pickle
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -292,6 +297,88 @@ def test_it_is_made_once_in_the_build_of_a_layer():
         np.testing.assert_array_equal(layer(ids), rows_of(0, 4)[[3, 1]])
 
 
+def test_a_graph_does_not_keep_its_rows():
+    """TensorFlow never drops the graph of a function that a gradient was defined in."""
+    tables, ids = [sok.Variable(rows_of(0, 4))], tf.ragged.constant([[3], [1]])
+    handle = tables[0].handle
+    run = tf.function(lambda: sok.lookup_sparse(tables[0], ids))
+    np.testing.assert_array_equal(run(), rows_of(0, 4)[[3, 1]])
+    shape = [NUM_ROWS, 4]
+    assert tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32).shape == shape
+    tables.clear()
+    gc.collect()
+    assert tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32).shape == [0, 4]
+
+
+def test_a_copy_is_refused():
+    table = sok.Variable(rows_of(0, 4), name="original")
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(NotImplementedError, match="'original:0' is a sok.DistributedVariable"):
+            make(table)
+
+
+class OneTable(keras.layers.Layer):
+    def __init__(self, held):
+        super().__init__()
+        self.held = held
+
+    def call(self, ids):
+        ragged = tf.RaggedTensor.from_tensor(ids)
+        return sok.lookup_sparse(tf.nest.flatten(self.held)[0], ragged, combiners="sum")
+
+
+@pytest.mark.parametrize("hold", [lambda v: v, lambda v: [v], lambda v: {"a": v}])
+def test_keras_3_leaves_no_table_untrained_or_unsaved_without_a_word(hold, tmp_path):
+    table = sok.Variable(rows_of(0, 4), name="held")
+    model = keras.Sequential([OneTable(hold(table)), keras.layers.Dense(1)])
+    ids, labels = np.arange(12).reshape(6, 2), np.ones((6, 1), np.float32)
+    model.compile("sgd", "mse")
+    with pytest.raises(NotImplementedError, match="leave 'held:0' untrained"):
+        model.fit(ids, labels, verbose=0)
+    with pytest.raises(NotImplementedError, match="leave the rows of 'held:0' out"):
+        model.save_weights(str(tmp_path / "m.weights.h5"))
+    np.testing.assert_array_equal(table, rows_of(0, 4))
+
+
+def test_keras_3_refuses_a_step_with_a_table_that_the_model_does_not_hold():
+    table = sok.Variable(rows_of(0, 4), name="elsewhere")
+    ids, labels = np.arange(12).reshape(6, 2), np.ones((6, 1), np.float32)
+
+    class Model(keras.Model):
+        def call(self, ids):
+            ragged = tf.RaggedTensor.from_tensor(ids)
+            return sok.lookup_sparse(table, ragged, combiners="sum")
+
+    model = Model()
+    model.compile("sgd", "mse")
+    with pytest.raises(NotImplementedError, match="leave 'elsewhere:0' untrained"):
+        model.fit(ids, labels, verbose=0)
+
+
+def test_tf_keras_trains_and_saves_it(tmp_path):
+    tf_keras = pytest.importorskip("tf_keras")
+    table = sok.Variable(rows_of(0, 4))
+
+    class Model(tf_keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table = table
+
+        def call(self, ids):
+            return sok.lookup_sparse(self.table, tf.RaggedTensor.from_tensor(ids), combiners="sum")
+
+    model = Model()
+    model.compile("sgd", "mse")
+    model.fit(np.arange(12).reshape(6, 2), np.ones((6, 4), np.float32), verbose=0)
+    trained = table.numpy()
+    assert (trained[:12] != rows_of(0, 4)[:12]).all()
+    np.testing.assert_array_equal(trained[12:], rows_of(0, 4)[12:])
+    model.save_weights(str(tmp_path / "weights"), save_format="tf")
+    table.assign(tf.zeros_like(table))
+    model.load_weights(str(tmp_path / "weights"))
+    np.testing.assert_array_equal(table, trained)
+
+
 def test_a_checkpoint_holds_its_rows(tmp_path):
     table = sok.Variable(rows_of(0, 4))
     path = tf.train.Checkpoint(table=table).write(str(tmp_path / "saved"))
@@ -339,6 +426,7 @@ def test_what_is_known_of_it():
     [
         ({}, ValueError, "takes `initial_value`, or `shape` and `initializer`"),
         ({"shape": [2, 2]}, ValueError, "takes `initial_value`, or `shape` and"),
+        ({"initial_value": tf.ragged.constant([[1.0]])}, TypeError, "must be a dense matrix"),
         ({"initial_value": 1.0}, RuntimeError, r"initial_value shape is \(\) please input a one-"),
         ({"initial_value": np.ones((2, 2, 2))}, RuntimeError, r"shape is \(2, 2, 2\) please"),
         ({"initial_value": np.ones((0, 2))}, RuntimeError, r"shape is \(0, 2\) please"),

@@ -77,5 +77,7 @@ class Nadam(UpdateRule):
             product *= self._momentum(number)
             if product < 1e-20:  # 1 - product is 1
                 break
+        if len(_products) >= 64:  # settings that change in each step
+            _products.clear()
         _products[known] = step, product
         return product
