@@ -91,6 +91,14 @@ class StaticVariable(ResourceVariable):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         self._refuse_copy("__reduce_ex__")
 
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_freed_with_it:
+            raise NotImplementedError(
+                f"tf.saved_model.save() is not supported: a function looks rows of {self.name!r} "
+                f"up, a {self.kind}, and a saved function reaches no rank. {self.instead_of_save}"
+            )
+        return super()._export_to_saved_model_graph(*args, **kwargs)
+
     # A function traced for one of them must know which it is: TensorFlow's own type would give it a
     # plain variable of that shape.
 

@@ -310,6 +310,20 @@ def test_a_graph_does_not_keep_its_rows():
     assert tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32).shape == [0, 4]
 
 
+def test_a_saved_model_has_its_rows_but_no_lookup(tmp_path):
+    module = tf.Module()
+    module.table = sok.Variable(rows_of(0, 4), name="saved")
+    module.read = tf.function(lambda: module.table * 2.0, input_signature=[])
+    tf.saved_model.save(module, str(tmp_path / "rows"))
+    loaded = tf.saved_model.load(str(tmp_path / "rows"))
+    np.testing.assert_array_equal(loaded.read(), rows_of(0, 4) * 2)
+    ids = tf.ragged.constant([[3]])
+    module.look_up = tf.function(lambda: sok.lookup_sparse(module.table, ids), input_signature=[])
+    module.look_up()
+    with pytest.raises(NotImplementedError, match="a function looks rows of 'saved:0' up"):
+        tf.saved_model.save(module, str(tmp_path / "lookup"))
+
+
 def test_a_copy_is_refused():
     table = sok.Variable(rows_of(0, 4), name="original")
     for make in (copy.copy, copy.deepcopy, pickle.dumps):
