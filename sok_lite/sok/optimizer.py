@@ -12,11 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.order import dense_checks
 from sok_lite.bridge.optimizers.settings import Settings, family_of, refuse_unsupported, settings_of
 from sok_lite.bridge.optimizers.shown import show_slots, view_of
 from sok_lite.bridge.optimizers.slots import create_slots, own_names
-from sok_lite.bridge.optimizers.step import RowOptimizer, next_step, operations, separated
+from sok_lite.bridge.optimizers.step import RowOptimizer, operations, separated
 from sok_lite.engine.optimizers import SGD as SGDRule
 from sok_lite.sok.dynamic_variable import DynamicVariable
 
@@ -98,32 +97,22 @@ class OptimizerWrapper(RowOptimizer):
         has_dense = any(grad is not None for grad, _ in dense)
         if not pairs and not has_dense:
             return None
-        dense_step = partial(self._dense_step, dense, has_dense, global_step, name)
-        with self._turn() as turn:
-            inner_count = self._family.iterations(self.optimizer) if has_dense else None
-            count = self.iterations if inner_count is None else inner_count
-            # Read now: the wrapped optimizer counts on when it updates the dense variables.
-            step = next_step(count)
-            update = None
-            if pairs:
-                rate = self._family.learning_rate(self.optimizer, count)
-                settings = settings_of(self.optimizer, self._family)
-                self._show_slots(settings, [variable for _, variable in pairs])
-                checks = [] if tf.executing_eagerly() else dense_checks(dense)
-                with tf.control_dependencies(checks):
-                    update, done = self._update(
-                        pairs, settings, rate, step, self.optimizer, dense_step
-                    )
-            else:
-                done = dense_step()
-            with tf.control_dependencies(operations(update)):
-                counted = self._counted(step)
-            if inner_count is not None and tf.inside_function():
-                turn.last.append(tf.convert_to_tensor(inner_count))  # counted on by now
-            turn.last += operations(counted, done)
-        if tf.executing_eagerly() or tf.inside_function():
-            return done
-        return tf.group(*operations(update, done, counted, turn.end), name=name)
+
+        def settings(count: Any) -> tuple[Settings, Any]:
+            rate = self._family.learning_rate(self.optimizer, count)
+            settings = settings_of(self.optimizer, self._family)
+            self._show_slots(settings, [variable for _, variable in pairs])
+            return settings, rate
+
+        return self._step(
+            pairs,
+            dense,
+            settings,
+            partial(self._dense_step, dense, has_dense, global_step, name),
+            optimizer=self.optimizer,
+            count=self._family.iterations(self.optimizer) if has_dense else None,
+            name=name,
+        )
 
     def _dense_step(self, dense: Any, has_dense: bool, global_step: Any, name: Any) -> Any:
         is_v1 = isinstance(self.optimizer, tf.compat.v1.train.Optimizer)
@@ -255,27 +244,15 @@ class SGD(RowOptimizer):
             _check_dense(grad, var)
         if not pairs and not dense:
             return None
-        settings = Settings(SGDRule, {}, {})
-        with self._turn() as turn:
-            step = next_step(self.iterations)
-            update, done = None, None
-            if pairs:
-                checks = [] if tf.executing_eagerly() else dense_checks(dense)
-                dense_step = partial(self._descend, dense) if dense else None
-                with tf.control_dependencies(checks):
-                    update, done = self._update(
-                        pairs, settings, self.lr, step, dense_step=dense_step
-                    )
-            else:
-                done = self._descend(dense)
-            with tf.control_dependencies(operations(update)):
-                counted = [self._counted(step)]
-                if global_step is not None:
-                    counted.append(global_step.assign_add(1))
-            turn.last += operations(*counted, done)
-        if tf.executing_eagerly() or tf.inside_function():
-            return None
-        return tf.group(*operations(update, done, *counted, turn.end), name=name)
+        done = self._step(
+            pairs,
+            dense,
+            lambda count: (Settings(SGDRule, {}, {}), self.lr),
+            partial(self._descend, dense) if dense else None,
+            also=lambda: [] if global_step is None else [global_step.assign_add(1)],
+            name=name,
+        )
+        return None if tf.executing_eagerly() or tf.inside_function() else done
 
     def _descend(self, dense: list[tuple[Any, Any]]) -> Any:
         """Updates dense variables; returns the operation in a graph."""

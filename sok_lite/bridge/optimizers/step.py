@@ -18,7 +18,7 @@ from sok_lite.bridge.optimizers.host import (
     joined_gradients,
     keys_kind,
 )
-from sok_lite.bridge.optimizers.order import StepOrder, Turn, keep_alive
+from sok_lite.bridge.optimizers.order import StepOrder, Turn, dense_checks, keep_alive
 from sok_lite.bridge.variable import TableVariable
 
 Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
@@ -83,6 +83,57 @@ class RowOptimizer(tf.Module):
                 yield turn
             finally:
                 self._catch_up()
+
+    def _step(
+        self,
+        pairs: Pairs,
+        dense: Sequence[tuple[Any, Any]],
+        settings: Callable[[Any], tuple[Settings, Any]],
+        dense_step: Callable[[], Any] | None,
+        *,
+        optimizer: Any = None,
+        count: Any = None,
+        also: Callable[[], list[Any]] = list,
+        name: str | None = None,
+    ) -> Any:
+        """Takes one step on rows and dense variables, in its turn, and counts it.
+
+        Args:
+          pairs: of tables; may be empty.
+          dense: pairs of dense variables, whose gradients are looked at before rows move.
+          settings: takes how many steps there were; gives the settings of the update and the
+            learning rate. Not asked without pairs.
+          dense_step: updates the dense variables; None: there are none.
+          optimizer: whose states the rows have.
+          count: steps so far, by the counter of whoever updates the dense variables; None: this
+            object's alone.
+          also: called when the step is counted; gives what else a graph then has to run.
+          name: of the operation of a TF1 graph.
+
+        Returns:
+          In a TF1 graph the operation; else what `dense_step` returns.
+        """
+        with self._turn() as turn:
+            so_far = self.iterations if count is None else count
+            # Read now: the counter of the dense variables goes on when they are updated.
+            step = next_step(so_far)
+            update, done = None, None
+            if pairs:
+                checks = [] if tf.executing_eagerly() else dense_checks(dense)
+                with tf.control_dependencies(checks):
+                    update, done = self._update(
+                        pairs, *settings(so_far), step, optimizer, dense_step
+                    )
+            elif dense_step is not None:
+                done = dense_step()
+            with tf.control_dependencies(operations(update)):
+                counted = [self._counted(step), *also()]
+            if count is not None and tf.inside_function():
+                turn.last.append(tf.convert_to_tensor(count))  # counted on by now
+            turn.last += operations(*counted, done)
+        if tf.executing_eagerly() or tf.inside_function():
+            return done
+        return tf.group(*operations(update, done, *counted, turn.end), name=name)
 
     def _update(
         self,
