@@ -86,7 +86,8 @@ class AskedKeys:
             columns=self._columns(out) if self._backend.name == "cpu" else None,
         )
         self._look_up(request, self._read_weighted)
-        self._pool_given(out)
+        if self._given:
+            self._pool_given(out)
 
     # ---------------------------------------------------------------- what is given
 
