@@ -16,7 +16,26 @@ def _is_called_from(module: str) -> bool:
     return False
 
 
-class RefusesDense:
+class RefusesCopies:
+    """Python's ways to copy a variable, each of which would give one that knows no table."""
+
+    def _refuse_copy(self, method: str) -> NoReturn:
+        raise NotImplementedError
+
+    def __copy__(self) -> NoReturn:
+        self._refuse_copy("__copy__")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self._refuse_copy("__deepcopy__")
+
+    def __reduce__(self) -> NoReturn:
+        self._refuse_copy("__reduce__")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self._refuse_copy("__reduce_ex__")
+
+
+class RefusesDense(RefusesCopies):
     """The methods of a tf.Variable that would act on the empty tensor instead of the rows.
 
     Left alone they would save, copy or convert a [0, dimension] tensor without a word.
@@ -157,18 +176,6 @@ class RefusesDense:
 
     def set_shape(self, shape: Any) -> NoReturn:
         self._refuse("set_shape", "Its shape is [None, dimension].")
-
-    def __copy__(self) -> NoReturn:
-        self._refuse_copy("__copy__")
-
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        self._refuse_copy("__deepcopy__")
-
-    def __reduce__(self) -> NoReturn:
-        self._refuse_copy("__reduce__")
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        self._refuse_copy("__reduce_ex__")
 
     def to_proto(self, export_scope: Any = None) -> NoReturn:
         self._refuse_copy("to_proto")

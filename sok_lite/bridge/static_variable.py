@@ -9,12 +9,13 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from sok_lite.bridge.refusals import RefusesCopies
 from sok_lite.bridge.tf_private import ResourceVariable
-from sok_lite.bridge.type_spec import TableSpec, next_trace_id
+from sok_lite.bridge.type_spec import OfTable
 from sok_lite.engine.static_table import StaticTable
 
 
-class StaticVariable(ResourceVariable):
+class StaticVariable(RefusesCopies, OfTable, ResourceVariable):
     """This rank's rows of a static table. The static variables of all faces are made of it.
 
     Args:
@@ -37,7 +38,6 @@ class StaticVariable(ResourceVariable):
         self, table: StaticTable, rows: Any, *, name: str, trainable: bool, **options: Any
     ) -> None:
         self._table = table
-        self._trace_id = next_trace_id()
         self._is_freed_with_it = False
         with tf.init_scope():  # it may be while a tf.function is traced
             super().__init__(rows, trainable, name=name, dtype=table.row_dtype.name, **options)
@@ -48,20 +48,9 @@ class StaticVariable(ResourceVariable):
         return self._table
 
     @property
-    def dimension(self) -> int:
-        """Length of a row."""
-        return self._table.dim
-
-    @property
     def key_type(self) -> tf.DType:
         """Type of the row numbers that lookups take: int64, and whatever fits."""
         return tf.int64
-
-    @property
-    def owner_rank(self) -> int:
-        """The rank that holds all rows, or -1 where they are spread over all ranks."""
-        rank = self._table.owner.only_rank
-        return -1 if rank is None else rank
 
     def free_with_its_variable(self) -> None:
         """Has the memory of the rows freed when this object goes: a graph is about to hold them.
@@ -79,18 +68,6 @@ class StaticVariable(ResourceVariable):
             f"this rank's rows alone. {self.instead_of_copy}"
         )
 
-    def __copy__(self) -> NoReturn:
-        self._refuse_copy("__copy__")
-
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        self._refuse_copy("__deepcopy__")
-
-    def __reduce__(self) -> NoReturn:
-        self._refuse_copy("__reduce__")
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        self._refuse_copy("__reduce_ex__")
-
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_freed_with_it:
             raise NotImplementedError(
@@ -98,17 +75,6 @@ class StaticVariable(ResourceVariable):
                 f"up, a {self.kind}, and a saved function reaches no rank. {self.instead_of_save}"
             )
         return super()._export_to_saved_model_graph(*args, **kwargs)
-
-    # A function traced for one of them must know which it is: TensorFlow's own type would give it a
-    # plain variable of that shape.
-
-    @property
-    def _type_spec(self) -> TableSpec:
-        return TableSpec.from_value(self)
-
-    def __tf_tracing_type__(self, signature_context: Any) -> TableSpec:
-        signature_context.add_placeholder(self._trace_id, self)
-        return TableSpec.from_value(self, alias_id=self._trace_id)
 
 
 def _free_rows(handle: tf.Tensor, dim: int, dtype: tf.DType) -> None:

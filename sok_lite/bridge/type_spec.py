@@ -1,5 +1,6 @@
 """How TensorFlow describes a variable of a table: the type of one table, never of all like it."""
 
+import functools
 import itertools
 import weakref
 from typing import Any
@@ -7,15 +8,6 @@ from typing import Any
 from sok_lite.bridge.tf_private import ResourceVariable, VariableSpec
 
 _serial = itertools.count()
-
-
-def next_trace_id() -> int:
-    """Returns a number by which tf.function tells a variable from all others.
-
-    Not TensorFlow's own alias ids, which start at 0 in every call of a tf.function: a function
-    traced for one table must never be reused for another.
-    """
-    return (1 << 32) + next(_serial)
 
 
 def alive(reference: "weakref.ref[Any]") -> Any:
@@ -81,3 +73,38 @@ class TableSpec(VariableSpec):
 
     def __eq__(self, other: Any) -> bool:
         return type(self) is type(other) and self.variable() is other.variable()
+
+
+class OfTable:
+    """What lookups and tf.function know a variable by: its table.
+
+    A function that was traced for one variable must know which it is: TensorFlow's own type would
+    give it another of that shape.
+    """
+
+    _table: Any  # the engine's
+
+    @property
+    def dimension(self) -> int:
+        """Length of a row."""
+        return self._table.dim
+
+    @property
+    def owner_rank(self) -> int:
+        """The rank that holds the whole table, or -1 where it is spread over all ranks."""
+        rank = self._table.owner.only_rank
+        return -1 if rank is None else rank
+
+    @functools.cached_property
+    def _trace_id(self) -> int:
+        # Not TensorFlow's own alias ids, which start at 0 in every call of a tf.function: a
+        # function traced for one table must never be reused for another.
+        return (1 << 32) + next(_serial)
+
+    @property
+    def _type_spec(self) -> TableSpec:
+        return TableSpec.from_value(self)
+
+    def __tf_tracing_type__(self, signature_context: Any) -> TableSpec:
+        signature_context.add_placeholder(self._trace_id, self)
+        return TableSpec.from_value(self, alias_id=self._trace_id)

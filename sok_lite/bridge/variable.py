@@ -21,7 +21,7 @@ from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.refusals import RefusesDense
 from sok_lite.bridge.row_gradient import slices_only
 from sok_lite.bridge.summary import summary, table_facts
-from sok_lite.bridge.type_spec import TableSpec, next_trace_id
+from sok_lite.bridge.type_spec import OfTable
 from sok_lite.engine.table import EmbeddingTable
 
 # An attribute of handles: a weak reference to the variable.
@@ -96,7 +96,7 @@ def variable_of(handle: Any) -> "TableVariable | None":
     return None if reference is None else reference()
 
 
-class TableVariable(RefusesDense, tf_private.ResourceVariable):
+class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     """A variable whose rows are known by key. The variables of all faces are made of it.
 
     In a job of several ranks each rank holds the part of the keys it owns; what is said here is
@@ -123,7 +123,6 @@ class TableVariable(RefusesDense, tf_private.ResourceVariable):
     def __init__(self, table: EmbeddingTable, *, name: str, trainable: bool) -> None:
         self._table = table
         self._key_type = tf.as_dtype(table.key_dtype.name)
-        self._trace_id = next_trace_id()
         with tf.init_scope():  # as `table_for_variable`: it may be while a tf.function is traced
             self._init_resource(name, trainable, tf.as_dtype(table.row_dtype.name))
 
@@ -177,20 +176,9 @@ class TableVariable(RefusesDense, tf_private.ResourceVariable):
         return tf.TensorShape([None, self.dimension])
 
     @property
-    def dimension(self) -> int:
-        """Length of a row."""
-        return self._table.dim
-
-    @property
     def key_type(self) -> tf.DType:
         """Type of the keys."""
         return self._key_type
-
-    @property
-    def owner_rank(self) -> int:
-        """The rank that holds the whole table, or -1 where it is spread over all ranks."""
-        rank = self._table.owner.only_rank
-        return -1 if rank is None else rank
 
     def get_shape(self) -> tf.TensorShape:
         """Returns [None, dimension]."""
@@ -261,13 +249,3 @@ class TableVariable(RefusesDense, tf_private.ResourceVariable):
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         """Makes the table what was saved: other keys are removed."""
         return checkpoint.restored(self, restored_tensors)
-
-    # ---------------------------------------------------------------- functions and structures
-
-    @property
-    def _type_spec(self) -> TableSpec:
-        return TableSpec.from_value(self)
-
-    def __tf_tracing_type__(self, signature_context: Any) -> TableSpec:
-        signature_context.add_placeholder(self._trace_id, self)
-        return TableSpec.from_value(self, alias_id=self._trace_id)

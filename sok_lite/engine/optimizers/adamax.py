@@ -32,8 +32,7 @@ class Adamax(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(0 <= self.beta_1 < 1, "beta_1", "in [0, 1)")
-        self._require(0 <= self.beta_2 < 1, "beta_2", "in [0, 1)")
+        self._require_below_one("beta_1", "beta_2")
         self._require(self.epsilon > 0, "epsilon", "> 0")
 
     @property

@@ -80,6 +80,10 @@ class UpdateRule:
                 f"Received: {name}={getattr(self, name)!r}."
             )
 
+    def _require_below_one(self, *names: str) -> None:
+        for name in names:
+            self._require(0 <= getattr(self, name) < 1, name, "in [0, 1)")
+
     def _decay(self, learning_rate: float) -> float:
         return learning_rate * self.weight_decay
 
