@@ -123,7 +123,9 @@ def test_too_late_for_the_gpu_is_an_error(config):
 
 def test_another_gpu_that_the_program_has_chosen_is_an_error(config):
     config.visible = [config.physical[1]]
-    with pytest.raises(RuntimeError, match="uses GPU 1, the.* GPU 0: tf.config.set_visible.*sok.i"):
+    with pytest.raises(
+        RuntimeError, match="uses GPU 1, the.* GPU 0: tf.config.set_visible.*sok_lite.i"
+    ):
         gpu.share_gpu(backend_on(0))
     assert config.visible == [config.physical[1]]
 

@@ -120,7 +120,7 @@ def test_memory_is_not_kept_longer(play):
 
 def test_memory_of_another_gpu_is_refused_with_the_way_out(play):
     play.pointer.device = 3
-    text = "on GPU 3 and the tables of this process are on GPU 0. Call sok.init"
+    text = "on GPU 3 and the tables of this process are on GPU 0. Call sok_lite.init"
     with pytest.raises(ValueError, match=text):
         on_device(play.backend, to_array, tf.constant([1]), play.backend)
     with pytest.raises(ValueError, match=text):
