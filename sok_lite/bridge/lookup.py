@@ -44,8 +44,7 @@ def look_up(
     if comm.size == 1:
         sent = []  # nothing was
     inputs, batches = joined_inputs(arguments)
-    joined_weights = [join(all_weights)] if all_weights else []
-    read = read_asked(comm, arguments, [*inputs, *joined_weights], sent)
+    read = read_asked(comm, arguments, inputs, sent)
     host = LookupHost(comm, tables, treatment, bool(read.sent))
     refuse_replicas(host.what)
     num_tables = len(tables)

@@ -6,13 +6,14 @@ rank is asked for; the second is given them. What TensorFlow reads has TensorFlo
 so optimizers see the gradient of any other variable.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from sok_lite.bridge.host_call import host_call
-from sok_lite.bridge.joined import cut
+from sok_lite.bridge.joined import cut, join
 from sok_lite.bridge.keras_guard import refuse_own_step
 from sok_lite.bridge.lookup_arguments import Argument, Facts
 from sok_lite.bridge.lookup_host import LookupHost, Treatment
@@ -46,7 +47,7 @@ def read_asked(
 
     Args:
       arguments: of each table of the lookup.
-      inputs: what `items_of` takes.
+      inputs: what `joined_inputs` gave.
       sent: what prefetched keys were sent by; empty: they have not been.
 
     Raises:
@@ -59,19 +60,19 @@ def read_asked(
     host = LookupHost(comm, tables, Treatment(None, None, False), bool(sent))
     sends = comm.size > 1 and not sent
     dtypes = [tf.int64, tf.int64, tf.int32] + [tf.int64] * sends
+    weights = [each.weights for each in arguments if each.weights is not None]
+    items = [*inputs, join(weights)] if weights else inputs
     lengths, places, numbers, *packed = host_call(
-        host.locate, [*inputs, *sent], dtypes, host.backend, host.what
+        host.locate, [*items, *sent], dtypes, host.backend, host.what
     )
     if not tf.executing_eagerly():
         lengths.set_shape([len(static)])
         for each in (places, numbers, *packed):
             each.set_shape([None])
-    pieces = zip(static, cut(places, lengths, len(static)), strict=True)
-    if tf.executing_eagerly():
-        # The other ranks wait for the rows already.
-        with failure_known_to_all(comm):
-            rows = [_read(facts, piece) for facts, piece in pieces]
-    else:
+    # Eagerly, the other ranks wait for the rows already; in a graph nothing is read yet.
+    known = failure_known_to_all(comm) if tf.executing_eagerly() else contextlib.nullcontext()
+    with known:
+        pieces = zip(static, cut(places, lengths, len(static)), strict=True)
         rows = [_read(facts, piece) for facts, piece in pieces]
     return Read(packed or sent, [numbers], rows)
 

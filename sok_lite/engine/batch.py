@@ -115,6 +115,8 @@ class Batch(NamedTuple):
 
     def _static(self) -> list[tuple[StaticTable, Array]]:
         """Returns the static tables, and the keys of each part of them."""
+        if not any(table.is_static for table in self.tables):
+            return []  # as in most calls: nothing is cut apart
         pieces = zip(self.tables, cut(self.keys, self.sizes), strict=True)
         return [(cast(StaticTable, table), keys) for table, keys in pieces if table.is_static]
 
