@@ -36,6 +36,7 @@ LAYERS = [
     ["sok_lite.engine.asked_keys", "sok_lite.engine.sent_keys"],
     ["sok_lite.engine.static_lookup"],
     ["sok_lite.engine.lookup", "sok_lite.engine.update"],
+    ["sok_lite.engine.gathered_update"],
     ["sok_lite.engine.trips"],
     ["sok_lite.bridge"],
     ["sok_lite.bridge.tf_private"],

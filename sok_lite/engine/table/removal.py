@@ -79,7 +79,9 @@ class Removes(Exports):
         if not cutoff > 0:
             raise ValueError(f"`cutoff` must be above 0. Received: {cutoff}.")
         return self.erase_if(
-            lambda entries: (abs(self._as_float32(entries.values)) < cutoff).all(axis=1)
+            lambda entries: (
+                abs(self.row_dtype.to_float32(self.backend.xp, entries.values)) < cutoff
+            ).all(axis=1)
         )
 
     @changing
