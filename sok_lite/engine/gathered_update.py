@@ -1,4 +1,4 @@
-"""One optimizer step for rows of several tables by a function: rows and states go out and come back.
+"""One optimizer step for rows of several tables by a function that gets the rows and their states.
 
 For optimizers that no kernel follows. Slower than an update rule: rows and states are copied twice,
 and each table and state is a launch of its own. What the rows of a step, absent keys and states are
@@ -167,8 +167,8 @@ def _held(update: Ready) -> Ready:
     if not update.num_absent:
         return update
     held = update.table.backend.xp.flatnonzero(update.rows != np.uint32(ABSENT))
-    parts = (part[held] for part in (update.keys, update.rows, update.grads))
-    return Ready(update.table, *parts, num_absent=0)
+    keys, rows, grads = (part[held] for part in (update.keys, update.rows, update.grads))
+    return Ready(update.table, keys, rows, grads, num_absent=0)
 
 
 def _gathered(update: Ready, states: States) -> Gathered:

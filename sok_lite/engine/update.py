@@ -16,7 +16,6 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part, joined_launches
 from sok_lite.backend.publish import Action, Launch, publish
 from sok_lite.engine.optimizer_states import Claim, claim_states
-from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.optimizers.rule import (
     RuleStep,
     StochasticRounding,
@@ -26,7 +25,7 @@ from sok_lite.engine.optimizers.rule import (
     rule_step,
     updating,
 )
-from sok_lite.engine.rows.state_owner import States
+from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table import EmbeddingTable
@@ -84,14 +83,16 @@ def apply_updates(
     )
 
 
-def make_states(tables: Sequence[EmbeddingTable], rule: UpdateRule, optimizer: Any) -> None:
-    """Makes the states that a rule needs, before the first update, and gives them to an optimizer.
+def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizer: Any) -> None:
+    """Makes the states of tables before the first update, and gives them to an optimizer.
 
     Raises:
       MemoryError: there is none for the states of a table. Others may have theirs.
     """
-    step = rule_step(rule, 0.0, 1)
-    claims = [Claim(table.store, step.kinds(table.dim), optimizer) for table in tables]
+    claims = [
+        Claim(table.store, its_kinds, optimizer)
+        for table, its_kinds in zip(tables, kinds, strict=True)
+    ]
     holding(tables, lambda: claim_states(claims))
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.settings import Settings, family_of, refuse_unsupported, settings_of
+from sok_lite.bridge.optimizers.family import OwnStep, Settings
+from sok_lite.bridge.optimizers.settings import family_of, refuse_unsupported, settings_of
 from sok_lite.bridge.optimizers.shown import show_slots, view_of
-from sok_lite.bridge.optimizers.slots import create_slots, own_names
+from sok_lite.bridge.optimizers.slots import begin, create_slots, own_names
 from sok_lite.bridge.optimizers.step import RowOptimizer, operations, separated
 from sok_lite.engine.optimizers import SGD as SGDRule
 from sok_lite.sok.dynamic_variable import DynamicVariable
@@ -62,7 +63,9 @@ class OptimizerWrapper(RowOptimizer):
         self, optimizer: Any, on_nonfinite: str = "allow", stochastic_rounding: bool = False
     ) -> None:
         self._family = family_of(optimizer)
-        settings_of(optimizer, self._family)  # refuses what it cannot follow
+        settings = settings_of(optimizer, self._family)  # refuses what it cannot follow
+        if isinstance(settings, OwnStep):
+            self._carried = begin(settings, stochastic_rounding)
         inner_iterations = self._family.iterations(optimizer)
         first_step = 0
         if inner_iterations is not None and tf.executing_eagerly():
@@ -98,11 +101,11 @@ class OptimizerWrapper(RowOptimizer):
         if not pairs and not has_dense:
             return None
 
-        def settings(count: Any) -> tuple[Settings, Any]:
+        def settings(count: Any) -> tuple[Settings | OwnStep, Any]:
             rate = self._family.learning_rate(self.optimizer, count)
             settings = settings_of(self.optimizer, self._family)
             self._show_slots(settings, [variable for _, variable in pairs])
-            return settings, rate
+            return settings, 0.0 if rate is None else rate
 
         return self._step(
             pairs,
@@ -196,7 +199,7 @@ class OptimizerWrapper(RowOptimizer):
         self._show_slots(settings, dynamic)
         create_slots(self.optimizer, settings, dynamic)
 
-    def _show_slots(self, settings: Settings, variables: list[Any]) -> None:
+    def _show_slots(self, settings: Settings | OwnStep, variables: list[Any]) -> None:
         """Puts views of states where the wrapped optimizer has slots, once for each variable."""
         new = [variable for variable in variables if variable not in self._shown]
         if new:

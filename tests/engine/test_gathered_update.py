@@ -1,4 +1,4 @@
-"""Steps by a function of gathered rows: against the same step in NumPy, and what a failure leaves."""
+"""Steps by a function of gathered rows: against the same in NumPy, and what a failure leaves."""
 
 import numpy as np
 import pytest

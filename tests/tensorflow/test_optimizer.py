@@ -644,7 +644,7 @@ def test_the_step_of_a_lookup_and_its_gradient(initialised, mode):
         (
             lambda: v1.SyncReplicasOptimizer(v1.GradientDescentOptimizer(0.1), 1),
             NotImplementedError,
-            "no update rule for SyncReplicasOptimizer of tf.compat.v1.train. There is one f",
+            "no update rule for SyncReplicasOptimizer of tf.compat.v1.train: its gradients wait",
         ),
         (lambda: "adam", TypeError, "must be a Keras 3, tf_keras or tf.compat.v1.train optimizer"),
     ],
@@ -661,20 +661,6 @@ def test_a_setting_that_comes_later_is_refused_too():
     inner.clipnorm = 1.0
     with pytest.raises(NotImplementedError, match="clipnorm=1.0"):
         ours.apply_gradients([(slices(some_grads()[0]), table)])
-
-
-def test_a_subclass_with_a_rule_of_its_own_is_refused():
-    class Mine(k3.SGD):
-        def update_step(self, gradient, variable, learning_rate):
-            variable.assign_sub(gradient)
-
-    class Same(k3.SGD):
-        def __init__(self):
-            super().__init__(0.5)
-
-    with pytest.raises(NotImplementedError, match="Mine, which has its own update_step"):
-        sok.OptimizerWrapper(Mine())
-    sok.OptimizerWrapper(Same())
 
 
 def test_bad_gradients_are_refused():

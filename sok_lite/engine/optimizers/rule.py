@@ -122,7 +122,7 @@ class RuleStep(NamedTuple):
         return {name: (dim, initial) for name, initial in self.states.items()}
 
 
-def rule_step(rule: UpdateRule, learning_rate: float, number: int) -> RuleStep:
+def rule_step(rule: UpdateRule | None, learning_rate: float, number: int) -> RuleStep:
     """Returns a step of a rule.
 
     Args:
