@@ -17,6 +17,7 @@ from sok_lite.bridge.optimizers.settings import family_of, refuse_unsupported, s
 from sok_lite.bridge.optimizers.shown import show_slots, view_of
 from sok_lite.bridge.optimizers.slots import begin, create_slots, own_names
 from sok_lite.bridge.optimizers.step import RowOptimizer, operations, separated
+from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.engine.optimizers import SGD as SGDRule
 from sok_lite.sok.dynamic_variable import DynamicVariable
 
@@ -107,25 +108,23 @@ class OptimizerWrapper(RowOptimizer):
             self._show_slots(settings, [variable for _, variable in pairs])
             return settings, 0.0 if rate is None else rate
 
+        has_more = has_dense or (self._family is V1 and global_step is not None)
         return self._step(
             pairs,
             dense,
             settings,
-            partial(self._dense_step, dense, has_dense, global_step, name),
+            partial(self._dense_step, dense, has_dense, global_step, name) if has_more else None,
             optimizer=self.optimizer,
             count=self._family.iterations(self.optimizer) if has_dense else None,
             name=name,
         )
 
     def _dense_step(self, dense: Any, has_dense: bool, global_step: Any, name: Any) -> Any:
-        is_v1 = isinstance(self.optimizer, tf.compat.v1.train.Optimizer)
-        if has_dense:
-            if is_v1:
-                return self.optimizer.apply_gradients(dense, global_step=global_step, name=name)
-            return self.optimizer.apply_gradients(dense)
-        if is_v1 and global_step is not None:
+        if not has_dense:
             return global_step.assign_add(1)
-        return None
+        if self._family is V1:
+            return self.optimizer.apply_gradients(dense, global_step=global_step, name=name)
+        return self.optimizer.apply_gradients(dense)
 
     @property
     def learning_rate(self) -> Any:
