@@ -106,8 +106,14 @@ def test_keys_that_a_table_turns_away_are_counted(backend):
     table = new_table(backend, 3, "hybrid", **options)
     for _ in range(2):
         table.lookup(np.array([1, 2]))
-    keys = np.array([1, 7, 2, 8])
-    step([(table, keys, np.ones((4, 3)))])
+    keys, seen = np.array([1, 7, 2, 8]), []
+
+    def function(parts):
+        seen.extend(len(part) for part in parts[0][1:3])
+        return momentum(parts)
+
+    step([(table, keys, np.ones((4, 3)))], function)
+    assert seen == [2, 2]
     assert sorted(rows_of(table)) == [1, 2]
     np.testing.assert_allclose(rows_of(table)[1], 1 - 1.5)
     assert table.statistics().not_updated == 2
