@@ -2,12 +2,14 @@
 where all of them are touched, against float64 where only some are."""
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.bridge.optimizers.settings import family_of, settings_of
 from tests.conftest import LONG
 from tests.tensorflow.optimizer_cases import CASES
 
@@ -100,3 +102,14 @@ def test_rows_end_where_the_optimizer_and_the_twin_put_them(case, mode, place, r
 def test_the_twin_is_the_frameworks_optimizer(case):
     # float32 beside float64: 1 - 0.999 has 5 digits there, which Adam's steps have too.
     np.testing.assert_allclose(dense_rows(case), twin_rows(case)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_every_optimizer_with_a_rule_has_a_case(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "scripts"))
+    from optimizer_table import rows
+
+    expected = {(row.family, row.name, row.rule) for row in rows() if row.rule is not None}
+    optimizers = [case.make().optimizer for case in CASES]
+    rules = [settings_of(each, family_of(each)).rule for each in optimizers]
+    found = {(case.family, case.name, rule) for case, rule in zip(CASES, rules, strict=True)}
+    assert found == expected

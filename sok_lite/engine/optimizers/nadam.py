@@ -37,6 +37,7 @@ class Nadam(UpdateRule):
     kernel: ClassVar[str] = "update_nadam"
     columns: ClassVar[tuple[str, ...]] = ("m", "v")
     counts_steps: ClassVar[bool] = True
+    lazy: ClassVar[str] = "steps by `m`; fading of `m` and `v`"
 
     def __post_init__(self) -> None:
         super().__post_init__()
