@@ -7,9 +7,9 @@ beside a best.
 
 `bytes_per_row` is what a step has to move: value and states read and written, gradient and row
 number read. `share_of_copy` divides the time that a copy takes which moves as many bytes, half of
-them read and half of them written, by the time of the step; the copy is measured in the same run
-with as many threads (scripts/bench_limits.py). More than 1 is possible: a copy first reads the
-lines that it overwrites, which an update in place has read anyway.
+them read and half of them written, by the time of the step; the copy is measured right before the
+rule, with as many threads (scripts/bench_limits.py). More than 1 is possible: a copy first reads
+the lines that it overwrites, which an update in place has read anyway.
 
 Example:
   python3 scripts/bench_optimizers.py --backends cpu --rules Adam --dims 64
@@ -50,7 +50,6 @@ def bytes_per_row(rule: UpdateRule, dim: int, value_bytes: int) -> int:
     return dim * (2 * value_bytes + 2 * 4 * len(rule.states) + 4) + 4
 
 
-@functools.cache
 def copy_seconds(backend: Backend, num_bytes: int, rounds: int) -> float:
     """Returns the time of a copy that reads and writes so many bytes together."""
     return num_bytes / limits_of(backend).copy(num_bytes // 2 // 16 * 16, rounds)
@@ -66,6 +65,8 @@ def measure(
     store.write(in_order, store.to_storage(backend.xp.ones((args.rows, dim), np.float32)))
     grads = backend.from_host(rng.standard_normal((args.rows, dim), np.float32))
     num_bytes = bytes_per_row(rule, dim, store.row_dtype.storage.itemsize)
+    # Right before each rule: how fast the memory of a shared machine is changes within seconds.
+    copy_s = copy_seconds(backend, num_bytes * args.rows, args.rounds)
     for order in args.orders:
         mixed = rng.permutation(args.rows) if order == "random" else np.arange(args.rows)
         rows = backend.from_host(backend.to_host(in_order)[mixed])
@@ -86,7 +87,7 @@ def measure(
             ns_per_row=1e9 * seconds / args.rows,
             bytes_per_row=num_bytes,
             bytes_per_second=num_bytes * args.rows / seconds,
-            share_of_copy=copy_seconds(backend, num_bytes * args.rows, args.rounds) / seconds,
+            share_of_copy=copy_s / seconds,
         )
 
 
