@@ -41,6 +41,9 @@ class UpdateRule:
     columns: ClassVar[tuple[str, ...]] = ()
     # Whether a step depends on its number: the states are then worth nothing without the count.
     counts_steps: ClassVar[bool] = False
+    # What a dense optimizer does to a row without a gradient, and the rule does not; weight decay
+    # aside. Every rule says it, since docs/optimizers.md does: "nothing", or a few words.
+    lazy: ClassVar[str]
 
     def __post_init__(self) -> None:
         for field in fields(self):
