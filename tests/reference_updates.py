@@ -214,3 +214,27 @@ def adagradda(
     squares += g**2
     left = np.sign(total) * np.maximum(np.abs(total) - l1 * global_step, 0)
     w[:] = -lr * left / (l2 * global_step * lr + np.sqrt(squares))
+
+
+def schedulefreeadamw(
+    w,
+    states,
+    g,
+    lr,
+    step,
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-8,
+    warmup_steps=0.0,
+    weight_decay=0.0,
+):
+    v = states["v"]
+    z = w + states["ahead"]
+    w -= w * (weight_decay * lr)
+    v[:] = beta_2 * v + (1 - beta_2) * g**2
+    rate = lr * min(1.0, step / warmup_steps) if warmup_steps else lr
+    z -= rate * g / (np.sqrt(v / (1 - beta_2**step)) + epsilon)
+    x = (w - (1 - beta_1) * z) / beta_1  # the paper has the z before this step
+    x += (z - x) / step
+    w[:] = (1 - beta_1) * z + beta_1 * x
+    states["ahead"][:] = z - w

@@ -18,10 +18,12 @@ from pathlib import Path
 from sok_lite.backend.sources import kernel_files, kernel_folder, runtime_files
 from sok_lite.backend.tunables import kernel_defines
 
+# -fno-trapping-math: no kernel asks for the flags of floating-point exceptions, and where they need
+# not be right g++ makes vector instructions of a branch in a loop. Lion and AdagradDA have one.
 # -ffp-contract=off: a fused multiply-add would round differently from the GPU and from other CPUs.
 FLAGS = (
     "-std=c++17 -O3 -fPIC -shared -pthread -fvisibility=hidden -ffp-contract=off -fno-math-errno "
-    "-Wall -Wextra -Werror"
+    "-fno-trapping-math -Wall -Wextra -Werror"
 ).split()
 
 

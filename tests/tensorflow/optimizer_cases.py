@@ -85,6 +85,7 @@ _STATES = {
     "proximalsgd": (),
     "proximaladagrad": ("accumulator",),
     "adagradda": ("gradient_accumulator", "gradient_squared_accumulator"),
+    "schedulefreeadamw": ("ahead", "v"),
 }
 
 
@@ -307,6 +308,17 @@ def _v1_cases() -> list[Case]:
     ]
 
 
+def _keras_3_cases() -> list[Case]:
+    """What only Keras 3 has, and maybe only its newer versions."""
+    if not hasattr(keras.optimizers, "ScheduleFreeAdamW"):
+        return []
+    rough = {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3, "weight_decay": 0.05}
+    return [
+        _case("Keras 3", "ScheduleFreeAdamW", options, "schedulefreeadamw")
+        for options in ({}, {**rough, "warmup_steps": 10})
+    ]
+
+
 def _tf_keras_cases() -> list[Case]:
     """What only the new tf_keras has."""
     adaptive = {"epsilon": 1e-2, "adaptive_epsilon": True}
@@ -318,6 +330,7 @@ def _tf_keras_cases() -> list[Case]:
 
 CASES = [
     *_new_cases("Keras 3"),
+    *_keras_3_cases(),
     *_new_cases("tf_keras"),
     *_tf_keras_cases(),
     *_legacy_cases(),

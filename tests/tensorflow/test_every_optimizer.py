@@ -33,6 +33,12 @@ def steps():
         yield dense, touched, rng.normal(size=(len(touched), DIMS[1])).astype(np.float32)
 
 
+# Optimizers that a trace takes something from: Nadam counts in Python how often it has multiplied its
+# momenta, and divides by 0 in its first step; the momenta of ScheduleFreeAdamW begin at 0 then, not
+# where the variables do.
+NOT_WHEN_TRACED = {("tf_keras", "Nadam"), ("Keras 3", "ScheduleFreeAdamW")}
+
+
 @functools.cache
 def dense_rows(case):
     """The rows after all steps of the framework's own optimizer on a dense variable."""
@@ -41,9 +47,7 @@ def dense_rows(case):
     def step(grads):
         made.optimizer.apply_gradients([(grads, variable)], **made.arguments)
 
-    # Nadam of tf_keras counts in Python how often it has multiplied its momenta: traced, it divides
-    # by 0 in its first step.
-    if (case.family, case.name) != ("tf_keras", "Nadam"):
+    if (case.family, case.name) not in NOT_WHEN_TRACED:
         step = tf.function(step)
     for grads, _, _ in steps():
         step(tf.constant(grads))

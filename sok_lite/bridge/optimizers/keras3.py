@@ -71,6 +71,11 @@ def _lion(o: Any) -> Settings:
     return Settings(rules.Lion, _numbers(o, "beta_1", "beta_2"), {})
 
 
+def _schedule_free_adamw(o: Any) -> Settings:
+    numbers = _numbers(o, "beta_1", "beta_2", "epsilon", "warmup_steps")
+    return Settings(rules.ScheduleFreeAdamW, numbers, {})
+
+
 _KERAS_SETTINGS = {
     "SGD": _sgd,
     "Adam": _adam,
@@ -82,6 +87,7 @@ _KERAS_SETTINGS = {
     "Adadelta": _adadelta,
     "Nadam": _nadam,
     "Lion": _lion,
+    "ScheduleFreeAdamW": _schedule_free_adamw,
 }
 
 

@@ -22,7 +22,14 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, setting
 from sok_lite.bridge.optimizers.family import Copying, Family, OwnStep
 from sok_lite.bridge.optimizers.host import StepHost
-from sok_lite.bridge.optimizers.roles import State, Trial, own_variables, row_variables, tried
+from sok_lite.bridge.optimizers.roles import (
+    Shape,
+    State,
+    Trial,
+    own_variables,
+    row_variables,
+    tried,
+)
 from sok_lite.bridge.tensor import to_array, to_tensor
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.gathered_update import Gathered, Stepped, apply_gathered
@@ -78,7 +85,7 @@ class OwnSteps:
         self._copying: Copying = family.copying
         self._config = dict(family.copying.config(optimizer))
         self._tables: list[weakref.ref[EmbeddingTable]] = []
-        self._dims: list[int] = []
+        self._shapes: list[Shape] = []
         self._trial = Trial([], frozenset())
 
     def try_out(self, optimizer: Any, now: Now) -> None:
@@ -87,7 +94,7 @@ class OwnSteps:
         Raises:
           NotImplementedError: it cannot, and why.
         """
-        self._trial = self._tried(optimizer, now, self._dims or [2])
+        self._trial = self._tried(optimizer, now, self._shapes or [Shape("rows", 2)])
 
     def know(self, optimizer: Any, now: Now, tables: Iterable[EmbeddingTable]) -> None:
         """Makes sure that the states of tables are known.
@@ -98,9 +105,9 @@ class OwnSteps:
         known = [reference() for reference in self._tables]
         new = [table for table in tables if all(table is not other for other in known)]
         if new:
-            dims = [*self._dims, *(table.dim for table in new)]
-            self._trial = self._tried(optimizer, now, dims)
-            self._dims, self._tables = dims, [*self._tables, *map(weakref.ref, new)]
+            shapes = [*self._shapes, *(Shape(table.name, table.dim) for table in new)]
+            self._trial = self._tried(optimizer, now, shapes)
+            self._shapes, self._tables = shapes, [*self._tables, *map(weakref.ref, new)]
 
     def kinds(self, table: EmbeddingTable) -> Kinds:
         """Returns the states of a known table."""
@@ -119,8 +126,8 @@ class OwnSteps:
     def _index(self, table: EmbeddingTable) -> int:
         return next(i for i, reference in enumerate(self._tables) if reference() is table)
 
-    def _tried(self, optimizer: Any, now: Now, dims: Sequence[int]) -> Trial:
-        return tried(optimizer, self._copying, partial(self._copy, optimizer, now), dims)
+    def _tried(self, optimizer: Any, now: Now, shapes: Sequence[Shape]) -> Trial:
+        return tried(optimizer, self._copying, partial(self._copy, optimizer, now), shapes)
 
     def _copy(self, optimizer: Any, now: Now, followed: Collection[str]) -> Any:
         rest = (now.learning_rate, now.numbers, followed)
@@ -140,11 +147,11 @@ class OwnSteps:
         """
         backend = parts[0].table.backend
         places = [self._index(part.table) for part in parts]
-        rows = [tf.zeros((0, dim)) for dim in self._dims]
+        rows = [tf.zeros((0, shape.dim)) for shape in self._shapes]
         for i, part in zip(places, parts, strict=True):
             rows[i] = to_tensor(part.rows, tf.float32, backend)
         copy = self._copy(optimizer, now, self._trial.followed)
-        variables = row_variables(self._copying, rows)
+        variables = row_variables(self._copying, self._shapes, rows)
         without = [variables[self._index(table)] for table in undecayed]
         self._copying.build(copy, variables, without)
         own = [variable for _, variable in own_variables(self._copying, copy, variables)]

@@ -33,6 +33,18 @@ class State(NamedTuple):
     initial: float
 
 
+class Shape(NamedTuple):
+    """What an optimizer is told of a table.
+
+    Attributes:
+      name: of the table.
+      dim: elements of a row.
+    """
+
+    name: str
+    dim: int
+
+
 class Trial(NamedTuple):
     """What a trial has shown.
 
@@ -46,9 +58,12 @@ class Trial(NamedTuple):
 
 
 def tried(
-    optimizer: Any, copying: Copying, make: Callable[[Collection[str]], Any], dims: Sequence[int]
+    optimizer: Any,
+    copying: Copying,
+    make: Callable[[Collection[str]], Any],
+    tables: Sequence[Shape],
 ) -> Trial:
-    """Returns what a step on tables of these dimensions shows.
+    """Returns what a step on tables like these shows.
 
     Args:
       make: takes the attributes that are followed; gives a copy of the optimizer.
@@ -57,21 +72,32 @@ def tried(
       CannotStepError: the optimizer cannot take its steps so.
     """
     rng = np.random.default_rng(0)
-    sizes = _unlike_sizes(dims)
+    sizes = _unlike_sizes([table.dim for table in tables])
     rows = [
-        tf.constant(rng.normal(size=shape), tf.float32) for shape in zip(sizes, dims, strict=True)
+        tf.constant(rng.normal(size=(size, table.dim)), tf.float32)
+        for size, table in zip(sizes, tables, strict=True)
     ]
-    followed = _settings_that_stay(optimizer, copying, make, rows)
+    followed = _settings_that_stay(optimizer, copying, make, tables, rows)
     copy = make(followed)
-    variables = row_variables(copying, rows)
+    variables = row_variables(copying, tables, rows)
     copying.build(copy, variables, ())
     own = own_variables(copying, copy, variables)
     return Trial(_roles(optimizer, copying, copy, variables, own), followed)
 
 
-def row_variables(copying: Copying, rows: Sequence[tf.Tensor]) -> list[Any]:
-    """Returns variables that a copy can update, one for each table."""
-    return [copying.variable(part, f"{_ROWS}{i}_") for i, part in enumerate(rows)]
+def row_variables(
+    copying: Copying, tables: Sequence[Shape], rows: Sequence[tf.Tensor]
+) -> list[Any]:
+    """Returns variables that a copy can update, one for each table and of its name."""
+    return [
+        copying.variable(part, _variable_name(table.name))
+        for table, part in zip(tables, rows, strict=True)
+    ]
+
+
+def _variable_name(table: str) -> str:
+    """Returns the name of a table with what TensorFlow takes in the name of a variable."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", table).lstrip("_-") or "rows"
 
 
 def own_variables(copying: Copying, copy: Any, variables: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -81,20 +107,17 @@ def own_variables(copying: Copying, copy: Any, variables: Sequence[Any]) -> list
     return [(name, variable) for name, variable in found if id(variable) not in rows]
 
 
-# The names of row variables begin so and end with an underscore.
-_ROWS = "rows_of_table_"
-
-
 def _settings_that_stay(
     optimizer: Any,
     copying: Copying,
     make: Callable[[Collection[str]], Any],
+    tables: Sequence[Shape],
     rows: Sequence[tf.Tensor],
 ) -> frozenset[str]:
     """Returns the settings in a copy that a step does not change."""
     copy = make(())
     before = dict(settings_in(copy))
-    variables = row_variables(copying, rows)
+    variables = row_variables(copying, tables, rows)
     copying.build(copy, variables, ())
     made = own_variables(copying, copy, variables)
     grads = [tf.fill(tf.shape(part), 0.5) for part in rows]
@@ -152,7 +175,8 @@ def _roles(
         if table is None:
             roles.append(_unused(attribute, roles))
             continue
-        name = copying.slot_name(copy, variable, variables[table]) or _plain_name(variable)
+        rows = variables[table]
+        name = copying.slot_name(copy, variable, rows) or _plain_name(variable, rows)
         taken = [role.name for role in roles if isinstance(role, State) and role.table == table]
         name = _unused(name or attribute.strip("_"), taken)
         initial = _initial_value(optimizer, name, variable)
@@ -160,16 +184,15 @@ def _roles(
     return roles
 
 
-def _plain_name(variable: Any) -> str:
-    """Returns the name of a variable without that of the optimizer and of the rows.
+def _plain_name(variable: Any, rows: Any) -> str:
+    """Returns the name of a state's variable without those of the optimizer and of the rows.
 
-    Keras 3 says "adam/rows_of_table_0__momentum", tf_keras "m/rows_of_table_0_:0". A name that
-    nobody chose, which counts all variables there are, is left out: "".
+    Of rows "user" Keras 3 says "adam/user_momentum", tf_keras "m/user". A name that nobody chose,
+    which counts all variables there are, is left out: "".
     """
-    name = getattr(variable, "path", variable.name).split(":")[0]
-    name = re.sub(rf"{_ROWS}\d+_(_\d+)?", "", name)
-    parts = [part.strip("_") for part in name.split("/")]
-    name = next((part for part in reversed(parts) if part), "")
+    of_rows, name = (getattr(v, "path", v.name).split(":")[0] for v in (rows, variable))
+    parts = [part for part in name.split("/") if part != of_rows]
+    name = parts[-1].removeprefix(f"{of_rows}_") if parts else ""
     return "" if re.fullmatch(r"[Vv]ariable(_\d+)?", name) else name
 
 

@@ -61,12 +61,15 @@ def settings_of(optimizer: Any, family: Family) -> Settings | OwnStep:
 
 
 _FRAMEWORKS = {"keras", "tf_keras", "tensorflow"}
-# What has no meaning for single rows.
-_NOT_BY_ROW = {
-    "Lamb": "its step needs the norms of the whole variable and of its whole gradient",
-    "Adafactor": "its states are means over the rows and over the columns of the whole variable",
-    "SyncReplicasOptimizer": "its gradients wait at parameter servers until all workers have come",
-    "Muon": "its step makes the gradient of a whole matrix orthogonal",
+_ROW_BY_ROW = "and a table changes row by row"
+# What has no meaning for rows of tables.
+_NOT_FOR_ROWS = {
+    "Lamb": f"its step needs the norms of a whole variable and its gradient, {_ROW_BY_ROW}",
+    "Adafactor": f"its states are means over the rows of a whole variable, {_ROW_BY_ROW}",
+    "Muon": f"its step makes the gradient of a whole matrix orthogonal, {_ROW_BY_ROW}",
+    "MultiOptimizer": "which optimizer a variable has is known inside it alone. Wrap each of its "
+    "optimizers, and give each wrapper its variables",
+    "SyncReplicasOptimizer": "its gradients wait at parameter servers for those of all workers",
 }
 
 
@@ -91,12 +94,11 @@ def _class_name(optimizer: Any, family: Family) -> str | None:
             "A LossScaleOptimizer cannot update rows of a table: whether it skips a step is "
             "decided inside it. Wrap the inner optimizer, and scale loss and gradients yourself."
         )
-    what = f"{type(optimizer).__name__} of {family.name}"
     for base in type(optimizer).__mro__:
-        if base.__module__.split(".")[0] in _FRAMEWORKS and base.__name__ in _NOT_BY_ROW:
+        if base.__module__.split(".")[0] in _FRAMEWORKS and base.__name__ in _NOT_FOR_ROWS:
             raise NotImplementedError(
-                f"Rows have no update rule for {what}: {_NOT_BY_ROW[base.__name__]}, and a table "
-                f"changes row by row. There is one for {', '.join(sorted(family.settings))}."
+                f"{type(optimizer).__name__} of {family.name} cannot update rows of tables: "
+                f"{_NOT_FOR_ROWS[base.__name__]}."
             )
     return None
 

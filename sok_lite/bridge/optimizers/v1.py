@@ -4,6 +4,7 @@ import copy as copying
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.optimizers.copies import CannotStepError, variables_in
@@ -22,8 +23,12 @@ def _momentum(o: Any) -> Settings:
 
 
 def _adam(o: Any) -> Settings:
-    numbers = {"beta_1": o._beta1, "beta_2": o._beta2, "epsilon": o._epsilon}
-    return Settings(rules.Adam, {k: _called(v) for k, v in numbers.items()}, {})
+    betas = {"beta_1": _called(o._beta1), "beta_2": _called(o._beta2)}
+    # Its 1 - beta is that of float32.
+    numbers = {
+        name: float(np.float32(v)) if isinstance(v, float) else v for name, v in betas.items()
+    }
+    return Settings(rules.Adam, numbers | {"epsilon": _called(o._epsilon)}, {})
 
 
 def _adagrad(o: Any) -> Settings:

@@ -13,6 +13,7 @@ from sok_lite.engine.optimizers.proximal_adagrad import ProximalAdagrad
 from sok_lite.engine.optimizers.proximal_sgd import ProximalSGD
 from sok_lite.engine.optimizers.rmsprop import RMSprop
 from sok_lite.engine.optimizers.rule import UpdateRule
+from sok_lite.engine.optimizers.schedule_free_adamw import ScheduleFreeAdamW
 from sok_lite.engine.optimizers.sgd import SGD
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "ProximalAdagrad",
     "ProximalSGD",
     "RMSprop",
+    "ScheduleFreeAdamW",
     "UpdateRule",
 ]

@@ -20,6 +20,7 @@ from sok_lite.engine.optimizers import (
     ProximalAdagrad,
     ProximalSGD,
     RMSprop,
+    ScheduleFreeAdamW,
 )
 from sok_lite.engine.rows.store import RowStore
 
@@ -66,6 +67,8 @@ VARIANTS = [
     ProximalAdagrad(l1=0.5, l2=0.3, initial_accumulator=0.5, weight_decay=0.1),
     AdagradDA(),
     AdagradDA(l1=0.3, l2=0.2, global_step=3.0, initial_accumulator=0.5),
+    ScheduleFreeAdamW(),
+    ScheduleFreeAdamW(beta_1=0.5, beta_2=0.9, epsilon=1e-3, warmup_steps=3, weight_decay=0.1),
 ]
 
 

@@ -236,7 +236,7 @@ def test_every_rule_has_its_file_its_kernels_and_its_variants_here():
 
 def test_every_rule_names_its_states():
     names = {"m", "v", "vhat", "momentum", "accumulator", "linear", "rms", "mean_grad"}
-    names |= {"delta_accumulator", "gradient_accumulator", "gradient_squared_accumulator"}
+    names |= {"delta_accumulator", "gradient_accumulator", "gradient_squared_accumulator", "ahead"}
     for rule in VARIANTS:
         assert set(rule.states) <= names and set(rule.states) <= set(rule.columns)
     assert Adagrad(initial_accumulator=0.3).states == {"accumulator": 0.3}

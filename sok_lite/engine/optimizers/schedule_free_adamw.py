@@ -1,0 +1,65 @@
+"""Schedule-free AdamW.
+
+* Keras 3 `ScheduleFreeAdamW`: `ScheduleFreeAdamW(...)`
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleFreeAdamW(UpdateRule):
+    """AdamW whose averages stand in for a learning rate schedule (Defazio et al., 2024), as Keras.
+
+    A value w lies between z, which takes the steps, and x, the mean of all z so far:
+    `w = (1 - beta_1) * z + beta_1 * x`. In step t `z -= lr * g / (sqrt(v / (1 - beta_2^t)) +
+    epsilon); x = (w - (1 - beta_1) * z) / beta_1; x += (z - x) / t`, and w follows. The paper finds
+    x by the z before the step. Keras 3.15 means to, but on TensorFlow reads its variable after it
+    has changed; rows go where its variables go.
+
+    z begins where w does. So the state is how far it is ahead, `z - w`, which is 0 in any new row.
+
+    Attributes:
+      beta_1: in (0, 1).
+      beta_2: in [0, 1).
+      epsilon: keeps the root away from 0.
+      warmup_steps: the learning rate of z rises to its full height in so many steps.
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+    warmup_steps: float = 0.0
+
+    kernel: ClassVar[str] = "update_schedule_free_adamw"
+    columns: ClassVar[tuple[str, ...]] = ("ahead", "v")
+    counts_steps: ClassVar[bool] = True
+    lazy: ClassVar[str] = "the way of the mean to `z`; fading of `v`"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 < self.beta_1 < 1, "beta_1", "in (0, 1)")
+        self._require_below_one("beta_2")
+        self._require(self.epsilon > 0, "epsilon", "> 0")
+        self._require(self.warmup_steps >= 0, "warmup_steps", ">= 0")
+
+    @property
+    def states(self) -> dict[str, float]:
+        return {"ahead": 0.0, "v": 0.0}
+
+    def scalars(self, learning_rate: float, step: int) -> Scalars:
+        warm = min(step / self.warmup_steps, 1.0) if self.warmup_steps else 1.0
+        beta_2 = np.float32(self.beta_2)  # in float32 as TensorFlow has it; see Adam
+        return (
+            learning_rate * warm,
+            self._decay(learning_rate),
+            self.beta_1,
+            float(np.float32(1) - beta_2),
+            self.epsilon,
+            float(np.float32(1) - np.float32(float(beta_2) ** step)),
+            1 / step,
+        )
