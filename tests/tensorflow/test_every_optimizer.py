@@ -33,9 +33,9 @@ def steps():
         yield dense, touched, rng.normal(size=(len(touched), DIMS[1])).astype(np.float32)
 
 
-# Optimizers that a trace takes something from: Nadam counts in Python how often it has multiplied its
-# momenta, and divides by 0 in its first step; the momenta of ScheduleFreeAdamW begin at 0 then, not
-# where the variables do.
+# Those that do something else when they are traced. Nadam counts in Python how often it has
+# multiplied its momenta, and divides by 0 in its first step; the momenta of ScheduleFreeAdamW begin
+# at 0, not where the variables do.
 NOT_WHEN_TRACED = {("tf_keras", "Nadam"), ("Keras 3", "ScheduleFreeAdamW")}
 
 

@@ -127,6 +127,38 @@ def test_a_subclass_that_changes_the_step(base, step, mode):
     assert not np.allclose(variable, rows_of(new_table(4, "adam")), atol=1e-2)
 
 
+@pytest.mark.parametrize("package", [k3, new, legacy], ids=["Keras 3", "tf_keras", "legacy"])
+def test_states_begin_as_the_optimizer_makes_them(package):
+    class Mine(package.Adagrad):
+        def mine(self):
+            """Makes it a class with something of its own."""
+
+    table = new_table(4, "adagrad")
+    variable = tf.Variable(rows_of(table))
+    ours = sok.OptimizerWrapper(Mine(0.1, initial_accumulator_value=0.5))
+    theirs = Mine(0.1, initial_accumulator_value=0.5)
+    for i in range(3):
+        ours.apply_gradients([(slices(some_grads(i, 4)), table)])
+        theirs.apply_gradients([(tf.constant(some_grads(i, 4)), variable)])
+    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [OfKeras3, OfTfKeras])
+def test_optimizers_see_the_names_of_tables(make):
+    class Named(make):
+        def update_step(self, gradient, variable, *rate):
+            sign = -1.0 if "item" in variable.name else 1.0
+            super().update_step(sign * gradient, variable, *rate)
+
+    tables = [new_table(2, "user id"), new_table(2, "item id")]
+    start = [rows_of(table) for table in tables]
+    ours = sok.OptimizerWrapper(Named())
+    ours.apply_gradients([(slices(np.ones((3, 2))), table) for table in tables])
+    moves = [rows_of(table) - rows for table, rows in zip(tables, start, strict=True)]
+    assert (moves[0] < 0).all()
+    np.testing.assert_allclose(moves[1], -moves[0], rtol=1e-5)
+
+
 def test_a_subclass_that_changes_nothing_keeps_its_rule():
     class Same(k3.SGD):
         def __init__(self):
