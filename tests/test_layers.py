@@ -60,7 +60,10 @@ LAYERS = [
         "sok_lite.bridge.optimizers.v1",
     ],
     ["sok_lite.bridge.optimizers.settings", "sok_lite.bridge.optimizers.host"],
-    ["sok_lite.bridge.optimizers.order", "sok_lite.bridge.optimizers.slots"],
+    [
+        *("sok_lite.bridge.optimizers.order", "sok_lite.bridge.optimizers.slots"),
+        "sok_lite.bridge.optimizers.gradients",
+    ],
     ["sok_lite.bridge.optimizers.step", "sok_lite.bridge.optimizers.shown"],
     ["sok_lite.communication"],
     ["sok_lite.sok", "sok_lite.sok.arguments"],

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.optimizers.gradients import changed
 from sok_lite.bridge.optimizers.settings import Settings, family_of, refuse_unsupported, settings_of
 from sok_lite.bridge.optimizers.shown import show_slots, view_of
 from sok_lite.bridge.optimizers.slots import create_slots, own_names
@@ -29,6 +30,11 @@ class OptimizerWrapper(RowOptimizer):
     Keras 3, of tf_keras (new and legacy) and of tf.compat.v1.train. Settings that change (a
     learning rate with its schedule, `beta_1`, ...) are read in every step. Weight decay acts on the
     rows that have a gradient.
+
+    What the optimizer does to gradients before its step it does to those of tables as well: it
+    unscales them (`loss_scale_factor`) and clips them (`clipvalue`, `clipnorm`,
+    `global_clipnorm`). The gradient of a table is that of the whole table, each key once: its norm
+    is one over the rows of all ranks.
 
     The step count is the wrapped optimizer's where dense variables are in the call, and this
     object's `iterations` follows it. Without dense variables, and for tf.compat.v1.train, it is
@@ -55,7 +61,7 @@ class OptimizerWrapper(RowOptimizer):
     Raises:
       TypeError: not an optimizer, or `stochastic_rounding` is not a bool.
       NotImplementedError: an optimizer without a rule, or with a setting that could not act on rows
-        (clipping, averaging, gradient accumulation, loss scaling).
+        (averaging, gradient accumulation).
     """
 
     def __init__(
@@ -77,7 +83,10 @@ class OptimizerWrapper(RowOptimizer):
         global_step: Any = None,
         name: str | None = None,
     ) -> Any:
-        """Updates variables with their gradients. No communication.
+        """Updates variables with their gradients.
+
+        Nothing is communicated unless the optimizer clips norms: then every rank must call it, with
+        the same tables in the same order, and with dense gradients that are equal on all ranks.
 
         Args:
           grads_and_vars: (gradient, variable) pairs, dynamic and dense mixed. Pairs without a
@@ -90,6 +99,8 @@ class OptimizerWrapper(RowOptimizer):
 
         Raises:
           TypeError: the gradient of a dynamic variable is no IndexedSlices.
+          NotImplementedError: a setting that came later could not act on rows.
+          CommunicatorError: norms are clipped and a rank has died, or is in another call.
           ValueError: `on_nonfinite` is "error" and a gradient is not finite.
         """
         refuse_unsupported(self.optimizer)
@@ -97,6 +108,7 @@ class OptimizerWrapper(RowOptimizer):
         has_dense = any(grad is not None for grad, _ in dense)
         if not pairs and not has_dense:
             return None
+        pairs, dense = changed(self.optimizer, self._family, pairs, dense)
 
         def settings(count: Any) -> tuple[Settings, Any]:
             rate = self._family.learning_rate(self.optimizer, count)

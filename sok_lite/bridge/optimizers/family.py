@@ -39,6 +39,8 @@ class Family:
       has_decay: whether the optimizers may have a `weight_decay`, and `_use_weight_decay`.
       slots: how the optimizers keep slots, "by variable" or "by name"; None: they have none.
       slot_names: of a rule, what the family calls a state by another name.
+      clips_in_turn: whether the optimizers clip by value and then by norm, and 0 is a limit; others
+        do one of them, and 0 is none.
     """
 
     name: str
@@ -48,3 +50,4 @@ class Family:
     has_decay: bool
     slots: str | None = None
     slot_names: Mapping[type[UpdateRule], Mapping[str, str]] = field(default_factory=dict)
+    clips_in_turn: bool = False

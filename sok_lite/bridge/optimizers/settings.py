@@ -98,12 +98,8 @@ def _class_name(optimizer: Any, family: Family) -> str:
 
 
 _UNSUPPORTED = {
-    "clipnorm": "clip the gradients of the rows yourself (tf.clip_by_norm on gradient.values)",
-    "clipvalue": "clip the gradients of the rows yourself (tf.clip_by_value on gradient.values)",
-    "global_clipnorm": "use tf.clip_by_global_norm on all gradients",
     "use_ema": "average the rows that you export",
     "gradient_accumulation_steps": "use larger batches, or apply the gradients of each batch",
-    "loss_scale_factor": "scale the loss and the gradients yourself",
     "gradient_transformers": "transform the gradients before apply_gradients",
 }
 
