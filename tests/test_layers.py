@@ -62,11 +62,11 @@ LAYERS = [
     ["sok_lite.bridge.optimizers.settings", "sok_lite.bridge.optimizers.host"],
     [
         *("sok_lite.bridge.optimizers.order", "sok_lite.bridge.optimizers.slots"),
-        "sok_lite.bridge.optimizers.gradients",
+        *("sok_lite.bridge.optimizers.gradients", "sok_lite.bridge.optimizers.minimize"),
     ],
     ["sok_lite.bridge.optimizers.step", "sok_lite.bridge.optimizers.shown"],
     ["sok_lite.communication"],
-    ["sok_lite.sok", "sok_lite.sok.arguments"],
+    ["sok_lite.sok", "sok_lite.sok.arguments", "sok_lite.sok.sgd"],
     ["sok_lite.sok.static_variable"],
     ["sok_lite.sok.dynamic_variable"],
     ["sok_lite.sok.lookup", "sok_lite.sok.lookup_helpers", "sok_lite.sok.optimizer"],

@@ -1,4 +1,4 @@
-"""`sok.OptimizerWrapper` and `sok.SGD`: gradients in, rows and optimizer states updated in place.
+"""`sok.OptimizerWrapper`: gradients in, rows and optimizer states updated in place.
 
 The wrapped optimizer gives the hyper-parameters and updates the dense variables; rows of dynamic
 variables are updated by the engine's kernels, all of a call in one host call. Only the rows that
@@ -13,12 +13,18 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.optimizers.gradients import changed
+from sok_lite.bridge.optimizers.minimize import (
+    check_any,
+    config_of,
+    gradients_of,
+    optimizer_of,
+)
 from sok_lite.bridge.optimizers.settings import Settings, family_of, refuse_unsupported, settings_of
 from sok_lite.bridge.optimizers.shown import show_slots, view_of
 from sok_lite.bridge.optimizers.slots import create_slots, own_names
-from sok_lite.bridge.optimizers.step import RowOptimizer, operations, separated
-from sok_lite.engine.optimizers import SGD as SGDRule
+from sok_lite.bridge.optimizers.step import RowOptimizer, separated
 from sok_lite.sok.dynamic_variable import DynamicVariable
+from sok_lite.sok.sgd import SGD
 
 __all__ = ["SGD", "OptimizerWrapper"]
 
@@ -136,6 +142,103 @@ class OptimizerWrapper(RowOptimizer):
             return global_step.assign_add(1)
         return None
 
+    def compute_gradients(
+        self,
+        loss: Any,
+        var_list: Any = None,
+        *,
+        tape: tf.GradientTape | None = None,
+        grad_loss: Any = None,
+        **options: Any,
+    ) -> list[tuple[Any, Any]]:
+        """Returns (gradient, variable) pairs for `apply_gradients`; a gradient may be None.
+
+        Args:
+          loss: a function of nothing, or a tensor: of Keras optimizers one that `tape` has
+            recorded, of tf.compat.v1.train one of a graph. It is scaled where the optimizer scales
+            it (`loss_scale_factor`).
+          var_list: the variables, dynamic and dense mixed, or a function that gives them; None: all
+            trainable ones, with optimizers of tf.compat.v1.train.
+          tape: with Keras optimizers; has recorded, or is to record, the loss.
+          grad_loss: gradient of the loss; None: ones.
+          options: further arguments of `compute_gradients` of tf.compat.v1.train, by name.
+
+        Raises:
+          ValueError: a tensor without a tape, or no variables.
+          TypeError: an argument that optimizers of this family do not have.
+        """
+        return gradients_of(
+            self.optimizer, self._family, loss, var_list, tape, grad_loss, **options
+        )
+
+    def minimize(
+        self,
+        loss: Any,
+        var_list: Any = None,
+        *,
+        tape: tf.GradientTape | None = None,
+        grad_loss: Any = None,
+        global_step: Any = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Updates variables so that a loss falls: `compute_gradients`, then `apply_gradients`.
+
+        Args:
+          loss, var_list, tape, grad_loss, options: see `compute_gradients`.
+          global_step, name: see `apply_gradients`.
+
+        Returns:
+          What `apply_gradients` returns.
+
+        Raises:
+          ValueError: as of `compute_gradients`, or no variable has a gradient.
+          TypeError: as of both.
+        """
+        pairs = self.compute_gradients(loss, var_list, tape=tape, grad_loss=grad_loss, **options)
+        check_any(pairs)
+        return self.apply_gradients(pairs, global_step, name)
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Has weight decay leave variables alone, dynamic or dense, as of the wrapped optimizer.
+
+        Args:
+          var_list: variables.
+          var_names: texts; a variable whose name has one of them is left alone.
+
+        Raises:
+          NotImplementedError: the wrapped optimizer has no weight decay.
+          ValueError: it has updated dense variables before.
+        """
+        if not self._family.has_decay:
+            raise NotImplementedError(
+                f"{type(self.optimizer).__name__} of {self._family.name} has no weight decay. "
+                "Leave exclude_from_weight_decay() out."
+            )
+        self.optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the wrapped optimizer's description and this object's arguments; no states.
+
+        Raises:
+          NotImplementedError: optimizers of tf.compat.v1.train have no description.
+        """
+        return config_of(self.optimizer, self._family) | {
+            "on_nonfinite": self.on_nonfinite,
+            "stochastic_rounding": self.stochastic_rounding,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "OptimizerWrapper":
+        """Returns a new wrapper of a new optimizer.
+
+        Args:
+          config: what `get_config` gave.
+          custom_objects: name -> class or function of one's own, such as a schedule, as of Keras.
+        """
+        optimizer = optimizer_of(config, custom_objects)
+        return cls(optimizer, config["on_nonfinite"], config["stochastic_rounding"])
+
     @property
     def learning_rate(self) -> Any:
         """The wrapped optimizer's learning rate after `iterations` steps."""
@@ -221,76 +324,3 @@ class _Shown(weakref.WeakSet[Any]):
 
     def __reduce__(self) -> Any:
         return _Shown, ()  # a copy of an optimizer has none
-
-
-class SGD(RowOptimizer):
-    """SOK's own optimizer, for dynamic and dense variables: `row -= lr * gradient`.
-
-    Args:
-      lr: learning rate; `self.lr` is a variable.
-      on_nonfinite, stochastic_rounding: as in `OptimizerWrapper`.
-    """
-
-    def __init__(
-        self, lr: float, on_nonfinite: str = "allow", stochastic_rounding: bool = False
-    ) -> None:
-        super().__init__(on_nonfinite, stochastic_rounding)
-        self.lr = tf.Variable(lr, dtype=tf.float32, trainable=False, name="sok_sgd_lr")
-
-    def apply_gradients(
-        self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        global_step: Any = None,
-        name: str | None = None,
-    ) -> Any:
-        """Updates variables with their gradients; see `OptimizerWrapper.apply_gradients`.
-
-        Raises:
-          TypeError: no variable of TensorFlow, or the gradient of a dynamic one is no
-            IndexedSlices.
-          ValueError: the gradient of a dense variable has another shape.
-        """
-        pairs, dense = separated(grads_and_vars)
-        dense = [(grad, var) for grad, var in dense if grad is not None]
-        for grad, var in dense:
-            _check_dense(grad, var)
-        if not pairs and not dense:
-            return None
-        done = self._step(
-            pairs,
-            dense,
-            lambda count: (Settings(SGDRule, {}, {}), self.lr),
-            partial(self._descend, dense) if dense else None,
-            also=lambda: [] if global_step is None else [global_step.assign_add(1)],
-            name=name,
-        )
-        return None if tf.executing_eagerly() or tf.inside_function() else done
-
-    def _descend(self, dense: list[tuple[Any, Any]]) -> Any:
-        """Updates dense variables; returns the operation in a graph."""
-        done = []
-        for grad, var in dense:
-            rate = tf.cast(self.lr, var.dtype)
-            if isinstance(grad, tf.IndexedSlices):
-                values = rate * tf.cast(grad.values, var.dtype)
-                done.append(var.scatter_sub(tf.IndexedSlices(values, grad.indices)))
-            else:
-                done.append(var.assign_sub(rate * tf.cast(grad, var.dtype)))
-        return None if tf.executing_eagerly() else tf.group(*operations(*done))
-
-
-def _check_dense(grad: Any, var: Any) -> None:
-    """Raises if a gradient does not fit a dense variable, as far as shapes are known."""
-    if not isinstance(var, tf.Variable):
-        raise TypeError(
-            "sok.SGD updates DynamicVariables and tf.Variables. Received: a variable of type "
-            f"{type(var).__name__}. Use sok.OptimizerWrapper, or its tf.Variable."
-        )
-    is_sparse = isinstance(grad, tf.IndexedSlices)
-    received = grad.values.shape[1:] if is_sparse else tf.convert_to_tensor(grad).shape
-    expected = var.shape[1:] if is_sparse else var.shape
-    if not received.is_compatible_with(expected):
-        raise ValueError(
-            f"The gradient of {var.name!r} must have {'rows of ' if is_sparse else ''}shape "
-            f"{expected}. Received: {received}."
-        )
