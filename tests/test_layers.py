@@ -32,6 +32,7 @@ LAYERS = [
     ["sok_lite.engine.packed"],
     ["sok_lite.engine.trail"],
     ["sok_lite.engine.optimizer_states", "sok_lite.engine.update_rows"],
+    ["sok_lite.engine.foreign_keys"],
     ["sok_lite.engine.batch", "sok_lite.engine.room"],
     ["sok_lite.engine.asked_keys", "sok_lite.engine.sent_keys"],
     ["sok_lite.engine.static_lookup"],

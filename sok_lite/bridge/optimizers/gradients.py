@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from sok_lite.backend import get_backend
 from sok_lite.bridge.host_call import host_call, refuse_replicas
-from sok_lite.bridge.job import NotJoinedError, communicator
+from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.joined import as_int64, from_int64
 from sok_lite.bridge.optimizers.family import Family
 from sok_lite.bridge.optimizers.host import checked_gradient
@@ -62,9 +62,15 @@ def changes_of(optimizer: Any, family: Family) -> Changes:
 
     Raises:
       TypeError: a setting is no number.
-      NotImplementedError: it clips the norm of each variable, and then that of all; or that of all
-        to 0, or once it has averaged dense gradients over ranks.
+      NotImplementedError: it clips the norm of each variable, and then that of all, or that of all
+        to 0; or it is Horovod's and adds up the gradients of several steps.
     """
+    if getattr(optimizer, "_agg_helper", None) is not None:
+        raise NotImplementedError(
+            "backward_passes_per_step of hvd.DistributedOptimizer does not work with tables: dense "
+            "variables would take one step in several of theirs. Leave it out and use larger "
+            "batches."
+        )
     unscale = _number(optimizer, "loss_scale_factor")
     value, norm, global_norm = (
         _number(optimizer, name) for name in ("clipvalue", "clipnorm", "global_clipnorm")
@@ -84,12 +90,6 @@ def changes_of(optimizer: Any, family: Family) -> Changes:
         raise NotImplementedError(
             f"global_clipnorm={global_norm} of {type(optimizer).__name__} would make every "
             "gradient 0. Set it to None, or train nothing."
-        )
-    if global_norm is not None and _is_horovods(optimizer):
-        raise NotImplementedError(
-            f"global_clipnorm={global_norm} of an optimizer that Horovod has wrapped does not "
-            "work with tables: dense gradients are averaged over ranks only after their norm is "
-            "needed. Average them with hvd.allreduce, and wrap the optimizer itself."
         )
     return Changes(unscale, value, norm, global_norm)
 
@@ -121,7 +121,7 @@ def changed(
     if not pairs and not any(isinstance(var, StaticVariable) for _, var in dense):
         return pairs, dense  # the optimizer's own affair
     refuse_replicas(_WHAT)
-    comm = None if changes.limit is None else _ranks()
+    comm = None if changes.limit is None else other_ranks()
     # Eagerly, the other ranks may wait for the norms already; in a graph nothing runs yet.
     with contextlib.ExitStack() as stack:
         if comm is not None and tf.executing_eagerly():
@@ -243,15 +243,6 @@ def _over_ranks(
     return tf.cast(tf.ensure_shape(total, [len(parts)]), tf.float32)
 
 
-def _ranks() -> Communicator | None:
-    """Returns the ranks if there are several."""
-    try:
-        comm = communicator()
-    except NotJoinedError:
-        return None
-    return comm if comm.size > 1 else None
-
-
 # ---- gradients -----------------------------------------------------------------------------------
 
 
@@ -344,8 +335,3 @@ def _number(optimizer: Any, name: str) -> float | None:
             f"Received: {value!r}."
         )
     return float(value)
-
-
-def _is_horovods(optimizer: Any) -> bool:
-    """Whether an optimizer averages dense gradients over ranks in its own step."""
-    return any(base.__module__.split(".")[0] == "horovod" for base in type(optimizer).__mro__)

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.optimizers.family import Family
 from sok_lite.bridge.optimizers.keras3 import KERAS3
 from sok_lite.bridge.optimizers.v1 import V1
@@ -40,6 +41,7 @@ def gradients_of(
     Raises:
       ValueError: a tensor without a tape, or no variables.
       TypeError: an argument that the family does not have.
+      NotImplementedError: there are several ranks and the optimizer is one of Horovod.
     """
     if family is V1:
         if tape is not None:
@@ -52,6 +54,13 @@ def gradients_of(
         raise TypeError(
             f"Optimizers of {family.name} have no arguments {sorted(options)}: those are of "
             "tf.compat.v1.train. Leave them out."
+        )
+    if other_ranks() is not None and is_horovods(optimizer):
+        raise NotImplementedError(
+            f"{type(optimizer).__name__} of hvd.DistributedOptimizer averages gradients over ranks "
+            "while it computes them, and those of tables must not be. Take them from "
+            "hvd.DistributedGradientTape with tape.register_local_source(table) for each table, "
+            "and call apply_gradients."
         )
     if var_list is None:
         raise ValueError("`var_list` must be the variables to train. Received: None.")
@@ -85,6 +94,11 @@ def check_any(gradients: Gradients) -> None:
             f"The loss must depend on one of the variables. Received: no gradient of any of {names}"
             ". Look rows up, and read dense variables, where the loss is computed."
         )
+
+
+def is_horovods(optimizer: Any) -> bool:
+    """Whether hvd.DistributedOptimizer made an optimizer."""
+    return any(base.__module__.split(".")[0] == "horovod" for base in type(optimizer).__mro__)
 
 
 def _of_tensorflow(variable: Any) -> Any:
