@@ -60,7 +60,10 @@ LAYERS = [
         "sok_lite.bridge.optimizers.tf_keras",
         "sok_lite.bridge.optimizers.v1",
     ],
-    ["sok_lite.bridge.optimizers.settings", "sok_lite.bridge.optimizers.host"],
+    [
+        *("sok_lite.bridge.optimizers.settings", "sok_lite.bridge.optimizers.host"),
+        *("sok_lite.bridge.optimizers.changes", "sok_lite.bridge.optimizers.loss_scale"),
+    ],
     [
         *("sok_lite.bridge.optimizers.order", "sok_lite.bridge.optimizers.slots"),
         *("sok_lite.bridge.optimizers.gradients", "sok_lite.bridge.optimizers.minimize"),

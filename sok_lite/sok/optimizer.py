@@ -5,7 +5,6 @@ variables are updated by the engine's kernels, all of a call in one host call. O
 have a gradient change, their states included.
 """
 
-import weakref
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -13,14 +12,16 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.optimizers.gradients import changed
+from sok_lite.bridge.optimizers.loss_scale import inner_of, loss_scale_of
 from sok_lite.bridge.optimizers.minimize import (
     check_any,
     config_of,
     gradients_of,
     optimizer_of,
+    scaled_loss,
 )
 from sok_lite.bridge.optimizers.settings import Settings, family_of, refuse_unsupported, settings_of
-from sok_lite.bridge.optimizers.shown import show_slots, view_of
+from sok_lite.bridge.optimizers.shown import Shown, show_slots, view_of
 from sok_lite.bridge.optimizers.slots import create_slots, own_names
 from sok_lite.bridge.optimizers.step import RowOptimizer, separated
 from sok_lite.sok.dynamic_variable import DynamicVariable
@@ -41,6 +42,10 @@ class OptimizerWrapper(RowOptimizer):
     unscales them (`loss_scale_factor`) and clips them (`clipvalue`, `clipnorm`,
     `global_clipnorm`). The gradient of a table is that of the whole table, each key once: its norm
     is one over the rows of all ranks.
+
+    A LossScaleOptimizer of Keras 3 or tf_keras may be around one of these. Whether it skips a step
+    is then decided over the gradients of all variables on all ranks. The states are those of the
+    optimizer in it. Its scale changes with dense variables only: each call must have one.
 
     The step count is the wrapped optimizer's where dense variables are in the call, and this
     object's `iterations` follows it. Without dense variables, and for tf.compat.v1.train, it is
@@ -73,15 +78,16 @@ class OptimizerWrapper(RowOptimizer):
     def __init__(
         self, optimizer: Any, on_nonfinite: str = "allow", stochastic_rounding: bool = False
     ) -> None:
-        self._family = family_of(optimizer)
-        settings_of(optimizer, self._family)  # refuses what it cannot follow
-        inner_iterations = self._family.iterations(optimizer)
+        inner = inner_of(optimizer)
+        self._family = family_of(inner)
+        settings_of(inner, self._family)  # refuses what it cannot follow
+        inner_iterations = self._family.iterations(inner)
         first_step = 0
         if inner_iterations is not None and tf.executing_eagerly():
             first_step = int(inner_iterations)
         super().__init__(on_nonfinite, stochastic_rounding, first_step)
         self.optimizer = optimizer
-        self._shown = _Shown()
+        self._shown = Shown()
 
     def apply_gradients(
         self,
@@ -91,8 +97,9 @@ class OptimizerWrapper(RowOptimizer):
     ) -> Any:
         """Updates variables with their gradients.
 
-        Nothing is communicated unless the optimizer clips norms: then every rank must call it, with
-        the same tables in the same order, and with dense gradients that are equal on all ranks.
+        Nothing is communicated unless the optimizer clips norms or may skip a step: then every rank
+        must call it, with the same tables in the same order, and with dense gradients that are
+        equal on all ranks.
 
         Args:
           grads_and_vars: (gradient, variable) pairs, dynamic and dense mixed. Pairs without a
@@ -109,16 +116,17 @@ class OptimizerWrapper(RowOptimizer):
           CommunicatorError: norms are clipped and a rank has died, or is in another call.
           ValueError: `on_nonfinite` is "error" and a gradient is not finite.
         """
-        refuse_unsupported(self.optimizer)
+        refuse_unsupported(self._inner)
         pairs, dense = separated(grads_and_vars)
         has_dense = any(grad is not None for grad, _ in dense)
         if not pairs and not has_dense:
             return None
-        pairs, dense = changed(self.optimizer, self._family, pairs, dense)
+        loss_scale = loss_scale_of(self.optimizer, self._family, dense)
+        pairs, dense, go = changed(self._inner, self._family, pairs, dense, loss_scale)
 
         def settings(count: Any) -> tuple[Settings, Any]:
-            rate = self._family.learning_rate(self.optimizer, count)
-            settings = settings_of(self.optimizer, self._family)
+            rate = self._family.learning_rate(self._inner, count)
+            settings = settings_of(self._inner, self._family)
             self._show_slots(settings, [variable for _, variable in pairs])
             return settings, rate
 
@@ -127,8 +135,10 @@ class OptimizerWrapper(RowOptimizer):
             dense,
             settings,
             partial(self._dense_step, dense, has_dense, global_step, name),
-            optimizer=self.optimizer,
-            count=self._family.iterations(self.optimizer) if has_dense else None,
+            optimizer=self._inner,
+            count=self._family.iterations(self._inner) if has_dense else None,
+            go=go,
+            counts_skipped=loss_scale is not None and loss_scale.counts_skipped,
             name=name,
         )
 
@@ -199,6 +209,23 @@ class OptimizerWrapper(RowOptimizer):
         check_any(pairs)
         return self.apply_gradients(pairs, global_step, name)
 
+    def scale_loss(self, loss: Any) -> Any:
+        """Returns the loss as scaled as the wrapped optimizer wants it; see `compute_gradients`.
+
+        Raises:
+          ValueError: a LossScaleOptimizer of Keras 3 has no scale yet, in a tf.function.
+        """
+        return scaled_loss(self.optimizer, loss)
+
+    def get_unscaled_gradients(self, grads: Iterable[Any]) -> list[Any]:
+        """Returns gradients of a scaled loss, tables' among them, as `apply_gradients` takes them.
+
+        Only a LossScaleOptimizer of tf_keras asks for it; others divide in their step.
+        """
+        if not hasattr(self.optimizer, "get_unscaled_gradients"):
+            return list(grads)
+        return self.optimizer.get_unscaled_gradients(grads)
+
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Has weight decay leave variables alone, dynamic or dense, as of the wrapped optimizer.
 
@@ -215,7 +242,7 @@ class OptimizerWrapper(RowOptimizer):
                 f"{type(self.optimizer).__name__} of {self._family.name} has no weight decay. "
                 "Leave exclude_from_weight_decay() out."
             )
-        self.optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+        self._inner.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the wrapped optimizer's description and this object's arguments; no states.
@@ -242,7 +269,7 @@ class OptimizerWrapper(RowOptimizer):
     @property
     def learning_rate(self) -> Any:
         """The wrapped optimizer's learning rate after `iterations` steps."""
-        return self._family.learning_rate(self.optimizer, self.iterations)
+        return self._family.learning_rate(self._inner, self.iterations)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
@@ -251,7 +278,7 @@ class OptimizerWrapper(RowOptimizer):
                 f"The learning rate of {type(self.optimizer).__name__} of tf.compat.v1.train "
                 "cannot be set. Make the optimizer with a tf.Variable and assign to that."
             )
-        self.optimizer.learning_rate = value
+        self._inner.learning_rate = value
 
     @property
     def lr(self) -> Any:
@@ -272,7 +299,7 @@ class OptimizerWrapper(RowOptimizer):
 
     def get_slot_names(self) -> list[str]:
         """Returns the names of the states of a row; legacy and TF1 optimizers' own names."""
-        return own_names(settings_of(self.optimizer, self._family), self._family)
+        return own_names(settings_of(self._inner, self._family), self._family)
 
     def get_slot(self, var: DynamicVariable, name: str) -> Any:
         """Returns a view of a state of this optimizer, of a variable's rows; see `SlotView`.
@@ -286,13 +313,18 @@ class OptimizerWrapper(RowOptimizer):
           ValueError: it has no such state.
         """
         if isinstance(var, DynamicVariable):
-            return view_of(self.optimizer, var, name)
-        return self.optimizer.get_slot(var, name)
+            return view_of(self._inner, var, name)
+        return self._inner.get_slot(var, name)
 
     @property
     def _slots(self) -> Any:
         """The slots of the wrapped optimizer, by SOK's name; AttributeError where it has none."""
-        return self.optimizer._slots
+        return self._inner._slots
+
+    @property
+    def _inner(self) -> Any:
+        """The wrapped optimizer, but for a LossScaleOptimizer: that has one of its own."""
+        return inner_of(self.optimizer)
 
     @property
     def _optimizer(self) -> Any:
@@ -307,20 +339,13 @@ class OptimizerWrapper(RowOptimizer):
         """
         listed = [vars] if isinstance(vars, tf.Variable) else list(vars)
         dynamic = [var for var in listed if isinstance(var, DynamicVariable)]
-        settings = settings_of(self.optimizer, self._family)
+        settings = settings_of(self._inner, self._family)
         self._show_slots(settings, dynamic)
-        create_slots(self.optimizer, settings, dynamic)
+        create_slots(self._inner, settings, dynamic)
 
     def _show_slots(self, settings: Settings, variables: list[Any]) -> None:
         """Puts views of states where the wrapped optimizer has slots, once for each variable."""
         new = [variable for variable in variables if variable not in self._shown]
         if new:
-            show_slots(self.optimizer, self._family, settings, new)
+            show_slots(self._inner, self._family, settings, new)
             self._shown.update(new)
-
-
-class _Shown(weakref.WeakSet[Any]):
-    """The variables whose states the wrapped optimizer has among its slots."""
-
-    def __reduce__(self) -> Any:
-        return _Shown, ()  # a copy of an optimizer has none

@@ -174,3 +174,30 @@ def test_a_step_takes_one_collective_whatever_the_number_of_tables(comm, run):
     before = comm.turn
     step()
     assert comm.turn - before == (0 if comm.size == 1 else 1)
+
+
+@pytest.mark.parametrize("bad", ["table", "static", "dense", None])
+def test_all_ranks_skip_a_step_that_is_not_finite_on_one(comm, run, bad):
+    table = sok.DynamicVariable(1, initializer="ones", name=f"skip {bad}")
+    static, dense = sok.Variable(np.ones((comm.size, 1), np.float32)), tf.Variable([1.0])
+    inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0, clipnorm=100.0), 8.0)
+    inner.build([static, dense])
+    optimizer = sok.OptimizerWrapper(inner)
+    mine = {"table": [[2.0]], "static": [[2.0]], "dense": [2.0]}
+    if bad is not None and comm.rank == comm.size - 1:
+        mine[bad] = np.full_like(mine[bad], np.inf)
+    grads = {name: tf.constant(value, tf.float32) for name, value in mine.items()}
+
+    @run
+    def step():
+        slices_of_table = tf.IndexedSlices(grads["table"], tf.constant([comm.rank], tf.int64))
+        pairs = [(slices_of_table, table), (grads["static"], static), (grads["dense"], dense)]
+        optimizer.apply_gradients(pairs)
+
+    step()
+    value = 1.0 if bad else 0.75
+    np.testing.assert_array_equal(tf.nn.embedding_lookup(table, [comm.rank]), [[value]])
+    np.testing.assert_array_equal(static, [[value]])
+    np.testing.assert_array_equal(dense, [value])
+    assert float(inner.dynamic_scale) == (4.0 if bad else 8.0)
+    assert int(inner.iterations) == int(optimizer.iterations) == (0 if bad else 1)

@@ -12,7 +12,6 @@ import sok_lite as sok
 tf_keras = pytest.importorskip("tf_keras")
 k3, new, legacy = keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy
 v1 = tf.compat.v1.train
-loss_scaled = tf_keras.mixed_precision.LossScaleOptimizer
 
 KEYS = [5, -7, 2**40]
 DIM = 4
@@ -629,9 +628,6 @@ def test_the_step_of_a_lookup_and_its_gradient(initialised, mode):
             NotImplementedError,
             "gradient_accumulation_steps=2",
         ),
-        (lambda: k3.LossScaleOptimizer(k3.SGD()), NotImplementedError, "LossScaleOptimizer"),
-        (lambda: loss_scaled(legacy.Adam()), NotImplementedError, "LossScaleOptimizer"),
-        (lambda: loss_scaled(new.Adam()), NotImplementedError, "LossScaleOptimizer"),
         (lambda: k3.Lamb(), NotImplementedError, "Lamb of Keras 3: its step needs the norms of"),
         (lambda: k3.Adafactor(), NotImplementedError, "Adafactor of Keras 3: its states are mean"),
         (lambda: new.Adafactor(), NotImplementedError, "Adafactor of tf_keras: its states are me"),

@@ -20,8 +20,10 @@ from sok_lite.backend import get_backend
 from sok_lite.bridge.host_call import host_call, refuse_replicas
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.joined import as_int64, from_int64
+from sok_lite.bridge.optimizers.changes import Changes, changes_of
 from sok_lite.bridge.optimizers.family import Family
 from sok_lite.bridge.optimizers.host import checked_gradient
+from sok_lite.bridge.optimizers.loss_scale import LossScale, num_not_finite, spoilt
 from sok_lite.bridge.row_gradient import are_distinct
 from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.tensor import to_tensor
@@ -33,82 +35,40 @@ from sok_lite.engine.failure import failure_known_to_all
 Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
 DensePairs = list[tuple[Any, Any]]
 
-_WHAT = "Clipping of the norms of tables"
+_WHAT = "A step that looks at the gradients of all ranks"
 
 
-class Changes(NamedTuple):
-    """What an optimizer does to gradients, in this order. None: it does not.
+class Changed(NamedTuple):
+    """Gradients as they are for the step.
 
     Attributes:
-      unscale: it divides by this.
-      value: it clips elements to [-value, value].
-      norm: it clips the norm of each variable.
-      global_norm: it clips the norm of all variables together.
+      pairs: of tables, changed for good.
+      dense: of other variables, for the optimizer, which changes them itself.
+      go: scalar of booleans, whether the step is to be taken; None: it is.
     """
 
-    unscale: float | None
-    value: float | None
-    norm: float | None
-    global_norm: float | None
-
-    @property
-    def limit(self) -> float | None:
-        """The largest norm, of each or of all."""
-        return self.norm if self.norm is not None else self.global_norm
-
-
-def changes_of(optimizer: Any, family: Family) -> Changes:
-    """Returns what an optimizer does to gradients.
-
-    Raises:
-      TypeError: a setting is no number.
-      NotImplementedError: it clips the norm of each variable, and then that of all, or that of all
-        to 0; or it is Horovod's and adds up the gradients of several steps.
-    """
-    if getattr(optimizer, "_agg_helper", None) is not None:
-        raise NotImplementedError(
-            "backward_passes_per_step of hvd.DistributedOptimizer does not work with tables: dense "
-            "variables would take one step in several of theirs. Leave it out and use larger "
-            "batches."
-        )
-    unscale = _number(optimizer, "loss_scale_factor")
-    value, norm, global_norm = (
-        _number(optimizer, name) for name in ("clipvalue", "clipnorm", "global_clipnorm")
-    )
-    if not family.clips_in_turn:
-        # The first of these that is above 0, alone.
-        norm = norm if norm is not None and norm > 0 else None
-        global_norm = global_norm if global_norm and global_norm > 0 and norm is None else None
-        is_free = norm is None and global_norm is None
-        value = value if value is not None and value > 0 and is_free else None
-    if norm is not None and global_norm is not None:
-        raise NotImplementedError(
-            f"{type(optimizer).__name__} has both clipnorm={norm} and global_clipnorm="
-            f"{global_norm}, which tables do not support. Set one of them to None."
-        )
-    if global_norm == 0:
-        raise NotImplementedError(
-            f"global_clipnorm={global_norm} of {type(optimizer).__name__} would make every "
-            "gradient 0. Set it to None, or train nothing."
-        )
-    return Changes(unscale, value, norm, global_norm)
+    pairs: Pairs
+    dense: DensePairs
+    go: tf.Tensor | None = None
 
 
 def changed(
-    optimizer: Any, family: Family, pairs: Pairs, dense: DensePairs
-) -> tuple[Pairs, DensePairs]:
+    optimizer: Any,
+    family: Family,
+    pairs: Pairs,
+    dense: DensePairs,
+    loss_scale: LossScale | None = None,
+) -> Changed:
     """Returns gradients as an optimizer would have changed them before its step.
 
-    With several ranks, and where norms are clipped, every rank must call it, with the same tables
-    in the same order; dense gradients are the same on all ranks, those of static tables are not.
+    With several ranks, and where norms are clipped or steps skipped, every rank must call it, with
+    the same tables in the same order; dense gradients are the same on all ranks, those of static
+    tables are not.
 
     Args:
       pairs: of tables that have a gradient; the same table may come several times.
       dense: of other variables; a gradient may be None.
-
-    Returns:
-      (pairs, dense): those of tables are changed for good. Those of dense variables are for the
-      optimizer, which changes them itself.
+      loss_scale: of the LossScaleOptimizer around the optimizer.
 
     Raises:
       TypeError, ValueError: a gradient does not fit. No rank has been told anything.
@@ -116,22 +76,33 @@ def changed(
       CommunicatorError: a rank has died, or ranks are in different calls.
     """
     changes = changes_of(optimizer, family)
-    if all(each is None for each in changes):
-        return pairs, dense
-    if not pairs and not any(isinstance(var, StaticVariable) for _, var in dense):
-        return pairs, dense  # the optimizer's own affair
+    skips = loss_scale is not None and loss_scale.skips
+    if loss_scale is not None and loss_scale.unscale is not None:
+        changes = changes._replace(unscale=loss_scale.unscale)
+    if all(each is None for each in changes) and not skips:
+        return Changed(pairs, dense)
+    if not pairs and not any(_is_part(*pair) for pair in dense):
+        return Changed(pairs, dense)  # the optimizer's own affair
     refuse_replicas(_WHAT)
-    comm = None if changes.limit is None else other_ranks()
+    comm = other_ranks() if changes.limit is not None or skips else None
     # Eagerly, the other ranks may wait for the norms already; in a graph nothing runs yet.
     with contextlib.ExitStack() as stack:
         if comm is not None and tf.executing_eagerly():
             stack.enter_context(failure_known_to_all(comm))
+        bad = [num_not_finite([*pairs, *dense])] if skips else []
         pairs, dense = _but_for_norms(changes, pairs, dense)
+    parts = [*pairs, *(pair for pair in dense if _is_part(*pair))]
+    squares = [] if changes.limit is None else _squares(parts, len(pairs), changes)
+    summed = _over_ranks(comm, [var for _, var in parts], [*squares, *bad], changes)
+    totals = summed[: len(squares)]
     if changes.norm is not None:
-        return _clip_each(comm, changes, pairs, dense)
-    if changes.global_norm is not None:
-        return _clip_all(comm, changes, pairs, dense)
-    return pairs, dense
+        pairs, dense = _clip_each(changes, pairs, dense, squares, totals)
+    elif changes.global_norm is not None:
+        pairs, dense = _clip_all(changes, pairs, dense, totals)
+    if not skips:
+        return Changed(pairs, dense)
+    go = tf.equal(summed[-1], 0.0)
+    return Changed(pairs, spoilt(dense, go), go)
 
 
 def _but_for_norms(changes: Changes, pairs: Pairs, dense: DensePairs) -> tuple[Pairs, DensePairs]:
@@ -155,46 +126,54 @@ def _but_for_norms(changes: Changes, pairs: Pairs, dense: DensePairs) -> tuple[P
 
 
 def _clip_each(
-    comm: Communicator | None, changes: Changes, pairs: Pairs, dense: DensePairs
+    changes: Changes,
+    pairs: Pairs,
+    dense: DensePairs,
+    squares: Sequence[tf.Tensor],
+    totals: Sequence[tf.Tensor],
 ) -> tuple[Pairs, DensePairs]:
-    """Clips the norm of each table and static table; see tf.clip_by_norm."""
+    """Clips the norm of each table and static table; see tf.clip_by_norm.
+
+    Args:
+      squares, totals: squared norms of all parts, on this rank and on all together.
+    """
     limit = tf.constant(changes.norm, tf.float32)
-    static = [i for i, (grad, var) in enumerate(dense) if _is_part(grad, var)]
-    parts = [*pairs, *(dense[i] for i in static)]
-    squares = _squares(parts, len(pairs), changes)
-    totals = tf.unstack(_over_ranks(comm, parts, squares, changes), len(parts))
 
     def clipped(values: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-        norm = tf.sqrt(total)
         dtype = values.dtype
-        return values * tf.cast(limit, dtype) / tf.cast(tf.maximum(norm, limit), dtype)
+        return values * tf.cast(limit, dtype) / tf.cast(tf.maximum(tf.sqrt(total), limit), dtype)
 
+    def for_optimizer(grad: Any, square: tf.Tensor, total: tf.Tensor) -> Any:
+        # It clips this rank's part once more. An infinity makes all else 0, and what is one times 0
+        # is no number: taken once, as here it would be, not for the whole part.
+        is_infinite = tf.math.is_inf(square) & tf.math.is_inf(total)
+        values = _values(grad)
+        return _with_values(grad, tf.where(is_infinite, values, clipped(values, total)))
+
+    numbers = list(zip(squares, totals, strict=True))
     results = [
         (_with_values(grad, clipped(_values(grad), total)), var)
-        for (grad, var), total in zip(parts, totals, strict=True)
+        for (grad, var), (_, total) in zip(pairs, numbers[: len(pairs)], strict=True)
     ]
-    dense = list(dense)
-    for place, i in enumerate(static, start=len(pairs)):
-        grad, var = results[place]
-        # The optimizer clips this rank's part once more. An infinity makes all else 0, and what is
-        # one times 0 is no number: taken once, as here it would be, not for the whole part.
-        is_infinite = tf.math.is_inf(squares[place]) & tf.math.is_inf(totals[place])
-        given = _values(dense[i][0])
-        dense[i] = (_with_values(grad, tf.where(is_infinite, given, _values(grad))), var)
-    return results[: len(pairs)], dense
+    of_static = iter(numbers[len(pairs) :])
+    dense = [
+        (for_optimizer(grad, *next(of_static)) if _is_part(grad, var) else grad, var)
+        for grad, var in dense
+    ]
+    return results, dense
 
 
 def _clip_all(
-    comm: Communicator | None, changes: Changes, pairs: Pairs, dense: DensePairs
+    changes: Changes, pairs: Pairs, dense: DensePairs, totals: Sequence[tf.Tensor]
 ) -> tuple[Pairs, DensePairs]:
-    """Clips the norm of all variables together; see tf.clip_by_global_norm."""
+    """Clips the norm of all variables together; see tf.clip_by_global_norm.
+
+    Args:
+      totals: squared norms of all parts on all ranks.
+    """
     limit = tf.constant(changes.global_norm, tf.float32)
-    parts = [*pairs, *(pair for pair in dense if _is_part(*pair))]
-    squares = _squares(parts, len(pairs), changes)
-    of_parts = _over_ranks(comm, parts, squares, changes)
     others = [pair for pair in dense if pair[0] is not None and not _is_part(*pair)]
-    of_others = tf.stack([0.0, *_squares(others, 0, changes)])
-    norm = tf.sqrt(tf.reduce_sum(tf.concat([of_parts, of_others], 0)))
+    norm = tf.sqrt(tf.add_n([*totals, *_squares(others, 0, changes)]))
     # Of an infinity, and of what is no number, all are to be no numbers.
     scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
     # Where nothing is clipped the optimizer alone is to round.
@@ -211,7 +190,7 @@ def _squares(parts: Sequence[tuple[Any, Any]], num_pairs: int, changes: Changes)
     ]
 
 
-def _square(grad: Any, unscale: float | None = None) -> tf.Tensor:
+def _square(grad: Any, unscale: Any = None) -> tf.Tensor:
     """Returns the squared norm of a gradient, float32; of slices, of their values as they are."""
     values = tf.cast(_values(grad), tf.float32)
     return tf.reduce_sum(tf.square(values if unscale is None else values / unscale))
@@ -219,28 +198,26 @@ def _square(grad: Any, unscale: float | None = None) -> tf.Tensor:
 
 def _over_ranks(
     comm: Communicator | None,
-    parts: Sequence[tuple[Any, Any]],
-    squares: Sequence[tf.Tensor],
+    variables: Sequence[Any],
+    numbers: Sequence[tf.Tensor],
     changes: Changes,
-) -> tf.Tensor:
-    """Returns (num_parts,) float32: what the parts of all ranks sum up to."""
-    if not squares:
-        return tf.zeros([0])
-    stacked = tf.stack(squares)
-    if comm is None:
-        return stacked
-    description: dict[str, Any] = {"number of tables": len(parts)}
-    description |= {f"name of table {i}": var.table.name for i, (_, var) in enumerate(parts)}
+) -> list[tf.Tensor]:
+    """Returns what float32 numbers sum up to over ranks: one collective for all of them."""
+    if comm is None or not numbers:
+        return list(numbers)
+    description: dict[str, Any] = {"number of tables": len(variables)}
+    description |= {f"name of table {i}": var.table.name for i, var in enumerate(variables)}
     description |= {"clipnorm": changes.norm, "global_clipnorm": changes.global_norm}
+    description |= {"count of numbers": len(numbers)}
 
-    def run(numbers: tf.Tensor) -> Sequence[tf.Tensor]:
+    def run(mine: tf.Tensor) -> Sequence[tf.Tensor]:
         agree_on(comm, description, _WHAT)
-        total = comm.allreduce(numbers.numpy(), "sum")
+        total = comm.allreduce(mine.numpy(), "sum")
         return (to_tensor(np.asarray(total), tf.float64, get_backend("cpu")),)
 
-    numbers = tf.cast(stacked, tf.float64)
-    (total,) = host_call(run, [numbers], [tf.float64], get_backend("cpu"), _WHAT)
-    return tf.cast(tf.ensure_shape(total, [len(parts)]), tf.float32)
+    mine = tf.cast(tf.stack(numbers), tf.float64)
+    (total,) = host_call(run, [mine], [tf.float64], get_backend("cpu"), _WHAT)
+    return tf.unstack(tf.cast(tf.ensure_shape(total, [len(numbers)]), tf.float32))
 
 
 # ---- gradients -----------------------------------------------------------------------------------
@@ -320,18 +297,3 @@ def _clipped_by_value(values: tf.Tensor, value: float) -> tf.Tensor:
 
 def _scaled(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     return values * tf.cast(scale, values.dtype)
-
-
-# ---- settings ------------------------------------------------------------------------------------
-
-
-def _number(optimizer: Any, name: str) -> float | None:
-    value = getattr(optimizer, name, None)
-    if value is None:
-        return None
-    if not isinstance(value, (int, float, np.number)):
-        raise TypeError(
-            f"`{name}` of {type(optimizer).__name__} must be a number where tables are trained. "
-            f"Received: {value!r}."
-        )
-    return float(value)

@@ -3,7 +3,6 @@
 Keras 3 has no `minimize`; the others have it, each with other arguments.
 """
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +11,9 @@ import tensorflow as tf
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.optimizers.family import Family
 from sok_lite.bridge.optimizers.keras3 import KERAS3
+from sok_lite.bridge.optimizers.loss_scale import build, check_built
 from sok_lite.bridge.optimizers.v1 import V1
+from sok_lite.bridge.variable import TableVariable
 
 Gradients = list[tuple[Any, Any]]
 
@@ -76,10 +77,27 @@ def gradients_of(
                 tape.watch([_of_tensorflow(each) for each in tf.nest.flatten(var_list)])
             loss = loss()
     variables = tf.nest.flatten(var_list() if callable(var_list) else var_list)
-    with tape if hasattr(optimizer, "scale_loss") else contextlib.nullcontext():
-        scaled = optimizer.scale_loss(loss) if hasattr(optimizer, "scale_loss") else loss
-    gradients = tape.gradient(scaled, [_of_tensorflow(each) for each in variables], grad_loss)
+    build(optimizer, family, [each for each in variables if not isinstance(each, TableVariable)])
+    with tape:
+        loss = scaled_loss(optimizer, loss)
+    gradients = tape.gradient(loss, [_of_tensorflow(each) for each in variables], grad_loss)
+    if hasattr(optimizer, "get_unscaled_gradients"):
+        gradients = optimizer.get_unscaled_gradients(gradients)
     return list(zip(gradients, variables, strict=True))
+
+
+def scaled_loss(optimizer: Any, loss: Any) -> Any:
+    """Returns a loss as scaled as an optimizer wants it; itself where it does not scale.
+
+    Raises:
+      ValueError: a LossScaleOptimizer of Keras 3 has no scale yet, in a graph.
+    """
+    if hasattr(optimizer, "get_scaled_loss"):
+        return optimizer.get_scaled_loss(loss)
+    if not hasattr(optimizer, "scale_loss"):
+        return loss
+    check_built(optimizer)
+    return optimizer.scale_loss(loss)
 
 
 def check_any(gradients: Gradients) -> None:
