@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from sok_lite.backend import get_backend
-from sok_lite.bridge.host_call import host_call, refuse_replicas
+from sok_lite.bridge.collectives import agreed_sum
+from sok_lite.bridge.host_call import refuse_replicas
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.joined import as_int64, from_int64
 from sok_lite.bridge.optimizers.changes import Changes, changes_of
@@ -26,10 +25,8 @@ from sok_lite.bridge.optimizers.host import checked_gradient
 from sok_lite.bridge.optimizers.loss_scale import LossScale, num_not_finite, spoilt
 from sok_lite.bridge.row_gradient import are_distinct
 from sok_lite.bridge.static_variable import StaticVariable
-from sok_lite.bridge.tensor import to_tensor
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm import Communicator
-from sok_lite.engine.agreement import agree_on
 from sok_lite.engine.failure import failure_known_to_all
 
 Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
@@ -209,15 +206,8 @@ def _over_ranks(
     description |= {f"name of table {i}": var.table.name for i, var in enumerate(variables)}
     description |= {"clipnorm": changes.norm, "global_clipnorm": changes.global_norm}
     description |= {"count of numbers": len(numbers)}
-
-    def run(mine: tf.Tensor) -> Sequence[tf.Tensor]:
-        agree_on(comm, description, _WHAT)
-        total = comm.allreduce(mine.numpy(), "sum")
-        return (to_tensor(np.asarray(total), tf.float64, get_backend("cpu")),)
-
-    mine = tf.cast(tf.stack(numbers), tf.float64)
-    (total,) = host_call(run, [mine], [tf.float64], get_backend("cpu"), _WHAT)
-    return tf.unstack(tf.cast(tf.ensure_shape(total, [len(numbers)]), tf.float32))
+    total = agreed_sum(comm, tf.cast(tf.stack(numbers), tf.float64), description, _WHAT)
+    return tf.unstack(tf.cast(total, tf.float32), len(numbers))
 
 
 # ---- gradients -----------------------------------------------------------------------------------

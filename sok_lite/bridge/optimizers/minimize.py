@@ -11,7 +11,7 @@ import tensorflow as tf
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.optimizers.family import Family
 from sok_lite.bridge.optimizers.keras3 import KERAS3
-from sok_lite.bridge.optimizers.loss_scale import build, check_built
+from sok_lite.bridge.optimizers.loss_scale import build, check_built, inner_of
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.variable import TableVariable
 
@@ -56,7 +56,7 @@ def gradients_of(
             f"Optimizers of {family.name} have no arguments {sorted(options)}: those are of "
             "tf.compat.v1.train. Leave them out."
         )
-    if other_ranks() is not None and is_horovods(optimizer):
+    if other_ranks() is not None and is_horovods(inner_of(optimizer)):
         raise NotImplementedError(
             f"{type(optimizer).__name__} of hvd.DistributedOptimizer averages gradients over ranks "
             "while it computes them, and those of tables must not be. Take them from "
