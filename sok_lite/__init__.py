@@ -28,7 +28,7 @@ _MODULE_OF_NAME = {
     "prefetch": "sok.lookup",
     "sparse_read_and_evict": "sok.lookup",
     "OptimizerWrapper": "sok.optimizer",
-    "SGD": "sok.optimizer",
+    "SGD": "sok.sgd",
 }
 # Modules that programs reach as `sok.lookup` and the like, as in SparseOperationKit.
 _TENSORFLOW_MODULES = (

@@ -10,6 +10,8 @@ from sok_lite.backend import get_backend
 from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.job import communicator
 from sok_lite.bridge.tensor import to_array, to_tensor
+from sok_lite.comm import Communicator
+from sok_lite.engine.agreement import agree_on
 
 
 def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -84,6 +86,30 @@ def allreduce(tensor: Any, op: str) -> tf.Tensor:
     (result,) = host_call(run, [tensor], [tensor.dtype], get_backend("cpu"), "An allreduce")
     result.set_shape(tensor.shape)
     return result
+
+
+def agreed_sum(
+    comm: Communicator, tensor: tf.Tensor, description: dict[str, Any], what: str
+) -> tf.Tensor:
+    """Returns the sum of a tensor over ranks that make the same call. Every rank must call it.
+
+    Args:
+      tensor: floats or integers; shape and dtype equal on all ranks.
+      description, what: see `check_equal_on_all_ranks`; compared once.
+
+    Raises:
+      ValueError: a field of the description differs; on every rank.
+      CommunicatorError: a rank has died, or is in another call.
+    """
+
+    def run(x: tf.Tensor) -> Sequence[tf.Tensor]:
+        backend = get_backend("cpu")
+        agree_on(comm, description, what)
+        total = comm.allreduce(to_array(x, backend), "sum")
+        return (to_tensor(np.asarray(total), x.dtype, backend),)
+
+    (result,) = host_call(run, [tensor], [tensor.dtype], get_backend("cpu"), what)
+    return tf.ensure_shape(result, tensor.shape)
 
 
 def allgather(tensor: Any) -> tf.Tensor:

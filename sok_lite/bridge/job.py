@@ -2,7 +2,14 @@
 
 from sok_lite.comm import Communicator, make_communicator
 
-__all__ = ["JoinedBeforeError", "NotJoinedError", "communicator", "join", "num_ranks"]
+__all__ = [
+    "JoinedBeforeError",
+    "NotJoinedError",
+    "communicator",
+    "join",
+    "num_ranks",
+    "other_ranks",
+]
 
 
 class NotJoinedError(RuntimeError):
@@ -50,6 +57,11 @@ def communicator() -> Communicator:
             "The ranks of the job are not connected yet. Call sok_lite.init() first."
         )
     return _communicator
+
+
+def other_ranks() -> Communicator | None:
+    """Returns the communicator if there are other ranks; None also before `join`."""
+    return _communicator if _communicator is not None and _communicator.size > 1 else None
 
 
 def num_ranks() -> int:

@@ -69,10 +69,12 @@ class TableSpec(VariableSpec):
         return self if all(self == other for other in others) else None
 
     def __hash__(self) -> int:
-        return hash((self.shape, self.dtype, id(self.variable())))
+        # Of the reference, which is one and the same for all specs of a variable: TensorFlow keeps
+        # specs in dicts for longer than variables live.
+        return hash((self.shape, self.dtype, id(self.variable)))
 
     def __eq__(self, other: Any) -> bool:
-        return type(self) is type(other) and self.variable() is other.variable()
+        return type(self) is type(other) and self.variable is other.variable
 
 
 class OfTable:

@@ -46,7 +46,23 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else repr(value)
 
 
-_agreed: "weakref.WeakKeyDictionary[Communicator, set[int]]" = weakref.WeakKeyDictionary()
+_agreed: "weakref.WeakKeyDictionary[Communicator, set[int | str]]" = weakref.WeakKeyDictionary()
+
+
+def agree_on(comm: Communicator, description: dict[str, Any], what: str) -> None:
+    """Checks once per description that all ranks make the same call. Every rank must call it.
+
+    Args:
+      description, what: see `check_equal_on_all_ranks`.
+
+    Raises:
+      ValueError: a field differs; on every rank.
+    """
+    agreed = _agreed.setdefault(comm, set())
+    text = json.dumps([what, description], default=_plain)
+    if text not in agreed:
+        check_equal_on_all_ranks(comm, description, what)
+        agreed.add(text)
 
 
 def agree(

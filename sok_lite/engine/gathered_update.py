@@ -14,6 +14,7 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.base import joined_launches
 from sok_lite.backend.publish import Action, publish
+from sok_lite.engine.foreign_keys import Place, refuse_foreign_keys
 from sok_lite.engine.optimizer_states import Claim, claim_states
 from sok_lite.engine.optimizers.rule import check_on_nonfinite, counting_nonfinite
 from sok_lite.engine.rows.state_owner import Kinds, States
@@ -68,6 +69,7 @@ def apply_gathered(
     check_only: bool = False,
     along: Sequence[Action] = (),
     num_nonfinite: Array | None = None,
+    place: Place | None = None,
 ) -> None:
     """Applies one step to all tables. A table that comes several times is updated once.
 
@@ -76,7 +78,7 @@ def apply_gathered(
       kinds: gives the states that the step needs of a table.
       step: takes the step, under the locks of all tables. With `check_only` what it gives is
         dropped. It is not called where no table has a row.
-      on_nonfinite, check_only, along, num_nonfinite: as of `update.apply_updates`.
+      on_nonfinite, check_only, along, num_nonfinite, place: as of `update.apply_updates`.
 
     Raises:
       As `update.apply_updates`, and what `step` raises; then no row and no state has changed.
@@ -84,7 +86,7 @@ def apply_gathered(
     check_on_nonfinite(on_nonfinite)
     holding(
         [update.table for update in updates],
-        lambda: _apply(updates, kinds, step, on_nonfinite, check_only, along, num_nonfinite),
+        lambda: _apply(updates, kinds, step, on_nonfinite, check_only, along, num_nonfinite, place),
     )
 
 
@@ -96,11 +98,14 @@ def _apply(
     check_only: bool,
     along: Sequence[Action],
     num_nonfinite: Array | None,
+    place: Place | None,
 ) -> None:
     updates = merged(updates)
     if not updates:
         return
     by_row = ready(updates)
+    if place is not None:
+        refuse_foreign_keys(updates, by_row, place)
     if on_nonfinite == "error":
         raise_if_nonfinite(by_row)
     claims = [

@@ -15,6 +15,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part, joined_launches
 from sok_lite.backend.publish import Action, Launch, publish
+from sok_lite.engine.foreign_keys import Place, refuse_foreign_keys
 from sok_lite.engine.optimizer_states import Claim, claim_states
 from sok_lite.engine.optimizers.rule import (
     RuleStep,
@@ -48,6 +49,7 @@ def apply_updates(
     check_only: bool = False,
     along: Sequence[Action] = (),
     num_nonfinite: Array | None = None,
+    place: Place | None = None,
 ) -> None:
     """Applies one step to all tables. A table that comes several times is updated once.
 
@@ -64,8 +66,10 @@ def apply_updates(
       along: actions to be taken with the change of the rows.
       num_nonfinite: (1,) int64, grows by the rows that had a gradient with a NaN or an infinity;
         None: nobody wants to know.
+      place: this rank among several, whose keys are refused; None: there are no others.
 
     Raises:
+      ForeignKeysError: see `refuse_foreign_keys`. Nothing has changed.
       NonFiniteGradientError: there are such rows and `on_nonfinite` is "error".
       ValueError, TypeError: an update does not fit its table. Nothing has changed in either case.
       MemoryError: there is none for states or new keys. No row has changed and no key was inserted.
@@ -78,7 +82,7 @@ def apply_updates(
         [update.table for update in updates],
         lambda: _apply(
             *(updates, learning_rate, step, on_nonfinite, stochastic_rounding, check_only, along),
-            num_nonfinite,
+            *(num_nonfinite, place),
         ),
     )
 
@@ -105,6 +109,7 @@ def _apply(
     check_only: bool,
     along: Sequence[Action],
     num_nonfinite: Array | None,
+    place: Place | None,
 ) -> None:
     updates = merged(updates)
     check_step(learning_rate, step)
@@ -114,6 +119,8 @@ def _apply(
     if not updates:
         return
     updates_by_row = ready(updates)
+    if place is not None:
+        refuse_foreign_keys(updates, updates_by_row, place)
     if on_nonfinite == "error":
         raise_if_nonfinite(updates_by_row)
     states = claim_states(

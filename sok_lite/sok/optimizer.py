@@ -1,11 +1,10 @@
-"""`sok.OptimizerWrapper` and `sok.SGD`: gradients in, rows and optimizer states updated in place.
+"""`sok.OptimizerWrapper`: gradients in, rows and optimizer states updated in place.
 
 The wrapped optimizer gives the hyper-parameters and updates the dense variables; rows of dynamic
 variables are updated by the engine's kernels, all of a call in one host call. Only the rows that
 have a gradient change, their states included.
 """
 
-import weakref
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -13,13 +12,22 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.optimizers.family import OwnStep, Settings
+from sok_lite.bridge.optimizers.gradients import changed
+from sok_lite.bridge.optimizers.loss_scale import inner_of, loss_scale_of
+from sok_lite.bridge.optimizers.minimize import (
+    check_any,
+    config_of,
+    gradients_of,
+    optimizer_of,
+    scaled_loss,
+)
 from sok_lite.bridge.optimizers.settings import family_of, refuse_unsupported, settings_of
-from sok_lite.bridge.optimizers.shown import show_slots, view_of
+from sok_lite.bridge.optimizers.shown import Shown, show_slots, view_of
 from sok_lite.bridge.optimizers.slots import begin, create_slots, own_names
-from sok_lite.bridge.optimizers.step import RowOptimizer, operations, separated
+from sok_lite.bridge.optimizers.step import RowOptimizer, separated
 from sok_lite.bridge.optimizers.v1 import V1
-from sok_lite.engine.optimizers import SGD as SGDRule
 from sok_lite.sok.dynamic_variable import DynamicVariable
+from sok_lite.sok.sgd import SGD
 
 __all__ = ["SGD", "OptimizerWrapper"]
 
@@ -31,6 +39,15 @@ class OptimizerWrapper(RowOptimizer):
     Keras 3, of tf_keras (new and legacy) and of tf.compat.v1.train. Settings that change (a
     learning rate with its schedule, `beta_1`, ...) are read in every step. Weight decay acts on the
     rows that have a gradient.
+
+    What the optimizer does to gradients before its step it does to those of tables as well: it
+    unscales them (`loss_scale_factor`) and clips them (`clipvalue`, `clipnorm`,
+    `global_clipnorm`). The gradient of a table is that of the whole table, each key once: its norm
+    is one over the rows of all ranks.
+
+    A LossScaleOptimizer of Keras 3 or tf_keras may be around one of these. Whether it skips a step
+    is then decided over the gradients of all variables on all ranks. The states are those of the
+    optimizer in it. Its scale changes with dense variables only: each call must have one.
 
     The step count is the wrapped optimizer's where dense variables are in the call, and this
     object's `iterations` follows it. Without dense variables, and for tf.compat.v1.train, it is
@@ -57,23 +74,24 @@ class OptimizerWrapper(RowOptimizer):
     Raises:
       TypeError: not an optimizer, or `stochastic_rounding` is not a bool.
       NotImplementedError: an optimizer without a rule, or with a setting that could not act on rows
-        (clipping, averaging, gradient accumulation, loss scaling).
+        (averaging, gradient accumulation).
     """
 
     def __init__(
         self, optimizer: Any, on_nonfinite: str = "allow", stochastic_rounding: bool = False
     ) -> None:
-        self._family = family_of(optimizer)
-        settings = settings_of(optimizer, self._family)  # refuses what it cannot follow
+        inner = inner_of(optimizer)
+        self._family = family_of(inner)
+        settings = settings_of(inner, self._family)  # refuses what it cannot follow
         if isinstance(settings, OwnStep):
             self._carried = begin(settings, stochastic_rounding)
-        inner_iterations = self._family.iterations(optimizer)
+        inner_iterations = self._family.iterations(inner)
         first_step = 0
         if inner_iterations is not None and tf.executing_eagerly():
             first_step = int(inner_iterations)
         super().__init__(on_nonfinite, stochastic_rounding, first_step)
         self.optimizer = optimizer
-        self._shown = _Shown()
+        self._shown = Shown()
 
     def apply_gradients(
         self,
@@ -81,7 +99,11 @@ class OptimizerWrapper(RowOptimizer):
         global_step: Any = None,
         name: str | None = None,
     ) -> Any:
-        """Updates variables with their gradients. No communication.
+        """Updates variables with their gradients.
+
+        Nothing is communicated unless the optimizer clips norms or may skip a step: then every rank
+        must call it, with the same tables in the same order, and with dense gradients that are
+        equal on all ranks.
 
         Args:
           grads_and_vars: (gradient, variable) pairs, dynamic and dense mixed. Pairs without a
@@ -94,17 +116,21 @@ class OptimizerWrapper(RowOptimizer):
 
         Raises:
           TypeError: the gradient of a dynamic variable is no IndexedSlices.
+          NotImplementedError: a setting that came later could not act on rows.
+          CommunicatorError: norms are clipped and a rank has died, or is in another call.
           ValueError: `on_nonfinite` is "error" and a gradient is not finite.
         """
-        refuse_unsupported(self.optimizer)
+        refuse_unsupported(self._inner)
         pairs, dense = separated(grads_and_vars)
         has_dense = any(grad is not None for grad, _ in dense)
         if not pairs and not has_dense:
             return None
+        loss_scale = loss_scale_of(self.optimizer, self._family, dense)
+        pairs, dense, go = changed(self._inner, self._family, pairs, dense, loss_scale)
 
         def settings(count: Any) -> tuple[Settings | OwnStep, Any]:
-            rate = self._family.learning_rate(self.optimizer, count)
-            settings = settings_of(self.optimizer, self._family)
+            rate = self._family.learning_rate(self._inner, count)
+            settings = settings_of(self._inner, self._family)
             self._show_slots(settings, [variable for _, variable in pairs])
             return settings, 0.0 if rate is None else rate
 
@@ -114,8 +140,10 @@ class OptimizerWrapper(RowOptimizer):
             dense,
             settings,
             partial(self._dense_step, dense, has_dense, global_step, name) if has_more else None,
-            optimizer=self.optimizer,
-            count=self._family.iterations(self.optimizer) if has_dense else None,
+            optimizer=self._inner,
+            count=self._family.iterations(self._inner) if has_dense else None,
+            go=go,
+            counts_skipped=loss_scale is not None and loss_scale.counts_skipped,
             name=name,
         )
 
@@ -126,10 +154,124 @@ class OptimizerWrapper(RowOptimizer):
             return self.optimizer.apply_gradients(dense, global_step=global_step, name=name)
         return self.optimizer.apply_gradients(dense)
 
+    def compute_gradients(
+        self,
+        loss: Any,
+        var_list: Any = None,
+        *,
+        tape: tf.GradientTape | None = None,
+        grad_loss: Any = None,
+        **options: Any,
+    ) -> list[tuple[Any, Any]]:
+        """Returns (gradient, variable) pairs for `apply_gradients`; a gradient may be None.
+
+        Args:
+          loss: a function of nothing, or a tensor: of Keras optimizers one that `tape` has
+            recorded, of tf.compat.v1.train one of a graph. It is scaled where the optimizer scales
+            it (`loss_scale_factor`).
+          var_list: the variables, dynamic and dense mixed, or a function that gives them; None: all
+            trainable ones, with optimizers of tf.compat.v1.train.
+          tape: with Keras optimizers; has recorded, or is to record, the loss.
+          grad_loss: gradient of the loss; None: ones.
+          options: further arguments of `compute_gradients` of tf.compat.v1.train, by name.
+
+        Raises:
+          ValueError: a tensor without a tape, or no variables.
+          TypeError: an argument that optimizers of this family do not have.
+        """
+        return gradients_of(
+            self.optimizer, self._family, loss, var_list, tape, grad_loss, **options
+        )
+
+    def minimize(
+        self,
+        loss: Any,
+        var_list: Any = None,
+        *,
+        tape: tf.GradientTape | None = None,
+        grad_loss: Any = None,
+        global_step: Any = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Updates variables so that a loss falls: `compute_gradients`, then `apply_gradients`.
+
+        Args:
+          loss, var_list, tape, grad_loss, options: see `compute_gradients`.
+          global_step, name: see `apply_gradients`.
+
+        Returns:
+          What `apply_gradients` returns.
+
+        Raises:
+          ValueError: as of `compute_gradients`, or no variable has a gradient.
+          TypeError: as of both.
+        """
+        pairs = self.compute_gradients(loss, var_list, tape=tape, grad_loss=grad_loss, **options)
+        check_any(pairs)
+        return self.apply_gradients(pairs, global_step, name)
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Returns the loss as scaled as the wrapped optimizer wants it; see `compute_gradients`.
+
+        Raises:
+          ValueError: a LossScaleOptimizer of Keras 3 has no scale yet, in a tf.function.
+        """
+        return scaled_loss(self.optimizer, loss)
+
+    def get_unscaled_gradients(self, grads: Iterable[Any]) -> list[Any]:
+        """Returns gradients of a scaled loss, tables' among them, as `apply_gradients` takes them.
+
+        Only a LossScaleOptimizer of tf_keras asks for it; others divide in their step.
+        """
+        if not hasattr(self.optimizer, "get_unscaled_gradients"):
+            return list(grads)
+        return self.optimizer.get_unscaled_gradients(grads)
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Has weight decay leave variables alone, dynamic or dense, as of the wrapped optimizer.
+
+        Args:
+          var_list: variables.
+          var_names: texts; a variable whose name has one of them is left alone.
+
+        Raises:
+          NotImplementedError: the wrapped optimizer has no weight decay.
+          ValueError: it has updated dense variables before.
+        """
+        if not self._family.has_decay:
+            raise NotImplementedError(
+                f"{type(self.optimizer).__name__} of {self._family.name} has no weight decay. "
+                "Leave exclude_from_weight_decay() out."
+            )
+        self._inner.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the wrapped optimizer's description and this object's arguments; no states.
+
+        Raises:
+          NotImplementedError: optimizers of tf.compat.v1.train have no description.
+        """
+        return config_of(self.optimizer, self._family) | {
+            "on_nonfinite": self.on_nonfinite,
+            "stochastic_rounding": self.stochastic_rounding,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "OptimizerWrapper":
+        """Returns a new wrapper of a new optimizer.
+
+        Args:
+          config: what `get_config` gave.
+          custom_objects: name -> class or function of one's own, such as a schedule, as of Keras.
+        """
+        optimizer = optimizer_of(config, custom_objects)
+        return cls(optimizer, config["on_nonfinite"], config["stochastic_rounding"])
+
     @property
     def learning_rate(self) -> Any:
         """The wrapped optimizer's learning rate after `iterations` steps."""
-        return self._family.learning_rate(self.optimizer, self.iterations)
+        return self._family.learning_rate(self._inner, self.iterations)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
@@ -138,7 +280,7 @@ class OptimizerWrapper(RowOptimizer):
                 f"The learning rate of {type(self.optimizer).__name__} of tf.compat.v1.train "
                 "cannot be set. Make the optimizer with a tf.Variable and assign to that."
             )
-        self.optimizer.learning_rate = value
+        self._inner.learning_rate = value
 
     @property
     def lr(self) -> Any:
@@ -159,7 +301,7 @@ class OptimizerWrapper(RowOptimizer):
 
     def get_slot_names(self) -> list[str]:
         """Returns the names of the states of a row; legacy and TF1 optimizers' own names."""
-        return own_names(settings_of(self.optimizer, self._family), self._family)
+        return own_names(settings_of(self._inner, self._family), self._family)
 
     def get_slot(self, var: DynamicVariable, name: str) -> Any:
         """Returns a view of a state of this optimizer, of a variable's rows; see `SlotView`.
@@ -173,13 +315,18 @@ class OptimizerWrapper(RowOptimizer):
           ValueError: it has no such state.
         """
         if isinstance(var, DynamicVariable):
-            return view_of(self.optimizer, var, name)
-        return self.optimizer.get_slot(var, name)
+            return view_of(self._inner, var, name)
+        return self._inner.get_slot(var, name)
 
     @property
     def _slots(self) -> Any:
         """The slots of the wrapped optimizer, by SOK's name; AttributeError where it has none."""
-        return self.optimizer._slots
+        return self._inner._slots
+
+    @property
+    def _inner(self) -> Any:
+        """The wrapped optimizer, but for a LossScaleOptimizer: that has one of its own."""
+        return inner_of(self.optimizer)
 
     @property
     def _optimizer(self) -> Any:
@@ -194,93 +341,13 @@ class OptimizerWrapper(RowOptimizer):
         """
         listed = [vars] if isinstance(vars, tf.Variable) else list(vars)
         dynamic = [var for var in listed if isinstance(var, DynamicVariable)]
-        settings = settings_of(self.optimizer, self._family)
+        settings = settings_of(self._inner, self._family)
         self._show_slots(settings, dynamic)
-        create_slots(self.optimizer, settings, dynamic)
+        create_slots(self._inner, settings, dynamic)
 
     def _show_slots(self, settings: Settings | OwnStep, variables: list[Any]) -> None:
         """Puts views of states where the wrapped optimizer has slots, once for each variable."""
         new = [variable for variable in variables if variable not in self._shown]
         if new:
-            show_slots(self.optimizer, self._family, settings, new)
+            show_slots(self._inner, self._family, settings, new)
             self._shown.update(new)
-
-
-class _Shown(weakref.WeakSet[Any]):
-    """The variables whose states the wrapped optimizer has among its slots."""
-
-    def __reduce__(self) -> Any:
-        return _Shown, ()  # a copy of an optimizer has none
-
-
-class SGD(RowOptimizer):
-    """SOK's own optimizer, for dynamic and dense variables: `row -= lr * gradient`.
-
-    Args:
-      lr: learning rate; `self.lr` is a variable.
-      on_nonfinite, stochastic_rounding: as in `OptimizerWrapper`.
-    """
-
-    def __init__(
-        self, lr: float, on_nonfinite: str = "allow", stochastic_rounding: bool = False
-    ) -> None:
-        super().__init__(on_nonfinite, stochastic_rounding)
-        self.lr = tf.Variable(lr, dtype=tf.float32, trainable=False, name="sok_sgd_lr")
-
-    def apply_gradients(
-        self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        global_step: Any = None,
-        name: str | None = None,
-    ) -> Any:
-        """Updates variables with their gradients; see `OptimizerWrapper.apply_gradients`.
-
-        Raises:
-          TypeError: no variable of TensorFlow, or the gradient of a dynamic one is no
-            IndexedSlices.
-          ValueError: the gradient of a dense variable has another shape.
-        """
-        pairs, dense = separated(grads_and_vars)
-        dense = [(grad, var) for grad, var in dense if grad is not None]
-        for grad, var in dense:
-            _check_dense(grad, var)
-        if not pairs and not dense:
-            return None
-        done = self._step(
-            pairs,
-            dense,
-            lambda count: (Settings(SGDRule, {}, {}), self.lr),
-            partial(self._descend, dense) if dense else None,
-            also=lambda: [] if global_step is None else [global_step.assign_add(1)],
-            name=name,
-        )
-        return None if tf.executing_eagerly() or tf.inside_function() else done
-
-    def _descend(self, dense: list[tuple[Any, Any]]) -> Any:
-        """Updates dense variables; returns the operation in a graph."""
-        done = []
-        for grad, var in dense:
-            rate = tf.cast(self.lr, var.dtype)
-            if isinstance(grad, tf.IndexedSlices):
-                values = rate * tf.cast(grad.values, var.dtype)
-                done.append(var.scatter_sub(tf.IndexedSlices(values, grad.indices)))
-            else:
-                done.append(var.assign_sub(rate * tf.cast(grad, var.dtype)))
-        return None if tf.executing_eagerly() else tf.group(*operations(*done))
-
-
-def _check_dense(grad: Any, var: Any) -> None:
-    """Raises if a gradient does not fit a dense variable, as far as shapes are known."""
-    if not isinstance(var, tf.Variable):
-        raise TypeError(
-            "sok.SGD updates DynamicVariables and tf.Variables. Received: a variable of type "
-            f"{type(var).__name__}. Use sok.OptimizerWrapper, or its tf.Variable."
-        )
-    is_sparse = isinstance(grad, tf.IndexedSlices)
-    received = grad.values.shape[1:] if is_sparse else tf.convert_to_tensor(grad).shape
-    expected = var.shape[1:] if is_sparse else var.shape
-    if not received.is_compatible_with(expected):
-        raise ValueError(
-            f"The gradient of {var.name!r} must have {'rows of ' if is_sparse else ''}shape "
-            f"{expected}. Received: {received}."
-        )

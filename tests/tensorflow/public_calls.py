@@ -7,6 +7,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite import communication
 from sok_lite.bridge import ahead
+from sok_lite.bridge.collectives import agreed_sum
 from sok_lite.bridge.lookup_arguments import checked_arguments
 
 DIM = 5
@@ -25,6 +26,11 @@ class Calls:
         self.static = sok.Variable(tf.ones([13, DIM]))
         self.optimizer = sok.OptimizerWrapper(keras.optimizers.Adam(0.5))
         self.sgd = sok.SGD(0.5)
+        self.clipping = sok.OptimizerWrapper(
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5, global_clipnorm=1.0), 1.0)
+        )
+        self.dense = tf.Variable([1.0])
+        self.clipping.optimizer.build([self.dense])
         # States, and variables of the optimizer: not to be made within a graph.
         self.apply_gradients()
         self.slot = self.optimizer.get_slot(self.hbm, self.optimizer.get_slot_names()[0])
@@ -98,6 +104,11 @@ class Calls:
         ]
         self.optimizer.apply_gradients(pairs)
 
+    def clipped_step(self):
+        keys = tf.constant([2, 3, 2])
+        gradient = tf.IndexedSlices(tf.ones([3, DIM]), keys, tf.constant([13, DIM]))
+        self.clipping.apply_gradients([(gradient, self.hbm), (tf.constant([2.0]), self.dense)])
+
     def sgd_step(self):
         gradient = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([2]), tf.constant([13, DIM]))
         self.sgd.apply_gradients([(gradient, self.hybrid)])
@@ -152,7 +163,10 @@ class Calls:
         x = tf.constant([[1, 2], [3, 4]])
         comm = sok.communication
         rows, splits = comm.alltoall(x, tf.constant([2]))
-        return rows, splits, comm.allreduce(x, "sum"), comm.allgather(x), comm.broadcast(x, 0)
+        # What a step with clipped norms does on several ranks; on one it sends nothing.
+        total = agreed_sum(comm.communicator(), tf.constant([1.0, 2.0]), {"tables": 2}, "A step")
+        results = comm.allreduce(x, "sum"), comm.allgather(x), comm.broadcast(x, 0)
+        return rows, splits, *results, total
 
     # ---- outside of graphs only
 
@@ -185,6 +199,7 @@ IN_GRAPHS = [
     "embedding_lookup",
     "sparse_read_and_evict",
     "apply_gradients",
+    "clipped_step",
     "sgd_step",
     "writes",
     "static_rows",

@@ -303,3 +303,19 @@ def test_a_keras_variable_of_a_wrong_dtype_is_refused():
         sok.assign(v, floats, [[1.0, 1.0]] * 2)
     with pytest.raises(TypeError, match="`values` must be float32. Received: dtype int64"):
         sok.assign(v, [1], keras.Variable([[1, 1]], dtype="int64"))
+
+
+def test_a_function_that_was_traced_for_a_table_that_is_gone_takes_others():
+    """TensorFlow keeps the types of what it traced a function for in a dict."""
+
+    @tf.function
+    def look_up(tables):
+        return tf.nn.embedding_lookup(tables[0], [1])
+
+    for value in ("1", "2", "3"):
+        table = sok.DynamicVariable(1, initializer=value)
+        assert float(look_up([table])[0, 0]) == float(value)
+        gone = weakref.ref(table)
+        del table
+        gc.collect()
+        assert gone() is None

@@ -88,6 +88,8 @@ class Family:
       copying: how they are copied, for those that no rule follows.
       slots: how the optimizers keep slots, "by variable" or "by name"; None: they have none.
       slot_names: of a rule, what the family calls a state by another name.
+      clips_in_turn: whether the optimizers clip by value and then by norm, and 0 is a limit; others
+        do one of them, and 0 is none.
     """
 
     name: str
@@ -98,3 +100,4 @@ class Family:
     copying: Copying
     slots: str | None = None
     slot_names: Mapping[type[UpdateRule], Mapping[str, str]] = field(default_factory=dict)
+    clips_in_turn: bool = False

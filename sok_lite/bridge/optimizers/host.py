@@ -13,6 +13,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.joined import (
     as_int64,
     join,
@@ -28,6 +29,7 @@ from sok_lite.bridge.row_gradient import are_distinct
 from sok_lite.bridge.tensor import to_array
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.foreign_keys import Place
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.segments import cut
 from sok_lite.engine.update import Update, apply_updates
@@ -134,6 +136,8 @@ class StepHost:
         self._on_nonfinite = owner.on_nonfinite
         self._stochastic_rounding = owner.stochastic_rounding
         self._backend: Backend = variables[0].table.backend
+        comm = other_ranks()
+        self._place = None if comm is None else Place(comm.rank, comm.size)
 
     def run(
         self,
@@ -214,4 +218,5 @@ class RuleHost(StepHost):
             check_only=check_only,
             along=along,
             num_nonfinite=self._num_nonfinite(),
+            place=self._place,
         )

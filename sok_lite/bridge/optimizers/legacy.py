@@ -166,4 +166,5 @@ LEGACY = Family(
         rules.RMSprop: {"mean_grad": "mg"},
         rules.Adadelta: {"accumulator": "accum_grad", "delta_accumulator": "accum_var"},
     },
+    clips_in_turn=True,
 )

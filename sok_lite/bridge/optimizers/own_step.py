@@ -244,4 +244,5 @@ class OwnStepHost(StepHost):
             check_only=check_only,
             along=along,
             num_nonfinite=self._num_nonfinite(),
+            place=self._place,
         )

@@ -63,7 +63,10 @@ def settings_of(optimizer: Any, family: Family) -> Settings | OwnStep:
 _FRAMEWORKS = {"keras", "tf_keras", "tensorflow"}
 _ROW_BY_ROW = "and a table changes row by row"
 # What has no meaning for rows of tables.
+_SKIPS = "whether it skips a step is decided inside it. Wrap a LossScaleOptimizer of Keras itself"
 _NOT_FOR_ROWS = {
+    "LossScaleOptimizer": _SKIPS,
+    "MixedPrecisionLossScaleOptimizer": _SKIPS,
     "Lamb": f"its step needs the norms of a whole variable and its gradient, {_ROW_BY_ROW}",
     "Adafactor": f"its states are means over the rows of a whole variable, {_ROW_BY_ROW}",
     "Muon": f"its step makes the gradient of a whole matrix orthogonal, {_ROW_BY_ROW}",
@@ -89,11 +92,6 @@ def _class_name(optimizer: Any, family: Family) -> str | None:
             name for name in vars(base) if name not in _OF_ANY_CLASS and not name.startswith("__")
         ]
         is_own |= bool(changed) and module != "horovod"
-    if type(optimizer).__name__.startswith("LossScaleOptimizer"):
-        raise NotImplementedError(
-            "A LossScaleOptimizer cannot update rows of a table: whether it skips a step is "
-            "decided inside it. Wrap the inner optimizer, and scale loss and gradients yourself."
-        )
     for base in type(optimizer).__mro__:
         if base.__module__.split(".")[0] in _FRAMEWORKS and base.__name__ in _NOT_FOR_ROWS:
             raise NotImplementedError(
@@ -107,12 +105,8 @@ def _class_name(optimizer: Any, family: Family) -> str | None:
 _OF_ANY_CLASS = {"__init__", "get_config", "_abc_impl"}
 
 _UNSUPPORTED = {
-    "clipnorm": "clip the gradients of the rows yourself (tf.clip_by_norm on gradient.values)",
-    "clipvalue": "clip the gradients of the rows yourself (tf.clip_by_value on gradient.values)",
-    "global_clipnorm": "use tf.clip_by_global_norm on all gradients",
     "use_ema": "average the rows that you export",
     "gradient_accumulation_steps": "use larger batches, or apply the gradients of each batch",
-    "loss_scale_factor": "scale the loss and the gradients yourself",
     "gradient_transformers": "transform the gradients before apply_gradients",
 }
 

@@ -135,3 +135,10 @@ def _is_saving() -> bool:
         frame = frame.f_back
     name = None if frame is None else frame.f_globals.get("__name__")
     return name in tf_private.SLOTS_OF_CHECKPOINTS
+
+
+class Shown(weakref.WeakSet[Any]):
+    """The variables whose states an optimizer has among its slots."""
+
+    def __reduce__(self) -> Any:
+        return Shown, ()  # a copy of an optimizer has none

@@ -95,6 +95,8 @@ class RowOptimizer(tf.Module):
         *,
         optimizer: Any = None,
         count: Any = None,
+        go: Any = None,
+        counts_skipped: bool = False,
         also: Callable[[], list[Any]] = list,
         name: str | None = None,
     ) -> Any:
@@ -109,6 +111,9 @@ class RowOptimizer(tf.Module):
           optimizer: whose states the rows have.
           count: steps so far, by the counter of whoever updates the dense variables; None: this
             object's alone.
+          go: scalar tensor of booleans, whether rows are to move; None: they are. The dense step is
+            done in either case.
+          counts_skipped: whether a step without rows counts.
           also: called when the step is counted; gives what else a graph then has to run.
           name: of the operation of a TF1 graph.
 
@@ -124,12 +129,13 @@ class RowOptimizer(tf.Module):
                 checks = [] if tf.executing_eagerly() else dense_checks(dense)
                 with tf.control_dependencies(checks):
                     update, done = self._update(
-                        pairs, *settings(so_far), step, optimizer, dense_step
+                        pairs, *settings(so_far), step, optimizer, dense_step, go
                     )
             elif dense_step is not None:
                 done = dense_step()
             with tf.control_dependencies(operations(update)):
-                counted = [self._counted(step), *also()]
+                taken = step if go is None or counts_skipped else tf.where(go, step, step - 1)
+                counted = [self._counted(taken), *also()]
             if count is not None and tf.inside_function():
                 turn.last.append(tf.convert_to_tensor(count))  # counted on by now
             turn.last += operations(*counted, done)
@@ -145,6 +151,7 @@ class RowOptimizer(tf.Module):
         step: tf.Tensor,
         optimizer: Any = None,
         dense_step: Callable[[], Any] | None = None,
+        go: Any = None,
     ) -> tuple[Any, Any]:
         """Updates the rows of all pairs in one host call, and the dense variables.
 
@@ -155,6 +162,7 @@ class RowOptimizer(tf.Module):
         Args:
           optimizer: whose states the rows have.
           dense_step: updates the dense variables.
+          go: see `_step`.
 
         Returns:
           The operation in a graph, and what `dense_step` returns.
@@ -170,6 +178,8 @@ class RowOptimizer(tf.Module):
         inputs = joined_gradients(gradients, backend)
         if tf.executing_eagerly():
             done = None
+            if go is not None and not bool(go):
+                return None, None if dense_step is None else dense_step()
             arguments = ([float(number) for number in numbers], int(step), inputs)
             if dense_step is not None:
                 on_device(backend, partial(host.run, *arguments, check_only=True))
@@ -180,12 +190,16 @@ class RowOptimizer(tf.Module):
         if optimizer is not None:
             keep_alive(optimizer)
         stacked = tf.stack([tf.cast(tf.convert_to_tensor(n), tf.float64) for n in _plain(numbers)])
+        rows_move = [] if go is None else [tf.cast(go, tf.int64)]
 
         def run(step: tf.Tensor, values: tf.Tensor, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
-            host.run([float(value) for value in values.numpy()], int(step), tensors)
+            if rows_move and not int(tensors[-1]):
+                return ()
+            given = tensors[: len(inputs)]
+            host.run([float(value) for value in values.numpy()], int(step), given)
             return ()
 
-        update = host_call(run, [step, stacked, *inputs], [], backend, what)
+        update = host_call(run, [step, stacked, *inputs, *rows_move], [], backend, what)
         if dense_step is None:
             return update, None
         with tf.control_dependencies([update]):

@@ -1,0 +1,77 @@
+"""Which settings of an optimizer change gradients before its step, and in which order."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_lite.bridge.optimizers.family import Family
+
+
+class Changes(NamedTuple):
+    """What an optimizer does to gradients, in this order. None: it does not.
+
+    Attributes:
+      unscale: it divides by this, a number or a tensor.
+      value: it clips elements to [-value, value].
+      norm: it clips the norm of each variable.
+      global_norm: it clips the norm of all variables together.
+    """
+
+    unscale: Any
+    value: float | None
+    norm: float | None
+    global_norm: float | None
+
+    @property
+    def limit(self) -> float | None:
+        """The largest norm, of each or of all."""
+        return self.norm if self.norm is not None else self.global_norm
+
+
+def changes_of(optimizer: Any, family: Family) -> Changes:
+    """Returns what an optimizer does to gradients.
+
+    Raises:
+      TypeError: a setting is no number.
+      NotImplementedError: it clips the norm of each variable, and then that of all, or that of all
+        to 0; or it is Horovod's and adds up the gradients of several steps.
+    """
+    if getattr(optimizer, "_agg_helper", None) is not None:
+        raise NotImplementedError(
+            "backward_passes_per_step of hvd.DistributedOptimizer does not work with tables: dense "
+            "variables would take one step in several of theirs. Leave it out and use larger "
+            "batches."
+        )
+    unscale = _number(optimizer, "loss_scale_factor")
+    value, norm, global_norm = (
+        _number(optimizer, name) for name in ("clipvalue", "clipnorm", "global_clipnorm")
+    )
+    if not family.clips_in_turn:
+        # The first of these that is above 0, alone.
+        norm = norm if norm is not None and norm > 0 else None
+        global_norm = global_norm if global_norm and global_norm > 0 and norm is None else None
+        is_free = norm is None and global_norm is None
+        value = value if value is not None and value > 0 and is_free else None
+    if norm is not None and global_norm is not None:
+        raise NotImplementedError(
+            f"{type(optimizer).__name__} has both clipnorm={norm} and global_clipnorm="
+            f"{global_norm}, which tables do not support. Set one of them to None."
+        )
+    if global_norm == 0:
+        raise NotImplementedError(
+            f"global_clipnorm={global_norm} of {type(optimizer).__name__} would make every "
+            "gradient 0. Set it to None, or train nothing."
+        )
+    return Changes(unscale, value, norm, global_norm)
+
+
+def _number(optimizer: Any, name: str) -> float | None:
+    value = getattr(optimizer, name, None)
+    if value is None:
+        return None
+    if not isinstance(value, (int, float, np.number)):
+        raise TypeError(
+            f"`{name}` of {type(optimizer).__name__} must be a number where tables are trained. "
+            f"Received: {value!r}."
+        )
+    return float(value)

@@ -1,0 +1,289 @@
+"""What an optimizer does to gradients before its step: to those of tables as to dense ones.
+
+The gradient of a table is one of the whole table: the rows of all ranks, zero for every key that
+nobody looked up, and one row for each key. So is that of a static table. A clipped norm is that of
+all of it, and one collective tells all ranks the norms of all tables of a call.
+
+Dense variables are clipped by the wrapped optimizer itself. Where their norm counts together with
+that of tables they are scaled before it sees them: then it finds no norm that is too large.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from sok_lite.bridge.collectives import agreed_sum
+from sok_lite.bridge.host_call import refuse_replicas
+from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.joined import as_int64, from_int64
+from sok_lite.bridge.optimizers.changes import Changes, changes_of
+from sok_lite.bridge.optimizers.family import Family
+from sok_lite.bridge.optimizers.host import checked_gradient
+from sok_lite.bridge.optimizers.loss_scale import LossScale, num_not_finite, spoilt
+from sok_lite.bridge.row_gradient import are_distinct
+from sok_lite.bridge.static_variable import StaticVariable
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.comm import Communicator
+from sok_lite.engine.failure import failure_known_to_all
+
+Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
+DensePairs = list[tuple[Any, Any]]
+
+_WHAT = "A step that looks at the gradients of all ranks"
+
+
+class Changed(NamedTuple):
+    """Gradients as they are for the step.
+
+    Attributes:
+      pairs: of tables, changed for good.
+      dense: of other variables, for the optimizer, which changes them itself.
+      go: scalar of booleans, whether the step is to be taken; None: it is.
+    """
+
+    pairs: Pairs
+    dense: DensePairs
+    go: tf.Tensor | None = None
+
+
+def changed(
+    optimizer: Any,
+    family: Family,
+    pairs: Pairs,
+    dense: DensePairs,
+    loss_scale: LossScale | None = None,
+) -> Changed:
+    """Returns gradients as an optimizer would have changed them before its step.
+
+    With several ranks, and where norms are clipped or steps skipped, every rank must call it, with
+    the same tables in the same order; dense gradients are the same on all ranks, those of static
+    tables are not.
+
+    Args:
+      pairs: of tables that have a gradient; the same table may come several times.
+      dense: of other variables; a gradient may be None.
+      loss_scale: of the LossScaleOptimizer around the optimizer.
+
+    Raises:
+      TypeError, ValueError: a gradient does not fit. No rank has been told anything.
+      NotImplementedError: see `changes_of`.
+      CommunicatorError: a rank has died, or ranks are in different calls.
+    """
+    changes = changes_of(optimizer, family)
+    skips = loss_scale is not None and loss_scale.skips
+    if loss_scale is not None and loss_scale.unscale is not None:
+        changes = changes._replace(unscale=loss_scale.unscale)
+    if all(each is None for each in changes) and not skips:
+        return Changed(pairs, dense)
+    if not pairs and not any(_is_part(*pair) for pair in dense):
+        return Changed(pairs, dense)  # the optimizer's own affair
+    refuse_replicas(_WHAT)
+    comm = other_ranks() if changes.limit is not None or skips else None
+    # Eagerly, the other ranks may wait for the norms already; in a graph nothing runs yet.
+    with contextlib.ExitStack() as stack:
+        if comm is not None and tf.executing_eagerly():
+            stack.enter_context(failure_known_to_all(comm))
+        bad = [num_not_finite([*pairs, *dense])] if skips else []
+        pairs, dense = _but_for_norms(changes, pairs, dense)
+    parts = [*pairs, *(pair for pair in dense if _is_part(*pair))]
+    squares = [] if changes.limit is None else _squares(parts, len(pairs), changes)
+    summed = _over_ranks(comm, [var for _, var in parts], [*squares, *bad], changes)
+    totals = summed[: len(squares)]
+    if changes.norm is not None:
+        pairs, dense = _clip_each(changes, pairs, dense, squares, totals)
+    elif changes.global_norm is not None:
+        pairs, dense = _clip_all(changes, pairs, dense, totals)
+    if not skips:
+        return Changed(pairs, dense)
+    go = tf.equal(summed[-1], 0.0)
+    return Changed(pairs, spoilt(dense, go), go)
+
+
+def _but_for_norms(changes: Changes, pairs: Pairs, dense: DensePairs) -> tuple[Pairs, DensePairs]:
+    """Returns gradients that are checked, unscaled, of one row a key and clipped by value."""
+    pairs = [(_as_float32(*pair), pair[1]) for pair in pairs]
+    if changes.unscale is not None:
+        pairs = _mapped(lambda values: values / changes.unscale, pairs)
+    if changes.value is None and changes.limit is None:
+        return pairs, dense
+    pairs = _one_row_a_key(pairs)
+    dense = [
+        (_summed(grad) if isinstance(var, StaticVariable) else grad, var) for grad, var in dense
+    ]
+    if changes.value is None:
+        return pairs, dense
+    clip = partial(_clipped_by_value, value=changes.value)
+    return _mapped(clip, pairs), dense if changes.limit is None else _mapped(clip, dense)
+
+
+# ---- norms ---------------------------------------------------------------------------------------
+
+
+def _clip_each(
+    changes: Changes,
+    pairs: Pairs,
+    dense: DensePairs,
+    squares: Sequence[tf.Tensor],
+    totals: Sequence[tf.Tensor],
+) -> tuple[Pairs, DensePairs]:
+    """Clips the norm of each table and static table; see tf.clip_by_norm.
+
+    Args:
+      squares, totals: squared norms of all parts, on this rank and on all together.
+    """
+    limit = tf.constant(changes.norm, tf.float32)
+
+    def clipped(values: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+        dtype = values.dtype
+        return values * tf.cast(limit, dtype) / tf.cast(tf.maximum(tf.sqrt(total), limit), dtype)
+
+    def for_optimizer(grad: Any, square: tf.Tensor, total: tf.Tensor) -> Any:
+        # It clips this rank's part once more. An infinity makes all else 0, and what is one times 0
+        # is no number: taken once, as here it would be, not for the whole part.
+        is_infinite = tf.math.is_inf(square) & tf.math.is_inf(total)
+        values = _values(grad)
+        return _with_values(grad, tf.where(is_infinite, values, clipped(values, total)))
+
+    numbers = list(zip(squares, totals, strict=True))
+    results = [
+        (_with_values(grad, clipped(_values(grad), total)), var)
+        for (grad, var), (_, total) in zip(pairs, numbers[: len(pairs)], strict=True)
+    ]
+    of_static = iter(numbers[len(pairs) :])
+    dense = [
+        (for_optimizer(grad, *next(of_static)) if _is_part(grad, var) else grad, var)
+        for grad, var in dense
+    ]
+    return results, dense
+
+
+def _clip_all(
+    changes: Changes, pairs: Pairs, dense: DensePairs, totals: Sequence[tf.Tensor]
+) -> tuple[Pairs, DensePairs]:
+    """Clips the norm of all variables together; see tf.clip_by_global_norm.
+
+    Args:
+      totals: squared norms of all parts on all ranks.
+    """
+    limit = tf.constant(changes.global_norm, tf.float32)
+    others = [pair for pair in dense if pair[0] is not None and not _is_part(*pair)]
+    norm = tf.sqrt(tf.add_n([*totals, *_squares(others, 0, changes)]))
+    # Of an infinity, and of what is no number, all are to be no numbers.
+    scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
+    # Where nothing is clipped the optimizer alone is to round.
+    scale_of_dense = tf.where(norm <= limit, 1.0, scale)
+    scaled = partial(_scaled, scale=scale)
+    return _mapped(scaled, pairs), _mapped(partial(_scaled, scale=scale_of_dense), dense)
+
+
+def _squares(parts: Sequence[tuple[Any, Any]], num_pairs: int, changes: Changes) -> list[tf.Tensor]:
+    """Returns the squared norm of each part on this rank; those of tables are unscaled by now."""
+    return [
+        _square(grad, None if i < num_pairs else changes.unscale)
+        for i, (grad, _) in enumerate(parts)
+    ]
+
+
+def _square(grad: Any, unscale: Any = None) -> tf.Tensor:
+    """Returns the squared norm of a gradient, float32; of slices, of their values as they are."""
+    values = tf.cast(_values(grad), tf.float32)
+    return tf.reduce_sum(tf.square(values if unscale is None else values / unscale))
+
+
+def _over_ranks(
+    comm: Communicator | None,
+    variables: Sequence[Any],
+    numbers: Sequence[tf.Tensor],
+    changes: Changes,
+) -> list[tf.Tensor]:
+    """Returns what float32 numbers sum up to over ranks: one collective for all of them."""
+    if comm is None or not numbers:
+        return list(numbers)
+    description: dict[str, Any] = {"number of tables": len(variables)}
+    description |= {f"name of table {i}": var.table.name for i, var in enumerate(variables)}
+    description |= {"clipnorm": changes.norm, "global_clipnorm": changes.global_norm}
+    description |= {"count of numbers": len(numbers)}
+    total = agreed_sum(comm, tf.cast(tf.stack(numbers), tf.float64), description, _WHAT)
+    return tf.unstack(tf.cast(total, tf.float32), len(numbers))
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+def _is_part(grad: Any, variable: Any) -> bool:
+    """Whether a dense gradient is one of this rank's rows of a table."""
+    return grad is not None and isinstance(variable, StaticVariable)
+
+
+def _as_float32(grad: tf.IndexedSlices, variable: TableVariable) -> tf.IndexedSlices:
+    """Returns the gradient of a table with float32 rows, and the very keys it had.
+
+    Raises:
+      TypeError, ValueError: it does not fit the table.
+    """
+    keys, rows = checked_gradient(grad, variable)
+    fits = rows.shape[1:].is_compatible_with([variable.dimension])
+    if not fits or not keys.shape.is_compatible_with(rows.shape[:1]):
+        raise ValueError(
+            f"The gradient of table {variable.table.name!r} must have one row of dimension "
+            f"{variable.dimension} for each of its keys (n,). Received: keys {keys.shape}, rows "
+            f"{rows.shape}."
+        )
+    if keys.dtype == grad.indices.dtype and keys.shape.rank == grad.indices.shape.rank:
+        keys = grad.indices
+    return tf.IndexedSlices(rows, keys, grad.dense_shape)
+
+
+def _one_row_a_key(pairs: Pairs) -> Pairs:
+    """Returns pairs of different tables, with one row for each key."""
+    by_table: dict[int, Pairs] = {}
+    for grad, var in pairs:
+        by_table.setdefault(id(var.table), []).append((grad, var))
+    result = []
+    for (grad, var), *others in by_table.values():
+        if others:
+            keys = [as_int64(each.indices) for each in (grad, *(other for other, _ in others))]
+            rows = [each.values for each in (grad, *(other for other, _ in others))]
+            joined = from_int64(tf.concat(keys, 0), grad.indices.dtype)
+            grad = tf.IndexedSlices(tf.concat(rows, 0), joined, grad.dense_shape)
+        result.append((_summed(grad), var))
+    return result
+
+
+def _summed(grad: Any) -> Any:
+    """Returns slices with each index once, in place of all with it their sum; others as is."""
+    if not isinstance(grad, tf.IndexedSlices) or are_distinct(grad.indices):
+        return grad
+    distinct, places = tf.unique(as_int64(grad.indices))
+    sums = tf.math.unsorted_segment_sum(grad.values, places, tf.size(distinct))
+    return tf.IndexedSlices(sums, from_int64(distinct, grad.indices.dtype), grad.dense_shape)
+
+
+def _values(grad: Any) -> tf.Tensor:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
+
+
+def _with_values(grad: Any, values: tf.Tensor) -> Any:
+    """Returns a gradient with other values, and the very indices it had."""
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    return values
+
+
+def _mapped(function: Callable[[tf.Tensor], tf.Tensor], pairs: Any) -> Any:
+    """Returns pairs with a function of the values of each gradient; of None, None."""
+    return [
+        (None if grad is None else _with_values(grad, function(_values(grad))), var)
+        for grad, var in pairs
+    ]
+
+
+def _clipped_by_value(values: tf.Tensor, value: float) -> tf.Tensor:
+    return tf.clip_by_value(values, -value, value)
+
+
+def _scaled(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    return values * tf.cast(scale, values.dtype)

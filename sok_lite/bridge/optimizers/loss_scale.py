@@ -1,0 +1,135 @@
+"""Optimizers that scale the loss, and skip a step where a gradient is not finite.
+
+Whether a step is skipped is decided over the gradients of all variables on all ranks; the optimizer
+itself sees those of dense variables alone. Where it is to skip they become NaN, and it does the
+rest: it leaves its variables as they are and lowers its scale.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from sok_lite.bridge.optimizers.family import Family
+from sok_lite.bridge.optimizers.keras3 import KERAS3
+from sok_lite.bridge.static_variable import StaticVariable
+
+_NAMES = {"LossScaleOptimizer", "LossScaleOptimizerV3"}
+_ROOTS = {"keras", "tf_keras"}
+
+
+class LossScale(NamedTuple):
+    """What an optimizer that scales the loss does to gradients.
+
+    Attributes:
+      unscale: what it divides them by; None: it does not, the program has done so.
+      skips: whether it skips steps.
+      counts_skipped: whether a step that it skips counts as one.
+    """
+
+    unscale: Any
+    skips: bool
+    counts_skipped: bool
+
+
+def scales_loss(optimizer: Any) -> bool:
+    """Whether an optimizer is a LossScaleOptimizer of Keras 3 or tf_keras."""
+    root = type(optimizer).__module__.split(".")[0]
+    names = {base.__name__ for base in type(optimizer).__mro__}
+    return root in _ROOTS and bool(names & _NAMES)
+
+
+def inner_of(optimizer: Any) -> Any:
+    """Returns what a LossScaleOptimizer wraps; any other optimizer as it is."""
+    return optimizer.inner_optimizer if scales_loss(optimizer) else optimizer
+
+
+def build(optimizer: Any, family: Family, variables: Iterable[Any]) -> None:
+    """Makes the scale of an optimizer of Keras 3, which else has it from its first step on only.
+
+    Before, it scales by a number. In a graph that would be a constant for good.
+
+    Args:
+      variables: the dense ones that it is to train.
+    """
+    if family is KERAS3 and scales_loss(optimizer) and not optimizer.built:
+        with tf.init_scope():
+            optimizer.build(list(variables))
+
+
+def check_built(optimizer: Any) -> None:
+    """Raises where a graph would take a number for the scale.
+
+    Raises:
+      ValueError: a LossScaleOptimizer has no scale yet, in a graph.
+    """
+    if scales_loss(optimizer) and not optimizer.built and not tf.executing_eagerly():
+        raise ValueError(
+            "A LossScaleOptimizer of Keras 3 must be built before a tf.function scales a loss with "
+            "it: its first scale would be a constant of the graph. Call its build(variables) with "
+            "the dense variables, or minimize() of the wrapper."
+        )
+
+
+def loss_scale_of(
+    optimizer: Any, family: Family, dense: Iterable[tuple[Any, Any]]
+) -> LossScale | None:
+    """Returns what an optimizer does in this step; None: it does not scale the loss.
+
+    Args:
+      dense: (gradient or None, variable), of the variables that are no dynamic tables.
+
+    Raises:
+      ValueError: it has no scale yet, in a graph.
+      NotImplementedError: there is no dense gradient that the optimizer would see a NaN in.
+    """
+    if not scales_loss(optimizer):
+        return None
+    dense = list(dense)
+    if family is KERAS3:
+        check_built(optimizer)
+        build(optimizer, family, [var for _, var in dense])
+        scale = LossScale(tf.convert_to_tensor(optimizer.dynamic_scale), True, False)
+    else:
+        scale = LossScale(None, bool(optimizer.dynamic), True)
+    if scale.skips and not any(_shows_nan(*pair) for pair in dense):
+        raise NotImplementedError(
+            f"{type(optimizer).__name__} changes its scale in a step of dense variables only, and "
+            "this call has none with a dense gradient. Train a dense variable in the same call, "
+            "or use a fixed scale (loss_scale_factor, dynamic=False)."
+        )
+    return scale
+
+
+def spoilt(pairs: Iterable[tuple[Any, Any]], go: tf.Tensor) -> list[tuple[Any, Any]]:
+    """Returns pairs whose gradients are NaN unless a step is to be taken."""
+
+    def either(values: tf.Tensor) -> tf.Tensor:
+        return tf.where(go, values, tf.constant(float("nan"), values.dtype))
+
+    result: list[tuple[Any, Any]] = []
+    for grad, var in pairs:
+        if isinstance(grad, tf.IndexedSlices):
+            grad = tf.IndexedSlices(either(grad.values), grad.indices, grad.dense_shape)
+        elif grad is not None:
+            grad = either(tf.convert_to_tensor(grad))
+        result.append((grad, var))
+    return result
+
+
+def num_not_finite(pairs: Iterable[tuple[Any, Any]]) -> tf.Tensor:
+    """Returns how many of some gradients have a NaN or an infinity, float32."""
+    values = [
+        grad.values if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
+        for grad, _ in pairs
+        if grad is not None
+    ]
+    return tf.add_n(
+        [tf.cast(~tf.reduce_all(tf.math.is_finite(each)), tf.float32) for each in values]
+    )
+
+
+def _shows_nan(grad: Any, variable: Any) -> bool:
+    """Whether a gradient has elements on every rank, in every step."""
+    is_sparse = isinstance(grad, tf.IndexedSlices) or isinstance(variable, StaticVariable)
+    return grad is not None and not is_sparse

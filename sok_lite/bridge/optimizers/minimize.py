@@ -1,0 +1,164 @@
+"""The gradients of a loss as each family of optimizers takes them, and an optimizer's description.
+
+Keras 3 has no `minimize`; the others have it, each with other arguments.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.optimizers.family import Family
+from sok_lite.bridge.optimizers.keras3 import KERAS3
+from sok_lite.bridge.optimizers.loss_scale import build, check_built, inner_of
+from sok_lite.bridge.optimizers.v1 import V1
+from sok_lite.bridge.variable import TableVariable
+
+Gradients = list[tuple[Any, Any]]
+
+
+def gradients_of(
+    optimizer: Any,
+    family: Family,
+    loss: Any,
+    var_list: Any,
+    tape: tf.GradientTape | None = None,
+    grad_loss: Any = None,
+    **options: Any,
+) -> Gradients:
+    """Returns the gradients that `apply_gradients` takes: as scaled as it expects them.
+
+    Args:
+      optimizer: of the family.
+      loss: a function of nothing, or a tensor: of Keras one that `tape` has recorded, of
+        tf.compat.v1.train one of a graph.
+      var_list: the variables, or a function that gives them once the loss has been called; None:
+        all trainable ones, of tf.compat.v1.train alone.
+      tape: of Keras optimizers alone; has recorded, or is to record, the loss.
+      grad_loss: gradient of the loss; None: ones.
+      options: further arguments of `compute_gradients` of tf.compat.v1.train.
+
+    Raises:
+      ValueError: a tensor without a tape, or no variables.
+      TypeError: an argument that the family does not have.
+      NotImplementedError: there are several ranks and the optimizer is one of Horovod.
+    """
+    if family is V1:
+        if tape is not None:
+            raise TypeError(
+                "Optimizers of tf.compat.v1.train take no `tape`. Give the loss as a function, or "
+                "take the gradients of your tape and call apply_gradients."
+            )
+        return list(optimizer.compute_gradients(loss, var_list, grad_loss=grad_loss, **options))
+    if options:
+        raise TypeError(
+            f"Optimizers of {family.name} have no arguments {sorted(options)}: those are of "
+            "tf.compat.v1.train. Leave them out."
+        )
+    if other_ranks() is not None and is_horovods(inner_of(optimizer)):
+        raise NotImplementedError(
+            f"{type(optimizer).__name__} of hvd.DistributedOptimizer averages gradients over ranks "
+            "while it computes them, and those of tables must not be. Take them from "
+            "hvd.DistributedGradientTape with tape.register_local_source(table) for each table, "
+            "and call apply_gradients."
+        )
+    if var_list is None:
+        raise ValueError("`var_list` must be the variables to train. Received: None.")
+    if not callable(loss) and tape is None:
+        raise ValueError(
+            "A loss that is a tensor needs the `tape` that recorded it. Received: tape=None. Give "
+            "the tape, or the loss as a function of nothing."
+        )
+    tape = tf.GradientTape() if tape is None else tape
+    if callable(loss):
+        with tape:
+            if not callable(var_list):
+                tape.watch([_of_tensorflow(each) for each in tf.nest.flatten(var_list)])
+            loss = loss()
+    variables = tf.nest.flatten(var_list() if callable(var_list) else var_list)
+    build(optimizer, family, [each for each in variables if not isinstance(each, TableVariable)])
+    with tape:
+        loss = scaled_loss(optimizer, loss)
+    gradients = tape.gradient(loss, [_of_tensorflow(each) for each in variables], grad_loss)
+    if hasattr(optimizer, "get_unscaled_gradients"):
+        gradients = optimizer.get_unscaled_gradients(gradients)
+    return list(zip(gradients, variables, strict=True))
+
+
+def scaled_loss(optimizer: Any, loss: Any) -> Any:
+    """Returns a loss as scaled as an optimizer wants it; itself where it does not scale.
+
+    Raises:
+      ValueError: a LossScaleOptimizer of Keras 3 has no scale yet, in a graph.
+    """
+    if hasattr(optimizer, "get_scaled_loss"):
+        return optimizer.get_scaled_loss(loss)
+    if not hasattr(optimizer, "scale_loss"):
+        return loss
+    check_built(optimizer)
+    return optimizer.scale_loss(loss)
+
+
+def check_any(gradients: Gradients) -> None:
+    """Raises if no variable has a gradient.
+
+    Raises:
+      ValueError: there is none: the loss depends on no variable.
+    """
+    if all(grad is None for grad, _ in gradients):
+        names = [variable.name for _, variable in gradients]
+        raise ValueError(
+            f"The loss must depend on one of the variables. Received: no gradient of any of {names}"
+            ". Look rows up, and read dense variables, where the loss is computed."
+        )
+
+
+def is_horovods(optimizer: Any) -> bool:
+    """Whether hvd.DistributedOptimizer made an optimizer."""
+    return any(base.__module__.split(".")[0] == "horovod" for base in type(optimizer).__mro__)
+
+
+def _of_tensorflow(variable: Any) -> Any:
+    """Returns what a tape knows a variable by: of a Keras variable, its tf.Variable."""
+    value = getattr(variable, "value", None)
+    return value if isinstance(value, tf.Variable) else variable
+
+
+# ---- descriptions --------------------------------------------------------------------------------
+
+
+def config_of(optimizer: Any, family: Family) -> dict[str, Any]:
+    """Returns what `optimizer_of` makes the same optimizer of, without its states.
+
+    Raises:
+      NotImplementedError: optimizers of tf.compat.v1.train have no description.
+    """
+    if family is V1:
+        raise NotImplementedError(
+            f"{type(optimizer).__name__} of tf.compat.v1.train has no get_config(): make it and "
+            "its wrapper anew, with the same arguments."
+        )
+    return {"family": family.name, "optimizer": _module(family.name).serialize(optimizer)}
+
+
+def optimizer_of(config: Mapping[str, Any], custom_objects: Any = None) -> Any:
+    """Returns a new optimizer of what `config_of` gave.
+
+    Args:
+      config: of `config_of`.
+      custom_objects: name -> class or function of one's own, as of Keras.
+    """
+    options = {} if config["family"] == KERAS3.name else {"use_legacy_optimizer": False}
+    make: Callable[..., Any] = _module(config["family"]).deserialize
+    return make(config["optimizer"], custom_objects=custom_objects, **options)
+
+
+def _module(family: str) -> Any:
+    if family == KERAS3.name:
+        import keras
+
+        return keras.optimizers
+    import tf_keras
+
+    return tf_keras.optimizers

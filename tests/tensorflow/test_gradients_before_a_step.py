@@ -1,0 +1,289 @@
+"""What an optimizer does to gradients before its step, against the same one on dense variables.
+
+The dense variable has all rows of the table, and its gradient is dense: zero for other keys.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+
+tf_keras = pytest.importorskip("tf_keras")
+k3, new, legacy = keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy
+
+KEYS = [5, -7, 2**40, 11]
+DIM = 3
+ALL = pytest.mark.parametrize("module", [k3, new, legacy], ids=["Keras 3", "tf_keras", "legacy"])
+CLIPS = pytest.mark.parametrize(
+    "clip",
+    [
+        {"clipvalue": 0.3},
+        {"clipnorm": 0.7},
+        {"clipnorm": 1e4},
+        {"global_clipnorm": 0.9},
+        {"global_clipnorm": 1e4},
+    ],
+    ids=str,
+)
+
+
+def some(shape, seed):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def slices(rows, keys, num_rows=None):
+    shape = None if num_rows is None else tf.constant([num_rows, DIM], tf.int64)
+    return tf.IndexedSlices(tf.constant(rows), tf.constant(keys, tf.int64), shape)
+
+
+def applying(optimizer, pairs):
+    """A function of nothing that applies gradients and returns nothing."""
+
+    def apply():
+        optimizer.apply_gradients(pairs)
+
+    return apply
+
+
+class Model:
+    """Two tables and a dense variable, and the same as dense variables alone."""
+
+    def __init__(self, make):
+        self.tables = [sok.DynamicVariable(DIM, initializer="uniform") for _ in range(2)]
+        self.dense = tf.Variable(some([2, 5], 0))
+        self.ours, self.theirs = sok.OptimizerWrapper(make()), make()
+        copies = [tf.nn.embedding_lookup(table, KEYS) for table in self.tables]
+        self.copies = [tf.Variable(each) for each in (*copies, self.dense)]
+
+    def gradients(self, step):
+        """Gradients of the tables, the last key of the first one twice; of their copies; dense."""
+        one, two, dense = (some([n, DIM], 10 * step + n) for n in (5, 2, 3))
+        dense = some([2, 5], step) * 3
+        keys = [KEYS[0], KEYS[2], KEYS[3], KEYS[1], KEYS[3]]
+        grads = [slices(one, keys), slices(two * 2, [KEYS[3], KEYS[0]])]
+        summed = [np.stack([one[0], one[3], one[1], one[2] + one[4]])]
+        summed += [np.stack([two[1] * 2, two[0] * 0, two[0] * 0, two[0] * 2])]
+        return grads, tf.constant(dense), [*map(tf.constant, summed), tf.constant(dense)]
+
+    def check(self, rtol=1e-5, looked_up=(range(4), range(4))):
+        """Compares the rows of the keys with these numbers, and the dense variables."""
+        for table, copy, keys in zip(self.tables, self.copies, looked_up, strict=False):
+            rows = tf.nn.embedding_lookup(table, KEYS)
+            np.testing.assert_allclose(
+                tf.gather(rows, list(keys)), tf.gather(copy, list(keys)), rtol=rtol, atol=1e-6
+            )
+        np.testing.assert_allclose(self.dense, self.copies[-1], rtol=rtol, atol=1e-6)
+
+
+def train(model, mode, change=lambda grads: grads, steps=3):
+    @mode
+    def step(one, two, dense):
+        pairs = zip([one, two], model.tables, strict=True)
+        model.ours.apply_gradients([(dense, model.dense), *pairs])
+
+    for number in range(steps):
+        grads, dense, theirs = model.gradients(number)
+        step(*grads, dense)
+        model.theirs.apply_gradients(zip(theirs, model.copies, strict=True))
+
+
+@ALL
+@CLIPS
+def test_clipping_is_that_of_dense_variables(module, clip, mode):
+    model = Model(lambda: module.Adam(0.1, epsilon=0.1, **clip))
+    train(model, mode)
+    model.check()
+
+
+def test_legacy_optimizers_clip_by_value_and_then_by_norm(mode):
+    for norm in ({"clipnorm": 0.8}, {"global_clipnorm": 0.8}):
+        model = Model(lambda norm=norm: legacy.SGD(1.0, clipvalue=0.5, **norm))
+        train(model, mode)
+        model.check()
+
+
+@pytest.mark.parametrize("clip", ["clipvalue", "clipnorm"])
+@ALL
+def test_what_a_limit_of_0_is_differs(module, clip):
+    model = Model(lambda: module.SGD(1.0, **{clip: 0.0}))
+    train(model, lambda function: function)
+    model.check()
+
+
+def test_of_new_optimizers_one_limit_counts():
+    model = Model(lambda: new.SGD(1.0, clipnorm=0.5, clipvalue=0.01))
+    train(model, lambda function: function)
+    model.check()
+
+
+def test_gradients_are_unscaled_before_they_are_clipped(mode):
+    for clip in ({}, {"clipvalue": 0.01}, {"clipnorm": 0.02}, {"global_clipnorm": 0.02}):
+        model = Model(lambda clip=clip: k3.SGD(0.5, loss_scale_factor=64.0, **clip))
+        train(model, mode)
+        model.check()
+
+
+@ALL
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+@pytest.mark.parametrize("place", ["table", "dense"])
+@pytest.mark.parametrize("clip", ["clipnorm", "global_clipnorm", "clipvalue"])
+def test_what_is_not_finite_spoils_as_much(module, bad, place, clip):
+    model = Model(lambda: module.SGD(1.0, **{clip: 0.5}))
+    grads, dense, theirs = model.gradients(0)
+    # 0 times NaN would spoil rows that nobody looked up. Keras 3 makes dense ones of slices.
+    keys = [0, 1, 2, 3], [0, 3]
+    for i, its_keys in enumerate(keys):
+        theirs[i] = slices(tf.gather(theirs[i], its_keys), its_keys, len(KEYS))
+    spoilt = np.zeros([2, DIM] if place == "table" else [2, 5], np.float32)
+    spoilt[1, 2] = bad
+    if place == "table":
+        grads[1] = slices(grads[1].values + spoilt, grads[1].indices)
+        theirs[1] = slices(theirs[1].values + spoilt[::-1], theirs[1].indices, len(KEYS))
+    else:
+        dense, theirs[2] = dense + spoilt, theirs[2] + spoilt
+    pairs = [(dense, model.dense), *zip(grads, model.tables, strict=True)]
+    model.ours.apply_gradients(pairs)
+    model.theirs.apply_gradients(zip(theirs, model.copies, strict=True))
+    model.check(looked_up=keys)
+    if clip == "clipnorm" and np.isinf(bad):
+        assert sum(np.isnan(copy).sum() for copy in model.copies) == 1
+
+
+def test_a_table_that_comes_twice_has_one_gradient(mode):
+    model = Model(lambda: k3.SGD(1.0, clipnorm=0.7))
+    grads, dense, theirs = model.gradients(0)
+    parts = [
+        tf.IndexedSlices(grads[0].values[part], grads[0].indices[part])
+        for part in (slice(0, 2), slice(2, 5))
+    ]
+    pairs = [*((part, model.tables[0]) for part in parts), (grads[1], model.tables[1])]
+    mode(applying(model.ours, [*pairs, (dense, model.dense)]))()
+    model.theirs.apply_gradients(zip(theirs, model.copies, strict=True))
+    model.check()
+
+
+@ALL
+def test_dense_gradients_of_slices_count_as_they_are(module, mode):
+    """As the optimizer itself does it: of an index that comes twice both values count."""
+    model = Model(lambda: module.SGD(1.0, global_clipnorm=0.9))
+    grads, _, theirs = model.gradients(0)
+    dense = tf.IndexedSlices(tf.constant(some([3, 5], 1)), tf.constant([0, 1, 0]), [2, 5])
+    pairs = [(dense, model.dense), *zip(grads, model.tables, strict=True)]
+    mode(applying(model.ours, pairs))()
+    theirs[2] = dense
+    model.theirs.apply_gradients(zip(theirs, model.copies, strict=True))
+    model.check()
+
+
+@CLIPS
+def test_gradients_of_lookups_keep_the_keys_they_have(initialised, clip, mode):
+    """Else the host would ask whether they repeat, and wait."""
+    table = sok.DynamicVariable(DIM, initializer="uniform")
+    dense = tf.Variable(tf.nn.embedding_lookup(table, KEYS))
+    ours = sok.OptimizerWrapper(k3.SGD(1.0, **clip))
+    seen = []
+    step = ours._step
+    ours._step = lambda pairs, *args, **kwargs: (
+        seen.append(pairs[0][0].indices),
+        step(pairs, *args, **kwargs),
+    )[1]
+    ids = tf.RaggedTensor.from_row_lengths(tf.constant([*KEYS, KEYS[0]], tf.int64), [2, 3])
+
+    same = []
+
+    @mode
+    def train():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum") ** 2)
+        gradient = tape.gradient(loss, table)
+        ours.apply_gradients([(gradient, table)])
+        same.append(gradient.indices is seen[-1])
+
+    train()
+    assert same == [True]
+    theirs = k3.SGD(1.0, **clip)
+    with tf.GradientTape() as tape:
+        first, rest = dense[0] + dense[1], dense[2] + dense[3] + dense[0]
+        loss = tf.reduce_sum(first**2) + tf.reduce_sum(rest**2)
+    theirs.apply_gradients([(tape.gradient(loss, dense), dense)])
+    np.testing.assert_allclose(tf.nn.embedding_lookup(table, KEYS), dense, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("key_type", [tf.int32, tf.uint64])
+def test_keys_of_other_types_are_summed_as_they_are(key_type, mode):
+    table = sok.DynamicVariable(1, initializer="zeros", key_type=key_type)
+    keys = [2**64 - 1, 3, 2**64 - 1] if key_type == tf.uint64 else [-1, 3, -1]
+    ours = sok.OptimizerWrapper(k3.SGD(1.0, clipnorm=1.0))
+    grad = tf.IndexedSlices(tf.constant([[1.0], [4.0], [2.0]]), tf.constant(keys, key_type))
+    mode(applying(ours, [(grad, table)]))()
+    rows = tf.nn.embedding_lookup(table, tf.constant(keys[:2], key_type))
+    np.testing.assert_allclose(rows, [[-0.6], [-0.8]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [{"clipnorm": 0.7}, {"global_clipnorm": 0.7}], ids=str)
+@ALL
+def test_static_tables_have_one_gradient_row_for_each_row(initialised, module, clip, mode):
+    start = some([4, DIM], 3)
+    static, dense = sok.Variable(start), tf.Variable(start)
+    ours, theirs = (make(module.SGD(1.0, **clip)) for make in (sok.OptimizerWrapper, lambda o: o))
+    rows = some([3, DIM], 4)
+    grad = tf.IndexedSlices(tf.constant(rows), tf.constant([2, 0, 2]), tf.constant([4, DIM]))
+    mode(applying(ours, [(grad, static)]))()
+    summed = np.stack([rows[1], rows[0] * 0, rows[0] + rows[2], rows[0] * 0])
+    theirs.apply_gradients([(tf.constant(summed), dense)])
+    np.testing.assert_allclose(static, dense, rtol=1e-5, atol=1e-6)
+
+
+def test_in_a_graph_of_tf1():
+    table_rows, grads = some([4, DIM], 1), some([4, DIM], 2) * 5
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        table = sok.DynamicVariable(DIM, initializer="zeros")
+        dense = tf.compat.v1.Variable(np.ones(2, np.float32))
+        ours = sok.OptimizerWrapper(legacy.SGD(1.0, global_clipnorm=2.0))
+        fill = sok.assign(table, tf.constant(KEYS, tf.int64), tf.constant(table_rows))
+        train = ours.apply_gradients(
+            [(slices(grads, KEYS), table), (tf.constant([3.0, 4.0]), dense)]
+        )
+        rows = tf.nn.embedding_lookup(table, KEYS)
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(fill)
+        session.run(train)
+        result, dense = session.run([rows, dense])
+    scale = 2.0 / np.sqrt((grads**2).sum() + 25.0)
+    np.testing.assert_allclose(result, table_rows - grads * scale, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(dense, 1.0 - np.array([3.0, 4.0]) * scale, rtol=1e-5)
+
+
+def test_a_gradient_that_does_not_fit_changes_nothing():
+    model = Model(lambda: k3.SGD(1.0, global_clipnorm=0.5))
+    grads, dense, _ = model.gradients(0)
+    good = [(dense, model.dense), (grads[0], model.tables[0])]
+    for rows, keys, error in (
+        (np.ones([2, DIM], np.float32), [1, 2, 3], ValueError),
+        (np.ones([2, 2], np.float32), [1, 2], ValueError),
+        (np.ones([2, DIM], np.float32), [1.0, 2.0], TypeError),
+    ):
+        bad = tf.IndexedSlices(tf.constant(rows), tf.constant(keys))
+        with pytest.raises(error):
+            model.ours.apply_gradients([*good, (bad, model.tables[1])])
+    model.check(rtol=0)
+    assert model.ours.iterations == 0
+
+
+def test_what_cannot_be_followed_is_refused():
+    table = sok.DynamicVariable(DIM)
+    pairs = [(slices(np.ones([1, DIM], np.float32), [1]), table)]
+    both = legacy.SGD(1.0, clipnorm=1.0)
+    both.global_clipnorm = 2.0
+    with pytest.raises(NotImplementedError, match="both clipnorm=1.0 and global_clipnorm=2.0"):
+        sok.OptimizerWrapper(both).apply_gradients(pairs)
+    zero = sok.OptimizerWrapper(legacy.SGD(1.0, global_clipnorm=0.0))
+    with pytest.raises(NotImplementedError, match="global_clipnorm=0.0 of SGD would make every"):
+        zero.apply_gradients(pairs)
+    text = k3.SGD(1.0)
+    text.clipnorm = tf.constant(1.0)
+    with pytest.raises(TypeError, match="`clipnorm` of SGD must be a number"):
+        sok.OptimizerWrapper(text).apply_gradients(pairs)
+    assert len(sok.export(table)[0]) == 0
