@@ -230,6 +230,26 @@ def test_a_schedule_and_weight_decay(make, package):
         np.testing.assert_allclose(rows_of(table), variable.numpy(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("make", [OfKeras3, OfTfKeras, OfLegacy])
+@pytest.mark.parametrize("limit", ["clipvalue", "clipnorm", "global_clipnorm"])
+def test_gradients_are_clipped_once(make, limit, mode):
+    """By the wrapper, of all variables; not by the copy once more, of the tables alone."""
+    table, dense = new_table(3, "clipped"), tf.Variable([[3.0, -1.0]])
+    variable, alone = tf.Variable(rows_of(table)), tf.Variable([[3.0, -1.0]])
+    ours, theirs = sok.OptimizerWrapper(make(**{limit: 0.5})), make(**{limit: 0.5})
+
+    @mode
+    def step(grads, dense_grads):
+        ours.apply_gradients([(slices(grads), table), (dense_grads, dense)])
+
+    for i in range(4):
+        grads, others = tf.constant(some_grads(i, 3)), tf.constant(some_grads(i + 9, 2, 1))
+        step(grads, others)
+        theirs.apply_gradients([(grads, variable), (others, alone)])
+    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dense, alone, rtol=1e-5, atol=1e-5)
+
+
 @every
 def test_a_checkpoint_has_states_and_numbers(make, tmp_path):
     table, ours = new_table(3, "saved"), sok.OptimizerWrapper(make())
