@@ -154,6 +154,12 @@ SOK_DEVICE bool sok_is_of_row(const SokLanes& lanes, bool is) {
   const bool is_so = __ballot_sync(sok_mask(lanes), is) != 0;
   return is_so && lanes.lane == 0;
 }
+// What the lanes of a row have together, for all of them: in an order that their number decides.
+SOK_DEVICE f64 sok_sum_of_row(const SokLanes& lanes, f64 x) {
+  for (u32 distance = (1u << lanes.shift) / 2; distance > 0; distance /= 2)
+    x += __shfl_xor_sync(sok_mask(lanes), x, (int)distance);
+  return x;
+}
 // A row has as many lanes as words, up to a warp, rounded up to a power of two.
 #define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) \
   const SokLanes r##_lanes = sok_lanes(words); \
@@ -400,6 +406,7 @@ SOK_DEVICE T sok_unless_nan(const T& x) {
 }
 struct SokLanes {};
 SOK_DEVICE bool sok_is_of_row(const SokLanes&, bool is) { return is; }
+SOK_DEVICE f64 sok_sum_of_row(const SokLanes&, f64 x) { return x; }
 #define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) \
   const SokLanes r##_lanes{};                  \
   (void)r##_lanes;                             \
