@@ -53,6 +53,8 @@ def settings_of(optimizer: Any, family: Family) -> Settings:
     return settings._replace(numbers=numbers, decays=optimizer._use_weight_decay)
 
 
+# Where the classes are whose names the families know.
+_FRAMEWORKS = {"keras", "sok_lite", "tf_keras", "tensorflow"}
 # What has no meaning for single rows.
 _NOT_BY_ROW = {
     "Lamb": "its step needs the norms of the whole variable and of its whole gradient",
@@ -65,7 +67,7 @@ def _class_name(optimizer: Any, family: Family) -> str:
     """Returns the class name that names the rule; a subclass counts if it changes nothing."""
     for base in type(optimizer).__mro__:
         module = base.__module__.split(".")[0]
-        if module in ("keras", "tf_keras", "tensorflow"):
+        if module in _FRAMEWORKS:
             if base.__name__ in family.settings:
                 return base.__name__
             break
