@@ -71,6 +71,8 @@ struct alignas(kWidth * sizeof(T)) SokColumns {
 typedef SokColumns<f32, 4> SokVector;
 typedef SokVector SokSmallVector;
 #define SOK_VECTORS 1
+// Sums that are kept side by side, where one alone would wait for each addition.
+#define SOK_SUMS 1
 #define SOK_VECTORS_LIE_ANYWHERE false
 
 // Which items of a part are this thread's: its number among the threads of the part.
@@ -365,6 +367,7 @@ typedef f32 SokVector __attribute__((vector_size(16)));
 #endif
 typedef f32 SokSmallVector __attribute__((vector_size(16)));
 #define SOK_VECTORS ((i64)(64 / sizeof(SokVector)))
+#define SOK_SUMS 8
 #define SOK_VECTORS_LIE_ANYWHERE true
 
 // Which items of a part are this call's: those from `from` to `to`, where there are `of`.

@@ -34,27 +34,39 @@ SOK_DEVICE const Rule& rule_of_row(const Rule& rule, const SokLanes&, i64, const
 // z = step - divisor * w. Else z is 0 only where the row is 0 too, and then it does not matter
 // with how much it counts; so that z is 0 tells a first update, whatever the step.
 SOK_DEVICE f32 descended(f32 z, f32 step, f32 w, f32 decay, f32 divisor, f32 old_divisor) {
-  const f32 old = z == 0.0f ? 0.0f : old_divisor;
-  const f32 decayed_w = decayed(w, decay);
+  // Without branches, also for the decay: a compiler would not vectorize a loop as long as this.
+  const f32 old = old_divisor * (z == 0.0f ? 0.0f : 1.0f);
+  const f32 decayed_w = w - w * decay;
   return z + (step - (divisor - old) * decayed_w + old * (w - decayed_w));
 }
 
 // s of a column.
 SOK_DEVICE f32 above_l1(f32 z, f32 l1) {
-  const f32 clipped = z > l1 ? l1 : (z < -l1 ? -l1 : z);
+  const f32 below = l1 < z ? l1 : z;  // in this order a minimum of one instruction; a NaN stays one
+  const f32 clipped = -l1 > below ? -l1 : below;
   return clipped - z;
 }
 
 // The Euclidean norm of a row, of what each column is; f64, in which no square is 0 or infinite.
 template <class Column>
 SOK_DEVICE f64 norm_of_row(const SokLanes& lanes, i64 dim, const Column& column) {
-  f64 squares = 0.0;
+  f64 squares[SOK_SUMS] = {};
+  const i64 num_blocks = dim / SOK_SUMS, rest = dim % SOK_SUMS;
   SOK_ONE_BY_ONE
-  SOK_FOR_EACH_WORD(c, lanes, dim) {
-    const f64 x = column(c);
-    squares += x * x;
+  SOK_FOR_EACH_WORD(b, lanes, num_blocks) {
+    for (int k = 0; k < SOK_SUMS; ++k) {
+      const f64 x = column(b * SOK_SUMS + k);
+      squares[k] += x * x;
+    }
   }
-  return sok_sqrt(sok_sum_of_row(lanes, squares));
+  SOK_ONE_BY_ONE
+  SOK_FOR_EACH_WORD(c, lanes, rest) {
+    const f64 x = column(dim - rest + c);
+    squares[0] += x * x;
+  }
+  f64 sum = 0.0;
+  for (int k = 0; k < SOK_SUMS; ++k) sum += squares[k];
+  return sok_sqrt(sok_sum_of_row(lanes, sum));
 }
 
 // max(1 - l21 * sqrt(dim) / ||s||, 0). Without l21 it is 1, where ||s|| is 0 as well.

@@ -21,11 +21,17 @@ SOK_DEVICE void learn(const GroupFtrlRule<kSquareRoot>& rule, f32 w, f32 g, f32&
   z += g + 2.0f * rule.l2_shrinkage * w - difference / rule.lr * w;
   accumulator = new_accumulator;
 }
+// a where it is so, else b; by bits, as a compiler would move the division into a branch, and not
+// vectorize the loop then.
+SOK_DEVICE f32 either(bool is, f32 a, f32 b) {
+  const u32 mask = is ? ~0u : 0u;
+  return sok_bits_f32((sok_f32_bits(a) & mask) | (sok_f32_bits(b) & ~mask));
+}
 // Without a divisor there was no gradient yet, and nothing says how far to go: the value stays.
 template <bool kSquareRoot>
 SOK_DEVICE f32 value_of(const GroupFtrlRule<kSquareRoot>& rule, f32 left, f32 w, f32 accumulator) {
   const f32 divisor = root(rule, accumulator) / rule.lr + 2.0f * rule.l2;
-  return divisor == 0.0f ? decayed(w, rule.decay) : left / divisor;
+  return either(divisor == 0.0f, decayed(w, rule.decay), left / divisor);
 }
 
 #define SOK_UPDATE_GROUP_FTRL(T)                                                                \
