@@ -196,6 +196,23 @@ def test_every_name_of_sok_is_the_same_better_or_refused_and_a_test_shows_it():
     assert not missing, "docs/migrating_from_sok.md does not name these"
 
 
+def test_the_table_of_optimizers_is_what_the_frameworks_and_the_code_give(monkeypatch):
+    tf = pytest.importorskip("tensorflow")
+    pytest.importorskip("tf_keras")
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import optimizer_table
+
+    page = optimizer_table.PAGE.read_text()
+    release = re.search(r"^TensorFlow (\d+\.\d+)\.", page, re.MULTILINE).group(1)
+    if not tf.__version__.startswith(f"{release}."):
+        pytest.skip(f"the page is of TensorFlow {release}, this is {tf.__version__}")
+    versions = re.compile("^TensorFlow .*, Keras .*, tf_keras .*$", re.MULTILINE)
+    made = optimizer_table.page_with(page, optimizer_table.made_part())
+    assert versions.sub("", page) == versions.sub("", made), (
+        "run: python scripts/optimizer_table.py --write"
+    )
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_lines_of_a_page_are_short(page):
     for number, line in enumerate(page.read_text().splitlines(), 1):

@@ -1,7 +1,7 @@
 """Optimizer states as views, "slots" that are read and written by key like a variable."""
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.optimizer_states import states_of
 from sok_lite.engine.rows.column import Column
-from sok_lite.engine.rows.state_owner import kinds_of, owned
+from sok_lite.engine.rows.state_owner import Kinds, kinds_of, owned
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 
@@ -31,8 +31,8 @@ class SlotView:
       variable: has the rows.
       name: of the state, such as "m".
       optimizer: whose state it is. The view keeps neither alive.
-      initials: gives what new rows hold in the states of the optimizer, by name. Where it has not
-        taken a step yet, those are shown that its first step would take over.
+      kinds: takes the table; gives the states of the optimizer. Where it has not taken a step yet,
+        those are shown that its first step would take over.
 
     Attributes:
       name: of the state.
@@ -47,22 +47,18 @@ class SlotView:
         variable: TableVariable,
         name: str,
         optimizer: Any,
-        initials: Callable[[], Mapping[str, float]],
+        kinds: Callable[[EmbeddingTable], Kinds],
     ) -> None:
         self.name = name
         self._variable = weakref.ref(variable)
         self._optimizer = weakref.ref(optimizer)
         self._key_type = variable.key_type
-        table, begun = variable.table, initials()
-
-        def find() -> int:
-            own = owned(table.store.state_groups, optimizer)
-            dim = table.store.dim
-            self._kinds = kinds_of(own) if own else {k: (dim, v) for k, v in begun.items()}
-            return self._column(table).dim
+        table = variable.table
+        own = alone(table, lambda: owned(table.store.state_groups, optimizer))
+        self._kinds = kinds_of(own) if own else kinds(table)
 
         # Another thread may be making states.
-        self.dimension = alone(table, find)
+        self.dimension = alone(table, lambda: self._column(table).dim)
 
     @property
     def shape(self) -> tf.TensorShape:

@@ -52,6 +52,12 @@ class RowDtype(NamedTuple):
             f"Received: dtype {values.dtype}. Cast them first."
         )
 
+    def to_float32(self, xp: Any, stored: Array) -> Array:
+        """Returns rows of the storage dtype as float32, the same array where they are."""
+        if self.name == "bfloat16":
+            return bfloat16_to_float32(xp, stored)
+        return stored.astype(np.float32, copy=False)
+
 
 def as_words(array: Array) -> tuple[str, Array]:
     """Returns an array as unsigned integers of its width, for kernels that only copy elements.

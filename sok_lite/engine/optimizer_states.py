@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sok_lite.backend.publish import publish
-from sok_lite.engine.optimizers.rule import RuleStep
 from sok_lite.engine.rows.state_owner import (
     Kinds,
     StateOwner,
@@ -28,12 +27,12 @@ class Claim(NamedTuple):
 
     Attributes:
       store: of the table.
-      step: of the rule.
+      kinds: the states.
       optimizer: whose the states are; None: nobody's, they stay free.
     """
 
     store: RowStore
-    step: RuleStep
+    kinds: Kinds
     optimizer: Any
 
 
@@ -45,10 +44,8 @@ def claim_states(claims: Sequence[Claim]) -> list[States]:
     """
     taken: list[States | None] = []
     for claim in claims:
-        store, step, optimizer = claim
-        groups = store.state_groups
-        states = owned(groups, optimizer)
-        if states is None or not step.states.keys() <= states.keys():
+        states = owned(claim.store.state_groups, claim.optimizer)
+        if states is None or not claim.kinds.keys() <= states.keys():
             states = _taken_over(claim)
         taken.append(states)
     missing = [claim for claim, states in zip(claims, taken, strict=True) if states is None]
@@ -88,24 +85,20 @@ def states_of(store: RowStore, kinds: Kinds, optimizer: Any) -> States | None:
 
 
 def _taken_over(claim: Claim) -> States | None:
-    store, _, optimizer = claim
-    states = states_of(store, _kinds(claim), optimizer)
+    store, kinds, optimizer = claim
+    states = states_of(store, kinds, optimizer)
     if states and optimizer is not None:
         publish(store.giving(states.values(), StateOwner.of(optimizer)))
     return states
 
 
 def _made(claim: Claim) -> States:
-    store, kinds = claim.store, _kinds(claim)
+    store, kinds, optimizer = claim
     # An optimizer may come to need one more: RMSprop does where its momentum is no longer 0.
-    own = owned(store.state_groups, claim.optimizer) or {}
-    owner = next((column.owner for column in own.values()), None) or StateOwner.of(claim.optimizer)
+    own = owned(store.state_groups, optimizer) or {}
+    owner = next((column.owner for column in own.values()), None) or StateOwner.of(optimizer)
     new = store.add_states({name: kinds[name] for name in kinds if name not in own}, owner)
     return {**own, **{column.state: column for column in new}}
-
-
-def _kinds(claim: Claim) -> Kinds:
-    return {name: (claim.store.dim, initial) for name, initial in claim.step.states.items()}
 
 
 def _num_optimizers(store: RowStore) -> int:

@@ -16,16 +16,16 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part, joined_launches
 from sok_lite.backend.publish import Action, Launch, publish
 from sok_lite.engine.optimizer_states import Claim, claim_states
-from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.optimizers.rule import (
     RuleStep,
     StochasticRounding,
+    check_on_nonfinite,
     check_step,
     counting_nonfinite,
     rule_step,
     updating,
 )
-from sok_lite.engine.rows.state_owner import States
+from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table import EmbeddingTable
@@ -72,8 +72,7 @@ def apply_updates(
       RefusedError: a table had no room for new keys, and was made to say so. All others were
         updated.
     """
-    if on_nonfinite not in ("allow", "error"):
-        raise ValueError(f"`on_nonfinite` must be 'allow' or 'error'. Received: {on_nonfinite!r}.")
+    check_on_nonfinite(on_nonfinite)
     # Held from the first look at a table to its last change: row numbers stay good.
     holding(
         [update.table for update in updates],
@@ -84,14 +83,17 @@ def apply_updates(
     )
 
 
-def make_states(tables: Sequence[EmbeddingTable], rule: UpdateRule, optimizer: Any) -> None:
-    """Makes the states that a rule needs, before the first update, and gives them to an optimizer.
+def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizer: Any) -> None:
+    """Makes the states of tables before the first update, and gives them to an optimizer.
 
     Raises:
       MemoryError: there is none for the states of a table. Others may have theirs.
     """
-    step = rule_step(rule, 0.0, 1)
-    holding(tables, lambda: claim_states([Claim(table.store, step, optimizer) for table in tables]))
+    claims = [
+        Claim(table.store, its_kinds, optimizer)
+        for table, its_kinds in zip(tables, kinds, strict=True)
+    ]
+    holding(tables, lambda: claim_states(claims))
 
 
 def _apply(
@@ -104,29 +106,29 @@ def _apply(
     along: Sequence[Action],
     num_nonfinite: Array | None,
 ) -> None:
-    merged = _merged(updates)
+    updates = merged(updates)
     check_step(learning_rate, step)
-    rules = {id(update.rule): update.rule for update in merged}
+    rules = {id(update.rule): update.rule for update in updates}
     steps = {key: rule_step(rule, learning_rate, step) for key, rule in rules.items()}
-    taken = [steps[id(update.rule)] for update in merged]
-    if not merged:
+    taken = [steps[id(update.rule)] for update in updates]
+    if not updates:
         return
-    updates_by_row = ready(merged)
+    updates_by_row = ready(updates)
     if on_nonfinite == "error":
-        _raise_if_nonfinite(updates_by_row)
+        raise_if_nonfinite(updates_by_row)
     states = claim_states(
         [
-            Claim(update.table.store, its_step, update.optimizer)
-            for update, its_step in zip(merged, taken, strict=True)
+            Claim(update.table.store, its_step.kinds(update.table.dim), update.optimizer)
+            for update, its_step in zip(updates, taken, strict=True)
         ]
     )
     if check_only:
         for update in updates_by_row:
-            if _inserts(update):
+            if update.inserts:
                 update.table._room_for(update.num_absent)
         return
     if num_nonfinite is None:
-        num_nonfinite = merged[0].table.backend.xp.zeros(1, np.int64)
+        num_nonfinite = updates[0].table.backend.xp.zeros(1, np.int64)
     ready_steps = list(map(_Step, updates_by_row, states, taken))
     _take(ready_steps, _Options(stochastic_rounding, num_nonfinite), along)
 
@@ -164,7 +166,7 @@ def _take(steps: Sequence[_Step], options: _Options, along: Sequence[Action]) ->
     inserting: list[_Step] = []
     others: list[_Step] = []
     for step in steps:
-        (inserting if _inserts(step.ready) else others).append(step)
+        (inserting if step.ready.inserts else others).append(step)
     launches = joined_launches([_launch(step, options, step.ready.rows) for step in others])
     left_out = [
         step.ready.table._counting(not_updated=step.ready.num_absent)
@@ -192,20 +194,15 @@ def _take(steps: Sequence[_Step], options: _Options, along: Sequence[Action]) ->
         step.ready.table._report_refused()
 
 
-def _inserts(update: Ready) -> bool:
-    """Whether an update has keys without a row that are to get one."""
-    return update.num_absent > 0 and update.table.inserts_for_updates
-
-
 # ---------------------------------------------------------------- arguments
 
 
-def _merged(updates: Sequence[Update]) -> list[Update]:
+def merged(updates: Sequence[Update]) -> list[Update]:
     """Returns an update for each table, its keys as int64 and its gradient C-contiguous."""
     by_table: dict[int, list[Update]] = {}
     for update in updates:
         by_table.setdefault(id(update.table), []).append(_checked(update))
-    merged = []
+    all_merged = []
     for first, *others in by_table.values():
         if others:
             for other in others:
@@ -221,8 +218,8 @@ def _merged(updates: Sequence[Update]) -> list[Update]:
                 grads=xp.concatenate([first.grads, *(other.grads for other in others)]),
                 of_gradient=False,
             )
-        merged.append(first)
-    return merged
+        all_merged.append(first)
+    return all_merged
 
 
 def _checked(update: Update) -> Update:
@@ -244,11 +241,12 @@ def _checked(update: Update) -> Update:
     return update._replace(keys=keys, grads=table.backend.xp.ascontiguousarray(grads))
 
 
-def _raise_if_nonfinite(updates: Sequence[Ready]) -> None:
+def raise_if_nonfinite(updates: Sequence[Ready]) -> None:
+    """Raises NonFiniteGradientError if a row that is to be updated has a NaN or an infinity."""
     backend = updates[0].table.backend
     counts = backend.xp.zeros(len(updates), np.int64)
     # Keys that are to be inserted count as well. `rows` says which count, absent ones do not.
-    rows = [None if _inserts(update) else update.rows for update in updates]
+    rows = [None if update.inserts else update.rows for update in updates]
     publish(
         joined_launches(
             (backend, *counting_nonfinite(update.grads, its_rows, counts[i : i + 1]))

@@ -31,7 +31,7 @@ class Update(NamedTuple):
 
     Attributes:
       table: the table.
-      rule: its update rule.
+      rule: its update rule; None: the step is not of a rule.
       keys: (n,) integers; one without a row gets one where the table takes it.
       grads: (n, dim) float32; those of a repeated key are summed.
       optimizer: whose the states are; None: nobody's, the next optimizer may take them over.
@@ -40,7 +40,7 @@ class Update(NamedTuple):
     """
 
     table: EmbeddingTable
-    rule: UpdateRule
+    rule: UpdateRule | None
     keys: Array
     grads: Array
     optimizer: Any = None
@@ -63,6 +63,11 @@ class Ready(NamedTuple):
     rows: Array
     grads: Array
     num_absent: int
+
+    @property
+    def inserts(self) -> bool:
+        """Whether there are keys without a row that are to get one."""
+        return self.num_absent > 0 and self.table.inserts_for_updates
 
 
 def ready(updates: Sequence[Update]) -> list[Ready]:

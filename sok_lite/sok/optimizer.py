@@ -12,10 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.settings import Settings, family_of, refuse_unsupported, settings_of
+from sok_lite.bridge.optimizers.family import OwnStep, Settings
+from sok_lite.bridge.optimizers.settings import family_of, refuse_unsupported, settings_of
 from sok_lite.bridge.optimizers.shown import show_slots, view_of
-from sok_lite.bridge.optimizers.slots import create_slots, own_names
+from sok_lite.bridge.optimizers.slots import begin, create_slots, own_names
 from sok_lite.bridge.optimizers.step import RowOptimizer, operations, separated
+from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.engine.optimizers import SGD as SGDRule
 from sok_lite.sok.dynamic_variable import DynamicVariable
 
@@ -62,7 +64,9 @@ class OptimizerWrapper(RowOptimizer):
         self, optimizer: Any, on_nonfinite: str = "allow", stochastic_rounding: bool = False
     ) -> None:
         self._family = family_of(optimizer)
-        settings_of(optimizer, self._family)  # refuses what it cannot follow
+        settings = settings_of(optimizer, self._family)  # refuses what it cannot follow
+        if isinstance(settings, OwnStep):
+            self._carried = begin(settings, stochastic_rounding)
         inner_iterations = self._family.iterations(optimizer)
         first_step = 0
         if inner_iterations is not None and tf.executing_eagerly():
@@ -98,31 +102,29 @@ class OptimizerWrapper(RowOptimizer):
         if not pairs and not has_dense:
             return None
 
-        def settings(count: Any) -> tuple[Settings, Any]:
+        def settings(count: Any) -> tuple[Settings | OwnStep, Any]:
             rate = self._family.learning_rate(self.optimizer, count)
             settings = settings_of(self.optimizer, self._family)
             self._show_slots(settings, [variable for _, variable in pairs])
-            return settings, rate
+            return settings, 0.0 if rate is None else rate
 
+        has_more = has_dense or (self._family is V1 and global_step is not None)
         return self._step(
             pairs,
             dense,
             settings,
-            partial(self._dense_step, dense, has_dense, global_step, name),
+            partial(self._dense_step, dense, has_dense, global_step, name) if has_more else None,
             optimizer=self.optimizer,
             count=self._family.iterations(self.optimizer) if has_dense else None,
             name=name,
         )
 
     def _dense_step(self, dense: Any, has_dense: bool, global_step: Any, name: Any) -> Any:
-        is_v1 = isinstance(self.optimizer, tf.compat.v1.train.Optimizer)
-        if has_dense:
-            if is_v1:
-                return self.optimizer.apply_gradients(dense, global_step=global_step, name=name)
-            return self.optimizer.apply_gradients(dense)
-        if is_v1 and global_step is not None:
+        if not has_dense:
             return global_step.assign_add(1)
-        return None
+        if self._family is V1:
+            return self.optimizer.apply_gradients(dense, global_step=global_step, name=name)
+        return self.optimizer.apply_gradients(dense)
 
     @property
     def learning_rate(self) -> Any:
@@ -196,7 +198,7 @@ class OptimizerWrapper(RowOptimizer):
         self._show_slots(settings, dynamic)
         create_slots(self.optimizer, settings, dynamic)
 
-    def _show_slots(self, settings: Settings, variables: list[Any]) -> None:
+    def _show_slots(self, settings: Settings | OwnStep, variables: list[Any]) -> None:
         """Puts views of states where the wrapped optimizer has slots, once for each variable."""
         new = [variable for variable in variables if variable not in self._shown]
         if new:

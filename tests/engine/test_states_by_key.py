@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.initializer import Initializer
-from sok_lite.engine.optimizers import Adagrad, Adam
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update import make_states
 
@@ -17,7 +16,7 @@ def table(request, backend):
         request.param, backend, DIM, initializer=Initializer("constant", 1.0), name="states"
     )
     made.find_or_insert(backend.from_host(np.arange(40)))
-    make_states([made], Adagrad(initial_accumulator=0.25), None)
+    make_states([made], [{"accumulator": (made.dim, 0.25)}], None)
     return made
 
 
@@ -57,9 +56,10 @@ def test_states_of_several_tables_are_made_for_each_optimizer(backend):
         for name in "ab"
     ]
     owner, other = Optimizer(), Optimizer()
-    make_states(tables[1:], Adam(), owner)
-    make_states(tables, Adam(), other)
+    kinds = [{"m": (DIM, 0.0), "v": (DIM, 0.0)}] * 2
+    make_states(tables[1:], kinds[1:], owner)
+    make_states(tables, kinds, other)
     its = ["m (2)", "v (2)"]
     assert [table.store.state_names for table in tables] == [["m", "v"], ["m", "v", *its]]
-    make_states(tables, Adam(), owner)
+    make_states(tables, kinds, owner)
     assert [table.store.state_names for table in tables] == [["m", "v", *its]] * 2

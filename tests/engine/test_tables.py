@@ -355,7 +355,7 @@ def test_rows_of_zeros_are_counted_as_of_now_and_left_out_of_an_export(backend, 
         left, rows = table.export(cutoff=1e-20)
         assert (table.statistics(), table.generation) == before
         np.testing.assert_array_equal(backend.to_host(left), np.sort(keys[~is_zero]))
-        rows = backend.to_host(table._as_float32(rows))
+        rows = backend.to_host(table.row_dtype.to_float32(backend.xp, rows))
         np.testing.assert_array_equal(rows, values[~is_zero][np.argsort(keys[~is_zero])])
         assert backend.to_host(table.export()[0]).size == n
         # Rows that were zero come back, and others become zero: what counts is what is there now.

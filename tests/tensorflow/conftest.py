@@ -63,8 +63,8 @@ def play(monkeypatch):
 # test_on_gpu; SOK_LITE_LONG=1 takes all modules but those that choose for themselves.
 _ON_GPU_TOO = {"test_lookup_sparse", "test_embedding_lookup", "test_static_variable"}
 _NOT_ON_GPU = {
-    *("test_gpu", "test_host_call", "test_interrupts_tf", "test_joined", "test_on_gpu"),
-    "test_tensor",
+    *("test_every_optimizer", "test_gpu", "test_host_call", "test_interrupts_tf", "test_joined"),
+    *("test_on_gpu", "test_tensor"),
 }
 
 

@@ -163,9 +163,7 @@ NEW = [
 def test_keras(package, name, options, rule, dim):
     start, grads = a_start(dim)
     make = getattr((keras if package == "keras" else tf_keras).optimizers, name)
-    # Nadam's products of momenta are float32 there.
-    tolerance = 1e-5 if isinstance(rule, Nadam) else 2e-6
-    compare(rule, keras_steps(make(**options), start, grads), start, grads, tolerance)
+    compare(rule, keras_steps(make(**options), start, grads), start, grads)
 
 
 def test_tf_keras_adam_with_adaptive_epsilon():

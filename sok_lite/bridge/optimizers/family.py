@@ -1,18 +1,36 @@
 """What a family of optimizers tells about a step: the rule it stands for, and its settings.
 
+An optimizer that stands for no rule takes its step itself: a copy of it updates the rows.
+
 A setting may be a number, a variable, a tensor or a callable; what may change is read anew in every
 step, what selects a formula is not.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sok_lite.engine.optimizers import UpdateRule
 
 
+class OwnStep(NamedTuple):
+    """The step of an optimizer that no rule follows, and takes it itself.
+
+    Attributes:
+      optimizer: the optimizer.
+      family: of it.
+      numbers: setting -> number, variable or tensor; read in every step.
+      decays: whether weight decay acts on a variable.
+    """
+
+    optimizer: Any
+    family: "Family"
+    numbers: dict[str, Any]
+    decays: Callable[[Any], bool] = lambda variable: True
+
+
 class Settings(NamedTuple):
-    """An optimizer's update of all variables in this step.
+    """An optimizer's update of all variables in this step, by a rule.
 
     Attributes:
       rule: class of the rule.
@@ -28,6 +46,36 @@ class Settings(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Copying:
+    """How the optimizers of a family are copied, and a copy made to update variables.
+
+    Attributes:
+      numbers: what of the settings are tensors, variables or callables: read in every step.
+      config: of an optimizer, taken before its first step: what a copy is made from.
+      make: takes the optimizer, the config, the learning rate, the numbers, and names of attributes
+        that the copy is to have as they are by now; gives a copy that is not built.
+      variable: makes a variable that a copy can update, of a float32 tensor and a name.
+      build: takes a copy, all variables that it is to update, and those of them that weight decay
+        does not act on; makes its own variables.
+      not_states: attributes of a copy whose variables are neither states nor numbers that go on
+        from step to step.
+      slot_name: takes a copy, a variable of its own and the variable it was made for; gives what
+        the family calls it; None: its own name says it.
+      apply: takes a copy, pairs of gradients and variables, and the number of the step, 1 for the
+        first.
+    """
+
+    numbers: Callable[[Any], dict[str, Any]]
+    config: Callable[[Any], Mapping[str, Any]]
+    make: Callable[[Any, Mapping[str, Any], float, Mapping[str, float], Collection[str]], Any]
+    variable: Callable[[Any, str], Any]
+    build: Callable[[Any, Sequence[Any], Sequence[Any]], None]
+    not_states: tuple[str, ...]
+    slot_name: Callable[[Any, Any, Any], str | None]
+    apply: Callable[[Any, Sequence[tuple[Any, Any]], int], None]
+
+
+@dataclass(frozen=True)
 class Family:
     """What the optimizers of one family have in common.
 
@@ -37,6 +85,7 @@ class Family:
       iterations: the optimizer's own step counter, or None.
       learning_rate: of the step after `iterations` steps.
       has_decay: whether the optimizers may have a `weight_decay`, and `_use_weight_decay`.
+      copying: how they are copied, for those that no rule follows.
       slots: how the optimizers keep slots, "by variable" or "by name"; None: they have none.
       slot_names: of a rule, what the family calls a state by another name.
     """
@@ -46,5 +95,6 @@ class Family:
     iterations: Callable[[Any], Any]
     learning_rate: Callable[[Any, Any], Any]
     has_decay: bool
+    copying: Copying
     slots: str | None = None
     slot_names: Mapping[type[UpdateRule], Mapping[str, str]] = field(default_factory=dict)

@@ -28,6 +28,7 @@ from sok_lite.bridge.row_gradient import are_distinct
 from sok_lite.bridge.tensor import to_array
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.segments import cut
 from sok_lite.engine.update import Update, apply_updates
 
@@ -109,7 +110,7 @@ class NonFiniteRows:
         return self._before + sum(on_device(backend, int, count[0]) for backend, count in counts)
 
 
-class OptimizerHost:
+class StepHost:
     """The host half of an update. Holds no tensor and keeps no variable or optimizer alive.
 
     Args:
@@ -117,7 +118,6 @@ class OptimizerHost:
       optimizer: whose states the rows have.
       variables: one for each gradient.
       kinds: what is known of the keys of each gradient.
-      settings: of the optimizer.
     """
 
     def __init__(
@@ -126,15 +126,11 @@ class OptimizerHost:
         optimizer: Any,
         variables: Sequence[TableVariable],
         kinds: Sequence[KeysKind],
-        settings: Settings,
     ) -> None:
         self._owner = weakref.ref(owner)
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._variables = [weakref.ref(variable) for variable in variables]
         self._kinds = kinds
-        self._rule = partial(settings.rule, **settings.flags)
-        self._names = list(settings.numbers)
-        self._decays = [settings.decays(variable) for variable in variables]
         self._on_nonfinite = owner.on_nonfinite
         self._stochastic_rounding = owner.stochastic_rounding
         self._backend: Backend = variables[0].table.backend
@@ -156,24 +152,23 @@ class OptimizerHost:
           check_only: raises what there is to raise, and changes no row.
           along: actions to be taken with the change of the rows.
         """
+        raise NotImplementedError
+
+    def _updates(self, rules: Sequence[UpdateRule | None], tensors: Sequence[Any]) -> list[Update]:
+        """Returns the update of each variable by its rule."""
         optimizer = None if self._optimizer is None else alive(self._optimizer)
-        learning_rate, *values = numbers
-        rule = self._rule(**dict(zip(self._names, values, strict=True)))
-        undecayed = rule if all(self._decays) else replace(rule, weight_decay=0.0)
         tables = [alive(reference).table for reference in self._variables]
-        updates = [
-            Update(table, rule if decays else undecayed, keys, grads, optimizer, kind.of_gradient)
-            for table, decays, kind, (keys, grads) in zip(
-                tables, self._decays, self._kinds, self._gradients(tensors), strict=True
+        return [
+            Update(table, rule, keys, grads, optimizer, kind.of_gradient)
+            for table, rule, kind, (keys, grads) in zip(
+                tables, rules, self._kinds, self._gradients(tensors), strict=True
             )
         ]
+
+    def _num_nonfinite(self) -> Array | None:
+        """Returns where gradient rows with a NaN or an infinity are counted."""
         owner = self._owner()
-        apply_updates(
-            *(updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding),
-            check_only=check_only,
-            along=along,
-            num_nonfinite=None if owner is None else owner.nonfinite.count_on(self._backend),
-        )
+        return None if owner is None else owner.nonfinite.count_on(self._backend)
 
     def _gradients(self, tensors: Sequence[Any]) -> Iterable[tuple[Array, Array]]:
         """Returns keys and gradient of each variable."""
@@ -186,3 +181,37 @@ class OptimizerHost:
         for array, grad, kind in zip(keys, grads, self._kinds, strict=True):
             as_given = kind.are_uint64 and not kind.of_gradient
             yield array.view(np.uint64) if as_given else array, grad
+
+
+class RuleHost(StepHost):
+    """The host half of an update by a rule.
+
+    Args:
+      settings: of the optimizer.
+    """
+
+    def __init__(self, settings: Settings, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._rule = partial(settings.rule, **settings.flags)
+        self._names = list(settings.numbers)
+        self._decays = [settings.decays(alive(variable)) for variable in self._variables]
+
+    def run(
+        self,
+        numbers: Sequence[float],
+        step: int,
+        tensors: Sequence[Any],
+        check_only: bool = False,
+        along: Sequence[Action] = (),
+    ) -> None:
+        """Applies one step; see StepHost."""
+        learning_rate, *values = numbers
+        rule = self._rule(**dict(zip(self._names, values, strict=True)))
+        undecayed = rule if all(self._decays) else replace(rule, weight_decay=0.0)
+        updates = self._updates([rule if decays else undecayed for decays in self._decays], tensors)
+        apply_updates(
+            *(updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding),
+            check_only=check_only,
+            along=along,
+            num_nonfinite=self._num_nonfinite(),
+        )

@@ -1,10 +1,12 @@
 """The optimizers of Keras 3. Those of tf_keras have the same settings under the same names."""
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.family import Family, Settings
+from sok_lite.bridge.optimizers.copies import made_anew
+from sok_lite.bridge.optimizers.family import Copying, Family, Settings
 from sok_lite.engine import optimizers as rules
 
 
@@ -127,4 +129,51 @@ def _learning_rate(optimizer: Any, iterations: Any) -> Any:
     return rate(tf.convert_to_tensor(iterations)) if is_schedule else rate()
 
 
-KERAS3 = Family("Keras 3", _KERAS_SETTINGS, lambda o: o.iterations, _learning_rate, has_decay=True)
+def _made(
+    optimizer: Any,
+    config: Mapping[str, Any],
+    learning_rate: float,
+    numbers: Mapping[str, float],
+    followed: Collection[str],
+) -> Any:
+    copy = made_anew(optimizer, config, {"learning_rate": learning_rate}, followed)
+    if hasattr(getattr(copy, "_learning_rate", None), "assign"):
+        copy.learning_rate = learning_rate
+    return copy
+
+
+def _variable(rows: Any, name: str) -> Any:
+    import keras
+
+    return keras.Variable(rows, name=name)
+
+
+def _build(copy: Any, variables: Sequence[Any], undecayed: Sequence[Any]) -> None:
+    copy.exclude_from_weight_decay(var_list=list(undecayed))
+    copy.build(list(variables))
+
+
+def _apply(copy: Any, pairs: Sequence[tuple[Any, Any]], step: int) -> None:
+    copy.iterations.assign(step - 1)
+    copy.apply_gradients(pairs)
+
+
+_COPYING = Copying(
+    numbers=lambda o: {},
+    config=lambda o: o.get_config(),
+    make=_made,
+    variable=_variable,
+    build=_build,
+    not_states=("_iterations", "_learning_rate", "_current_learning_rate"),
+    slot_name=lambda copy, own, variable: None,
+    apply=_apply,
+)
+
+KERAS3 = Family(
+    "Keras 3",
+    _KERAS_SETTINGS,
+    lambda o: o.iterations,
+    _learning_rate,
+    has_decay=True,
+    copying=_COPYING,
+)

@@ -1,10 +1,13 @@
 """tf_keras' legacy optimizers, whose settings are variables behind `_get_hyper`."""
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.family import Family, Settings
+from sok_lite.bridge.optimizers.copies import made_anew
+from sok_lite.bridge.optimizers.family import Copying, Family, Settings
+from sok_lite.bridge.optimizers.tf_keras import variable
 from sok_lite.engine import optimizers as rules
 
 
@@ -100,12 +103,64 @@ def _iterations(optimizer: Any) -> Any:
         return optimizer.iterations
 
 
+def _numbers(optimizer: Any) -> dict[str, Any]:
+    names = [name for name in optimizer._hyper if name not in ("learning_rate", "decay")]
+    values = {name: optimizer._get_hyper(name) for name in names}
+    return {name: value for name, value in values.items() if not callable(value)}
+
+
+def _made(
+    optimizer: Any,
+    config: Mapping[str, Any],
+    learning_rate: float,
+    numbers: Mapping[str, float],
+    followed: Collection[str],
+) -> Any:
+    changes: dict[str, Any] = {"learning_rate": learning_rate}
+    if not _is_nadam(optimizer):
+        changes |= {"decay": 0.0, "initial_decay": 0.0}  # is in the learning rate
+    copy = made_anew(optimizer, config, changes, followed)
+    copy._hyper.update({**numbers, "learning_rate": learning_rate})
+    return copy
+
+
+def _build(copy: Any, variables: Sequence[Any], undecayed: Sequence[Any]) -> None:
+    copy._create_all_weights(list(variables))
+
+
+def _slot_name(copy: Any, own: Any, variable: Any) -> str | None:
+    names = copy.get_slot_names()
+    slots = copy._slots.get(_slot_key(variable), {})
+    return next((name for name in names if slots.get(name) is own), None)
+
+
+def _slot_key(variable: Any) -> Any:
+    return variable._unique_id
+
+
+def _apply(copy: Any, pairs: Sequence[tuple[Any, Any]], step: int) -> None:
+    copy.iterations.assign(step - 1)
+    copy.apply_gradients(pairs)
+
+
+_COPYING = Copying(
+    numbers=_numbers,
+    config=lambda o: o.get_config(),
+    make=_made,
+    variable=variable,
+    build=_build,
+    not_states=("_iterations", "_hyper"),
+    slot_name=_slot_name,
+    apply=_apply,
+)
+
 LEGACY = Family(
     "tf_keras.optimizers.legacy",
     _LEGACY_SETTINGS,
     _iterations,
     _learning_rate,
     has_decay=False,
+    copying=_COPYING,
     slots="by variable",
     slot_names={
         rules.RMSprop: {"mean_grad": "mg"},

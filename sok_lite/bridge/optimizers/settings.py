@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.family import Family, Settings
+from sok_lite.bridge.optimizers.family import Family, OwnStep, Settings
 from sok_lite.bridge.optimizers.keras3 import KERAS3
 from sok_lite.bridge.optimizers.legacy import LEGACY
 from sok_lite.bridge.optimizers.tf_keras import TF_KERAS
@@ -36,18 +36,25 @@ def family_of(optimizer: Any) -> Family:
     )
 
 
-def settings_of(optimizer: Any, family: Family) -> Settings:
+def settings_of(optimizer: Any, family: Family) -> Settings | OwnStep:
     """Returns the rule of an optimizer and its settings, the learning rate not included.
 
+    Returns:
+      Settings; an OwnStep where no rule is known to do what the optimizer does.
+
     Raises:
-      NotImplementedError: there is no rule for its class, or it does something to gradients or
-        variables that a rule cannot do row by row.
+      NotImplementedError: it does something to gradients or variables that cannot be done row by
+        row.
     """
     name = _class_name(optimizer, family)
     refuse_unsupported(optimizer)
-    settings = family.settings[name](optimizer)
     decay = getattr(optimizer, "weight_decay", None) if family.has_decay else None
-    if decay is None or decay is False:
+    has_decay = decay is not None and decay is not False
+    if name is None:
+        own = OwnStep(optimizer, family, family.copying.numbers(optimizer))
+        return own._replace(decays=optimizer._use_weight_decay) if has_decay else own
+    settings = family.settings[name](optimizer)
+    if not has_decay:
         return settings
     numbers = settings.numbers | {"weight_decay": decay}
     return settings._replace(numbers=numbers, decays=optimizer._use_weight_decay)
@@ -59,28 +66,27 @@ _FRAMEWORKS = {"keras", "sok_lite", "tf_keras", "tensorflow"}
 _NOT_BY_ROW = {
     "Lamb": "its step needs the norms of the whole variable and of its whole gradient",
     "Adafactor": "its states are means over the rows and over the columns of the whole variable",
+    "SyncReplicasOptimizer": "its gradients wait at parameter servers until all workers have come",
     "Muon": "its step makes the gradient of a whole matrix orthogonal",
 }
 
 
-def _class_name(optimizer: Any, family: Family) -> str:
-    """Returns the class name that names the rule; a subclass counts if it changes nothing."""
+def _class_name(optimizer: Any, family: Family) -> str | None:
+    """Returns the class name that names the rule; None: the optimizer takes its step itself.
+
+    A subclass has the rule of its class if it changes nothing.
+    """
+    is_own = False
     for base in type(optimizer).__mro__:
         module = base.__module__.split(".")[0]
         if module in _FRAMEWORKS:
-            if base.__name__ in family.settings:
+            if base.__name__ in family.settings and not is_own:
                 return base.__name__
             break
         changed = [
-            name
-            for name in vars(base)
-            if name not in ("__init__", "get_config") and not name.startswith("__")
+            name for name in vars(base) if name not in _OF_ANY_CLASS and not name.startswith("__")
         ]
-        if changed and module != "horovod":
-            raise NotImplementedError(
-                f"No update rule for rows can be told of {type(optimizer).__name__}, "
-                f"which has its own {changed[0]}. Give it the optimizer class itself."
-            )
+        is_own |= bool(changed) and module != "horovod"
     if type(optimizer).__name__.startswith("LossScaleOptimizer"):
         raise NotImplementedError(
             "A LossScaleOptimizer cannot update rows of a table: whether it skips a step is "
@@ -88,16 +94,16 @@ def _class_name(optimizer: Any, family: Family) -> str:
         )
     what = f"{type(optimizer).__name__} of {family.name}"
     for base in type(optimizer).__mro__:
-        if base.__name__ in _NOT_BY_ROW:
+        if base.__module__.split(".")[0] in _FRAMEWORKS and base.__name__ in _NOT_BY_ROW:
             raise NotImplementedError(
                 f"Rows have no update rule for {what}: {_NOT_BY_ROW[base.__name__]}, and a table "
                 f"changes row by row. There is one for {', '.join(sorted(family.settings))}."
             )
-    raise NotImplementedError(
-        f"Rows have no update rule for {what}. There is one for "
-        f"{', '.join(sorted(family.settings))}."
-    )
+    return None
 
+
+# What a class may have of its own, and its optimizers still take the steps of their base class.
+_OF_ANY_CLASS = {"__init__", "get_config", "_abc_impl"}
 
 _UNSUPPORTED = {
     "clipnorm": "clip the gradients of the rows yourself (tf.clip_by_norm on gradient.values)",

@@ -9,12 +9,13 @@ lists or saves its slots those of tables are not there: they are saved with thei
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from sok_lite.bridge import tf_private
-from sok_lite.bridge.optimizers.family import Family, Settings
+from sok_lite.bridge.optimizers.family import Family, OwnStep, Settings
 from sok_lite.bridge.optimizers.settings import family_of, settings_of
-from sok_lite.bridge.optimizers.slots import own_names, rule_of, state_name
+from sok_lite.bridge.optimizers.slots import kinds_of, own_names, state_name
 from sok_lite.bridge.slot import SlotView
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
@@ -32,19 +33,20 @@ def view_of(optimizer: Any, variable: TableVariable, name: str) -> SlotView:
       ValueError: it has no such state in this variable.
     """
     settings = settings_of(optimizer, family_of(optimizer))
-    return SlotView(
-        variable, state_name(settings, name), optimizer, lambda: rule_of(settings).states
-    )
+    return SlotView(variable, state_name(settings, name), optimizer, partial(kinds_of, settings))
 
 
 def show_slots(
-    optimizer: Any, family: Family, settings: Settings, variables: Iterable[TableVariable]
+    optimizer: Any,
+    family: Family,
+    settings: Settings | OwnStep,
+    variables: Iterable[TableVariable],
 ) -> None:
     """Puts the states of variables where an optimizer has slots, if it is of a kind that has any.
 
-    Only attributes of this one optimizer change.
+    Only attributes of this one optimizer change, and none where a copy of it takes the step.
     """
-    if family.slots is None:
+    if family.slots is None or isinstance(settings, OwnStep):
         return
     names = own_names(settings, family)
     for variable in variables:

@@ -6,10 +6,13 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.optimizers.family import Family, Settings
+from sok_lite.bridge.optimizers.family import Family, OwnStep, Settings
+from sok_lite.bridge.optimizers.own_step import Carried, Now, own_steps
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine import optimizers as rules
 from sok_lite.engine.optimizers import UpdateRule
+from sok_lite.engine.rows.state_owner import Kinds
+from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.update import make_states
 
 # What Keras 3, tf_keras, its legacy optimizers and those of TF1 call a state that a rule calls
@@ -43,20 +46,64 @@ def rule_of(settings: Settings) -> UpdateRule:
     return settings.rule(**numbers, **settings.flags)
 
 
-def state_name(settings: Settings, name: str) -> str:
+def kinds_of(settings: Settings | OwnStep, table: EmbeddingTable) -> Kinds:
+    """Returns the states of the rows of a table, before the first update as well."""
+    if isinstance(settings, Settings):
+        return {name: (table.dim, initial) for name, initial in rule_of(settings).states.items()}
+    steps = own_steps(settings)
+    with tf.init_scope():
+        steps.know(settings.optimizer, now_of(settings), [table])
+    return steps.kinds(table)
+
+
+def begin(settings: OwnStep, stochastic_rounding: bool) -> Carried:
+    """Tries an optimizer out that takes its steps itself, unless a TF1 graph is outside.
+
+    Returns:
+      What goes on from step to step beside the states of rows, for a checkpoint.
+
+    Raises:
+      NotImplementedError: it cannot, or not with random rounding.
+    """
+    if stochastic_rounding:
+        raise NotImplementedError(
+            f"Rows have no update rule for {type(settings.optimizer).__name__}: a copy of it "
+            "updates them, and what it gives is rounded to nearest. Leave out "
+            "`stochastic_rounding`, or make the table of tf.float32."
+        )
+    steps = own_steps(settings)
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            steps.try_out(settings.optimizer, now_of(settings))
+    return steps.carried
+
+
+@tf.autograph.experimental.do_not_convert
+def now_of(settings: OwnStep) -> Now:
+    """Returns what a trial step is taken with."""
+    rate = settings.family.learning_rate(settings.optimizer, 0)
+    numbers = {name: float(value) for name, value in settings.numbers.items()}
+    return Now(1, 0.0 if rate is None else float(rate), numbers)
+
+
+def state_name(settings: Settings | OwnStep, name: str) -> str:
     """Returns the rule's name of a state that may have the framework's; others as they are."""
+    if isinstance(settings, OwnStep):
+        return name
     for rule in settings.rule.__mro__:
         if name in _FRAMEWORKS_NAMES.get(rule, {}):
             return _FRAMEWORKS_NAMES[rule][name]
     return name
 
 
-def own_names(settings: Settings, family: Family) -> list[str]:
-    """Returns the names of a rule's states as the optimizers of a family have them.
+def own_names(settings: Settings | OwnStep, family: Family) -> list[str]:
+    """Returns the names of the states as the optimizers of a family have them.
 
     No setting is evaluated, for it may be a tensor of a graph. Only of a momentum does it matter to
     the states whether there is any: what is no plain number is.
     """
+    if isinstance(settings, OwnStep):
+        return own_steps(settings).state_names
     numbers = {
         name: value if isinstance(value, (int, float)) else 0.5
         for name, value in settings.numbers.items()
@@ -67,11 +114,13 @@ def own_names(settings: Settings, family: Family) -> list[str]:
     return [others.get(name, name) for name in rule.states]
 
 
-def create_slots(optimizer: Any, settings: Settings, variables: Sequence[TableVariable]) -> None:
+def create_slots(
+    optimizer: Any, settings: Settings | OwnStep, variables: Sequence[TableVariable]
+) -> None:
     """Makes the states of the rows of variables now, as the first update would."""
     if not variables:
         return
     with tf.init_scope():
-        rule = rule_of(settings)
         tables = [variable.table for variable in variables]
-        on_device(tables[0].backend, make_states, tables, rule, optimizer)
+        kinds = [kinds_of(settings, table) for table in tables]
+        on_device(tables[0].backend, make_states, tables, kinds, optimizer)

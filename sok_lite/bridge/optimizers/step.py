@@ -10,15 +10,17 @@ import tensorflow as tf
 
 from sok_lite.backend.publish import setting
 from sok_lite.bridge.host_call import host_call, on_device, refuse_replicas
-from sok_lite.bridge.optimizers.family import Settings
+from sok_lite.bridge.optimizers.family import OwnStep, Settings
 from sok_lite.bridge.optimizers.host import (
     NonFiniteRows,
-    OptimizerHost,
+    RuleHost,
+    StepHost,
     checked_gradient,
     joined_gradients,
     keys_kind,
 )
 from sok_lite.bridge.optimizers.order import StepOrder, Turn, dense_checks, keep_alive
+from sok_lite.bridge.optimizers.own_step import OwnStepHost
 from sok_lite.bridge.variable import TableVariable
 
 Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
@@ -88,7 +90,7 @@ class RowOptimizer(tf.Module):
         self,
         pairs: Pairs,
         dense: Sequence[tuple[Any, Any]],
-        settings: Callable[[Any], tuple[Settings, Any]],
+        settings: Callable[[Any], tuple[Settings | OwnStep, Any]],
         dense_step: Callable[[], Any] | None,
         *,
         optimizer: Any = None,
@@ -138,7 +140,7 @@ class RowOptimizer(tf.Module):
     def _update(
         self,
         pairs: Pairs,
-        settings: Settings,
+        settings: Settings | OwnStep,
         learning_rate: Any,
         step: tf.Tensor,
         optimizer: Any = None,
@@ -163,7 +165,7 @@ class RowOptimizer(tf.Module):
         refuse_replicas(what)
         gradients = [checked_gradient(*pair) for pair in pairs]
         kinds = [keys_kind(keys, var) for (keys, _), var in zip(gradients, variables, strict=True)]
-        host = OptimizerHost(self, optimizer, variables, kinds, settings)
+        host = _host(settings, self, optimizer, variables, kinds)
         numbers = [learning_rate, *settings.numbers.values()]
         inputs = joined_gradients(gradients, backend)
         if tf.executing_eagerly():
@@ -204,6 +206,12 @@ def separated(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tu
                 f"Received: {type(grad).__name__}."
             )
     return pairs, dense
+
+
+def _host(settings: Settings | OwnStep, *arguments: Any) -> StepHost:
+    if isinstance(settings, Settings):
+        return RuleHost(settings, *arguments)
+    return OwnStepHost(settings, *arguments)
 
 
 def operations(*results: Any) -> list[Any]:

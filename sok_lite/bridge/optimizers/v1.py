@@ -1,10 +1,14 @@
 """The optimizers of tf.compat.v1.train, whose settings are private: numbers, tensors, callables."""
 
+import copy as copying
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.family import Family, Settings
+from sok_lite.bridge.optimizers.copies import CannotStepError, variables_in
+from sok_lite.bridge.optimizers.family import Copying, Family, Settings
+from sok_lite.bridge.optimizers.tf_keras import variable
 from sok_lite.engine import optimizers as rules
 
 
@@ -88,9 +92,72 @@ _V1_SETTINGS = {
 
 
 def _learning_rate(optimizer: Any, iterations: Any) -> Any:
-    rate = optimizer._lr if hasattr(optimizer, "_lr") else optimizer._learning_rate
-    return _called(rate)
+    name = _name_of_rate(optimizer)
+    return None if name is None else _called(getattr(optimizer, name))
 
+
+def _name_of_rate(optimizer: Any) -> str | None:
+    return next((name for name in ("_lr", "_learning_rate") if hasattr(optimizer, name)), None)
+
+
+def _numbers(optimizer: Any) -> dict[str, Any]:
+    """Returns the attributes that may belong to a graph."""
+    here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name != _name_of_rate(optimizer)
+        and (isinstance(value, tf.Variable) or tf.is_tensor(value))
+        and value.shape.rank == 0
+        # Of another graph are those that a step of that graph has left.
+        and (isinstance(value, tf.Variable) or getattr(value, "graph", None) is here)
+    }
+
+
+def _made(
+    optimizer: Any,
+    config: Mapping[str, Any],
+    learning_rate: float,
+    numbers: Mapping[str, float],
+    followed: Collection[str],
+) -> Any:
+    copy = copying.copy(optimizer)
+    # Slots begin anew; all else is as in the optimizer.
+    tf.compat.v1.train.Optimizer.__init__(copy, optimizer._use_locking, optimizer.get_name())
+    for name, value in numbers.items():
+        setattr(copy, name, value)
+    rate = _name_of_rate(optimizer)
+    if rate is not None:
+        setattr(copy, rate, learning_rate)
+    held = variables_in(copy, ())
+    if held:
+        names = ", ".join(repr(name) for name, _ in held)
+        raise CannotStepError(
+            optimizer,
+            f"it has variables ({names}) that are no slots, and a copy of it would change them.",
+        )
+    return copy
+
+
+def _build(copy: Any, variables: Sequence[Any], undecayed: Sequence[Any]) -> None:
+    copy._create_slots(list(variables))
+
+
+def _slot_name(copy: Any, own: Any, variable: Any) -> str | None:
+    names = copy.get_slot_names()
+    return next((name for name in names if copy.get_slot(variable, name) is own), None)
+
+
+_COPYING = Copying(
+    numbers=_numbers,
+    config=lambda o: {},
+    make=_made,
+    variable=variable,
+    build=_build,
+    not_states=(),
+    slot_name=_slot_name,
+    apply=lambda copy, pairs, step: copy.apply_gradients(pairs),
+)
 
 V1 = Family(
     "tf.compat.v1.train",
@@ -98,6 +165,7 @@ V1 = Family(
     lambda o: None,
     _learning_rate,
     has_decay=False,
+    copying=_COPYING,
     slots="by name",
     slot_names={
         rules.RMSprop: {"mean_grad": "mg"},

@@ -26,6 +26,7 @@ class Adadelta(UpdateRule):
 
     kernel: ClassVar[str] = "update_adadelta"
     columns: ClassVar[tuple[str, ...]] = ("accumulator", "delta_accumulator")
+    lazy: ClassVar[str] = "fading of both"
 
     def __post_init__(self) -> None:
         super().__post_init__()

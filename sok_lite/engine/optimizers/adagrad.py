@@ -27,6 +27,7 @@ class Adagrad(UpdateRule):
 
     kernel: ClassVar[str] = "update_adagrad"
     columns: ClassVar[tuple[str, ...]] = ("accumulator",)
+    lazy: ClassVar[str] = "nothing"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -44,6 +44,7 @@ class Adam(UpdateRule):
     kernel: ClassVar[str] = "update_adam"
     columns: ClassVar[tuple[str, ...]] = ("m", "v", "vhat")
     counts_steps: ClassVar[bool] = True
+    lazy: ClassVar[str] = "steps by `m`; fading of `m` and `v`"
 
     def __post_init__(self) -> None:
         super().__post_init__()

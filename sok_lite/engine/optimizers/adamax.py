@@ -29,6 +29,7 @@ class Adamax(UpdateRule):
     kernel: ClassVar[str] = "update_adamax"
     columns: ClassVar[tuple[str, ...]] = ("m", "v")
     counts_steps: ClassVar[bool] = True
+    lazy: ClassVar[str] = "steps by `m`; fading of `m` and `v`"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,6 +32,7 @@ class Ftrl(UpdateRule):
 
     kernel: ClassVar[str] = "update_ftrl"
     columns: ClassVar[tuple[str, ...]] = ("accumulator", "linear")
+    lazy: ClassVar[str] = "value to 0; l2 shrinkage"
 
     def __post_init__(self) -> None:
         super().__post_init__()

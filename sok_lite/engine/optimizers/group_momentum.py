@@ -26,6 +26,7 @@ class GroupMomentum(GroupRule):
 
     kernel: ClassVar[str] = "update_group_momentum"
     columns: ClassVar[tuple[str, ...]] = ("linear", "momentum")
+    lazy: ClassVar[str] = "steps by momentum, which fades; penalties"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,6 +23,7 @@ class Lion(UpdateRule):
 
     kernel: ClassVar[str] = "update_lion"
     columns: ClassVar[tuple[str, ...]] = ("m",)
+    lazy: ClassVar[str] = "steps by `m`, which fades"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,6 +27,7 @@ class Momentum(UpdateRule):
 
     kernel: ClassVar[str] = "update_momentum"
     columns: ClassVar[tuple[str, ...]] = ("momentum",)
+    lazy: ClassVar[str] = "steps by momentum, which fades"
 
     def __post_init__(self) -> None:
         super().__post_init__()

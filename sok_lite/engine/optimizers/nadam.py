@@ -37,6 +37,7 @@ class Nadam(UpdateRule):
     kernel: ClassVar[str] = "update_nadam"
     columns: ClassVar[tuple[str, ...]] = ("m", "v")
     counts_steps: ClassVar[bool] = True
+    lazy: ClassVar[str] = "steps by `m`; fading of `m` and `v`"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,16 +52,19 @@ class Nadam(UpdateRule):
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         momentum, coming = self._momentum(step), self._momentum(step + 1)
         product = self._product(step)
-        power_2 = np.float32(float(np.float32(self.beta_2)) ** step)
+        # In float32 as TensorFlow has it; see Adam. Nadam has 1 - beta_2 in float32 too, and the
+        # errors of the two, each 1e-5 of it, cancel.
+        beta_2 = float(np.float32(self.beta_2))
+        power_2 = np.float32(beta_2**step)
         return (
             learning_rate,
             self._decay(learning_rate),
             1 - self.beta_1,
-            1 - self.beta_2,
+            1 - beta_2,
             self.epsilon,
             coming / (1 - product * coming),
             (1 - momentum) / (1 - product),
-            float(np.float32(1) - power_2),  # in float32 as TensorFlow has it; see Adam
+            float(np.float32(1) - power_2),
         )
 
     def _momentum(self, step: int) -> float:

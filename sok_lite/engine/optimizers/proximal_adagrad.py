@@ -25,6 +25,7 @@ class ProximalAdagrad(UpdateRule):
 
     kernel: ClassVar[str] = "update_proximal_adagrad"
     columns: ClassVar[tuple[str, ...]] = ("accumulator",)
+    lazy: ClassVar[str] = "l1 and l2"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,6 +22,7 @@ class ProximalSGD(UpdateRule):
     l2: float = 0.0
 
     kernel: ClassVar[str] = "update_proximal_sgd"
+    lazy: ClassVar[str] = "l1 and l2"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,6 +34,7 @@ class RMSprop(UpdateRule):
 
     kernel: ClassVar[str] = "update_rmsprop"
     columns: ClassVar[tuple[str, ...]] = ("rms", "mean_grad", "momentum")
+    lazy: ClassVar[str] = "fading; momentum steps"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part
-from sok_lite.engine.rows.state_owner import States
+from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import RowStore
 
 Scalars = tuple[float | int, ...]
@@ -41,6 +41,9 @@ class UpdateRule:
     columns: ClassVar[tuple[str, ...]] = ()
     # Whether a step depends on its number: the states are then worth nothing without the count.
     counts_steps: ClassVar[bool] = False
+    # What a dense optimizer does to a row without a gradient, and the rule does not; weight decay
+    # aside. Every rule says it, since docs/optimizers.md does: "nothing", or a few words.
+    lazy: ClassVar[str]
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -117,8 +120,12 @@ class RuleStep(NamedTuple):
     number: int
     scalars: Scalars
 
+    def kinds(self, dim: int) -> Kinds:
+        """Returns the kinds of its states, of rows of `dim` elements."""
+        return {name: (dim, initial) for name, initial in self.states.items()}
 
-def rule_step(rule: UpdateRule, learning_rate: float, number: int) -> RuleStep:
+
+def rule_step(rule: UpdateRule | None, learning_rate: float, number: int) -> RuleStep:
     """Returns a step of a rule.
 
     Args:
@@ -241,10 +248,9 @@ def apply_rule(
     rows, grads = _checked(backend, store.dim, rows, grads)
     if rounding is not None and store.row_dtype.name != "float32":
         _check_rounding(rounding, rows)
+    check_on_nonfinite(on_nonfinite)
     if on_nonfinite == "error":
         _raise_if_nonfinite(backend, grads, rows)
-    elif on_nonfinite != "allow":
-        raise ValueError(f"`on_nonfinite` must be 'allow' or 'error'. Received: {on_nonfinite!r}.")
     states = {name: store.ensure_state(name, initial) for name, initial in taken.states.items()}
     count = backend.xp.zeros(1, np.int64)
     kernel, part = updating(store, states, taken, rows, grads, count, rounding)
@@ -282,6 +288,12 @@ def check_step(learning_rate: float, step: int) -> None:
         raise ValueError(f"`learning_rate` must be finite. Received: {learning_rate!r}.")
     if step < 1:
         raise ValueError(f"`step` must be >= 1, 1 for the first update. Received: {step}.")
+
+
+def check_on_nonfinite(on_nonfinite: str) -> None:
+    """Raises ValueError for what is neither "allow" nor "error"."""
+    if on_nonfinite not in ("allow", "error"):
+        raise ValueError(f"`on_nonfinite` must be 'allow' or 'error'. Received: {on_nonfinite!r}.")
 
 
 def _raise_if_nonfinite(backend: Backend, grads: Array, rows: Array) -> None:

@@ -15,6 +15,7 @@ class SGD(UpdateRule):
     """`w -= lr * g`."""
 
     kernel: ClassVar[str] = "update_sgd"
+    lazy: ClassVar[str] = "nothing"
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         return learning_rate, self._decay(learning_rate)

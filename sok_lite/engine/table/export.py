@@ -79,7 +79,7 @@ class Exports(TableParts):
     def num_zero_rows(self) -> int:
         """Returns how many keys have a row of nothing but 0 now. It looks at every row."""
         return sum(
-            int((self._as_float32(entries.values) == 0).all(axis=1).sum())
+            int((self.row_dtype.to_float32(self.backend.xp, entries.values) == 0).all(axis=1).sum())
             for entries in self.chunks()
         )
 
@@ -91,7 +91,9 @@ class Exports(TableParts):
         """
         if not cutoff > 0:
             raise ValueError(f"`cutoff` must be above 0. Received: {cutoff}.")
-        return lambda entries: (abs(self._as_float32(entries.values)) < cutoff).all(axis=1)
+        return lambda entries: (
+            abs(self.row_dtype.to_float32(self.backend.xp, entries.values)) < cutoff
+        ).all(axis=1)
 
     def _chosen(self, predicate: Predicate) -> Iterator[Entries]:
         for entries in self.chunks():

@@ -9,7 +9,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, setting
-from sok_lite.engine.dtypes import KeyDtype, bfloat16_to_float32, key_dtype, row_dtype
+from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
 from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.table.clock import Clock
@@ -257,11 +257,6 @@ class TableParts(Exclusive, ABC):
         if scores.dtype.kind == "i" and bool((scores < 0).any()):
             raise ValueError(f"scores must not be negative. Received: {int(scores.min())}.")
         return xp.ascontiguousarray(scores, dtype=np.uint64)
-
-    def _as_float32(self, values: Array) -> Array:
-        if self.row_dtype.name == "bfloat16":
-            return bfloat16_to_float32(self.backend.xp, values)
-        return values.astype(np.float32, copy=False)
 
     def drawing(self, out: Array, keys: Array, rows: Array | None = None) -> Action:
         """Prepares to write what rows begin with.

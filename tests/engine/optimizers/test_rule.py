@@ -153,6 +153,24 @@ def test_a_zero_gradient_gives_no_nan(backend, rule):
     assert np.isfinite(read(table, rows)).all()
 
 
+RULES = sorted({type(rule) for rule in VARIANTS}, key=lambda rule: rule.__name__)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_zero_gradient_moves_what_a_rule_calls_lazy(backend, rule):
+    moves = False
+    for variant in (each for each in VARIANTS if type(each) is rule):
+        variant = dataclasses.replace(variant, weight_decay=0.0)
+        table, rows = new_table(backend, np.ones((2, 3), np.float32))
+        for step in range(1, 4):  # the first row has a gradient in two steps, the second has none
+            grads = np.array([[step < 3], [0.0]], np.float32).repeat(3, 1)
+            before = [read(table, rows), *(read(table, rows, s) for s in table.store.state_names)]
+            apply_rule(table, variant, backend.from_host(rows), backend.from_host(grads), 0.1, step)
+        after = [read(table, rows), *(read(table, rows, s) for s in table.store.state_names)]
+        moves |= not all(map(np.array_equal, before, after)) or (after[0][1] != 1).any()
+    assert moves == (rule.lazy != "nothing")
+
+
 def test_centered_rmsprop_survives_a_variance_rounded_below_zero(backend):
     # A constant gradient has variance 0; in float32 rms - mean_grad^2 comes out at -1e-3 or so.
     table, rows = new_table(backend, np.zeros((64, 3), np.float32))

@@ -1,0 +1,240 @@
+"""The step of an optimizer that no rule follows: a copy of it updates the rows.
+
+In each step the rows that have a gradient, and their states, become dense variables. A new copy of
+the optimizer is built on these, takes the step, and what it leaves in them goes back. To the
+optimizer all tables together are a model: the copy is built on every table that it has seen, in the
+order in which they came, and updates those of the step.
+
+What the copy has for each row, such as a momentum, is a state of the rows; see roles.py. Anything
+else, such as a count or a product, goes on from step to step as it is.
+"""
+
+import io
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action, setting
+from sok_lite.bridge.optimizers.family import Copying, Family, OwnStep
+from sok_lite.bridge.optimizers.host import StepHost
+from sok_lite.bridge.optimizers.roles import State, Trial, own_variables, row_variables, tried
+from sok_lite.bridge.tensor import to_array, to_tensor
+from sok_lite.bridge.type_spec import alive
+from sok_lite.engine.gathered_update import Gathered, Stepped, apply_gathered
+from sok_lite.engine.rows.state_owner import Kinds
+from sok_lite.engine.table import EmbeddingTable
+
+
+class Now(NamedTuple):
+    """The settings of an optimizer in one step.
+
+    Attributes:
+      step: its number, 1 for the first.
+      learning_rate: of this step.
+      numbers: other settings that may change.
+    """
+
+    step: int
+    learning_rate: float
+    numbers: Mapping[str, float]
+
+
+class Carried(tf.train.experimental.PythonState):
+    """What an optimizer has for its rows beside their states. A checkpoint saves it.
+
+    Attributes:
+      values: arrays by name.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, np.ndarray] = {}
+
+    def serialize(self) -> bytes:
+        """Returns it as the bytes of an npz file."""
+        file = io.BytesIO()
+        np.savez(file, allow_pickle=False, **self.values)
+        return file.getvalue()
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Takes it from such bytes."""
+        with np.load(io.BytesIO(string_value), allow_pickle=False) as file:
+            self.values = dict(file)
+
+
+class OwnSteps:
+    """The steps that an optimizer takes itself. It does not keep the optimizer alive.
+
+    Attributes:
+      carried: what goes on from step to step, beside the states of rows.
+    """
+
+    def __init__(self, optimizer: Any, family: Family) -> None:
+        self.carried = Carried()
+        self._copying: Copying = family.copying
+        self._config = dict(family.copying.config(optimizer))
+        self._tables: list[weakref.ref[EmbeddingTable]] = []
+        self._dims: list[int] = []
+        self._trial = Trial([], frozenset())
+
+    def try_out(self, optimizer: Any, now: Now) -> None:
+        """Makes sure that the optimizer can take its steps itself, whatever the tables are.
+
+        Raises:
+          NotImplementedError: it cannot, and why.
+        """
+        self._trial = self._tried(optimizer, now, self._dims or [2])
+
+    def know(self, optimizer: Any, now: Now, tables: Iterable[EmbeddingTable]) -> None:
+        """Makes sure that the states of tables are known.
+
+        Raises:
+          NotImplementedError: the optimizer cannot take its steps itself, and why.
+        """
+        known = [reference() for reference in self._tables]
+        new = [table for table in tables if all(table is not other for other in known)]
+        if new:
+            dims = [*self._dims, *(table.dim for table in new)]
+            self._trial = self._tried(optimizer, now, dims)
+            self._dims, self._tables = dims, [*self._tables, *map(weakref.ref, new)]
+
+    def kinds(self, table: EmbeddingTable) -> Kinds:
+        """Returns the states of a known table."""
+        index = self._index(table)
+        return {role.name: (role.size, role.initial) for role in self._states if role[0] == index}
+
+    @property
+    def state_names(self) -> list[str]:
+        """The names of the states that rows have, as far as a trial has shown them."""
+        return list(dict.fromkeys(role.name for role in self._states))
+
+    @property
+    def _states(self) -> list[State]:
+        return [role for role in self._trial.roles if isinstance(role, State)]
+
+    def _index(self, table: EmbeddingTable) -> int:
+        return next(i for i, reference in enumerate(self._tables) if reference() is table)
+
+    def _tried(self, optimizer: Any, now: Now, dims: Sequence[int]) -> Trial:
+        return tried(optimizer, self._copying, partial(self._copy, optimizer, now), dims)
+
+    def _copy(self, optimizer: Any, now: Now, followed: Collection[str]) -> Any:
+        rest = (now.learning_rate, now.numbers, followed)
+        return self._copying.make(optimizer, self._config, *rest)
+
+    def step(
+        self,
+        optimizer: Any,
+        now: Now,
+        undecayed: Collection[EmbeddingTable],
+        parts: Sequence[Gathered],
+    ) -> tuple[list[Stepped], list[Action]]:
+        """Takes a step on rows of known tables; see `gathered_update.StepFunction`.
+
+        Args:
+          undecayed: tables that weight decay does not act on.
+        """
+        backend = parts[0].table.backend
+        places = [self._index(part.table) for part in parts]
+        rows = [tf.zeros((0, dim)) for dim in self._dims]
+        for i, part in zip(places, parts, strict=True):
+            rows[i] = to_tensor(part.rows, tf.float32, backend)
+        copy = self._copy(optimizer, now, self._trial.followed)
+        variables = row_variables(self._copying, rows)
+        without = [variables[self._index(table)] for table in undecayed]
+        self._copying.build(copy, variables, without)
+        own = [variable for _, variable in own_variables(self._copying, copy, variables)]
+        by_role = dict(zip(self._trial.roles, own, strict=True))
+        states = {role: by_role[role] for role in self._states if role.table in places}
+        others = {name: by_role[name] for name in self._trial.roles if isinstance(name, str)}
+        for role, variable in states.items():
+            held = parts[places.index(role.table)].states[role.name]
+            _assign(variable, to_tensor(held, tf.float32, backend))
+        for name, variable in others.items():
+            if name in self.carried.values:
+                _assign(variable, tf.constant(self.carried.values[name]))
+        grads = [to_tensor(part.grads, tf.float32, backend) for part in parts]
+        updated = [variables[i] for i in places]
+        self._copying.apply(copy, list(zip(grads, updated, strict=True)), now.step)
+        stepped = [
+            Stepped(
+                _array(variables[i], backend, part.rows),
+                {
+                    role.name: _array(variable, backend, part.states[role.name])
+                    for role, variable in states.items()
+                    if role.table == i
+                },
+            )
+            for i, part in zip(places, parts, strict=True)
+        ]
+        values = {name: tf.convert_to_tensor(variable).numpy() for name, variable in others.items()}
+        return stepped, setting(self.carried, values={**self.carried.values, **values})
+
+
+def _assign(variable: Any, value: tf.Tensor) -> None:
+    variable.assign(tf.cast(tf.reshape(value, tuple(variable.shape)), variable.dtype))
+
+
+def _array(variable: Any, backend: Backend, like: Array) -> Array:
+    """Returns what a variable holds as float32, in the shape of `like`."""
+    tensor = tf.cast(tf.convert_to_tensor(variable), tf.float32)
+    return backend.xp.ascontiguousarray(to_array(tensor, backend).reshape(like.shape))
+
+
+_all_steps: "weakref.WeakKeyDictionary[Any, OwnSteps]" = weakref.WeakKeyDictionary()
+
+
+def own_steps(settings: OwnStep) -> OwnSteps:
+    """Returns the steps of an optimizer, the same ones each time."""
+    steps = _all_steps.get(settings.optimizer)
+    if steps is None:
+        steps = _all_steps[settings.optimizer] = OwnSteps(settings.optimizer, settings.family)
+    return steps
+
+
+class OwnStepHost(StepHost):
+    """The host half of a step that an optimizer takes itself.
+
+    Args:
+      settings: of the optimizer.
+    """
+
+    def __init__(self, settings: OwnStep, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._steps = own_steps(settings)
+        self._names = list(settings.numbers)
+        self._decays = [settings.decays(alive(variable)) for variable in self._variables]
+
+    def run(
+        self,
+        numbers: Sequence[float],
+        step: int,
+        tensors: Sequence[Any],
+        check_only: bool = False,
+        along: Sequence[Action] = (),
+    ) -> None:
+        """Applies one step; see StepHost."""
+        learning_rate, *values = numbers
+        now = Now(step, learning_rate, dict(zip(self._names, values, strict=True)))
+        updates = self._updates([None] * len(self._decays), tensors)
+        optimizer = updates[0].optimizer
+        tables = [update.table for update in updates]
+        self._steps.know(optimizer, now, tables)
+        undecayed = {
+            id(table): table
+            for table, decays in zip(tables, self._decays, strict=True)
+            if not decays
+        }
+        apply_gathered(
+            updates,
+            self._steps.kinds,
+            partial(self._steps.step, optimizer, now, list(undecayed.values())),
+            self._on_nonfinite,
+            check_only=check_only,
+            along=along,
+            num_nonfinite=self._num_nonfinite(),
+        )

@@ -1,0 +1,380 @@
+"""Optimizers that no rule follows: against themselves on dense variables, and a NumPy twin."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from tests.tensorflow.own_optimizers import ALL, OfKeras3, OfLegacy, OfTfKeras, OfV1, Twin
+from tests.tensorflow.test_optimizer import slices
+
+tf_keras = pytest.importorskip("tf_keras")
+k3, new, legacy = keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy
+v1 = tf.compat.v1.train
+
+KEYS = [5, -7, 2**40]
+every = pytest.mark.parametrize("make", ALL)
+
+
+def new_table(dim, name, **options):
+    return sok.DynamicVariable(dim, initializer="uniform", name=name, **options)
+
+
+def rows_of(table, keys=KEYS):
+    return tf.nn.embedding_lookup(table, keys).numpy()
+
+
+def some_grads(seed, dim, n=3):
+    return np.random.default_rng(seed).normal(size=(n, dim)).astype(np.float32)
+
+
+@every
+def test_rows_move_as_dense_variables_do(make, mode):
+    """Two tables and a dense variable, all rows touched in each of 50 steps."""
+    tables = [new_table(4, "a"), new_table(3, "b")]
+    variables = [tf.Variable(rows_of(table)) for table in tables]
+    dense, alone = tf.Variable([[1.0, 2.0]]), tf.Variable([[1.0, 2.0]])
+    ours, theirs = sok.OptimizerWrapper(make()), make()
+
+    @mode
+    def step(a, b, grad):
+        # The same gradient in two halves: repeated keys are summed.
+        halves = slices(tf.concat([a * 0.25, a * 0.75], 0), KEYS * 2)
+        ours.apply_gradients([(halves, tables[0]), (grad, dense), (slices(b), tables[1])])
+
+    for i in range(50):
+        a, b, grad = some_grads(i, 4), some_grads(i + 50, 3), some_grads(i + 100, 2, 1)
+        step(tf.constant(a), tf.constant(b), tf.constant(grad))
+        pairs = [(a, variables[0]), (b, variables[1]), (grad, alone)]
+        theirs.apply_gradients([(tf.constant(value), variable) for value, variable in pairs])
+    for table, variable in zip(tables, variables, strict=True):
+        np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dense, alone, rtol=1e-5, atol=1e-5)
+    assert ours.iterations == 50
+
+
+@every
+def test_only_touched_rows_and_states_move(make, mode):
+    table, twin = new_table(3, "lazy"), Twin()
+    rng = np.random.default_rng(0)
+    keys = np.arange(20) * 1009 - 7
+    rows = dict(zip(keys.tolist(), rows_of(table, keys).astype(np.float64), strict=True))
+    ours = sok.OptimizerWrapper(make())
+
+    @mode
+    def step(touched, grads):
+        ours.apply_gradients([(tf.IndexedSlices(grads, touched), table)])
+
+    for i in range(10):
+        touched = rng.choice(keys, 7, replace=False)
+        grads = some_grads(i, 3, 7)
+        step(tf.constant(touched), tf.constant(grads))
+        twin.step(rows, touched.tolist(), grads)
+    np.testing.assert_allclose(rows_of(table, keys), [rows[k] for k in keys.tolist()], atol=1e-5)
+    slot = ours.get_slot(table, "mom")
+    held = dict(zip(*(part.numpy().tolist() for part in slot.export()), strict=True))
+    for key, row in twin.m.items():
+        np.testing.assert_allclose(held[key], row, rtol=1e-5, atol=1e-5)
+
+
+@every
+def test_tables_come_in_any_steps_and_numbers_go_on(make):
+    """A table that is not in a step keeps its states, and a new one begins with its own."""
+    tables = {name: new_table(dim, name) for name, dim in [("a", 4), ("b", 3), ("c", 4)]}
+    variables = {name: tf.Variable(rows_of(table)) for name, table in tables.items()}
+    ours, theirs = sok.OptimizerWrapper(make()), make()
+    if make is not OfV1 and make is not OfLegacy:  # built once, for all
+        theirs.build(list(variables.values()))
+    if make is OfV1:
+        theirs._create_slots(list(variables.values()))
+    # tf_keras' counts by all variables that it was built with.
+    for i, names in enumerate(["a", "ab", "b", "cab", "c", "ac"]):
+        grads = {name: some_grads(i, tables[name].dimension) for name in names}
+        ours.apply_gradients([(slices(grads[name]), tables[name]) for name in names])
+        theirs.apply_gradients([(tf.constant(grads[name]), variables[name]) for name in names])
+    for name, table in tables.items():
+        np.testing.assert_allclose(rows_of(table), variables[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("base", "step"),
+    [
+        (k3.Adam, "update_step"),
+        (new.Adam, "update_step"),
+        (legacy.Adam, "_resource_apply_dense"),
+        (v1.AdamOptimizer, "_resource_apply_dense"),
+    ],
+    ids=["Keras 3", "tf_keras", "legacy", "v1"],
+)
+def test_a_subclass_that_changes_the_step(base, step, mode):
+    def halved(self, gradient, *rest, **more):
+        return getattr(super(Mine, self), step)(tf.sign(gradient) * 0.5, *rest, **more)
+
+    Mine = type("Mine", (base,), {step: halved})
+    table = new_table(4, "adam")
+    variable = tf.Variable(rows_of(table))
+    ours, theirs = sok.OptimizerWrapper(Mine(0.1)), Mine(0.1)
+
+    @mode
+    def train(grads):
+        ours.apply_gradients([(slices(grads), table)])
+
+    for i in range(5):
+        train(tf.constant(some_grads(i, 4)))
+        theirs.apply_gradients([(tf.constant(some_grads(i, 4)), variable)])
+    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(variable, rows_of(new_table(4, "adam")), atol=1e-2)
+
+
+def test_a_subclass_that_changes_nothing_keeps_its_rule():
+    class Same(k3.SGD):
+        def __init__(self):
+            super().__init__(0.5, momentum=0.9)
+
+    ours = sok.OptimizerWrapper(Same(), stochastic_rounding=True)
+    assert ours.get_slot_names() == ["momentum"]
+
+
+@pytest.mark.parametrize("placeholder", [True, False])
+def test_in_a_tf1_session(placeholder):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        table = new_table(3, "tf1")
+        start = tf.nn.embedding_lookup(table, tf.constant(KEYS, tf.int64))
+        rate = tf.compat.v1.placeholder(tf.float32, []) if placeholder else 0.1
+        rho = tf.compat.v1.get_variable("rho", initializer=0.9, use_resource=True)
+        grads = tf.compat.v1.placeholder(tf.float32, [3, 3])
+        train = sok.OptimizerWrapper(OfV1(rate, rho)).apply_gradients([(slices(grads), table)])
+        session.run(tf.compat.v1.global_variables_initializer())
+        found = session.run(start).astype(np.float64)
+        rows, twin = dict(zip(KEYS, found, strict=True)), Twin()
+        for i in range(5):
+            fed = {rate: 0.1 * (i + 1)} if placeholder else {}
+            session.run(train, {grads: some_grads(i, 3), **fed})
+            twin.step(rows, KEYS, some_grads(i, 3), 0.1 * (i + 1) if placeholder else 0.1)
+        np.testing.assert_allclose(session.run(start), [rows[k] for k in KEYS], atol=1e-5)
+
+
+@every
+def test_settings_are_read_in_each_step(make):
+    table, twin = new_table(3, "settings"), Twin()
+    rows = dict(zip(KEYS, rows_of(table).astype(np.float64), strict=True))
+    inner = make()
+    ours = sok.OptimizerWrapper(inner)
+    for i in range(4):
+        rate = 0.1 / (i + 1)
+        if make is OfV1:
+            inner._lr = rate
+            inner._rho = twin.rho = 0.9 - 0.1 * i
+        else:
+            inner.learning_rate = rate
+            inner.rho = twin.rho = 0.9 - 0.1 * i
+        ours.apply_gradients([(slices(some_grads(i, 3)), table)])
+        twin.step(rows, KEYS, some_grads(i, 3), rate)
+    np.testing.assert_allclose(rows_of(table), [rows[key] for key in KEYS], atol=1e-5)
+
+
+@pytest.mark.parametrize("make, package", [(OfKeras3, keras), (OfTfKeras, tf_keras)])
+def test_a_schedule_and_weight_decay(make, package):
+    tables = [new_table(3, "decayed"), new_table(3, "not")]
+    variables = [
+        package.Variable(rows_of(t)) if package is keras else tf.Variable(rows_of(t))
+        for t in tables
+    ]
+    schedules = package.optimizers.schedules
+
+    def new_optimizer(last):
+        made = make(schedules.ExponentialDecay(0.5, 2, 0.5), weight_decay=0.1)
+        made.exclude_from_weight_decay(var_list=[last])
+        return made
+
+    ours = sok.OptimizerWrapper(new_optimizer(tables[1]))
+    theirs = new_optimizer(variables[1])
+    for i in range(5):
+        a, b = some_grads(i, 3), some_grads(i + 9, 3)
+        ours.apply_gradients([(slices(a), tables[0]), (slices(b), tables[1])])
+        theirs.apply_gradients(zip([tf.constant(a), tf.constant(b)], variables, strict=True))
+    for table, variable in zip(tables, variables, strict=True):
+        np.testing.assert_allclose(rows_of(table), variable.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@every
+def test_a_checkpoint_has_states_and_numbers(make, tmp_path):
+    table, ours = new_table(3, "saved"), sok.OptimizerWrapper(make())
+    for i in range(3):
+        ours.apply_gradients([(slices(some_grads(i, 3)), table)])
+    path = tf.train.Checkpoint(table=table, optimizer=ours).write(str(tmp_path / "ckpt"))
+    other, theirs = new_table(3, "saved"), sok.OptimizerWrapper(make())
+    tf.train.Checkpoint(table=other, optimizer=theirs).read(path)
+    for i in range(3, 6):
+        ours.apply_gradients([(slices(some_grads(i, 3)), table)])
+        theirs.apply_gradients([(slices(some_grads(i, 3)), other)])
+    np.testing.assert_array_equal(rows_of(table), rows_of(other))
+
+
+@every
+def test_states_are_read_and_assigned_by_key(make):
+    table, ours = new_table(3, "slots"), sok.OptimizerWrapper(make())
+    tf.nn.embedding_lookup(table, KEYS)
+    assert ours.get_slot_names() == ["mom", "n" if make is not OfKeras3 else "ns"]
+    ours._create_slots([table])
+    slot = ours.get_slot(table, "mom")
+    slot.assign(KEYS[:1], np.full((1, 3), 2.0, np.float32))
+    np.testing.assert_array_equal(slot.sparse_read(KEYS), [[2.0] * 3, [0.0] * 3, [0.0] * 3])
+    before = rows_of(table)
+    ours.apply_gradients([(slices(np.zeros((3, 3))), table)])
+    # m = 0.9 * 2, n = 0, and the power is 0.9 after one step.
+    np.testing.assert_allclose(before - rows_of(table), [[0.018] * 3, [0] * 3, [0] * 3], atol=1e-6)
+    assert ours.get_slot(table, ours.get_slot_names()[1]).dimension == 1
+
+
+@every
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_rows_of_16_bits(make, dtype):
+    table, twin = new_table(3, "short", dtype=dtype), Twin()
+    ours = sok.OptimizerWrapper(make())
+    rows = dict(zip(KEYS, tf.cast(rows_of(table), tf.float64).numpy(), strict=True))
+    for i in range(3):
+        ours.apply_gradients([(slices(some_grads(i, 3)), table)])
+        twin.step(rows, KEYS, some_grads(i, 3))
+    found = tf.cast(rows_of(table), tf.float64)
+    np.testing.assert_allclose(found, [rows[key] for key in KEYS], atol=3e-2)
+
+
+# ---- failures and refusals -----------------------------------------------------------------------
+
+
+def test_a_step_that_raises_changes_nothing():
+    class Failing(OfKeras3):
+        fails = False
+
+        def update_step(self, gradient, variable, learning_rate):
+            super().update_step(gradient, variable, learning_rate)
+            if Failing.fails:
+                raise ArithmeticError("no")
+
+    table, dense = new_table(3, "failing"), tf.Variable([[1.0]])
+    ours = sok.OptimizerWrapper(Failing())
+    pairs = [(slices(some_grads(0, 3)), table), (tf.constant([[1.0]]), dense)]
+    ours.apply_gradients(pairs)
+    before = rows_of(table), ours.get_slot(table, "mom").export()[1].numpy(), dense.numpy()
+    Failing.fails = True
+    with pytest.raises(ArithmeticError):
+        ours.apply_gradients(pairs)
+    after = rows_of(table), ours.get_slot(table, "mom").export()[1].numpy(), dense.numpy()
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert ours.iterations == 1
+
+
+def test_gradients_that_are_not_finite_are_counted_or_refused():
+    table = new_table(3, "nan")
+    grads = some_grads(0, 3)
+    grads[1, 1] = np.nan
+    strict = sok.OptimizerWrapper(OfKeras3(), on_nonfinite="error")
+    before = rows_of(table)
+    with pytest.raises(ValueError, match="1 of 3 gradient rows"):
+        strict.apply_gradients([(slices(grads), table)])
+    np.testing.assert_array_equal(rows_of(table), before)
+    lenient = sok.OptimizerWrapper(OfKeras3())
+    lenient.apply_gradients([(slices(grads), table)])
+    assert lenient.num_nonfinite == 1
+
+
+class Unlisted(k3.SGD):
+    def __init__(self, scale, **options):
+        super().__init__(0.1, **options)
+        self.scale = scale
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_sub(variable, gradient * self.scale)
+
+
+class Counting(k3.SGD):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.steps = 0
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.steps += 1
+        self.assign_sub(variable, gradient * self.steps)
+
+
+class CountingInClass(k3.SGD):
+    steps = 0
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.steps += 1
+        self.assign_sub(variable, gradient * self.steps)
+
+
+class Late(k3.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        self.late = self.add_variable(variable.shape)
+        self.assign_sub(variable, gradient + self.late)
+
+
+class Drawn(OfKeras3):
+    def build(self, variables):
+        super().build(variables)
+        self.ms = [self.add_variable(v.shape, initializer="random_normal") for v in variables]
+
+
+class Double(OfKeras3):
+    def build(self, variables):
+        super().build(variables)
+        self.wide = [self.add_variable(v.shape, dtype="float64", name="wide") for v in variables]
+
+
+class Failing(k3.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        raise ArithmeticError("never")
+
+
+class Holding(v1.GradientDescentOptimizer):
+    def __init__(self):
+        super().__init__(0.1)
+        self.held = [tf.Variable(1.0)]
+
+    def _resource_apply_dense(self, grad, handle):
+        return handle.assign_sub(grad * self.held[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Unlisted(2.0), r"from_config\(get_config\(\)\) raises TypeError"),
+        (Counting, "attribute 'steps' changes with the step and is no variable"),
+        (CountingInClass, "attribute 'steps' changes with the step and is no variable"),
+        (Late, "it makes variables .* while it takes the step"),
+        (Drawn, "does not begin with one number for all rows"),
+        (Double, "its state 'wide' is float64"),
+        (Failing, r"a step on dense variables raises ArithmeticError\('never'\)"),
+        (Holding, r"it has variables \('held'\) that are no slots"),
+    ],
+)
+def test_what_cannot_take_its_step_on_rows_is_refused(make, text):
+    with pytest.raises(NotImplementedError, match=text):
+        sok.OptimizerWrapper(make())
+
+
+def test_random_rounding_needs_a_rule():
+    with pytest.raises(NotImplementedError, match="Leave out `stochastic_rounding`"):
+        sok.OptimizerWrapper(OfKeras3(), stochastic_rounding=True)
+
+
+def test_an_attribute_that_the_config_lacks_is_followed():
+    """As long as the copy can be made without it: the step is that of the optimizer as it is."""
+
+    class Optional(k3.SGD):
+        def __init__(self, learning_rate=0.1, scale=1.0, **options):
+            super().__init__(learning_rate, **options)
+            self.scale = scale
+
+        def update_step(self, gradient, variable, learning_rate):
+            self.assign_sub(variable, gradient * self.scale)
+
+    table, ours = new_table(3, "optional"), sok.OptimizerWrapper(Optional(scale=3.0))
+    before = rows_of(table)
+    ours.apply_gradients([(slices(np.ones((3, 3))), table)])
+    np.testing.assert_allclose(before - rows_of(table), 3.0, rtol=1e-6)
