@@ -71,6 +71,8 @@ struct alignas(kWidth * sizeof(T)) SokColumns {
 typedef SokColumns<f32, 4> SokVector;
 typedef SokVector SokSmallVector;
 #define SOK_VECTORS 1
+// Sums that are kept side by side, where one alone would wait for each addition.
+#define SOK_SUMS 1
 #define SOK_VECTORS_LIE_ANYWHERE false
 
 // Which items of a part are this thread's: its number among the threads of the part.
@@ -153,6 +155,12 @@ SOK_DEVICE u32 sok_mask(const SokLanes& lanes) {
 SOK_DEVICE bool sok_is_of_row(const SokLanes& lanes, bool is) {
   const bool is_so = __ballot_sync(sok_mask(lanes), is) != 0;
   return is_so && lanes.lane == 0;
+}
+// What the lanes of a row have together, for all of them: in an order that their number decides.
+SOK_DEVICE f64 sok_sum_of_row(const SokLanes& lanes, f64 x) {
+  for (u32 distance = (1u << lanes.shift) / 2; distance > 0; distance /= 2)
+    x += __shfl_xor_sync(sok_mask(lanes), x, (int)distance);
+  return x;
 }
 // A row has as many lanes as words, up to a warp, rounded up to a power of two.
 #define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) \
@@ -359,6 +367,7 @@ typedef f32 SokVector __attribute__((vector_size(16)));
 #endif
 typedef f32 SokSmallVector __attribute__((vector_size(16)));
 #define SOK_VECTORS ((i64)(64 / sizeof(SokVector)))
+#define SOK_SUMS 8
 #define SOK_VECTORS_LIE_ANYWHERE true
 
 // Which items of a part are this call's: those from `from` to `to`, where there are `of`.
@@ -400,6 +409,7 @@ SOK_DEVICE T sok_unless_nan(const T& x) {
 }
 struct SokLanes {};
 SOK_DEVICE bool sok_is_of_row(const SokLanes&, bool is) { return is; }
+SOK_DEVICE f64 sok_sum_of_row(const SokLanes&, f64 x) { return x; }
 #define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) \
   const SokLanes r##_lanes{};                  \
   (void)r##_lanes;                             \

@@ -38,6 +38,7 @@ _TENSORFLOW_MODULES = (
     "dynamic_variable",
     "lookup",
     "optimizer",
+    "optimizers",
     "raw_ops",
     "utils",
 )

@@ -238,3 +238,141 @@ def schedulefreeadamw(
     x += (z - x) / step
     w[:] = (1 - beta_1) * z + beta_1 * x
     states["ahead"][:] = z - w
+
+
+def _sparse_group(w, z, divisor, l1, l21):
+    """The last two lines of Algorithm 1 of arXiv 2107.14432; a row is a group."""
+    s = np.where(np.abs(z) <= l1, 0.0, np.sign(z) * l1 - z)
+    norm = np.sqrt((s**2).sum(axis=1, keepdims=True))
+    if l21 > 0:
+        is_left = norm > np.sqrt(w.shape[1]) * l21
+        s = np.where(is_left, s * (1 - np.sqrt(w.shape[1]) * l21 / np.where(is_left, norm, 1)), 0.0)
+    w[:] = s / divisor
+
+
+def _growth(w, before, step, decayed, divisor, old_divisor):
+    """Of z. A row that was never updated has had no divisor, whatever its initial value."""
+    never = np.all([(state == 0).all(axis=1) for state in before.values()], axis=0)[:, None]
+    return step - (divisor * decayed - np.where(never, 0.0, old_divisor) * w)
+
+
+def groupadam(
+    w,
+    states,
+    g,
+    lr,
+    step,
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-7,
+    l1=0.0,
+    l2=0.0,
+    l21=0.0,
+    weight_decay=0.0,
+    with_vhat=False,
+):
+    before = {name: state.copy() for name, state in states.items()}
+    m, v = states["m"], states["v"]
+    m[:] = beta_1 * m + (1 - beta_1) * g
+    v[:] = beta_2 * v + (1 - beta_2) * g**2
+    if with_vhat:
+        states["vhat"][:] = np.maximum(states["vhat"], v)
+    scale = "vhat" if with_vhat else "v"
+    divisor, old = (np.sqrt(each[scale]) + epsilon for each in (states, before))
+    alpha = lr * np.sqrt(1 - beta_2**step) / (1 - beta_1**step)
+    states["linear"] += _growth(w, before, alpha * m, w * (1 - weight_decay * lr), divisor, old)
+    _sparse_group(w, states["linear"], divisor + 2 * lr * l2, lr * l1, lr * l21)
+
+
+def groupamsgrad(w, states, g, lr, step, **hyper):
+    groupadam(w, states, g, lr, step, with_vhat=True, **hyper)
+
+
+def lamb_by_row(w, states, g, lr, step, beta_1=0.9, beta_2=0.999, epsilon=1e-7, weight_decay=0.0):
+    """LAMB (You et al., 2019) of every row by itself, with Adam's "epsilon hat"."""
+    w -= w * (weight_decay * lr)
+    m, v = states["m"], states["v"]
+    m[:] = beta_1 * m + (1 - beta_1) * g
+    v[:] = beta_2 * v + (1 - beta_2) * g**2
+    r = np.sqrt(1 - beta_2**step) / (1 - beta_1**step) * m / (np.sqrt(v) + epsilon)
+    w -= lr * _trust_ratio(w, r) * r
+
+
+def _trust_ratio(w, r):
+    size, length = (np.sqrt((x**2).sum(axis=1, keepdims=True)) for x in (w, r))
+    return np.where((size > 0) & (length > 0), size / (length + 1e-8), 1.0)
+
+
+def grouplamb(
+    w,
+    states,
+    g,
+    lr,
+    step,
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-7,
+    l1=0.0,
+    l2=0.0,
+    l21=0.0,
+    weight_decay=0.0,
+):
+    before = {name: state.copy() for name, state in states.items()}
+    m, v = states["m"], states["v"]
+    m[:] = beta_1 * m + (1 - beta_1) * g
+    v[:] = beta_2 * v + (1 - beta_2) * g**2
+    correction = np.sqrt(1 - beta_2**step) / (1 - beta_1**step)
+    divisor, old = np.sqrt(v) + epsilon, np.sqrt(before["v"]) + epsilon
+    decayed = w * (1 - weight_decay * lr)
+    ratio = _trust_ratio(decayed, correction * m / divisor)
+    states["linear"] += _growth(w, before, lr * ratio * correction * m, decayed, divisor, old)
+    _sparse_group(w, states["linear"], divisor + 2 * lr * l2, lr * l1, lr * l21)
+
+
+def groupmomentum(
+    w,
+    states,
+    g,
+    lr,
+    step,
+    momentum=0.9,
+    nesterov=False,
+    l1=0.0,
+    l2=0.0,
+    l21=0.0,
+    weight_decay=0.0,
+):
+    before = {name: state.copy() for name, state in states.items()}
+    velocity = states["momentum"]
+    velocity[:] = momentum * velocity - lr * g
+    loss = lr * g - momentum * velocity if nesterov else -velocity
+    one = np.ones_like(w)
+    states["linear"] += _growth(w, before, loss, w * (1 - weight_decay * lr), one, one)
+    _sparse_group(w, states["linear"], 1 + 2 * lr * l2, lr * l1, lr * l21)
+
+
+def groupftrl(
+    w,
+    states,
+    g,
+    lr,
+    step,
+    learning_rate_power=-0.5,
+    initial_accumulator=0.1,
+    l1=0.0,
+    l2=0.0,
+    l2_shrinkage=0.0,
+    beta=0.0,
+    l21=0.0,
+    weight_decay=0.0,
+):
+    w -= w * (weight_decay * lr)
+    accumulator, linear = states["accumulator"], states["linear"]
+    new_accumulator = accumulator + g**2
+    root, old_root = new_accumulator**-learning_rate_power, accumulator**-learning_rate_power
+    linear += g + 2 * l2_shrinkage * w - (root - old_root) / lr * w
+    divisor = root / lr + 2 * (l2 + beta / (2 * lr))
+    unlearned = np.where(divisor == 0, w, 0.0)
+    _sparse_group(w, linear, np.where(divisor == 0, 1.0, divisor), l1, l21)
+    w[:] = np.where(divisor == 0, unlearned, w)
+    accumulator[:] = new_accumulator

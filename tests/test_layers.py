@@ -55,6 +55,7 @@ LAYERS = [
     ["sok_lite.bridge.ahead", "sok_lite.bridge.static_lookup"],
     ["sok_lite.bridge.lookup"],
     ["sok_lite.bridge.optimizers", "sok_lite.bridge.optimizers.family"],
+    ["sok_lite.bridge.optimizers.group"],
     ["sok_lite.bridge.optimizers.copies"],
     ["sok_lite.bridge.optimizers.keras3", "sok_lite.bridge.optimizers.roles"],
     [
@@ -81,7 +82,8 @@ LAYERS = [
     ["sok_lite.sok.raw_ops"],
     [
         *("sok_lite.distributed_variable", "sok_lite.dump_load", "sok_lite.dynamic_variable"),
-        *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.raw_ops", "sok_lite.utils"),
+        *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.optimizers", "sok_lite.raw_ops"),
+        "sok_lite.utils",
     ],
     ["sok_lite"],
 ]

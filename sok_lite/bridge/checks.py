@@ -1,5 +1,6 @@
 """Arguments of a table's methods, checked and made tensors before anything happens."""
 
+import numbers
 import sys
 from typing import Any
 
@@ -104,3 +105,13 @@ def refuse_partitions(variable: Any) -> None:
                 )
             return
         frame = frame.f_back
+
+
+def check_cutoff(cutoff: float | None) -> None:
+    """Raises TypeError or ValueError for a cutoff of an export that is no number above 0."""
+    if cutoff is None:
+        return
+    if isinstance(cutoff, bool) or not isinstance(cutoff, numbers.Real):
+        raise TypeError(f"`cutoff` must be a number or None. Received: cutoff={cutoff!r}.")
+    if not cutoff > 0:
+        raise ValueError(f"`cutoff` must be above 0. Received: cutoff={cutoff}. Leave it out.")

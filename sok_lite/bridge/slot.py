@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge import table_ops
-from sok_lite.bridge.checks import checked_keys, checked_rows
+from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
 from sok_lite.bridge.table_call import array_call, table_call
 from sok_lite.bridge.tensor import to_tensor
 from sok_lite.bridge.tf_private import OpDispatcher
@@ -124,12 +124,19 @@ class SlotView:
     def _what(self, call: str) -> str:
         return f"{call} in state {self.name!r} of {alive(self._variable).name!r}"
 
-    def export(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns this rank's keys, ascending, and their states: (n,), (n, dimension) float32."""
+    def export(self, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns this rank's keys, ascending, and their states: (n,), (n, dimension) float32.
+
+        Args:
+          cutoff: leaves out the keys that an export of the variable with it does.
+        """
+        check_cutoff(cutoff)
         key_type = self._key_type
 
         def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
-            keys, values = alone(table, lambda: table.export(self._column(table).name))
+            keys, values = alone(
+                table, lambda: table.export(self._column(table).name, cutoff=cutoff)
+            )
             return (
                 to_tensor(keys, key_type, table.backend),
                 to_tensor(values, tf.float32, table.backend),

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array
-from sok_lite.bridge.checks import checked_keys, checked_scores
+from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_scores
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.row_gradient import size_tensor
 from sok_lite.bridge.table_call import array_call, table_call
@@ -92,18 +92,34 @@ def scores(variable: TableVariable, keys: Any) -> tf.Tensor:
     return scores
 
 
-def export(variable: TableVariable) -> tuple[tf.Tensor, tf.Tensor]:
+def num_zero_rows(variable: TableVariable) -> tf.Tensor:
+    """Returns how many keys of this rank have a row of nothing but 0 now, scalar int64.
+
+    It looks at every row and changes nothing.
+    """
+    return _count(variable, "num_zero_rows", lambda table: table.num_zero_rows(), [])
+
+
+def export(variable: TableVariable, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns this rank's keys, ascending, and their rows.
+
+    Args:
+      cutoff: leaves out the keys of whose row now every |element| < cutoff, such as 1e-20 for rows
+        of zeros; None: none.
 
     Returns:
       (indices (n,) of the key type, values (n, dimension) of the rows' dtype).
+
+    Raises:
+      TypeError, ValueError: the cutoff is no number above 0.
     """
+    check_cutoff(cutoff)
     key_type, dtype = variable.key_type, variable.dtype
 
     def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
         backend = table.backend
         keys, values = table.export(
-            out=lambda num_rows: empty((num_rows, table.dim), dtype, backend)
+            out=lambda num_rows: empty((num_rows, table.dim), dtype, backend), cutoff=cutoff
         )
         return to_tensor(keys, key_type, backend), to_tensor(values, dtype, backend)
 

@@ -96,7 +96,10 @@ SLOTS_OF_CHECKPOINTS = (
 # Where optimizers keep their settings, by family and class.
 KERAS_OPTIMIZERS = ("_learning_rate", "_use_weight_decay")  # of Keras 3 and of tf_keras
 LEGACY_OPTIMIZERS = {
-    "Optimizer": ("_create_hypers", "_get_hyper", "_initial_decay", "_slots", "_slot_names"),
+    "Optimizer": (
+        *("_create_hypers", "_get_hyper", "_hyper", "_initial_decay", "_slots", "_slot_names"),
+        "_create_all_weights",
+    ),
     "SGD": ("_momentum",),
     "Adagrad": ("_initial_accumulator_value",),
     "RMSprop": ("_momentum",),
@@ -104,7 +107,7 @@ LEGACY_OPTIMIZERS = {
     "Nadam": ("_initial_decay",),
 }
 V1_OPTIMIZERS = {
-    "GradientDescentOptimizer": ("_learning_rate", "_slots"),
+    "GradientDescentOptimizer": ("_learning_rate", "_slots", "_create_slots", "_use_locking"),
     "MomentumOptimizer": ("_learning_rate", "_momentum", "_use_nesterov"),
     "AdamOptimizer": ("_lr", "_beta1", "_beta2", "_epsilon"),
     "AdagradOptimizer": ("_learning_rate", "_initial_accumulator_value"),

@@ -209,6 +209,7 @@ class DynamicVariable(WithStaticRows):
     statistics = table_ops.statistics
     contains = table_ops.contains
     scores = table_ops.scores
+    num_zero_rows = table_ops.num_zero_rows
     export = table_ops.export
     export_if = table_ops.export_if
     export_chunks = table_ops.export_chunks
@@ -235,22 +236,25 @@ class DynamicVariable(WithStaticRows):
         self._refuse_write("assign")
 
 
-def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
+def export(var: Any, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns this rank's keys, ascending, and their rows. No communication.
 
     Args:
       var: a DynamicVariable, or a view of an optimizer state of one.
+      cutoff: leaves out the keys of whose row now every |element| < cutoff, such as 1e-20 for the
+        rows that an optimizer has set to zero; None: none.
 
     Returns:
       (indices (n,) of the key type, values (n, dimension) of the rows' dtype).
 
     Raises:
-      TypeError: `var` is no DynamicVariable.
+      TypeError: `var` is no DynamicVariable, or the cutoff no number.
+      ValueError: the cutoff is not above 0.
     """
     # A view of a state has the same method; no variable of TensorFlow has.
     if not hasattr(var, "export"):
         _checked_variable(var, "export")
-    return var.export()
+    return var.export(cutoff=cutoff)
 
 
 def assign(var: DynamicVariable | SlotView, indices: Any, values: Any, scores: Any = None) -> Any:

@@ -340,6 +340,43 @@ def test_erase_below_removes_rows_that_are_nearly_zero(backend, var_type):
             table.erase_below(0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("n", [0, 1, 33, 1000])
+def test_rows_of_zeros_are_counted_as_of_now_and_left_out_of_an_export(backend, var_type, dtype, n):
+    rng = np.random.default_rng(n)
+    table = make(backend, var_type, dtype=dtype)
+    keys = rng.permutation(10 * n)[:n]
+    values = rng.choice([0.0, 0.0, -0.0, 1.0], (n, 4)).astype(np.float32)
+    table.insert_or_assign(keys, values)
+    for _ in range(2):
+        is_zero = (values == 0).all(axis=1)
+        before = table.statistics(), table.generation
+        assert table.num_zero_rows() == is_zero.sum()
+        left, rows = table.export(cutoff=1e-20)
+        assert (table.statistics(), table.generation) == before
+        np.testing.assert_array_equal(backend.to_host(left), np.sort(keys[~is_zero]))
+        rows = backend.to_host(table.row_dtype.to_float32(backend.xp, rows))
+        np.testing.assert_array_equal(rows, values[~is_zero][np.argsort(keys[~is_zero])])
+        assert backend.to_host(table.export()[0]).size == n
+        # Rows that were zero come back, and others become zero: what counts is what is there now.
+        values = np.roll(values, 1, axis=0)
+        table.assign(keys, values)
+
+
+def test_a_cutoff_leaves_out_rows_whose_every_element_is_below_it(backend, var_type):
+    table = make(backend, var_type)
+    values = np.array([[0, 0, 0, 0.24], [0, -0.25, 0, 0], [0.1, 0.2, -0.2, 0], [np.nan, 0, 0, 0]])
+    table.insert_or_assign(np.arange(4), values.astype(np.float32))
+    table.store.ensure_state("m", 7.0)
+    for column in ("value", "m"):  # of a state those whose rows are exported
+        assert backend.to_host(table.export(column, cutoff=0.25)[0]).tolist() == [1, 3]
+    assert (backend.to_host(table.export("m", cutoff=0.25)[1]) == 7).all()
+    assert table.num_zero_rows() == 0
+    for cutoff in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="`cutoff` must be above 0"):
+            table.export(cutoff=cutoff)
+
+
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
 def test_keys_that_were_not_seen_lately_expire(backend, var_type, n):
     table = make(backend, var_type, dim=1)

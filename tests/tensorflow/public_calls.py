@@ -136,13 +136,14 @@ class Calls:
             *self.hbm.export_if(min_score=0),
             *sok.raw_ops.dummy_var_export_if(self.hbm.handle, 0),
             *self.slot.export(),
+            *sok.export(self.half, cutoff=1e-20),
             tf.nn.embedding_lookup(self.slot, tf.constant([[2, 77]])),
             self.hbm.size,
         )
 
     def questions(self):
         keys = tf.constant([[3, 77]])
-        return self.hybrid.contains(keys), self.hybrid.scores(keys)
+        return self.hybrid.contains(keys), self.hybrid.scores(keys), self.hybrid.num_zero_rows()
 
     def removals(self):
         self.hybrid.assign_scores(tf.constant([0, 1]), tf.constant([9, 9]))

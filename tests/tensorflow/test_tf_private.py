@@ -136,7 +136,7 @@ def test_every_private_setting_of_an_optimizer_is_listed():
             if (
                 isinstance(node, ast.Attribute)
                 and isinstance(node.value, ast.Name)
-                and node.value.id in ("o", "optimizer")
+                and node.value.id in ("o", "optimizer", "copy")
                 and node.attr.startswith("_")
             ):
                 read.add(node.attr)

@@ -76,6 +76,33 @@ def _schedule_free_adamw(o: Any) -> Settings:
     return Settings(rules.ScheduleFreeAdamW, numbers, {})
 
 
+def _penalties(o: Any) -> dict[str, Any]:
+    return {
+        "l1": o.l1_regularization_strength,
+        "l2": o.l2_regularization_strength,
+        "l21": o.l21_regularization_strength,
+    }
+
+
+def _group_adam(o: Any) -> Settings:
+    rule = rules.GroupAMSGrad if o.amsgrad else rules.GroupAdam
+    return Settings(rule, _numbers(o, "beta_1", "beta_2", "epsilon") | _penalties(o), {})
+
+
+def _group_lamb(o: Any) -> Settings:
+    return Settings(rules.GroupLamb, _numbers(o, "beta_1", "beta_2", "epsilon") | _penalties(o), {})
+
+
+def _group_momentum(o: Any) -> Settings:
+    numbers = _numbers(o, "momentum") | _penalties(o)
+    return Settings(rules.GroupMomentum, numbers, {"nesterov": bool(o.nesterov)})
+
+
+def _group_ftrl(o: Any) -> Settings:
+    ftrl = _ftrl(o)
+    return ftrl._replace(rule=rules.GroupFtrl, numbers=ftrl.numbers | _penalties(o))
+
+
 _KERAS_SETTINGS = {
     "SGD": _sgd,
     "Adam": _adam,
@@ -88,6 +115,12 @@ _KERAS_SETTINGS = {
     "Nadam": _nadam,
     "Lion": _lion,
     "ScheduleFreeAdamW": _schedule_free_adamw,
+    # Our own, see group.py.
+    "GroupAdam": _group_adam,
+    "GroupAMSGrad": _group_adam,
+    "GroupLamb": _group_lamb,
+    "GroupMomentum": _group_momentum,
+    "GroupFtrl": _group_ftrl,
 }
 
 

@@ -60,7 +60,8 @@ def settings_of(optimizer: Any, family: Family) -> Settings | OwnStep:
     return settings._replace(numbers=numbers, decays=optimizer._use_weight_decay)
 
 
-_FRAMEWORKS = {"keras", "tf_keras", "tensorflow"}
+# Where the classes are whose names the families know.
+_FRAMEWORKS = {"keras", "sok_lite", "tf_keras", "tensorflow"}
 _ROW_BY_ROW = "and a table changes row by row"
 # What has no meaning for rows of tables.
 _SKIPS = "whether it skips a step is decided inside it. Wrap a LossScaleOptimizer of Keras itself"

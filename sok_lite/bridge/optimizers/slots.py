@@ -25,6 +25,8 @@ _FRAMEWORKS_NAMES: dict[type[UpdateRule], dict[str, str]] = {
     rules.Adamax: {"momentum": "m", "norm": "v"},
     rules.Nadam: {"momentum": "m", "velocity": "v"},
     rules.Lion: {"momentum": "m"},
+    rules.GroupAdam: {"momentum": "m", "velocity": "v", "velocity_hat": "vhat"},
+    rules.GroupMomentum: {"m": "momentum"},
     rules.Adadelta: {
         "accum": "accumulator",
         "accum_grad": "accumulator",

@@ -97,12 +97,14 @@ _V1_SETTINGS = {
 
 
 def _learning_rate(optimizer: Any, iterations: Any) -> Any:
-    name = _name_of_rate(optimizer)
-    return None if name is None else _called(getattr(optimizer, name))
+    if hasattr(optimizer, "_lr"):
+        return _called(optimizer._lr)
+    # One of a program's own may keep it elsewhere.
+    return _called(optimizer._learning_rate) if hasattr(optimizer, "_learning_rate") else None
 
 
-def _name_of_rate(optimizer: Any) -> str | None:
-    return next((name for name in ("_lr", "_learning_rate") if hasattr(optimizer, name)), None)
+def _name_of_rate(optimizer: Any) -> str:
+    return "_lr" if hasattr(optimizer, "_lr") else "_learning_rate"
 
 
 def _numbers(optimizer: Any) -> dict[str, Any]:
@@ -131,9 +133,7 @@ def _made(
     tf.compat.v1.train.Optimizer.__init__(copy, optimizer._use_locking, optimizer.get_name())
     for name, value in numbers.items():
         setattr(copy, name, value)
-    rate = _name_of_rate(optimizer)
-    if rate is not None:
-        setattr(copy, rate, learning_rate)
+    setattr(copy, _name_of_rate(optimizer), learning_rate)
     held = variables_in(copy, ())
     if held:
         names = ", ".join(repr(name) for name, _ in held)

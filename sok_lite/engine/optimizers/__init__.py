@@ -6,6 +6,11 @@ from sok_lite.engine.optimizers.adagrad_da import AdagradDA
 from sok_lite.engine.optimizers.adam import Adam, AdamW
 from sok_lite.engine.optimizers.adamax import Adamax
 from sok_lite.engine.optimizers.ftrl import Ftrl
+from sok_lite.engine.optimizers.group_adam import GroupAdam
+from sok_lite.engine.optimizers.group_amsgrad import GroupAMSGrad
+from sok_lite.engine.optimizers.group_ftrl import GroupFtrl
+from sok_lite.engine.optimizers.group_lamb import GroupLamb
+from sok_lite.engine.optimizers.group_momentum import GroupMomentum
 from sok_lite.engine.optimizers.lion import Lion
 from sok_lite.engine.optimizers.momentum import Momentum
 from sok_lite.engine.optimizers.nadam import Nadam
@@ -25,6 +30,11 @@ __all__ = [
     "AdamW",
     "Adamax",
     "Ftrl",
+    "GroupAMSGrad",
+    "GroupAdam",
+    "GroupFtrl",
+    "GroupLamb",
+    "GroupMomentum",
     "Lion",
     "Momentum",
     "Nadam",

@@ -40,15 +40,27 @@ class Exports(TableParts):
 
     @exclusive
     def export(
-        self, column: str = "value", out: Callable[[int], Array] | None = None
+        self,
+        column: str = "value",
+        out: Callable[[int], Array] | None = None,
+        cutoff: float | None = None,
     ) -> tuple[Array, Array]:
-        """Returns all keys, ascending, and their rows: (size,) key type, (size, dim) storage.
+        """Returns all keys, ascending, and their rows: (n,) key type, (n, dim) storage.
 
         Args:
           column: "value", or the name of an optimizer state, whose rows are float32.
           out: gives memory for a number of rows; None: the backend's.
+          cutoff: leaves out the keys whose row, whatever the column, has nothing but
+            |element| < cutoff now; None: none.
+
+        Raises:
+          ValueError: the cutoff is not above 0.
         """
-        keys, rows = self.export_rows()
+        if cutoff is None:
+            keys, rows = self.export_rows()
+        else:
+            is_small = self._is_below(cutoff)
+            keys, rows = self._sorted_of(self._chosen(lambda entries: ~is_small(entries)))
         rows = self.backend.xp.ascontiguousarray(rows)
         memory = None if out is None else out(int(keys.size))
         return keys, self.store.read(rows, column, memory)
@@ -60,12 +72,28 @@ class Exports(TableParts):
         Args:
           predicate: such as `lambda entries: entries.scores >= 100`; called with some at a time.
         """
-        xp = self.backend.xp
-        chosen = list(self._chosen(predicate))
-        keys = xp.concatenate([entries.keys for entries in chosen])
-        rows = xp.concatenate([entries.rows for entries in chosen])
-        keys, rows = self._sorted(Entries(keys, rows, rows, self.store))
+        keys, rows = self._sorted_of(self._chosen(predicate))
         return keys, self.store.read(rows)
+
+    @exclusive
+    def num_zero_rows(self) -> int:
+        """Returns how many keys have a row of nothing but 0 now. It looks at every row."""
+        return sum(
+            int((self.row_dtype.to_float32(self.backend.xp, entries.values) == 0).all(axis=1).sum())
+            for entries in self.chunks()
+        )
+
+    def _is_below(self, cutoff: float) -> Predicate:
+        """Returns what chooses the keys of whose row every |element| < cutoff.
+
+        Raises:
+          ValueError: the cutoff is not above 0.
+        """
+        if not cutoff > 0:
+            raise ValueError(f"`cutoff` must be above 0. Received: {cutoff}.")
+        return lambda entries: (
+            abs(self.row_dtype.to_float32(self.backend.xp, entries.values)) < cutoff
+        ).all(axis=1)
 
     def _chosen(self, predicate: Predicate) -> Iterator[Entries]:
         for entries in self.chunks():
@@ -77,6 +105,13 @@ class Exports(TableParts):
                 )
             chosen = (entries.keys[mask], entries.rows[mask], entries.scores[mask])
             yield Entries(*chosen, entries.store)
+
+    def _sorted_of(self, chosen: Iterator[Entries]) -> tuple[Array, Array]:
+        """Returns the keys and row numbers of several pieces together, by key."""
+        xp, pieces = self.backend.xp, list(chosen)
+        keys = xp.concatenate([entries.keys for entries in pieces])
+        rows = xp.concatenate([entries.rows for entries in pieces])
+        return self._sorted(Entries(keys, rows, rows, self.store))
 
     def _sorted(self, entries: Entries) -> tuple[Array, Array]:
         order = self.backend.xp.argsort(entries.keys)

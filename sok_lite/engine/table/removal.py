@@ -76,13 +76,7 @@ class Removes(Exports):
         Raises:
           ValueError: the cutoff is not above 0.
         """
-        if not cutoff > 0:
-            raise ValueError(f"`cutoff` must be above 0. Received: {cutoff}.")
-        return self.erase_if(
-            lambda entries: (
-                abs(self.row_dtype.to_float32(self.backend.xp, entries.values)) < cutoff
-            ).all(axis=1)
-        )
+        return self.erase_if(self._is_below(cutoff))
 
     @changing
     def clear(self) -> None:

@@ -1,0 +1,160 @@
+"""Keras 3 optimizers with a sparse group lasso on the rows of tables; the engine has the rules.
+
+The penalties act on rows of tables. Dense variables are updated by the parent, an optimizer of
+Keras, as if there were none; but GroupFtrl's l1 and l2, which Ftrl has as well, act on both.
+
+There is no GroupAdaHessian: its step needs the diagonal of the Hessian, which no gradient has.
+"""
+
+import numbers
+from typing import Any
+
+import keras
+
+# The first versions of Keras 3 do not have it.
+_Lamb: Any = getattr(keras.optimizers, "Lamb", None)
+_register = keras.saving.register_keras_serializable(package="sok_lite")
+
+
+class _Penalties:
+    """What the classes below share: the strengths, beside the arguments of a Keras optimizer."""
+
+    def __init__(
+        self,
+        *args: Any,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        l21_regularization_strength: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.l1_regularization_strength = _checked(self, "l1", l1_regularization_strength)
+        self.l2_regularization_strength = _checked(self, "l2", l2_regularization_strength)
+        self.l21_regularization_strength = _checked(self, "l21", l21_regularization_strength)
+
+    def get_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = super().get_config()  # type: ignore[misc]
+        for name in ("l1", "l2", "l21"):
+            config[f"{name}_regularization_strength"] = getattr(
+                self, f"{name}_regularization_strength"
+            )
+        return config
+
+
+def _checked(optimizer: Any, name: str, strength: Any) -> float:
+    what = f"`{name}_regularization_strength` of {type(optimizer).__name__}"
+    if isinstance(strength, bool) or not isinstance(strength, numbers.Real):
+        raise TypeError(f"{what} must be a number. Received: {strength!r}.")
+    if not 0 <= float(strength) < float("inf"):
+        raise ValueError(f"{what} must be finite and >= 0. Received: {strength!r}.")
+    return float(strength)
+
+
+@_register
+class GroupAdam(_Penalties, keras.optimizers.Adam):
+    """Adam that sets whole rows of tables to exactly 0, where the gradients are worth no more.
+
+    TFPlus' GroupAdam (version 4). Without penalties it is Adam for the rows that have a gradient.
+    The penalties are multiplied by the learning rate of a step, a schedule's too.
+
+    Args:
+      *args: of `keras.optimizers.Adam`, from `learning_rate` on.
+      l1_regularization_strength: of every element of a row: sets single ones to 0.
+      l2_regularization_strength: of the squares of a row's elements.
+      l21_regularization_strength: of the norm of a row, times the root of its dimension: sets whole
+        rows to 0.
+      **kwargs: of `keras.optimizers.Adam`; with `amsgrad=True` it is GroupAMSGrad.
+
+    Raises:
+      TypeError, ValueError: a strength is no number, negative or infinite.
+    """
+
+
+@_register
+class GroupAMSGrad(_Penalties, keras.optimizers.Adam):
+    """AMSGrad that sets whole rows of tables to exactly 0.
+
+    Args:
+      *args: of `keras.optimizers.Adam`, from `learning_rate` on; `amsgrad` is True.
+      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: as of
+        GroupAdam.
+      **kwargs: of `keras.optimizers.Adam`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **(kwargs | {"amsgrad": True}))
+
+
+@_register
+class GroupMomentum(_Penalties, keras.optimizers.SGD):
+    """SGD with momentum that sets whole rows of tables to exactly 0.
+
+    Args:
+      learning_rate: 0.01 by default, as of `keras.optimizers.SGD`.
+      momentum: in [0, 1].
+      *args: of `keras.optimizers.SGD`, from `nesterov` on.
+      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: as of
+        GroupAdam.
+      **kwargs: of `keras.optimizers.SGD`.
+    """
+
+    def __init__(
+        self, learning_rate: Any = 0.01, momentum: float = 0.9, *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(learning_rate, momentum, *args, **kwargs)
+
+
+@_register
+class GroupFtrl(_Penalties, keras.optimizers.Ftrl):
+    """Ftrl that sets whole rows of tables to exactly 0: TFPlus' SparseGroupFtrl, "Group Adagrad".
+
+    Without the penalty on norms it is Ftrl.
+
+    Args:
+      *args: of `keras.optimizers.Ftrl`, from `learning_rate` on to `initial_accumulator_value`.
+      l1_regularization_strength, l2_regularization_strength: as of Ftrl, of dense variables too.
+      l21_regularization_strength: of the norm of a row, times the root of its dimension.
+      **kwargs: of `keras.optimizers.Ftrl`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        l21_regularization_strength: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        # Past _Penalties, whose l1 and l2 the parent has itself.
+        super(_Penalties, self).__init__(
+            *args,
+            l1_regularization_strength=_checked(self, "l1", l1_regularization_strength),
+            l2_regularization_strength=_checked(self, "l2", l2_regularization_strength),
+            **kwargs,
+        )
+        self.l21_regularization_strength = _checked(self, "l21", l21_regularization_strength)
+
+
+@_register
+class GroupLamb(_Penalties, _Lamb or keras.optimizers.Optimizer):  # type: ignore[misc]
+    """LAMB of each row by itself, which sets whole rows of tables to exactly 0.
+
+    A row's step is as long as its norm says, not as that of the whole table does.
+
+    Args:
+      *args: of `keras.optimizers.Lamb`, from `learning_rate` on.
+      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: as of
+        GroupAdam.
+      **kwargs: of `keras.optimizers.Lamb`.
+
+    Raises:
+      NotImplementedError: Keras is too old to have a Lamb for dense variables.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if _Lamb is None:
+            raise NotImplementedError(
+                f"GroupLamb updates dense variables by keras.optimizers.Lamb, which Keras "
+                f"{keras.__version__} does not have. Install a newer Keras, or use GroupAdam."
+            )
+        super().__init__(*args, **kwargs)

@@ -1,0 +1,49 @@
+"""What the rules have in common that set whole rows to exactly 0; kernels/update/group.cuh.
+
+The sparse group lasso with a row as a group: Yue et al., "Adaptive Optimizers with Sparse Group
+Lasso for Neural Networks in CTR Prediction", ECML PKDD 2021, arXiv 2107.14432. A row is a function
+of its states, of `linear` (z) above all:
+
+    s = clip(z, -l1, l1) - z
+    w = s * max(1 - l21 * sqrt(dim) / ||s||, 0) / (divisor + 2 * l2)
+
+In the step that lets a row lose `step / divisor` where there are no penalties, z grows by
+`step - (divisor - old_divisor) * w`, so that it stays `-divisor * w`. A row's first update begins
+with an old divisor of 0, for z is 0 and w is its initial value. That z is 0 is all that tells it:
+later z is 0 only where w is, and then the term is 0 whatever the old divisor. So a row may come
+first at any step, with a gradient of 0 too.
+
+The learning rate is in z, and the penalties are multiplied by it: with a constant one this is the
+paper's Algorithm 1 multiplied by it, and without penalties it is the other optimizer under any
+schedule. Since z has what a row is made of, a row that was written from outside after its first
+update goes back to about what it was with its next one.
+
+A row at 0 keeps its states and is updated like any other.
+"""
+
+from dataclasses import dataclass
+
+from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRule(UpdateRule):
+    """A rule with the penalties of the sparse group lasso.
+
+    Attributes:
+      l1: of every element: sets single ones to 0.
+      l2: of the square of every element.
+      l21: of the norm of a row, times the root of its dimension: sets whole rows to 0.
+    """
+
+    l1: float = 0.0
+    l2: float = 0.0
+    l21: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("l1", "l2", "l21"):
+            self._require(getattr(self, name) >= 0, name, ">= 0")
+
+    def _penalties(self, learning_rate: float) -> Scalars:
+        return learning_rate * self.l1, learning_rate * self.l2, learning_rate * self.l21

@@ -1,0 +1,35 @@
+"""FTRL-proximal that sets whole rows to 0.
+
+* `sok_lite.optimizers.GroupFtrl`: `GroupFtrl(...)`
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sok_lite.engine.optimizers.ftrl import Ftrl
+from sok_lite.engine.optimizers.rule import Scalars
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFtrl(Ftrl):
+    """Ftrl with a sparse group lasso (TFPlus' SparseGroupFtrl, "Group Adagrad"); see group.py.
+
+    `divisor = accumulator^-learning_rate_power / lr`, and neither z nor the penalties are
+    multiplied by the learning rate. As of Ftrl, a row's initial value counts for the more the
+    smaller `initial_accumulator` is; with 0 it counts in full, and stays until there is a gradient.
+
+    Attributes:
+      l21: of the norm of a row, times the root of its dimension: sets whole rows to 0.
+    """
+
+    l21: float = 0.0
+
+    kernel: ClassVar[str] = "update_group_ftrl"
+    columns: ClassVar[tuple[str, ...]] = ("linear", "accumulator")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.l21 >= 0, "l21", ">= 0")
+
+    def scalars(self, learning_rate: float, step: int) -> Scalars:
+        return *super().scalars(learning_rate, step), self.l21

@@ -1,0 +1,46 @@
+"""SGD with momentum that sets whole rows to 0.
+
+* `sok_lite.optimizers.GroupMomentum`: `GroupMomentum(momentum, nesterov)`
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sok_lite.engine.optimizers.group import GroupRule
+from sok_lite.engine.optimizers.rule import Scalars
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupMomentum(GroupRule):
+    """SGD with momentum and a sparse group lasso; see group.py. The divisor is 1.
+
+    The state holds the learning rate, as Keras has it: `m = momentum * m - lr * g; step = -m`.
+
+    Attributes:
+      momentum: in [0, 1].
+      nesterov: Nesterov's momentum.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    kernel: ClassVar[str] = "update_group_momentum"
+    columns: ClassVar[tuple[str, ...]] = ("linear", "momentum")
+    lazy: ClassVar[str] = "steps by momentum, which fades; penalties"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 <= self.momentum <= 1, "momentum", "in [0, 1]")
+
+    @property
+    def states(self) -> dict[str, float]:
+        return {"linear": 0.0, "momentum": 0.0}
+
+    def scalars(self, learning_rate: float, step: int) -> Scalars:
+        return (
+            learning_rate,
+            self._decay(learning_rate),
+            self.momentum,
+            int(self.nesterov),
+            *self._penalties(learning_rate),
+        )

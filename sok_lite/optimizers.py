@@ -1,0 +1,11 @@
+"""Keras 3 optimizers that set rows of tables to 0, for `sok_lite.OptimizerWrapper`."""
+
+from sok_lite.bridge.optimizers.group import (
+    GroupAdam,
+    GroupAMSGrad,
+    GroupFtrl,
+    GroupLamb,
+    GroupMomentum,
+)
+
+__all__ = ["GroupAMSGrad", "GroupAdam", "GroupFtrl", "GroupLamb", "GroupMomentum"]
