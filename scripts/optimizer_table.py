@@ -27,6 +27,7 @@ import tf_keras
 
 import sok_lite as sok
 from sok_lite.bridge.optimizers.family import Settings
+from sok_lite.bridge.optimizers.loss_scale import scales_loss
 from sok_lite.bridge.optimizers.settings import family_of, settings_of
 from sok_lite.bridge.optimizers.slots import own_names
 from sok_lite.engine.optimizers import UpdateRule
@@ -59,6 +60,11 @@ _BEYOND_ROWS: dict[str, Any] = {
 }
 
 
+# Rule, states of a row, and what is lazy, where a class alone does not say it.
+OWN_STEP = ("none: its own step, see below", "its own", "whatever its step does")
+OF_ITS_INNER = ("that of the wrapped optimizer", "its", "its")
+
+
 @dataclass
 class Row:
     """What stands for an optimizer with its default arguments.
@@ -70,6 +76,7 @@ class Row:
       rule: None: no rule stands for it.
       states: names of the states of a row, as the optimizer calls them.
       more_states: option -> names that it adds.
+      has_inner: whether it wraps an optimizer, whose rule it has.
       refusal: what the error says, or "".
       refused_options: those of `_BEYOND_ROWS` that it has, and that are refused.
     """
@@ -80,6 +87,7 @@ class Row:
     rule: type[UpdateRule] | None = None
     states: tuple[str, ...] = ()
     more_states: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    has_inner: bool = False
     refusal: str = ""
     refused_options: tuple[str, ...] = ()
 
@@ -89,7 +97,7 @@ class Row:
         if self.refusal:
             return "refused", "", ""
         if self.rule is None:
-            return "its own step, on the touched rows", "its own", "all that its step does"
+            return OF_ITS_INNER if self.has_inner else OWN_STEP
         states = ", ".join(f"`{name}`" for name in self.states)
         for option, names in self.more_states:
             added = ", ".join(f"`{name}`" for name in names)
@@ -161,6 +169,9 @@ def _made_with(make: type, option: str, value: Any) -> Any:
 
 
 def _row(family: str, name: str, optimizer: Any) -> Row:
+    if scales_loss(optimizer):
+        sok.OptimizerWrapper(optimizer)
+        return Row(family, name, has_inner=True)
     try:
         known = family_of(optimizer)
         assert known.name == family, f"{name} is of {known.name}, not of {family}"
@@ -206,9 +217,7 @@ def _table(found: list[Row]) -> str:
     for (name, *cells), of in sorted(families.items(), key=lambda item: item[0][0].lower()):
         lines.append("| " + " | ".join([name, ", ".join(of), *cells]).rstrip() + " |")
     lines.append(
-        "| your own | any | its own step, on the touched rows | its own | all that its step does |"
-        if any(row.rule is None and not row.refusal for row in found)
-        else "| your own, with a step of its own | any | refused | | |"
+        "| " + " | ".join(["your own, or a subclass with its own step", "any", *OWN_STEP]) + " |"
     )
     return "\n".join(lines)
 

@@ -3,9 +3,9 @@
 from sok_lite.bridge.optimizers.group import (
     GroupAdam,
     GroupAMSGrad,
-    GroupFtrl,
     GroupLamb,
     GroupMomentum,
+    SparseGroupFtrl,
 )
 
-__all__ = ["GroupAMSGrad", "GroupAdam", "GroupFtrl", "GroupLamb", "GroupMomentum"]
+__all__ = ["GroupAMSGrad", "GroupAdam", "GroupLamb", "GroupMomentum", "SparseGroupFtrl"]

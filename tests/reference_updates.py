@@ -351,7 +351,7 @@ def groupmomentum(
     _sparse_group(w, states["linear"], 1 + 2 * lr * l2, lr * l1, lr * l21)
 
 
-def groupftrl(
+def sparsegroupftrl(
     w,
     states,
     g,

@@ -5,7 +5,7 @@ the function and what it is called with. Tests on one rank, on a simulated GPU a
 take them from here, and docs/optimizers.md names no optimizer that is not among them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_lite import optimizers
 from tests import reference_updates
 
 tf_keras = pytest.importorskip("tf_keras")
@@ -36,6 +37,7 @@ class Case:
       twin: the function in tests/reference_updates.py.
       hyper: what the twin is called with.
       learning_rate: of every step.
+      is_dense_alike: whether dense variables take the same step.
     """
 
     family: str
@@ -44,6 +46,7 @@ class Case:
     twin: str
     hyper: dict[str, Any]
     learning_rate: float = 0.1
+    is_dense_alike: bool = True
 
     def __str__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
@@ -51,7 +54,7 @@ class Case:
 
     def make(self) -> "Made":
         """Returns the optimizer, made anew."""
-        make = getattr(MODULES[self.family], self.name)
+        make = getattr(MODULES[self.family], self.name, None) or getattr(optimizers, self.name)
         if self.name == "AdagradDAOptimizer":  # alone in asking who counts the steps
             count = tf.Variable(0, dtype=tf.int64, trainable=False)
             made = make(self.learning_rate, count, **self.options)
@@ -86,6 +89,11 @@ _STATES = {
     "proximaladagrad": ("accumulator",),
     "adagradda": ("gradient_accumulator", "gradient_squared_accumulator"),
     "schedulefreeadamw": ("ahead", "v"),
+    "groupadam": ("m", "v", "linear"),
+    "groupamsgrad": ("m", "v", "vhat", "linear"),
+    "grouplamb": ("m", "v", "linear"),
+    "groupmomentum": ("momentum", "linear"),
+    "sparsegroupftrl": ("accumulator", "linear"),
 }
 
 
@@ -112,6 +120,7 @@ class Twin:
         starts = {
             "adagrad": "accumulator",
             "ftrl": "accumulator",
+            "sparsegroupftrl": "accumulator",
             "proximaladagrad": "accumulator",
             "adagradda": "gradient_squared_accumulator",
         }
@@ -145,6 +154,7 @@ _TWINS_NAMES = {
     "initial_gradient_squared_accumulator_value": "initial_accumulator",
     "l1_regularization_strength": "l1",
     "l2_regularization_strength": "l2",
+    "l21_regularization_strength": "l21",
     "l2_shrinkage_regularization_strength": "l2_shrinkage",
     "use_nesterov": "nesterov",
     "beta1": "beta_1",
@@ -319,6 +329,40 @@ def _keras_3_cases() -> list[Case]:
     ]
 
 
+def _group_cases() -> list[Case]:
+    """Our own. Dense variables know no penalty on rows, and one trust ratio alone."""
+    penalties = {
+        "l1_regularization_strength": 0.01,
+        "l2_regularization_strength": 0.1,
+        "l21_regularization_strength": 0.1,
+    }
+    listed: list[tuple[str, str, dict[str, Any]]] = [
+        ("GroupAdam", "groupadam", {}),
+        ("GroupAMSGrad", "groupamsgrad", {}),
+        ("GroupMomentum", "groupmomentum", {"momentum": 0.9}),
+        ("SparseGroupFtrl", "sparsegroupftrl", {}),
+    ]
+    cases = [_case("Keras 3", name, options, twin) for name, twin, options in listed]
+    if hasattr(keras.optimizers, "Lamb"):
+        listed.append(("GroupLamb", "grouplamb", {}))
+        lamb = _case("Keras 3", "GroupLamb", {"epsilon": 1e-7}, "grouplamb")
+        cases.append(replace(lamb, is_dense_alike=False))
+    # The option of GroupAdam that makes it another rule.
+    cases.append(
+        _without(_case("Keras 3", "GroupAdam", {"amsgrad": True}, "groupamsgrad"), "amsgrad")
+    )
+    cases += [
+        replace(_case("Keras 3", name, {**options, **penalties}, twin), is_dense_alike=False)
+        for name, twin, options in listed
+    ]
+    return cases
+
+
+def _without(case: Case, name: str) -> Case:
+    """Returns a case whose twin does not know an option."""
+    return replace(case, hyper={k: value for k, value in case.hyper.items() if k != name})
+
+
 def _tf_keras_cases() -> list[Case]:
     """What only the new tf_keras has."""
     adaptive = {"epsilon": 1e-2, "adaptive_epsilon": True}
@@ -331,6 +375,7 @@ def _tf_keras_cases() -> list[Case]:
 CASES = [
     *_new_cases("Keras 3"),
     *_keras_3_cases(),
+    *_group_cases(),
     *_new_cases("tf_keras"),
     *_tf_keras_cases(),
     *_legacy_cases(),

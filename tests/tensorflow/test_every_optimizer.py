@@ -94,7 +94,9 @@ WAYS += [("tf.function", "cpu"), ("eager", "simt")] if LONG else []
 @pytest.mark.parametrize(("mode", "place"), WAYS, ids=lambda value: value)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rows_end_where_the_optimizer_and_the_twin_put_them(case, mode, place, request):
-    expected, (_, lazy) = dense_rows(case), twin_rows(case)
+    expected, lazy = twin_rows(case)
+    if case.is_dense_alike:
+        expected = dense_rows(case)
     if place == "simt":
         request.getfixturevalue("play")
     all_touched, some_touched = table_rows(case, is_traced=mode == "tf.function")
@@ -102,7 +104,7 @@ def test_rows_end_where_the_optimizer_and_the_twin_put_them(case, mode, place, r
     np.testing.assert_allclose(some_touched, lazy, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.is_dense_alike], ids=str)
 def test_the_twin_is_the_frameworks_optimizer(case):
     # float32 beside float64: 1 - 0.999 has 5 digits there, which Adam's steps have too.
     np.testing.assert_allclose(dense_rows(case), twin_rows(case)[0], rtol=1e-5, atol=1e-5)

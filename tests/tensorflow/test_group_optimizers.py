@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite import optimizers
-from sok_lite.optimizers import GroupAdam, GroupAMSGrad, GroupFtrl, GroupLamb, GroupMomentum
+from sok_lite.optimizers import GroupAdam, GroupAMSGrad, GroupLamb, GroupMomentum, SparseGroupFtrl
 from tests import reference_updates
 
 KEYS = np.array([5, -7, 2**40, 3, 11])
@@ -35,8 +35,8 @@ EVERY = [
         id="GroupMomentum",
     ),
     pytest.param(
-        GroupFtrl,
-        "groupftrl",
+        SparseGroupFtrl,
+        "sparsegroupftrl",
         {"initial_accumulator": 0.2, "l2_shrinkage": 0.01, "beta": 0.1},
         # Ftrl has the first two penalties too.
         lambda *args, **kwargs: keras.optimizers.Ftrl(
@@ -50,13 +50,13 @@ EVERY = [
             "l2_shrinkage_regularization_strength": 0.01,
             "beta": 0.1,
         },
-        id="GroupFtrl",
+        id="SparseGroupFtrl",
     ),
     pytest.param(
         GroupLamb, "grouplamb", ADAM, getattr(keras.optimizers, "Lamb", None), ADAM, id="GroupLamb"
     ),
 ]
-CLASSES = [GroupAdam, GroupAMSGrad, GroupFtrl, GroupMomentum, GroupLamb]
+CLASSES = [GroupAdam, GroupAMSGrad, SparseGroupFtrl, GroupMomentum, GroupLamb]
 
 
 def the_gradients(num_steps, seed=0):
@@ -133,7 +133,7 @@ def test_rows_follow_the_twin_and_dense_variables_the_parent(
 
 @pytest.mark.parametrize("make", CLASSES)
 def test_rows_of_zeros_are_counted_dropped_at_export_and_come_back(make, mode):
-    strength = {GroupFtrl: 3.0, GroupMomentum: 3.0}.get(make, 2.0)
+    strength = {SparseGroupFtrl: 3.0, GroupMomentum: 3.0}.get(make, 2.0)
     optimizer = sok.OptimizerWrapper(make(0.1, l21_regularization_strength=strength))
     table = sok.DynamicVariable(DIM, initializer="zeros", name=f"zeros {make.__name__}")
     keys = tf.constant([1, 2, 3], tf.int64)

@@ -18,7 +18,7 @@ MODULES = {
     "dynamic_variable": ["DynamicVariable", "assign", "export"],
     "lookup": ["lookup_sparse", "sparse_read_and_evict", "group_lookup", "to_list", "isVariable"],
     "optimizer": ["OptimizerWrapper", "SGD"],
-    "optimizers": ["GroupAdam", "GroupAMSGrad", "GroupFtrl", "GroupLamb", "GroupMomentum"],
+    "optimizers": ["GroupAdam", "GroupAMSGrad", "SparseGroupFtrl", "GroupLamb", "GroupMomentum"],
     "raw_ops": ["dummy_var_sparse_read", "dist_select", "lookup_backward"],
     "utils": ["SOK_IndexedSlices", "get_nano_time"],
 }

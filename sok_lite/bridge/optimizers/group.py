@@ -1,7 +1,7 @@
 """Keras 3 optimizers with a sparse group lasso on the rows of tables; the engine has the rules.
 
 The penalties act on rows of tables. Dense variables are updated by the parent, an optimizer of
-Keras, as if there were none; but GroupFtrl's l1 and l2, which Ftrl has as well, act on both.
+Keras, as if there were none; but SparseGroupFtrl's l1 and l2, which Ftrl has as well, act on both.
 
 There is no GroupAdaHessian: its step needs the diagonal of the Hessian, which no gradient has.
 """
@@ -105,8 +105,8 @@ class GroupMomentum(_Penalties, keras.optimizers.SGD):
 
 
 @_register
-class GroupFtrl(_Penalties, keras.optimizers.Ftrl):
-    """Ftrl that sets whole rows of tables to exactly 0: TFPlus' SparseGroupFtrl, "Group Adagrad".
+class SparseGroupFtrl(_Penalties, keras.optimizers.Ftrl):
+    """Ftrl that sets whole rows of tables to exactly 0: that of TFPlus, "Group Adagrad".
 
     Without the penalty on norms it is Ftrl.
 

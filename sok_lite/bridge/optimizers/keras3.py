@@ -98,9 +98,9 @@ def _group_momentum(o: Any) -> Settings:
     return Settings(rules.GroupMomentum, numbers, {"nesterov": bool(o.nesterov)})
 
 
-def _group_ftrl(o: Any) -> Settings:
+def _sparse_group_ftrl(o: Any) -> Settings:
     ftrl = _ftrl(o)
-    return ftrl._replace(rule=rules.GroupFtrl, numbers=ftrl.numbers | _penalties(o))
+    return ftrl._replace(rule=rules.SparseGroupFtrl, numbers=ftrl.numbers | _penalties(o))
 
 
 _KERAS_SETTINGS = {
@@ -120,7 +120,7 @@ _KERAS_SETTINGS = {
     "GroupAMSGrad": _group_adam,
     "GroupLamb": _group_lamb,
     "GroupMomentum": _group_momentum,
-    "GroupFtrl": _group_ftrl,
+    "SparseGroupFtrl": _sparse_group_ftrl,
 }
 
 

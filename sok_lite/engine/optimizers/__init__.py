@@ -8,7 +8,6 @@ from sok_lite.engine.optimizers.adamax import Adamax
 from sok_lite.engine.optimizers.ftrl import Ftrl
 from sok_lite.engine.optimizers.group_adam import GroupAdam
 from sok_lite.engine.optimizers.group_amsgrad import GroupAMSGrad
-from sok_lite.engine.optimizers.group_ftrl import GroupFtrl
 from sok_lite.engine.optimizers.group_lamb import GroupLamb
 from sok_lite.engine.optimizers.group_momentum import GroupMomentum
 from sok_lite.engine.optimizers.lion import Lion
@@ -20,6 +19,7 @@ from sok_lite.engine.optimizers.rmsprop import RMSprop
 from sok_lite.engine.optimizers.rule import UpdateRule
 from sok_lite.engine.optimizers.schedule_free_adamw import ScheduleFreeAdamW
 from sok_lite.engine.optimizers.sgd import SGD
+from sok_lite.engine.optimizers.sparse_group_ftrl import SparseGroupFtrl
 
 __all__ = [
     "SGD",
@@ -32,7 +32,6 @@ __all__ = [
     "Ftrl",
     "GroupAMSGrad",
     "GroupAdam",
-    "GroupFtrl",
     "GroupLamb",
     "GroupMomentum",
     "Lion",
@@ -42,5 +41,6 @@ __all__ = [
     "ProximalSGD",
     "RMSprop",
     "ScheduleFreeAdamW",
+    "SparseGroupFtrl",
     "UpdateRule",
 ]

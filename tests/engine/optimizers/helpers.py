@@ -16,7 +16,6 @@ from sok_lite.engine.optimizers import (
     Ftrl,
     GroupAdam,
     GroupAMSGrad,
-    GroupFtrl,
     GroupLamb,
     GroupMomentum,
     Lion,
@@ -26,6 +25,7 @@ from sok_lite.engine.optimizers import (
     ProximalSGD,
     RMSprop,
     ScheduleFreeAdamW,
+    SparseGroupFtrl,
 )
 from sok_lite.engine.rows.store import RowStore
 
@@ -82,10 +82,10 @@ VARIANTS = [
     GroupMomentum(),
     GroupMomentum(nesterov=True, weight_decay=0.1),
     GroupMomentum(momentum=0.5, l1=0.2, l2=0.1, l21=0.7),
-    GroupFtrl(),
-    GroupFtrl(l1=0.05, l2=0.1, l21=0.8, l2_shrinkage=0.01, beta=0.2),
-    GroupFtrl(learning_rate_power=-0.7, l1=0.01, l21=0.3, weight_decay=0.1),
-    GroupFtrl(initial_accumulator=0.0, l21=0.5),
+    SparseGroupFtrl(),
+    SparseGroupFtrl(l1=0.05, l2=0.1, l21=0.8, l2_shrinkage=0.01, beta=0.2),
+    SparseGroupFtrl(learning_rate_power=-0.7, l1=0.01, l21=0.3, weight_decay=0.1),
+    SparseGroupFtrl(initial_accumulator=0.0, l21=0.5),
     GroupLamb(),
     GroupLamb(epsilon=1e-3, l1=0.03, l2=0.1, l21=0.1, weight_decay=0.1),
 ]

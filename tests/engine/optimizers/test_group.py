@@ -11,17 +11,17 @@ from sok_lite.engine.optimizers import (
     Ftrl,
     GroupAdam,
     GroupAMSGrad,
-    GroupFtrl,
     GroupLamb,
     GroupMomentum,
     Momentum,
+    SparseGroupFtrl,
 )
 from sok_lite.engine.optimizers.rule import apply_rule
 from tests import reference_updates
 from tests.engine.helpers import sized
 from tests.engine.optimizers.helpers import new_table, read
 
-GROUP_RULES = [GroupAdam, GroupAMSGrad, GroupMomentum, GroupFtrl, GroupLamb]
+GROUP_RULES = [GroupAdam, GroupAMSGrad, GroupMomentum, SparseGroupFtrl, GroupLamb]
 # Each with the rule that it is without penalties.
 WITHOUT_PENALTIES = [
     (GroupAdam(), Adam(), "adam"),
@@ -29,9 +29,9 @@ WITHOUT_PENALTIES = [
     (GroupAMSGrad(), Adam(amsgrad=True), "adam"),
     (GroupMomentum(), Momentum(), "momentum"),
     (GroupMomentum(nesterov=True), Momentum(nesterov=True), "momentum"),
-    (GroupFtrl(), Ftrl(), "ftrl"),
-    (GroupFtrl(l1=0.05, l2=0.1, beta=0.1), Ftrl(l1=0.05, l2=0.1, beta=0.1), "ftrl"),
-    (GroupFtrl(learning_rate_power=-0.7), Ftrl(learning_rate_power=-0.7), "ftrl"),
+    (SparseGroupFtrl(), Ftrl(), "ftrl"),
+    (SparseGroupFtrl(l1=0.05, l2=0.1, beta=0.1), Ftrl(l1=0.05, l2=0.1, beta=0.1), "ftrl"),
+    (SparseGroupFtrl(learning_rate_power=-0.7), Ftrl(learning_rate_power=-0.7), "ftrl"),
 ]
 
 
@@ -122,7 +122,13 @@ def test_without_penalties_group_lamb_is_lamb_of_each_row(backend, rule):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     "rule",
-    [GroupAdam(), GroupAMSGrad(), GroupMomentum(), GroupFtrl(initial_accumulator=0), GroupLamb()],
+    [
+        GroupAdam(),
+        GroupAMSGrad(),
+        GroupMomentum(),
+        SparseGroupFtrl(initial_accumulator=0),
+        GroupLamb(),
+    ],
     ids=repr,
 )
 def test_a_first_gradient_of_zero_leaves_the_row(backend, rule, dtype):
@@ -152,7 +158,7 @@ def noisy_steps(num_rows, dim, num_steps, seed=3):
         (GroupAdam, 0.8, 0.5),
         (GroupAMSGrad, 0.8, 0.5),
         (GroupMomentum, 64.0, 32.0),
-        (GroupFtrl, 8.0, 8.0),
+        (SparseGroupFtrl, 8.0, 8.0),
         (GroupLamb, 0.8, 0.5),
     ],
 )
@@ -179,7 +185,7 @@ def test_the_penalty_on_norms_sets_the_rows_to_zero_that_the_twin_has_at_zero(
 @pytest.mark.parametrize("rule", GROUP_RULES)
 @pytest.mark.parametrize("dim", [1, 3, 31, 64, 100])
 def test_a_row_at_zero_comes_back_from_zero_with_its_states(backend, rule, dim):
-    strength = {GroupFtrl: 1.2, GroupMomentum: 1.2}.get(rule, 0.8)
+    strength = {SparseGroupFtrl: 1.2, GroupMomentum: 1.2}.get(rule, 0.8)
     rule = rule(l21=strength)
     start = np.random.default_rng(1).normal(0, 1e-3, (5, dim)).astype(np.float32)
     direction = np.where(np.random.default_rng(2).random((5, dim)) < 0.5, -1, 1)
@@ -201,7 +207,7 @@ def test_a_row_at_zero_comes_back_from_zero_with_its_states(backend, rule, dim):
 
 @pytest.mark.parametrize("rule", GROUP_RULES)
 def test_the_penalty_on_elements_sets_single_ones_to_zero(backend, rule):
-    rule = rule(l1=3.0 if rule in (GroupMomentum, GroupFtrl) else 0.1)
+    rule = rule(l1=3.0 if rule in (GroupMomentum, SparseGroupFtrl) else 0.1)
     start = np.zeros((20, 31), np.float32)
     steps = noisy_steps(20, 31, 6)
     table, rows = run_kernel(backend, rule, start, steps)
@@ -232,7 +238,7 @@ def test_norms_far_below_and_above_one_are_neither_zero_nor_infinite(backend, ru
         start = np.full((3, 7), size, np.float32)
         table, rows = new_table(backend, start)
         grads = backend.from_host(np.zeros_like(start))
-        options = {"initial_accumulator": 0} if rule is GroupFtrl else {"epsilon": 1.0}
+        options = {"initial_accumulator": 0} if rule is SparseGroupFtrl else {"epsilon": 1.0}
         if rule is GroupMomentum:
             options = {}
         apply_rule(table, rule(l21=1e-35, **options), backend.from_host(rows), grads, 0.1, 1)

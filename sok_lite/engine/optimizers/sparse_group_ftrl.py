@@ -1,6 +1,6 @@
 """FTRL-proximal that sets whole rows to 0.
 
-* `sok_lite.optimizers.GroupFtrl`: `GroupFtrl(...)`
+* `sok_lite.optimizers.SparseGroupFtrl`: `SparseGroupFtrl(...)`
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from sok_lite.engine.optimizers.rule import Scalars
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupFtrl(Ftrl):
-    """Ftrl with a sparse group lasso (TFPlus' SparseGroupFtrl, "Group Adagrad"); see group.py.
+class SparseGroupFtrl(Ftrl):
+    """Ftrl with a sparse group lasso (that of TFPlus, "Group Adagrad"); see group.py.
 
     `divisor = accumulator^-learning_rate_power / lr`, and neither z nor the penalties are
     multiplied by the learning rate. As of Ftrl, a row's initial value counts for the more the
@@ -24,7 +24,7 @@ class GroupFtrl(Ftrl):
 
     l21: float = 0.0
 
-    kernel: ClassVar[str] = "update_group_ftrl"
+    kernel: ClassVar[str] = "update_sparse_group_ftrl"
     columns: ClassVar[tuple[str, ...]] = ("linear", "accumulator")
 
     def __post_init__(self) -> None:
