@@ -61,7 +61,7 @@ _BEYOND_ROWS: dict[str, Any] = {
 
 
 # Rule, states of a row, and what is lazy, where a class alone does not say it.
-OWN_STEP = ("none: its own step, see below", "its own", "whatever its step does")
+OWN_STEP = ("its own step", "its own", "what its step does")
 OF_ITS_INNER = ("that of the wrapped optimizer", "its", "its")
 
 
@@ -216,9 +216,8 @@ def _table(found: list[Row]) -> str:
     lines.append("|---|---|---|---|---|")
     for (name, *cells), of in sorted(families.items(), key=lambda item: item[0][0].lower()):
         lines.append("| " + " | ".join([name, ", ".join(of), *cells]).rstrip() + " |")
-    lines.append(
-        "| " + " | ".join(["your own, or a subclass with its own step", "any", *OWN_STEP]) + " |"
-    )
+    own = ["your own, or a subclass with its own step", "any", *OWN_STEP]
+    lines.append(f"| {' | '.join(own)} |")
     return "\n".join(lines)
 
 

@@ -30,7 +30,7 @@ class GroupAdam(GroupRule):
 
     kernel: ClassVar[str] = "update_group_adam"
     columns: ClassVar[tuple[str, ...]] = ("linear", "m", "v")
-    lazy: ClassVar[str] = "steps by `m`; fading of `m` and `v`; penalties"
+    lazy: ClassVar[str] = "steps by `m`; fading; penalties"
     counts_steps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
