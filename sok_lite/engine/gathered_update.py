@@ -56,8 +56,8 @@ class Stepped(NamedTuple):
     states: dict[str, Array]
 
 
-# Takes what was gathered of each table, at least one row of each. Gives where that is to go, in the
-# same order, and actions to be taken with the change of the rows.
+# Takes what was gathered of each table, maybe no row of some. Gives where that is to go, in the same
+# order, and actions to be taken with the change of the rows.
 StepFunction = Callable[[Sequence[Gathered]], tuple[Sequence[Stepped], Sequence[Action]]]
 
 
@@ -77,7 +77,7 @@ def apply_gathered(
       updates: one per gradient; their rules are not looked at.
       kinds: gives the states that the step needs of a table.
       step: takes the step, under the locks of all tables. With `check_only` what it gives is
-        dropped. It is not called where no table has a row.
+        dropped.
       on_nonfinite, check_only, along, num_nonfinite, place: as of `update.apply_updates`.
 
     Raises:
@@ -119,23 +119,18 @@ def _apply(
         if update.num_absent and not update.inserts
     ]
     by_row = _with_rows_inserted(by_row)
-    touched = [
-        (update, its_states)
-        for update, its_states in zip(map(_held, by_row), states, strict=True)
-        if update.rows.size
-    ]
-    gathered = [_gathered(update, its_states) for update, its_states in touched]
-    stepped, more = step(gathered) if gathered else ((), ())
+    by_row = list(map(_held, by_row))
+    stepped, more = step(list(map(_gathered, by_row, states)))
     if check_only:
         return
     writing = [
         action
-        for (update, its_states), went in zip(touched, stepped, strict=True)
+        for update, its_states, went in zip(by_row, states, stepped, strict=True)
         for action in _writing(update, its_states, went)
     ]
     counting = [
         (update.table.backend, *counting_nonfinite(update.grads, None, num_nonfinite))
-        for update, _ in touched
+        for update in by_row
         if num_nonfinite is not None
     ]
     publish([*joined_launches(counting), *writing], [*left_out, *more, *along])

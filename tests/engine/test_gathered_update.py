@@ -95,10 +95,17 @@ def test_a_table_that_comes_twice_is_updated_once(backend):
     compare(table, twin)
 
 
-def test_without_rows_nothing_is_asked_of_the_function(backend):
-    table = new_table(backend, 3)
-    step([(table, np.empty(0, np.int64), np.empty((0, 3)))], lambda parts: 1 / 0)
-    assert table.size == 0
+def test_a_table_may_have_no_row_in_a_step(backend):
+    tables, shapes = [new_table(backend, 3), new_table(backend, 4)], []
+
+    def function(parts):
+        shapes.append([(part.rows.shape, part.states["count"].shape) for part in parts])
+        return momentum(parts)
+
+    nothing = np.empty(0, np.int64), np.empty((0, 3))
+    step([(tables[0], *nothing), (tables[1], np.array([7]), np.ones((1, 4)))], function)
+    assert shapes == [[((0, 3), (0, 1)), ((1, 4), (1, 1))]]
+    assert [table.size for table in tables] == [0, 1]
 
 
 def test_keys_that_a_table_turns_away_are_counted(backend):

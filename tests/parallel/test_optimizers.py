@@ -1,4 +1,4 @@
-"""Every optimizer that has a rule, on tables spread over real ranks, against its float64 twin.
+"""Every optimizer on tables spread over real ranks, against its float64 twin.
 
 The twin takes the steps of all ranks' batches together, over all keys.
 """
@@ -13,6 +13,7 @@ from sok_lite.bridge import job
 pytest.importorskip("tf_keras")
 
 from tests.tensorflow.optimizer_cases import CASES, MODULES
+from tests.tensorflow.own_optimizers import ALL, Twin
 
 DIM = 4
 NUM_STEPS = 20
@@ -78,4 +79,33 @@ def test_spread_rows_end_where_the_twin_of_the_whole_batch_puts_them(comm, famil
         keys, values = sok.export(table)
         expected = twin.rows[np.searchsorted(KEYS, keys)]
         np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5, err_msg=str(case))
+        assert len(keys) == sum(KEYS % comm.size == comm.rank)
+
+
+def test_optimizers_that_take_their_own_steps(comm):
+    """Rows, states and what goes on from step to step, on ranks that have no row in some steps."""
+    tables = [new_table(comm, number) for number, _ in enumerate(ALL)]
+    optimizers = [sok.OptimizerWrapper(make()) for make in ALL]
+    twin, rows = Twin(), dict(enumerate(start().astype(np.float64)))
+    for step in range(NUM_STEPS):
+        positions, grads = batch_of(comm.rank, step, 1)
+        ids = tf.RaggedTensor.from_row_lengths(
+            tf.constant(KEYS[positions]), tf.ones(len(positions), tf.int64)
+        )
+        with tf.GradientTape() as tape:
+            outs = sok.lookup_sparse(tables, [ids] * len(tables), combiners=["sum"] * len(tables))
+            loss = tf.add_n([tf.reduce_sum(out * grads[0]) for out in outs])
+        gradients = tape.gradient(loss, tables)
+        for optimizer, gradient, table in zip(optimizers, gradients, tables, strict=True):
+            optimizer.apply_gradients([(gradient, table)])
+        batches = [batch_of(rank, step, 1) for rank in range(comm.size)]
+        positions = np.concatenate([batch[0] for batch in batches])
+        touched, inverse = np.unique(positions, return_inverse=True)
+        sums = np.zeros((len(touched), DIM))
+        np.add.at(sums, inverse, np.concatenate([batch[1][0] for batch in batches]))
+        twin.step(rows, touched.tolist(), sums)
+    for make, table in zip(ALL, tables, strict=True):
+        keys, values = sok.export(table)
+        expected = [rows[position] for position in np.searchsorted(KEYS, keys).tolist()]
+        np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5, err_msg=str(make))
         assert len(keys) == sum(KEYS % comm.size == comm.rank)

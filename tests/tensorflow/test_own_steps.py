@@ -97,6 +97,25 @@ def test_tables_come_in_any_steps_and_numbers_go_on(make):
         np.testing.assert_allclose(rows_of(table), variables[name], rtol=1e-5, atol=1e-5)
 
 
+@every
+def test_a_step_without_rows_counts(make, mode):
+    table, other, twin = new_table(3, "rows"), new_table(4, "none"), Twin()
+    rows = dict(zip(KEYS, rows_of(table).astype(np.float64), strict=True))
+    ours = sok.OptimizerWrapper(make())
+
+    @mode
+    def step(keys, grads):
+        nothing = tf.IndexedSlices(tf.zeros((0, 4)), tf.zeros(0, tf.int64))
+        ours.apply_gradients([(tf.IndexedSlices(grads, keys), table), (nothing, other)])
+
+    for i in range(5):
+        keys = KEYS if i % 2 else []
+        step(tf.constant(keys, tf.int64), tf.constant(some_grads(i, 3)[: len(keys)]))
+        twin.step(rows, keys, some_grads(i, 3)[: len(keys)])
+    np.testing.assert_allclose(rows_of(table), [rows[key] for key in KEYS], atol=1e-5)
+    assert int(other.size[0]) == 0
+
+
 @pytest.mark.parametrize(
     ("base", "step"),
     [

@@ -142,10 +142,14 @@ class OwnSteps:
     ) -> tuple[list[Stepped], list[Action]]:
         """Takes a step on rows of known tables; see `gathered_update.StepFunction`.
 
+        Where a table has no row in the step it is one of zeros without a gradient, which goes
+        nowhere: what goes on from step to step does so on a rank without rows too.
+
         Args:
           undecayed: tables that weight decay does not act on.
         """
         backend = parts[0].table.backend
+        given, parts = parts, [part if len(part.rows) else self._one_row(part) for part in parts]
         places = [self._index(part.table) for part in parts]
         rows = [tf.zeros((0, shape.dim)) for shape in self._shapes]
         for i, part in zip(places, parts, strict=True):
@@ -176,10 +180,20 @@ class OwnSteps:
                     if role.table == i
                 },
             )
-            for i, part in zip(places, parts, strict=True)
+            for i, part in zip(places, given, strict=True)
         ]
         values = {name: tf.convert_to_tensor(variable).numpy() for name, variable in others.items()}
         return stepped, setting(self.carried, values={**self.carried.values, **values})
+
+    def _one_row(self, part: Gathered) -> Gathered:
+        """Returns a row of zeros, with states as they begin, in place of no row."""
+        xp = part.table.backend.xp
+        row = xp.zeros((1, part.table.dim), np.float32)
+        kinds = self.kinds(part.table)
+        states = {
+            name: xp.full((1, size), initial, np.float32) for name, (size, initial) in kinds.items()
+        }
+        return Gathered(part.table, row, xp.zeros_like(row), states)
 
 
 def _assign(variable: Any, value: tf.Tensor) -> None:
@@ -188,7 +202,7 @@ def _assign(variable: Any, value: tf.Tensor) -> None:
 
 def _array(variable: Any, backend: Backend, like: Array) -> Array:
     """Returns what a variable holds as float32, in the shape of `like`."""
-    tensor = tf.cast(tf.convert_to_tensor(variable), tf.float32)
+    tensor = tf.cast(tf.convert_to_tensor(variable), tf.float32)[: len(like)]
     return backend.xp.ascontiguousarray(to_array(tensor, backend).reshape(like.shape))
 
 
