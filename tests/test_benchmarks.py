@@ -526,3 +526,14 @@ def test_a_peer_that_fails_is_an_error(tmp_path):
     )
     assert done.returncode != 0
     assert "ended with 3: no memory" in done.stderr
+
+
+@pytest.mark.parametrize("mode", [(), ("--function",)], ids=["eager", "tf.function"])
+def test_steps_by_a_rule_and_steps_of_its_own_are_measured(mode):
+    pytest.importorskip("tf_keras")
+    args = ("--tables", 1, 2, "--rows", 50, "--dim", 3, "--rounds", 1, *mode)
+    results, _ = run("bench_own_step.py", *args)
+    families = ("Keras 3", "tf_keras", "legacy", "TF1")
+    assert {(r["family"], r["tables"]) for r in results} == {
+        (f, n) for f in families for n in (1, 2)
+    }

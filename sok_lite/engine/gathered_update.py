@@ -56,8 +56,8 @@ class Stepped(NamedTuple):
     states: dict[str, Array]
 
 
-# Takes what was gathered of each table, maybe no row of some. Gives where that is to go, in the same
-# order, and actions to be taken with the change of the rows.
+# Takes what was gathered of each table, maybe no row of some. Gives where that is to go, in the
+# same order, and actions to be taken with the change of the rows.
 StepFunction = Callable[[Sequence[Gathered]], tuple[Sequence[Stepped], Sequence[Action]]]
 
 
