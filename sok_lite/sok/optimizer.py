@@ -35,10 +35,11 @@ __all__ = ["SGD", "OptimizerWrapper"]
 class OptimizerWrapper(RowOptimizer):
     """Lets a TensorFlow or Keras optimizer update dynamic variables, together with dense ones.
 
-    Supported are SGD (with momentum, Nesterov), Adagrad, Adam (amsgrad), AdamW, RMSprop and Ftrl of
-    Keras 3, of tf_keras (new and legacy) and of tf.compat.v1.train. Settings that change (a
-    learning rate with its schedule, `beta_1`, ...) are read in every step. Weight decay acts on the
-    rows that have a gradient.
+    Optimizers of Keras 3, of tf_keras (new and legacy) and of tf.compat.v1.train have an update
+    rule, which changes the rows in place; docs/optimizers.md lists them. Any other, such as one of
+    a program's own, takes its step itself: a copy of it updates the rows that have a gradient as
+    dense variables, which is slower. Settings that change (a learning rate with its schedule,
+    `beta_1`, ...) are read in every step. Weight decay acts on the rows that have a gradient.
 
     What the optimizer does to gradients before its step it does to those of tables as well: it
     unscales them (`loss_scale_factor`) and clips them (`clipvalue`, `clipnorm`,
@@ -73,8 +74,9 @@ class OptimizerWrapper(RowOptimizer):
 
     Raises:
       TypeError: not an optimizer, or `stochastic_rounding` is not a bool.
-      NotImplementedError: an optimizer without a rule, or with a setting that could not act on rows
-        (averaging, gradient accumulation).
+      NotImplementedError: an optimizer whose step means nothing for rows, that cannot take its step
+        itself, or that has a setting which could not act on rows (averaging, gradient
+        accumulation).
     """
 
     def __init__(
