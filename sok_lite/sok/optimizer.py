@@ -23,7 +23,7 @@ from sok_lite.bridge.optimizers.minimize import (
 )
 from sok_lite.bridge.optimizers.settings import family_of, refuse_unsupported, settings_of
 from sok_lite.bridge.optimizers.shown import Shown, show_slots, view_of
-from sok_lite.bridge.optimizers.slots import begin, create_slots, own_names
+from sok_lite.bridge.optimizers.slots import begin, carried_of, create_slots, own_names
 from sok_lite.bridge.optimizers.step import RowOptimizer, separated
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.sok.dynamic_variable import DynamicVariable
@@ -133,6 +133,8 @@ class OptimizerWrapper(RowOptimizer):
         def settings(count: Any) -> tuple[Settings | OwnStep, Any]:
             rate = self._family.learning_rate(self._inner, count)
             settings = settings_of(self._inner, self._family)
+            if isinstance(settings, OwnStep):
+                self._carried = carried_of(settings)  # not that of what this is a copy of
             self._show_slots(settings, [variable for _, variable in pairs])
             return settings, 0.0 if rate is None else rate
 

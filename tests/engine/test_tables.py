@@ -372,6 +372,10 @@ def test_a_cutoff_leaves_out_rows_whose_every_element_is_below_it(backend, var_t
         assert backend.to_host(table.export(column, cutoff=0.25)[0]).tolist() == [1, 3]
     assert (backend.to_host(table.export("m", cutoff=0.25)[1]) == 7).all()
     assert table.num_zero_rows() == 0
+    table.insert_or_assign(np.array([4]), np.zeros((1, 4), np.float32))
+    assert table.num_zero_rows() == 1
+    for cutoff, left in ((1e-50, [0, 1, 2, 3]), (1e39, [3]), (float("inf"), [3])):
+        assert backend.to_host(table.export(cutoff=cutoff)[0]).tolist() == left
     for cutoff in (0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="`cutoff` must be above 0"):
             table.export(cutoff=cutoff)

@@ -184,6 +184,11 @@ def test_the_module_has_them_and_nothing_else():
     assert GroupAMSGrad().amsgrad and not GroupAdam().amsgrad
 
 
+def test_amsgrad_without_amsgrad_is_refused():
+    with pytest.raises(ValueError, match="`amsgrad` of GroupAMSGrad must be True"):
+        GroupAMSGrad(amsgrad=False)
+
+
 def test_a_subclass_that_changes_nothing_has_the_rule_too():
     class Mine(GroupAdam):
         def __init__(self):

@@ -1,11 +1,20 @@
 """Optimizers that no rule follows: against themselves on dense variables, and a NumPy twin."""
 
+import copy
+import gc
+from typing import ClassVar
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.bridge.optimizers.keras3 import KERAS3
+from sok_lite.bridge.optimizers.own_step import own_steps
+from sok_lite.bridge.optimizers.settings import settings_of
+from sok_lite.optimizers import GroupAdam
+from tests.engine.helpers import run_threads
 from tests.tensorflow.own_optimizers import ALL, OfKeras3, OfLegacy, OfTfKeras, OfV1, Twin
 from tests.tensorflow.test_optimizer import slices
 
@@ -402,6 +411,86 @@ class Failing(k3.SGD):
         raise ArithmeticError("never")
 
 
+class WithInner(k3.SGD):
+    """It would be trained by the trial."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inner = {"fast": [k3.SGD(0.1, momentum=0.9)]}
+
+    def update_step(self, gradient, variable, learning_rate):
+        raise AssertionError("never asked")
+
+
+class V1Inner(v1.Optimizer):
+    def __init__(self):
+        super().__init__(False, "V1Inner")
+        self._opt = v1.MomentumOptimizer(0.1, 0.9)
+
+    def apply_gradients(self, *args, **kwargs):
+        return self._opt.apply_gradients(*args, **kwargs)
+
+
+class Seeded(k3.SGD):
+    """Each copy would draw the same."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.draws = keras.random.SeedGenerator(3)
+
+    def update_step(self, gradient, variable, learning_rate):
+        noise = keras.random.normal(gradient.shape, seed=self.draws)
+        self.assign_sub(variable, gradient + noise)
+
+
+class Remembering(k3.SGD):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.last = {}
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_sub(variable, gradient + self.last.get(variable.name, 0.0))
+        self.last[variable.name] = gradient
+
+
+class V1Remembering(v1.GradientDescentOptimizer):
+    def __init__(self):
+        super().__init__(0.1)
+        self.steps = {}
+
+    def _resource_apply_dense(self, grad, handle):
+        self.steps[handle.name] = self.steps.get(handle.name, 0) + 1
+        return handle.assign_sub(grad * self.steps[handle.name])
+
+
+class Flat(k3.SGD):
+    """A momentum of all elements in one vector: which row an element is of nobody knows."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.flat = [self.add_variable((v.shape[0] * v.shape[1],)) for v in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        flat = self.flat[self._get_variable_index(variable)]
+        self.assign(flat, 0.9 * flat + keras.ops.reshape(gradient, (-1,)))
+        self.assign_sub(variable, keras.ops.reshape(flat, variable.shape))
+
+
+class Clipping(OfKeras3):
+    def _clip_gradients(self, grads):
+        return [grad / 2 for grad in grads]
+
+
+class Nameless(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.1
+
+
+class OfGroup(GroupAdam):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient * 2, variable, learning_rate)
+
+
 class Holding(v1.GradientDescentOptimizer):
     def __init__(self):
         super().__init__(0.1)
@@ -421,12 +510,140 @@ class Holding(v1.GradientDescentOptimizer):
         (Drawn, "does not begin with one number for all rows"),
         (Double, "its state 'wide' is float64"),
         (Failing, r"a step on dense variables raises ArithmeticError\('never'\)"),
+        (WithInner, "an optimizer of its own in 'inner'. Wrap that one"),
+        (V1Inner, "an optimizer of its own in '_opt'"),
+        (Seeded, "not all in variables among its attributes"),
+        (Remembering, "not all in variables among its attributes"),
+        (V1Remembering, "not all in variables among its attributes"),
+        (Flat, "its variable in 'flat' has another size with other rows"),
+        (lambda: Clipping(clipnorm=1.0), "Clipping clips in a way of its own"),
+        (lambda: OfKeras3(Nameless()), "A schedule of your own needs a get_config too"),
+        (OfGroup, "changes GroupAdam, whose penalties only the update rule of rows has"),
         (Holding, r"it has variables \('held'\) that are no slots"),
     ],
 )
 def test_what_cannot_take_its_step_on_rows_is_refused(make, text):
     with pytest.raises(NotImplementedError, match=text):
         sok.OptimizerWrapper(make())
+
+
+def test_horovods_optimizer_around_one_of_tf1_is_refused():
+    hvd = pytest.importorskip("horovod.tensorflow")
+    with pytest.raises(NotImplementedError, match="an optimizer of its own in '_optimizer'"):
+        sok.OptimizerWrapper(hvd.DistributedOptimizer(v1.MomentumOptimizer(0.1, 0.9)))
+
+
+def test_refusing_leaves_the_optimizer_as_it_was():
+    remembering = V1Remembering()
+    with pytest.raises(NotImplementedError):
+        sok.OptimizerWrapper(remembering)
+    assert remembering.steps == {}
+
+
+class Scaled(OfKeras3):
+    """Its config does not have what its `__init__` sets."""
+
+    def __init__(self, learning_rate=0.1, rho=0.9):
+        super().__init__(learning_rate, rho, loss_scale_factor=4.0)
+
+    def get_config(self):
+        return {"learning_rate": 0.1, "rho": 0.9}
+
+
+def test_gradients_are_unscaled_once():
+    table = new_table(3, "unscaled")
+    variable = tf.Variable(rows_of(table))
+    ours, theirs = sok.OptimizerWrapper(Scaled()), Scaled()
+    for i in range(3):
+        ours.apply_gradients([(slices(some_grads(i, 3)), table)])
+        theirs.apply_gradients([(tf.constant(some_grads(i, 3)), variable)])
+    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-5)
+
+
+class ByName(k3.SGD):
+    RATES: ClassVar = {"slow": 0.1, "fast": 1.0}
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_sub(variable, gradient * self.RATES[variable.name.split(":")[0]])
+
+
+def test_an_optimizer_may_know_its_tables_by_name():
+    ours = sok.OptimizerWrapper(ByName())
+    tables = [new_table(2, "slow"), new_table(2, "fast")]
+    start = [rows_of(table) for table in tables]
+    ours.apply_gradients([(slices(np.ones((3, 2))), table) for table in tables])
+    for table, rows, rate in zip(tables, start, (0.1, 1.0), strict=True):
+        np.testing.assert_allclose(rows - rows_of(table), rate, rtol=1e-5)
+
+
+class CountingByTable(k3.SGD):
+    """Each table has a count, which no row has."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.counts = [self.add_variable(()) for _ in variables]
+        self.halves = self.add_variable((), initializer="ones", dtype="bfloat16")
+
+    def update_step(self, gradient, variable, learning_rate):
+        count = self.counts[self._get_variable_index(variable)]
+        self.assign_add(count, 1.0)
+        self.assign_sub(variable, gradient * count)
+
+
+def test_numbers_of_tables_are_restored_by_name(tmp_path):
+    def new():
+        return sok.OptimizerWrapper(CountingByTable()), [new_table(2, "a"), new_table(2, "b")]
+
+    (ours, tables), (theirs, others) = new(), new()
+    grads = slices(np.ones((3, 2)))
+    for number, table in zip((3, 1), tables, strict=True):
+        for _ in range(number):
+            ours.apply_gradients([(grads, table)])
+    path = tf.train.Checkpoint(tables=tables, optimizer=ours).write(str(tmp_path / "ckpt"))
+    tf.train.Checkpoint(tables=others, optimizer=theirs).read(path)
+    for table in others[::-1]:  # in another order than before
+        before = rows_of(table)
+        theirs.apply_gradients([(grads, table)])
+        np.testing.assert_allclose(
+            before - rows_of(table), {"a": 4, "b": 2}[table.table.name], rtol=1e-5
+        )
+    again = tf.train.Checkpoint(tables=others, optimizer=theirs).write(str(tmp_path / "again"))
+    tf.train.Checkpoint(tables=tables, optimizer=ours).read(again)
+
+
+def test_tables_that_are_gone_are_forgotten():
+    ours = sok.OptimizerWrapper(CountingByTable())
+    for i in range(4):
+        table = new_table(2, f"passing {i}")
+        ours.apply_gradients([(slices(np.ones((3, 2))), table)])
+        del table
+        gc.collect()
+    last = new_table(2, "last")
+    ours.apply_gradients([(slices(np.ones((3, 2))), last)])
+    assert len(own_steps(settings_of(ours.optimizer, KERAS3))._known.tables) == 1
+
+
+def test_a_copy_of_a_wrapper_counts_by_itself():
+    table, ours = new_table(3, "copied"), sok.OptimizerWrapper(OfV1())
+    ours.apply_gradients([(slices(some_grads(0, 3)), table)])
+    theirs = copy.deepcopy(ours)
+    theirs.apply_gradients([(slices(some_grads(0, 3)), table)])
+    theirs.apply_gradients([(slices(some_grads(0, 3)), table)])
+    for wrapper, power in [(ours, 0.9), (theirs, 0.81)]:
+        (value,) = wrapper._carried.values.values()
+        np.testing.assert_allclose(value, power, rtol=1e-6)
+
+
+def test_wrappers_of_one_optimizer_in_several_threads():
+    inner = OfKeras3()
+    wrappers = [sok.OptimizerWrapper(inner) for _ in range(4)]
+
+    def work(number):
+        for i in range(3):
+            table = new_table(2, f"{number} {i}")
+            wrappers[number].apply_gradients([(slices(np.ones((3, 2))), table)])
+
+    run_threads(work)
 
 
 def test_random_rounding_needs_a_rule():

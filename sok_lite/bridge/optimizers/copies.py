@@ -69,7 +69,43 @@ def made_anew(
     for name, value in settings_in(optimizer):
         if name in followed and name.removeprefix("_") not in changes:
             setattr(made, name, value)
+    for name, value in _NOT_OF_THE_STEP.items():  # its __init__ may set what the config lacks
+        if getattr(made, name, value) != value:
+            setattr(made, name, value)
     return made
+
+
+def config_of(optimizer: Any) -> dict[str, Any]:
+    """Returns the config that copies of a Keras optimizer are made from.
+
+    Raises:
+      CannotStepError: it has none.
+    """
+    try:
+        return dict(optimizer.get_config())
+    except Exception as error:
+        raise CannotStepError(
+            optimizer,
+            f"copies of it are made from its get_config(), which raises {error!r}. A schedule of "
+            "your own needs a get_config too.",
+        ) from error
+
+
+def refuse_inner_optimizers(optimizer: Any) -> None:
+    """Raises for an optimizer that has another: a copy would share it, and train it.
+
+    Raises:
+      CannotStepError: there is one among its attributes.
+    """
+    for name, value in vars(optimizer).items():
+        if not name.startswith("_self_") and any(
+            hasattr(leaf, "apply_gradients") for leaf in _leaves(value)
+        ):
+            raise CannotStepError(
+                optimizer,
+                f"it has an optimizer of its own in {name!r}. Wrap that one, and do what is around "
+                "it yourself.",
+            )
 
 
 def own_class(optimizer: Any) -> Any:

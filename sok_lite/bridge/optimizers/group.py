@@ -1,7 +1,8 @@
 """Keras 3 optimizers with a sparse group lasso on the rows of tables; the engine has the rules.
 
-The penalties act on rows of tables. Dense variables are updated by the parent, an optimizer of
-Keras, as if there were none; but SparseGroupFtrl's l1 and l2, which Ftrl has as well, act on both.
+The penalties act on rows of dynamic tables. Dense variables, and tables with a fixed number of rows
+among them, are updated by the parent, an optimizer of Keras, as if there were none; but
+SparseGroupFtrl's l1 and l2, which Ftrl has as well, act on both.
 
 There is no GroupAdaHessian: its step needs the diagonal of the Hessian, which no gradient has.
 """
@@ -55,7 +56,8 @@ class GroupAdam(_Penalties, keras.optimizers.Adam):
     """Adam that sets whole rows of tables to exactly 0, where the gradients are worth no more.
 
     TFPlus' GroupAdam (version 4). Without penalties it is Adam for the rows that have a gradient.
-    The penalties are multiplied by the learning rate of a step, a schedule's too.
+    The penalties are multiplied by the learning rate of a step, a schedule's too: where it falls,
+    rows at 0 come back with their next gradient.
 
     Args:
       *args: of `keras.optimizers.Adam`, from `learning_rate` on.
@@ -82,7 +84,11 @@ class GroupAMSGrad(_Penalties, keras.optimizers.Adam):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **(kwargs | {"amsgrad": True}))
+        if not kwargs.setdefault("amsgrad", True):
+            raise ValueError(
+                "`amsgrad` of GroupAMSGrad must be True. Received: False. Use GroupAdam."
+            )
+        super().__init__(*args, **kwargs)
 
 
 @_register

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.copies import made_anew
+from sok_lite.bridge.optimizers.copies import config_of, made_anew
 from sok_lite.bridge.optimizers.family import Copying, Family, Settings
 from sok_lite.bridge.optimizers.tf_keras import variable
 from sok_lite.engine import optimizers as rules
@@ -145,7 +145,7 @@ def _apply(copy: Any, pairs: Sequence[tuple[Any, Any]], step: int) -> None:
 
 _COPYING = Copying(
     numbers=_numbers,
-    config=lambda o: o.get_config(),
+    config=config_of,
     make=_made,
     variable=variable,
     build=_build,

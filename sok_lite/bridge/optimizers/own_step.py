@@ -10,6 +10,7 @@ else, such as a count or a product, goes on from step to step as it is.
 """
 
 import io
+import threading
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, setting
+from sok_lite.bridge.optimizers.copies import CannotStepError, refuse_inner_optimizers
 from sok_lite.bridge.optimizers.family import Copying, Family, OwnStep
 from sok_lite.bridge.optimizers.host import StepHost
 from sok_lite.bridge.optimizers.roles import (
@@ -64,13 +66,36 @@ class Carried(tf.train.experimental.PythonState):
     def serialize(self) -> bytes:
         """Returns it as the bytes of an npz file."""
         file = io.BytesIO()
-        np.savez(file, allow_pickle=False, **self.values)
+        np.savez(file, **self.values)  # type: ignore[arg-type]
         return file.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:
         """Takes it from such bytes."""
         with np.load(io.BytesIO(string_value), allow_pickle=False) as file:
             self.values = dict(file)
+
+
+class _Known(NamedTuple):
+    """The tables that an optimizer has seen.
+
+    Attributes:
+      tables: weak references, in the order in which they came.
+      shapes: of the same.
+      trial: what it showed for them.
+    """
+
+    tables: "Sequence[weakref.ref[EmbeddingTable]]" = ()
+    shapes: Sequence[Shape] = ()
+    trial: Trial = Trial([], frozenset())
+
+    @property
+    def states(self) -> list[State]:
+        """The states of all tables."""
+        return [role for role in self.trial.roles if isinstance(role, State)]
+
+    def number_of(self, table: EmbeddingTable) -> int:
+        """Returns the number of a table."""
+        return next(i for i, reference in enumerate(self.tables) if reference() is table)
 
 
 class OwnSteps:
@@ -81,12 +106,13 @@ class OwnSteps:
     """
 
     def __init__(self, optimizer: Any, family: Family) -> None:
+        refuse_inner_optimizers(optimizer)
         self.carried = Carried()
         self._copying: Copying = family.copying
         self._config = dict(family.copying.config(optimizer))
-        self._tables: list[weakref.ref[EmbeddingTable]] = []
-        self._shapes: list[Shape] = []
-        self._trial = Trial([], frozenset())
+        # Replaced as a whole, with the lock: several wrappers may have one optimizer.
+        self._known = _Known()
+        self._lock = threading.Lock()
 
     def try_out(self, optimizer: Any, now: Now) -> None:
         """Makes sure that the optimizer can take its steps itself, whatever the tables are.
@@ -94,7 +120,16 @@ class OwnSteps:
         Raises:
           NotImplementedError: it cannot, and why.
         """
-        self._trial = self._tried(optimizer, now, self._shapes or [Shape("rows", 2)])
+        if self._known.tables:
+            return
+        try:
+            trial = self._tried(optimizer, now, [Shape("rows", 2)])
+        except CannotStepError as error:
+            # It may know variables by their names, and these tables it does not know yet.
+            if not isinstance(error.__cause__, KeyError):
+                raise
+        else:
+            self._known = self._known._replace(trial=trial)
 
     def know(self, optimizer: Any, now: Now, tables: Iterable[EmbeddingTable]) -> None:
         """Makes sure that the states of tables are known.
@@ -102,29 +137,26 @@ class OwnSteps:
         Raises:
           NotImplementedError: the optimizer cannot take its steps itself, and why.
         """
-        known = [reference() for reference in self._tables]
-        new = [table for table in tables if all(table is not other for other in known)]
-        if new:
-            shapes = [*self._shapes, *(Shape(table.name, table.dim) for table in new)]
-            self._trial = self._tried(optimizer, now, shapes)
-            self._shapes, self._tables = shapes, [*self._tables, *map(weakref.ref, new)]
+        with self._lock:
+            held = [(reference(), reference) for reference in self._known.tables]
+            new = [table for table in tables if all(table is not other for other, _ in held)]
+            if not new:
+                return
+            alive_tables = [table for table, _ in held if table is not None] + new
+            shapes = [Shape(table.name, table.dim) for table in alive_tables]
+            trial = self._tried(optimizer, now, shapes)
+            self._known = _Known(list(map(weakref.ref, alive_tables)), shapes, trial)
 
     def kinds(self, table: EmbeddingTable) -> Kinds:
         """Returns the states of a known table."""
-        index = self._index(table)
-        return {role.name: (role.size, role.initial) for role in self._states if role[0] == index}
+        known = self._known
+        number = known.number_of(table)
+        return {role.name: (role.size, role.initial) for role in known.states if role[0] == number}
 
     @property
     def state_names(self) -> list[str]:
         """The names of the states that rows have, as far as a trial has shown them."""
-        return list(dict.fromkeys(role.name for role in self._states))
-
-    @property
-    def _states(self) -> list[State]:
-        return [role for role in self._trial.roles if isinstance(role, State)]
-
-    def _index(self, table: EmbeddingTable) -> int:
-        return next(i for i, reference in enumerate(self._tables) if reference() is table)
+        return list(dict.fromkeys(role.name for role in self._known.states))
 
     def _tried(self, optimizer: Any, now: Now, shapes: Sequence[Shape]) -> Trial:
         return tried(optimizer, self._copying, partial(self._copy, optimizer, now), shapes)
@@ -150,18 +182,19 @@ class OwnSteps:
         """
         backend = parts[0].table.backend
         given, parts = parts, [part if len(part.rows) else self._one_row(part) for part in parts]
-        places = [self._index(part.table) for part in parts]
-        rows = [tf.zeros((0, shape.dim)) for shape in self._shapes]
+        known = self._known
+        places = [known.number_of(part.table) for part in parts]
+        rows = [tf.zeros((0, shape.dim)) for shape in known.shapes]
         for i, part in zip(places, parts, strict=True):
             rows[i] = to_tensor(part.rows, tf.float32, backend)
-        copy = self._copy(optimizer, now, self._trial.followed)
-        variables = row_variables(self._copying, self._shapes, rows)
-        without = [variables[self._index(table)] for table in undecayed]
+        copy = self._copy(optimizer, now, known.trial.followed)
+        variables = row_variables(self._copying, known.shapes, rows)
+        without = [variables[known.number_of(table)] for table in undecayed]
         self._copying.build(copy, variables, without)
         own = [variable for _, variable in own_variables(self._copying, copy, variables)]
-        by_role = dict(zip(self._trial.roles, own, strict=True))
-        states = {role: by_role[role] for role in self._states if role.table in places}
-        others = {name: by_role[name] for name in self._trial.roles if isinstance(name, str)}
+        by_role = dict(zip(known.trial.roles, own, strict=True))
+        states = {role: by_role[role] for role in known.states if role.table in places}
+        others = {name: by_role[name] for name in known.trial.roles if isinstance(name, str)}
         for role, variable in states.items():
             held = parts[places.index(role.table)].states[role.name]
             _assign(variable, to_tensor(held, tf.float32, backend))
@@ -182,7 +215,7 @@ class OwnSteps:
             )
             for i, part in zip(places, given, strict=True)
         ]
-        values = {name: tf.convert_to_tensor(variable).numpy() for name, variable in others.items()}
+        values = {name: _kept(variable) for name, variable in others.items()}
         return stepped, setting(self.carried, values={**self.carried.values, **values})
 
     def _one_row(self, part: Gathered) -> Gathered:
@@ -198,6 +231,12 @@ class OwnSteps:
 
 def _assign(variable: Any, value: tf.Tensor) -> None:
     variable.assign(tf.cast(tf.reshape(value, tuple(variable.shape)), variable.dtype))
+
+
+def _kept(variable: Any) -> np.ndarray:
+    """Returns what a variable holds, of a type that NumPy can save."""
+    tensor = tf.convert_to_tensor(variable)
+    return (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
 
 
 def _array(variable: Any, backend: Backend, like: Array) -> Array:

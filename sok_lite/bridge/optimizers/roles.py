@@ -7,7 +7,9 @@ variable with as many rows as a table is a state of its rows.
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,11 +80,118 @@ def tried(
         for size, table in zip(sizes, tables, strict=True)
     ]
     followed = _settings_that_stay(optimizer, copying, make, tables, rows)
-    copy = make(followed)
+    copy, variables = _built(copying, make(followed), tables, rows)
+    own = own_variables(copying, copy, variables)
+    more_tables = [*tables, Shape("one_more", 2)]
+    more_rows = [tf.zeros((len(part) + 1, part.shape[1])) for part in rows] + [tf.zeros((3, 2))]
+    with_more = own_variables(copying, *_built(copying, make(followed), more_tables, more_rows))
+    roles = _roles(optimizer, copying, copy, variables, own)
+    names = _names_of_others(optimizer, [table.name for table in tables], own, with_more, roles)
+    others = iter(names)
+    roles = [role if isinstance(role, State) else next(others) for role in roles]
+    _check_that_all_goes_on(optimizer, copying, partial(make, followed), tables)
+    return Trial(roles, followed)
+
+
+def _built(
+    copying: Copying, copy: Any, tables: Sequence[Shape], rows: Sequence[tf.Tensor]
+) -> tuple[Any, list[Any]]:
+    """Returns a copy that is built, and the variables that it is built for."""
     variables = row_variables(copying, tables, rows)
     copying.build(copy, variables, ())
-    own = own_variables(copying, copy, variables)
-    return Trial(_roles(optimizer, copying, copy, variables, own), followed)
+    return copy, variables
+
+
+def _check_that_all_goes_on(
+    optimizer: Any, copying: Copying, make: Callable[[], Any], tables: Sequence[Shape]
+) -> None:
+    """Raises if two steps of one copy are not a step of one and, with its variables, of another.
+
+    Raises:
+      CannotStepError: they are not: the copy has something that is no variable of its own.
+    """
+    rng = np.random.default_rng(1)
+    first, *grads = (
+        [tf.constant(rng.normal(size=(5, table.dim)), tf.float32) for table in tables]
+        for _ in range(3)
+    )
+
+    def after(copy: Any, variables: Sequence[Any], number: int) -> list[np.ndarray]:
+        copying.apply(copy, list(zip(grads[number - 1], variables, strict=True)), number)
+        own = [variable for _, variable in own_variables(copying, copy, variables)]
+        return [_array(variable) for variable in (*variables, *own)]
+
+    def two_steps(copies: int) -> list[np.ndarray]:
+        copy, variables = _built(copying, make(), tables, first)
+        values = after(copy, variables, 1)
+        if copies == 2:
+            rows = [tf.constant(part) for part in values[: len(tables)]]
+            copy, variables = _built(copying, make(), tables, rows)
+            own = own_variables(copying, copy, variables)
+            for (_, variable), value in zip(own, values[len(tables) :], strict=True):
+                variable.assign(value)
+        return after(copy, variables, 2)
+
+    at_once = two_steps(1)
+    # One that draws at random never does the same twice: nothing can be told then.
+    if not _are_close(at_once, two_steps(2)) and _are_close(at_once, two_steps(1)):
+        raise CannotStepError(
+            optimizer,
+            "what it has from one step for the next is not all in variables among its attributes, "
+            "and would begin anew each time. Let the optimizer have variables for it.",
+        )
+
+
+def _array(variable: Any) -> np.ndarray:
+    return tf.convert_to_tensor(variable).numpy()
+
+
+def _are_close(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    return all(
+        np.allclose(np.float64(a), np.float64(b), rtol=1e-5, atol=1e-6, equal_nan=True)
+        for a, b in zip(some, others, strict=True)
+    )
+
+
+def _names_of_others(
+    optimizer: Any,
+    tables: Sequence[str],
+    own: Sequence[tuple[str, Any]],
+    with_more: Sequence[tuple[str, Any]],
+    roles: Sequence[State | str],
+) -> list[str]:
+    """Returns the names of what is no state: of the attribute, and of the table that it is of.
+
+    Args:
+      own: (attribute, variable) of a copy for the tables.
+      with_more: the same of one for other numbers of rows, and one table more.
+      roles: what `own` are.
+
+    Raises:
+      CannotStepError: one of them has a size that the number of rows decides.
+    """
+    found = [pair for pair, role in zip(own, roles, strict=True) if not isinstance(role, State)]
+    counts = Counter(attribute for attribute, _ in found)
+    all_counts = Counter(attribute for attribute, _ in own)
+    more_counts = Counter(attribute for attribute, _ in with_more)
+    names: list[str] = []
+    seen: Counter[str] = Counter()
+    for attribute, variable in found:
+        others = [other for name, other in with_more if name == attribute]
+        shapes = [tuple(other.shape) for other in others]
+        if tuple(variable.shape) not in shapes:
+            raise CannotStepError(
+                optimizer,
+                f"its variable in {attribute!r} has another size with other rows, but not one row "
+                "for each. Let it have the shape of the variable, or (rows, anything).",
+            )
+        number, seen[attribute] = seen[attribute], seen[attribute] + 1
+        grows = more_counts[attribute] - all_counts[attribute]
+        # One for each table, and so in their order; of several the order cannot be told.
+        is_by_table = grows == 1 and counts[attribute] == all_counts[attribute] == len(tables)
+        name = f"{attribute} of {tables[number]}" if is_by_table else attribute
+        names.append(_unused(name, names))
+    return names
 
 
 def row_variables(
@@ -117,8 +226,7 @@ def _settings_that_stay(
     """Returns the settings in a copy that a step does not change."""
     copy = make(())
     before = dict(settings_in(copy))
-    variables = row_variables(copying, tables, rows)
-    copying.build(copy, variables, ())
+    copy, variables = _built(copying, copy, tables, rows)
     made = own_variables(copying, copy, variables)
     grads = [tf.fill(tf.shape(part), 0.5) for part in rows]
     try:
@@ -168,12 +276,12 @@ def _roles(
     own: Sequence[tuple[str, Any]],
 ) -> list[State | str]:
     by_size = {variable.shape[0]: i for i, variable in enumerate(variables)}
-    roles: list[State | str] = []
+    roles: list[State | str] = []  # of what is no state, the attribute
     for attribute, variable in own:
         shape = tuple(variable.shape)
         table = by_size.get(shape[0]) if shape else None
         if table is None:
-            roles.append(_unused(attribute, roles))
+            roles.append(attribute)
             continue
         rows = variables[table]
         name = copying.slot_name(copy, variable, rows) or _plain_name(variable, rows)

@@ -51,6 +51,7 @@ def settings_of(optimizer: Any, family: Family) -> Settings | OwnStep:
     decay = getattr(optimizer, "weight_decay", None) if family.has_decay else None
     has_decay = decay is not None and decay is not False
     if name is None:
+        _refuse_own_clipping(optimizer)
         own = OwnStep(optimizer, family, family.copying.numbers(optimizer))
         return own._replace(decays=optimizer._use_weight_decay) if has_decay else own
     settings = family.settings[name](optimizer)
@@ -58,6 +59,20 @@ def settings_of(optimizer: Any, family: Family) -> Settings | OwnStep:
         return settings
     numbers = settings.numbers | {"weight_decay": decay}
     return settings._replace(numbers=numbers, decays=optimizer._use_weight_decay)
+
+
+_LIMITS = ("clipvalue", "clipnorm", "global_clipnorm")
+
+
+def _refuse_own_clipping(optimizer: Any) -> None:
+    """Raises where gradients of tables would be clipped in another way than an optimizer does."""
+    clip = getattr(type(optimizer), "_clip_gradients", None)
+    is_own = clip is not None and clip.__module__.split(".")[0] not in _FRAMEWORKS
+    if is_own and any(getattr(optimizer, name, None) is not None for name in _LIMITS):
+        raise NotImplementedError(
+            f"{type(optimizer).__name__} clips in a way of its own, and tables would be clipped as "
+            f"Keras does. Leave {', '.join(_LIMITS)} out, or clip the gradients yourself."
+        )
 
 
 # Where the classes are whose names the families know.
@@ -88,6 +103,11 @@ def _class_name(optimizer: Any, family: Family) -> str | None:
         if module in _FRAMEWORKS:
             if base.__name__ in family.settings and not is_own:
                 return base.__name__
+            if module == "sok_lite":
+                raise NotImplementedError(
+                    f"{type(optimizer).__name__} changes {base.__name__}, whose penalties only the "
+                    "update rule of rows has. Use the class itself."
+                )
             break
         changed = [
             name for name in vars(base) if name not in _OF_ANY_CLASS and not name.startswith("__")

@@ -56,6 +56,11 @@ def kinds_of(settings: Settings | OwnStep, table: EmbeddingTable) -> Kinds:
     return steps.kinds(table)
 
 
+def carried_of(settings: OwnStep) -> Carried:
+    """Returns what goes on from step to step of an optimizer that takes its steps itself."""
+    return own_steps(settings).carried
+
+
 def begin(settings: OwnStep, stochastic_rounding: bool) -> Carried:
     """Tries an optimizer out that takes its steps itself, unless a TF1 graph is outside.
 

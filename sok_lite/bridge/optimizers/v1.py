@@ -129,6 +129,9 @@ def _made(
     followed: Collection[str],
 ) -> Any:
     copy = copying.copy(optimizer)
+    for name, value in vars(optimizer).items():
+        if isinstance(value, (dict, list, set)):
+            setattr(copy, name, copying.copy(value))
     # Slots begin anew; all else is as in the optimizer.
     tf.compat.v1.train.Optimizer.__init__(copy, optimizer._use_locking, optimizer.get_name())
     for name, value in numbers.items():

@@ -13,10 +13,14 @@ with an old divisor of 0, for z is 0 and w is its initial value. That z is 0 is 
 later z is 0 only where w is, and then the term is 0 whatever the old divisor. So a row may come
 first at any step, with a gradient of 0 too.
 
-The learning rate is in z, and the penalties are multiplied by it: with a constant one this is the
-paper's Algorithm 1 multiplied by it, and without penalties it is the other optimizer under any
-schedule. Since z has what a row is made of, a row that was written from outside after its first
-update goes back to about what it was with its next one.
+The learning rate is in z, and the penalties are multiplied by it, as in TFPlus' version 4: without
+penalties it is the other optimizer under any schedule. With a constant rate this is the paper's
+Algorithm 1 multiplied by it, where the rule has no corrections by the step; Adam's make the divisor
+sqrt(v) in place of the corrected one, so that in the first steps, about 1 / (1 - beta_2) of them,
+the penalties are stronger than in the paper. With a rate that falls the penalties fall, what z has
+does not, and rows at 0 come back with their next update. Since z has what a row is made of, a row
+that was written from outside after its first update goes back to about what it was with its next
+one.
 
 A row at 0 keeps its states and is updated like any other.
 """
@@ -46,4 +50,9 @@ class GroupRule(UpdateRule):
             self._require(getattr(self, name) >= 0, name, ">= 0")
 
     def _penalties(self, learning_rate: float) -> Scalars:
+        if learning_rate < 0 and (self.l1 or self.l2 or self.l21):
+            raise ValueError(
+                f"{type(self).__name__} multiplies its penalties by its learning rate, which must "
+                f"be >= 0. Received: learning_rate={learning_rate}."
+            )
         return learning_rate * self.l1, learning_rate * self.l2, learning_rate * self.l21

@@ -91,8 +91,11 @@ class Exports(TableParts):
         """
         if not cutoff > 0:
             raise ValueError(f"`cutoff` must be above 0. Received: {cutoff}.")
+        # As float32, a cutoff below all numbers would be 0, and rows of 0 not below it.
+        limits = np.finfo(np.float32)
+        least = np.float32(np.clip(cutoff, limits.smallest_subnormal, limits.max))
         return lambda entries: (
-            abs(self.row_dtype.to_float32(self.backend.xp, entries.values)) < cutoff
+            abs(self.row_dtype.to_float32(self.backend.xp, entries.values)) < least
         ).all(axis=1)
 
     def _chosen(self, predicate: Predicate) -> Iterator[Entries]:

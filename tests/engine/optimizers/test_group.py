@@ -259,8 +259,28 @@ def test_the_step_does_not_depend_on_the_number_of_threads(rule):
             np.testing.assert_array_equal(first, other)
 
 
+@pytest.mark.parametrize("rule", GROUP_RULES)
+def test_rows_at_zero_come_back_where_the_rate_that_penalties_are_multiplied_by_falls(
+    backend, rule
+):
+    """All but SparseGroupFtrl, whose penalties are as strong at any rate."""
+    strength = 20.0 if rule in (GroupMomentum, SparseGroupFtrl) else 0.8
+    table, rows = new_table(backend, np.zeros((4, 3), np.float32))
+    counts = []
+    for step, rate in enumerate([0.1] * 5 + [1e-4] * 5, start=1):
+        grads = backend.from_host(np.ones((4, 3), np.float32))
+        apply_rule(table, rule(l21=strength), backend.from_host(rows), grads, rate, step)
+        counts.append(int((read(table, rows) == 0).all(axis=1).sum()))
+    assert counts[4] == 4
+    assert counts[-1] == (4 if rule is SparseGroupFtrl else 0)
+
+
 def test_penalties_and_settings_out_of_range_are_refused():
     for rule in GROUP_RULES:
+        if rule is not SparseGroupFtrl:  # which has no step at all then
+            rule().scalars(-0.1, 1)
+            with pytest.raises(ValueError, match="must be >= 0. Received: learning_rate=-0.1"):
+                rule(l1=0.1).scalars(-0.1, 1)
         for name in ("l1", "l2", "l21"):
             with pytest.raises(ValueError, match=f"`{name}` of {rule.__name__} must be >= 0"):
                 rule(**{name: -0.1})
