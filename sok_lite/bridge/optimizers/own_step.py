@@ -138,11 +138,12 @@ class OwnSteps:
           NotImplementedError: the optimizer cannot take its steps itself, and why.
         """
         with self._lock:
-            held = [(reference(), reference) for reference in self._known.tables]
-            new = [table for table in tables if all(table is not other for other, _ in held)]
+            held = [reference() for reference in self._known.tables]
+            known = {id(table): table for table in held if table is not None}
+            new = {id(table): table for table in tables if id(table) not in known}
             if not new:
                 return
-            alive_tables = [table for table, _ in held if table is not None] + new
+            alive_tables = [*known.values(), *new.values()]
             shapes = [Shape(table.name, table.dim) for table in alive_tables]
             trial = self._tried(optimizer, now, shapes)
             self._known = _Known(list(map(weakref.ref, alive_tables)), shapes, trial)

@@ -80,11 +80,16 @@ def tried(
         for size, table in zip(sizes, tables, strict=True)
     ]
     followed = _settings_that_stay(optimizer, copying, make, tables, rows)
-    copy, variables = _built(copying, make(followed), tables, rows)
+    copy, variables = _built(optimizer, copying, make(followed), tables, rows)
     own = own_variables(copying, copy, variables)
     more_tables = [*tables, Shape("one_more", 2)]
     more_rows = [tf.zeros((len(part) + 1, part.shape[1])) for part in rows] + [tf.zeros((3, 2))]
-    with_more = own_variables(copying, *_built(copying, make(followed), more_tables, more_rows))
+    try:
+        more = _built(optimizer, copying, make(followed), more_tables, more_rows)
+    except CannotStepError:  # it may know its tables by name
+        with_more = own
+    else:
+        with_more = own_variables(copying, *more)
     roles = _roles(optimizer, copying, copy, variables, own)
     names = _names_of_others(optimizer, [table.name for table in tables], own, with_more, roles)
     others = iter(names)
@@ -94,11 +99,20 @@ def tried(
 
 
 def _built(
-    copying: Copying, copy: Any, tables: Sequence[Shape], rows: Sequence[tf.Tensor]
+    optimizer: Any, copying: Copying, copy: Any, tables: Sequence[Shape], rows: Sequence[tf.Tensor]
 ) -> tuple[Any, list[Any]]:
-    """Returns a copy that is built, and the variables that it is built for."""
+    """Returns a copy that is built, and the variables that it is built for.
+
+    Raises:
+      CannotStepError: it cannot be built.
+    """
     variables = row_variables(copying, tables, rows)
-    copying.build(copy, variables, ())
+    try:
+        copying.build(copy, variables, ())
+    except Exception as error:
+        raise CannotStepError(
+            optimizer, f"it cannot be built on dense variables, which raises {error!r}."
+        ) from error
     return copy, variables
 
 
@@ -122,11 +136,11 @@ def _check_that_all_goes_on(
         return [_array(variable) for variable in (*variables, *own)]
 
     def two_steps(copies: int) -> list[np.ndarray]:
-        copy, variables = _built(copying, make(), tables, first)
+        copy, variables = _built(optimizer, copying, make(), tables, first)
         values = after(copy, variables, 1)
         if copies == 2:
             rows = [tf.constant(part) for part in values[: len(tables)]]
-            copy, variables = _built(copying, make(), tables, rows)
+            copy, variables = _built(optimizer, copying, make(), tables, rows)
             own = own_variables(copying, copy, variables)
             for (_, variable), value in zip(own, values[len(tables) :], strict=True):
                 variable.assign(value)
@@ -226,7 +240,7 @@ def _settings_that_stay(
     """Returns the settings in a copy that a step does not change."""
     copy = make(())
     before = dict(settings_in(copy))
-    copy, variables = _built(copying, copy, tables, rows)
+    copy, variables = _built(optimizer, copying, copy, tables, rows)
     made = own_variables(copying, copy, variables)
     grads = [tf.fill(tf.shape(part), 0.5) for part in rows]
     try:
