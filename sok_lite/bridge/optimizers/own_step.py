@@ -188,29 +188,33 @@ class OwnSteps:
         rows = [tf.zeros((0, shape.dim)) for shape in known.shapes]
         for i, part in zip(places, parts, strict=True):
             rows[i] = to_tensor(part.rows, tf.float32, backend)
+        grads = [to_tensor(part.grads, tf.float32, backend) for part in parts]
+        held = {
+            role: to_tensor(parts[places.index(role.table)].states[role.name], tf.float32, backend)
+            for role in known.states
+            if role.table in places
+        }
+        backend.synchronize()  # TensorFlow reads them now, on a stream of its own
         copy = self._copy(optimizer, now, known.trial.followed)
         variables = row_variables(self._copying, known.shapes, rows)
         without = [variables[known.number_of(table)] for table in undecayed]
         self._copying.build(copy, variables, without)
         own = [variable for _, variable in own_variables(self._copying, copy, variables)]
         by_role = dict(zip(known.trial.roles, own, strict=True))
-        states = {role: by_role[role] for role in known.states if role.table in places}
         others = {name: by_role[name] for name in known.trial.roles if isinstance(name, str)}
-        for role, variable in states.items():
-            held = parts[places.index(role.table)].states[role.name]
-            _assign(variable, to_tensor(held, tf.float32, backend))
+        for role, states in held.items():
+            _assign(by_role[role], states)
         for name, variable in others.items():
             if name in self.carried.values:
                 _assign(variable, tf.constant(self.carried.values[name]))
-        grads = [to_tensor(part.grads, tf.float32, backend) for part in parts]
         updated = [variables[i] for i in places]
         self._copying.apply(copy, list(zip(grads, updated, strict=True)), now.step)
         stepped = [
             Stepped(
                 _array(variables[i], backend, part.rows),
                 {
-                    role.name: _array(variable, backend, part.states[role.name])
-                    for role, variable in states.items()
+                    role.name: _array(by_role[role], backend, part.states[role.name])
+                    for role in held
                     if role.table == i
                 },
             )
