@@ -24,7 +24,7 @@ from sok_lite.bridge.joined import (
     rows_of,
     shapes_of,
 )
-from sok_lite.bridge.optimizers.family import Settings
+from sok_lite.bridge.optimizers.family import OwnStep, Settings
 from sok_lite.bridge.row_gradient import are_distinct
 from sok_lite.bridge.tensor import to_array
 from sok_lite.bridge.type_spec import alive
@@ -116,6 +116,7 @@ class StepHost:
     """The host half of an update. Holds no tensor and keeps no variable or optimizer alive.
 
     Args:
+      settings: of the optimizer.
       owner: has `on_nonfinite`, `stochastic_rounding` and `nonfinite`, which counts on.
       optimizer: whose states the rows have.
       variables: one for each gradient.
@@ -124,6 +125,7 @@ class StepHost:
 
     def __init__(
         self,
+        settings: Settings | OwnStep,
         owner: Any,
         optimizer: Any,
         variables: Sequence[TableVariable],
@@ -133,6 +135,8 @@ class StepHost:
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._variables = [weakref.ref(variable) for variable in variables]
         self._kinds = kinds
+        self._names = list(settings.numbers)
+        self._decays = [settings.decays(variable) for variable in variables]
         self._on_nonfinite = owner.on_nonfinite
         self._stochastic_rounding = owner.stochastic_rounding
         self._backend: Backend = variables[0].table.backend
@@ -188,17 +192,11 @@ class StepHost:
 
 
 class RuleHost(StepHost):
-    """The host half of an update by a rule.
-
-    Args:
-      settings: of the optimizer.
-    """
+    """The host half of an update by a rule."""
 
     def __init__(self, settings: Settings, *arguments: Any) -> None:
-        super().__init__(*arguments)
+        super().__init__(settings, *arguments)
         self._rule = partial(settings.rule, **settings.flags)
-        self._names = list(settings.numbers)
-        self._decays = [settings.decays(alive(variable)) for variable in self._variables]
 
     def run(
         self,

@@ -33,7 +33,6 @@ from sok_lite.bridge.optimizers.roles import (
     tried,
 )
 from sok_lite.bridge.tensor import to_array, to_tensor
-from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.gathered_update import Gathered, Stepped, apply_gathered
 from sok_lite.engine.rows.state_owner import Kinds
 from sok_lite.engine.table import EmbeddingTable
@@ -262,17 +261,11 @@ def own_steps(settings: OwnStep) -> OwnSteps:
 
 
 class OwnStepHost(StepHost):
-    """The host half of a step that an optimizer takes itself.
-
-    Args:
-      settings: of the optimizer.
-    """
+    """The host half of a step that an optimizer takes itself."""
 
     def __init__(self, settings: OwnStep, *arguments: Any) -> None:
-        super().__init__(*arguments)
+        super().__init__(settings, *arguments)
         self._steps = own_steps(settings)
-        self._names = list(settings.numbers)
-        self._decays = [settings.decays(alive(variable)) for variable in self._variables]
 
     def run(
         self,

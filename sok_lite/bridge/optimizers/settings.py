@@ -78,8 +78,8 @@ def _refuse_own_clipping(optimizer: Any) -> None:
 # Where the classes are whose names the families know.
 _FRAMEWORKS = {"keras", "sok_lite", "tf_keras", "tensorflow"}
 _ROW_BY_ROW = "and a table changes row by row"
-# What has no meaning for rows of tables.
 _SKIPS = "whether it skips a step is decided inside it. Wrap a LossScaleOptimizer of Keras itself"
+# What has no meaning for rows of tables.
 _NOT_FOR_ROWS = {
     "LossScaleOptimizer": _SKIPS,
     "MixedPrecisionLossScaleOptimizer": _SKIPS,
