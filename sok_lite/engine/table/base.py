@@ -19,7 +19,7 @@ from sok_lite.backend import Array
 from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.segments import last_of_each, unique
+from sok_lite.engine.segments import dedup, last_of_each, unique
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.insertion import Inserts, NewKeys
 from sok_lite.engine.table.lookups import look_up
@@ -262,7 +262,8 @@ class EmbeddingTable(Inserts):
         """Adds to rows that the caller found before and inserts those that it did not.
 
         A key whose flag no longer says what the table holds is skipped: another caller has
-        inserted or removed it since. All of it counts as one lookup.
+        inserted or removed it since. So is a repeated key that is to be inserted, but for its first
+        one: as if they came one after the other. All of it counts as one lookup.
 
         Args:
           values: (n, dim) of a real floating dtype: what to add, or the first row.
@@ -293,10 +294,9 @@ class EmbeddingTable(Inserts):
         if put.size == 0:
             publish([adding])
             return
-        new_keys, number = unique(self.backend, keys[put])
-        last = last_of_each(self.backend, number, int(new_keys.size))
-        source = xp.take(put, last).astype(np.int32)
-        new = NewKeys(new_keys, self.clock.now, values=rows, source=source)
+        new_keys = dedup(self.backend, keys[put], (0, put.size))
+        source = xp.take(put, new_keys.first).astype(np.int32)
+        new = NewKeys(new_keys.keys, self.clock.now, values=rows, source=source)
         self._insert(new, [adding], lambda rows: [])
         self._report_refused()
 
