@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sok_lite import dynamic_embedding as de
+from sok_lite.dynamic_embedding.variable import default_partition_fn
 from tests.dynamic_embedding.dict_variable import DictVariable
+from tests.dynamic_embedding.modes import Function
 
 KEYS = [tf.int64, tf.int32, tf.string]
 VALUES = [tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64, tf.int8]
@@ -193,7 +195,7 @@ def test_the_default_partitioner_takes_every_key_dtype(keys):
     variable.upsert(numbers, np.ones((5, 1)))
     assert int(variable.size(0)) + int(variable.size(1)) == int(variable.size()) == 5
     if keys != tf.string:
-        np.testing.assert_array_equal(de.default_partition_fn(tf.constant(numbers), 2), numbers % 2)
+        np.testing.assert_array_equal(default_partition_fn(tf.constant(numbers), 2), numbers % 2)
 
 
 @pytest.mark.parametrize("call", ["upsert", "lookup", "remove"])
@@ -212,7 +214,7 @@ def test_what_a_partitioner_may_not_give(call):
         assert int(variable.rows.size()) == 0
     variable = de.Variable(dim=1, devices=["/CPU:0"] * 2, partitioner=too_large)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 2\)"):
-        tf.function(lambda keys: getattr(variable, call)(keys, *values))(tf.constant([1], tf.int64))
+        Function().run(lambda keys: getattr(variable, call)(keys, *values), [1])
 
 
 def test_a_partitioner_is_asked_for_one_shard_too():
