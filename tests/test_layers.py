@@ -81,6 +81,10 @@ LAYERS = [
     ["sok_lite.sok.dump_load", "sok_lite.sok.handles"],
     ["sok_lite.sok.raw_ops"],
     [
+        *("sok_lite.dynamic_embedding.math", "sok_lite.dynamic_embedding.data_flow"),
+        "sok_lite.dynamic_embedding",
+    ],
+    [
         *("sok_lite.distributed_variable", "sok_lite.dump_load", "sok_lite.dynamic_variable"),
         *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.optimizers", "sok_lite.raw_ops"),
         "sok_lite.utils",

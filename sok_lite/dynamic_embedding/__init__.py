@@ -1,0 +1,1 @@
+"""TFRA's face: its words, argument checks and error texts on the bridge."""
