@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge import table_ops
+from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.table_call import table_call
 from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.engine.dtypes import is_integer
@@ -40,6 +41,7 @@ _STRATEGIES = {
 }
 
 
+@unconverted
 class HkvHashTable(HashTable):
     """A table that evicts keys once it has `max_capacity` of them.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import checked_arguments
 from sok_lite.bridge.lookup_host import Treatment
@@ -20,6 +21,7 @@ from sok_lite.dynamic_embedding.trainable import ShadowVariable, TrainableWrappe
 _COMBINERS = ("mean", "sqrtn", "sum")
 
 
+@unconverted_function
 def embedding_lookup(
     params: Any,
     ids: Any,
@@ -52,6 +54,7 @@ def embedding_lookup(
     return (rows, trainable) if return_trainable else rows
 
 
+@unconverted_function
 def embedding_lookup_unique(
     params: Any,
     ids: Any,
@@ -70,6 +73,7 @@ def embedding_lookup_unique(
     return (rows, trainable) if return_trainable else rows
 
 
+@unconverted_function
 def embedding_lookup_sparse(
     params: Any,
     sp_ids: Any,
@@ -108,6 +112,7 @@ def embedding_lookup_sparse(
     return (rows, trainable) if return_trainable else rows
 
 
+@unconverted_function
 def safe_embedding_lookup_sparse(
     embedding_weights: Any,
     sparse_ids: Any,

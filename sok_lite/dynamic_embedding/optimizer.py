@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.optimizers.family import OwnStep
 from sok_lite.bridge.optimizers.keras3 import KERAS3
@@ -70,6 +71,7 @@ class WrappedHere(WrappedOptimizer):
         return own.apply_gradients(self.optimizer, dense, **options)
 
 
+@unconverted
 class _Steps:
     """What takes the steps of an optimizer, in eager mode and in each graph.
 

@@ -4,9 +4,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.autograph import unconverted
 from sok_lite.engine.dtypes import is_integer
 
 
+@unconverted
 class RestrictPolicy:
     """What training notes of keys, and which of them a restriction keeps. A base class.
 
@@ -96,6 +98,7 @@ class RestrictPolicy:
         return [each for each in done if each is not None]
 
 
+@unconverted
 class TimestampRestrictPolicy(RestrictPolicy):
     """Keeps the keys that were trained last. The status is the time, in seconds since 1970."""
 
@@ -107,6 +110,7 @@ class TimestampRestrictPolicy(RestrictPolicy):
         return self._status.upsert(ids, tf.fill([tf.size(ids), 1], now))
 
 
+@unconverted
 class FrequencyRestrictPolicy(RestrictPolicy):
     """Keeps the keys that were trained most often. The status counts steps that had the key."""
 

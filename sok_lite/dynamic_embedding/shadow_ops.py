@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.dynamic_embedding.errors import DtypeError
 from sok_lite.dynamic_embedding.trainable import DEResourceVariable, ShadowVariable
 
@@ -17,6 +18,7 @@ __all__ = [
 ]
 
 
+@unconverted_function
 def embedding_lookup(
     shadow: ShadowVariable,
     ids: Any,
@@ -45,6 +47,7 @@ def embedding_lookup(
     return shadow.lookup(ids)
 
 
+@unconverted_function
 def embedding_lookup_unique_base(
     ids: Any,
     embedding_size: int,
@@ -81,6 +84,7 @@ def embedding_lookup_unique_base(
     return result
 
 
+@unconverted_function
 def embedding_lookup_unique(
     shadow: ShadowVariable,
     ids: Any,

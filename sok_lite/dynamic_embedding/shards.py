@@ -4,7 +4,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.autograph import unconverted
 
+
+@unconverted
 class Shard:
     """A view of one shard of a variable. All shards lie in one table.
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.optimizers.settings import family_of, settings_of
 from sok_lite.bridge.optimizers.shown import view_of
 from sok_lite.bridge.optimizers.slots import own_names
@@ -12,6 +13,7 @@ from sok_lite.engine.rows.state_owner import owned
 from sok_lite.engine.table.exclusive import alone
 
 
+@unconverted
 class SlotVariable:
     """A view of one optimizer state of a variable: a value of `dim` float32 for each key.
 

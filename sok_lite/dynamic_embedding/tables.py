@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Backend
 from sok_lite.bridge import reads, table_ops, writes
+from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.saveable import save_with_graph
 from sok_lite.bridge.table_call import array_call
 from sok_lite.bridge.texts import Texts
@@ -37,6 +38,7 @@ class Rows(NamedTuple):
     owner: OwnerRule = AlsoLocal(MOD)
 
 
+@unconverted
 class HashTable(TableVariable):
     """Rows by key. What `CuckooHashTable` and `HkvHashTable` have in common.
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
 
 
+@unconverted
 class TrainableWrapper(TableVariable):
     """A variable as a graph trains it: `var_list` and gradients name it.
 
@@ -131,6 +133,7 @@ class TrainableWrapper(TableVariable):
         return tf.no_op() if not tf.executing_eagerly() else None
 
 
+@unconverted
 class ShadowVariable(TrainableWrapper):
     """A variable as eager code and tf.functions train it; the variable has it by its name.
 

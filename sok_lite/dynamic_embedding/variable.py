@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.backend import get_backend
+from sok_lite.bridge.autograph import unconverted, unconverted_function
 from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys, checked_values
 from sok_lite.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
@@ -39,6 +40,7 @@ class GraphKeys:
     TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES = "trainable_dynamic_embedding_variables"
 
 
+@unconverted
 class Variable(tf.__internal__.tracking.Trackable):
     """Embeddings by key: rows of `dim` values, in a table that grows with its keys.
 
@@ -435,6 +437,7 @@ def _add_to_graph(variable: Variable) -> None:
         tf.compat.v1.add_to_collection(GraphKeys.TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES, variable)
 
 
+@unconverted_function
 def get_variable(
     name: str,
     key_dtype: Any = tf.int64,

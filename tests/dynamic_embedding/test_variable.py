@@ -30,7 +30,9 @@ def assert_same(here, variable, oracle, tolerance=0):
     assert sorted(keys.tolist()) == sorted(oracle.rows)
     assert values.shape == (len(oracle.rows), oracle.dim)
     for key, row in zip(keys.tolist(), values, strict=True):
-        np.testing.assert_allclose(row, oracle.rows[key], rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            np.float64(row), np.float64(oracle.rows[key]), rtol=tolerance, atol=tolerance
+        )
     assert here.run(variable.size) == len(oracle.rows)
 
 
@@ -49,7 +51,7 @@ def test_every_dtype_in_every_mode(here, key_dtype, value_dtype):
     asked = as_keys([[0, 1], [5, -7]], key_dtype)
     rows, exists = here.run(lambda keys: variable.lookup(keys, return_exists=True), asked)
     assert rows.dtype == value_dtype.as_numpy_dtype
-    np.testing.assert_array_equal(rows, oracle.lookup(asked))
+    np.testing.assert_array_equal(np.float64(rows), np.float64(oracle.lookup(asked)))
     np.testing.assert_array_equal(exists, [[True, False], [True, True]])
 
     keys = as_keys([5, 9, 0, 0], key_dtype)
