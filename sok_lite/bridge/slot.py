@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge import table_ops
+from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
 from sok_lite.bridge.table_call import array_call, table_call
 from sok_lite.bridge.tensor import to_tensor
@@ -22,6 +23,7 @@ from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 
 
+@unconverted
 class SlotView:
     """A view of one optimizer state of a variable's rows.
 

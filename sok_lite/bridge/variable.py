@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Backend, get_backend
 from sok_lite.bridge import checkpoint, keras_guard, tf_private
+from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import refuse_partitions
 from sok_lite.bridge.gpu import share_gpu
 from sok_lite.bridge.host_call import make_turn, on_device
@@ -96,6 +97,7 @@ def variable_of(handle: Any) -> "TableVariable | None":
     return None if reference is None else reference()
 
 
+@unconverted
 class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     """A variable whose rows are known by key. The variables of all faces are made of it.
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Backend
 from sok_lite.bridge import table_ops, writes
+from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.slot import SlotView
 from sok_lite.bridge.static_rows import WithStaticRows, by_row_number
 from sok_lite.bridge.variable import table_for_variable
@@ -33,6 +34,7 @@ __all__ = ["DynamicVariable", "assign", "export", "filter_variables"]
 _serial = itertools.count()
 
 
+@unconverted
 class DynamicVariable(WithStaticRows):
     """A trainable table that has a row for every key it was ever asked for.
 

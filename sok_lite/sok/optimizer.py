@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.optimizers.minimize import config_of, optimizer_of, scaled_loss
 from sok_lite.bridge.optimizers.settings import settings_of
 from sok_lite.bridge.optimizers.shown import view_of
@@ -21,6 +22,7 @@ from sok_lite.sok.sgd import SGD
 __all__ = ["SGD", "OptimizerWrapper"]
 
 
+@unconverted
 class OptimizerWrapper(WrappedOptimizer):
     """Lets a TensorFlow or Keras optimizer update dynamic variables, together with dense ones.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.optimizers.family import Settings
 from sok_lite.bridge.optimizers.step import RowOptimizer, operations, separated
 from sok_lite.engine.optimizers import SGD as SGDRule
@@ -13,6 +14,7 @@ from sok_lite.engine.optimizers import SGD as SGDRule
 __all__ = ["SGD"]
 
 
+@unconverted
 class SGD(RowOptimizer):
     """SOK's own optimizer, for dynamic and dense variables: `row -= lr * gradient`.
 

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.backend.publish import setting
+from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import host_call, on_device, refuse_replicas
 from sok_lite.bridge.optimizers.family import OwnStep, Settings
 from sok_lite.bridge.optimizers.host import (
@@ -26,6 +27,7 @@ from sok_lite.bridge.variable import TableVariable
 Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
 
 
+@unconverted
 class RowOptimizer(tf.Module):
     """What both optimizers share: the host call, the counters, the states.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.optimizers.family import OwnStep, Settings
 from sok_lite.bridge.optimizers.gradients import changed
 from sok_lite.bridge.optimizers.loss_scale import inner_of, loss_scale_of
@@ -21,6 +22,7 @@ from sok_lite.bridge.optimizers.step import RowOptimizer, separated
 from sok_lite.bridge.optimizers.v1 import V1
 
 
+@unconverted
 class WrappedOptimizer(RowOptimizer):
     """Has an optimizer update tables as well. The wrappers of all faces are made of it.
 
