@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.backend import Backend
+from sok_lite.backend import Array, Backend
 from sok_lite.bridge import reads, table_ops, writes
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.saveable import save_with_graph
@@ -19,6 +19,7 @@ from sok_lite.bridge.table_call import array_call
 from sok_lite.bridge.texts import Texts
 from sok_lite.bridge.variable import TableVariable, table_for_variable
 from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys, checked_values
+from sok_lite.dynamic_embedding.errors import ShapeError
 from sok_lite.dynamic_embedding.initial import initial_value
 from sok_lite.engine.owner import MOD, AlsoLocal, OwnerRule
 from sok_lite.engine.table import EmbeddingTable, make_table
@@ -186,9 +187,26 @@ class HashTable(TableVariable):
         """
         ints = self.keys_of(keys, remember=True)
         values = checked_values(values_or_deltas, ints, self.dimension, self.value_dtype, self.name)
+        return self._accumulated(ints, exists, values)
+
+    def accum_difference(self, keys: Any, old_values: Any, new_values: Any, exists: Any) -> Any:
+        """Does what `accum` does with new - old of keys that exist, and with new of others.
+
+        Args:
+          keys, exists: as of `accum`.
+          old_values, new_values: keys.shape + [dim].
+        """
+        ints = self.keys_of(keys, remember=True)
+        old, new = (
+            checked_values(values, ints, self.dimension, self.value_dtype, self.name)
+            for values in (old_values, new_values)
+        )
+        return self._accumulated(ints, exists, new, old)
+
+    def _accumulated(self, keys: tf.Tensor, exists: Any, *values: tf.Tensor) -> Any:
         flags = tf.cast(tf.reshape(tf.cast(exists, tf.bool), [-1]), tf.uint8)
-        flat = tf.reshape(ints, [-1])
-        return array_call(self, f"accum of {self.name!r}", _accumulate, [flat, values, flags])
+        inputs = [tf.reshape(keys, [-1]), flags, *values]
+        return array_call(self, f"accum of {self.name!r}", _accumulate, inputs)
 
     def remove(self, keys: Any, name: str | None = None) -> Any:
         """Removes keys, with rows and optimizer states; missing ones are left out.
@@ -227,10 +245,25 @@ class HashTable(TableVariable):
         return super()._restore_from_tensors(tensors)
 
 
-def _accumulate(table: EmbeddingTable, keys: Any, values: Any, flags: Any) -> None:
-    if table.row_dtype.name == "bfloat16" and values.dtype == np.uint16:
-        values = table.row_dtype.to_float32(table.backend.xp, values)
-    table.accum_or_assign(keys, values, flags.view(np.bool_))
+def _accumulate(
+    table: EmbeddingTable, keys: Array, flags: Array, new: Array, old: Array | None = None
+) -> None:
+    xp, exists = table.backend.xp, flags.view(np.bool_)
+    if exists.shape != keys.shape:
+        raise ShapeError(
+            f"`exists` must have one bool for each of {keys.size} keys. Received: {exists.size}."
+        )
+    if table.row_dtype.name == "bfloat16":
+        new = table.row_dtype.to_float32(xp, new)
+        old = None if old is None else table.row_dtype.to_float32(xp, old)
+    if old is None:
+        table.accum_or_assign(keys, new, exists)
+        return
+    values = new - old
+    missing = xp.flatnonzero(~exists)
+    if missing.size:
+        values[missing] = new[missing]
+    table.accum_or_assign(keys, values, exists)
 
 
 def _done(result: Any) -> Any:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_lite.backend import get_backend
 from sok_lite.bridge.autograph import unconverted, unconverted_function
 from sok_lite.bridge.optimizers.settings import family_of
-from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys, checked_values
+from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys
 from sok_lite.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
 from sok_lite.dynamic_embedding.errors import DtypeError
 from sok_lite.dynamic_embedding.lookups import embedding_lookup
@@ -244,11 +244,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         Raises: as `upsert`.
         """
         keys = self._checked(keys)
-        old = checked_values(old_values, keys, self.dim, self.value_dtype, self.name)
-        new = checked_values(new_values, keys, self.dim, self.value_dtype, self.name)
-        flags = tf.reshape(tf.cast(exists, tf.bool), [-1])
-        deltas = tf.where(flags[:, None], new - old, new)
-        return self.rows.accum(tf.reshape(keys, [-1]), deltas, flags)
+        return self.rows.accum_difference(keys, old_values, new_values, exists)
 
     def lookup(self, keys: Any, return_exists: bool = False, name: str | None = None) -> Any:
         """Returns the rows of keys, without a gradient. It changes nothing.

@@ -295,6 +295,9 @@ class EmbeddingTable(Inserts):
         # One lookup sees all keys, so that those to insert evict none of those to add to.
         found = self._seen(distinct)
         is_held = xp.take(found.rows != np.uint32(ABSENT), inverse)
+        if bool((flags & is_held).all()):  # most often
+            publish([self.store.adding(found.rows, self._sums(deltas, inverse, len(distinct)))])
+            return
         add, put = xp.flatnonzero(flags & is_held), xp.flatnonzero(~flags & ~is_held)
         add_keys, summed = self._summed(keys[add], deltas[add])
         adding = self.store.adding(self._find(add_keys).rows, summed)

@@ -213,8 +213,14 @@ class Inserts(Removes):
     def _summed(self, keys: Array, deltas: Array) -> tuple[Array, Array]:
         """Returns distinct keys and the sums of their deltas, of the dtype of these."""
         distinct, inverse = unique(self.backend, keys)
+        return distinct, self._sums(deltas, inverse, int(distinct.size))
+
+    def _sums(self, deltas: Array, inverse: Array, num_distinct: int) -> Array:
+        """Returns the sums of the deltas of each distinct key, in order of first occurrence."""
+        if num_distinct == len(deltas):
+            return deltas  # none repeats
         sum_rows = segment_sum if deltas.dtype == np.float32 else sum_of_each
-        return distinct, sum_rows(self.backend, deltas, inverse, int(distinct.size))
+        return sum_rows(self.backend, deltas, inverse, num_distinct)
 
     def _check_assignable(self, scores: Array) -> None:
         """Raises where scores (n,) uint64 cannot be kept: a key cannot be seen in the future."""
