@@ -154,7 +154,8 @@ SOK_DEVICE void draw_dense(const SokShare share, const Draw& draw, u8* out, i64 
               [=](i64 r) { return rows && rows[r] != SOK_ABSENT ? nullptr : to + r * dim; });
 }
 
-// Kernels, two for each distribution:
+// Kernels, two for each distribution. Rows of f64 get the f32 that is drawn; their constants, which
+// f32 need not hold, are rows of their own, and so are those of integers.
 //
 // init_<distribution>_<T>: the first values of rows.
 //   values  (num_chunks,)  addresses of the chunks of the `value` column, elements of T

@@ -110,6 +110,13 @@ SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
   return found.row;
 }
 
+// Bytes of the widest words that rows and the array they are copied to consist of.
+SOK_DEVICE i64 copied_width(i64 row_bytes, const u8* out) {
+  if (sok_moves_words(row_bytes, out)) return 16;
+  const u64 bits = (u64)row_bytes | (u64)out;
+  return bits % 4 == 0 ? 4 : bits % 2 == 0 ? 2 : 1;
+}
+
 #ifndef __CUDACC__
 // Items that are searched for together, and how many are known before the first is used. Of long
 // rows these are fewer, and their rows are asked for one by one while others are used: to ask for
@@ -199,8 +206,8 @@ SOK_DEVICE void find_ahead(const Search& search, const u64* chunks, i64 shift, i
 }
 
 template <class W>
-SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const u64* chunks,
-                              i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {
+SOK_DEVICE void find_and_copy_words(const SokShare share, const Search& search, const u64* chunks,
+                                    i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {
   const i64 from = sok_slice_begin(share, search.n), end = sok_slice_end(share, search.n);
   i64 i = from;
   find_ahead(search, chunks, shift, row_bytes, rows, from, end, tally,
@@ -213,15 +220,35 @@ SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const 
                }
              });
 }
-#else
-template <class W>
 SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const u64* chunks,
                               i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {
+  const i64 width = copied_width(row_bytes, out);
+  if (width == 4)
+    find_and_copy_words<u32>(share, search, chunks, shift, row_bytes, rows, out, tally);
+  else if (width == 2)
+    find_and_copy_words<u16>(share, search, chunks, shift, row_bytes, rows, out, tally);
+  else
+    find_and_copy_words<u8>(share, search, chunks, shift, row_bytes, rows, out, tally);
+}
+#else
+SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const u64* chunks,
+                              i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {
+  // Asked for each row: a search for each width would take more registers.
+  const i64 width = copied_width(row_bytes, out);
   SOK_FOR_EACH_TILE(i, search.n) {
     const u32 row = search_for(search, i, tally);
     if (sok_is_leader()) rows[i] = row;
-    if (row_bytes > 0 && row != SOK_ABSENT)
-      sok_copy_row<W>(sok_row<u8>(chunks, shift, row_bytes, row), out + i * row_bytes, row_bytes);
+    if (row_bytes == 0 || row == SOK_ABSENT) continue;
+    const u8* from = sok_row<u8>(chunks, shift, row_bytes, row);
+    u8* to = out + i * row_bytes;
+    if (width == 16)
+      sok_copy_row<SokWord>(from, to, row_bytes);
+    else if (width == 4)
+      sok_copy_row<u32>(from, to, row_bytes);
+    else if (width == 2)
+      sok_copy_row<u16>(from, to, row_bytes);
+    else
+      sok_copy_row<u8>(from, to, row_bytes);
   }
 }
 #endif
@@ -250,14 +277,7 @@ SOK_TILE_KERNEL(find)
                   n, stamp, strategy, epoch, given, heat, warms);
   Tally tally;
   if (!out) row_bytes = 0;
-  if (sok_moves_words(row_bytes, out))
-    find_and_copy<SokWord>(share, search, chunks, shift, row_bytes, rows, out, &tally);
-  else if (row_bytes % 4 == 0 && (u64)out % 4 == 0)
-    find_and_copy<u32>(share, search, chunks, shift, row_bytes, rows, out, &tally);
-  else if (row_bytes % 2 == 0 && (u64)out % 2 == 0)
-    find_and_copy<u16>(share, search, chunks, shift, row_bytes, rows, out, &tally);
-  else
-    find_and_copy<u8>(share, search, chunks, shift, row_bytes, rows, out, &tally);
+  find_and_copy(share, search, chunks, shift, row_bytes, rows, out, &tally);
   if (!counts) return;
   sok_count(counts, tally.missing);
   sok_count(counts + 1, tally.first);

@@ -8,6 +8,7 @@ import tensorflow as tf
 from sok_lite.backend import get_backend
 from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.row_initializer import RowInitializer
 
 tf_keras = pytest.importorskip("tf_keras")
 PACKAGES = {
@@ -108,4 +109,9 @@ def test_what_a_table_cannot_do_is_refused(package):
     with pytest.raises(ValueError, match="row_shape"):
         make_initializer(PACKAGES[package].GlorotUniform(), 4)
     with pytest.raises(ValueError, match="one number for all elements"):
-        make_initializer(tf.constant_initializer([1.0, 2.0]), 2)
+        make_initializer(tf.constant_initializer([1.0, 2.0]), 3)
+
+
+def test_a_constant_of_a_rows_length_is_the_row():
+    made = make_initializer(tf.constant_initializer([1.0, 2.0]), 2)
+    assert made == RowInitializer((1.0, 2.0))
