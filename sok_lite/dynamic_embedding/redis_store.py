@@ -269,7 +269,7 @@ class RedisStore:
 
     def _values(self, rows: np.ndarray) -> np.ndarray:
         """Returns rows (n, row_bytes) as bytes, (n,) of objects."""
-        return _objects(np.ascontiguousarray(rows), self.row_bytes)
+        return _objects(rows, self.row_bytes)
 
     def _joined(self, values: list[bytes]) -> np.ndarray:
         """Returns values of Redis as rows (n, row_bytes)."""
@@ -291,7 +291,7 @@ def _checked_keys(keys: Any) -> np.ndarray:
 
 def _fields(keys: np.ndarray) -> np.ndarray:
     """Returns keys as Redis has them, (n,) of objects."""
-    return _objects(np.ascontiguousarray(keys.astype("<i8", copy=False)), 8)
+    return _objects(keys.astype("<i8", copy=False), 8)
 
 
 def _objects(array: np.ndarray, width: int) -> np.ndarray:

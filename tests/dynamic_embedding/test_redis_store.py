@@ -105,6 +105,13 @@ def test_any_number_of_keys_goes_in_batches(make_store, n, keys_sending_size):
     assert store.size() == (keys < 0).sum()
 
 
+def test_parts_of_larger_arrays_are_taken(make_store):
+    store = make_store()
+    keys, rows = np.arange(40)[::-2], np.random.default_rng(0).integers(0, 256, (40, 24), np.uint8)
+    store.put(keys, rows[::2, ::-2])
+    np.testing.assert_array_equal(store.get(keys)[1], rows[::2, ::-2])
+
+
 def test_of_a_key_that_repeats_the_last_row_counts(make_store):
     store = make_store(keys_sending_size=2)
     rows = np.arange(5, dtype=np.uint8)[:, None].repeat(12, axis=1)
@@ -241,6 +248,21 @@ def test_a_row_that_another_worker_changes_is_read_again(make_store):
     np.testing.assert_array_equal(totals(store, keys), [1, 51, 1])
 
 
+def test_of_the_rows_to_write_those_that_changed_come_again(make_store):
+    store, other = make_store(), make_store()
+    calls = []
+
+    def function(which, found, rows):
+        calls.append(which.tolist())
+        if len(calls) == 1:
+            other.update(KEYS[3:], add(50))
+        return ~np.isin(which, [1, 5]), add(1)(which, found, rows)[1]
+
+    store.update(KEYS[1:], lambda which, found, rows: function(which + 1, found, rows))
+    assert calls == [[1, 2, 3, 4, 5], [3, 4]]
+    np.testing.assert_array_equal(totals(store, KEYS), [0, 0, 1, 51, 51, 50])
+
+
 def test_no_update_of_several_workers_is_lost(make_store):
     keys = np.arange(20)
     stores = [make_store(num_buckets=4, keys_sending_size=8) for _ in range(4)]
@@ -262,7 +284,7 @@ def test_an_update_whose_answer_is_lost_is_not_made_twice(make_store, given, alo
 
     def function(which, found, rows):
         calls.append(which)
-        for port in ports:
+        for port in ports if len(calls) == 1 else []:
             busy = socket.create_connection(("127.0.0.1", port))
             busy.sendall(b"DEBUG SLEEP 0.6\r\n")
             busies.append(busy)
