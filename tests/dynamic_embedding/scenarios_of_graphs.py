@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 from tests.dynamic_embedding.scenario_values import in_order, text
-from tests.dynamic_embedding.scenarios_of_training import BATCHES, loss_of
+from tests.dynamic_embedding.scenarios_of_training import BATCHES, TRAINED, loss_of
 
 
 def v1_optimizers(tf):
@@ -111,8 +111,6 @@ def trained_by_v1(name):
             optimizer = de.DynamicEmbeddingOptimizer(v1_optimizers(tf)[name]())
             grads = optimizer.compute_gradients(loss, var_list=[trainable])
             train = optimizer.apply_gradients(grads)
-            slots = table.get_slot_variables(optimizer)
-            exports = {slot.name.split("/")[-1]: slot.export() for slot in slots}
             export, size = table.export(), table.size()
             with session_of(tf) as session:
                 session.run(filled)
@@ -120,11 +118,13 @@ def trained_by_v1(name):
                 for batch in BATCHES:
                     losses.append(float(session.run([loss, train], {ids: batch})[0]))
                     sizes.append(int(session.run(size)))
+                slots = table.get_slot_variables(optimizer)
+                rows = session.run([slot.lookup(tf.constant(TRAINED, tf.int64)) for slot in slots])
                 return {
                     "losses": losses,
                     "sizes": sizes,
                     "table": exported(session, export),
-                    "slots": {slot: exported(session, each) for slot, each in exports.items()},
+                    "slots": sorted(map(fetched, rows)),
                 }
 
     scenario.__name__ = f"trained_by_v1_{name}"
@@ -172,7 +172,6 @@ def graph_restricts(de, tf):
         restrict = table.restrict(2, trigger=3)
         export, size = table.export(), table.size()
         status = table.restrict_policy.status.export()
-        slots = [slot.size() for slot in table.get_slot_variables(optimizer)]
         with session_of(tf) as session:
             for batch in ([1, 2, 3], [2, 3], [3]):
                 session.run(train, {ids: batch})
@@ -181,12 +180,28 @@ def graph_restricts(de, tf):
             session.run(train, {ids: [4]})
             session.run(restrict)
             sizes.append(int(session.run(size)))
+            slots = table.get_slot_variables(optimizer)
             return {
                 "sizes": sizes,
                 "keys": exported(session, export)["keys"],
                 "status": exported(session, status),
-                "slots": [int(session.run(slot)) for slot in slots],
+                "sizes of slots": [int(session.run(slot.size())) for slot in slots],
             }
+
+
+def graph_has_slots_before_a_step(de, tf):
+    """The slots of an optimizer are there when its operation is, before that has run."""
+    with tf.Graph().as_default():
+        table = de.get_variable("graph_has_slots_before_a_step", dim=2, initializer=0.5)
+        ids = tf.constant([1, 2], tf.int64)
+        rows, trainable = de.embedding_lookup(table, ids, name="ids", return_trainable=True)
+        optimizer = de.DynamicEmbeddingOptimizer(v1_optimizers(tf)["adam"]())
+        train = optimizer.minimize(loss_of(tf, rows, ids), var_list=[trainable])
+        sizes = [slot.size() for slot in table.get_slot_variables(optimizer)]
+        with session_of(tf) as session:
+            before = [int(size) for size in session.run(sizes)]
+            session.run(train)
+            return {"before": before, "after": [int(size) for size in session.run(sizes)]}
 
 
 SCENARIOS = (
@@ -195,4 +210,5 @@ SCENARIOS = (
     *(trained_by_v1(name) for name in V1_OPTIMIZERS),
     graph_trains_sparse_ids,
     graph_restricts,
+    graph_has_slots_before_a_step,
 )

@@ -32,7 +32,6 @@ def lookup_of_ids(de, tf):
         "two axes": numbers(tf, de.embedding_lookup([table], two, name="ids_of_two_axes")),
         "with trainable": numbers(tf, rows),
         "found by name": table.get_trainable_by_name("ids_kept") is trainable,
-        "no such name": table.get_trainable_by_name("never") is None,
         "size": int(table.size()),
     }
 

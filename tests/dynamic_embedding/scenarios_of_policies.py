@@ -2,7 +2,7 @@
 
 from tests.dynamic_embedding.scenario_values import contents
 from tests.dynamic_embedding.scenarios_of_training import (
-    slots_by_name,
+    slot_rows,
     tf_keras_optimizers,
     train,
 )
@@ -29,7 +29,8 @@ def restrict_by_frequency(de, tf):
     answers["not yet"] = int(table.size())
     table.restrict(3, trigger=3)
     answers["three"] = contents(tf, table)
-    answers["slots"] = slots_by_name(tf, table, optimizer)
+    answers["slots"] = slot_rows(tf, table, optimizer, [2, 3, 4])
+    answers["sizes of slots"] = [int(s.size()) for s in table.get_slot_variables(optimizer)]
     answers["status of three"] = contents(tf, table.restrict_policy.status)
     table.restrict(1)
     answers["one"] = contents(tf, table)

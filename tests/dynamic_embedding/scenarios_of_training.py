@@ -4,6 +4,7 @@ from tests.dynamic_embedding.scenario_values import contents, numbers
 
 # Each step's ids: new ones come later, and a step without some of them lies between.
 BATCHES = [[1, 2, 3], [2, 3, 4], [7, 1], [3, 7, 5, 2], [5, 1, 2, 3, 4]]
+TRAINED = [1, 2, 3, 4, 5, 7]
 
 
 def tf_keras_optimizers():
@@ -54,10 +55,11 @@ def loss_of(tf, rows, ids):
     return tf.reduce_sum(tf.square(rows - targets))
 
 
-def slots_by_name(tf, variable, optimizer):
-    """Returns what an optimizer keeps beside a variable's rows, by the slot's own name."""
+def slot_rows(tf, variable, optimizer, keys):
+    """Returns what an optimizer keeps beside the rows of keys, each slot's; TFRA's order of slots
+    is that of their making, so these are sorted."""
     slots = variable.get_slot_variables(optimizer)
-    return {slot.name.split("/")[-1]: contents(tf, slot) for slot in slots}
+    return sorted(numbers(tf, slot.lookup(tf.constant(keys, tf.int64))) for slot in slots)
 
 
 def train(de, tf, table, optimizer, batches, shadow=None):
@@ -103,7 +105,7 @@ def trained_by(name):
         answers = {"losses": losses, "sizes": sizes, "table": contents(tf, table)}
         # TFRA gives none of legacy ones; without momentum what SGD keeps means nothing.
         if name != "sgd" and not name.startswith("legacy"):
-            answers["slots"] = slots_by_name(tf, table, optimizer)
+            answers["slots"] = slot_rows(tf, table, optimizer, TRAINED)
         return {**answers, "iterations": int(optimizer.iterations)}
 
     scenario.__name__ = f"trained_by_{name}"
@@ -173,7 +175,7 @@ def trains_sharded_rows(de, tf):
     return {
         "table": contents(tf, table),
         "sizes": [int(table.size(index)) for index in range(3)],
-        "slots": slots_by_name(tf, table, optimizer),
+        "slots": slot_rows(tf, table, optimizer, TRAINED),
     }
 
 
