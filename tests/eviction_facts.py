@@ -73,11 +73,10 @@ class Watched:
         before = self.begin()
         self.table.accum_or_assign(array(keys), values, np.array(flags, bool))
         add = [i for i, key in enumerate(keys) if flags[i] and key in self.oracle.rows]
-        put = {
-            key: values[i]
-            for i, key in enumerate(keys)
-            if not flags[i] and key not in self.oracle.rows
-        }
+        put = {}
+        for i, key in enumerate(keys):
+            if not flags[i] and key not in self.oracle.rows:
+                put.setdefault(key, values[i])
         seen = [key for key in keys if key in self.oracle.rows or key in put]
         self.oracle.accumulate([keys[i] for i in add], values[add])
         self.settle(seen, before, None, put.__getitem__)

@@ -45,6 +45,7 @@ class DictTable:
         add = [i for i, flag in enumerate(is_found) if flag and held[i]]
         put = [i for i, flag in enumerate(is_found) if not flag and not held[i]]
         self.accumulate([keys[i] for i in add], [values[i] for i in add])
+        put.reverse()  # of a repeated key the first counts
         self.insert_or_assign([keys[i] for i in put], [values[i] for i in put])
 
     def erase(self, keys):

@@ -47,6 +47,11 @@ FuncGraph: Any = private("tensorflow.python.framework.func_graph", "FuncGraph")
 # types, which is public, is not asked for plain classes.)
 OpDispatcher: Any = private("tensorflow.python.util.dispatch", "OpDispatcher")
 
+# What a saver of TF1 asks a table for.
+_SAVEABLES = "tensorflow.python.training.saving.saveable_object"
+SaveableObject: Any = private(_SAVEABLES, "SaveableObject")
+SaveSpec: Any = private(_SAVEABLES, "SaveSpec")
+
 # ---- known by name -------------------------------------------------------------------------------
 
 _BRANCHES = "tensorflow.python.ops.control_flow_v2_func_graphs"

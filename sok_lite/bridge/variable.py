@@ -116,6 +116,10 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     instead_of_own_step = "Write the model's `train_step`, or a loop, with tf.GradientTape."
     instead_of_partitions = "Look each up by itself."
 
+    # Of TF1: what initializers and savers go through. A variable that is not among the global ones
+    # need not be initialized by the program.
+    collections: tuple[str, ...] = (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES,)
+
     _handle: Any  # TensorFlow's own name for the resource
     # TensorFlow would take the arguments by place for those of tf.Variable.
     _variable_call: Any = None
@@ -130,7 +134,9 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         """Makes the resource that tapes and graphs know the table by."""
         # The handle's shape is [0, dimension]: of it TensorFlow can make an empty gradient.
         empty_rows = partial(tf.zeros, [0, self.dimension], dtype)
-        super().__init__(empty_rows, trainable, name=name, dtype=dtype)
+        super().__init__(
+            empty_rows, trainable, name=name, dtype=dtype, collections=list(self.collections)
+        )
         self._true_handle = self._handle
         setattr(self._true_handle, _VARIABLE, weakref.ref(self))
         if self._in_graph_mode:
@@ -160,7 +166,11 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         tf_private.variable_accessed(self)
         if tf.executing_eagerly():
             return self._true_handle
-        source = tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)
+        is_global = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES in self.collections
+        with tf.control_dependencies(
+            [self.initializer] if self._in_graph_mode and not is_global else []
+        ):
+            source = tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)
         return slices_only(self.name, source) if self.trainable else source
 
     # ---------------------------------------------------------------- facts

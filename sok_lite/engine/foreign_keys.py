@@ -46,9 +46,9 @@ def refuse_foreign_keys(
       ForeignKeysError: there are such keys.
     """
     for update, ready in zip(updates, updates_by_row, strict=True):
-        if update.of_gradient or not ready.num_absent:
-            continue
         table, xp = update.table, update.table.backend.xp
+        if update.of_gradient or not ready.num_absent or not table.owner.is_strict:
+            continue
         keys = ready.keys[ready.rows == np.uint32(ABSENT)]
         owners = table.owner.owners(keys, place.size, table.key_dtype, xp)
         foreign = owners != place.rank

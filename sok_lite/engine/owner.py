@@ -28,6 +28,11 @@ class OwnerRule(ABC):
         """The rank that owns all keys, whatever they are; None: there is none in particular."""
         return None
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether a rank that has a key which is not its own is a mistake."""
+        return True
+
     @abstractmethod
     def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
         """Returns the rank that owns each key.
@@ -161,6 +166,35 @@ class FunctionOfKeys(OwnerRule):
                 f"Received: {int(owners.min())} to {int(owners.max())}."
             )
         return owners.astype(np.int32)
+
+
+@dataclass(frozen=True)
+class AlsoLocal(OwnerRule):
+    """As another rule where ranks look keys up together; alone, a rank may have any key.
+
+    Attributes:
+      rule: the other.
+    """
+
+    rule: OwnerRule
+
+    @property
+    def name(self) -> str:
+        return self.rule.name
+
+    @property
+    def only_rank(self) -> int | None:
+        return self.rule.only_rank
+
+    @property
+    def is_strict(self) -> bool:
+        return False
+
+    def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
+        return self.rule.owners(keys, size, kind, xp)
+
+    def reading(self, kind: KeyDtype | str) -> str:
+        return self.rule.reading(kind)
 
 
 MOD = KeyModRanks()

@@ -6,33 +6,22 @@ have a gradient change, their states included.
 """
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.family import OwnStep, Settings
-from sok_lite.bridge.optimizers.gradients import changed
-from sok_lite.bridge.optimizers.loss_scale import inner_of, loss_scale_of
-from sok_lite.bridge.optimizers.minimize import (
-    check_any,
-    config_of,
-    gradients_of,
-    optimizer_of,
-    scaled_loss,
-)
-from sok_lite.bridge.optimizers.settings import family_of, refuse_unsupported, settings_of
-from sok_lite.bridge.optimizers.shown import Shown, show_slots, view_of
-from sok_lite.bridge.optimizers.slots import begin, carried_of, create_slots, own_names
-from sok_lite.bridge.optimizers.step import RowOptimizer, separated
-from sok_lite.bridge.optimizers.v1 import V1
+from sok_lite.bridge.optimizers.minimize import config_of, optimizer_of, scaled_loss
+from sok_lite.bridge.optimizers.settings import settings_of
+from sok_lite.bridge.optimizers.shown import view_of
+from sok_lite.bridge.optimizers.slots import own_names
+from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.sok.dynamic_variable import DynamicVariable
 from sok_lite.sok.sgd import SGD
 
 __all__ = ["SGD", "OptimizerWrapper"]
 
 
-class OptimizerWrapper(RowOptimizer):
+class OptimizerWrapper(WrappedOptimizer):
     """Lets a TensorFlow or Keras optimizer update dynamic variables, together with dense ones.
 
     Optimizers of Keras 3, of tf_keras (new and legacy) and of tf.compat.v1.train have an update
@@ -78,142 +67,6 @@ class OptimizerWrapper(RowOptimizer):
         itself, or that has a setting which could not act on rows (averaging, gradient
         accumulation).
     """
-
-    def __init__(
-        self, optimizer: Any, on_nonfinite: str = "allow", stochastic_rounding: bool = False
-    ) -> None:
-        inner = inner_of(optimizer)
-        self._family = family_of(inner)
-        settings = settings_of(inner, self._family)  # refuses what it cannot follow
-        if isinstance(settings, OwnStep):
-            self._carried = begin(settings, stochastic_rounding)
-        inner_iterations = self._family.iterations(inner)
-        first_step = 0
-        if inner_iterations is not None and tf.executing_eagerly():
-            first_step = int(inner_iterations)
-        super().__init__(on_nonfinite, stochastic_rounding, first_step)
-        self.optimizer = optimizer
-        self._shown = Shown()
-
-    def apply_gradients(
-        self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        global_step: Any = None,
-        name: str | None = None,
-    ) -> Any:
-        """Updates variables with their gradients.
-
-        Nothing is communicated unless the optimizer clips norms or may skip a step: then every rank
-        must call it, with the same tables in the same order, and with dense gradients that are
-        equal on all ranks.
-
-        Args:
-          grads_and_vars: (gradient, variable) pairs, dynamic and dense mixed. Pairs without a
-            gradient (None) are left out. The same key twice in a gradient is summed.
-          global_step: incremented, with tf.compat.v1.train optimizers.
-          name: of the operation, where the wrapped optimizer takes one.
-
-        Returns:
-          In a TF1 graph the operation; else what the wrapped optimizer returns, or None.
-
-        Raises:
-          TypeError: the gradient of a dynamic variable is no IndexedSlices.
-          NotImplementedError: a setting that came later could not act on rows.
-          CommunicatorError: norms are clipped and a rank has died, or is in another call.
-          ValueError: `on_nonfinite` is "error" and a gradient is not finite.
-        """
-        refuse_unsupported(self._inner)
-        pairs, dense = separated(grads_and_vars)
-        has_dense = any(grad is not None for grad, _ in dense)
-        if not pairs and not has_dense:
-            return None
-        loss_scale = loss_scale_of(self.optimizer, self._family, dense)
-        pairs, dense, go = changed(self._inner, self._family, pairs, dense, loss_scale)
-
-        def settings(count: Any) -> tuple[Settings | OwnStep, Any]:
-            rate = self._family.learning_rate(self._inner, count)
-            settings = settings_of(self._inner, self._family)
-            if isinstance(settings, OwnStep):
-                self._carried = carried_of(settings)  # not that of what this is a copy of
-            self._show_slots(settings, [variable for _, variable in pairs])
-            return settings, 0.0 if rate is None else rate
-
-        has_more = has_dense or (self._family is V1 and global_step is not None)
-        return self._step(
-            pairs,
-            dense,
-            settings,
-            partial(self._dense_step, dense, has_dense, global_step, name) if has_more else None,
-            optimizer=self._inner,
-            count=self._family.iterations(self._inner) if has_dense else None,
-            go=go,
-            counts_skipped=loss_scale is not None and loss_scale.counts_skipped,
-            name=name,
-        )
-
-    def _dense_step(self, dense: Any, has_dense: bool, global_step: Any, name: Any) -> Any:
-        if not has_dense:
-            return global_step.assign_add(1)
-        if self._family is V1:
-            return self.optimizer.apply_gradients(dense, global_step=global_step, name=name)
-        return self.optimizer.apply_gradients(dense)
-
-    def compute_gradients(
-        self,
-        loss: Any,
-        var_list: Any = None,
-        *,
-        tape: tf.GradientTape | None = None,
-        grad_loss: Any = None,
-        **options: Any,
-    ) -> list[tuple[Any, Any]]:
-        """Returns (gradient, variable) pairs for `apply_gradients`; a gradient may be None.
-
-        Args:
-          loss: a function of nothing, or a tensor: of Keras optimizers one that `tape` has
-            recorded, of tf.compat.v1.train one of a graph. It is scaled where the optimizer scales
-            it (`loss_scale_factor`).
-          var_list: the variables, dynamic and dense mixed, or a function that gives them; None: all
-            trainable ones, with optimizers of tf.compat.v1.train.
-          tape: with Keras optimizers; has recorded, or is to record, the loss.
-          grad_loss: gradient of the loss; None: ones.
-          options: further arguments of `compute_gradients` of tf.compat.v1.train, by name.
-
-        Raises:
-          ValueError: a tensor without a tape, or no variables.
-          TypeError: an argument that optimizers of this family do not have.
-        """
-        return gradients_of(
-            self.optimizer, self._family, loss, var_list, tape, grad_loss, **options
-        )
-
-    def minimize(
-        self,
-        loss: Any,
-        var_list: Any = None,
-        *,
-        tape: tf.GradientTape | None = None,
-        grad_loss: Any = None,
-        global_step: Any = None,
-        name: str | None = None,
-        **options: Any,
-    ) -> Any:
-        """Updates variables so that a loss falls: `compute_gradients`, then `apply_gradients`.
-
-        Args:
-          loss, var_list, tape, grad_loss, options: see `compute_gradients`.
-          global_step, name: see `apply_gradients`.
-
-        Returns:
-          What `apply_gradients` returns.
-
-        Raises:
-          ValueError: as of `compute_gradients`, or no variable has a gradient.
-          TypeError: as of both.
-        """
-        pairs = self.compute_gradients(loss, var_list, tape=tape, grad_loss=grad_loss, **options)
-        check_any(pairs)
-        return self.apply_gradients(pairs, global_step, name)
 
     def scale_loss(self, loss: Any) -> Any:
         """Returns the loss as scaled as the wrapped optimizer wants it; see `compute_gradients`.
@@ -328,11 +181,6 @@ class OptimizerWrapper(RowOptimizer):
         return self._inner._slots
 
     @property
-    def _inner(self) -> Any:
-        """The wrapped optimizer, but for a LossScaleOptimizer: that has one of its own."""
-        return inner_of(self.optimizer)
-
-    @property
     def _optimizer(self) -> Any:
         """The wrapped optimizer, by SOK's name."""
         return self.optimizer
@@ -344,14 +192,4 @@ class OptimizerWrapper(RowOptimizer):
           vars: a dynamic variable or several. The wrapped optimizer makes those of dense ones.
         """
         listed = [vars] if isinstance(vars, tf.Variable) else list(vars)
-        dynamic = [var for var in listed if isinstance(var, DynamicVariable)]
-        settings = settings_of(self._inner, self._family)
-        self._show_slots(settings, dynamic)
-        create_slots(self._inner, settings, dynamic)
-
-    def _show_slots(self, settings: Settings | OwnStep, variables: list[Any]) -> None:
-        """Puts views of states where the wrapped optimizer has slots, once for each variable."""
-        new = [variable for variable in variables if variable not in self._shown]
-        if new:
-            show_slots(self._inner, self._family, settings, new)
-            self._shown.update(new)
+        self._make_slots([var for var in listed if isinstance(var, DynamicVariable)])

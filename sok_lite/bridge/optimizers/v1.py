@@ -164,7 +164,8 @@ _COPYING = Copying(
     build=_build,
     not_states=(),
     slot_name=_slot_name,
-    apply=lambda copy, pairs, step: copy.apply_gradients(pairs),
+    # The method of its class: a copy has what a program has put in its place on the optimizer.
+    apply=lambda copy, pairs, step: type(copy).apply_gradients(copy, pairs),
 )
 
 V1 = Family(

@@ -19,7 +19,7 @@ from sok_lite.backend import Array
 from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.segments import last_of_each, unique
+from sok_lite.engine.segments import dedup, last_of_each, unique
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.insertion import Inserts, NewKeys
 from sok_lite.engine.table.lookups import look_up
@@ -248,11 +248,18 @@ class EmbeddingTable(Inserts):
         """Adds `scale * deltas` to the rows of the keys that have one; a repeated key sums.
 
         Args:
-          deltas: (n, dim) of a real floating dtype, summed in float32 whatever the row format.
+          deltas: (n, dim) of a real floating dtype, summed in float32, for rows of float64 in
+            float64; for rows of integers integers that fit, whose sums wrap around.
+          scale: for rows of integers a whole number.
 
         Raises:
-          ValueError, TypeError: shape or dtype do not fit; the table is as it was.
+          ValueError, TypeError: shape, dtype or scale do not fit; the table is as it was.
         """
+        if self.row_dtype.is_integer and not float(scale).is_integer():
+            raise ValueError(
+                f"`scale` must be a whole number for rows of {self.row_dtype.name}. "
+                f"Received: scale={scale}."
+            )
         keys = self._keys(keys)
         distinct, summed = self._summed(keys, self._checked_deltas(keys, deltas))
         self.store.add(self._find(distinct).rows, summed, scale)
@@ -262,10 +269,11 @@ class EmbeddingTable(Inserts):
         """Adds to rows that the caller found before and inserts those that it did not.
 
         A key whose flag no longer says what the table holds is skipped: another caller has
-        inserted or removed it since. All of it counts as one lookup.
+        inserted or removed it since. So is a repeated key that is to be inserted, but for its first
+        one: as if they came one after the other. All of it counts as one lookup.
 
         Args:
-          values: (n, dim) of a real floating dtype: what to add, or the first row.
+          values: (n, dim), what to add, as of `accumulate`, or the first row.
           is_found: (n,) bool.
 
         Raises:
@@ -293,10 +301,9 @@ class EmbeddingTable(Inserts):
         if put.size == 0:
             publish([adding])
             return
-        new_keys, number = unique(self.backend, keys[put])
-        last = last_of_each(self.backend, number, int(new_keys.size))
-        source = xp.take(put, last).astype(np.int32)
-        new = NewKeys(new_keys, self.clock.now, values=rows, source=source)
+        new_keys = dedup(self.backend, keys[put], (0, put.size))
+        source = xp.take(put, new_keys.first).astype(np.int32)
+        new = NewKeys(new_keys.keys, self.clock.now, values=rows, source=source)
         self._insert(new, [adding], lambda rows: [])
         self._report_refused()
 

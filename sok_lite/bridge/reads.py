@@ -1,0 +1,46 @@
+"""Reads of this rank's table that neither change it nor have a gradient."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.table_call import table_call
+from sok_lite.bridge.tensor import empty, to_array, to_tensor
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.table import EmbeddingTable
+
+
+def read(
+    variable: TableVariable, keys: tf.Tensor, with_exists: bool = False
+) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
+    """Returns the rows of keys; one without a row gives its initial value.
+
+    Args:
+      keys: integers of any shape.
+      with_exists: whether to return, too, which keys have a row.
+
+    Returns:
+      keys.shape + [dimension] of the rows' dtype; with it a bool of the keys' shape.
+    """
+    dim, dtype, backend = variable.dimension, variable.dtype, variable.table.backend
+
+    def run(table: EmbeddingTable, key_tensor: tf.Tensor) -> Sequence[tf.Tensor]:
+        keys = to_array(key_tensor, backend)
+        rows = empty((*keys.shape, dim), dtype, backend)
+        found = table.lookup(keys.reshape(-1), out=rows.reshape(-1, dim), insert=False)
+        result = [to_tensor(rows, dtype, backend)]
+        if with_exists:
+            # As numbers: not every TensorFlow takes bits of bool from outside.
+            exists = (found.rows != np.uint32(ABSENT)).view(np.uint8).reshape(keys.shape)
+            result.append(to_tensor(exists, tf.uint8, backend))
+        return result
+
+    shapes: list[Any] = [keys.shape.concatenate([dim]), keys.shape]
+    dtypes = [dtype, tf.uint8]
+    count = 2 if with_exists else 1
+    what = f"A lookup in {variable.name!r}"
+    rows, *exists = table_call(variable, what, run, [keys], dtypes[:count], shapes[:count])
+    return (rows, tf.cast(exists[0], tf.bool)) if exists else rows

@@ -1,0 +1,98 @@
+"""Keys and values as a program gives them, checked and made tensors before anything happens."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.dynamic_embedding.errors import DtypeError, ShapeError
+
+KEY_DTYPES = (tf.int64, tf.int32, tf.string)
+VALUE_DTYPES = (
+    *(tf.float32, tf.float16, tf.bfloat16, tf.float64),
+    *(tf.int32, tf.int64, tf.int8),
+)
+
+
+def check_dtypes(key_dtype: tf.DType, value_dtype: tf.DType) -> None:
+    """Raises DtypeError for keys or values that no table has."""
+    if key_dtype in KEY_DTYPES and value_dtype in VALUE_DTYPES:
+        return
+    keys, values = (
+        ", ".join(dtype.name for dtype in dtypes) for dtypes in (KEY_DTYPES, VALUE_DTYPES)
+    )
+    raise DtypeError(
+        f"Keys must be of {keys}, values of {values}. Received: key_dtype={key_dtype.name}, "
+        f"value_dtype={value_dtype.name}."
+    )
+
+
+def checked_keys(keys: Any, dtype: tf.DType, name: str) -> tf.Tensor:
+    """Returns keys of any shape as a tensor.
+
+    Args:
+      keys: a tensor of the dtype, or an array or list that becomes one.
+      dtype: of the table's keys.
+      name: of the table.
+
+    Raises:
+      DtypeError: a tensor of another dtype, or what is no such key at all.
+    """
+    if isinstance(keys, tf.Variable):
+        keys = keys.read_value()
+    if not tf.is_tensor(keys):
+        array = np.asarray(keys)
+        kinds = "SUO" if dtype == tf.string else "iu"
+        if array.dtype.kind in kinds or array.size == 0:
+            keys = _converted(array.astype(object) if dtype == tf.string else array, dtype)
+        else:
+            keys = array
+    if getattr(keys, "dtype", None) != dtype or not isinstance(keys, tf.Tensor):
+        raise DtypeError(
+            f"Keys of {name!r} must be {dtype.name}. Received: "
+            f"{getattr(getattr(keys, 'dtype', None), 'name', type(keys).__name__)}"
+            f"{'' if isinstance(keys, (tf.Tensor, np.ndarray)) else f' in a {type(keys).__name__}'}"
+            ". Cast them first if they really are keys."
+        )
+    return keys
+
+
+def _converted(array: np.ndarray, dtype: tf.DType) -> Any:
+    if array.size == 0:
+        return tf.zeros(array.shape, dtype) if dtype != tf.string else tf.fill(array.shape, "")
+    converted = (
+        tf.convert_to_tensor(array) if dtype == tf.string else array.astype(dtype.as_numpy_dtype)
+    )
+    if dtype != tf.string and not (converted == array).all():
+        return array  # some do not fit
+    return tf.convert_to_tensor(converted)
+
+
+def checked_values(values: Any, keys: tf.Tensor, dim: int, dtype: tf.DType, name: str) -> tf.Tensor:
+    """Returns values as a tensor (n, dim), one for each of n keys.
+
+    Args:
+      values: of shape keys.shape + [dim].
+      keys: of any shape.
+
+    Raises:
+      DtypeError: a tensor of another dtype, or what does not become one.
+      ShapeError: another shape.
+    """
+    if isinstance(values, tf.Variable):
+        values = values.read_value()
+    try:
+        values = tf.convert_to_tensor(values, dtype)
+    except (TypeError, ValueError) as error:
+        received = getattr(values, "dtype", None)
+        raise DtypeError(
+            f"Values of {name!r} must be {dtype.name}. Received: "
+            f"{getattr(received, 'name', type(values).__name__)}. Cast them first. ({error})"
+        ) from None
+    expected = keys.shape.concatenate([dim])
+    if not values.shape.is_compatible_with(expected):
+        raise ShapeError(
+            f"Expected shape {expected} for value of {name!r}, got {values.shape}: one row of "
+            f"{dim} for each key."
+        )
+    return tf.reshape(values, [-1, dim])

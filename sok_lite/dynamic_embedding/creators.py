@@ -1,0 +1,149 @@
+"""What a variable makes its table with: creators, and their settings."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.dynamic_embedding.hkv import HkvEvictStrategy, HkvHashTable
+from sok_lite.dynamic_embedding.savers import DynamicEmbeddingSaver
+from sok_lite.dynamic_embedding.tables import CuckooHashTable, HashTable
+from sok_lite.engine.table.hkv_options import MAX_CAPACITY
+
+
+class KVCreator:
+    """Makes tables of one kind. Subclass it for tables of one's own.
+
+    Args:
+      config: settings of the tables.
+      saver: how their rows are saved; None: with TensorFlow's checkpoints.
+
+    Raises:
+      RuntimeError: the saver is none.
+    """
+
+    def __init__(self, config: Any = None, saver: DynamicEmbeddingSaver | None = None) -> None:
+        if saver is not None and not isinstance(saver, DynamicEmbeddingSaver):
+            raise RuntimeError(
+                "`saver` must be a DynamicEmbeddingSaver, such as de.FileSystemSaver(). "
+                f"Received: {saver!r}."
+            )
+        self.config = config
+        self.saver = saver
+
+    def create(
+        self,
+        key_dtype: Any = None,
+        value_dtype: Any = None,
+        default_value: Any = None,
+        name: str | None = None,
+        checkpoint: bool | None = None,
+        init_size: int | None = None,
+        config: Any = None,
+        device: str | None = None,
+        shard_saveable_object_fn: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Makes a table; see the table's class for the arguments."""
+        raise NotImplementedError("A KVCreator of one's own defines create().")
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the description of the creator.
+
+        Raises:
+          RuntimeError: in a graph of TF1.
+        """
+        if not tf.executing_eagerly():
+            raise RuntimeError("get_config() of a creator is for eager mode.")
+        return {"config": self.config, "saver": self.saver}
+
+
+class CuckooHashTableConfig:
+    """Settings of a `CuckooHashTable`: there are none."""
+
+
+class CuckooHashTableCreator(KVCreator):
+    """Makes tables that grow without bound and keep every key: `CuckooHashTable`."""
+
+    def create(
+        self,
+        key_dtype: Any = None,
+        value_dtype: Any = None,
+        default_value: Any = None,
+        name: str | None = None,
+        checkpoint: bool | None = None,
+        init_size: int | None = None,
+        config: Any = None,
+        device: str | None = None,
+        shard_saveable_object_fn: Callable[..., Any] | None = None,
+    ) -> HashTable:
+        """Makes a table; see `CuckooHashTable`."""
+        return CuckooHashTable(
+            key_dtype,
+            value_dtype,
+            default_value,
+            name or "CuckooHashTable",
+            checkpoint is not False,
+            init_size or 0,
+        )
+
+
+class HkvHashTableConfig:
+    """Settings of a `HkvHashTable`, see there.
+
+    Attributes: the arguments.
+    """
+
+    def __init__(
+        self,
+        init_capacity: int = 0,
+        max_capacity: int = MAX_CAPACITY,
+        max_hbm_for_values: int = 1 << 30,
+        evict_strategy: HkvEvictStrategy = HkvEvictStrategy.LRU,
+        step_per_epoch: int = 0,
+        gen_scores_fn: Callable[[tf.Tensor], Any] | None = None,
+        reserved_key_start_bit: int = 0,
+    ) -> None:
+        self.init_capacity = init_capacity
+        self.max_capacity = max_capacity
+        self.max_hbm_for_values = max_hbm_for_values
+        self.evict_strategy = evict_strategy
+        self.step_per_epoch = step_per_epoch
+        self.gen_scores_fn = gen_scores_fn
+        self.reserved_key_start_bit = reserved_key_start_bit
+
+
+class HkvHashTableCreator(KVCreator):
+    """Makes tables of bounded size in two tiers of memory: `HkvHashTable`.
+
+    Args:
+      config: a `HkvHashTableConfig`; None: its defaults.
+      saver: see `KVCreator`.
+    """
+
+    def create(
+        self,
+        key_dtype: Any = None,
+        value_dtype: Any = None,
+        default_value: Any = None,
+        name: str | None = None,
+        checkpoint: bool | None = None,
+        init_size: int | None = None,
+        config: Any = None,
+        device: str | None = None,
+        shard_saveable_object_fn: Callable[..., Any] | None = None,
+    ) -> HashTable:
+        """Makes a table; see `HkvHashTable`. Its config's capacity goes before `init_size`."""
+        given = config or self.config or HkvHashTableConfig()
+        options = {
+            option: getattr(given, option, default)
+            for option, default in vars(HkvHashTableConfig()).items()
+        }
+        options["init_capacity"] = options["init_capacity"] or init_size or 0
+        return HkvHashTable(
+            key_dtype,
+            value_dtype,
+            default_value,
+            name or "HkvHashTable",
+            checkpoint is not False,
+            **options,
+        )

@@ -1,0 +1,172 @@
+"""`HkvHashTable`: a table of bounded size, which evicts keys, in two tiers of memory."""
+
+import threading
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge import table_ops
+from sok_lite.bridge.table_call import table_call
+from sok_lite.dynamic_embedding.tables import HashTable
+from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.hkv_options import MAX_CAPACITY
+from sok_lite.engine.table.index import LINE
+
+
+class HkvEvictStrategy(IntEnum):
+    """By what keys are evicted from a full table: the lowest score first.
+
+    The score is the number of the lookup or write that last saw the key (LRU), how often it was
+    seen (LFU), either after an epoch (EPOCHLRU, EPOCHLFU), or one that the program gives
+    (CUSTOMIZED).
+    """
+
+    LRU = 0
+    LFU = 1
+    EPOCHLRU = 2
+    EPOCHLFU = 3
+    CUSTOMIZED = 4
+
+
+_STRATEGIES = {
+    HkvEvictStrategy.LRU: "kLru",
+    HkvEvictStrategy.LFU: "kLfu",
+    HkvEvictStrategy.EPOCHLRU: "kEpochLru",
+    HkvEvictStrategy.EPOCHLFU: "kEpochLfu",
+    HkvEvictStrategy.CUSTOMIZED: "kCustomized",
+}
+
+
+class HkvHashTable(HashTable):
+    """A table that evicts keys once it has `max_capacity` of them.
+
+    Rows beyond `max_hbm_for_values` lie in the host's memory. A lookup of a program does not count
+    as a sighting, for it changes nothing: writes and training do.
+
+    Args:
+      key_dtype, value_dtype, default_value, name, checkpoint: see `HashTable`.
+      init_capacity: keys to begin with. TFRA begins with 1,048,576; this table grows.
+      max_capacity: keys to grow to, rounded up to a power of two; then keys are evicted. The
+        default is 2**31, so that none is unless it is asked for; TFRA's is 1,048,576.
+      max_hbm_for_values: bytes of rows in the GPU's memory.
+      config, device, shard_saveable_object_fn, reserved_key_start_bit: not used.
+      evict_strategy: a `HkvEvictStrategy`.
+      step_per_epoch: writes and training steps of an epoch, of EPOCHLRU and EPOCHLFU; 0: the
+        epoch stays.
+      gen_scores_fn: takes keys (n,) and gives integer scores (n,), of CUSTOMIZED.
+
+    Raises:
+      ValueError: an option out of range, or CUSTOMIZED without `gen_scores_fn`.
+    """
+
+    kind = "de.HkvHashTable"
+    var_type = "hybrid"
+
+    def __init__(
+        self,
+        key_dtype: Any,
+        value_dtype: Any,
+        default_value: Any,
+        name: str = "HkvHashTable",
+        checkpoint: bool = True,
+        init_capacity: int = 0,
+        max_capacity: int = MAX_CAPACITY,
+        max_hbm_for_values: int = 1 << 30,
+        config: Any = None,
+        device: str = "",
+        shard_saveable_object_fn: Callable[..., Any] | None = None,
+        evict_strategy: HkvEvictStrategy = HkvEvictStrategy.LRU,
+        step_per_epoch: int = 0,
+        gen_scores_fn: Callable[[tf.Tensor], Any] | None = None,
+        reserved_key_start_bit: int = 0,
+    ) -> None:
+        strategy = HkvEvictStrategy(evict_strategy)
+        if strategy is HkvEvictStrategy.CUSTOMIZED and gen_scores_fn is None:
+            raise ValueError(
+                "HkvEvictStrategy.CUSTOMIZED needs `gen_scores_fn`, which gives the scores of "
+                "keys. Received: gen_scores_fn=None."
+            )
+        most = _capacity(max_capacity)
+        options = {
+            "init_capacity": min(_capacity(init_capacity), most) if init_capacity else None,
+            "max_capacity": most,
+            "max_hbm_for_vectors": max_hbm_for_values / 2**30,
+            "evict_strategy": _STRATEGIES[strategy],
+        }
+        self._gen_scores = gen_scores_fn if strategy is HkvEvictStrategy.CUSTOMIZED else None
+        is_by_epoch = strategy in (HkvEvictStrategy.EPOCHLRU, HkvEvictStrategy.EPOCHLFU)
+        self._step_per_epoch = step_per_epoch if is_by_epoch else 0
+        self._steps, self._counting = 0, threading.Lock()
+        super().__init__(key_dtype, value_dtype, default_value, name, checkpoint, options)
+
+    def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
+        """Does what `HashTable.insert` does, and counts a step of the epoch."""
+        done = super().insert(keys, values)
+        if not self._step_per_epoch:
+            return done
+        with tf.control_dependencies([] if done is None else [done]):
+            return self._count_step()
+
+    def after_update(self, keys: tf.Tensor) -> Any:
+        """Sets the scores of keys (n,) that were trained, and counts a step of the epoch.
+
+        Returns:
+          None in eager mode or where there is nothing to do, the operation in a graph.
+        """
+        done = None
+        if self._gen_scores is not None:
+            done = table_ops.assign_scores(self, keys, self._gen_scores(keys))
+        return self._count_step() if self._step_per_epoch else done
+
+    def export_keys_and_scores(
+        self, split_size: int, name: str | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns all keys (n,) and their scores (n,) int64.
+
+        Args:
+          split_size: keys that are looked at together; at least 1.
+
+        Raises:
+          ValueError: `split_size` is no integer above 0.
+        """
+        keys, _, scores = self.export_with_scores(split_size)
+        return keys, scores
+
+    def export_with_scores(
+        self, split_size: int, name: str | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns all keys (n,), their rows (n, dim) and scores (n,) int64.
+
+        Raises:
+          ValueError: `split_size` is no integer above 0.
+        """
+        if not is_integer(split_size) or split_size < 1:
+            raise ValueError(
+                f"`split_size` must be an integer above 0. Received: split_size={split_size!r}."
+            )
+        keys, values = table_ops.export(self)
+        scores = tf.cast(table_ops.scores(self, keys), tf.int64)
+        return self.given_keys(keys), values, scores
+
+    def _scores(self, keys: tf.Tensor) -> tf.Tensor | None:
+        return None if self._gen_scores is None else self._gen_scores(keys)
+
+    def _count_step(self) -> Any:
+        def count(table: EmbeddingTable) -> Sequence[tf.Tensor]:
+            with self._counting:
+                self._steps += 1
+                if self._steps % self._step_per_epoch == 0:
+                    table.epoch += 1  # type: ignore[misc]
+            return ()
+
+        return table_call(self, f"A step of the epoch of {self.name!r}", count)
+
+
+def _capacity(count: int) -> int:
+    """Returns a number of keys as a capacity: a power of two that the table can have."""
+    if not is_integer(count) or count < 0:
+        raise ValueError(f"A capacity must be an integer from 0 on. Received: {count!r}.")
+    return min(MAX_CAPACITY, max(LINE, 1 << max(0, int(count) - 1).bit_length()))

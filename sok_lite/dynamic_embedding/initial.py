@@ -1,0 +1,81 @@
+"""What a missing key gives: the argument `initializer`, as the engine takes it."""
+
+import numbers
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.dynamic_embedding.errors import DtypeError
+from sok_lite.engine.initializer_spec import make_initializer
+
+
+def initial_value(initializer: Any, dim: int, dtype: tf.DType) -> Any:
+    """Returns an initializer of the engine.
+
+    The value is a function of the key: it depends neither on the batch nor on its place there.
+
+    Args:
+      initializer: None (zeros), a number, an array or tensor of one number or of `dim`, an
+        initializer of Keras 3, tf_keras or TensorFlow, or a function that gives one of these when
+        it is called with `shape=[dim]`, or with nothing. For initializers that count with fans
+        (Glorot and the like) a row is a vector, as Keras counts one: fan_in = fan_out = dim.
+      dim: elements of a row.
+      dtype: of the rows.
+
+    Raises:
+      DtypeError: a text, or something else altogether.
+      ValueError: an array of another length, or an initializer that needs a whole matrix.
+    """
+    for _ in range(4):
+        if initializer is None:
+            return make_initializer(0.0, dim)
+        if isinstance(initializer, (str, bytes)):
+            raise DtypeError(
+                "`initializer` must be a number, an array or an initializer of Keras or "
+                f"TensorFlow. Received: {initializer!r}. Use tf.keras.initializers.get(...)."
+            )
+        if isinstance(initializer, (numbers.Number, np.ndarray, list, tuple)):
+            break
+        if tf.is_tensor(initializer):
+            initializer = _array_of(initializer)
+            break
+        if isinstance(initializer, type) or hasattr(initializer, "get_config"):
+            return make_initializer(initializer, dim, row_shape=(dim, dim))
+        if not callable(initializer):
+            break
+        initializer = _called(initializer, dim)
+    values = np.asarray(initializer)
+    if values.dtype.kind not in "iufb":
+        raise DtypeError(
+            "`initializer` must be a number, an array or an initializer of Keras or TensorFlow. "
+            f"Received: {initializer!r} of type {type(initializer).__name__}."
+        )
+    if values.size not in (1, dim):
+        raise ValueError(
+            f"An array for `initializer` must have one number, or {dim}, the dimension. "
+            f"Received: {values.size} numbers."
+        )
+    values = values.reshape(-1).astype(np.float64 if dtype.is_floating else np.int64)
+    return make_initializer(values[0] if values.size == 1 else values, dim)
+
+
+def _array_of(tensor: Any) -> np.ndarray:
+    with tf.init_scope():
+        if not (tf.executing_eagerly() and hasattr(tensor, "numpy")):
+            constant = tf.get_static_value(tensor)
+            if constant is None:
+                raise ValueError(
+                    "A tensor for `initializer` must be known when the variable is made. "
+                    f"Received: {tensor!r}. Use a NumPy array."
+                )
+            return np.asarray(constant)
+        return np.asarray(tensor.numpy())
+
+
+def _called(function: Any, dim: int) -> Any:
+    with tf.init_scope():
+        try:
+            return function(shape=[dim])
+        except TypeError:
+            return function()

@@ -1,0 +1,178 @@
+"""`DynamicEmbeddingOptimizer`: has an optimizer train dynamic embeddings as well."""
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.collectives import allreduce
+from sok_lite.bridge.optimizers.family import OwnStep
+from sok_lite.bridge.optimizers.keras3 import KERAS3
+from sok_lite.bridge.optimizers.settings import family_of, settings_of
+from sok_lite.bridge.optimizers.v1 import V1
+from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
+from sok_lite.dynamic_embedding.ranks import communicator
+from sok_lite.dynamic_embedding.trainable import TrainableWrapper
+
+
+def DynamicEmbeddingOptimizer(
+    self: Any, bp_v2: bool = False, synchronous: bool = False, **kwargs: Any
+) -> Any:
+    """Has an optimizer train dynamic embeddings together with dense variables.
+
+    The optimizer takes its step on the rows that have a gradient and inserts those that are new;
+    docs/optimizers.md says how each does. States begin with a row and go with it. Where the
+    variable has a restrict policy, it is told of the keys.
+
+    Args:
+      self: an optimizer of Keras 3, tf_keras (new or legacy) or tf.compat.v1.train.
+      bp_v2: accepted: an update changes rows as they are at the time, in one piece, with it and
+        without.
+      synchronous: sums the gradients of dense variables over all ranks before the step. Those of
+        dynamic embeddings stay as they are. Every rank must then take every step.
+      **kwargs: not used.
+
+    Returns:
+      The same object: its `apply_gradients` has changed, and where Keras 3 has no `minimize` it
+      has one.
+
+    Raises:
+      TypeError: it is no optimizer.
+      ValueError: `synchronous` where several ranks were launched that nothing connects.
+      NotImplementedError: an optimizer whose step means nothing for rows; see docs/optimizers.md.
+    """
+    family = family_of(self)
+    if synchronous:
+        communicator("`synchronous=True`")
+    steps = _Steps(self, synchronous)
+    self.apply_gradients = steps.apply_gradients
+    if family is KERAS3:
+        self.apply, self.minimize = steps.apply, steps.minimize
+    return self
+
+
+class WrappedHere(WrappedOptimizer):
+    """Steps of an optimizer whose `apply_gradients` comes here."""
+
+    counts_with_optimizer = True
+
+    def show_states(self, variables: list[Any]) -> None:
+        """Makes the states of tables, so that a graph can read them before its first step."""
+        if not isinstance(settings_of(self._inner, self._family), OwnStep):
+            self._make_slots(variables)
+
+    def _apply_dense(self, dense: Any, **options: Any) -> Any:
+        # The methods of the class: those of the object are what called.
+        own = type(self.optimizer)
+        if self._family is KERAS3:
+            return own.apply(self.optimizer, *zip(*dense, strict=True))
+        return own.apply_gradients(self.optimizer, dense, **options)
+
+
+class _Steps:
+    """What takes the steps of an optimizer, in eager mode and in each graph.
+
+    Args:
+      optimizer: the optimizer.
+      synchronous: whether dense gradients are summed over ranks.
+    """
+
+    def __init__(self, optimizer: Any, synchronous: bool) -> None:
+        self._optimizer: Any = weakref.ref(optimizer)
+        self._synchronous = synchronous
+        self._wrapped: weakref.WeakKeyDictionary[Any, WrappedHere] = weakref.WeakKeyDictionary()
+        self._eager: WrappedHere | None = None
+        self._here()  # refuses what it cannot follow
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Does what `apply_gradients` does, in the form that Keras 3 has beside it."""
+        optimizer = self._optimizer()
+        if trainable_variables is None:
+            return type(optimizer).apply(optimizer, grads)
+        return self.apply_gradients(zip(grads, trainable_variables, strict=True))
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Updates variables, those of dynamic embeddings among them, with their gradients."""
+        optimizer = self._optimizer()
+        pairs = list(grads_and_vars)
+        ours = [
+            (grad, var.params)
+            for grad, var in pairs
+            if isinstance(var, TrainableWrapper) and grad is not None
+        ]
+        dense = [pair for pair in pairs if not isinstance(pair[1], TrainableWrapper)]
+        if self._synchronous:
+            dense = _summed(dense)
+        of_tables = [(grad, params.rows) for grad, params in ours]
+        is_v1 = family_of(optimizer) is V1
+        more = {"global_step": global_step, "name": name} if is_v1 else {}
+        if not tf.executing_eagerly():
+            self._here().show_states([params.rows for _, params in ours])
+        done = self._here().apply_gradients([*of_tables, *dense], **more)
+        noted = _noted(ours, done)
+        if tf.executing_eagerly() or tf.inside_function() or not noted:
+            return done
+        return tf.group(done, *noted)
+
+    def minimize(self, loss: Any, var_list: Any = None, tape: tf.GradientTape | None = None) -> Any:
+        """Updates variables so that a loss falls.
+
+        Args:
+          loss: a function of nothing, or a tensor that `tape` has recorded.
+          var_list: variables and trainables, or a function that gives them.
+          tape: has recorded, or is to record, the loss.
+        """
+        pairs = self._here().compute_gradients(loss, var_list, tape=tape)
+        return self._optimizer().apply_gradients(pairs)
+
+    def _here(self) -> "WrappedHere":
+        """Returns what takes steps in this graph, or in eager mode; makes it where it is new."""
+        with tf.init_scope():
+            if not tf.executing_eagerly():
+                graph = tf.compat.v1.get_default_graph()
+                if graph not in self._wrapped:
+                    self._wrapped[graph] = WrappedHere(self._optimizer())
+                return self._wrapped[graph]
+            if self._eager is None:
+                self._eager = WrappedHere(self._optimizer())
+            return self._eager
+
+
+def _noted(ours: list[tuple[Any, Any]], done: Any) -> list[Any]:
+    """Tells policies and tables of the keys that were trained; returns operations of a graph."""
+    trained: dict[int, tuple[Any, list[Any]]] = {}
+    for grad, params in ours:
+        trained.setdefault(id(params), (params, []))[1].append(grad.indices)
+    operations = []
+    is_tf1 = not tf.executing_eagerly() and not tf.inside_function()
+    for params, indices in trained.values():
+        with tf.control_dependencies([done] if is_tf1 else []):
+            keys = tf.concat(indices, 0) if len(indices) > 1 else tf.identity(indices[0])
+            if params.restrict_policy is not None:
+                given = params.rows.given_keys(keys)
+                operations.append(params.restrict_policy.apply_update(given))
+            if hasattr(params.rows, "after_update"):
+                operations.append(params.rows.after_update(keys))
+    return [operation for operation in operations if operation is not None]
+
+
+def _summed(dense: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Returns dense gradients summed over all ranks, in one exchange for each dtype."""
+    if communicator("`synchronous=True`").size == 1:
+        return dense
+    gradients = [None if grad is None else tf.convert_to_tensor(grad) for grad, _ in dense]
+    for dtype in {grad.dtype for grad in gradients if grad is not None}:
+        places = [i for i, grad in enumerate(gradients) if grad is not None and grad.dtype == dtype]
+        flat = tf.concat([tf.reshape(gradients[i], [-1]) for i in places], 0)
+        sizes = [tf.size(gradients[i]) for i in places]
+        parts = tf.split(allreduce(flat, "sum"), sizes, num=len(places))
+        for i, part in zip(places, parts, strict=True):
+            gradients[i] = tf.reshape(part, tf.shape(gradients[i]))
+    return [(grad, var) for grad, (_, var) in zip(gradients, dense, strict=True)]

@@ -1,0 +1,58 @@
+"""How a variable's rows are saved where checkpoints do not hold them: `FileSystemSaver`."""
+
+from typing import Any, NamedTuple
+
+
+class DynamicEmbeddingSaver:
+    """Base of what a `KVCreator` takes as its `saver`."""
+
+
+class FileSystemSaverConfig(NamedTuple):
+    """What a `FileSystemSaver` was made with.
+
+    Attributes:
+      proc_size: number of processes that save; proc_rank: the number of this one.
+      save_path: the directory; None: beside the checkpoint.
+      buffer_size: keys that are written together.
+    """
+
+    proc_size: int
+    proc_rank: int
+    save_path: str | None
+    buffer_size: int
+
+
+class FileSystemSaver(DynamicEmbeddingSaver):
+    """Keeps rows in key and value files of a directory, out of TensorFlow's checkpoint.
+
+    Args:
+      proc_size, proc_rank: how many processes save, and which this one is; None: those of the job,
+        else one.
+      save_path: the directory; None: `TFRADynamicEmbedding` beside the checkpoint.
+      buffer_size: keys that are written together.
+
+    Raises:
+      TypeError: only one of `proc_size` and `proc_rank` is given.
+      ValueError: a rank that there is not.
+    """
+
+    def __init__(
+        self,
+        proc_size: int | None = None,
+        proc_rank: int | None = None,
+        save_path: Any = None,
+        buffer_size: int = 4096,
+    ) -> None:
+        if (proc_size is None) != (proc_rank is None):
+            raise TypeError(
+                "`proc_size` and `proc_rank` are given together, or neither. "
+                f"Received: proc_size={proc_size}, proc_rank={proc_rank}."
+            )
+        size, rank = (1, 0) if proc_size is None or proc_rank is None else (proc_size, proc_rank)
+        if not 0 <= rank < size:
+            raise ValueError(
+                "`proc_rank` must be from 0 to proc_size - 1. "
+                f"Received: proc_size={proc_size}, proc_rank={proc_rank}."
+            )
+        path = None if save_path is None else str(save_path)
+        self.config = FileSystemSaverConfig(size, rank, path, buffer_size)

@@ -1,0 +1,107 @@
+"""Lookups through a `ShadowVariable`, for layers and models of eager code and tf.functions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.dynamic_embedding.errors import DtypeError
+from sok_lite.dynamic_embedding.trainable import DEResourceVariable, ShadowVariable
+
+__all__ = [
+    "DEResourceVariable",
+    "ShadowVariable",
+    "embedding_lookup",
+    "embedding_lookup_unique",
+    "embedding_lookup_unique_base",
+]
+
+
+def embedding_lookup(
+    shadow: ShadowVariable,
+    ids: Any,
+    partition_strategy: Any = None,
+    name: str | None = None,
+    validate_indices: Any = None,
+) -> tf.Tensor:
+    """Returns the rows of keys, with a gradient of the shadow.
+
+    Args:
+      shadow: a `ShadowVariable`.
+      ids: keys of any shape, of the variable's key dtype.
+      partition_strategy, name, validate_indices: not used.
+
+    Returns:
+      ids.shape + [dim].
+
+    Raises:
+      ValueError: keys of another dtype. (It is a TypeError as well.)
+    """
+    if ids.dtype != shadow.params.key_dtype:
+        raise DtypeError(
+            f"`ids` must be {shadow.params.key_dtype.name}, as the keys of {shadow.params.name!r}. "
+            f"Received: {ids.dtype}. Cast them first."
+        )
+    return shadow.lookup(ids)
+
+
+def embedding_lookup_unique_base(
+    ids: Any,
+    embedding_size: int,
+    lookup_function: Callable[[tf.Tensor], tf.Tensor],
+    with_unique: bool = True,
+    name: str | None = None,
+) -> Any:
+    """Has a function look keys up, each once.
+
+    Args:
+      ids: a tensor of any shape, or a RaggedTensor.
+      embedding_size: elements of a row.
+      lookup_function: takes keys (n,) and gives rows (n, embedding_size).
+      with_unique: whether keys are deduplicated before.
+      name: not used.
+
+    Returns:
+      ids.shape + [embedding_size], ragged as `ids` are.
+    """
+    if isinstance(ids, tf.RaggedTensor):
+        rows = embedding_lookup_unique_base(
+            ids.flat_values, embedding_size, lookup_function, with_unique
+        )
+        return ids.with_flat_values(rows)
+    ids = tf.convert_to_tensor(ids)
+    flat = tf.reshape(ids, [-1])
+    if with_unique:
+        distinct, places = tf.unique(flat)
+        rows = tf.gather(lookup_function(distinct), places)
+    else:
+        rows = lookup_function(flat)
+    result = tf.reshape(rows, tf.concat([tf.shape(ids), [embedding_size]], 0))
+    result.set_shape(ids.shape.concatenate([embedding_size]))
+    return result
+
+
+def embedding_lookup_unique(
+    shadow: ShadowVariable,
+    ids: Any,
+    embedding_size: int,
+    with_unique: bool = True,
+    name: str | None = None,
+) -> Any:
+    """Does what `embedding_lookup` does, of ragged keys as well.
+
+    Repeated keys have the sum of their gradients, whatever `with_unique` is: they are deduplicated
+    where the rows are updated.
+
+    Args:
+      shadow: a `ShadowVariable`.
+      ids: a tensor of any shape, or a RaggedTensor.
+      embedding_size: elements of a row.
+      with_unique, name: not used.
+
+    Returns:
+      ids.shape + [embedding_size], ragged as `ids` are.
+    """
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(embedding_lookup(shadow, ids.flat_values))
+    return embedding_lookup(shadow, tf.convert_to_tensor(ids))

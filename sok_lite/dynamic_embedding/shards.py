@@ -1,0 +1,49 @@
+"""One shard of a variable: the keys that its partitioner gives a number."""
+
+from typing import Any
+
+import tensorflow as tf
+
+
+class Shard:
+    """A view of one shard of a variable. All shards lie in one table.
+
+    Args:
+      variable: a `Variable`.
+      index: of the shard.
+    """
+
+    def __init__(self, variable: Any, index: int) -> None:
+        self._variable = variable
+        self.index = index
+        self.name = f"{variable.name}_{index + 1}of{variable.shard_num}"
+        self.key_dtype, self.value_dtype = variable.key_dtype, variable.value_dtype
+        self.device = variable.devices[index]
+
+    def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the shard's keys (n,) and their rows (n, dim)."""
+        keys, values = self._variable.rows.export()
+        is_here = self._variable.shards_of(keys) == self.index
+        return tf.boolean_mask(keys, is_here), tf.boolean_mask(values, is_here)
+
+    def size(self, name: str | None = None) -> tf.Tensor:
+        """Returns how many keys the shard has, scalar int64. It looks at all keys."""
+        return tf.size(self.export()[0], tf.int64)
+
+    def lookup(
+        self,
+        keys: Any,
+        dynamic_default_values: Any = None,
+        return_exists: bool = False,
+        name: str | None = None,
+    ) -> Any:
+        """Returns the rows of keys; see `HashTable.lookup`."""
+        return self._variable.rows.lookup(keys, dynamic_default_values, return_exists)
+
+    def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
+        """Sets the rows of keys; see `HashTable.insert`. The partitioner says whose they are."""
+        return self._variable.upsert(keys, values)
+
+    def remove(self, keys: Any, name: str | None = None) -> Any:
+        """Removes keys; see `HashTable.remove`."""
+        return self._variable.remove(keys)

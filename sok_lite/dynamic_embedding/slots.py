@@ -1,0 +1,74 @@
+"""Optimizer states of a variable's rows, as programs see them: variables beside it."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.optimizers.settings import family_of, settings_of
+from sok_lite.bridge.optimizers.shown import view_of
+from sok_lite.bridge.optimizers.slots import own_names
+from sok_lite.bridge.slot import SlotView
+from sok_lite.engine.rows.state_owner import owned
+from sok_lite.engine.table.exclusive import alone
+
+
+class SlotVariable:
+    """A view of one optimizer state of a variable: a value of `dim` float32 for each key.
+
+    States live and go with their rows: whatever removes a key removes its states.
+
+    Attributes:
+      name: `<variable>/<state>`.
+      dim: elements of a state.
+      key_dtype, value_dtype: of keys and states.
+      params: the variable.
+    """
+
+    def __init__(self, params: Any, view: SlotView, name: str) -> None:
+        self.params, self._view = params, view
+        self.name = f"{params.name}/{name}"
+        self.slot_name = name
+        self.dim = view.dimension
+        self.key_dtype, self.value_dtype = params.key_dtype, tf.float32
+
+    def lookup(self, keys: Any, return_exists: bool = False, name: str | None = None) -> Any:
+        """Returns the states of keys, keys.shape + [dim]; a missing key gives what they begin with.
+
+        Args:
+          keys: of any shape.
+          return_exists: whether to return, too, which keys are in the table.
+        """
+        states = self._view.sparse_read(self.params.keys_of(keys))
+        if not return_exists:
+            return states
+        return states, self.params.lookup(keys, return_exists=True)[1]
+
+    def upsert(self, keys: Any, values: Any, name: str | None = None) -> Any:
+        """Sets the states of keys (n,), which are in the variable.
+
+        Raises:
+          ValueError: a key is not.
+        """
+        self._view.assign(tf.reshape(self.params.keys_of(keys), [-1]), values)
+
+    def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns all keys (n,) and their states (n, dim)."""
+        keys, states = self._view.export()
+        return self.params.rows.given_keys(keys), states
+
+    def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
+        """Returns how many keys have the state: all of the variable, or of one shard."""
+        return self.params.size(index)
+
+    def __repr__(self) -> str:
+        return f"<de slot {self.name!r} dim={self.dim}>"
+
+
+def slots_of(params: Any, optimizer: Any) -> list[SlotVariable]:
+    """Returns the states that an optimizer keeps of a variable; [] where it has trained none."""
+    table = params.rows.table
+    if not alone(table, lambda: bool(owned(table.store.state_groups, optimizer))):
+        return []
+    family = family_of(optimizer)
+    names = own_names(settings_of(optimizer, family), family)
+    return [SlotVariable(params, view_of(optimizer, params.rows, name), name) for name in names]

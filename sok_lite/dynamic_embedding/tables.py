@@ -1,0 +1,268 @@
+"""`CuckooHashTable` and `HkvHashTable`: the tables that hold the rows of variables.
+
+A process has one device, where all of its tables lie: the GPU where there is one, else RAM. The
+argument `device` is taken as a name.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import Backend
+from sok_lite.bridge import reads, table_ops, writes
+from sok_lite.bridge.saveable import save_with_graph
+from sok_lite.bridge.table_call import array_call
+from sok_lite.bridge.texts import Texts
+from sok_lite.bridge.variable import TableVariable, table_for_variable
+from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys, checked_values
+from sok_lite.dynamic_embedding.initial import initial_value
+from sok_lite.engine.owner import MOD, AlsoLocal, OwnerRule
+from sok_lite.engine.table import EmbeddingTable, make_table
+
+
+class Rows(NamedTuple):
+    """What a variable tells a table about its rows, in place of a `default_value`.
+
+    Attributes:
+      dim: elements of a row.
+      initializer: see `initial_value`.
+      owner: which rank owns a key where ranks look up together.
+    """
+
+    dim: int
+    initializer: Any
+    owner: OwnerRule = AlsoLocal(MOD)
+
+
+class HashTable(TableVariable):
+    """Rows by key. What `CuckooHashTable` and `HkvHashTable` have in common.
+
+    Args:
+      key_dtype: tf.int64, tf.int32 or tf.string.
+      value_dtype: tf.float32, float16, bfloat16, float64, int32, int64 or int8.
+      default_value: what a missing key gives: (dim,) numbers, as many as a row has.
+      name: of the table; it also seeds random initial values.
+      checkpoint: whether checkpoints have it.
+      options: of the engine's table.
+
+    Raises:
+      DtypeError: such keys or values there are not.
+    """
+
+    kind = "dynamic_embedding table"
+    instead_of_value = "Use lookup(keys) for some rows and export() for all."
+    instead_of_write = "Use insert(keys, values) or accum(keys, deltas, exists)."
+    instead_of_copy = "To copy a table, insert what export() gives into a new one."
+    instead_of_save = "Save the model with tf.train.Checkpoint."
+    instead_of_own_step = "Train it with de.DynamicEmbeddingOptimizer in a loop of your own."
+    instead_of_partitions = "Look each up by itself."
+    # A saver of TF1 is told of the table itself: see `save_with_graph`.
+    collections = (tf.compat.v1.GraphKeys.LOCAL_VARIABLES,)
+    var_type = "hbm"
+
+    def __init__(
+        self,
+        key_dtype: Any,
+        value_dtype: Any,
+        default_value: Any,
+        name: str,
+        checkpoint: bool,
+        options: dict[str, Any],
+    ) -> None:
+        self.key_dtype, self.value_dtype = tf.as_dtype(key_dtype), tf.as_dtype(value_dtype)
+        check_dtypes(self.key_dtype, self.value_dtype)
+        rows = default_value
+        if not isinstance(rows, Rows):
+            values = np.asarray(default_value)
+            rows = Rows(max(1, values.size), values.reshape(-1))
+        initializer = initial_value(rows.initializer, rows.dim, self.value_dtype)
+
+        def make(backend: Backend) -> EmbeddingTable:
+            return make_table(
+                self.var_type,
+                backend,
+                rows.dim,
+                initializer=initializer,
+                key_type="int32" if self.key_dtype == tf.int32 else "int64",
+                dtype=self.value_dtype.name,
+                name=name,
+                owner=rows.owner,
+                **options,
+            )
+
+        self._texts = Texts(name) if self.key_dtype == tf.string else None
+        super().__init__(table_for_variable(self.kind, make), name=name, trainable=False)
+        self.checkpoint = checkpoint
+        if checkpoint and self._in_graph_mode:
+            save_with_graph(self, self.op.name)
+
+    def sparse_read(self, indices: Any, name: Any = None, *_: Any, **options: Any) -> tf.Tensor:
+        """Returns the rows of keys, as `lookup`: nothing is inserted."""
+        return self.lookup(indices)
+
+    def keys_of(self, keys: Any, remember: bool = False) -> tf.Tensor:
+        """Returns keys of any shape as the integers that the table knows them by.
+
+        Args:
+          remember: whether keys may be inserted by them.
+
+        Raises:
+          DtypeError: they are no keys of the table.
+        """
+        keys = checked_keys(keys, self.key_dtype, self.name)
+        return keys if self._texts is None else self._texts.keys(keys, remember)
+
+    def given_keys(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns integers (n,) that are in the table as the keys that programs know."""
+        return keys if self._texts is None else self._texts.texts(keys)
+
+    # ---------------------------------------------------------------- what programs call
+
+    def size(self, name: str | None = None) -> tf.Tensor:
+        """Returns the number of keys, scalar int64."""
+        return tf.cast(table_ops.size(self)[0], tf.int64)
+
+    def lookup(
+        self,
+        keys: Any,
+        dynamic_default_values: Any = None,
+        return_exists: bool = False,
+        name: str | None = None,
+    ) -> Any:
+        """Returns the rows of keys. It changes nothing.
+
+        Args:
+          keys: of any shape.
+          dynamic_default_values: keys.shape + [dim] or (dim,): what missing keys give in place of
+            the table's default.
+          return_exists: whether to return, too, which keys are in the table.
+
+        Returns:
+          keys.shape + [dim]; with it a bool of the keys' shape.
+        """
+        keys = self.keys_of(keys)
+        if dynamic_default_values is None and not return_exists:
+            return reads.read(self, keys)
+        values, exists = reads.read(self, keys, with_exists=True)
+        if dynamic_default_values is not None:
+            defaults = tf.convert_to_tensor(dynamic_default_values, self.value_dtype)
+            values = tf.where(exists[..., None], values, defaults)
+        return (values, exists) if return_exists else values
+
+    def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
+        """Sets the rows of keys, inserting new ones; of a repeated key the last row counts.
+
+        Args:
+          keys: of any shape.
+          values: keys.shape + [dim].
+
+        Returns:
+          None in eager mode, the operation in a graph.
+        """
+        ints = self.keys_of(keys, remember=True)
+        values = checked_values(values, ints, self.dimension, self.value_dtype, self.name)
+        flat = tf.reshape(ints, [-1])
+        return _done(writes.insert_or_assign(self, "insert", flat, values, self._scores(flat)))
+
+    def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
+        """Adds to the rows of keys, or inserts them.
+
+        A key that is in the table and exists by the caller's knowledge has a delta added, and one
+        that neither is nor does is inserted. Any other is left alone: another worker has inserted
+        or removed it. Deltas of a repeated key are summed; of one to be inserted the first counts.
+
+        Args:
+          keys: of any shape.
+          values_or_deltas: keys.shape + [dim].
+          exists: bool, one for each key.
+
+        Returns:
+          None in eager mode, the operation in a graph.
+        """
+        ints = self.keys_of(keys, remember=True)
+        values = checked_values(values_or_deltas, ints, self.dimension, self.value_dtype, self.name)
+        flags = tf.cast(tf.reshape(tf.cast(exists, tf.bool), [-1]), tf.uint8)
+        flat = tf.reshape(ints, [-1])
+        return array_call(self, f"accum of {self.name!r}", _accumulate, [flat, values, flags])
+
+    def remove(self, keys: Any, name: str | None = None) -> Any:
+        """Removes keys, with rows and optimizer states; missing ones are left out.
+
+        Returns:
+          None in eager mode, the operation in a graph.
+        """
+        return _done(table_ops.erase(self, self.keys_of(keys)))
+
+    def clear(self, name: str | None = None) -> Any:
+        """Removes all keys. Returns None in eager mode, the operation in a graph."""
+        return table_ops.clear(self)
+
+    def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns all keys (n,), in the order of their integers, and their rows (n, dim)."""
+        keys, values = table_ops.export(self)
+        return self.given_keys(keys), values
+
+    def _scores(self, keys: tf.Tensor) -> tf.Tensor | None:
+        """Returns the scores to write keys with; None: as a lookup would."""
+        return None
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        tensors = super()._serialize_to_tensors()
+        if self._texts is not None:
+            tensors["texts"] = self._texts.texts(tensors["keys"])
+        return tensors
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        tensors = dict(restored_tensors)
+        if self._texts is not None:
+            texts = tensors.pop("texts")
+            tensors["keys"] = self._texts.keys(texts, remember=True)
+        return super()._restore_from_tensors(tensors)
+
+
+def _accumulate(table: EmbeddingTable, keys: Any, values: Any, flags: Any) -> None:
+    if table.row_dtype.name == "bfloat16" and values.dtype == np.uint16:
+        values = table.row_dtype.to_float32(table.backend.xp, values)
+    table.accum_or_assign(keys, values, flags.view(np.bool_))
+
+
+def _done(result: Any) -> Any:
+    """Returns what a write gives a program: None in eager mode, the operation in a graph."""
+    if tf.executing_eagerly():
+        return None
+    return result.op if isinstance(result, tf.Tensor) else result
+
+
+class CuckooHashTable(HashTable):
+    """A table that grows without bound and keeps every key.
+
+    Args:
+      key_dtype, value_dtype, default_value, name, checkpoint: see `HashTable`.
+      init_size: keys to make room for at once; 0: the environment variable TF_HASHTABLE_INIT_SIZE,
+        else 8,192.
+      config, device, shard_saveable_object_fn: not used.
+    """
+
+    kind = "de.CuckooHashTable"
+
+    def __init__(
+        self,
+        key_dtype: Any,
+        value_dtype: Any,
+        default_value: Any,
+        name: str = "CuckooHashTable",
+        checkpoint: bool = True,
+        init_size: int = 0,
+        config: Any = None,
+        device: str = "",
+        shard_saveable_object_fn: Callable[..., Any] | None = None,
+    ) -> None:
+        size = init_size or int(os.environ.get("TF_HASHTABLE_INIT_SIZE", 8192))
+        super().__init__(
+            key_dtype, value_dtype, default_value, name, checkpoint, {"init_capacity": size}
+        )

@@ -1,0 +1,231 @@
+"""What gradient tapes and optimizers know a variable by: `TrainableWrapper`, `ShadowVariable`.
+
+A trainable has no rows and no buffers of its own: it is the variable's table by another name. Many
+may be of one variable; their gradients are of the same rows, and the rows have one state for each
+optimizer, whatever the trainable.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.local_lookup import local_lookup
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
+
+
+class TrainableWrapper(TableVariable):
+    """A variable as a graph trains it: `var_list` and gradients name it.
+
+    Args:
+      params: the variable.
+      ids: keys that it was made for; None: it is for any.
+      max_norm: rows are clipped to this norm where they are read, and never written so.
+      name: in TensorFlow; None: the variable's.
+      trainable: whether it is trained; None: as the variable is.
+    """
+
+    kind = "de.TrainableWrapper"
+    instead_of_value = "Use params.lookup(keys) for some rows and params.export() for all."
+    instead_of_write = "Use params.upsert(keys, values)."
+    instead_of_copy = "Make another one of the same variable."
+    instead_of_save = "Save the model with tf.train.Checkpoint."
+    instead_of_own_step = (
+        "Wrap the optimizer: de.DynamicEmbeddingOptimizer(optimizer), and train with tf_keras, or "
+        "in a loop of your own with tf.GradientTape."
+    )
+    instead_of_partitions = "Look each up by itself."
+    # Of TF1: it is trainable, but needs no initialization, and no saver saves it.
+    collections = (tf.compat.v1.GraphKeys.LOCAL_VARIABLES,)
+
+    def __init__(
+        self,
+        params: Any,
+        ids: Any = None,
+        max_norm: float | None = None,
+        *,
+        name: str | None = None,
+        trainable: bool | None = None,
+    ) -> None:
+        self.params = params
+        self.max_norm = max_norm
+        self._ids = ids
+        trained = params.trainable if trainable is None else trainable
+        super().__init__(
+            params.rows.table,
+            name=name or f"{params.name}_trainable",
+            trainable=bool(trained and params.is_differentiable),
+        )
+        if params.checkpoint:
+            self._track_trackable(params, "params")  # a checkpoint of a layer has its rows
+
+    @property
+    def ids(self) -> Any:
+        """The keys that were looked up last; None: there were none yet."""
+        return self._ids
+
+    def lookup(self, ids: Any) -> tf.Tensor:
+        """Returns the rows of keys, with a gradient; nothing is inserted.
+
+        Args:
+          ids: keys of any shape, of the variable's key dtype.
+
+        Returns:
+          ids.shape + [dim].
+        """
+        is_training = self.trainable and get_model_mode() == ModelMode.TRAIN
+        keys = self.params.keys_of(ids, remember=is_training)
+        if tf.executing_eagerly() or not tf.inside_function():
+            self._ids = ids
+        if not is_training:
+            return clipped(self.params.rows.lookup(ids), self.max_norm)
+        return clipped(local_lookup(self, keys, training=False), self.max_norm)
+
+    def sparse_read(self, indices: Any, name: Any = None, *_: Any, **options: Any) -> tf.Tensor:
+        """Returns the rows of keys; see `lookup`."""
+        return self.lookup(indices)
+
+    def read_value(self, do_prefetch: bool = True) -> tf.Tensor:
+        """Returns the rows of `ids` as they are now.
+
+        Raises:
+          ValueError: no keys were looked up.
+        """
+        return self.lookup(self._known_ids())
+
+    def prefetch_values(self, update: bool = False) -> tf.Tensor:
+        """Returns the rows of `ids` as they are now, without a gradient."""
+        return clipped(self.params.lookup(self._known_ids()), self.max_norm)
+
+    def transform(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns rows as they are read: clipped to `max_norm`."""
+        return clipped(values, self.max_norm)
+
+    def update_op(self, v0: Any = None) -> Any:
+        """Writes rows to `ids`: by default those that they have, which inserts missing keys.
+
+        Returns:
+          None in eager mode, the operation in a graph.
+        """
+        ids = self._known_ids()
+        return self.params.upsert(ids, self.params.lookup(ids) if v0 is None else v0)
+
+    def size(self) -> tf.Tensor:
+        """Returns the number of keys of the variable, scalar int64."""
+        return self.params.size()
+
+    def _known_ids(self) -> Any:
+        if self._ids is None:
+            raise ValueError(
+                f"{self.name!r} has looked up no keys yet. Look some up, or use params.lookup()."
+            )
+        return self._ids
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {}  # the variable is saved, once
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        return tf.no_op() if not tf.executing_eagerly() else None
+
+
+class ShadowVariable(TrainableWrapper):
+    """A variable as eager code and tf.functions train it; the variable has it by its name.
+
+    Args:
+      params: a `Variable`.
+      name: the variable's `get_trainable_by_name` gives it back.
+      max_norm: see `TrainableWrapper`.
+      trainable: whether it is trained.
+      distribute_strategy: must be None, or have one replica.
+      ids: a tf.Variable that is assigned the keys of each lookup; None: there is none.
+      exists, collections, model_mode: not used.
+
+    Raises:
+      NotImplementedError: in a graph of TF1.
+      TypeError: `params` or `ids` is no such thing.
+    """
+
+    kind = "de.shadow_ops.ShadowVariable"
+
+    def __init__(
+        self,
+        params: Any,
+        name: str = "ShadowVariable",
+        max_norm: float | None = None,
+        trainable: bool = True,
+        distribute_strategy: Any = None,
+        *,
+        ids: tf.Variable | None = None,
+        exists: Any = None,
+        collections: Any = None,
+        model_mode: Any = None,
+    ) -> None:
+        with tf.init_scope():
+            if not tf.executing_eagerly():
+                raise NotImplementedError(
+                    "A ShadowVariable is for eager mode and tf.function. In a graph of TF1 use "
+                    "de.embedding_lookup(..., return_trainable=True)."
+                )
+        if not getattr(params, "is_dynamic_embedding", False):
+            raise TypeError(f"`params` must be a de.Variable. Received: {type(params).__name__}.")
+        if ids is not None and not isinstance(ids, tf.Variable):
+            raise TypeError(f"`ids` must be a tf.Variable. Received: {type(ids).__name__}.")
+        if distribute_strategy is not None and not isinstance(
+            distribute_strategy, tf.distribute.Strategy
+        ):
+            raise TypeError(
+                "`distribute_strategy` must be a tf.distribute.Strategy or None. "
+                f"Received: {type(distribute_strategy).__name__}."
+            )
+        super().__init__(
+            params, None, max_norm, name=name, trainable=trainable and params.trainable
+        )
+        self._buffer = ids
+        params.trainable_store[name] = self
+
+    @property
+    def ids(self) -> Any:
+        return self._ids if self._buffer is None else self._buffer
+
+    def lookup(self, ids: Any) -> tf.Tensor:
+        if self._buffer is not None:
+            self._buffer.assign(tf.reshape(ids, [-1]))
+        return super().lookup(ids)
+
+    def _reset_ids(self) -> None:
+        self._ids = None
+
+
+class DEResourceVariable:
+    """A marker for the buffers that other implementations keep: there are none here."""
+
+
+def clipped(rows: tf.Tensor, max_norm: float | None) -> tf.Tensor:
+    """Returns rows no longer than a norm; None: as they are."""
+    return rows if max_norm is None else tf.clip_by_norm(rows, max_norm, axes=[-1])
+
+
+def trainable_wrapper_filter(
+    iterable_object_in: Iterable[Any],
+    test_unaggregated_function: Callable[[Any], bool] | None = None,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Splits (gradient, variable) pairs, or variables, into (dense, of dynamic embeddings).
+
+    Args:
+      iterable_object_in: the pairs.
+      test_unaggregated_function: takes one and tells whether it is of a dynamic embedding; None:
+        whether its variable is a `TrainableWrapper`.
+    """
+
+    def is_trainable(item: Any) -> bool:
+        return isinstance(item[1] if isinstance(item, tuple) else item, TrainableWrapper)
+
+    test = test_unaggregated_function or is_trainable
+    items = list(iterable_object_in)
+    return (
+        tuple(item for item in items if not test(item)),
+        tuple(item for item in items if test(item)),
+    )

@@ -1,0 +1,522 @@
+"""`Variable` and `get_variable`: a table of embeddings by key, in TFRA's words."""
+
+import inspect
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.backend import get_backend
+from sok_lite.bridge.optimizers.settings import family_of
+from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys, checked_values
+from sok_lite.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
+from sok_lite.dynamic_embedding.errors import DtypeError
+from sok_lite.dynamic_embedding.lookups import embedding_lookup
+from sok_lite.dynamic_embedding.partition import (
+    Partitioner,
+    default_partition_fn,
+    owner_rule,
+    partitioned,
+)
+from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
+from sok_lite.dynamic_embedding.shards import Shard
+from sok_lite.dynamic_embedding.slots import SlotVariable, slots_of
+from sok_lite.dynamic_embedding.tables import Rows
+from sok_lite.dynamic_embedding.trainable import ShadowVariable
+from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.dtypes import key_dtype as engine_key_dtype
+
+__all__ = ["GraphKeys", "Variable", "default_partition_fn", "get_variable"]
+
+_TRAINABLE = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
+
+
+class GraphKeys:
+    """Names of the collections of a TF1 graph that variables are in."""
+
+    DYNAMIC_EMBEDDING_VARIABLES = "dynamic_embedding_variables"
+    TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES = "trainable_dynamic_embedding_variables"
+
+
+class Variable(tf.__internal__.tracking.Trackable):
+    """Embeddings by key: rows of `dim` values, in a table that grows with its keys.
+
+    Lookups never insert; `upsert`, `accum` and training do. A missing key gives its initial value,
+    which is a function of the variable's name and the key: training then inserts just that row.
+
+    All shards of a variable lie in one table on the device of the process, the GPU where there is
+    one. `devices` says how many shards there are, and the partitioner which one a key is of.
+
+    In a job of several ranks each rank has a table of its own, but where a layer or function looks
+    keys up on all ranks (`HvdAllToAllEmbedding`): the partitioner then says whose a key is.
+
+    Args:
+      key_dtype: tf.int64, tf.int32 or tf.string.
+      value_dtype: tf.float32, float16, bfloat16 or float64, which can be trained; int32, int64 or
+        int8, which cannot.
+      dim: elements of a row.
+      devices: one name for each shard; None: one shard.
+      partitioner: takes keys (n,) and the number of shards, gives the shard of each key, (n,)
+        int32: the same for a key whenever it is asked.
+      shared_name: not used.
+      name: of the variable. It also seeds random initial values.
+      initializer: what a missing key gives: see `initial_value`; None: 0.
+      trainable: whether gradients are taken.
+      checkpoint: whether checkpoints have the variable.
+      init_size: keys to make room for, in all shards together; 0: the environment variable
+        TF_HASHTABLE_INIT_SIZE, else 8,192 in each.
+      kv_creator: makes the table; None: `CuckooHashTableCreator()`.
+      restrict_policy: a class, by which `restrict` chooses what goes.
+      bp_v2: accepted. An update changes a row as it is at the time, in one piece, with it and
+        without: two workers that train one key both count.
+      short_file_name: whether `get_variable` leaves variable scopes out of the name.
+
+    Attributes: all arguments, as given or by default; `shard_num`, the number of shards.
+
+    Raises:
+      TypeError: a dtype that there is not (also a ValueError), an argument of a wrong type.
+      ValueError: `dim` or `init_size` out of range, or an initializer that needs a whole matrix.
+    """
+
+    is_dynamic_embedding = True
+
+    def __init__(
+        self,
+        key_dtype: Any = tf.int64,
+        value_dtype: Any = tf.float32,
+        dim: int = 1,
+        devices: str | Sequence[str] | None = None,
+        partitioner: Partitioner = default_partition_fn,
+        shared_name: str | None = None,
+        name: str = "DynamicEmbedding_Variable",
+        initializer: Any = None,
+        trainable: bool = True,
+        checkpoint: bool = True,
+        init_size: int = 0,
+        kv_creator: KVCreator | None = None,
+        restrict_policy: type[RestrictPolicy] | None = None,
+        bp_v2: bool = False,
+        short_file_name: bool = False,
+    ) -> None:
+        self.key_dtype, self.value_dtype = tf.as_dtype(key_dtype), tf.as_dtype(value_dtype)
+        check_dtypes(self.key_dtype, self.value_dtype)
+        _check_integer("dim", dim, 1)
+        _check_integer("init_size", init_size, 0)
+        if kv_creator is not None and not isinstance(kv_creator, KVCreator):
+            raise TypeError(
+                "`kv_creator` must be a KVCreator, such as de.CuckooHashTableCreator(). "
+                f"Received: {kv_creator!r}."
+            )
+        is_policy = inspect.isclass(restrict_policy) and issubclass(restrict_policy, RestrictPolicy)
+        if restrict_policy is not None and not is_policy:
+            raise TypeError(
+                "restrict_policy must be subclass of RestrictPolicy, the class itself. "
+                f"Received: {restrict_policy!r}."
+            )
+        self.dim = int(dim)
+        self.devices = _listed(devices)
+        self.shard_num = len(self.devices)
+        self.partition_fn = partitioner
+        self.name = name
+        self.shared_name = shared_name or f"shared_name.{name}"
+        self.initializer = initializer
+        self.trainable = trainable
+        self.checkpoint = checkpoint
+        self.init_size = int(init_size / self.shard_num)
+        self.kv_creator = kv_creator or CuckooHashTableCreator()
+        self.bp_v2 = bp_v2
+        self.short_file_name = short_file_name
+        engine_keys = engine_key_dtype("int32" if self.key_dtype == tf.int32 else "int64")
+        self.rows = self.kv_creator.create(
+            self.key_dtype,
+            self.value_dtype,
+            Rows(self.dim, initializer, owner_rule(partitioner, engine_keys)),
+            name,
+            checkpoint,
+            self.init_size * self.shard_num,
+            self.kv_creator.config,
+            self.devices[0],
+        )
+        self._trainables: dict[str, ShadowVariable] = {}
+        if checkpoint:
+            self._track_trackable(self.rows, "rows")
+        self._restrict_policy = None
+        if restrict_policy is not None:
+            self._restrict_policy = restrict_policy(self)
+            if checkpoint:
+                self._track_trackable(self._restrict_policy.status, "status")
+        if not tf.executing_eagerly() and not tf.inside_function():
+            _add_to_graph(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<de.Variable {self.name!r} key_dtype={self.key_dtype.name} "
+            f"value_dtype={self.value_dtype.name} dim={self.dim} shards={self.shard_num}>"
+        )
+
+    # ---------------------------------------------------------------- facts
+
+    @property
+    def tables(self) -> list[Any]:
+        """The tables of the shards: the one there is, or a view of each shard."""
+        if self.shard_num == 1:
+            return [self.rows]
+        return [Shard(self, index) for index in range(self.shard_num)]
+
+    @property
+    def restrict_policy(self) -> RestrictPolicy | None:
+        """The policy, made for this variable; None: there is none."""
+        return self._restrict_policy
+
+    @property
+    def trainable_store(self) -> dict[str, ShadowVariable]:
+        """The trainables of eager mode by name."""
+        return self._trainables
+
+    _trainable_store = trainable_store
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether its values are such as can be trained."""
+        return self.value_dtype in _TRAINABLE
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the table combines rows itself."""
+        return self.is_differentiable
+
+    def keys_of(self, keys: Any, remember: bool = False) -> tf.Tensor:
+        """Returns keys as the integers that the table knows them by; see `HashTable.keys_of`.
+
+        The partitioner is asked, and what it gives checked.
+        """
+        keys = checked_keys(keys, self.key_dtype, self.name)
+        if self.shard_num > 1 or self.partition_fn is not default_partition_fn:
+            self.shards_of(keys)
+        return self.rows.keys_of(keys, remember)
+
+    def shards_of(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the shard of each key of any shape, (number of keys,) int32."""
+        return partitioned(self.partition_fn, tf.reshape(keys, [-1]), self.shard_num)
+
+    # ---------------------------------------------------------------- what programs call
+
+    def upsert(self, keys: Any, values: Any, name: str | None = None) -> Any:
+        """Sets the rows of keys, inserting new ones. Of a repeated key the last row counts.
+
+        Args:
+          keys: of any shape and the variable's key dtype.
+          values: keys.shape + [dim].
+          name: not used.
+
+        Returns:
+          None in eager mode, the operation in a graph.
+
+        Raises:
+          TypeError: keys or values of another dtype. (It is a ValueError as well.)
+          tf.errors.InvalidArgumentError: values of another shape. (It is a ValueError as well.)
+        """
+        keys = self._checked(keys)
+        return self.rows.insert(keys, values)
+
+    def accum(
+        self, keys: Any, old_values: Any, new_values: Any, exists: Any, name: str | None = None
+    ) -> Any:
+        """Adds `new_values - old_values` to the rows of keys, or inserts `new_values`.
+
+        A key that exists by `exists` and is in the table has the difference added; one that is in
+        neither is inserted; any other is left alone, for somebody else has inserted or removed it.
+        Differences of a repeated key are summed; of one to be inserted the first row counts.
+
+        Args:
+          keys: of any shape and the variable's key dtype.
+          old_values, new_values: keys.shape + [dim].
+          exists: bool, one for each key.
+          name: not used.
+
+        Returns:
+          None in eager mode, the operation in a graph.
+
+        Raises: as `upsert`.
+        """
+        keys = self._checked(keys)
+        old = checked_values(old_values, keys, self.dim, self.value_dtype, self.name)
+        new = checked_values(new_values, keys, self.dim, self.value_dtype, self.name)
+        flags = tf.reshape(tf.cast(exists, tf.bool), [-1])
+        deltas = tf.where(flags[:, None], new - old, new)
+        return self.rows.accum(tf.reshape(keys, [-1]), deltas, flags)
+
+    def lookup(self, keys: Any, return_exists: bool = False, name: str | None = None) -> Any:
+        """Returns the rows of keys, without a gradient. It changes nothing.
+
+        Args:
+          keys: of any shape and the variable's key dtype.
+          return_exists: whether to return, too, which keys are in the table.
+          name: not used.
+
+        Returns:
+          keys.shape + [dim]; with `return_exists` also a bool of the keys' shape.
+
+        Raises:
+          TypeError: keys of another dtype. (It is a ValueError as well.)
+        """
+        return self.rows.lookup(self._checked(keys), return_exists=return_exists)
+
+    def remove(self, keys: Any, name: str | None = None) -> Any:
+        """Removes keys with their rows and optimizer states; missing ones are left out.
+
+        Returns:
+          None in eager mode, the operation in a graph.
+
+        Raises:
+          TypeError: keys of another dtype. (It is a ValueError as well.)
+        """
+        return self.rows.remove(self._checked(keys))
+
+    def clear(self, name: str | None = None) -> Any:
+        """Removes all keys. Returns None in eager mode, the operation in a graph."""
+        return self.rows.clear()
+
+    def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns all keys (n,) and their rows (n, dim): those of shard 0 first, then of 1, ..."""
+        keys, values = self.rows.export()
+        if self.shard_num == 1:
+            return keys, values
+        order = tf.argsort(self.shards_of(keys), stable=True)
+        return tf.gather(keys, order), tf.gather(values, order)
+
+    def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
+        """Returns how many keys there are, scalar int64.
+
+        Args:
+          index: of a shard: its keys are counted, which looks at all keys; None: of all.
+          name: not used.
+
+        Raises:
+          IndexError: there is no such shard.
+        """
+        return self.rows.size() if index is None else self.tables[index].size()
+
+    def restrict(self, num_reserved: int, **kwargs: Any) -> Any:
+        """Removes all but some keys, chosen by the policy, with their states and status.
+
+        Args:
+          num_reserved: keys to be kept.
+          **kwargs: of the policy's `apply_restriction`, such as `trigger`.
+
+        Returns:
+          The operation in a graph; None in eager mode, or where there is no policy: then a warning
+          is logged.
+        """
+        if self._restrict_policy is None:
+            tf.get_logger().warning(
+                f"restrict() of {self.name!r} does nothing: the variable has no restrict_policy."
+            )
+            return None
+        return self._restrict_policy.apply_restriction(num_reserved, **kwargs)
+
+    def get_slot_variables(self, optimizer: Any) -> list[SlotVariable]:
+        """Returns the states that an optimizer keeps of the rows, each by its name.
+
+        Args:
+          optimizer: of Keras, tf_keras or tf.compat.v1.train.
+
+        Returns:
+          Views; [] where the optimizer has not trained the variable.
+
+        Raises:
+          TypeError: it is no optimizer.
+        """
+        family_of(optimizer)
+        return slots_of(self, optimizer)
+
+    def get_trainable_by_name(self, name: str) -> ShadowVariable:
+        """Returns the trainable that lookups of that name are through; makes it where it is new.
+
+        Raises:
+          TypeError: the name is no text.
+          RuntimeError: in a graph of TF1.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"name should be a string. Received: {name!r}.")
+        with tf.init_scope():
+            if not tf.executing_eagerly():
+                raise RuntimeError(
+                    "get_trainable_by_name() is for eager mode. In a graph of TF1 use "
+                    "de.embedding_lookup(..., return_trainable=True)."
+                )
+        if name not in self._trainables:
+            ShadowVariable(self, name)
+        return self._trainables[name]
+
+    get_eager_trainable_by_name = get_trainable_by_name
+
+    def embedding_lookup(
+        self,
+        ids: Any,
+        name: str | None = None,
+        max_norm: float | None = None,
+        return_trainable: bool = False,
+    ) -> Any:
+        """Looks keys up; see `embedding_lookup`. The trainable is `<name>/embedding_lookup`."""
+        name = f"{name or self.name}/embedding_lookup"
+        return embedding_lookup(
+            self, ids, name=name, max_norm=max_norm, return_trainable=return_trainable
+        )
+
+    def verify_embedding_weights(self, sparse_ids: Any, sparse_weights: Any = None) -> None:
+        """Raises if keys, or their weights, are none that the variable can be looked up with.
+
+        Raises:
+          ValueError: no keys. TypeError: keys of another dtype, or weights that are no floats.
+        """
+        if sparse_ids is None:
+            raise ValueError("`sparse_ids` must be given. Received: None.")
+        if sparse_ids.dtype != self.key_dtype:
+            raise DtypeError(
+                f"Keys of {self.name!r} must be {self.key_dtype.name}. "
+                f"Received: {sparse_ids.dtype.name}."
+            )
+        if sparse_weights is not None and not sparse_weights.dtype.is_floating:
+            raise DtypeError(
+                f"Weights must be floating-point numbers. Received: {sparse_weights.dtype.name}."
+            )
+
+    def export_keys_and_scores(
+        self, split_size: int, name: str | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns all keys (n,) and their scores (n,) int64; see `HkvHashTable`.
+
+        Raises:
+          TypeError: the table keeps no scores: the creator is no `HkvHashTableCreator`.
+        """
+        if not hasattr(self.rows, "export_keys_and_scores"):
+            raise TypeError(
+                f"{self.name!r} keeps no scores. Make it with kv_creator=de.HkvHashTableCreator(). "
+                f"Received: a {type(self.kv_creator).__name__}."
+            )
+        return self.rows.export_keys_and_scores(split_size)
+
+    def _checked(self, keys: Any) -> tf.Tensor:
+        """Returns keys as a tensor; the partitioner has been asked."""
+        keys = checked_keys(keys, self.key_dtype, self.name)
+        if self.shard_num > 1 or self.partition_fn is not default_partition_fn:
+            self.shards_of(keys)
+        return keys
+
+
+def _check_integer(name: str, value: Any, least: int) -> None:
+    if not is_integer(value):
+        raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
+    if value < least:
+        raise ValueError(f"`{name}` must be at least {least}. Received: {name}={value}.")
+
+
+def _listed(devices: str | Sequence[str] | None) -> list[str]:
+    if devices is None:
+        return ["/CPU:0" if get_backend().name == "cpu" else "/GPU:0"]
+    listed = [devices] if isinstance(devices, str) else list(devices)
+    if not listed:
+        raise ValueError("`devices` must have one name for each shard. Received: [].")
+    return listed
+
+
+# ---- variables by name ---------------------------------------------------------------------------
+
+# Of eager mode, while somebody holds them. Those of a TF1 graph are in its collection.
+_by_name: "weakref.WeakValueDictionary[str, Variable]" = weakref.WeakValueDictionary()
+
+
+def _add_to_graph(variable: Variable) -> None:
+    tf.compat.v1.add_to_collection(GraphKeys.DYNAMIC_EMBEDDING_VARIABLES, variable)
+    if variable.trainable:
+        tf.compat.v1.add_to_collection(GraphKeys.TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES, variable)
+
+
+def get_variable(
+    name: str,
+    key_dtype: Any = tf.int64,
+    value_dtype: Any = tf.float32,
+    dim: int = 1,
+    devices: str | Sequence[str] | None = None,
+    partitioner: Partitioner = default_partition_fn,
+    shared_name: str | None = "get_variable",
+    initializer: Any = None,
+    trainable: bool = True,
+    checkpoint: bool = True,
+    init_size: int = 0,
+    kv_creator: KVCreator | None = None,
+    restrict_policy: type[RestrictPolicy] | None = None,
+    bp_v2: bool = False,
+    short_file_name: bool = False,
+) -> Variable:
+    """Returns the variable of a name, or makes it.
+
+    Names are of the graph in TF1, within the variable scope that is open. In eager mode they are of
+    the process: a variable is found as long as somebody holds it.
+
+    Args:
+      name: of the variable, within the scope.
+      others: see `Variable`.
+
+    Raises:
+      ValueError: the variable exists with another dtype, dim, or number of shards; in a TF1 graph
+        also where it exists and the scope does not reuse, or is missing and the scope does.
+    """
+    scope = tf.compat.v1.get_variable_scope()
+    full_name = name if short_file_name or not scope.name else f"{scope.name}/{name}"
+    is_eager = tf.executing_eagerly() or tf.inside_function()
+    found = _by_name.get(full_name) if is_eager else _of_graph(full_name)
+    arguments = (key_dtype, value_dtype, dim, devices)
+    if not is_eager:
+        _check_reuse(scope, full_name, found)
+    if found is not None:
+        _check_agrees(found, *arguments)
+        return found
+    made = Variable(
+        *arguments,
+        partitioner=partitioner,
+        shared_name=shared_name,
+        name=full_name,
+        initializer=initializer,
+        trainable=trainable,
+        checkpoint=checkpoint,
+        init_size=init_size,
+        kv_creator=kv_creator,
+        restrict_policy=restrict_policy,
+        bp_v2=bp_v2,
+        short_file_name=short_file_name,
+    )
+    if is_eager:
+        _by_name[full_name] = made
+    return made
+
+
+def _of_graph(name: str) -> Variable | None:
+    variables = tf.compat.v1.get_collection(GraphKeys.DYNAMIC_EMBEDDING_VARIABLES)
+    return next((variable for variable in variables if variable.name == name), None)
+
+
+def _check_reuse(scope: Any, name: str, found: Variable | None) -> None:
+    if found is not None and scope.reuse is False:
+        raise ValueError(
+            f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "
+            "reuse=tf.AUTO_REUSE in VarScope?"
+        )
+    if found is None and scope.reuse is True:
+        raise ValueError(
+            f"Variable {name} does not exist, and the variable scope reuses. Did you mean to set "
+            "reuse=None or reuse=tf.AUTO_REUSE in VarScope?"
+        )
+
+
+def _check_agrees(found: Variable, keys: Any, values: Any, dim: int, devices: Any) -> None:
+    """Raises ValueError where a variable is not what a program asks for by its name."""
+    has = (found.key_dtype.name, found.value_dtype.name, found.dim, found.shard_num)
+    wants = (tf.as_dtype(keys).name, tf.as_dtype(values).name, dim, len(_listed(devices)))
+    if has != wants:
+        raise ValueError(
+            f"Variable {found.name!r} exists with (key_dtype, value_dtype, dim, shards) = {has}. "
+            f"Received: {wants}. Give another name, or the same arguments."
+        )
