@@ -13,6 +13,7 @@ from tests.dynamic_embedding import (
     scenarios_of_layers,
     scenarios_of_lookups,
     scenarios_of_policies,
+    scenarios_of_refusals,
     scenarios_of_tables,
     scenarios_of_training,
 )
@@ -27,6 +28,7 @@ SCENARIOS = {
         scenarios_of_layers,
         scenarios_of_graphs,
         scenarios_of_files,
+        scenarios_of_refusals,
     )
     for scenario in module.SCENARIOS
 }

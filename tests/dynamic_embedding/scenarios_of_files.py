@@ -4,7 +4,13 @@ import tempfile
 from pathlib import Path
 
 from tests.dynamic_embedding.scenario_values import contents
-from tests.dynamic_embedding.scenarios_of_training import BATCHES, tf_keras_optimizers, train
+from tests.dynamic_embedding.scenarios_of_graphs import exported, session_of
+from tests.dynamic_embedding.scenarios_of_training import (
+    BATCHES,
+    loss_of,
+    tf_keras_optimizers,
+    train,
+)
 
 
 def filled_table(de, tf, name, **options):
@@ -68,8 +74,51 @@ def training_goes_on_after_a_restore(de, tf):
     return {"saved": saved, "trained": trained, "restored": restored, "again": again}
 
 
+def files_beside_a_checkpoint(de, tf):
+    """A saver of files: rows lie beside the checkpoint and come back with it."""
+    creator = de.CuckooHashTableCreator(saver=de.FileSystemSaver())
+    table = filled_table(
+        de, tf, "files_beside_a_checkpoint", kv_creator=creator, devices=["/CPU:0"] * 2
+    )
+    checkpoint = de.train.DECheckpoint(table=table)
+    with tempfile.TemporaryDirectory() as folder:
+        path = checkpoint.save(f"{folder}/saved")
+        files = sorted(path for ending in ("keys", "values") for path in _files(folder, ending))
+        names = [str(path.relative_to(folder)) for path in files]
+        table.clear()
+        checkpoint.restore(path)
+    return {"names": names, "restored": contents(tf, table)}
+
+
+def saver_of_a_graph(de, tf):
+    """tf.compat.v1.train.Saver: rows, states and steps come back, later ones go."""
+    with tf.Graph().as_default(), tempfile.TemporaryDirectory() as folder:
+        table = de.get_variable("saver_of_a_graph", dim=2, initializer=0.5)
+        ids = tf.compat.v1.placeholder(tf.int64, [None])
+        rows, trainable = de.embedding_lookup(table, ids, name="ids", return_trainable=True)
+        adam = tf.compat.v1.train.AdamOptimizer(0.1, 0.9, 0.99, 1e-7)
+        optimizer = de.DynamicEmbeddingOptimizer(adam)
+        step = optimizer.minimize(loss_of(tf, rows, ids), var_list=[trainable])
+        export, saver = table.export(), tf.compat.v1.train.Saver()
+        answers = {}
+        with session_of(tf) as session:
+            for batch in BATCHES[:2]:
+                session.run(step, {ids: batch})
+            answers["saved"] = exported(session, export)
+            path = saver.save(session, f"{folder}/saved")
+            for name in ("trained", "trained again"):
+                for batch in BATCHES[2:]:
+                    session.run(step, {ids: batch})
+                answers[name] = exported(session, export)
+                saver.restore(session, path)
+            answers["restored"] = exported(session, export)
+    return answers
+
+
 SCENARIOS = (
     checkpoint_restores_rows,
     files_of_keys_and_values,
     training_goes_on_after_a_restore,
+    files_beside_a_checkpoint,
+    saver_of_a_graph,
 )

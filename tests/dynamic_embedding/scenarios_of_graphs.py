@@ -204,6 +204,22 @@ def graph_has_slots_before_a_step(de, tf):
             return {"before": before, "after": [int(size) for size in session.run(sizes)]}
 
 
+def graph_reuses_by_scope(de, tf):
+    """A name is given once, but where the scope says that it is meant to come again."""
+    with tf.Graph().as_default():
+        made = de.get_variable("graph_reuses_by_scope", dim=2)
+        with tf.compat.v1.variable_scope("", reuse=True):
+            again = de.get_variable("graph_reuses_by_scope", dim=2)
+        with tf.compat.v1.variable_scope("", reuse=tf.compat.v1.AUTO_REUSE):
+            once_more = de.get_variable("graph_reuses_by_scope", dim=2)
+        try:
+            de.get_variable("graph_reuses_by_scope", dim=2)
+            is_refused = False
+        except ValueError:
+            is_refused = True
+    return {"same": [again is made, once_more is made], "is refused": is_refused}
+
+
 SCENARIOS = (
     graph_verbs,
     graph_lookups,
@@ -211,4 +227,5 @@ SCENARIOS = (
     graph_trains_sparse_ids,
     graph_restricts,
     graph_has_slots_before_a_step,
+    graph_reuses_by_scope,
 )

@@ -181,6 +181,32 @@ def data_flow_helpers(de, tf):
     return {"parts": [numbers(tf, part) for part in parts], "back": numbers(tf, back)}
 
 
+def model_modes(de, tf):
+    """The mode is of the process; lookups read the same rows in both."""
+    table = make_table(de, tf, "model_modes")
+    ids = tf.constant([[1, 2], [99, 1]], tf.int64)
+    modes = [de.get_model_mode()]
+    de.enable_inference_mode()
+    try:
+        modes.append(de.get_model_mode())
+        rows = de.embedding_lookup(table, ids, name="in_inference")
+    finally:
+        de.enable_train_mode()
+    return {"modes": [*modes, de.get_model_mode()], "rows": numbers(tf, rows)}
+
+
+def trainables_apart(de, tf):
+    """trainable_wrapper_filter tells shadow variables from others."""
+    table = make_table(de, tf, "trainables_apart")
+    shadow = de.shadow_ops.ShadowVariable(table, name="trainables_apart-shadow")
+    dense = [tf.Variable(1.0), tf.Variable(2.0)]
+    others, shadows = de.trainable_wrapper_filter([dense[0], shadow, dense[1]])
+    return {
+        "others": [each is given for each, given in zip(others, dense, strict=True)],
+        "shadows": [each is shadow for each in shadows],
+    }
+
+
 SCENARIOS = (
     lookup_of_ids,
     lookup_of_unique_ids,
@@ -193,4 +219,6 @@ SCENARIOS = (
     shadow_lookups,
     math_helpers,
     data_flow_helpers,
+    model_modes,
+    trainables_apart,
 )
