@@ -67,11 +67,13 @@ def sparse_lookups(de, tf):
             name = f"sparse_{combiner}_{kind}"
             found = de.embedding_lookup_sparse(table, ids, given, combiner=combiner, name=name)
             answers[f"{combiner}, {kind}"] = numbers(tf, found)
-    clipped = de.embedding_lookup_sparse(
-        table, ids, None, combiner="sum", name="sparse_clipped", max_norm=4.0
-    )
-    default = de.embedding_lookup_sparse(table, ids, None)
-    return {**answers, "max_norm": numbers(tf, clipped), "defaults": numbers(tf, default)}
+    for combiner in ("mean", "sqrtn", "sum"):
+        name = f"sparse_clipped_{combiner}"
+        clipped = de.embedding_lookup_sparse(
+            table, ids, weights, combiner=combiner, name=name, max_norm=4.0
+        )
+        answers[f"{combiner}, clipped"] = numbers(tf, clipped)
+    return {**answers, "defaults": numbers(tf, de.embedding_lookup_sparse(table, ids, None))}
 
 
 def sparse_lookup_of_half_rows(de, tf):
