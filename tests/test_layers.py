@@ -99,6 +99,12 @@ LAYERS = [
     ["sok_lite.dynamic_embedding.variable", "sok_lite.dynamic_embedding.shadow_ops"],
     ["sok_lite.dynamic_embedding"],
     [
+        *("sok_lite.dynamic_embedding.math", "sok_lite.dynamic_embedding.data_flow"),
+        *("sok_lite.dynamic_embedding.file_names", "sok_lite.dynamic_embedding.growing_file"),
+        *("sok_lite.dynamic_embedding.redis_settings", "sok_lite.dynamic_embedding"),
+    ],
+    ["sok_lite.dynamic_embedding.files", "sok_lite.dynamic_embedding.redis_store"],
+    [
         *("sok_lite.distributed_variable", "sok_lite.dump_load", "sok_lite.dynamic_variable"),
         *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.optimizers", "sok_lite.raw_ops"),
         "sok_lite.utils",
@@ -113,6 +119,9 @@ OUTSIDE = {
     "sok_lite.comm.mpi": {"mpi4py"},
     "sok_lite.comm": set(),
     "sok_lite.engine": set(),
+    "sok_lite.dynamic_embedding.file_names": set(),
+    "sok_lite.dynamic_embedding.growing_file": set(),
+    "sok_lite.dynamic_embedding.files": set(),
 }
 
 

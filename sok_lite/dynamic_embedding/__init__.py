@@ -5,7 +5,7 @@
 The names are those of TensorFlow Recommenders-Addons; docs/faces.md has them all.
 """
 
-from sok_lite.dynamic_embedding import shadow_ops
+from sok_lite.dynamic_embedding import data_flow, math, shadow_ops
 from sok_lite.dynamic_embedding.creators import (
     CuckooHashTableConfig,
     CuckooHashTableCreator,
@@ -60,6 +60,7 @@ __all__ = [
     "TimestampRestrictPolicy",
     "TrainableWrapper",
     "Variable",
+    "data_flow",
     "embedding_lookup",
     "embedding_lookup_sparse",
     "embedding_lookup_unique",
@@ -67,6 +68,7 @@ __all__ = [
     "enable_train_mode",
     "get_model_mode",
     "get_variable",
+    "math",
     "safe_embedding_lookup_sparse",
     "shadow_ops",
     "trainable_wrapper_filter",
