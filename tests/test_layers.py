@@ -98,6 +98,7 @@ LAYERS = [
     ["sok_lite.dynamic_embedding.hkv", "sok_lite.dynamic_embedding.lookups"],
     ["sok_lite.dynamic_embedding.creators", "sok_lite.dynamic_embedding.optimizer"],
     ["sok_lite.dynamic_embedding.variable", "sok_lite.dynamic_embedding.shadow_ops"],
+    ["sok_lite.dynamic_embedding.ragged_embedding_ops"],
     ["sok_lite.dynamic_embedding"],
     [
         *("sok_lite.dynamic_embedding.math", "sok_lite.dynamic_embedding.data_flow"),

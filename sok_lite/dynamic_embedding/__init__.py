@@ -5,7 +5,7 @@
 The names are those of TensorFlow Recommenders-Addons; docs/faces.md has them all.
 """
 
-from sok_lite.dynamic_embedding import data_flow, math, shadow_ops
+from sok_lite.dynamic_embedding import data_flow, math, ragged_embedding_ops, shadow_ops
 from sok_lite.dynamic_embedding.creators import (
     CuckooHashTableConfig,
     CuckooHashTableCreator,
@@ -69,6 +69,7 @@ __all__ = [
     "get_model_mode",
     "get_variable",
     "math",
+    "ragged_embedding_ops",
     "safe_embedding_lookup_sparse",
     "shadow_ops",
     "trainable_wrapper_filter",

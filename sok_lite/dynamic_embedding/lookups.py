@@ -97,8 +97,8 @@ def embedding_lookup_sparse(
       return_trainable: whether to return the trainable as well.
 
     Returns:
-      (batch, dim) of the variable's value dtype, zeros for a row without keys; with
-      `return_trainable` (rows, trainable).
+      (batch, dim) of the variable's value dtype, of float16 and bfloat16 values float32; zeros for
+      a row without keys. With `return_trainable` (rows, trainable).
 
     Raises:
       ValueError: another combiner, or several params.
@@ -288,7 +288,7 @@ def _combined_by_tensorflow(
     trainable: TrainableWrapper, ids: Any, weights: Any, combiner: str, max_norm: float | None
 ) -> tf.Tensor:
     rows = clipped(trainable.lookup(_values(ids)), max_norm)
-    dtype = rows.dtype
+    dtype = tf.float32 if rows.dtype in (tf.float16, tf.bfloat16) else rows.dtype
     rows = rows if dtype == tf.float64 else tf.cast(rows, tf.float32)
     if isinstance(ids, tf.RaggedTensor):
         segments, batch = ids.value_rowids(), ids.nrows()

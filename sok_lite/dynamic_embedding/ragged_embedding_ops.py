@@ -1,0 +1,32 @@
+"""Sparse lookups of ragged keys, by the names that TFRA has for them alone."""
+
+from typing import Any
+
+from sok_lite.dynamic_embedding import lookups
+
+__all__ = ["embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
+
+
+def embedding_lookup_sparse(
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any = None,
+    name: str | None = "embedding_lookup_sparse",
+    combiner: str | None = "mean",
+) -> Any:
+    """Returns the rows of ragged keys combined; see `lookups.embedding_lookup_sparse`."""
+    return lookups.embedding_lookup_sparse(params, sp_ids, sp_weights, name=name, combiner=combiner)
+
+
+def safe_embedding_lookup_sparse(
+    embedding_weights: Any,
+    sparse_ids: Any,
+    sparse_weights: Any = None,
+    combiner: str | None = "mean",
+    default_id: Any = None,
+    name: str | None = "safe_embedding_lookup_sparse",
+) -> Any:
+    """Returns the rows of ragged keys combined; see `lookups.safe_embedding_lookup_sparse`."""
+    return lookups.safe_embedding_lookup_sparse(
+        embedding_weights, sparse_ids, sparse_weights, combiner, default_id, name
+    )
