@@ -275,8 +275,8 @@ def _combined(
 ) -> tf.Tensor:
     """Returns the rows of keys combined, (batch, dim)."""
     params = trainable.params
-    is_training = trainable.trainable and get_model_mode() == ModelMode.TRAIN
-    if not is_training or max_norm is not None or not params.is_pooled:
+    is_inference = not trainable.trainable or get_model_mode() == ModelMode.INFERENCE
+    if is_inference or max_norm is not None or not params.is_pooled:
         return _combined_by_tensorflow(trainable, ids, weights, combiner, max_norm)
     keys = params.keys_of(_values(ids), remember=True)
     matrix = _with_values(ids, keys)

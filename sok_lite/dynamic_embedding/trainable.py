@@ -76,12 +76,11 @@ class TrainableWrapper(TableVariable):
         Returns:
           ids.shape + [dim].
         """
-        is_training = self.trainable and get_model_mode() == ModelMode.TRAIN
-        keys = self.params.keys_of(ids, remember=is_training)
-        if tf.executing_eagerly() or not tf.inside_function():
+        if not tf.inside_function():
             self._ids = ids
-        if not is_training:
-            return clipped(self.params.rows.lookup(ids), self.max_norm)
+        if not self.trainable or get_model_mode() == ModelMode.INFERENCE:
+            return clipped(self.params.lookup(ids), self.max_norm)
+        keys = self.params.keys_of(ids, remember=True)
         return clipped(local_lookup(self, keys, training=False), self.max_norm)
 
     def sparse_read(self, indices: Any, name: Any = None, *_: Any, **options: Any) -> tf.Tensor:

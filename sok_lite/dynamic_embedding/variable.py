@@ -193,10 +193,7 @@ class Variable(tf.__internal__.tracking.Trackable):
 
         The partitioner is asked, and what it gives checked.
         """
-        keys = checked_keys(keys, self.key_dtype, self.name)
-        if self.shard_num > 1 or self.partition_fn is not default_partition_fn:
-            self.shards_of(keys)
-        return self.rows.keys_of(keys, remember)
+        return self.rows.keys_of(self._checked(keys), remember)
 
     def shards_of(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the shard of each key of any shape, (number of keys,) int32."""
@@ -219,8 +216,7 @@ class Variable(tf.__internal__.tracking.Trackable):
           TypeError: keys or values of another dtype. (It is a ValueError as well.)
           tf.errors.InvalidArgumentError: values of another shape. (It is a ValueError as well.)
         """
-        keys = self._checked(keys)
-        return self.rows.insert(keys, values)
+        return self.rows.insert(self._checked(keys), values)
 
     def accum(
         self, keys: Any, old_values: Any, new_values: Any, exists: Any, name: str | None = None
@@ -243,8 +239,7 @@ class Variable(tf.__internal__.tracking.Trackable):
 
         Raises: as `upsert`.
         """
-        keys = self._checked(keys)
-        return self.rows.accum_difference(keys, old_values, new_values, exists)
+        return self.rows.accum_difference(self._checked(keys), old_values, new_values, exists)
 
     def lookup(self, keys: Any, return_exists: bool = False, name: str | None = None) -> Any:
         """Returns the rows of keys, without a gradient. It changes nothing.
