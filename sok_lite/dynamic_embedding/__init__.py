@@ -5,6 +5,9 @@
 The names are those of TensorFlow Recommenders-Addons; docs/faces.md has them all.
 """
 
+import importlib
+from typing import Any
+
 from sok_lite.dynamic_embedding import shadow_ops
 from sok_lite.dynamic_embedding.creators import (
     CuckooHashTableConfig,
@@ -67,7 +70,15 @@ __all__ = [
     "enable_train_mode",
     "get_model_mode",
     "get_variable",
+    "keras",
     "safe_embedding_lookup_sparse",
     "shadow_ops",
     "trainable_wrapper_filter",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # On first use, for it imports Keras.
+    if name == "keras":
+        return importlib.import_module("sok_lite.dynamic_embedding.keras")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
