@@ -43,7 +43,7 @@ SOK_DEVICE void sum_rows(const SokShare share, const T* source, i64 dim, const i
 
 // Pools rows over ragged rows.
 //
-// source      (u, dim)           f32; u16 bits of f16 or bf16
+// source      (u, dim)           f32 or f64; u16 bits of f16 or bf16
 // inverse     (n,)               item j reads source[inverse[j] - first]
 // row_splits  (batch + 1,)
 // weights     (n,)               may be null
@@ -69,6 +69,13 @@ SOK_ROW_KERNEL(combine_bf16)
            combiner, out, batch);
 }
 SOK_EXPORT(combine_bf16)
+SOK_ROW_KERNEL(combine_f64)
+(const SokShare share, const f64* source, i64 dim, const i32* inverse, i64 first,
+ const i64* row_splits, const f32* weights, i64 combiner, f32* out, i64 batch) {
+  sum_rows(share, row_zero(source, first, dim), dim, inverse, weights, row_splits, combiner, out,
+           batch);
+}
+SOK_EXPORT(combine_f64)
 
 // Pools rows of a store by their numbers.
 template <class T, bool kWeighted>
@@ -114,6 +121,7 @@ SOK_DEVICE void pool_rows(const SokShare share, const StoredItems<T, kWeighted> 
 SOK_POOL(f32)
 SOK_POOL(f16)
 SOK_POOL(bf16)
+SOK_POOL(f64)
 
 // Pools the rows anew that have an item whose key was missing.
 template <class T, bool kWeighted>
@@ -165,6 +173,7 @@ SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeigh
 SOK_POOL_AGAIN(f32)
 SOK_POOL_AGAIN(f16)
 SOK_POOL_AGAIN(bf16)
+SOK_POOL_AGAIN(f64)
 
 // Counts row splits that do not rise from 0 to the number of items.
 //
@@ -281,3 +290,10 @@ SOK_KERNEL(combine_weight_grad_bf16)
                        row_splits, weights, combiner, weight_grads, batch);
 }
 SOK_EXPORT(combine_weight_grad_bf16)
+SOK_KERNEL(combine_weight_grad_f64)
+(const SokShare share, const f32* out_grads, const f64* source, i64 dim, const i32* inverse,
+ i64 first, const i64* row_splits, const f32* weights, i64 combiner, f32* weight_grads, i64 batch) {
+  weight_grads_of_rows(share, out_grads, row_zero(source, first, dim), dim, inverse, row_splits,
+                       weights, combiner, weight_grads, batch);
+}
+SOK_EXPORT(combine_weight_grad_f64)

@@ -164,7 +164,7 @@ SOK_DEVICE void draw_dense(const SokShare share, const Draw& draw, u8* out, i64 
 // draw_<distribution>_<T>: the same values without a table.
 //   out     (n, dim) elements of T  out
 //   rows    (n,)           a key whose row is not absent is skipped; null: none is
-#define SOK_INIT_ROWS(T)                                                                          \
+#define SOK_INIT_RANDOM(T)                                                                        \
   SOK_ROW_KERNEL(init_uniform_##T)                                                                \
   (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, \
    i64 seed, f32 low, f32 width, f32 high, i64 n) {                                               \
@@ -182,19 +182,26 @@ SOK_DEVICE void draw_dense(const SokShare share, const Draw& draw, u8* out, i64 
    i64 seed, f32 mean, f32 stddev, i64 n) {                                                       \
     draw_rows<T>(share, TruncatedDraw{mean, stddev}, values, shift, dim, rows, keys, seed, n);    \
   }                                                                                               \
-  SOK_EXPORT(init_truncated_normal_##T)                                                           \
-  SOK_ROW_KERNEL(init_constant_##T)                                                               \
-  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, f32 value,       \
-   i64 n) {                                                                                       \
-    sok_fill_rows<T>(share, values, shift, dim, rows, value, n);                                  \
-  }                                                                                               \
+  SOK_EXPORT(init_truncated_normal_##T)
+
+SOK_INIT_RANDOM(f32)
+SOK_INIT_RANDOM(f16)
+SOK_INIT_RANDOM(bf16)
+SOK_INIT_RANDOM(f64)
+
+#define SOK_INIT_CONSTANT(T)                                                                \
+  SOK_ROW_KERNEL(init_constant_##T)                                                         \
+  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, f32 value, \
+   i64 n) {                                                                                 \
+    sok_fill_rows<T>(share, values, shift, dim, rows, value, n);                            \
+  }                                                                                         \
   SOK_EXPORT(init_constant_##T)
 
-SOK_INIT_ROWS(f32)
-SOK_INIT_ROWS(f16)
-SOK_INIT_ROWS(bf16)
+SOK_INIT_CONSTANT(f32)
+SOK_INIT_CONSTANT(f16)
+SOK_INIT_CONSTANT(bf16)
 
-#define SOK_DRAW(T)                                                                              \
+#define SOK_DRAW_RANDOM(T)                                                                       \
   SOK_ROW_KERNEL(draw_uniform_##T)                                                               \
   (const SokShare share, u8* out, i64 dim, const u32* rows, const i64* keys, i64 seed, f32 low,  \
    f32 width, f32 high, i64 n) {                                                                 \
@@ -212,15 +219,39 @@ SOK_INIT_ROWS(bf16)
    f32 stddev, i64 n) {                                                                          \
     draw_dense<T>(share, TruncatedDraw{mean, stddev}, out, dim, rows, keys, seed, n);            \
   }                                                                                              \
-  SOK_EXPORT(draw_truncated_normal_##T)                                                          \
-  SOK_KERNEL(draw_constant_##T)(const SokShare share, u8* out, i64 dim, const u32* rows,         \
-                                f32 value, i64 n) {                                              \
-    SOK_FOR_EACH(i, n * dim) {                                                                   \
-      if (!rows || rows[i / dim] == SOK_ABSENT) from_f32(value, (T*)out + i);                    \
-    }                                                                                            \
-  }                                                                                              \
+  SOK_EXPORT(draw_truncated_normal_##T)
+
+SOK_DRAW_RANDOM(f32)
+SOK_DRAW_RANDOM(f16)
+SOK_DRAW_RANDOM(bf16)
+SOK_DRAW_RANDOM(f64)
+
+#define SOK_DRAW_CONSTANT(T)                                                    \
+  SOK_KERNEL(draw_constant_##T)                                                 \
+  (const SokShare share, u8* out, i64 dim, const u32* rows, f32 value, i64 n) { \
+    SOK_FOR_EACH(i, n * dim) {                                                  \
+      if (!rows || rows[i / dim] == SOK_ABSENT) from_f32(value, (T*)out + i);   \
+    }                                                                           \
+  }                                                                             \
   SOK_EXPORT(draw_constant_##T)
 
-SOK_DRAW(f32)
-SOK_DRAW(f16)
-SOK_DRAW(bf16)
+SOK_DRAW_CONSTANT(f32)
+SOK_DRAW_CONSTANT(f16)
+SOK_DRAW_CONSTANT(bf16)
+
+// draw_row_<width>: the same row for every key, of any format.
+//   row     (dim,)
+//   rows, out               as of draw_<distribution>_<T>
+#define SOK_DRAW_ROW(T)                                                           \
+  SOK_KERNEL(draw_row_##T)                                                        \
+  (const SokShare share, T* out, i64 dim, const u32* rows, const T* row, i64 n) { \
+    SOK_FOR_EACH(i, n * dim) {                                                    \
+      if (!rows || rows[i / dim] == SOK_ABSENT) out[i] = row[i % dim];            \
+    }                                                                             \
+  }                                                                               \
+  SOK_EXPORT(draw_row_##T)
+
+SOK_DRAW_ROW(u64)
+SOK_DRAW_ROW(u32)
+SOK_DRAW_ROW(u16)
+SOK_DRAW_ROW(u8)

@@ -254,8 +254,10 @@ SOK_TILE_KERNEL(find)
     find_and_copy<SokWord>(share, search, chunks, shift, row_bytes, rows, out, &tally);
   else if (row_bytes % 4 == 0 && (u64)out % 4 == 0)
     find_and_copy<u32>(share, search, chunks, shift, row_bytes, rows, out, &tally);
-  else
+  else if (row_bytes % 2 == 0 && (u64)out % 2 == 0)
     find_and_copy<u16>(share, search, chunks, shift, row_bytes, rows, out, &tally);
+  else
+    find_and_copy<u8>(share, search, chunks, shift, row_bytes, rows, out, &tally);
   if (!counts) return;
   sok_count(counts, tally.missing);
   sok_count(counts + 1, tally.first);
@@ -388,6 +390,9 @@ SOK_ROW_KERNEL(find_and_pool)
                                rows, out, &tally, num_rows);
   else if (format == SOK_F16)
     find_and_pool_rows_of<f16>(share, search, chunks, shift, dim, row_splits, weights, combiner,
+                               rows, out, &tally, num_rows);
+  else if (format == SOK_F64)
+    find_and_pool_rows_of<f64>(share, search, chunks, shift, dim, row_splits, weights, combiner,
                                rows, out, &tally, num_rows);
   else
     find_and_pool_rows_of<bf16>(share, search, chunks, shift, dim, row_splits, weights, combiner,

@@ -23,9 +23,10 @@ struct bf16 {
   u16 bits;
 };
 
-// Neighbouring columns of a row; four of f32 are what a lane of a GPU moves with one request.
+// Neighbouring columns of a row; four of f32 are what a lane of a GPU moves with one request, and
+// of four f64 it takes two.
 template <class T, int kWidth>
-struct alignas(kWidth * sizeof(T)) SokColumns {
+struct alignas(kWidth * sizeof(T) < 16 ? kWidth * sizeof(T) : 16) SokColumns {
   T column[kWidth];
 };
 
@@ -558,6 +559,7 @@ SOK_DEVICE f16 to_f16(f32 x) {
 
 // ------------------------------------------------------------------------------------------ both
 SOK_DEVICE f32 to_f32(f32 x) { return x; }
+SOK_DEVICE f32 to_f32(f64 x) { return (f32)x; }
 SOK_DEVICE f32 to_f32(bf16 x) { return sok_bits_f32((u32)x.bits << 16); }
 // Rounds to nearest even; a NaN stays a NaN.
 SOK_DEVICE bf16 to_bf16(f32 x) {
@@ -602,6 +604,7 @@ SOK_DEVICE void sok_store_columns(const Vector& from, f32* to) {
 }
 #endif
 SOK_DEVICE void from_f32(f32 x, f32* out) { *out = x; }
+SOK_DEVICE void from_f32(f32 x, f64* out) { *out = x; }
 SOK_DEVICE void from_f32(f32 x, f16* out) { *out = to_f16(x); }
 SOK_DEVICE void from_f32(f32 x, bf16* out) { *out = to_bf16(x); }
 

@@ -144,9 +144,11 @@ SOK_DEVICE void dense_gather(const SokShare share, i64 words, const void* x, con
   }                                                                                           \
   SOK_EXPORT(dense_gather_##suffix)
 
-// By width: rows of 4 or of 2 bytes an element.
+// By width: rows of 8, 4, 2 or 1 bytes an element.
+SOK_COPY_KERNELS(u64, u64)
 SOK_COPY_KERNELS(u32, u32)
 SOK_COPY_KERNELS(u16, u16)
+SOK_COPY_KERNELS(u8, u8)
 
 // Adds scale * deltas to distinct rows; an absent row is skipped.
 //

@@ -12,6 +12,7 @@
 #define SOK_F32 0
 #define SOK_F16 1
 #define SOK_BF16 2
+#define SOK_F64 3
 
 // The heat of a row that nobody holds; engine/rows/tiers.py.
 #define SOK_NOT_HELD 255

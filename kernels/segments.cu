@@ -420,3 +420,30 @@ SOK_ROW_KERNEL(segment_add_pieces)
   sum_segments<true>(share, groups, source, dim, index, weights, pieces, out);
 }
 SOK_EXPORT(segment_add_pieces)
+
+// Sums the rows of each group in the type of their elements, in ascending order of the items: for
+// formats that f32 does not hold. Integers are sums of their bits, which wrap around.
+//
+// source   (n, dim)
+// offsets  (num_groups + 1,)
+// order    (n,)             group g has the items order[offsets[g]] to order[offsets[g + 1] - 1]
+// out      (num_groups, dim)  out
+#define SOK_SUM_GROUPS(T)                                                                        \
+  SOK_ROW_KERNEL(sum_groups_##T)                                                                 \
+  (const SokShare share, const T* source, i64 dim, const i64* offsets, const i32* order, T* out, \
+   i64 num_groups) {                                                                             \
+    SOK_FOR_EACH_ROW_OF_WORDS(g, num_groups, dim) {                                              \
+      SOK_FOR_EACH_WORD_OF_ROW(c, g, dim) {                                                      \
+        T sum = 0;                                                                               \
+        for (i64 k = offsets[g]; k < offsets[g + 1]; ++k)                                        \
+          sum = (T)(sum + source[(i64)order[k] * dim + c]);                                      \
+        out[g * dim + c] = sum;                                                                  \
+      }                                                                                          \
+    }                                                                                            \
+  }                                                                                              \
+  SOK_EXPORT(sum_groups_##T)
+
+SOK_SUM_GROUPS(f64)
+SOK_SUM_GROUPS(u64)
+SOK_SUM_GROUPS(u32)
+SOK_SUM_GROUPS(u8)

@@ -26,6 +26,9 @@ Rows = dict[int, tuple[np.ndarray, np.ndarray]]  # key -> row and state
 class KeyRows:
     """The first row of key k is k mod 1000 in every column."""
 
+    def check(self, row_dtype: RowDtype, dim: int) -> None:
+        return None
+
     def filling(
         self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
     ) -> Action:

@@ -16,11 +16,13 @@ LAYERS = [
     ["sok_lite.comm"],
     ["sok_lite.engine.dtypes", "sok_lite.engine.hashing", "sok_lite.engine"],
     ["sok_lite.engine.segments", "sok_lite.engine.owner"],
+    ["sok_lite.engine.typed_sums"],
     ["sok_lite.engine.rows", "sok_lite.engine.rows.far_file", "sok_lite.engine.rows.allocator"],
     ["sok_lite.engine.rows.column"],
     ["sok_lite.engine.rows.access", "sok_lite.engine.rows.state_owner"],
     ["sok_lite.engine.rows.store", "sok_lite.engine.pooling"],
     ["sok_lite.engine.rows.tiers"],
+    ["sok_lite.engine.row_initializer"],
     ["sok_lite.engine.initializer"],
     ["sok_lite.engine.initializer_spec"],
     ["sok_lite.engine.table"],
@@ -107,6 +109,12 @@ LAYERS = [
     ["sok_lite.dynamic_embedding.keras"],
     ["sok_lite.dynamic_embedding"],
     [
+        *("sok_lite.dynamic_embedding.math", "sok_lite.dynamic_embedding.data_flow"),
+        *("sok_lite.dynamic_embedding.file_names", "sok_lite.dynamic_embedding.growing_file"),
+        *("sok_lite.dynamic_embedding.redis_settings", "sok_lite.dynamic_embedding"),
+    ],
+    ["sok_lite.dynamic_embedding.files", "sok_lite.dynamic_embedding.redis_store"],
+    [
         *("sok_lite.distributed_variable", "sok_lite.dump_load", "sok_lite.dynamic_variable"),
         *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.optimizers", "sok_lite.raw_ops"),
         "sok_lite.utils",
@@ -121,6 +129,9 @@ OUTSIDE = {
     "sok_lite.comm.mpi": {"mpi4py"},
     "sok_lite.comm": set(),
     "sok_lite.engine": set(),
+    "sok_lite.dynamic_embedding.file_names": set(),
+    "sok_lite.dynamic_embedding.growing_file": set(),
+    "sok_lite.dynamic_embedding.files": set(),
 }
 
 

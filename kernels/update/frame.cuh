@@ -14,8 +14,8 @@
 //
 // Kernels that end in _stochastic_<T> round values by random bits, the others to nearest even.
 //
-// Arithmetic is f32 in TensorFlow's order of operations, so that a row ends where TensorFlow's
-// dense optimizer puts it.
+// Arithmetic is f32, of f64 rows too, in TensorFlow's order of operations, so that a row ends where
+// TensorFlow's dense optimizer puts it.
 #pragma once
 #include "random.cuh"
 #include "rows.cuh"
@@ -186,6 +186,7 @@ SOK_DEVICE void update_rows(const Rule rule, const Batch batch, Chunks... states
   sok_count(batch.num_nonfinite, nonfinite);
 }
 
-// Makes the kernels of a rule: for the three formats of a row, and for two ways to round 16 bits.
+// Makes the kernels of a rule: for the four formats of a row that is trained, and for two ways to
+// round 16 bits.
 #define SOK_FOR_EACH_FORMAT(kernel) \
-  kernel(f32) kernel(f16) kernel(bf16) kernel(stochastic_f16) kernel(stochastic_bf16)
+  kernel(f32) kernel(f16) kernel(bf16) kernel(f64) kernel(stochastic_f16) kernel(stochastic_bf16)

@@ -48,13 +48,21 @@ def integer_keys(keys: Any, whose: str, expected: str) -> tf.Tensor:
 
 
 def checked_rows(variable: Any, keys: tf.Tensor, values: Any, what: str) -> tf.Tensor:
-    """Returns rows as a tensor that fits keys (n,) and the variable, or raises."""
+    """Returns rows as a tensor that fits keys (n,) and the variable, or raises.
+
+    Floats are rows of a variable of floats, integers of one of integers, whatever their width:
+    whether an integer fits the table says.
+
+    Raises:
+      TypeError, ValueError: dtype or shape do not fit.
+    """
     values = without_keras(values)
     if not tf.is_tensor(values):
         # Python numbers have no dtype of their own.
         is_plain = isinstance(values, (list, tuple)) and np.asarray(values).dtype.kind in "if"
         values = tf.convert_to_tensor(values, variable.dtype if is_plain else None)
-    if not values.dtype.is_floating:
+    is_fit = values.dtype.is_integer if variable.dtype.is_integer else values.dtype.is_floating
+    if not is_fit:
         raise TypeError(
             f"{what}: `values` must be {variable.dtype.name}. Received: dtype {values.dtype.name}. "
             "Cast them first if they really are rows."

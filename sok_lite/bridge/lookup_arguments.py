@@ -15,7 +15,7 @@ from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.tensor import to_array
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
-from sok_lite.engine.batch import row_splits_of
+from sok_lite.engine.batch import check_pooled, row_splits_of
 from sok_lite.engine.pooling import normalise_combiner
 from sok_lite.engine.segments import cut
 
@@ -273,6 +273,7 @@ def _argument(
 ) -> Argument:
     values, rows, batch = _taken_apart(f"sp_ids[{number}]", ids)
     keys = checked_keys(variable, values)
+    check_pooled(variable.table)
     weight_values, weight_rows = None, None
     if weights is not None:
         weight_values, weight_rows = _checked_weights(number, weights, keys)

@@ -80,7 +80,7 @@ def array_call(
 
 
 def to_rows(values: tf.Tensor, table: EmbeddingTable) -> Array:
-    """Returns an eager tensor of rows as an array of floats that a table takes for rows.
+    """Returns an eager tensor of rows as an array that a table takes for rows.
 
     Bits of bfloat16 are rows to a table of bfloat16 only, and not every CuPy knows its dtype.
     """

@@ -6,6 +6,7 @@ Functions of a variable, which faces name as its methods. They act on the part o
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.checks import checked_keys, checked_rows, checked_scores
@@ -31,8 +32,8 @@ def insert_or_assign(
       The variable in eager mode, the operation in a graph.
 
     Raises:
-      TypeError: keys are no integers or rows no floats.
-      ValueError: shapes do not fit, or a key does not fit the key type. Nothing has changed then.
+      TypeError: keys are no integers, or rows not of the variable's kind, floats or integers.
+      ValueError: shapes do not fit, or a key or row not its type. Nothing has changed then.
     """
     keys = checked_keys(variable, indices)
     rows = checked_rows(variable, keys, values, what)
@@ -96,7 +97,7 @@ def _scatter(
         )
     keys = checked_keys(variable, sparse_delta.indices)
     values = checked_rows(variable, keys, sparse_delta.values, what)
-    if what != "scatter_update":
+    if what != "scatter_update" and variable.table.row_dtype.added_in == np.float32:
         values = tf.cast(values, tf.float32)
     return _write(variable, what, keys, values, write)
 

@@ -8,7 +8,7 @@ The names are those of TensorFlow Recommenders-Addons; docs/faces.md has them al
 import importlib
 from typing import Any
 
-from sok_lite.dynamic_embedding import shadow_ops
+from sok_lite.dynamic_embedding import data_flow, math, shadow_ops
 from sok_lite.dynamic_embedding.creators import (
     CuckooHashTableConfig,
     CuckooHashTableCreator,
@@ -63,6 +63,7 @@ __all__ = [
     "TimestampRestrictPolicy",
     "TrainableWrapper",
     "Variable",
+    "data_flow",
     "embedding_lookup",
     "embedding_lookup_sparse",
     "embedding_lookup_unique",
@@ -71,6 +72,7 @@ __all__ = [
     "get_model_mode",
     "get_variable",
     "keras",
+    "math",
     "safe_embedding_lookup_sparse",
     "shadow_ops",
     "trainable_wrapper_filter",

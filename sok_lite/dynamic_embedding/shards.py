@@ -23,7 +23,7 @@ class Shard:
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the shard's keys (n,) and their rows (n, dim)."""
         keys, values = self._variable.rows.export()
-        is_here = self._variable.shards_of(keys) == self.index
+        is_here = tf.equal(self._variable.shards_of(keys), self.index)
         return tf.boolean_mask(keys, is_here), tf.boolean_mask(values, is_here)
 
     def size(self, name: str | None = None) -> tf.Tensor:

@@ -227,7 +227,8 @@ class Variable(tf.__internal__.tracking.Trackable):
 
         A key that exists by `exists` and is in the table has the difference added; one that is in
         neither is inserted; any other is left alone, for somebody else has inserted or removed it.
-        Differences of a repeated key are summed; of one to be inserted the first row counts.
+        Differences of a repeated key are summed; of one to be inserted the first row counts. What
+        is in the table is what was there when the call began.
 
         Args:
           keys: of any shape and the variable's key dtype.

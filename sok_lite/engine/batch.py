@@ -159,8 +159,14 @@ def _joined(backend: Backend, arrays: Sequence[Array]) -> Array:
     return backend.xp.concatenate([backend.xp.empty(0, np.int64), *arrays])
 
 
+def check_pooled(table: AnyTable) -> None:
+    """Raises TypeError for a table with rows of integers, which are not pooled."""
+    table.row_dtype.require_floats(table.name, "pooled", "Look its rows up one by one.")
+
+
 def _checked(backend: Backend, number: int, part: Part) -> Part:
     """Returns the part with engine keys, or raises."""
+    check_pooled(part.table)
     keys = part.table.engine_keys(part.keys)
     if keys.ndim != 1:
         raise ValueError(f"Keys of table {number} must have shape (n,). Received: {keys.shape}.")

@@ -1,5 +1,6 @@
 """The types of keys and rows, and how they are stored."""
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,12 +11,16 @@ from sok_lite.backend import Array
 class RowDtype(NamedTuple):
     """A row format.
 
+    Rows of all formats are looked up, assigned, added to, removed and saved. Those of floats are
+    also pooled and trained, with float32 arithmetic: a float64 row that is pooled or updated is
+    rounded to float32 first, also where its gradient is 0. Integers are neither pooled nor trained.
+
     Attributes:
-      name: "float32", "float16" or "bfloat16".
+      name: "float32", "float16", "bfloat16", "float64", "int32", "int64" or "int8".
       storage: the NumPy dtype of the arrays that hold it. NumPy has no bfloat16 of its own, so
         those are uint16 arrays of its bits.
-      suffix: ends the name of the kernels for it.
-      number: SOK_F32, ... of kernels/rows.cuh, for kernels that take every format.
+      suffix: ends the name of the kernels for it; of integers, which no kernel reckons with, "".
+      number: SOK_F32, ... of kernels/rows.cuh, for kernels that take every format; -1 of integers.
     """
 
     name: str
@@ -23,12 +28,42 @@ class RowDtype(NamedTuple):
     suffix: str
     number: int
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether the elements are integers."""
+        return self.storage.kind == "i"
+
+    @property
+    def is_half(self) -> bool:
+        """Whether they are floats of 16 bits."""
+        return self.name in ("float16", "bfloat16")
+
+    @property
+    def added_in(self) -> np.dtype:
+        """The dtype of what is added to rows, and in which it is summed before."""
+        wide = self.is_integer or self.name == "float64"
+        return self.storage if wide else np.dtype(np.float32)
+
+    def require_floats(self, table: str, done: str, instead: str) -> None:
+        """Raises TypeError for rows of integers.
+
+        Args:
+          table: name of the table.
+          done: what cannot be done with them, such as "trained".
+          instead: what to do.
+        """
+        if self.is_integer:
+            raise TypeError(
+                f"Rows of {self.name} cannot be {done}. Received: table {table!r}. {instead}"
+            )
+
     def to_storage(self, xp: Any, values: Any) -> Array:
         """Returns an array-like of rows as a C-contiguous array of this format.
 
-        Accepts the storage dtype itself, and any real floating dtype for float32 and float16 rows;
-        bfloat16 rows are taken as uint16 bits, as an array whose dtype is named bfloat16, or as
-        float32, rounded to nearest even.
+        Accepts the storage dtype itself, and any real floating dtype for float32, float16 and
+        float64 rows; bfloat16 rows are taken as uint16 bits, as an array whose dtype is named
+        bfloat16, or as float32, rounded to nearest even. Rows of integers are taken as integers of
+        any dtype that fit.
 
         Args:
           xp: NumPy or CuPy.
@@ -36,9 +71,14 @@ class RowDtype(NamedTuple):
 
         Raises:
           TypeError: the dtype cannot become this row format.
+          ValueError: an integer does not fit; the message names the first.
         """
         values = xp.asarray(values)
-        if self.name != "bfloat16":
+        if self.is_integer:
+            if values.dtype.kind in "iu":
+                _check_fits(xp, values, self.storage, "values", "Make the table of a wider dtype.")
+                return xp.ascontiguousarray(values, dtype=self.storage)
+        elif self.name != "bfloat16":
             if values.dtype.kind == "f" or values.dtype.name == "bfloat16":
                 return xp.ascontiguousarray(values.astype(self.storage, copy=False))
         elif values.dtype == np.uint16:
@@ -58,12 +98,33 @@ class RowDtype(NamedTuple):
             return bfloat16_to_float32(xp, stored)
         return stored.astype(np.float32, copy=False)
 
+    def is_zero(self, xp: Any, stored: Array) -> Array:
+        """Returns which elements of the storage dtype are 0, bool of the same shape."""
+        if self.name == "bfloat16":
+            return (stored & np.uint16(0x7FFF)) == 0
+        return stored == 0
+
+    def is_below(self, xp: Any, stored: Array, cutoff: float) -> Array:
+        """Returns of which elements of the storage dtype |element| < cutoff, a number above 0."""
+        if self.is_integer:
+            limits = np.iinfo(self.storage)
+            # The least integer has no absolute value of its dtype.
+            most = limits.max + 1 if cutoff > limits.max + 1 else math.ceil(cutoff) - 1
+            low, high = max(-most, limits.min), min(most, limits.max)
+            return (stored >= self.storage.type(low)) & (stored <= self.storage.type(high))
+        if self.name == "float64":
+            return abs(stored) < np.float64(cutoff)
+        # As float32, a cutoff below all numbers would be 0, and rows of 0 not below it.
+        limits = np.finfo(np.float32)
+        least = np.float32(np.clip(cutoff, limits.smallest_subnormal, limits.max))
+        return abs(self.to_float32(xp, stored)) < least
+
 
 def as_words(array: Array) -> tuple[str, Array]:
     """Returns an array as unsigned integers of its width, for kernels that only copy elements.
 
     Returns:
-      (what ends the kernel's name, "u16" or "u32"; the view).
+      (what ends the kernel's name, "u8", "u16", "u32" or "u64"; the view).
     """
     bits = 8 * array.dtype.itemsize
     return f"u{bits}", array.view(f"uint{bits}")
@@ -73,6 +134,10 @@ _ROW_DTYPES = {
     "float32": RowDtype("float32", np.dtype(np.float32), "f32", 0),
     "float16": RowDtype("float16", np.dtype(np.float16), "f16", 1),
     "bfloat16": RowDtype("bfloat16", np.dtype(np.uint16), "bf16", 2),
+    "float64": RowDtype("float64", np.dtype(np.float64), "f64", 3),
+    "int32": RowDtype("int32", np.dtype(np.int32), "", -1),
+    "int64": RowDtype("int64", np.dtype(np.int64), "", -1),
+    "int8": RowDtype("int8", np.dtype(np.int8), "", -1),
 }
 
 
@@ -122,7 +187,8 @@ class KeyDtype(NamedTuple):
                 "Cast them first if they really are keys."
             )
         if keys.dtype != self.dtype:
-            self._check_range(xp, keys, what)
+            advice = "Make the table with a key_type that holds such keys."
+            _check_fits(xp, keys, self.dtype, what, advice)
         if self.name == "uint64":
             keys = keys.astype(np.uint64, copy=False)
             return xp.ascontiguousarray(keys).view(np.int64).reshape(keys.shape)
@@ -134,19 +200,23 @@ class KeyDtype(NamedTuple):
             return keys.view(np.uint64)
         return keys.astype(self.dtype, copy=False)
 
-    def _check_range(self, xp: Any, keys: Array, what: str) -> None:
-        mine, theirs = np.iinfo(self.dtype), np.iinfo(keys.dtype)
-        bad = xp.zeros(keys.shape, dtype=bool)
-        if theirs.max > mine.max:
-            bad |= keys > keys.dtype.type(mine.max)
-        if theirs.min < mine.min:
-            bad |= keys < keys.dtype.type(mine.min)
-        if bool(bad.any()):
-            first = keys[bad].reshape(-1)[0]
-            raise ValueError(
-                f"{what} must fit {self.name} ({mine.min} to {mine.max}). Received: {int(first)}. "
-                "Make the table with a key_type that holds such keys."
-            )
+
+def _check_fits(xp: Any, numbers: Array, dtype: np.dtype, what: str, advice: str) -> None:
+    """Raises ValueError if one of some integers does not fit a dtype of integers."""
+    if numbers.dtype == dtype:
+        return
+    mine, theirs = np.iinfo(dtype), np.iinfo(numbers.dtype)
+    bad = xp.zeros(numbers.shape, dtype=bool)
+    if theirs.max > mine.max:
+        bad |= numbers > numbers.dtype.type(mine.max)
+    if theirs.min < mine.min:
+        bad |= numbers < numbers.dtype.type(mine.min)
+    if bool(bad.any()):
+        first = numbers[bad].reshape(-1)[0]
+        raise ValueError(
+            f"{what} must fit {dtype.name} ({mine.min} to {mine.max}). Received: {int(first)}. "
+            f"{advice}"
+        )
 
 
 _I64 = np.iinfo(np.int64)

@@ -12,7 +12,8 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
-from sok_lite.engine.dtypes import RowDtype, row_dtype
+from sok_lite.engine.dtypes import RowDtype, is_integer, row_dtype
+from sok_lite.engine.row_initializer import RowInitializer
 
 # Parameters (a, b) of each distribution; a constant has no b.
 _PARAMETERS = {
@@ -27,10 +28,13 @@ _PARAMETERS = {
 class Initializer:
     """How the rows of new keys start.
 
+    Random values are drawn as float32, whatever the row format: rows of float64 begin with float32
+    numbers. Rows of integers begin with a constant.
+
     Attributes:
       kind: "constant" (value a), "uniform" (from a to b), "normal" or "truncated_normal" (mean a,
         standard deviation b; the latter cut at two standard deviations).
-      a, b: the parameters.
+      a, b: the parameters; an integer stays one as a constant.
       seed: the seed that the user's initializer came with, which a table then takes in place of the
         job's; None: the job's.
     """
@@ -58,9 +62,21 @@ class Initializer:
                 f"({_PARAMETERS[self.kind]}), low <= high, stddev >= 0. "
                 f"Received: {self.a}, {self.b}."
             )
-        # A kernel takes a float for f32 and an int for i64.
-        object.__setattr__(self, "a", float(self.a))
+        # A kernel takes a float for f32 and an int for i64. As a float a large integer, for rows of
+        # int64, would be another one.
+        stays = self.kind == "constant" and is_integer(self.a)
+        object.__setattr__(self, "a", int(self.a) if stays else float(self.a))
         object.__setattr__(self, "b", float(self.b))
+
+    def check(self, row_dtype: RowDtype, dim: int) -> None:
+        """Raises ValueError if rows of that format and length cannot begin as it says."""
+        if row_dtype.is_integer and self.kind != "constant":
+            raise ValueError(
+                f"Rows of {row_dtype.name} begin with a constant, or a row of numbers. "
+                f"Received: a {self.kind} initializer. Give an integer, such as 0."
+            )
+        if self._is_row(row_dtype):
+            self._as_row(dim).check(row_dtype, dim)
 
     def filling(
         self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
@@ -75,6 +91,8 @@ class Initializer:
           keys: (n,) int64, the key of each row.
           table_seed: 64 bits that stand for the seed and the table's name.
         """
+        if self._is_row(store.row_dtype):
+            return self._as_row(store.dim).filling(backend, store, rows, keys, table_seed)
         name = f"init_{self.kind}_{store.row_dtype.suffix}"
         column = store.column("value").pointers
         place = (column, store.chunk_shift, store.dim, rows)
@@ -105,6 +123,8 @@ class Initializer:
           rows: (n,) uint32; a key whose row is not absent is skipped; None: none is.
         """
         n, dim = out.shape
+        if self._is_row(row_dtype):
+            return self._as_row(dim).drawing(backend, row_dtype, out, keys, table_seed, rows)
         source = () if self.kind == "constant" else (keys, _as_i64(table_seed))
         words = out.reshape(-1).view(np.uint8)
         name = f"draw_{self.kind}_{row_dtype.suffix}"
@@ -116,9 +136,16 @@ class Initializer:
         self.drawing(backend, row_dtype("float32"), out, keys, table_seed)()
         return out
 
+    def _is_row(self, row_dtype: RowDtype) -> bool:
+        """Whether it is a constant that float32, as its kernels take one, need not hold."""
+        return self.kind == "constant" and row_dtype.added_in != np.float32
+
+    def _as_row(self, dim: int) -> RowInitializer:
+        return RowInitializer((self.a,) * dim)
+
     def _scalars(self) -> tuple[float, ...]:
         if self.kind == "constant":
-            return (self.a,)
+            return (float(self.a),)
         if self.kind == "uniform":
             return self.a, self.b - self.a, self.b
         return self.a, self.b

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.engine.initializer import Initializer
+from sok_lite.engine.row_initializer import RowInitializer
 
 # "random" and "" mean different things in SOK's two kinds of table; the other words mean one thing.
 _RANDOM = {"hbm": Initializer("uniform", -0.05, 0.05), "hybrid": Initializer("normal", 0.0, 1.0)}
@@ -33,7 +34,7 @@ _FAN_BASED = {
 
 def make_initializer(
     spec: Any, dim: int, row_shape: tuple[int, int] | None = None, var_type: str = "hbm"
-) -> Initializer:
+) -> Initializer | RowInitializer:
     """Makes an initializer of what a user may give.
 
     Args:
@@ -42,10 +43,11 @@ def make_initializer(
           in SOK;
         * "normal": N(0, 1); "uniform": U(0, 1); "ones"; "zeros";
         * a number, or a string that is one, such as "13": every element has that value;
+        * a NumPy array (dim,) of numbers: every row is that one;
         * an initializer of Keras 3, tf_keras or TensorFlow: RandomNormal, RandomUniform,
           TruncatedNormal, Constant, Zeros, Ones, VarianceScaling, Glorot*, He*, Lecun*, or its
           class. Its seed is used where it has one;
-        * an `Initializer`.
+        * an `Initializer` or `RowInitializer`.
       dim: elements of a row.
       row_shape: (fan_in, fan_out) for VarianceScaling, Glorot*, He* and Lecun*: a table has no
         number of rows they could take.
@@ -55,16 +57,16 @@ def make_initializer(
       ValueError: an unknown string, initializer or parameter.
       TypeError: something else altogether.
     """
-    if isinstance(spec, Initializer):
+    if isinstance(spec, (Initializer, RowInitializer)):
         return spec
     if spec is None:
         return _RANDOM[var_type]
     if isinstance(spec, str):
-        return _from_string(spec, var_type)
+        return _from_string(spec, var_type, dim)
     if isinstance(spec, type):
         spec = spec()
     if isinstance(spec, (numbers.Real, np.ndarray)) and not isinstance(spec, (bool, np.bool_)):
-        return _constant(spec)
+        return _constant(spec, dim)
     if hasattr(spec, "get_config"):
         return _from_object(spec, dim, row_shape)
     raise TypeError(
@@ -73,7 +75,7 @@ def make_initializer(
     )
 
 
-def _from_string(text: str, var_type: str) -> Initializer:
+def _from_string(text: str, var_type: str, dim: int) -> Initializer | RowInitializer:
     if text in ("", "random"):
         return _RANDOM[var_type]
     if text in _WORDS:
@@ -86,23 +88,28 @@ def _from_string(text: str, var_type: str) -> Initializer:
             f"`initializer` must be one of {known}, or a number such as '0.1'. "
             f"Received: initializer={text!r}."
         ) from None
-    return _constant(value)
+    return _constant(value, dim)
 
 
-def _constant(value: Any) -> Initializer:
+def _constant(value: Any, dim: int) -> Initializer | RowInitializer:
     array = np.asarray(value)
-    if array.size != 1 or array.dtype.kind not in "iuf":
+    is_row = array.shape == (dim,) and dim > 1
+    if not (is_row or array.size == 1) or array.dtype.kind not in "iuf":
         raise ValueError(
-            "A constant initializer must have one number for all elements of a row. "
-            f"Received: {value!r}. Use `assign` for rows of your own."
+            "A constant initializer must have one number for all elements of a row, or an array "
+            f"of its {dim} elements. Received: {value!r}. Use `assign` for rows of your own."
         )
-    number = float(array.reshape(()))
+    if is_row:
+        return RowInitializer(tuple(array.tolist()))
+    number = array.reshape(()).item()
     if not math.isfinite(number):
         raise ValueError(f"A constant initializer must be finite. Received: {number}.")
     return Initializer("constant", number)
 
 
-def _from_object(spec: Any, dim: int, row_shape: tuple[int, int] | None) -> Initializer:
+def _from_object(
+    spec: Any, dim: int, row_shape: tuple[int, int] | None
+) -> Initializer | RowInitializer:
     name = type(spec).__name__
     config = dict(spec.get_config())
     seed = _own_seed(config.get("seed"))
@@ -111,7 +118,7 @@ def _from_object(spec: Any, dim: int, row_shape: tuple[int, int] | None) -> Init
     if name == "Ones":
         return Initializer("constant", 1.0)
     if name == "Constant":
-        return _constant(_plain(config.get("value", 0.0)))
+        return _constant(_plain(config.get("value", 0.0)), dim)
     if name == "RandomUniform":
         # TF1 has maxval=None for 1.0.
         low, high = config.get("minval"), config.get("maxval")

@@ -13,7 +13,8 @@ Empty = Callable[[tuple[int, ...]], Array]
 _VERSION = 5
 # Dtypes that the arrays may have, by their number in a packed one.
 _DTYPES = tuple(
-    np.dtype(name) for name in ("int64", "int32", "float32", "float16", "uint16", "uint32")
+    np.dtype(name)
+    for name in ("int64", "int32", "float32", "float16", "uint16", "uint32", "float64")
 )
 # Per array: number of its dtype, length, row length (-1: one dimension).
 _HEADER = 3

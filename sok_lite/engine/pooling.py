@@ -25,7 +25,7 @@ _SPELLINGS = {
     for word in words
     for spelling in (word, word.capitalize(), word.upper())
 }
-_SOURCE_SUFFIXES = {"float32": "f32", "float16": "f16", "uint16": "bf16"}
+_SOURCE_SUFFIXES = {"float32": "f32", "float16": "f16", "uint16": "bf16", "float64": "f64"}
 
 
 def normalise_combiner(combiner: object) -> str:
@@ -58,7 +58,8 @@ def combine(
 
     Args:
       backend: where the arrays live.
-      source: (u, dim) float32, float16, or uint16 bits of bfloat16.
+      source: (u, dim) float32, float16, uint16 bits of bfloat16, or float64, which is rounded to
+        float32.
       inverse: (n,) int32, each in [0, u).
       row_splits: (batch + 1,) int64, from 0 to n, ascending. That is not checked: a GPU would wait.
       weights: (n,) float32; None: all 1.
@@ -263,7 +264,7 @@ def _kernel_source(backend: Backend, source: Array) -> tuple[Array, str]:
     suffix = _SOURCE_SUFFIXES.get(source.dtype.name)
     if suffix is None:
         raise TypeError(
-            "`source` must be float32, float16 or uint16 (bits of bfloat16). "
+            "`source` must be float32, float16, uint16 (bits of bfloat16) or float64. "
             f"Received: {source.dtype}."
         )
     if source.ndim != 2:

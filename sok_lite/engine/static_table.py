@@ -22,7 +22,7 @@ class StaticTable:
       backend: where lookups compute.
       num_rows: rows on all ranks together.
       dim: elements of a row.
-      dtype: of the rows, "float32", "float16" or "bfloat16".
+      dtype: of the rows, a name of floats that RowDtype lists.
       name: in errors, and the same on all ranks.
       owner: which rank has a row: `MOD`, or `OneRank`.
     """

@@ -22,6 +22,7 @@ from sok_lite.engine.optimizers.rule import (
     StochasticRounding,
     check_on_nonfinite,
     check_step,
+    check_trained,
     counting_nonfinite,
     rule_step,
     updating,
@@ -231,6 +232,7 @@ def merged(updates: Sequence[Update]) -> list[Update]:
 
 def _checked(update: Update) -> Update:
     table, _, keys, grads, _, of_gradient = update
+    check_trained(table.row_dtype, table.name)
     if not of_gradient:
         what = f"keys of table {table.name!r}"
         keys = table.key_dtype.to_int64(table.backend.xp, keys, what)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.dtypes import RowDtype, is_integer, row_dtype
 from sok_lite.engine.table.hkv_options import MAX_CAPACITY, HkvOptions
 from sok_lite.engine.table.index import LINE
 
@@ -24,6 +24,7 @@ _SOK_OPTIONS = frozenset(
 _OPTIONS_OF_HYBRID = frozenset(HkvOptions.names())
 _OPTIONS_OF_ALL = frozenset({"row_shape", "seed"})
 _OPTIONS = _SOK_OPTIONS | _OPTIONS_OF_HYBRID | _OPTIONS_OF_ALL
+_ROW_DTYPES = ("float32", "float16", "bfloat16")
 _warned_of: set[Any] = set()
 
 
@@ -159,3 +160,15 @@ def dtype_name(dtype: Any, default: str, argument: str) -> str:
         raise TypeError(
             f"`{argument}` must be a dtype such as tf.{default}. Received: {argument}={dtype!r}."
         ) from error
+
+
+def checked_row_dtype(dtype: Any) -> RowDtype:
+    """Returns the format of a variable's rows: one of the three that SOK's face has.
+
+    Raises:
+      TypeError: no dtype. ValueError: another one.
+    """
+    name = dtype_name(dtype, "float32", "dtype")
+    if name not in _ROW_DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(_ROW_DTYPES)}. Received: {name!r}.")
+    return row_dtype(name)

@@ -14,7 +14,7 @@ from sok_lite.bridge.slot import SlotView
 from sok_lite.bridge.static_rows import WithStaticRows, by_row_number
 from sok_lite.bridge.variable import table_for_variable
 from sok_lite.communication import num_ranks
-from sok_lite.engine.dtypes import KeyDtype, RowDtype, key_dtype, row_dtype
+from sok_lite.engine.dtypes import KeyDtype, key_dtype
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.owner import MOD, OneRank
 from sok_lite.engine.table import EmbeddingTable, make_table
@@ -22,6 +22,7 @@ from sok_lite.sok.arguments import (
     checked_dimension,
     checked_mode,
     checked_options,
+    checked_row_dtype,
     dtype_name,
     plain_initializer,
 )
@@ -102,7 +103,7 @@ class DynamicVariable(WithStaticRows):
         dimension = checked_dimension(dimension)
         target_rank = checked_mode(mode)
         keys: KeyDtype = key_dtype(dtype_name(key_type, "int64", "key_type"))
-        rows: RowDtype = row_dtype(dtype_name(dtype, "float32", "dtype"))
+        rows = checked_row_dtype(dtype)
         if constraint is not None:
             raise NotImplementedError(
                 "DynamicVariable has no constraints: an update touches single rows. "
@@ -130,7 +131,9 @@ class DynamicVariable(WithStaticRows):
             )
 
         # A number as the text that gives all its digits back.
-        is_number = isinstance(first_values, (numbers.Real, np.ndarray))
+        is_number = isinstance(first_values, numbers.Real) or (
+            isinstance(first_values, np.ndarray) and first_values.size == 1
+        )
         self._initializer_str = repr(float(first_values)) if is_number else first_values
         self._mode = mode
         self._config_dict = dict(kwargs)

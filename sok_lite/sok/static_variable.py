@@ -11,10 +11,10 @@ from sok_lite.bridge.checks import without_keras
 from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.variable import table_for_variable
 from sok_lite.communication import communicator
-from sok_lite.engine.dtypes import is_integer, row_dtype
+from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.owner import MOD, OneRank
 from sok_lite.engine.static_table import StaticTable
-from sok_lite.sok.arguments import checked_mode, dtype_name
+from sok_lite.sok.arguments import checked_mode, checked_row_dtype, dtype_name
 
 __all__ = ["DistributedVariable", "LocalizedVariable", "Variable"]
 
@@ -224,15 +224,14 @@ def _checked(
             "`shape` must be (rows, dimension) of all ranks together, both at least 1. "
             f"Received: shape={shape!r}."
         )
-    name = dtype_name(dtype, "float32", "dtype")
     try:
-        row_dtype(name)
+        rows = checked_row_dtype(dtype)
     except ValueError as error:
         raise TypeError(
-            "The rows of a static variable are tf.float32, tf.float16 or tf.bfloat16. "
-            f"Received: {name}. Give dtype=tf.float32 to have them cast."
+            "The rows of a static variable are tf.float32, tf.float16 or tf.bfloat16. Received: "
+            f"{dtype_name(dtype, 'float32', 'dtype')}. Give dtype=tf.float32 to have them cast."
         ) from error
-    return value, (sizes[0], sizes[1]), name
+    return value, (sizes[0], sizes[1]), rows.name
 
 
 def _matrix(value: Any) -> tf.Tensor:

@@ -1,12 +1,52 @@
-"""What the tests of TFRA's face share: both Kerases, and the layers made for each."""
+"""What the tests of TFRA's face share: calls in eager mode, in a tf.function and in a TF1 graph."""
 
 import importlib.util
+import os
 
 import pytest
 
-# The modules import TensorFlow at their head; without it there is nothing to collect.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
+# The modules import TensorFlow at their head; without it there is nothing to collect.
 collect_ignore_glob = [] if HAS_TENSORFLOW else ["test_*.py"]
+
+
+@pytest.fixture(params=["eager", "tf.function", "graph"])
+def here(request):
+    """Calls functions in one of TensorFlow's modes; see `modes`."""
+    from tests.dynamic_embedding import modes
+
+    with modes.MODES[request.param]() as mode:
+        yield mode
+
+
+@pytest.fixture
+def initialised(monkeypatch):
+    """As in a job of one rank that nobody has connected yet."""
+    from sok_lite.bridge import job
+
+    monkeypatch.setattr(job, "_communicator", None)
+    monkeypatch.setattr(job, "_tool", None)
+
+
+@pytest.fixture(params=["cpu", "simt"])
+def tables_on(request, monkeypatch):
+    """Puts tables into RAM, and on the simulated GPU."""
+    if request.param == "simt":
+        from tests.tensorflow.gpu_play import play_gpu
+
+        play_gpu(monkeypatch)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def train_mode():
+    """Begins each test in the mode for training."""
+    from sok_lite import dynamic_embedding as de
+
+    yield
+    de.enable_train_mode()
 
 
 @pytest.fixture(params=["keras", "tf_keras"])

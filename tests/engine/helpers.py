@@ -20,6 +20,9 @@ from tests.support.simt.backend import is_simulated
 class KeyInitializer:
     """The first row of key k is k mod 1000 in every column."""
 
+    def check(self, row_dtype, dim):
+        pass
+
     def filling(self, backend, store, rows, keys, table_seed):
         values = self.values(backend, keys, store.dim, table_seed)
         return store.writing(rows, store.to_storage(values))

@@ -18,7 +18,7 @@ from tests.engine.helpers import on
 
 N, UNIQUE = 50, 20
 DIMS = (4, 8, 36, 132)  # rows of whole words of 16 bytes, up to more than a warp has lanes
-DTYPES = ["float32", "float16", "bfloat16"]
+DTYPES = ["float32", "float16", "bfloat16", "float64"]
 
 
 def placed(backend, values, shift):
@@ -41,7 +41,7 @@ def items(backend):
 
 
 def pooled(backend, dim, dtype, at):
-    source = drawn(1, UNIQUE, dim, dtype=np.float16 if dtype == "float16" else np.float32)
+    source = drawn(1, UNIQUE, dim, dtype="float32" if dtype == "bfloat16" else dtype)
     if dtype == "bfloat16":
         source = (source.view(np.uint32) >> 16).astype(np.uint16)
     inverse, splits = items(backend)
@@ -78,7 +78,7 @@ def updated(backend, dim, dtype, at):
 
 def exchanged(backend, dim, dtype, at):
     counts = np.array([[7, 0], [3, 4], [0, 5]])  # rows for three ranks of two tables
-    dtypes = (np.dtype("float16" if dtype == "float16" else "float32"), np.dtype(np.float32))
+    dtypes = (np.dtype("float32" if dtype == "bfloat16" else dtype), np.dtype(np.float32))
     rng = np.random.default_rng(1)
     order = np.concatenate([rng.permutation(10), 10 + rng.permutation(9)]).astype(np.int32)
     tables = [

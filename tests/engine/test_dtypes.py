@@ -18,6 +18,18 @@ def test_bfloat16_rounds_to_nearest_even_and_keeps_nan():
     assert np.isnan(bfloat16_to_float32(np, bits[nan])).all()
 
 
+def test_float64_and_integers_are_kept_as_they_are(backend):
+    for name in ("float64", "int32", "int64", "int8"):
+        values = np.array([[1, -2, 100]], name)
+        stored = row_dtype(name).to_storage(backend.xp, backend.from_host(values)[:, ::2])
+        assert stored.dtype == name and stored.flags.c_contiguous
+        np.testing.assert_array_equal(backend.to_host(stored), values[:, ::2])
+    # One rounding less than by way of float32, which has 1 + 2**-24 as 1.
+    halves = np.array([[1 + 2**-24, 1 + 2**-11 + 2**-24]], np.float64)
+    stored = row_dtype("float16").to_storage(np, halves)
+    np.testing.assert_array_equal(stored, np.array([[1, 1 + 2**-10]], np.float16))
+
+
 def test_values_of_another_kind_are_refused(backend):
     with pytest.raises(TypeError, match=r"must be float32.*int64"):
         row_dtype("float32").to_storage(backend.xp, backend.from_host(np.ones((1, 3), np.int64)))

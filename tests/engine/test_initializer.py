@@ -8,6 +8,7 @@ import pytest
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16, row_dtype
 from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.row_initializer import RowInitializer
 from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.table import make_table
 from tests import reference_initializer
@@ -24,6 +25,7 @@ KINDS = [
 # Both ends are the same float32, and half of the exact values would round to the one above it.
 NARROW = Initializer("uniform", 1000.000031, 1000.00009)
 I64 = np.iinfo(np.int64)
+FORMATS = ["float32", "float16", "bfloat16", "float64", "int32", "int64", "int8"]
 
 
 def some_keys(n):
@@ -183,6 +185,62 @@ def test_constants_fill_rows(backend):
     values = draw(backend, Initializer("constant", 13.0), some_keys(33), 5)
     np.testing.assert_array_equal(values, np.full((33, 5), 13.0))
     assert values.dtype == np.float32
+
+
+@pytest.mark.parametrize("n", [1, 33, 1000])
+@pytest.mark.parametrize("dim", [1, 3, 4, 16])
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_a_row_is_the_same_for_every_key(backend, dtype, n, dim):
+    numbers = (np.arange(dim) * 3 - 5).tolist()
+    initializer = RowInitializer(tuple(numbers))
+    initializer.check(row_dtype(dtype), dim)
+    stored = row_dtype(dtype).to_storage(np, np.array([numbers], dtype if "i" in dtype else "f4"))
+    expected = np.repeat(stored, n, axis=0)
+    check_given_rows(backend, initializer, dtype, dim, n, expected)
+
+
+def check_given_rows(backend, initializer, dtype, dim, n, expected):
+    """Compares what `filling` and `drawing` write, with rows that they skip, and without."""
+    format_of, keys = row_dtype(dtype), backend.from_host(some_keys(n))
+    store = RowStore(backend, dim, format_of)
+    rows = backend.to_host(store.allocate(n))[::-1]
+    given = rows.copy()
+    given[::7] = ABSENT
+    initializer.filling(backend, store, backend.from_host(given), keys, SEED)()
+    kept = expected.copy()
+    kept[::7] = 0
+    np.testing.assert_array_equal(backend.to_host(store.read(backend.from_host(rows))), kept)
+    nines = np.full((n, dim), 9, format_of.storage)
+    out = backend.from_host(nines.copy())
+    initializer.drawing(backend, format_of, out, keys, SEED, backend.from_host(given))()
+    nines[::7] = expected[::7]
+    np.testing.assert_array_equal(backend.to_host(out), nines)
+    initializer.drawing(backend, format_of, out, keys, SEED)()
+    np.testing.assert_array_equal(backend.to_host(out), expected)
+
+
+@pytest.mark.parametrize(
+    "dtype, constant",
+    [("float64", 0.1), ("float64", -3), ("int64", 2**62 + 1), ("int32", -(2**31)), ("int8", -128)],
+)
+def test_constants_of_wide_formats_are_exact(backend, dtype, constant):
+    initializer = make_initializer(constant, 5)
+    check_given_rows(backend, initializer, dtype, 5, 33, np.full((33, 5), constant, dtype))
+    assert initializer.values(backend, backend.from_host(some_keys(2)), 3, 0).dtype == np.float32
+
+
+@pytest.mark.parametrize("dim", [3, 4, 33])
+@pytest.mark.parametrize("initializer", KINDS, ids=repr)
+def test_random_rows_of_float64_are_the_float32_numbers(backend, initializer, dim):
+    expected = draw(backend, initializer, some_keys(100), dim).astype(np.float64)
+    check_given_rows(backend, initializer, "float64", dim, 100, expected)
+
+
+def test_a_row_of_another_length_or_without_end_is_refused():
+    with pytest.raises(ValueError, match="must have 4 numbers, as the table's rows. Received: 3"):
+        RowInitializer((1, 2, 3)).check(row_dtype("float32"), 4)
+    with pytest.raises(ValueError, match="must be finite. Received: nan"):
+        RowInitializer((1, float("nan")))
 
 
 @pytest.mark.parametrize(

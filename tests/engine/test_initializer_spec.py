@@ -5,6 +5,7 @@ import pytest
 
 from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.row_initializer import RowInitializer
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,10 @@ from sok_lite.engine.initializer_spec import make_initializer
         (np.float32(0.5), Initializer("constant", 0.5)),
         (np.array([0.5]), Initializer("constant", 0.5)),
         (Initializer("normal", 1.0, 2.0, seed=4), Initializer("normal", 1.0, 2.0, seed=4)),
+        (np.array([[7]], np.int8), Initializer("constant", 7)),
+        (np.array([1, 2, 3, 4]), RowInitializer((1, 2, 3, 4))),
+        (np.array([0.5, 2, 3, 4], np.float32), RowInitializer((0.5, 2.0, 3.0, 4.0))),
+        (RowInitializer((1, 2)), RowInitializer((1, 2))),
     ],
 )
 def test_words_and_numbers(spec, expected):
@@ -42,7 +47,10 @@ def test_random_is_normal_in_a_hybrid_table():
         ("nan", ValueError, "must be finite. Received: nan"),
         (float("inf"), ValueError, "must be finite"),
         (1e39, ValueError, "finite float32"),
-        (np.zeros(3), ValueError, "one number for all elements"),
+        (np.zeros(3), ValueError, "one number for all elements of a row, or an array of its 4"),
+        (np.zeros((1, 4)), ValueError, "one number for all elements"),
+        (np.array(["1"] * 4), ValueError, "one number for all elements"),
+        (np.array([0, 0, np.inf, 0]), ValueError, "must be finite. Received: inf"),
         (True, TypeError, "must be a string, a number or a Keras"),
         (["zeros"], TypeError, "must be a string, a number or a Keras"),
         (lambda shape: 0, TypeError, "must be a string, a number or a Keras"),
@@ -74,6 +82,7 @@ def keras_like(name, **config):
         (type("Zeros", (_Object,), {}), Initializer("constant", 0.0)),
         (keras_like("Ones", dtype="float32"), Initializer("constant", 1.0)),
         (keras_like("Constant", value=0.25), Initializer("constant", 0.25)),
+        (keras_like("Constant", value=np.arange(4)), RowInitializer((0, 1, 2, 3))),
         (
             keras_like("RandomNormal", mean=0.0, stddev=0.05, seed=None),
             Initializer("normal", 0.0, 0.05),

@@ -75,7 +75,7 @@ def test_a_report_that_is_not_understood_is_an_error():
 COPY_ROWS = {
     f"{name}_u{bits}"
     for name in ("rows_read", "rows_write", "rows_swap", "rows_deliver", "dense_gather")
-    for bits in (16, 32)
+    for bits in (8, 16, 32, 64)
 } | {"find", "exchange_pack", "exchange_unpack"}
 # They read slots of an index that nobody writes meanwhile, each with one request.
 READ_SLOTS = {"find", "det_stamps", "det_update", "hkv_scores", "hkv_update"}

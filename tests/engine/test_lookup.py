@@ -48,9 +48,9 @@ def parts_of(backend, tables, data, combiners, weighted):
     return parts
 
 
-def run(backend, comm, data, combiners, weighted, packed=False):
+def run(backend, comm, data, combiners, weighted, packed=False, dtype="float32"):
     """Outputs, and keys -> gradient, of one rank."""
-    tables = [new_table(backend, dim=4), new_table(backend, dim=3)]
+    tables = [new_table(backend, dim=4, dtype=dtype), new_table(backend, dim=3, dtype=dtype)]
     parts = parts_of(backend, tables, data, combiners, weighted)
     out, trail = lookup.forward(backend, comm, parts, tag=7)
     if packed:
@@ -233,8 +233,42 @@ def test_wrong_formats_raise_before_a_table_changes(backend, change, error, text
     assert table.size == 0
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_float64_rows_are_pooled_as_float32(backend, size, weighted):
+    data = batches(size, batch=9)
+
+    def results(dtype):
+        options = (["mean", "sum"], weighted, True, dtype)
+        ranks = run_ranks(size, lambda comm: run(backend, comm, data[comm.rank], *options))
+        return [array for lists in zip(*ranks, strict=True) for array in flattened(lists)]
+
+    wide, narrow = results("float64"), results("float32")
+    assert len(wide) == len(narrow) >= 6 * size
+    for one, other in zip(wide, narrow, strict=True):
+        assert one is other is None or one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def flattened(lists):
+    """Returns what is in lists and tuples of any depth."""
+    if not isinstance(lists, (list, tuple)):
+        return [lists]
+    return [each for part in lists for each in flattened(part)]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "int8"])
+def test_integers_are_not_pooled(backend, dtype):
+    tables = [new_table(backend, dim=4), new_table(backend, dim=4, dtype=dtype)]
+    arrays = backend.from_host(np.array([5, 6])), backend.from_host(np.array([0, 2]))
+    parts = [Part(table, *arrays, None, "sum") for table in tables]
+    with pytest.raises(TypeError, match=f"Rows of {dtype} cannot be pooled.*one by one"):
+        lookup.forward(backend, SingleCommunicator(), parts)
+    assert [table.size for table in tables] == [0, 0]
+
+
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("dim", [3, 16, 64, 130])
 @pytest.mark.parametrize("most", [1, 70])
 def test_rows_of_known_and_missing_keys_around_a_block_are_pooled(backend, kind, dtype, dim, most):

@@ -5,7 +5,10 @@ import pytest
 
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import lookup
+from sok_lite.engine.gathered_update import apply_gathered
+from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adam, Momentum
+from sok_lite.engine.table import make_table
 from sok_lite.engine.update import NonFiniteGradientError, Update, apply_updates
 from tests.engine.helpers import new_table, update_of
 from tests.support.simt import device
@@ -95,6 +98,43 @@ def test_gradients_of_a_wrong_dtype_raise_before_anything_changes(backend):
     with pytest.raises(TypeError, match="must be float32. Received: float64"):
         apply_updates([good, bad._replace(grads=bad.grads.astype(np.float64))], 1.0, 1)
     np.testing.assert_array_equal(rows_of(tables[0])[1], [1, 1])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "int8"])
+def test_integers_are_refused_before_anything_changes(backend, dtype):
+    tables = [
+        make_table("hbm", backend, 2, initializer=make_initializer(1, 2), dtype=each)
+        for each in ("float32", dtype)
+    ]
+    for table in tables:
+        table.find_or_insert(backend.from_host(np.array([1])))
+    updates = [update_of(table, Momentum(), [1, 2], [[1, 1], [2, 2]]) for table in tables]
+
+    def never(parts):
+        raise AssertionError("a step was taken")
+
+    with pytest.raises(TypeError, match=f"Rows of {dtype} cannot be trained. Received: table"):
+        apply_updates(updates, 1.0, 1)
+    with pytest.raises(TypeError, match=f"Rows of {dtype} cannot be trained. Received: table"):
+        apply_gathered(updates, lambda table: {}, never)
+    for table in tables:
+        assert {key: row.tolist() for key, row in rows_of(table).items()} == {1: [1, 1]}
+        assert table.store.state_names == []
+
+
+@pytest.mark.parametrize("stochastic_rounding", [False, True])
+def test_float64_rows_are_updated_as_float32(backend, stochastic_rounding):
+    tables = [new_table(backend, dim=3, dtype=dtype) for dtype in ("float64", "float32")]
+    for table in tables:
+        keys, grads = [1, 5, 1], np.random.default_rng(0).normal(size=(3, 3))
+        for number in (1, 2):
+            update = update_of(table, Adam(), keys, grads)
+            apply_updates([update], 0.1, number, stochastic_rounding=stochastic_rounding)
+    wide, narrow = map(rows_of, tables)
+    assert wide.keys() == narrow.keys() == {1, 5}
+    for key, row in wide.items():
+        assert row.dtype == np.float64
+        np.testing.assert_array_equal(row, narrow[key])
 
 
 def test_two_rules_for_one_table_are_refused(backend):

@@ -15,6 +15,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part
+from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import RowStore
 
@@ -164,12 +165,12 @@ def updating(
       rows: (u,) uint32, distinct; absent ones are skipped.
       grads: (u, dim) float32, C-contiguous, one per row, already summed over duplicates.
       num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
-      rounding: of float16 and bfloat16 rows; None: to nearest even. Float32 rows, and states, are
-        never rounded further.
+      rounding: of float16 and bfloat16 rows; None: to nearest even. Rows of float32 and float64,
+        and states, are never rounded further.
     """
     rule = step.rule
     kernel, noise = rule.kernel, (None, 0)
-    if rounding is not None and store.row_dtype.name != "float32":
+    if rounding is not None and store.row_dtype.is_half:
         kernel, noise = f"{kernel}_stochastic", rounding
     num_rows = len(rows)
     return f"{kernel}_{store.row_dtype.suffix}", Part(
@@ -239,14 +240,16 @@ def apply_rule(
       backend: `int()` of it waits for the GPU.
 
     Raises:
-      TypeError: `rule`, or the dtype of rows, gradients or the rounding's keys.
+      TypeError: `rule`, or the dtype of the table's rows, row numbers, gradients or the rounding's
+        keys.
       ValueError: shapes, learning rate, step, or `on_nonfinite`.
       FloatingPointError: a gradient is not finite and `on_nonfinite` is "error".
     """
     backend, store = table.backend, table.store
+    check_trained(store.row_dtype, getattr(table, "name", ""))
     taken = rule_step(rule, learning_rate, step)
     rows, grads = _checked(backend, store.dim, rows, grads)
-    if rounding is not None and store.row_dtype.name != "float32":
+    if rounding is not None and store.row_dtype.is_half:
         _check_rounding(rounding, rows)
     check_on_nonfinite(on_nonfinite)
     if on_nonfinite == "error":
@@ -280,6 +283,11 @@ def _check_rounding(rounding: StochasticRounding, rows: Array) -> None:
         raise ValueError(
             f"`rounding` must have one key for each of {len(rows)} rows. Received: {keys.shape}."
         )
+
+
+def check_trained(row_dtype: RowDtype, table: str) -> None:
+    """Raises TypeError for a table with rows of integers, which no rule changes."""
+    row_dtype.require_floats(table, "trained", "Make it of float32, or assign its rows.")
 
 
 def check_step(learning_rate: float, step: int) -> None:

@@ -186,14 +186,25 @@ class RowAccess:
         self.writing(rows, values, column, source)()
 
     def adding(self, rows: Array, deltas: Array, scale: float = 1.0) -> Action:
-        """Prepares to add `scale * deltas` to value rows.
+        """Prepares to add `scale * deltas` to value rows, which nothing may change until then.
 
         Args:
           rows: (n,) uint32, distinct; an absent one is skipped.
-          deltas: (n, dim) float32, C-contiguous.
+          deltas: (n, dim) of the dtype that rows are added in, C-contiguous. Integers wrap around.
+          scale: of rows of integers a whole number.
         """
+        if self.row_dtype.added_in != np.float32:
+            return self.writing(rows, self.read(rows) + self._scaled(deltas, scale))
         kernel = f"rows_add_{self.row_dtype.suffix}"
         return self._prepared(kernel, self.column(), int(rows.size), rows, deltas, float(scale))
+
+    def _scaled(self, deltas: Array, scale: float) -> Array:
+        """Returns deltas that are no float32 times a number, in their dtype."""
+        if scale == 1:
+            return deltas
+        if not self.row_dtype.is_integer:
+            return deltas * np.float64(scale)
+        return deltas * np.array(int(scale) % (1 << 64), np.uint64).astype(deltas.dtype)[()]
 
     def add(self, rows: Array, deltas: Array, scale: float = 1.0) -> None:
         """Adds `scale * deltas` to value rows; see `adding`."""

@@ -248,11 +248,18 @@ class EmbeddingTable(Inserts):
         """Adds `scale * deltas` to the rows of the keys that have one; a repeated key sums.
 
         Args:
-          deltas: (n, dim) of a real floating dtype, summed in float32 whatever the row format.
+          deltas: (n, dim) of a real floating dtype, summed in float32, for rows of float64 in
+            float64; for rows of integers integers that fit, whose sums wrap around.
+          scale: for rows of integers a whole number.
 
         Raises:
-          ValueError, TypeError: shape or dtype do not fit; the table is as it was.
+          ValueError, TypeError: shape, dtype or scale do not fit; the table is as it was.
         """
+        if self.row_dtype.is_integer and not float(scale).is_integer():
+            raise ValueError(
+                f"`scale` must be a whole number for rows of {self.row_dtype.name}. "
+                f"Received: scale={scale}."
+            )
         keys = self._keys(keys)
         distinct, summed = self._summed(keys, self._checked_deltas(keys, deltas))
         self.store.add(self._find(distinct).rows, summed, scale)
@@ -266,7 +273,7 @@ class EmbeddingTable(Inserts):
         one: as if they came one after the other. All of it counts as one lookup.
 
         Args:
-          values: (n, dim) of a real floating dtype: what to add, or the first row.
+          values: (n, dim), what to add, as of `accumulate`, or the first row.
           is_found: (n,) bool.
 
         Raises:

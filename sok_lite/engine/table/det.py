@@ -24,7 +24,7 @@ class DetTable(EmbeddingTable):
       dim: elements of a row.
       initializer: gives the first values of rows.
       key_type: "int64", "int32" or "uint64".
-      dtype: of the rows, "float32", "float16" or "bfloat16".
+      dtype: of the rows, a name that RowDtype lists.
       name: in errors; it also seeds the rows.
       seed: of the rows.
       owner: which rank owns a key, the same on all ranks.

@@ -79,7 +79,7 @@ class Exports(TableParts):
     def num_zero_rows(self) -> int:
         """Returns how many keys have a row of nothing but 0 now. It looks at every row."""
         return sum(
-            int((self.row_dtype.to_float32(self.backend.xp, entries.values) == 0).all(axis=1).sum())
+            int(self.row_dtype.is_zero(self.backend.xp, entries.values).all(axis=1).sum())
             for entries in self.chunks()
         )
 
@@ -91,12 +91,9 @@ class Exports(TableParts):
         """
         if not cutoff > 0:
             raise ValueError(f"`cutoff` must be above 0. Received: {cutoff}.")
-        # As float32, a cutoff below all numbers would be 0, and rows of 0 not below it.
-        limits = np.finfo(np.float32)
-        least = np.float32(np.clip(cutoff, limits.smallest_subnormal, limits.max))
-        return lambda entries: (
-            abs(self.row_dtype.to_float32(self.backend.xp, entries.values)) < least
-        ).all(axis=1)
+        return lambda entries: self.row_dtype.is_below(self.backend.xp, entries.values, cutoff).all(
+            axis=1
+        )
 
     def _chosen(self, predicate: Predicate) -> Iterator[Entries]:
         for entries in self.chunks():

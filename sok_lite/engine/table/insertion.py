@@ -15,6 +15,7 @@ from sok_lite.engine.table.counters import new_counters
 from sok_lite.engine.table.index import Found, Warming
 from sok_lite.engine.table.removal import Removes
 from sok_lite.engine.table.stages import Stages, run
+from sok_lite.engine.typed_sums import sum_of_each
 
 
 class NewKeys(NamedTuple):
@@ -210,9 +211,10 @@ class Inserts(Removes):
         self._insert(new, actions, scoring, evicted)
 
     def _summed(self, keys: Array, deltas: Array) -> tuple[Array, Array]:
-        """Returns distinct keys and the sums of their deltas, float32."""
+        """Returns distinct keys and the sums of their deltas, of the dtype of these."""
         distinct, inverse = unique(self.backend, keys)
-        return distinct, segment_sum(self.backend, deltas, inverse, int(distinct.size))
+        sum_rows = segment_sum if deltas.dtype == np.float32 else sum_of_each
+        return distinct, sum_rows(self.backend, deltas, inverse, int(distinct.size))
 
     def _check_assignable(self, scores: Array) -> None:
         """Raises where scores (n,) uint64 cannot be kept: a key cannot be seen in the future."""

@@ -91,6 +91,7 @@ class TableParts(Exclusive, ABC):
         self.dim = dim
         self.key_dtype: KeyDtype = key_dtype(key_type)
         self.row_dtype = row_dtype(dtype)
+        initializer.check(self.row_dtype, dim)
         self.name = name
         self.owner = owner
         own_seed = getattr(initializer, "seed", None)
@@ -236,13 +237,15 @@ class TableParts(Exclusive, ABC):
     def _checked_deltas(self, keys: Array, deltas: Any) -> Array:
         xp = self.backend.xp
         deltas = xp.asarray(deltas)
-        if deltas.dtype.kind != "f" and deltas.dtype.name != "bfloat16":
+        if self.row_dtype.is_integer:
+            deltas = self.row_dtype.to_storage(xp, deltas)
+        elif deltas.dtype.kind != "f" and deltas.dtype.name != "bfloat16":
             # Not taken for numbers: the bits of bfloat16 rows, in which `export` gives them.
             raise TypeError(
                 f"deltas must be real floating-point numbers. Received: dtype {deltas.dtype}. "
                 "Cast them first."
             )
-        deltas = xp.ascontiguousarray(deltas, dtype=np.float32)
+        deltas = xp.ascontiguousarray(deltas, dtype=self.row_dtype.added_in)
         self._check_rows(keys, deltas)
         return deltas
 

@@ -127,6 +127,9 @@ class Statistics(NamedTuple):
 class GivesFirstRows(Protocol):
     """What a table asks of an initializer."""
 
+    def check(self, row_dtype: RowDtype, dim: int) -> None:
+        """Raises ValueError if rows of that format and length cannot begin as it says."""
+
     def filling(
         self, backend: Backend, store: RowStore, rows: Array, keys: Array, table_seed: int
     ) -> Action:

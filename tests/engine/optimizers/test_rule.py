@@ -1,6 +1,7 @@
 """Update rules against their plain NumPy twins in tests/reference_updates.py."""
 
 import dataclasses
+import types
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from sok_lite.backend.sources import kernel_files
 from sok_lite.engine import optimizers
-from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
+from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16, row_dtype
 from sok_lite.engine.optimizers import (
     SGD,
     Adadelta,
@@ -27,7 +28,7 @@ from sok_lite.engine.optimizers import (
     UpdateRule,
 )
 from sok_lite.engine.optimizers.rule import apply_rule, count_nonfinite
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import ABSENT, RowStore
 from tests import reference_updates
 from tests.engine.optimizers.helpers import VARIANTS, new_table, read
 
@@ -103,6 +104,27 @@ def test_half_precision_rows_are_the_float32_step_rounded_once(backend, dtype):
     else:
         expected = bfloat16_to_float32(np, float32_to_bfloat16(np, exact))
     np.testing.assert_array_equal(read(table, rows), expected)
+
+
+@pytest.mark.parametrize("dim", [3, 4])
+@pytest.mark.parametrize("rule", VARIANTS, ids=repr)
+def test_float64_rows_take_the_float32_step(backend, rule, dim):
+    wide, rows, *_ = train(backend, rule, dim, num_rows=50, num_touched=33, dtype="float64")
+    table, *_ = train(backend, rule, dim, num_rows=50, num_touched=33)
+    stored = backend.to_host(wide.store.read(backend.from_host(rows)))
+    assert stored.dtype == np.float64
+    np.testing.assert_array_equal(stored, read(table, rows))
+    for name in rule.states:
+        np.testing.assert_array_equal(read(wide, rows, name), read(table, rows, name))
+
+
+def test_integers_are_not_trained(backend):
+    store = RowStore(backend, 2, row_dtype("int32"))
+    table = types.SimpleNamespace(backend=backend, store=store)
+    rows, grads = store.allocate(1), backend.from_host(np.ones((1, 2), np.float32))
+    with pytest.raises(TypeError, match="Rows of int32 cannot be trained"):
+        apply_rule(table, SGD(), rows, grads, 0.1, 1)
+    np.testing.assert_array_equal(backend.to_host(store.read(rows)), [[0, 0]])
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000, 100_003])

@@ -1,0 +1,151 @@
+"""How files of keys and values are named, and which files of a folder a variable is read from.
+
+The name of a shard's files starts with its base, which is
+
+    <variable>_mht_<i>of<n>_rank<r>_size<s>
+
+the variable's name with `_` for each `/`, the shard i of the n shards of a process, from 1, and the
+process r, from 0, of the s processes. All shards that one save writes have the same s: a group.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_SUFFIX = re.compile(r"_mht_(\d+)of(\d+)_rank(\d+)_size(\d+)")
+_ENDINGS = ("-keys", "-values")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which shard of a variable.
+
+    Attributes:
+      index: from 1 to num_shards.
+      num_shards: of a process.
+      rank: of the process, from 0.
+      size: how many processes there are.
+    """
+
+    index: int = 1
+    num_shards: int = 1
+    rank: int = 0
+    size: int = 1
+
+    def base(self, name: str) -> str:
+        """Returns what the names of the shard's files start with.
+
+        Args:
+          name: of the variable.
+
+        Raises:
+          ValueError: there is no such shard.
+        """
+        if not (1 <= self.index <= self.num_shards and 0 <= self.rank < self.size):
+            raise ValueError(
+                "A shard has an index from 1 to num_shards and a rank from 0 to size - 1. "
+                f"Received: {self}."
+            )
+        return (
+            f"{_prefix(name)}_mht_{self.index}of{self.num_shards}_rank{self.rank}_size{self.size}"
+        )
+
+
+def directory(dirpath: str | os.PathLike[str], dirpath_env: str | None = "TFRA_SAVED_KV") -> str:
+    """Returns the folder of the files: the environment's where it names one, else `dirpath`."""
+    return (os.environ.get(dirpath_env) if dirpath_env else None) or os.fspath(dirpath)
+
+
+def find_shards(folder: str, name: str, size: int | None = None) -> list[str]:
+    """Returns the bases of a variable's files in a folder, by rank and then by index.
+
+    Args:
+      folder: where they are.
+      name: of the variable.
+      size: which group, by the number of processes that wrote it; None: there must be one only.
+
+    Raises:
+      FileNotFoundError: there is no such folder, no such group, or a shard of it is missing.
+      ValueError: there are several groups, or files of the group that cannot be of one save.
+    """
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(
+            f"There is no folder {folder!r} to read variable {name!r} from. Name the folder that "
+            "holds its files."
+        )
+    groups: dict[int, set[Place]] = {}
+    for place in _places(os.listdir(folder), name):
+        groups.setdefault(place.size, set()).add(place)
+    if not groups:
+        raise FileNotFoundError(
+            f"{folder!r} holds no files of variable {name!r}. Expected some with names such as "
+            f"{Place().base(name)}-keys. Name the files if they have other names."
+        )
+    if size is None:
+        if len(groups) > 1:
+            raise ValueError(
+                f"{folder!r} holds several groups of files of variable {name!r}, from jobs of "
+                f"different sizes: {_described(groups)}. Name the size of one of them, or remove "
+                "the files of the others."
+            )
+        (size,) = groups
+    if size not in groups:
+        raise FileNotFoundError(
+            f"{folder!r} holds no files of variable {name!r} from {size} processes. It has "
+            f"{_described(groups)}. Name one of these."
+        )
+    return [place.base(name) for place in _whole_group(folder, name, size, groups[size])]
+
+
+def _prefix(name: str) -> str:
+    return name.replace("/", "_")
+
+
+def _places(file_names: Iterable[str], name: str) -> Iterable[Place]:
+    """Yields the place of each file of the variable."""
+    start = _prefix(name)
+    for file_name in file_names:
+        for ending in _ENDINGS:
+            if file_name.startswith(start) and file_name.endswith(ending):
+                found = _SUFFIX.fullmatch(file_name[len(start) : -len(ending)])
+                if found:
+                    yield Place(*map(int, found.groups()))
+
+
+def _described(groups: dict[int, set[Place]]) -> str:
+    return ", ".join(
+        f"size {size} with {len(places)} shard{'s' * (len(places) > 1)} of "
+        f"{len({place.rank for place in places})} of its ranks"
+        for size, places in sorted(groups.items())
+    )
+
+
+def _whole_group(folder: str, name: str, size: int, places: set[Place]) -> list[Place]:
+    """Returns the places of a group in order, if they are all there and of one save."""
+    expected: list[Place] = []
+    for rank in range(size):
+        counts = sorted({place.num_shards for place in places if place.rank == rank})
+        if len(counts) > 1:
+            raise ValueError(
+                f"{folder!r} holds files of variable {name!r} of rank {rank} of {size} from two "
+                f"saves: one of {counts[0]} and one of {counts[1]} shards. Remove those of one of "
+                "them, or name the files."
+            )
+        # One of a rank that wrote nothing, to have a name for what is missing.
+        num_shards = counts[0] if counts else 1
+        expected += [Place(index, num_shards, rank, size) for index in range(1, num_shards + 1)]
+    missing = [place for place in expected if place not in places]
+    if missing:
+        raise FileNotFoundError(
+            f"{folder!r} lacks {len(missing)} of the {len(expected)} shards of variable {name!r} "
+            f"that {size} processes wrote. The first: {missing[0].base(name)}-keys. Bring them "
+            "all, or name the files that are enough."
+        )
+    foreign = places.difference(expected)
+    if foreign:
+        raise ValueError(
+            f"{folder!r} holds files of variable {name!r} of no shard that there can be. The "
+            f"first: {min(map(str, foreign))}. Remove them, or name the files to read."
+        )
+    return expected

@@ -1,0 +1,67 @@
+"""A file that a failed write leaves as it was."""
+
+import os
+import zlib
+from typing import BinaryIO
+
+import numpy as np
+
+
+class GrowingFile:
+    """A file that is written behind its old bytes, or anew under another name until `publish`.
+
+    Left without `publish`, it is as before.
+
+    Args:
+      path: of the file.
+      old_crc: CRC-32 of the bytes to write behind; None: a new file.
+
+    Attributes:
+      crc: CRC-32 of the whole file.
+    """
+
+    def __init__(self, path: str, old_crc: int | None) -> None:
+        self.crc = old_crc or 0
+        self._path = path
+        self._written = f"{path}.tmp" if old_crc is None else path
+        self._is_published = False
+        self._file: BinaryIO = open(self._written, "wb" if old_crc is None else "ab")  # noqa: SIM115
+        self._old_length = self._file.tell()
+
+    def __enter__(self) -> "GrowingFile":
+        return self
+
+    def write(self, array: np.ndarray) -> None:
+        """Writes the bytes of an array."""
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        self._file.write(data)
+        self.crc = zlib.crc32(data, self.crc)
+
+    def sync(self) -> None:
+        """Waits until what was written is on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def publish(self) -> None:
+        """Lets the file be what was written, under its name."""
+        if self._written != self._path:
+            os.replace(self._written, self._path)
+        self._is_published = True
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._file.close()
+        finally:
+            if not self._is_published and self._written == self._path:
+                os.truncate(self._path, self._old_length)
+            elif not self._is_published:
+                os.unlink(self._written)
+
+
+def sync_folder(folder: str) -> None:
+    """Lets the files' names survive a loss of power."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

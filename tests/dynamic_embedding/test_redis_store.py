@@ -1,0 +1,371 @@
+"""Rows in a real Redis: one server, the master of a sentinel, and a cluster of two nodes."""
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from sok_lite.dynamic_embedding.redis_settings import make_settings
+from sok_lite.dynamic_embedding.redis_store import RedisStore
+from tests.dynamic_embedding import redis_server
+
+if redis_server.unavailable() is not None:
+    pytest.skip(f"no Redis: {redis_server.unavailable()}", allow_module_level=True)
+
+import redis
+
+I64 = np.iinfo(np.int64)
+KEYS = np.int64([5, -7, 0, 2**40, I64.max, I64.min])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    with redis_server.server(tmp_path_factory.mktemp("server")) as port:
+        yield {"redis_host_port": port}
+
+
+@pytest.fixture(scope="module")
+def watched(alone, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sentinel") / "folder"
+    with redis_server.sentinel(folder, alone["redis_host_port"], "mine") as port:
+        yield {"redis_connection_mode": 1, "redis_host_port": port, "redis_master_name": "mine"}
+
+
+@pytest.fixture(scope="module")
+def clustered(tmp_path_factory):
+    with redis_server.cluster(tmp_path_factory.mktemp("cluster")) as ports:
+        given = {"redis_host_ip": ["127.0.0.1"] * len(ports), "redis_host_port": ports}
+        yield {"redis_connection_mode": 0, **given}
+
+
+@pytest.fixture(params=["alone", "watched", "clustered"])
+def given(request):
+    """Settings of a Redis of each kind."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def make_store(given, request):
+    """Makes stores of a name of this test's own."""
+    stores = []
+
+    def make(name="t", row_bytes=12, num_buckets=256, **settings):
+        settings = make_settings({"model_tag_runtime": request.node.name, **given, **settings})
+        stores.append(RedisStore(settings, name, row_bytes, num_buckets))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+def rows_of(keys, row_bytes=12):
+    """Rows that tell their key; zeros at their ends, which strings of NumPy would lose."""
+    rows = np.zeros((len(keys), row_bytes), np.uint8)
+    rows[:, : row_bytes - 2] = np.random.default_rng(1).integers(0, 256, row_bytes - 2)
+    rows[:, 0] = np.asarray(keys) % 251
+    return rows
+
+
+def contents(store):
+    pieces = list(store.export())
+    keys = [key for piece, _ in pieces for key in piece.tolist()]
+    assert len(keys) == len(set(keys))
+    rows = [row.tobytes() for _, piece in pieces for row in piece]
+    return dict(zip(keys, rows, strict=True))
+
+
+def test_rows_that_were_put_are_got(make_store):
+    store = make_store()
+    rows = rows_of(KEYS)
+    store.put(KEYS[:4], rows[:4])
+    found, got = store.get(KEYS)
+    np.testing.assert_array_equal(found, [True] * 4 + [False] * 2)
+    np.testing.assert_array_equal(got[:4], rows[:4])
+    np.testing.assert_array_equal(got[4:], 0)
+    assert got.dtype == np.uint8
+    assert store.size() == 4
+
+
+@pytest.mark.parametrize("n", [0, 1, 33, 1000])
+@pytest.mark.parametrize("keys_sending_size", [1, 7, 1024])
+def test_any_number_of_keys_goes_in_batches(make_store, n, keys_sending_size):
+    store = make_store(num_buckets=10, keys_sending_size=keys_sending_size)
+    keys = np.random.default_rng(n).permutation(np.arange(-n, n))[:n]
+    rows = rows_of(keys)
+    store.put(keys, rows)
+    asked = np.concatenate([keys[::-1], keys])
+    found, got = store.get(asked)
+    assert found.all()
+    np.testing.assert_array_equal(got, rows_of(asked))
+    assert contents(store) == {k: row.tobytes() for k, row in zip(keys.tolist(), rows, strict=True)}
+    assert store.delete(np.arange(n)) == (keys >= 0).sum()
+    assert store.size() == (keys < 0).sum()
+
+
+def test_of_a_key_that_repeats_the_last_row_counts(make_store):
+    store = make_store(keys_sending_size=2)
+    rows = np.arange(5, dtype=np.uint8)[:, None].repeat(12, axis=1)
+    store.put(np.int64([3, 4, 3, 3, 4]), rows)
+    np.testing.assert_array_equal(store.get(np.int64([3, 4]))[1], rows[[3, 4]])
+
+
+def test_many_calls_give_what_a_dict_gives(make_store):
+    store, oracle = make_store(num_buckets=3, keys_sending_size=5), {}
+    random = np.random.default_rng(7)
+    for _ in range(60):
+        keys = random.integers(-20, 20, random.integers(0, 15))
+        rows = random.integers(0, 256, (len(keys), 12)).astype(np.uint8)
+        kind = random.integers(0, 8)
+        if kind < 4:
+            store.put(keys, rows)
+            oracle.update(zip(keys.tolist(), (row.tobytes() for row in rows), strict=True))
+        elif kind < 7:
+            present = {int(key) for key in keys if int(key) in oracle}
+            assert store.delete(keys) == len(present)
+            for key in present:
+                del oracle[key]
+        elif random.random() < 0.2:
+            store.clear()
+            oracle.clear()
+        assert store.size() == len(oracle)
+        assert contents(store) == oracle
+
+
+def test_tables_of_other_names_and_versions_are_others(make_store):
+    stores = [
+        make_store("a"),
+        make_store("b"),
+        make_store("a", row_bytes=3, model_tag_runtime="another version"),
+    ]
+    for number, store in enumerate(stores):
+        store.put(np.int64([1]), np.full((1, store.row_bytes), number, np.uint8))
+    stores[1].clear()
+    assert [store.size() for store in stores] == [1, 0, 1]
+    assert stores[2].get(np.int64([1]))[1].tolist() == [[2, 2, 2]]
+    stores[2].clear()
+
+
+def test_a_store_that_is_opened_again_has_the_rows(make_store):
+    first = make_store(num_buckets=5)
+    first.put(KEYS, rows_of(KEYS))
+    second = make_store(num_buckets=9)
+    assert second.num_buckets == 5
+    np.testing.assert_array_equal(second.get(KEYS)[1], rows_of(KEYS))
+    with pytest.raises(ValueError, match="with rows of 12 bytes. Expected 16 bytes"):
+        make_store(row_bytes=16)
+
+
+def test_a_copy_has_the_rows(make_store):
+    old, new = make_store("old", num_buckets=2), make_store("new")
+    old.put(KEYS, rows_of(KEYS))
+    new.put(KEYS[:1], rows_of(KEYS[:1]) + 1)
+    new.copy_from(old)
+    assert contents(new) == contents(old)
+
+
+# ------------------------------------------------------------------------------------- update
+
+
+def add(amount):
+    """Adds to the first 8 bytes, from 0 where there is no row."""
+
+    def function(which, found, rows):
+        new = rows.copy()
+        new[:, :8].view(np.int64)[:, 0] += amount[which] if np.ndim(amount) else amount
+        return np.ones(len(which), bool), new
+
+    return function
+
+
+def totals(store, keys):
+    return store.get(keys)[1][:, :8].copy().view(np.int64)[:, 0]
+
+
+def test_an_update_sees_what_there_is(make_store):
+    store = make_store(keys_sending_size=4)
+    store.put(KEYS[::2], rows_of(KEYS[::2]))
+    seen = []
+
+    def function(which, found, rows):
+        seen.append((which.tolist(), found.tolist()))
+        np.testing.assert_array_equal(rows, np.where(found[:, None], rows_of(KEYS[which]), 0))
+        return np.arange(len(which)) < 4, rows + 1
+
+    store.update(KEYS, function)
+    assert seen == [([0, 1, 2, 3, 4, 5], [True, False] * 3)]
+    found, rows = store.get(KEYS)
+    np.testing.assert_array_equal(found, [True, True, True, True, True, False])
+    np.testing.assert_array_equal(rows[[0, 2]], rows_of(KEYS)[[0, 2]] + 1)
+    np.testing.assert_array_equal(rows[[1, 3]], 1)
+    np.testing.assert_array_equal(rows[4], rows_of(KEYS)[4])
+
+
+def test_an_update_of_nothing_and_one_that_fails(make_store):
+    store = make_store()
+    store.update(KEYS[:0], add(1))
+    store.update(KEYS, lambda which, found, rows: (np.zeros(len(which), bool), rows))
+
+    def fails(which, found, rows):
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        store.update(KEYS, fails)
+    with pytest.raises(ValueError, match=r"rows must be \(6, 12\) of uint8"):
+        store.update(KEYS, lambda which, found, rows: (found, rows[:, 1:]))
+    assert store.size() == 0
+
+
+def test_a_key_that_repeats_is_updated_as_often(make_store):
+    store = make_store(keys_sending_size=3)
+    store.update(np.int64([1, 2, 1, 1, 2]), add(np.array([1, 10, 100, 1000, 10000])))
+    np.testing.assert_array_equal(totals(store, np.int64([1, 2])), [1101, 10010])
+
+
+def test_a_row_that_another_worker_changes_is_read_again(make_store):
+    store, other = make_store(), make_store()
+    keys, calls = np.int64([1, 2, 3]), []
+
+    def function(which, found, rows):
+        calls.append(which.tolist())
+        if len(calls) == 1:
+            other.update(np.int64([2]), add(50))
+            other.delete(np.int64([3]))
+        return add(1)(which, found, rows)
+
+    store.put(keys, np.zeros((3, 12), np.uint8))
+    store.update(keys, function)
+    assert calls == [[0, 1, 2], [1, 2]]
+    np.testing.assert_array_equal(totals(store, keys), [1, 51, 1])
+
+
+def test_no_update_of_several_workers_is_lost(make_store):
+    keys = np.arange(20)
+    stores = [make_store(num_buckets=4, keys_sending_size=8) for _ in range(4)]
+
+    def work(store):
+        for _ in range(15):
+            store.update(keys, add(keys + 1))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, stores))
+    np.testing.assert_array_equal(totals(stores[0], keys), 4 * 15 * (keys + 1))
+
+
+def test_an_update_whose_answer_is_lost_is_not_made_twice(make_store, given, alone):
+    store = make_store(redis_socket_timeout=200)
+    is_cluster = given.get("redis_connection_mode") == 0
+    ports = given["redis_host_port"] if is_cluster else [alone["redis_host_port"]]
+    calls, busies = [], []
+
+    def function(which, found, rows):
+        calls.append(which)
+        for port in ports:
+            busy = socket.create_connection(("127.0.0.1", port))
+            busy.sendall(b"DEBUG SLEEP 0.6\r\n")
+            busies.append(busy)
+        time.sleep(0.05)  # until the servers are at it
+        return add(1)(which, found, rows)
+
+    with pytest.raises(redis.TimeoutError):
+        store.update(np.int64([1]), function)
+    for busy in busies:
+        assert busy.recv(100) == b"+OK\r\n"
+        busy.close()
+    assert len(calls) == 1
+    assert totals(make_store(), np.int64([1])).tolist() == [1]
+
+
+# ----------------------------------------------------------------------------------- in Redis
+
+
+def murmur(key):
+    """The finaliser of MurmurHash3, of Python's integers."""
+    h = key % 2**64
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        h = (h ^ (h >> 33)) * factor % 2**64
+    return h ^ (h >> 33)
+
+
+@pytest.fixture
+def client(alone):
+    with redis.Redis(port=alone["redis_host_port"]) as client:
+        yield client
+
+
+def test_what_is_in_redis(alone, client):
+    settings = make_settings({**alone, "model_tag_runtime": "v3"})
+    store = RedisStore(settings, "user/emb", 2, 16)
+    store.put(np.int64([1, -2]), np.uint8([[7, 0], [8, 9]]))
+    one, other = murmur(1) % 16, murmur(-2) % 16
+    assert one != other
+    assert set(client.keys("sok_lite:v3:*")) == {
+        b"sok_lite:v3:user/emb:form",
+        b"sok_lite:v3:user/emb:%d" % one,
+        b"sok_lite:v3:user/emb:%d" % other,
+    }
+    form = {b"row_bytes": b"2", b"num_buckets": b"16"}
+    assert client.hgetall("sok_lite:v3:user/emb:form") == form
+    first = {b"\x01\0\0\0\0\0\0\0": b"\x07\0"}
+    assert client.hgetall(f"sok_lite:v3:user/emb:{one}") == first
+    second = {b"\xfe" + b"\xff" * 7: b"\x08\x09"}
+    assert client.hgetall(f"sok_lite:v3:user/emb:{other}") == second
+    store.clear()
+    assert client.keys("sok_lite:v3:*") == [b"sok_lite:v3:user/emb:form"]
+    store.close()
+
+
+def test_rows_of_another_length_are_refused(alone, client):
+    store = RedisStore(make_settings(alone), "strange", 2, 1)
+    client.hset("sok_lite:test:strange:0", b"\x01\0\0\0\0\0\0\0", b"long")
+    for call in (lambda: store.get(np.int64([1])), lambda: list(store.export())):
+        with pytest.raises(ValueError, match="rows of another length than 2 bytes"):
+            call()
+    store.close()
+
+
+def test_an_export_of_a_table_that_shrinks_tells_of_each_key_once(alone):
+    """Redis itself tells of some twice: those it has told of when the others go."""
+    store = RedisStore(make_settings({**alone, "keys_sending_size": 100}), "shrinking", 12, 1)
+    keys = np.arange(4000)
+    store.put(keys, rows_of(keys))
+    found = []
+    for number, (piece, rows) in enumerate(store.export()):
+        found += piece.tolist()
+        np.testing.assert_array_equal(rows, rows_of(piece))
+        if number == 0:
+            store.delete(np.setdiff1d(keys, found))
+    assert 100 <= len(found) < 1000
+    assert len(found) == len(set(found))
+    store.close()
+
+
+@pytest.mark.parametrize("keys", [np.int32([1]), np.int64([[1]]), np.float64([1]), [1.5]])
+def test_keys_of_another_form_are_refused(alone, keys):
+    store = RedisStore(make_settings(alone), "t", 2)
+    for call in (
+        store.get,
+        store.delete,
+        lambda keys: store.put(keys, np.zeros((1, 2), np.uint8)),
+        lambda keys: store.update(keys, add(1)),
+    ):
+        with pytest.raises(ValueError, match=r"keys must be \(n,\) of int64"):
+            call(keys)
+    store.close()
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (1, 3), (2,)])
+def test_rows_of_another_form_are_refused(alone, shape):
+    store = RedisStore(make_settings(alone), "t", 2)
+    for rows in (np.zeros(shape, np.uint8), np.zeros((1, 2), np.int8)):
+        with pytest.raises(ValueError, match=r"rows must be \(1, 2\) of uint8"):
+            store.put(np.int64([1]), rows)
+    store.close()
+
+
+@pytest.mark.parametrize(("row_bytes", "num_buckets"), [(0, 1), (1, 0)])
+def test_a_table_of_nothing_is_refused(row_bytes, num_buckets):
+    with pytest.raises(ValueError, match="at least one byte a row and one bucket"):
+        RedisStore(make_settings({}), "t", row_bytes, num_buckets)

@@ -1,0 +1,122 @@
+"""`restrict`: which keys stay, and that key, state and status go together."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_lite import dynamic_embedding as de
+from tests.dynamic_embedding.test_training import one_step
+
+tf1 = tf.compat.v1
+
+
+def adam(here):
+    made = tf1.train.AdamOptimizer(0.1) if here.is_graph else keras.optimizers.Adam(0.1)
+    return de.DynamicEmbeddingOptimizer(made)
+
+
+def keys_of(here, variable):
+    return sorted(here.run(variable.export)[0].tolist())
+
+
+@pytest.mark.parametrize("key_dtype", [tf.int64, tf.string], ids=lambda d: d.name)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_most_frequent_keys_stay(key_dtype, shards):
+    variable = de.Variable(
+        key_dtype,
+        dim=2,
+        devices=["/CPU:0"] * shards,
+        restrict_policy=de.FrequencyRestrictPolicy,
+    )
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+    shadow = variable.get_trainable_by_name("t")
+    as_key = (lambda n: f"{n}".encode()) if key_dtype == tf.string else int
+    for batch in ([1, 2, 3, 4], [1, 2, 3], [1, 1, 2], [1, 5]):
+        ids = tf.constant([as_key(n) for n in batch], key_dtype)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(de.embedding_lookup(variable, ids, name="t"))
+        optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
+    status = variable.restrict_policy.status
+    assert status.name == f"{variable.name}/frequency" and status.value_dtype == tf.int32
+    keys, counts = (each.numpy() for each in status.export())
+    counted = dict(zip(keys.tolist(), counts[:, 0].tolist(), strict=True))
+    assert counted == {as_key(n): count for n, count in ((1, 4), (2, 3), (3, 2), (4, 1), (5, 1))}
+
+    variable.restrict(3)
+    for each in (variable, status, *variable.get_slot_variables(optimizer)):
+        assert sorted(each.export()[0].numpy().tolist()) == [as_key(n) for n in (1, 2, 3)]
+    variable.restrict(3)
+    assert int(variable.size()) == 3
+
+
+def test_the_keys_that_were_trained_last_stay(monkeypatch):
+    variable = de.Variable(dim=1, restrict_policy=de.TimestampRestrictPolicy)
+    policy = variable.restrict_policy
+    for time, keys in ((100, [1, 2, 3]), (200, [4, 2]), (300, [5])):
+        monkeypatch.setattr(tf, "timestamp", lambda time=time: tf.constant(float(time), tf.float64))
+        ids = tf.constant(keys, tf.int64)
+        variable.upsert(ids, tf.ones([len(keys), 1]))
+        policy.apply_update(ids)
+    assert policy.status.name.endswith("/timestamp")
+    assert policy.status.lookup([1, 2, 4, 5]).numpy().tolist() == [[100], [200], [200], [300]]
+    variable.restrict(3, trigger=5)
+    assert int(variable.size()) == 5  # not more than the trigger
+    variable.restrict(3, trigger=4)
+    assert sorted(variable.export()[0].numpy().tolist()) == [2, 4, 5]
+
+
+@pytest.mark.parametrize("policy", [de.FrequencyRestrictPolicy, de.TimestampRestrictPolicy])
+def test_in_every_mode(here, policy):
+    variable = de.Variable(dim=2, restrict_policy=policy)
+    one_step(here, variable, adam(here), [1, 2, 3, 4, 5])()
+    here.run(variable.upsert, [77], [[1.0, 1.0]])  # without a status
+    assert keys_of(here, variable) == [1, 2, 3, 4, 5, 77]
+    here.run(lambda: variable.restrict(2))
+    # Of equal ones the first stay; what was never trained is not looked at.
+    assert keys_of(here, variable) == [1, 2, 77]
+    assert keys_of(here, variable.restrict_policy.status) == [1, 2]
+    here.run(lambda: variable.restrict(0))
+    assert keys_of(here, variable) == [77]
+
+
+def test_an_upsert_notes_nothing():
+    variable = de.Variable(dim=1, restrict_policy=de.FrequencyRestrictPolicy)
+    variable.upsert([1, 2], [[1.0], [1.0]])
+    assert int(variable.restrict_policy.status.size()) == 0
+
+
+@pytest.mark.parametrize("policy", [de.FrequencyRestrictPolicy, de.TimestampRestrictPolicy])
+def test_numbers_that_do_not_fit(policy):
+    variable = de.Variable(dim=1, restrict_policy=policy)
+    for wrong in (1.5, "3", True):
+        with pytest.raises(TypeError, match="`num_reserved` must be an integer"):
+            variable.restrict(wrong)
+    with pytest.raises(TypeError, match="`trigger` must be an integer"):
+        variable.restrict(1, trigger=2.5)
+    with pytest.raises(ValueError, match="`num_reserved` must not be negative"):
+        variable.restrict(-1)
+    with pytest.raises(TypeError, match="unexpected arguments.*'other'"):
+        variable.restrict(1, other=2)
+
+
+def test_without_a_policy_there_is_nothing_to_restrict(caplog):
+    variable = de.Variable(dim=1)
+    variable.upsert([1, 2], [[1.0], [1.0]])
+    assert variable.restrict(1) is None and int(variable.size()) == 2
+    assert "no restrict_policy" in caplog.text
+
+
+def test_a_policy_of_a_programs_own():
+    class Low(de.RestrictPolicy):
+        def apply_update(self, ids):
+            return self.status.upsert(ids, -tf.cast(ids, tf.int32)[:, None])
+
+    variable = de.Variable(dim=1, restrict_policy=Low)
+    keys = np.array([5, 9, 2, 7])
+    variable.upsert(keys, np.ones((4, 1)))
+    variable.restrict_policy.apply_update(tf.constant(keys))
+    variable.restrict(2)
+    assert variable.export()[0].numpy().tolist() == [2, 5]
+    with pytest.raises(TypeError, match=r"de\.Variable"):
+        de.RestrictPolicy(3)

@@ -1,0 +1,176 @@
+"""`embedding_lookup_sparse` and `safe_embedding_lookup_sparse` against tf.nn on a dense table."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_lite import dynamic_embedding as de
+
+DIM = 3
+
+
+def tables(dtype=tf.float32, seed=0):
+    """Returns a variable and a dense table with the same rows for keys 0 to 19."""
+    rows = np.random.default_rng(seed).normal(size=(20, DIM)).astype(np.float32)
+    dense = tf.Variable(tf.cast(rows, dtype))
+    variable = de.Variable(value_dtype=dtype, dim=DIM)
+    variable.upsert(np.arange(20), tf.cast(rows, dtype))
+    return variable, dense
+
+
+def batch(ragged, weighted):
+    """Returns ids and weights of 5 rows, one of them empty, the last too."""
+    ids = tf.ragged.constant([[3, 3, 7], [], [19], [0, 5, 5, 5], []], tf.int64)
+    weights = None
+    if weighted:
+        values = np.random.default_rng(1).uniform(0.5, 2.0, 8).astype(np.float32)
+        weights = ids.with_values(tf.constant(values))
+    if ragged:
+        return ids, weights
+    return ids.to_sparse(), None if weights is None else weights.to_sparse()
+
+
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn", "sum"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+@pytest.mark.parametrize("safe", [False, True])
+def test_as_on_a_dense_table_with_gradient(combiner, weighted, ragged, max_norm, safe):
+    variable, dense = tables()
+    ids, weights = batch(ragged, weighted)
+    shadow = variable.get_trainable_by_name("t")
+    factor = np.random.default_rng(2).normal(size=(5, DIM)).astype(np.float32)
+    options = {"combiner": combiner, "max_norm": max_norm, "name": "t"}
+    with tf.GradientTape() as tape:
+        if safe:
+            rows = de.safe_embedding_lookup_sparse(variable, ids, weights, **options)
+        else:
+            rows = de.embedding_lookup_sparse(variable, ids, weights, **options)
+        loss = tf.reduce_sum(rows * factor)
+    gradient = tape.gradient(loss, shadow)
+    sparse, sparse_weights = batch(False, weighted)
+    with tf.GradientTape() as tape:
+        expected = tf.nn.safe_embedding_lookup_sparse(
+            dense, sparse, sparse_weights, combiner=combiner, max_norm=max_norm
+        )
+        loss = tf.reduce_sum(expected * factor)
+    np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
+    assert rows.shape == (5, DIM) and not rows.numpy()[[1, 4]].any()
+    got = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, 20)
+    np.testing.assert_allclose(
+        got, tf.convert_to_tensor(tape.gradient(loss, dense)), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_in_every_mode(here, ragged):
+    variable = de.Variable(dim=1, initializer=2.0)
+
+    def lookup(values):
+        ids = tf.RaggedTensor.from_row_lengths(values, [2, 0, 1])
+        ids = ids if ragged else ids.to_sparse()
+        return de.embedding_lookup_sparse(variable, ids, None, combiner="sum")
+
+    np.testing.assert_array_equal(here.run(lookup, [5, 6, 7]), [[4], [0], [2]])
+    assert here.run(variable.size) == 0
+
+
+@pytest.mark.parametrize(
+    "dtype", [tf.float16, tf.bfloat16, tf.float64, tf.int32], ids=lambda d: d.name
+)
+@pytest.mark.parametrize("max_norm", [None, 100.0])
+def test_other_values(dtype, max_norm):
+    variable = de.Variable(value_dtype=dtype, dim=2)
+    variable.upsert([1, 2], tf.cast([[1, 2], [3, 6]], dtype))
+    if dtype == tf.int32 and max_norm is not None:
+        pytest.skip("a norm is one of floating-point numbers")
+    ids = tf.sparse.from_dense(tf.constant([[1, 2], [2, 0]], tf.int64))
+    rows = de.embedding_lookup_sparse(variable, ids, None, max_norm=max_norm)
+    assert rows.dtype == dtype and rows.numpy().tolist() == [[2, 4], [3, 6]]
+
+
+def test_safe_lookups_of_a_higher_rank():
+    variable, dense = tables()
+    indices = [[0, 0, 0], [0, 0, 2], [0, 2, 1], [1, 1, 0]]
+    ids = tf.SparseTensor(indices, tf.constant([4, 5, 6, 7], tf.int64), [2, 3, 4])
+    weights = tf.SparseTensor(indices, tf.constant([1.0, 2.0, 3.0, 4.0]), [2, 3, 4])
+    for combiner in ("mean", "sum"):
+        rows = de.safe_embedding_lookup_sparse(variable, ids, weights, combiner=combiner)
+        expected = tf.nn.safe_embedding_lookup_sparse(dense, ids, weights, combiner=combiner)
+        assert rows.shape == (2, 3, DIM)
+        np.testing.assert_allclose(rows, expected, rtol=1e-6)
+
+
+def test_an_empty_row_looks_no_key_up():
+    variable = de.Variable(dim=1, initializer=5.0)
+    ids = tf.sparse.from_dense(tf.constant([[0, 0], [3, 0]], tf.int64))
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    with tf.GradientTape() as tape:
+        rows = de.safe_embedding_lookup_sparse(variable, ids, name="t")
+        loss = tf.reduce_sum(rows)
+    assert rows.numpy().tolist() == [[0.0], [5.0]]
+    shadow = variable.get_trainable_by_name("t")
+    optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
+    assert variable.export()[0].numpy().tolist() == [3]
+
+
+def test_a_default_key_for_empty_rows():
+    variable, dense = tables()
+    for ragged in (False, True):
+        for weighted in (False, True):
+            ids, weights = batch(ragged, weighted)
+            rows = de.safe_embedding_lookup_sparse(variable, ids, weights, default_id=9)
+            np.testing.assert_allclose(rows.numpy()[[1, 4]], [dense.numpy()[9]] * 2, rtol=1e-6)
+
+
+def test_weights_that_are_not_above_0_are_left_out_but_of_a_sum():
+    variable = de.Variable(dim=1)
+    variable.upsert([-1, 2, 3], [[1.0], [10.0], [100.0]])
+    ids = tf.ragged.constant([[-1, 2, 3]], tf.int64)
+    weights = tf.ragged.constant([[1.0, -1.0, 0.0]])
+    for kind in (lambda r: r, lambda r: r.to_sparse()):
+        arguments = variable, kind(ids), kind(weights)
+        mean = de.safe_embedding_lookup_sparse(*arguments, combiner="mean")
+        total = de.safe_embedding_lookup_sparse(*arguments, combiner="sum")
+        assert (mean.numpy().tolist(), total.numpy().tolist()) == ([[1.0]], [[-9.0]])
+
+
+def test_keys_of_texts():
+    variable = de.Variable(tf.string, dim=1)
+    variable.upsert(["a", "b"], [[1.0], [3.0]])
+    ids = tf.ragged.constant([["a", "b"], ["zz"]])
+    assert de.embedding_lookup_sparse(variable, ids, None).numpy().tolist() == [[2.0], [0.0]]
+
+
+def test_arguments_that_do_not_fit():
+    variable, _ = tables()
+    ids, weights = batch(False, True)
+    ragged, _ = batch(True, False)
+    for lookup in (de.embedding_lookup_sparse, de.safe_embedding_lookup_sparse):
+        with pytest.raises(ValueError, match="`combiner` must be one of.*'max'"):
+            lookup(variable, ids, weights, combiner="max")
+        with pytest.raises(TypeError, match="SparseTensor or RaggedTensor. Received: EagerTensor"):
+            lookup(variable, tf.constant([[1]]), None)
+        with pytest.raises(TypeError, match="`sp_weights` must be None or a RaggedTensor"):
+            lookup(variable, ragged, weights)
+        with pytest.raises(ValueError, match="Only one params"):
+            lookup([variable, variable], ids, None)
+        with pytest.raises(TypeError, match="must be int64"):
+            lookup(variable, tf.cast(ids, tf.int32), None)
+        with pytest.raises(TypeError, match=r"de\.Variable"):
+            lookup(tf.Variable([[1.0]]), ids, None)
+        rows, trainable = lookup(variable, ids, weights, name="n", return_trainable=True)
+        assert rows.shape == (5, DIM) and trainable is variable.get_trainable_by_name("n")
+    with pytest.raises(ValueError, match="rank 2 or more"):
+        de.safe_embedding_lookup_sparse(
+            variable, tf.SparseTensor([[0]], tf.constant([1], tf.int64), [3])
+        )
+    de.embedding_lookup_sparse(variable, ids, weights, combiner=None)
+    variable.verify_embedding_weights(ids, weights)
+    with pytest.raises(ValueError, match="must be given"):
+        variable.verify_embedding_weights(None)
+    with pytest.raises(TypeError, match="int64"):
+        variable.verify_embedding_weights(tf.cast(ids, tf.int32))
+    with pytest.raises(TypeError, match="floating-point"):
+        variable.verify_embedding_weights(ids, ids)

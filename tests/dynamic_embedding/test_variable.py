@@ -1,0 +1,438 @@
+"""`Variable` against a Python dict: each method, in each of TensorFlow's modes, awkward sizes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sok_lite import dynamic_embedding as de
+from sok_lite.dynamic_embedding.variable import default_partition_fn
+from tests.dynamic_embedding.dict_variable import DictVariable
+from tests.dynamic_embedding.modes import Function
+
+KEYS = [tf.int64, tf.int32, tf.string]
+VALUES = [tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64, tf.int8]
+
+
+def as_keys(numbers, dtype):
+    """Returns keys of a dtype, one for each number and the same for equal ones."""
+    numbers = np.asarray(numbers)
+    if dtype == tf.string:
+        return np.array([f"key {n}".encode() for n in numbers.ravel()], object).reshape(
+            numbers.shape
+        )
+    return numbers.astype(dtype.as_numpy_dtype)
+
+
+def assert_same(here, variable, oracle, tolerance=0):
+    keys, values = here.run(variable.export)
+    assert sorted(keys.tolist()) == sorted(oracle.rows)
+    assert values.shape == (len(oracle.rows), oracle.dim)
+    for key, row in zip(keys.tolist(), values, strict=True):
+        np.testing.assert_allclose(row, oracle.rows[key], rtol=tolerance, atol=tolerance)
+    assert here.run(variable.size) == len(oracle.rows)
+
+
+@pytest.mark.parametrize("key_dtype", KEYS, ids=lambda d: d.name)
+@pytest.mark.parametrize("value_dtype", VALUES, ids=lambda d: d.name)
+def test_every_dtype_in_every_mode(here, key_dtype, value_dtype):
+    variable = de.Variable(key_dtype, value_dtype, dim=3, initializer=-2, name="types")
+    oracle = DictVariable(3, -2, value_dtype.as_numpy_dtype)
+    rng = np.random.default_rng(1)
+    first = as_keys([5, -7, 0, 2**31 - 1], key_dtype)
+    values = rng.integers(-5, 6, (4, 3)).astype(value_dtype.as_numpy_dtype)
+    here.run(variable.upsert, first, values)
+    oracle.upsert(first, values)
+    assert_same(here, variable, oracle)
+
+    asked = as_keys([[0, 1], [5, -7]], key_dtype)
+    rows, exists = here.run(lambda keys: variable.lookup(keys, return_exists=True), asked)
+    assert rows.dtype == value_dtype.as_numpy_dtype
+    np.testing.assert_array_equal(rows, oracle.lookup(asked))
+    np.testing.assert_array_equal(exists, [[True, False], [True, True]])
+
+    keys = as_keys([5, 9, 0, 0], key_dtype)
+    old = rng.integers(-5, 6, (4, 3)).astype(value_dtype.as_numpy_dtype)
+    new = rng.integers(-5, 6, (4, 3)).astype(value_dtype.as_numpy_dtype)
+    here.run(variable.accum, keys, old, new, [True, False, True, True])
+    oracle.accum(keys, old, new, [True, False, True, True])
+    assert_same(here, variable, oracle)
+
+    here.run(variable.remove, as_keys([0, 0, 77], key_dtype))
+    oracle.remove(as_keys([0], key_dtype))
+    assert_same(here, variable, oracle)
+    here.run(variable.clear)
+    oracle.rows.clear()
+    assert_same(here, variable, oracle)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (0, 3), (4, 1), (2, 3, 5)])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_keys_of_any_shape(here, shape, shards):
+    variable = de.Variable(dim=2, devices=["/CPU:0"] * shards, initializer=0.5)
+    keys = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
+    values = np.arange(keys.size * 2, dtype=np.float32).reshape(*shape, 2)
+    here.run(variable.upsert, keys, values)
+    np.testing.assert_array_equal(here.run(variable.lookup, keys), values)
+    assert here.run(variable.size) == keys.size
+
+
+KEY = st.integers(0, 9)
+ROWS = st.lists(st.tuples(KEY, st.integers(-9, 9), st.booleans()), max_size=25)
+CALL = st.one_of(
+    st.tuples(st.just("upsert"), ROWS),
+    st.tuples(st.just("accum"), ROWS),
+    st.tuples(st.just("remove"), ROWS),
+    st.tuples(st.just("clear"), st.just([])),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(CALL, max_size=8), st.integers(1, 3))
+def test_any_calls_one_after_the_other(calls, shards):
+    variable = de.Variable(dim=2, devices=["/CPU:0"] * shards, initializer=3.0)
+    oracle = DictVariable(2, 3.0)
+    for name, items in calls:
+        keys = np.array([key for key, _, _ in items], np.int64)
+        values = np.array([[n, -n] for _, n, _ in items], np.float32).reshape(-1, 2)
+        flags = np.array([flag for _, _, flag in items], bool)
+        arguments = {
+            "upsert": (keys, values),
+            "accum": (keys, 2 * values, values, flags),
+            "remove": (keys,),
+            "clear": (),
+        }[name]
+        getattr(variable, name)(*arguments)
+        if name == "clear":
+            oracle.rows.clear()
+        else:
+            getattr(oracle, name)(*arguments)
+    keys, values = variable.export()
+    assert sorted(keys.numpy().tolist()) == sorted(oracle.rows)
+    np.testing.assert_array_equal(values, oracle.lookup(keys.numpy()))
+    everything = np.arange(12)
+    rows, exists = variable.lookup(everything, return_exists=True)
+    np.testing.assert_array_equal(rows, oracle.lookup(everything))
+    np.testing.assert_array_equal(exists, oracle.exists(everything))
+
+
+def test_the_last_of_a_repeated_key_is_written(here):
+    variable = de.Variable(dim=1)
+    keys = np.zeros(100_000, np.int64)
+    here.run(variable.upsert, keys, np.arange(100_000, dtype=np.float32)[:, None])
+    assert here.run(variable.lookup, [0]) == [[99_999.0]]
+
+
+def test_lookups_change_nothing(here):
+    variable = de.Variable(dim=2, initializer=1.0)
+    here.run(variable.lookup, [1, 2, 3])
+    here.run(lambda keys: variable.lookup(keys, return_exists=True), [1, 2])
+    here.run(lambda keys: de.embedding_lookup(variable, keys, name="n"), [4, 5])
+    assert here.run(variable.size) == 0
+
+
+# ---- accum ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("flag", [True, False])
+def test_the_four_cases_of_accum(here, is_there, flag):
+    variable = de.Variable(dim=2)
+    if is_there:
+        here.run(variable.upsert, [7], [[10.0, 20.0]])
+    here.run(variable.accum, [7], [[1.0, 1.0]], [[4.0, 6.0]], [flag])
+    expected = {
+        (True, True): [[13.0, 25.0]],
+        (False, False): [[4.0, 6.0]],
+        (True, False): [[10.0, 20.0]],
+        (False, True): [[0.0, 0.0]],
+    }[is_there, flag]
+    np.testing.assert_array_equal(here.run(variable.lookup, [7]), expected)
+    assert here.run(variable.size) == int(is_there or not flag)
+
+
+def test_accum_sums_repeated_keys_and_keeps_the_first_new_one(here):
+    variable = de.Variable(dim=1)
+    here.run(variable.upsert, [1], [[10.0]])
+    keys, old = [1, 1, 2, 2], [[0.0]] * 4
+    here.run(variable.accum, keys, old, [[1.0], [2.0], [5.0], [6.0]], [True, True, False, False])
+    np.testing.assert_array_equal(here.run(variable.lookup, [1, 2]), [[13.0], [5.0]])
+
+
+def test_exists_of_any_shape_with_one_for_each_key(here):
+    variable = de.Variable(dim=1)
+    values = np.ones((2, 2, 1), np.float32)
+    here.run(variable.accum, [[1, 2], [3, 4]], values, values, [False] * 4)
+    assert here.run(variable.size) == 4
+
+
+# ---- devices and partitioners --------------------------------------------------------------------
+
+
+def by_tens(keys, shard_num):
+    return tf.cast(keys // 10, tf.int32)
+
+
+def test_shards_are_what_the_partitioner_says(here):
+    variable = de.Variable(dim=1, devices=["/CPU:0"] * 3, partitioner=by_tens)
+    keys = np.array([25, 1, 12, 2, 29, 3], np.int64)
+    here.run(variable.upsert, keys, keys[:, None].astype(np.float32))
+    assert [here.run(lambda i=i: variable.size(i)) for i in range(3)] == [3, 1, 2]
+    assert [here.run(table.size) for table in variable.tables] == [3, 1, 2]
+    exported, values = here.run(variable.export)
+    assert [key // 10 for key in exported.tolist()] == [0, 0, 0, 1, 2, 2]
+    np.testing.assert_array_equal(values[:, 0], exported)
+    assert sorted(here.run(variable.tables[2].export)[0].tolist()) == [25, 29]
+    with pytest.raises(IndexError):
+        variable.size(3)
+
+
+@pytest.mark.parametrize("keys", [tf.int64, tf.int32, tf.string], ids=lambda d: d.name)
+def test_the_default_partitioner_takes_every_key_dtype(keys):
+    numbers = as_keys([-7, -1, 0, 5, 11], keys)
+    variable = de.Variable(keys, dim=1, devices=["/CPU:0", "/CPU:0"])
+    variable.upsert(numbers, np.ones((5, 1)))
+    assert int(variable.size(0)) + int(variable.size(1)) == int(variable.size()) == 5
+    if keys != tf.string:
+        np.testing.assert_array_equal(default_partition_fn(tf.constant(numbers), 2), numbers % 2)
+
+
+@pytest.mark.parametrize("call", ["upsert", "lookup", "remove"])
+def test_what_a_partitioner_may_not_give(call):
+    def too_large(keys, shard_num):
+        return tf.fill(tf.shape(keys), 2)
+
+    def wrong_dtype(keys, shard_num):
+        return keys % shard_num
+
+    values = [[[1.0]]] if call == "upsert" else []
+    for partitioner, text in ((too_large, r"\[0, 2\).*Received: 2"), (wrong_dtype, "int64")):
+        variable = de.Variable(dim=1, devices=["/CPU:0"] * 2, partitioner=partitioner)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+            getattr(variable, call)(tf.constant([1], tf.int64), *values)
+        assert int(variable.rows.size()) == 0
+    variable = de.Variable(dim=1, devices=["/CPU:0"] * 2, partitioner=too_large)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 2\)"):
+        Function().run(lambda keys: getattr(variable, call)(keys, *values), [1])
+
+
+def test_a_partitioner_is_asked_for_one_shard_too():
+    def refuse(keys, shard_num):
+        raise KeyError("asked")
+
+    variable = de.Variable(dim=1, partitioner=refuse)
+    with pytest.raises(KeyError, match="asked"):
+        variable.lookup([1])
+
+
+# ---- initial values ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("initializer", "expected"),
+    [
+        (None, [0, 0]),
+        (3, [3, 3]),
+        (np.float32(0.25), [0.25, 0.25]),
+        (np.array([7.0]), [7, 7]),
+        ([1.5, -2.0], [1.5, -2.0]),
+        (np.array([[4.0], [5.0]]), [4, 5]),
+        (lambda: 2.0, [2, 2]),
+        (lambda shape: np.arange(shape[0]) + 1, [1, 2]),
+        (tf.keras.initializers.Constant(6.0), [6, 6]),
+        (tf.keras.initializers.Ones, [1, 1]),
+        (tf.compat.v1.ones_initializer(), [1, 1]),
+        (tf.compat.v1.constant_initializer(9.0), [9, 9]),
+    ],
+)
+def test_what_a_missing_key_gives(initializer, expected):
+    variable = de.Variable(dim=2, initializer=initializer)
+    np.testing.assert_array_equal(variable.lookup([[3], [4]]), [[expected], [expected]])
+
+
+def test_a_tensor_as_initializer():
+    np.testing.assert_array_equal(
+        de.Variable(dim=2, initializer=tf.constant([1.0, 2.0])).lookup([1]), [[1, 2]]
+    )
+    with tf.Graph().as_default():
+        de.Variable(dim=2, initializer=tf.constant([1.0, 2.0]))
+        with pytest.raises(ValueError, match="known when the variable is made"):
+            de.Variable(dim=2, initializer=tf.random.uniform([2]))
+
+
+def test_random_initial_values_are_of_the_key_alone():
+    import keras
+    import tf_keras
+
+    for initializer in (
+        keras.initializers.RandomNormal(stddev=2.0, seed=3),
+        tf_keras.initializers.RandomNormal(stddev=2.0),
+        tf.random_normal_initializer(stddev=2.0),
+        tf.compat.v1.random_normal_initializer(stddev=2.0),
+    ):
+        variable = de.Variable(dim=4, initializer=initializer, name="random")
+        rows = variable.lookup(np.arange(1000)).numpy()
+        np.testing.assert_array_equal(variable.lookup([[7, 7], [3, 999]]), rows[[[7, 7], [3, 999]]])
+        assert len(np.unique(rows)) > 3900
+        assert abs(rows.std() - 2.0) < 0.1 and abs(rows.mean()) < 0.1
+
+
+def test_initializers_that_count_with_fans_take_a_row_for_a_vector():
+    variable = de.Variable(dim=12, initializer=tf.keras.initializers.GlorotUniform())
+    limit = np.sqrt(6 / (12 + 12))
+    for batch in (10, 5000):
+        rows = variable.lookup(np.arange(batch)).numpy()
+        assert abs(rows).max() <= limit
+    assert abs(rows).max() > 0.99 * limit
+
+
+@pytest.mark.parametrize(
+    ("initializer", "error", "text"),
+    [
+        ("normal", TypeError, "Received: 'normal'"),
+        ([1.0, 2.0, 3.0], ValueError, "one number, or 2.*3 numbers"),
+        (object(), TypeError, "must be a number"),
+        (tf.keras.initializers.Identity(), ValueError, "Received: Identity"),
+    ],
+)
+def test_initializers_that_there_are_not(initializer, error, text):
+    with pytest.raises(error, match=text):
+        de.Variable(dim=2, initializer=initializer)
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"dim": 0}, ValueError, "dim=0"),
+        ({"dim": 1.5}, TypeError, "dim=1.5"),
+        ({"init_size": -1}, ValueError, "init_size=-1"),
+        ({"devices": []}, ValueError, "devices"),
+        ({"key_dtype": tf.float32}, TypeError, "key_dtype=float32"),
+        ({"value_dtype": tf.complex64}, TypeError, "value_dtype=complex64"),
+        ({"value_dtype": tf.string}, TypeError, "value_dtype=string"),
+        ({"kv_creator": 3}, TypeError, "KVCreator"),
+        ({"restrict_policy": int}, TypeError, "restrict_policy must be subclass"),
+        ({"restrict_policy": 3}, TypeError, "restrict_policy must be subclass"),
+    ],
+)
+def test_arguments_that_do_not_fit(arguments, error, text):
+    with pytest.raises(error, match=text):
+        de.Variable(**arguments)
+
+
+@pytest.mark.parametrize("call", ["lookup", "remove", "upsert", "accum"])
+def test_dtypes_that_do_not_fit(call):
+    variable = de.Variable(dim=2)
+    keys, values = tf.constant([1], tf.int64), tf.ones([1, 2])
+    good = {
+        "lookup": [keys],
+        "remove": [keys],
+        "upsert": [keys, values],
+        "accum": [keys, values, values, [True]],
+    }[call]
+    wrong_keys = [tf.constant([1], tf.int32), *good[1:]]
+    # TypeError by TFRA's documents, ValueError by what it raises.
+    for error in (TypeError, ValueError):
+        with pytest.raises(error, match="must be int64. Received: int32"):
+            getattr(variable, call)(*wrong_keys)
+        with pytest.raises(error, match="Received: float"):
+            getattr(variable, call)([1.5], *good[1:])
+        if len(good) > 1:
+            with pytest.raises(error, match="must be float32. Received: float64"):
+                getattr(variable, call)(keys, tf.ones([1, 2], tf.float64), *good[2:])
+    assert int(variable.size()) == 0
+
+
+@pytest.mark.parametrize("values", [np.ones((1, 3)), np.ones((2, 2)), np.ones(2)])
+def test_values_of_another_shape(values):
+    variable = de.Variable(dim=2)
+    for error in (tf.errors.InvalidArgumentError, ValueError):
+        with pytest.raises(error, match=r"Expected shape \(1, 2\)"):
+            variable.upsert([1], values)
+    assert int(variable.size()) == 0
+
+
+def test_lists_and_arrays_become_keys():
+    variable = de.Variable(dim=1)
+    variable.upsert([1, 2], [[1.0], [2.0]])
+    variable.upsert(np.array([3], np.int32), np.array([[3.0]]))
+    np.testing.assert_array_equal(variable.lookup([1, 2, 3]), [[1], [2], [3]])
+    variable.remove([1])
+    assert int(variable.size()) == 2
+    with pytest.raises(TypeError, match="int32"):
+        de.Variable(tf.int32).lookup([2**40])
+
+
+def test_what_a_variable_says_of_itself(monkeypatch):
+    variable = de.Variable(dim=5, devices="/CPU:0", name="facts", init_size=100)
+    assert variable.devices == ["/CPU:0"] and variable.shard_num == 1
+    assert variable.shared_name == "shared_name.facts"
+    assert isinstance(variable.kv_creator, de.CuckooHashTableCreator)
+    assert (variable.trainable, variable.checkpoint, variable.bp_v2) == (True, True, False)
+    assert isinstance(variable.tables[0], de.CuckooHashTable)
+    assert variable.trainable_store == {} and variable.restrict_policy is None
+    assert "facts" in repr(variable) and "dim=5" in repr(variable)
+    assert de.Variable(devices=["a", "b"], init_size=101).init_size == 50
+
+
+def test_the_initial_size(monkeypatch):
+    monkeypatch.delenv("TF_HASHTABLE_INIT_SIZE", raising=False)
+    usual = de.Variable().rows.table.capacity
+    monkeypatch.setenv("TF_HASHTABLE_INIT_SIZE", "200000")
+    assert de.Variable().rows.table.capacity >= 200_000 > usual >= 8192
+    assert de.Variable(init_size=5000).rows.table.capacity < 200_000
+
+
+# ---- by name -------------------------------------------------------------------------------------
+
+
+def test_get_variable_gives_the_same_one_again():
+    first = de.get_variable("again", dim=3)
+    assert de.get_variable("again", dim=3) is first
+    for other in ({"dim": 4}, {"dim": 3, "key_dtype": tf.int32}, {"dim": 3, "devices": ["a", "b"]}):
+        with pytest.raises(ValueError, match="exists with"):
+            de.get_variable("again", **other)
+    del first
+    assert de.get_variable("again", dim=4).dim == 4
+
+
+def test_get_variable_in_a_graph_follows_scopes():
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default():
+        with tf1.variable_scope("outer"):
+            first = de.get_variable("a", dim=2)
+            short = de.get_variable("b", dim=2, short_file_name=True)
+        assert (first.name, short.name) == ("outer/a", "b")
+        with (
+            tf1.variable_scope("outer"),
+            pytest.raises(ValueError, match="already exists, disallowed.*AUTO_REUSE"),
+        ):
+            de.get_variable("a", dim=2)
+        for reuse in (True, tf1.AUTO_REUSE):
+            with tf1.variable_scope("outer", reuse=reuse):
+                assert de.get_variable("a", dim=2) is first
+        with (
+            tf1.variable_scope("outer", reuse=True),
+            pytest.raises(ValueError, match="does not exist"),
+        ):
+            de.get_variable("c", dim=2)
+        collections = de.GraphKeys
+        assert tf1.get_collection(collections.DYNAMIC_EMBEDDING_VARIABLES) == [first, short]
+    with tf.Graph().as_default():
+        assert de.get_variable("a") is not first
+
+
+def test_a_variable_is_freed_when_nobody_holds_it():
+    import gc
+    import weakref
+
+    variable = de.get_variable("freed", dim=2)
+    de.embedding_lookup(variable, tf.constant([1], tf.int64), name="x")
+    table = weakref.ref(variable.rows.table)
+    del variable
+    gc.collect()
+    assert table() is None

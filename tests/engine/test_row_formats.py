@@ -1,0 +1,311 @@
+"""Rows of float64 and of integers in both kinds of table, against NumPy, bit for bit."""
+
+import fractions
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sok_lite.backend import get_backend
+from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.segments import gather_rows
+from sok_lite.engine.table import make_table, snapshot
+from tests.engine.helpers import sized
+from tests.engine.test_alignment import placed
+
+DTYPES = ["float64", "int32", "int64", "int8"]
+INTEGERS = DTYPES[1:]
+DIMS = [1, 3, 4, 16, 33]
+OPTIONS = {
+    "hbm": {},
+    "hybrid": {"init_capacity": 64, "max_capacity": 1 << 14},
+    "far": {"init_capacity": 64, "max_capacity": 1 << 14, "max_hbm_for_vectors": 0},
+}
+
+
+@pytest.fixture(params=OPTIONS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(params=DTYPES)
+def dtype(request):
+    return request.param
+
+
+def make(backend, kind, dtype, dim=3, first=0, **options):
+    initializer = make_initializer(first, dim)
+    var_type = "hbm" if kind == "hbm" else "hybrid"
+    options = {"dtype": dtype, "initializer": initializer, **OPTIONS[kind], **options}
+    return make_table(var_type, backend, dim, **options)
+
+
+def drawn(dtype, n, dim, seed=0):
+    """Numbers from all of the range, most of which float32 does not hold; the ends come first."""
+    rng = np.random.default_rng([n, dim, seed])
+    if dtype == "float64":
+        edges = np.array([1e300, -1e-300, 1 + 2**-52, 5e-324])
+        rows = rng.normal(size=(n, dim)) * 10.0 ** rng.integers(-300, 300, (n, dim))
+    else:
+        info = np.iinfo(dtype)
+        edges = np.array([info.min, info.max, -1, 0], dtype)
+        rows = rng.integers(info.min, info.max, (n, dim), dtype, endpoint=True)
+    rows.reshape(-1)[: len(edges)] = edges[: rows.size]
+    return rows
+
+
+def content(table):
+    """{key: bits of its row}, as `export` has them."""
+    keys, rows = (table.backend.to_host(array) for array in table.export())
+    assert rows.dtype == table.row_dtype.name and rows.shape == (len(keys), table.dim)
+    return {int(key): row.tobytes() for key, row in zip(keys, rows, strict=True)}
+
+
+def bits(keys, rows):
+    return {int(key): row.tobytes() for key, row in zip(keys, rows, strict=True)}
+
+
+# -------------------------------------------------------------------- rows as they are
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_rows_come_back_to_the_bit(backend, kind, dtype, dim):
+    table = make(backend, kind, dtype, dim, first=7)
+    keys = np.random.default_rng(dim).permutation(1000)  # so many that index and rows grow
+    rows = drawn(dtype, 1000, dim)
+    for part in (slice(0, 31), slice(31, 1000)):
+        table.insert_or_assign(keys[part], backend.from_host(rows[part]))
+    assert content(table) == bits(keys, rows)
+    asked = np.concatenate([keys[::-1], keys[:33], [5000, 5001]])
+    for missing, absent in (("initial", 7), ("zeros", 0)):
+        found = backend.to_host(table.lookup(asked, insert=False, missing=missing).values)
+        np.testing.assert_array_equal(found[:1000], rows[::-1])
+        np.testing.assert_array_equal(found[1000:1033], rows[:33])
+        np.testing.assert_array_equal(found[1033:], np.full((2, dim), absent))
+    found[1033:] = 7
+    np.testing.assert_array_equal(backend.to_host(table.lookup(asked).values), found)
+    table.erase([5000, 5001])
+    # The last of a repeated key counts; a key without a row is left out.
+    others = drawn(dtype, 100, dim, seed=1)
+    table.assign([*keys[:49], *keys[:49], -1, -2], backend.from_host(others))
+    rows[:49] = others[49:98]
+    assert content(table) == bits(keys, rows)
+    chosen = table.export_if(lambda entries: entries.keys % 2 == 0)
+    even = np.sort(keys[keys % 2 == 0])
+    np.testing.assert_array_equal(backend.to_host(chosen[0]), even)
+    assert bits(*map(backend.to_host, chosen)) == {int(k): content(table)[int(k)] for k in even}
+
+
+@pytest.mark.parametrize("dim", [1, 3, 16, 36])
+def test_dense_arrays_may_begin_at_any_element(backend, dtype, dim):
+    rows, keys = drawn(dtype, 50, dim), np.arange(50)
+    for shift in (1, 2, 3):
+        table = make(backend, "hbm", dtype, dim)
+        table.insert_or_assign(keys, placed(backend, rows, shift))
+        out = placed(backend, np.zeros_like(rows), shift)
+        assert bits(keys, backend.to_host(table.lookup(keys, out=out).values)) == bits(keys, rows)
+        table.find_or_insert(keys)
+        again = backend.to_host(table.lookup([60, *keys[:-1]], out=out).values)  # rows_deliver
+        assert bits(keys, again) == bits(keys, [np.zeros(dim, dtype), *rows[:-1]])
+        order = np.random.default_rng(0).permutation(50).astype(np.int32)
+        source = placed(backend, rows, shift)
+        gathered = gather_rows(backend, source, backend.from_host(order))
+        assert bits(keys, backend.to_host(gathered)) == bits(keys, rows[order])
+
+
+def test_evicted_rows_are_given_as_they_were(backend, dtype):
+    table = make(backend, "hybrid", dtype, 5, max_capacity=64, on_refused="ignore")
+    rows, held, gone = drawn(dtype, 500, 5), {}, {}
+    for first in range(0, 500, 20):
+        keys = np.arange(first, first + 20)
+        evicted = table.insert_and_evict(keys, backend.from_host(rows[first : first + 20]))
+        held |= bits(keys, rows[first : first + 20])
+        gone |= bits(backend.to_host(evicted.keys), backend.to_host(evicted.values))
+    assert len(gone) >= 400
+    assert gone.items() <= held.items() and content(table).items() <= held.items()
+    assert gone.keys() | content(table).keys() <= held.keys()
+
+
+def test_rows_follow_their_keys_between_tiers(backend, dtype):
+    dim = 3
+    near = 64 * dim * np.dtype(dtype).itemsize / 2**30  # 64 rows
+    table = make(backend, "hybrid", dtype, dim, max_hbm_for_vectors=near)
+    keys, rows = np.arange(300), drawn(dtype, 300, dim)
+    table.insert_or_assign(keys, backend.from_host(rows))
+    assert table.store.near_rows == 64 and table.store.num_far_rows > 200
+    before = table.find(keys)
+    for _ in range(sized(backend, 200, 100)):
+        table.lookup(keys[-50:])  # now these are the hot ones
+        if table.tiers.num_moved:
+            break
+    table._rebalance()
+    assert table.tiers.num_moved > 0
+    assert (backend.to_host(table.find(keys)) != backend.to_host(before)).any()
+    assert content(table) == bits(keys, rows)
+
+
+@pytest.mark.parametrize("to", OPTIONS)
+def test_snapshots_keep_rows(backend, kind, to, dtype):
+    table, other = make(backend, kind, dtype), make(backend, to, dtype)
+    keys, rows = np.arange(100) * 3, drawn(dtype, 100, 3)
+    table.insert_or_assign(keys, backend.from_host(rows))
+    other.find_or_insert([1, 2])
+    snapshot.restore(other, snapshot.take(table))
+    assert content(other) == bits(keys, rows)
+
+
+# -------------------------------------------------------------------- sums
+
+
+def sums(dtype, keys, deltas):
+    """{key: what NumPy sums in this dtype, item by item}."""
+    total = {}
+    with np.errstate(over="ignore"):
+        for key, delta in zip(keys.tolist(), deltas, strict=True):
+            total[key] = total.get(key, np.zeros(deltas.shape[1], dtype)) + delta
+    return total
+
+
+@pytest.mark.parametrize("n, dim", [(0, 3), (1, 1), (33, 3), (1000, 4), (1000, 33)])
+@pytest.mark.parametrize("scale", [1.0, -1.0, 3])
+def test_deltas_are_added_in_the_type_of_the_rows(backend, kind, dtype, n, dim, scale):
+    table = make(backend, kind, dtype, dim)
+    keys, rows = np.arange(40), drawn(dtype, 40, dim)
+    table.insert_or_assign(keys, backend.from_host(rows))
+    asked = np.random.default_rng(n).integers(-10, 40, n)  # repeated, and some without a row
+    deltas = drawn(dtype, n, dim, seed=2)
+    table.accumulate(asked, backend.from_host(deltas), scale)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for key, total in sums(dtype, asked, deltas).items():
+            if key >= 0:
+                rows[key] = rows[key] + total * np.array(scale).astype(dtype)
+    assert content(table) == bits(keys, rows)
+
+
+def test_a_factor_may_be_any_whole_number_and_any_float(backend):
+    table = make(backend, "hbm", "int8", 2)
+    table.insert_or_assign([1], np.array([[1, -1]], np.int8))
+    table.accumulate([1], np.array([[1, 2]], np.int8), 1e6)  # 1000000 mod 256 is 64
+    np.testing.assert_array_equal(backend.to_host(table.export()[1]), [[65, 127]])
+    with pytest.raises(ValueError, match="`scale` must be a whole number for rows of int8.*0.5"):
+        table.accumulate([1], np.ones((1, 2), np.int8), 0.5)
+    table = make(backend, "hbm", "float64", 2, first=1)
+    table.find_or_insert([1])
+    table.accumulate([1], np.array([[1e-15, 3]]), 0.5)
+    np.testing.assert_array_equal(backend.to_host(table.export()[1]), [[1 + 5e-16, 2.5]])
+
+
+def test_accum_or_assign_adds_and_inserts(backend, kind, dtype):
+    table = make(backend, kind, dtype)
+    keys, rows = np.arange(20), drawn(dtype, 20, 3)
+    table.insert_or_assign(keys, backend.from_host(rows))
+    asked = np.array([0, 5, 0, 100, 101, 100, 7, 102])
+    flags = np.array([1, 1, 1, 0, 0, 0, 0, 1], bool)  # of the last two: no longer so
+    deltas = drawn(dtype, 8, 3, seed=3)
+    table.accum_or_assign(asked, backend.from_host(deltas), backend.from_host(flags))
+    with np.errstate(over="ignore"):
+        for key, total in sums(dtype, asked[:3], deltas[:3]).items():
+            rows[key] = rows[key] + total
+    expected = bits(keys, rows) | bits([101, 100], deltas[4:6])
+    assert content(table) == expected
+
+
+# -------------------------------------------------------------------- what is small
+
+
+def test_rows_of_zeros_and_small_rows_are_known(backend, kind, dtype):
+    table = make(backend, kind, dtype, 2)
+    least = 5e-324 if dtype == "float64" else 1
+    most = 1e300 if dtype == "float64" else np.iinfo(dtype).min
+    rows = np.array([[0, 0], [0, least], [-least, 0], [0, most], [2, -3]], dtype)
+    table.insert_or_assign(np.arange(5), backend.from_host(rows))
+    assert table.num_zero_rows() == 1
+
+    def above(cutoff):
+        return backend.to_host(table.export(cutoff=cutoff)[0]).tolist()
+
+    assert above(least) == [1, 2, 3, 4]
+    assert above(2 * least) == [3, 4]
+    assert above(3.5) == [3]
+    assert above(float("inf")) == []
+    assert table.erase_below(3.5) == 4
+    assert backend.to_host(table.export()[0]).tolist() == [3]
+
+
+@given(st.data())
+@example(data=None)
+def test_what_is_below_a_cutoff_is_what_exact_numbers_say(data):
+    if data is None:
+        pairs = [("int8", -128, 128.0), ("int8", -128, 128.5), ("int8", -128, 1e300)]
+        pairs += [("int64", -(2**63), 2.0**63), ("int64", -(2**63), np.inf), ("int8", 0, 1e-320)]
+    else:
+        name = data.draw(st.sampled_from(INTEGERS))
+        info = np.iinfo(name)
+        cutoff = st.floats(min_value=0, exclude_min=True) | st.integers(1, 2**64).map(float)
+        pairs = [(name, data.draw(st.integers(info.min, info.max)), data.draw(cutoff))]
+    for name, value, cutoff in pairs:
+        stored = np.array([[value]], name)
+        below = cutoff == np.inf or abs(value) < fractions.Fraction(cutoff)
+        assert row_dtype(name).is_below(np, stored, cutoff).tolist() == [[below]]
+
+
+# -------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_take_integers_that_fit(backend, name):
+    table, info = make(backend, "hbm", name, 2), np.iinfo(name)
+    for given_as in ("int8", "uint8", "int16", "int64", "uint64"):
+        table.insert_or_assign([1], backend.from_host(np.array([[1, 100]], given_as)))
+        np.testing.assert_array_equal(backend.to_host(table.export()[1]), [[1, 100]])
+    before = content(table)
+    zeros = np.zeros((1, 2))
+    writes = {
+        "insert_or_assign": lambda rows: table.insert_or_assign([1], rows),
+        "assign": lambda rows: table.assign([1], rows),
+        "accumulate": lambda rows: table.accumulate([1], rows),
+        "accum_or_assign": lambda rows: table.accum_or_assign(
+            [1, 2], np.concatenate([rows, rows]), np.array([True, False])
+        ),
+    }
+    for write, other in itertools.product(writes.values(), ("float32", "float64", "bool")):
+        with pytest.raises(TypeError, match=f"values must be {name}.*Received: dtype {other}"):
+            write(zeros.astype(other))
+    too_large = np.array([[0, info.max + 1]], np.uint64)
+    for write in writes.values():
+        with pytest.raises(ValueError, match=rf"must fit {name}.*Received: {info.max + 1}\."):
+            write(too_large)
+    assert content(table) == before
+
+
+def test_float64_takes_any_float_and_no_integer(backend):
+    table = make(backend, "hbm", "float64", 2)
+    for given_as in ("float16", "float32", "float64"):
+        table.insert_or_assign([1], backend.from_host(np.array([[0.1, 2]], given_as)))
+        expected = np.array([[0.1, 2]], given_as).astype(np.float64)
+        np.testing.assert_array_equal(backend.to_host(table.export()[1]), expected)
+    with pytest.raises(TypeError, match="values must be float64.*Received: dtype int64"):
+        table.insert_or_assign([1], np.zeros((1, 2), np.int64))
+    with pytest.raises(TypeError, match="floating-point numbers. Received: dtype int32"):
+        table.accumulate([1], np.zeros((1, 2), np.int32))
+
+
+@pytest.mark.parametrize(
+    "dtype, first, message",
+    [
+        ("int32", "random", "Rows of int32 begin with a constant.*a uniform initializer"),
+        ("int8", "normal", "Rows of int8 begin with a constant.*a normal initializer"),
+        ("int8", 0.5, "of int8 must be a whole number from -128 to 127. Received: 0.5"),
+        ("int8", 128, "Received: 128"),
+        ("int64", 2.0**63, "of int64 must be a whole number"),
+        ("int32", np.array([1, 2, 0.5]), "Received: 0.5"),
+        ("float32", np.array([1, 2, 1e39]), "of float32 must be at most 3.40282e.38 in size"),
+    ],
+)
+def test_initial_values_that_do_not_fit_are_refused_when_a_table_is_made(dtype, first, message):
+    for kind in OPTIONS:
+        with pytest.raises(ValueError, match=message):
+            make(get_backend("cpu"), kind, dtype, first=first)
