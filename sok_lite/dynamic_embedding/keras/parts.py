@@ -141,6 +141,7 @@ class EmbeddingPart:
         """Returns the rows of ids."""
         return self._rows(ids)
 
+    @tf.autograph.experimental.do_not_convert
     def _rows(self, ids: Any) -> Any:
         return embedding_lookup_unique(self.shadow, ids, self.embedding_size, self.with_unique)
 
@@ -323,6 +324,7 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
             "batch_size": batch_size,
         }
 
+    @tf.autograph.experimental.do_not_convert
     def _rows(self, ids: Any) -> Any:
         return self.hvd_variable.lookup(ids)
 
