@@ -60,7 +60,7 @@ def _class_around(cls: Any, wrap: Wrap) -> type:
         # Another one, of the class itself: only of such do Keras' functions know the class.
         own = own_class(self)
         plain = own.from_config(own.get_config(self))
-        optimizer = _package_of(cls).saving.serialize_keras_object(plain)
+        optimizer = package_of(cls).saving.serialize_keras_object(plain)
         return {"optimizer": optimizer, "synchronous": self._synchronous}
 
     def from_config(made: type, config: dict[str, Any], custom_objects: Any = None) -> Any:
@@ -69,7 +69,7 @@ def _class_around(cls: Any, wrap: Wrap) -> type:
                 f"{made.__name__} is made from an optimizer that trains tables, and would not. "
                 "Wrap it last: de.DynamicEmbeddingOptimizer(hvd.DistributedOptimizer(optimizer))."
             )
-        saving = _package_of(cls).saving
+        saving = package_of(cls).saving
         plain = saving.deserialize_keras_object(config["optimizer"], custom_objects)
         return wrap(plain, synchronous=config["synchronous"])
 
@@ -83,11 +83,11 @@ def _class_around(cls: Any, wrap: Wrap) -> type:
     if hasattr(cls, "build"):
         members["build"] = build
     around = new_class(cls.__name__, (cls,), {}, lambda namespace: namespace.update(members))
-    _register(_package_of(cls), around)
+    _register(package_of(cls), around)
     return around
 
 
-def _package_of(cls: type) -> Any:
-    """Returns the Keras that a class of optimizers is of."""
+def package_of(cls: type) -> Any:
+    """Returns the Keras that a class of optimizers, layers or models is of."""
     modules = (base.__module__.split(".")[0] for base in cls.__mro__)
     return sys.modules[next(name for name in modules if name in ("keras", "tf_keras"))]

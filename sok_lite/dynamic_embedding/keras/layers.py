@@ -36,18 +36,23 @@ def layers_for(package: Any) -> SimpleNamespace:
     Raises:
       TypeError: it is none of them.
     """
-    root = _root_of(package)
-    if root not in keras_guard.PACKAGES:
-        raise TypeError(f"`package` must be keras, tf_keras or tf.keras. Received: {package!r}.")
+    root = root_of(package)
     if root not in _made:
         _made[root] = _layers_of(sys.modules[root])
     return _made[root]
 
 
-def _root_of(package: Any) -> str:
-    """Returns which Keras the layer class of a package is of; "": it has none."""
+def root_of(package: Any) -> str:
+    """Returns the name of the Keras that a package is, or has the classes of.
+
+    Raises:
+      TypeError: it is none.
+    """
     layer = getattr(getattr(package, "layers", None), "Layer", None)
-    return "" if layer is None else layer.__module__.split(".")[0]
+    root = "" if layer is None else layer.__module__.split(".")[0]
+    if root not in keras_guard.PACKAGES:
+        raise TypeError(f"`package` must be keras, tf_keras or tf.keras. Received: {package!r}.")
+    return root
 
 
 def _layers_of(package: Any) -> SimpleNamespace:
