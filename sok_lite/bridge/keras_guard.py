@@ -5,6 +5,7 @@ leave it out, without a word. Nothing of a table is asked on the way. So the met
 calls, all of them public, check the model first; they are wrapped when the program has imported
 Keras and uses a table. A model without tables is not treated otherwise than before. A lookup also
 asks whether Keras' own training step makes it, for a model may use a table that it does not hold.
+What passes is a table that the model lists among its weights, where its optimizer trains it.
 
 Keras 3 and tf_keras may both be there, or neither: this module imports none.
 """
@@ -34,7 +35,7 @@ _guarded: set[str] = set()
 _lock = threading.Lock()
 _own_steps: set[Any] = set()
 _in_own_step = threading.local()
-_step_codes: dict[CodeType, str] = {}  # whose they are
+_step_codes: set[CodeType] = set()
 _clone_codes: set[CodeType] = set()
 _layers: tuple[type, ...] = ()
 
@@ -49,12 +50,15 @@ def watch() -> bool:
 
 
 def refuse_own_step(variable: Any) -> None:
-    """Raises in a lookup that Keras' own training step makes: it would not train the table."""
-    package = getattr(_in_own_step, "package", None)
-    if watch() and package is None:
+    """Raises in a lookup that Keras' own training step makes, if it would not train the table."""
+    model = getattr(_in_own_step, "model", None)
+    if watch() and model is None:
         # A Keras that is first seen here may be within the step already.
-        package = _step_codes.get(_caller_among(_step_codes))
-    if package in variable.left_out_by and variable.trainable:
+        frame = _caller_among(_step_codes)
+        model = None if frame is None else frame.f_locals.get("self")
+    if model is None or not variable.trainable:
+        return
+    if _package_of(model) in variable.left_out_by and not _is_known_to(model, variable):
         _refuse_training([variable])
 
 
@@ -69,11 +73,11 @@ def refuse_clone() -> None:
 
 
 def _caller_among(codes: Container[CodeType]) -> Any:
-    """Returns which of some functions' code is among the callers, or None."""
+    """Returns the frame of a caller that is one of some functions, by their code; or None."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code in codes:
-            return frame.f_code
+            return frame
         frame = frame.f_back
     return None
 
@@ -131,8 +135,24 @@ def _check_training(model: Any, force: bool = False) -> None:
         return  # checked when it was made
     if getattr(model.train_step, "__func__", None) in _own_steps:
         tables = [table for _, table in _held(model) if table.trainable]
-        if tables:
-            _refuse_training(tables)
+        left_out = [table for table in tables if not _is_known_to(model, table)]
+        if left_out:
+            _refuse_training(left_out)
+
+
+def _is_known_to(model: Any, table: Any) -> bool:
+    """Whether Keras' own step does with a table what it does with a weight.
+
+    It trains the table, for the model lists it and its optimizer trains such tables; or it leaves
+    it as it is, for the table is in a layer that is frozen.
+    """
+    if _is_among(model.trainable_variables, table):
+        return table.is_trained_by(getattr(model, "optimizer", None))
+    return _is_among(model.non_trainable_variables, table)
+
+
+def _is_among(variables: list[Any], table: Any) -> bool:
+    return any(variable is table for variable in variables)
 
 
 def _refuse_training(tables: list[Any]) -> NoReturn:
@@ -218,7 +238,7 @@ def _guard(name: str, package: Any) -> bool:
         _guarded.add(name)
         layer = package.layers.Layer
         _layers = (*_layers, layer)
-        _mark_own_step(model, name)
+        _mark_own_step(model)
         _clone_codes.add(inspect.unwrap(package.models.clone_model).__code__)
         _wrap(model, "make_train_function", _check_training)
         for method in SAVING:
@@ -254,7 +274,7 @@ def _owner(cls: type, name: str) -> type | None:
     return next((base for base in cls.__mro__ if name in vars(base)), None)
 
 
-def _mark_own_step(model: type, package: str) -> None:
+def _mark_own_step(model: type) -> None:
     owner = _owner(model, "train_step")
     if owner is None:
         return
@@ -263,14 +283,14 @@ def _mark_own_step(model: type, package: str) -> None:
     # It passes for a function of Keras, also with AutoGraph, which leaves those as they are.
     @functools.wraps(original)
     def own_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outer = getattr(_in_own_step, "package", None)
-        _in_own_step.package = package
+        outer = getattr(_in_own_step, "model", None)
+        _in_own_step.model = self
         try:
             return original(self, *args, **kwargs)
         finally:
-            _in_own_step.package = outer
+            _in_own_step.model = outer
 
-    _step_codes[original.__code__] = package
+    _step_codes.add(original.__code__)
     _own_steps.add(own_step)
     owner.train_step = own_step  # type: ignore[attr-defined]
 

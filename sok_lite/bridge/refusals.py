@@ -61,6 +61,10 @@ class RefusesDense(RefusesCopies):
     instead_of_own_step: str
     instead_of_partitions: str
 
+    def is_trained_by(self, optimizer: Any) -> bool:
+        """Whether a step of an optimizer, given the variable's gradient, would update its rows."""
+        return False
+
     def _refuse(self, method: str, instead: str) -> NoReturn:
         raise NotImplementedError(
             f"{method}() is not supported: {self.name!r} is a {self.kind}, whose rows are known by "

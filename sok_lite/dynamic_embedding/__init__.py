@@ -5,6 +5,9 @@
 The names are those of TensorFlow Recommenders-Addons; docs/faces.md has them all.
 """
 
+import importlib
+from typing import Any
+
 from sok_lite.dynamic_embedding import data_flow, math, ragged_embedding_ops, shadow_ops
 from sok_lite.dynamic_embedding.creators import (
     CuckooHashTableConfig,
@@ -68,9 +71,17 @@ __all__ = [
     "enable_train_mode",
     "get_model_mode",
     "get_variable",
+    "keras",
     "math",
     "ragged_embedding_ops",
     "safe_embedding_lookup_sparse",
     "shadow_ops",
     "trainable_wrapper_filter",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # On first use, for it imports Keras.
+    if name == "keras":
+        return importlib.import_module("sok_lite.dynamic_embedding.keras")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

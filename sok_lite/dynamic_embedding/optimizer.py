@@ -14,7 +14,8 @@ from sok_lite.bridge.optimizers.settings import family_of, settings_of
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.dynamic_embedding.ranks import communicator
-from sok_lite.dynamic_embedding.trainable import TrainableWrapper
+from sok_lite.dynamic_embedding.saved_optimizer import known_to_keras
+from sok_lite.dynamic_embedding.trainable import TRAINS_TABLES, TrainableWrapper
 
 
 def DynamicEmbeddingOptimizer(
@@ -36,7 +37,8 @@ def DynamicEmbeddingOptimizer(
 
     Returns:
       The same object: its `apply_gradients` has changed, and where Keras 3 has no `minimize` it
-      has one.
+      has one. Models of Keras that are compiled with it train the tables of their layers, and save
+      it so that what `load_model` gives does so too.
 
     Raises:
       TypeError: it is no optimizer.
@@ -50,6 +52,9 @@ def DynamicEmbeddingOptimizer(
     self.apply_gradients = steps.apply_gradients
     if family is KERAS3:
         self.apply, self.minimize = steps.apply, steps.minimize
+    if family is not V1:
+        known_to_keras(self, DynamicEmbeddingOptimizer, synchronous)
+    setattr(self, TRAINS_TABLES, True)
     return self
 
 

@@ -6,11 +6,13 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted_function
+from sok_lite.dynamic_embedding.all_ranks import HvdVariable
 from sok_lite.dynamic_embedding.errors import DtypeError
 from sok_lite.dynamic_embedding.trainable import DEResourceVariable, ShadowVariable
 
 __all__ = [
     "DEResourceVariable",
+    "HvdVariable",
     "ShadowVariable",
     "embedding_lookup",
     "embedding_lookup_unique",

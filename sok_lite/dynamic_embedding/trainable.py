@@ -15,6 +15,9 @@ from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
 
+# An attribute of optimizers that train tables: True.
+TRAINS_TABLES = "_trains_dynamic_embeddings"
+
 
 @unconverted
 class TrainableWrapper(TableVariable):
@@ -26,6 +29,10 @@ class TrainableWrapper(TableVariable):
       max_norm: rows are clipped to this norm where they are read, and never written so.
       name: in TensorFlow; None: the variable's.
       trainable: whether it is trained; None: as the variable is.
+
+    Attributes:
+      params, max_norm: as given.
+      is_frozen: whether it is not to be trained for the time being, as a layer of Keras can say.
     """
 
     kind = "de.TrainableWrapper"
@@ -34,12 +41,14 @@ class TrainableWrapper(TableVariable):
     instead_of_copy = "Make another one of the same variable."
     instead_of_save = "Save the model with tf.train.Checkpoint."
     instead_of_own_step = (
-        "Wrap the optimizer: de.DynamicEmbeddingOptimizer(optimizer), and train with tf_keras, or "
-        "in a loop of your own with tf.GradientTape."
+        "Hold it in a layer of de.keras.layers, and compile the model with "
+        "de.DynamicEmbeddingOptimizer(optimizer)."
     )
     instead_of_partitions = "Look each up by itself."
     # Of TF1: it is trainable, but needs no initialization, and no saver saves it.
     collections = (tf.compat.v1.GraphKeys.LOCAL_VARIABLES,)
+    is_frozen = False
+    regularizer = None  # Keras 3 asks each weight of a model for it
 
     def __init__(
         self,
@@ -63,10 +72,25 @@ class TrainableWrapper(TableVariable):
             self._track_trackable(params, "params")  # a checkpoint of a layer has its rows
 
     @property
+    def trainable(self) -> bool:
+        """Whether gradient tapes watch it."""
+        return super().trainable and not self.is_frozen
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[0, dim]: it has no rows of its own."""
+        return tf.TensorShape([0, self.dimension])
+
+    def is_trained_by(self, optimizer: Any) -> bool:
+        """Whether an optimizer went through `DynamicEmbeddingOptimizer`."""
+        return trains_tables(optimizer)
+
+    @property
     def ids(self) -> Any:
         """The keys that were looked up last; None: there were none yet."""
         return self._ids
 
+    @tf.autograph.experimental.do_not_convert
     def lookup(self, ids: Any) -> tf.Tensor:
         """Returns the rows of keys, with a gradient; nothing is inserted.
 
@@ -192,6 +216,7 @@ class ShadowVariable(TrainableWrapper):
     def ids(self) -> Any:
         return self._ids if self._buffer is None else self._buffer
 
+    @tf.autograph.experimental.do_not_convert
     def lookup(self, ids: Any) -> tf.Tensor:
         if self._buffer is not None:
             self._buffer.assign(tf.reshape(ids, [-1]))
@@ -199,6 +224,11 @@ class ShadowVariable(TrainableWrapper):
 
     def _reset_ids(self) -> None:
         self._ids = None
+
+
+def trains_tables(optimizer: Any) -> bool:
+    """Whether an optimizer went through `DynamicEmbeddingOptimizer`."""
+    return getattr(optimizer, TRAINS_TABLES, False) is True
 
 
 class DEResourceVariable:

@@ -47,3 +47,17 @@ def train_mode():
 
     yield
     de.enable_train_mode()
+
+
+@pytest.fixture(params=["keras", "tf_keras"])
+def keras(request):
+    """Each Keras in turn."""
+    return pytest.importorskip(request.param)
+
+
+@pytest.fixture
+def layers(keras):
+    """The layers of that Keras."""
+    from sok_lite import dynamic_embedding as de
+
+    return de.keras.layers_for(keras)

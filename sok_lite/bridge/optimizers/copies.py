@@ -82,7 +82,7 @@ def config_of(optimizer: Any) -> dict[str, Any]:
       CannotStepError: it has none.
     """
     try:
-        return dict(optimizer.get_config())
+        return dict(own_class(optimizer).get_config(optimizer))
     except Exception as error:
         raise CannotStepError(
             optimizer,
@@ -108,10 +108,16 @@ def refuse_inner_optimizers(optimizer: Any) -> None:
             )
 
 
+# An attribute of classes that a face puts around the class of an optimizer; see `own_class`.
+AROUND = "is_around_an_optimizer"
+
+
 def own_class(optimizer: Any) -> Any:
-    """Returns the class of an optimizer without what Horovod puts around it."""
+    """Returns the class of an optimizer without what Horovod, or a face, puts around it."""
     return next(
-        base for base in type(optimizer).__mro__ if base.__module__.split(".")[0] != "horovod"
+        base
+        for base in type(optimizer).__mro__
+        if base.__module__.split(".")[0] != "horovod" and AROUND not in vars(base)
     )
 
 

@@ -1,0 +1,161 @@
+"""Callbacks of `model.fit` for several ranks: saving, and equal dense weights to begin with."""
+
+import math
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace, new_class
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.collectives import broadcast
+from sok_lite.dynamic_embedding.keras.layers import root_of
+from sok_lite.dynamic_embedding.keras.models import de_hvd_save_model
+from sok_lite.dynamic_embedding.ranks import communicator
+from sok_lite.dynamic_embedding.trainable import TrainableWrapper
+
+__all__ = [
+    "DEHvdBroadcastGlobalVariablesCallback",
+    "DEHvdModelCheckpoint",
+    "ModelCheckpoint",
+    "callbacks_for",
+]
+
+_made: dict[str, SimpleNamespace] = {}
+
+
+def callbacks_for(package: Any) -> SimpleNamespace:
+    """Returns the callbacks as classes of a Keras; those of this module are of `tf.keras`.
+
+    Args:
+      package: `keras`, `tf_keras` or `tf.keras`.
+
+    Raises:
+      TypeError: it is none of them.
+    """
+    root = root_of(package)
+    if root not in _made:
+        callbacks = sys.modules[root].callbacks
+        checkpoint = _class_of(_ModelCheckpoint, callbacks.ModelCheckpoint)
+        _made[root] = SimpleNamespace(
+            DEHvdBroadcastGlobalVariablesCallback=_class_of(
+                _DEHvdBroadcastGlobalVariablesCallback, callbacks.Callback
+            ),
+            DEHvdModelCheckpoint=checkpoint,
+            ModelCheckpoint=checkpoint,
+        )
+    return _made[root]
+
+
+def _class_of(part: type, base: type) -> Any:
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace |= {"__module__": __name__, "__doc__": part.__doc__}
+
+    return new_class(part.__name__.lstrip("_"), (part, base), {}, fill)
+
+
+class _OfAllRanks:
+    """A model whose saving is that of all ranks; for the rest it is the model."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def save(self, filepath: Any, overwrite: bool = True, **_: Any) -> None:
+        de_hvd_save_model(self._model, filepath, overwrite)
+
+    save_weights = save
+
+
+class _ModelCheckpoint:
+    """Saves the model with the tables of all ranks, when the callback of Keras of that name would.
+
+    Whether to save is decided by the metrics of rank 0. Every rank must have the callback.
+
+    Args:
+      filepath: as of `de.keras.models.de_hvd_save_model`; it may have fields of metrics.
+      *args, **kwargs: of Keras' `ModelCheckpoint`.
+      signatures: must be None: see `de.keras.models.de_save_model`.
+
+    Raises:
+      NotImplementedError: there are signatures.
+    """
+
+    def __init__(self, filepath: Any, *args: Any, signatures: Any = None, **kwargs: Any) -> None:
+        if signatures is not None:
+            raise NotImplementedError(
+                "Signatures are of TensorFlow's SavedModel, which cannot hold a table. "
+                f"Received: signatures={signatures!r}. Leave them out."
+            )
+        super().__init__(filepath, *args, **kwargs)  # type: ignore[call-arg]
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(_OfAllRanks(model))  # type: ignore[misc]
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, _of_first_rank(logs))  # type: ignore[misc]
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # Of each batch only where this is how often it saves: it costs an exchange.
+        if self.save_freq != "epoch":  # type: ignore[attr-defined]
+            logs = _of_first_rank(logs)
+        super().on_train_batch_end(batch, logs)  # type: ignore[misc]
+
+
+def _of_first_rank(logs: Any) -> dict[str, Any]:
+    """Returns the metrics of rank 0. Every rank must call it, with metrics of the same names."""
+    logs = dict(logs or {})
+    if not logs or communicator("ModelCheckpoint").size == 1:
+        return logs
+    names = sorted(logs)
+    numbers = np.array([_number(logs[name]) for name in names], np.float64)
+    return dict(zip(names, broadcast(numbers, 0).numpy().tolist(), strict=True))
+
+
+def _number(value: Any) -> float:
+    array = np.asarray(value)
+    return float(array) if array.size == 1 else math.nan
+
+
+class _DEHvdBroadcastGlobalVariablesCallback:
+    """Gives all ranks the dense weights of one, and its optimizer's, after the first batch.
+
+    Then the optimizer has its variables. Tables stay as they are: a rank has its own.
+
+    Args:
+      root_rank: the rank that gives them.
+      device: not used.
+      local_variables: variables that each rank keeps; None: there are none.
+    """
+
+    def __init__(
+        self, root_rank: int = 0, device: str = "", local_variables: Sequence[Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.broadcast_done = False
+        self._local = list(local_variables or [])
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcasts, once."""
+        if self.broadcast_done:
+            return
+        self.broadcast_done = True
+        if communicator("DEHvdBroadcastGlobalVariablesCallback").size == 1:
+            return
+        model = self.model  # type: ignore[attr-defined]
+        optimizer = getattr(model, "optimizer", None)
+        ours = getattr(optimizer, "variables", [])
+        for variable in [*model.weights, *(ours() if callable(ours) else ours)]:
+            is_local = any(variable is each for each in self._local)
+            if not is_local and not isinstance(variable, TrainableWrapper):
+                variable.assign(broadcast(tf.convert_to_tensor(variable), self.root_rank))
+
+
+_of_program = callbacks_for(tf.keras)
+ModelCheckpoint = _of_program.ModelCheckpoint
+DEHvdModelCheckpoint = _of_program.DEHvdModelCheckpoint
+DEHvdBroadcastGlobalVariablesCallback = _of_program.DEHvdBroadcastGlobalVariablesCallback

@@ -1,0 +1,351 @@
+"""What the layers do, whichever Keras they are of; layers.py makes classes of it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.dynamic_embedding.keras import config as configs
+from sok_lite.dynamic_embedding.keras.stored import load_rows, save_rows
+from sok_lite.dynamic_embedding.partition import default_partition_fn
+from sok_lite.dynamic_embedding.shadow_ops import (
+    HvdVariable,
+    ShadowVariable,
+    embedding_lookup_unique,
+)
+from sok_lite.dynamic_embedding.variable import Variable
+
+# What `Embedding` takes beside its own arguments, and the defaults.
+_OPTIONS: dict[str, Any] = {
+    "bp_v2": False,
+    "restrict_policy": None,
+    "init_capacity": 0,
+    "partitioner": default_partition_fn,
+    "kv_creator": None,
+    "max_norm": None,
+    "distribute_strategy": None,
+    "keep_distribution": False,
+    "checkpoint": True,
+}
+_REDUCTIONS = ("sum", "mean", "max", "min", "prod")
+_SEGMENT_COMBINERS = ("sum", "mean", "sqrtn")
+
+
+class EmbeddingPart:
+    """Rows of keys: ids of any shape, dense or ragged, give ids.shape + [embedding_size].
+
+    Training inserts the keys of a batch; nothing else does. The model is to be compiled with
+    `de.DynamicEmbeddingOptimizer(optimizer)`.
+
+    Args:
+      embedding_size: elements of a row.
+      key_dtype, value_dtype: see `Variable`.
+      combiner: of the subclasses that combine.
+      initializer: see `Variable`; None: `RandomNormal()` of Keras.
+      devices: see `Variable`.
+      name: of the layer; the variable is `<name>-parameter`, and what is trained `<name>-shadow`.
+      with_unique: accepted: keys are deduplicated where that is cheapest.
+      short_file_name, bp_v2, restrict_policy, partitioner, kv_creator, checkpoint: see `Variable`.
+      trainable: whether it is trained.
+      init_capacity: keys to make room for.
+      max_norm: rows are clipped to this norm where they are read.
+      distribute_strategy: None, or one with a single replica.
+      keep_distribution: whether the config has `devices` and `kv_creator`.
+      **kwargs: of the layer class of Keras.
+
+    Attributes:
+      params: the `Variable`.
+      shadow: the `ShadowVariable`.
+
+    Raises:
+      TypeError: `embedding_size` is no integer.
+    """
+
+    package: Any  # keras or tf_keras
+    params: Variable
+    shadow: ShadowVariable
+    name: str
+
+    def __init__(
+        self,
+        embedding_size: int,
+        key_dtype: Any = tf.int64,
+        value_dtype: Any = tf.float32,
+        combiner: str = "sum",
+        initializer: Any = None,
+        devices: str | Sequence[str] | None = None,
+        name: str = "DynamicEmbeddingLayer",
+        with_unique: bool = True,
+        short_file_name: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        options = {option: kwargs.pop(option, default) for option, default in _OPTIONS.items()}
+        size = configs.as_integer("embedding_size", embedding_size)
+        self._check_combiner(combiner)
+        trainable = kwargs.get("trainable", True)
+        super().__init__(name=name, **kwargs)  # type: ignore[call-arg]
+        if initializer is None:
+            initializer = self.package.initializers.RandomNormal()
+        self.embedding_size, self.combiner, self.with_unique = size, combiner, with_unique
+        self.keep_distribution = options["keep_distribution"]
+        self.max_norm = options["max_norm"]
+        self.params = Variable(
+            key_dtype,
+            value_dtype,
+            size,
+            devices,
+            options["partitioner"],
+            name=f"{name}-parameter",
+            initializer=initializer,
+            trainable=trainable,
+            checkpoint=options["checkpoint"],
+            init_size=options["init_capacity"],
+            kv_creator=options["kv_creator"],
+            restrict_policy=options["restrict_policy"],
+            bp_v2=options["bp_v2"],
+            short_file_name=short_file_name,
+        )
+        self.shadow = ShadowVariable(
+            self.params,
+            name=f"{name}-shadow",
+            max_norm=options["max_norm"],
+            trainable=trainable,
+            distribute_strategy=options["distribute_strategy"],
+        )
+        self._configured = {
+            "embedding_size": size,
+            "key_dtype": self.params.key_dtype.name,
+            "value_dtype": self.params.value_dtype.name,
+            "combiner": combiner,
+            "initializer": initializer,
+            "devices": self.params.devices if self.keep_distribution else None,
+            "with_unique": with_unique,
+            "short_file_name": short_file_name,
+            "bp_v2": options["bp_v2"],
+            "restrict_policy": configs.policy_config(options["restrict_policy"]),
+            "init_capacity": options["init_capacity"],
+            "max_norm": options["max_norm"],
+            "keep_distribution": self.keep_distribution,
+            "checkpoint": options["checkpoint"],
+            "kv_creator": None,
+        }
+        if options["partitioner"] is not default_partition_fn:
+            self._configured["partitioner"] = options["partitioner"]
+        if self.keep_distribution and options["kv_creator"] is not None:
+            self._configured["kv_creator"] = configs.creator_config(options["kv_creator"])
+
+    def _check_combiner(self, combiner: Any) -> None:
+        """Raises ValueError for a combiner that the class has not."""
+
+    def call(self, ids: Any) -> Any:
+        """Returns the rows of ids."""
+        return self._rows(ids)
+
+    @tf.autograph.experimental.do_not_convert
+    def _rows(self, ids: Any) -> Any:
+        return embedding_lookup_unique(self.shadow, ids, self.embedding_size, self.with_unique)
+
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+        """Returns the shape of what ids of a shape give."""
+        return tf.TensorShape([*tf.TensorShape(input_shape), self.embedding_size])
+
+    # ---------------------------------------------------------------- saving
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what `from_config` makes a layer of, with a new and empty table."""
+        return {**super().get_config(), **self._configured}  # type: ignore[misc]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Returns a layer of what `get_config` gave."""
+        config = dict(config)
+        for name in ("initializer", "partitioner", "slot_map_fn", "restrict_policy"):
+            if name in config:
+                config[name] = configs.object_of(config[name], cls.package)
+        config["restrict_policy"] = configs.policy_of(config.get("restrict_policy"))
+        config["kv_creator"] = configs.creator_of(config.get("kv_creator"))
+        return cls(**config)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the rows and states of the table to a store of Keras."""
+        save_rows(self.params, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Makes the table what `save_own_variables` wrote."""
+        load_rows(self.params, store)
+
+
+class SquashedEmbeddingPart(EmbeddingPart):
+    """Rows of keys, reduced: ids (batch, ...) give (batch, embedding_size), ids (n,) one row.
+
+    Args: as of `Embedding`; `combiner` is "sum", "mean", "max", "min" or "prod".
+    """
+
+    def _check_combiner(self, combiner: Any) -> None:
+        _check_among(combiner, _REDUCTIONS)
+
+    def call(self, ids: Any) -> Any:
+        """Returns the rows of ids, reduced over all dimensions but the first and the last."""
+        rows = self._rows(ids)
+        reduce = getattr(tf, f"reduce_{self.combiner}")
+        # From the innermost on, as ragged rows can be reduced.
+        for axis in range(rows.shape.rank - 2, 0, -1):
+            rows = reduce(rows, axis=axis)
+        return rows if rows.shape.rank > 1 and _rank(ids) > 1 else reduce(rows, axis=0)
+
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+        """Returns the shape of what ids of a shape give."""
+        outer = list(tf.TensorShape(input_shape))
+        return tf.TensorShape([*outer[: len(outer) > 1], self.embedding_size])
+
+
+class FieldWiseEmbeddingPart(EmbeddingPart):
+    """Rows of keys, combined by field: ids (batch, n) give (batch, nslots, embedding_size).
+
+    Args:
+      embedding_size: see `Embedding`.
+      nslots: number of fields.
+      slot_map_fn: takes ids and gives the field of each, of the same shape, in [0, nslots).
+      others: as of `Embedding`; `combiner` is "sum", "mean" or "sqrtn". A field without ids is 0.
+
+    Raises:
+      ValueError: `slot_map_fn` cannot be called.
+      TypeError: `nslots` is no integer.
+    """
+
+    def __init__(
+        self,
+        embedding_size: int,
+        nslots: int,
+        slot_map_fn: Callable[[tf.Tensor], Any] | None = None,
+        key_dtype: Any = tf.int64,
+        value_dtype: Any = tf.float32,
+        combiner: str = "sum",
+        initializer: Any = None,
+        devices: str | Sequence[str] | None = None,
+        name: str = "SlotDynamicEmbeddingLayer",
+        with_unique: bool = True,
+        short_file_name: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if not callable(slot_map_fn):
+            raise ValueError(
+                "`slot_map_fn` must be a function that takes ids and gives the field of each. "
+                f"Received: slot_map_fn={slot_map_fn!r}."
+            )
+        nslots = configs.as_integer("nslots", nslots)
+        super().__init__(
+            embedding_size,
+            key_dtype,
+            value_dtype,
+            combiner,
+            initializer,
+            devices,
+            name,
+            with_unique,
+            short_file_name,
+            **kwargs,
+        )
+        self.nslots, self.slot_map_fn = nslots, slot_map_fn
+        self._configured |= {"nslots": nslots, "slot_map_fn": slot_map_fn}
+
+    def _check_combiner(self, combiner: Any) -> None:
+        _check_among(combiner, _SEGMENT_COMBINERS)
+
+    def call(self, ids: Any) -> tf.Tensor:
+        """Returns the rows of ids, combined by their fields."""
+        if _rank(ids) > 2:
+            raise NotImplementedError(
+                "FieldWiseEmbedding takes ids (batch, n) or (n,). Received: ids of rank "
+                f"{_rank(ids)}. Reshape them."
+            )
+        slots = tf.cast(self.slot_map_fn(ids), tf.int64)
+        if isinstance(ids, tf.RaggedTensor):
+            batch, number = ids.nrows(tf.int64), tf.cast(ids.value_rowids(), tf.int64)
+            flat, slots = ids.flat_values, getattr(slots, "flat_values", slots)
+        else:
+            ids = tf.convert_to_tensor(ids)
+            batch = tf.shape(ids, tf.int64)[0] if ids.shape.rank == 2 else tf.ones([], tf.int64)
+            flat, slots = tf.reshape(ids, [-1]), tf.reshape(slots, [-1])
+            each = tf.size(flat, tf.int64) // tf.maximum(batch, 1)
+            number = tf.repeat(tf.range(batch), each)
+        slots = _checked_slots(slots, self.nslots)
+        rows = self._rows(flat)
+        combined = _segments(rows, number * self.nslots + slots, batch * self.nslots, self.combiner)
+        shape = [self.nslots, self.embedding_size]
+        if _rank(ids) == 1:
+            return tf.reshape(combined, shape)
+        return tf.reshape(combined, tf.stack([batch, *shape]))
+
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+        """Returns the shape of what ids of a shape give."""
+        outer = list(tf.TensorShape(input_shape))
+        return tf.TensorShape([*outer[: len(outer) > 1], self.nslots, self.embedding_size])
+
+
+class HvdAllToAllEmbeddingPart(EmbeddingPart):
+    """Rows of keys that any rank may own: what `Embedding` gives, from the tables of all ranks.
+
+    The partitioner says which rank owns a key, and the table of a rank has the keys that it owns.
+    Gradients are summed over ranks where the key is owned. Every rank must make the layer, and
+    call it equally often; `HvdVariable` says more.
+
+    Args:
+      embedding_size: see `Embedding`.
+      with_unique, with_secondary_unique, mpi_size: see `HvdVariable`.
+      batch_size: not used.
+      **kwargs: as of `Embedding`.
+
+    Raises:
+      ValueError: the ranks cannot be connected.
+    """
+
+    def __init__(
+        self,
+        embedding_size: int,
+        with_unique: bool = True,
+        with_secondary_unique: bool = True,
+        mpi_size: int | None = None,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(embedding_size, with_unique=with_unique, **kwargs)
+        self.with_secondary_unique, self.batch_size = with_secondary_unique, batch_size
+        self.hvd_variable = HvdVariable(
+            self.params.name,
+            self.shadow,
+            self.embedding_size,
+            with_unique,
+            with_secondary_unique,
+            mpi_size,
+        )
+        self._configured |= {
+            "with_secondary_unique": with_secondary_unique,
+            "batch_size": batch_size,
+        }
+
+    @tf.autograph.experimental.do_not_convert
+    def _rows(self, ids: Any) -> Any:
+        return self.hvd_variable.lookup(ids)
+
+
+def _check_among(combiner: Any, combiners: tuple[str, ...]) -> None:
+    if combiner not in combiners:
+        raise ValueError(f"`combiner` must be one of {combiners}. Received: {combiner!r}.")
+
+
+def _rank(ids: Any) -> int:
+    return len(ids.shape)
+
+
+def _checked_slots(slots: tf.Tensor, nslots: int) -> tf.Tensor:
+    text = f"slot_map_fn must give numbers in [0, {nslots})."
+    check = tf.debugging.Assert(tf.reduce_all((slots >= 0) & (slots < nslots)), [text, slots])
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.identity(slots)
+
+
+def _segments(rows: tf.Tensor, segments: tf.Tensor, count: tf.Tensor, combiner: str) -> tf.Tensor:
+    """Returns rows (n, dim) combined by segment, (count, dim)."""
+    combine = getattr(tf.math, f"unsorted_segment_{combiner.replace('sqrtn', 'sqrt_n')}")
+    return combine(rows, segments, count)

@@ -1,0 +1,302 @@
+"""Training through `model.fit`, against the same model with a dense layer of all rows."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite import dynamic_embedding as de
+
+DIM, NUM_KEYS, FIELDS = 3, 40, 5
+RNG = np.random.default_rng(0)
+ROWS = RNG.normal(size=(NUM_KEYS, DIM)).astype(np.float32)
+KERNEL = RNG.normal(size=(DIM, 1)).astype(np.float32)
+X = RNG.integers(0, NUM_KEYS, (70, FIELDS))  # 8 batches of 8 and one of 6
+X[X == 13] = 12  # a key that is in no batch
+Y = RNG.normal(size=(70, 1)).astype(np.float32)
+SEEN = np.unique(X)
+
+
+def mean(keras):
+    """A layer that has the mean over ids, of tensors (batch, ids, dim)."""
+    return keras.layers.GlobalAveragePooling1D()
+
+
+def head(keras):
+    return keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(KERNEL))
+
+
+def functional(keras, embedding):
+    ids = keras.Input([FIELDS], dtype="int64")
+    return keras.Model(ids, head(keras)(mean(keras)(embedding(ids))))
+
+
+def sequential(keras, embedding):
+    ids = keras.Input([FIELDS], dtype="int64")
+    return keras.Sequential([ids, embedding, mean(keras), head(keras)])
+
+
+def subclassed(keras, embedding):
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.mean, self.head = embedding, mean(keras), head(keras)
+
+        def call(self, ids):
+            return self.head(self.mean(self.embedding(ids)))
+
+    return Model()
+
+
+MODELS = {"functional": functional, "Sequential": sequential, "subclassed": subclassed}
+
+
+def with_table(keras, build=functional, **arguments):
+    layer = de.keras.layers_for(keras).Embedding(DIM, initializer=0.0, name="table", **arguments)
+    layer.params.upsert(np.arange(NUM_KEYS), ROWS)
+    return build(keras, layer), layer
+
+
+def dense_layer(keras, rows=ROWS):
+    """A layer with all rows, whose gradient is dense: Keras 3 squares each part of a sparse one."""
+
+    class Dense(keras.layers.Layer):
+        def build(self, shape):
+            initializer = keras.initializers.Constant(rows)
+            self.rows = self.add_weight(shape=rows.shape, initializer=initializer, name="rows")
+
+        def call(self, ids):
+            return tf.matmul(tf.one_hot(ids, NUM_KEYS), tf.convert_to_tensor(self.rows))
+
+        def compute_output_shape(self, shape):
+            return (*shape, DIM)
+
+    return Dense()
+
+
+def with_dense(keras, build=functional):
+    layer = dense_layer(keras)
+    return build(keras, layer), layer
+
+
+OPTIMIZERS = {
+    "SGD": lambda keras: keras.optimizers.SGD(0.1),
+    "Adagrad": lambda keras: keras.optimizers.Adagrad(0.1),
+    "legacy Adagrad": lambda keras: keras.optimizers.legacy.Adagrad(0.1),
+}
+
+
+def compiled(keras, model, optimizer="Adagrad", **options):
+    made = OPTIMIZERS[optimizer](keras)
+    if any(isinstance(v, de.TrainableWrapper) for v in model.trainable_weights):
+        made = de.DynamicEmbeddingOptimizer(made)
+    model.compile(made, "mse", **options)
+    return model
+
+
+def fit(model):
+    return model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+
+
+def check_rows(layer, dense):
+    rows = dense.get_weights()[0]
+    np.testing.assert_allclose(layer.params.lookup(np.arange(NUM_KEYS)), rows, atol=1e-5)
+
+
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_fit_trains_rows_as_those_of_a_dense_layer(keras, build, optimizer):
+    if optimizer.startswith("legacy") and keras.__name__ == "keras":
+        pytest.skip("Keras 3 has no legacy optimizers")
+    (ours, layer), (theirs, dense) = with_table(keras, build), with_dense(keras, build)
+    for model in (ours, theirs):
+        model(X[:1])
+        compiled(keras, model, optimizer)
+    np.testing.assert_allclose(fit(ours), fit(theirs), rtol=1e-4)
+    check_rows(layer, dense)
+
+
+WAYS = {
+    "run_eagerly": {"run_eagerly": True},
+    "steps_per_execution": {"steps_per_execution": 4},
+}
+
+
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS.keys())
+def test_fit_trains_rows_however_it_is_run(keras, options):
+    (ours, layer), (theirs, dense) = with_table(keras), with_dense(keras)
+    compiled(keras, ours, **options)
+    compiled(keras, theirs, **options)
+    np.testing.assert_allclose(fit(ours), fit(theirs), rtol=1e-4)
+    check_rows(layer, dense)
+
+
+def test_train_on_batch_trains_rows(keras):
+    (ours, layer), (theirs, dense) = with_table(keras), with_dense(keras)
+    for model in (ours, theirs):
+        compiled(keras, model)
+        for start in (0, 8, 16):
+            model.train_on_batch(X[start : start + 8], Y[start : start + 8])
+    check_rows(layer, dense)
+
+
+def test_only_training_inserts_keys(keras):
+    layer = de.keras.layers_for(keras).Embedding(DIM, initializer=0.5)
+    model = compiled(keras, functional(keras, layer))
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    assert int(layer.params.size()) == 0
+    fit(model)
+    np.testing.assert_array_equal(np.sort(layer.params.export()[0]), SEEN)
+    model.evaluate(X + NUM_KEYS, Y, verbose=0)
+    assert int(layer.params.size()) == len(SEEN)
+
+
+def test_a_model_without_dense_weights_is_trained(keras):
+    layer = de.keras.layers_for(keras).SquashedEmbedding(1, combiner="mean", initializer=0.0)
+    ids = keras.Input([FIELDS], dtype="int64")
+    model = compiled(keras, keras.Model(ids, layer(ids)), "SGD")
+    before = model.evaluate(X, Y, verbose=0)
+    fit(model)
+    assert model.evaluate(X, Y, verbose=0) < before
+    assert int(model.optimizer.iterations) == 18
+
+
+def test_several_layers_are_trained_together(keras):
+    made = de.keras.layers_for(keras)
+    ours = [made.Embedding(DIM, initializer=1.0, name=f"table_{i}") for i in range(2)]
+    theirs = [dense_layer(keras, np.ones_like(ROWS)) for _ in range(2)]
+    for layers in (ours, theirs):
+        ids = keras.Input([FIELDS], dtype="int64")
+        first, second = layers
+        both = keras.layers.Concatenate()(
+            [mean(keras)(first(ids)), mean(keras)(second(ids[:, :2]))]
+        )
+        ones = keras.layers.Dense(1, kernel_initializer="ones")
+        fit(compiled(keras, keras.Model(ids, ones(both))))
+    for layer, dense in zip(ours, theirs, strict=True):
+        check_rows(layer, dense)
+    np.testing.assert_array_equal(np.sort(ours[1].params.export()[0]), np.unique(X[:, :2]))
+
+
+def test_one_variable_under_two_shadows_has_the_gradients_of_both(keras):
+    made = de.keras.layers_for(keras)
+    first, second = (made.Embedding(DIM, initializer=1.0, name=f"table_{i}") for i in range(2))
+    second.params = first.params
+    second.shadow = de.shadow_ops.ShadowVariable(first.params, "another")
+    dense = dense_layer(keras, np.ones_like(ROWS))
+    for one, other in ((first, second), (dense, dense)):
+        ids = keras.Input([FIELDS], dtype="int64")
+        sum_of_both = keras.layers.Add()([mean(keras)(one(ids)), mean(keras)(other(ids[:, :2]))])
+        ones = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Model(ids, ones(sum_of_both))
+        fit(compiled(keras, model))
+    check_rows(first, dense)
+
+
+def test_a_restrict_policy_is_told_of_the_keys_of_each_step(keras):
+    model, layer = with_table(keras, restrict_policy=de.FrequencyRestrictPolicy)
+    fit(compiled(keras, model))
+    keys, counts = layer.params.restrict_policy.status.export()
+    batches = [np.unique(X[start : start + 8]) for start in range(0, 70, 8)]
+    oracle = {key: 2 * sum(key in batch for batch in batches) for key in SEEN.tolist()}
+    assert dict(zip(keys.numpy().tolist(), counts.numpy()[:, 0].tolist(), strict=True)) == oracle
+    layer.params.restrict(5)
+    assert int(layer.params.restrict_policy.status.size()) == 5
+
+
+def test_a_step_of_the_program_trains_tables_among_the_trainable_variables(keras):
+    class Model(keras.Model):
+        def train_step(self, data):
+            ids, targets = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(ids, training=True) - targets) ** 2)
+            variables = self.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return {"loss": loss}
+
+    def own(keras, embedding):
+        inner = functional(keras, embedding)
+        return Model(inner.inputs, inner.outputs)
+
+    (ours, layer), (theirs, dense) = with_table(keras, own), with_dense(keras, own)
+    np.testing.assert_allclose(fit(compiled(keras, ours)), fit(compiled(keras, theirs)), rtol=1e-4)
+    check_rows(layer, dense)
+    model, _ = with_table(keras, own)
+    model.compile(keras.optimizers.Adam(), "mse")  # which would not know what to do with a table
+    with pytest.raises((NotImplementedError, ValueError, TypeError)):
+        fit(model)
+
+
+def test_an_optimizer_that_does_not_train_tables_is_refused(keras):
+    model, layer = with_table(keras)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    with pytest.raises(NotImplementedError, match="'table-shadow:0' untrained.*DynamicEmbedding"):
+        fit(model)
+    model.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    fit(model)
+    assert np.abs(layer.params.lookup(SEEN) - ROWS[SEEN]).min() > 0
+
+
+def test_a_table_of_another_face_beside_is_refused_still(keras):
+    table = sok.DynamicVariable(DIM, "ones", name="other")
+
+    class Other(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.table = table
+
+        def call(self, ids):
+            return tf.reduce_mean(tf.nn.embedding_lookup(table, ids), 1)
+
+        def compute_output_shape(self, shape):
+            return (shape[0], DIM)
+
+    made = de.keras.layers_for(keras)
+    ids = keras.Input([FIELDS], dtype="int64")
+    squashed = made.SquashedEmbedding(DIM)
+    both = keras.layers.Add()([squashed(ids), Other()(ids)])
+    model = compiled(keras, keras.Model(ids, head(keras)(both)))
+    with pytest.raises(NotImplementedError, match="'other:0' untrained"):
+        fit(model)
+
+
+def test_a_variable_that_no_layer_holds_is_refused_in_a_lookup(keras):
+    params = de.Variable(dim=DIM, name="held_by_nobody")
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.head = keras.layers.Dense(1)
+
+        def call(self, ids):
+            rows = de.embedding_lookup(params, tf.cast(ids, tf.int64), name="here")
+            return self.head(tf.reduce_mean(rows, 1))
+
+    model = Model()
+    model.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    with pytest.raises(NotImplementedError, match="here:0' untrained"):
+        fit(model)
+
+
+def test_a_frozen_layer_stays_as_it_is(keras):
+    model, layer = with_table(keras)
+    layer.trainable = False
+    kernel = model.layers[-1].get_weights()[0]
+    fit(compiled(keras, model))
+    np.testing.assert_array_equal(layer.params.lookup(np.arange(NUM_KEYS)), ROWS)
+    assert np.abs(model.layers[-1].get_weights()[0] - kernel).min() > 0
+    layer.trainable = True
+    fit(compiled(keras, model))
+    assert np.abs(layer.params.lookup(SEEN) - ROWS[SEEN]).min() > 0
+
+
+def test_fit_takes_a_dataset_metrics_and_validation(keras):
+    model, layer = with_table(keras)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    compiled(keras, model, metrics=["mae"])
+    history = model.fit(data, validation_data=data, epochs=3, verbose=0).history
+    assert history["val_loss"][-1] < history["val_loss"][0]
+    model.summary(print_fn=lambda *_, **__: None)
+    assert layer.count_params() == 0

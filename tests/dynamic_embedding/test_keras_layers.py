@@ -1,0 +1,233 @@
+"""The layers called by themselves, against rows in a dict and NumPy's reductions."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_lite import dynamic_embedding as de
+
+DIM = 3
+KEYS = np.array([-7, 0, 5, 2**40, 9], np.int64)
+ROWS = np.random.default_rng(0).normal(size=(5, DIM)).astype(np.float32)
+ROW_OF = dict(zip(KEYS.tolist(), ROWS, strict=True))
+INITIAL = np.full(DIM, 0.25, np.float32)
+
+
+def expected(ids):
+    ids = np.asarray(ids)
+    flat = [ROW_OF.get(key, INITIAL) for key in ids.reshape(-1).tolist()]
+    return np.array(flat, np.float32).reshape(*ids.shape, DIM)
+
+
+def filled(layer):
+    layer.params.upsert(KEYS, ROWS)
+    return layer
+
+
+SHAPES = [(0,), (1,), (33,), (2, 0), (4, 7), (2, 3, 5)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_embedding_gives_the_row_of_each_id(layers, shape):
+    layer = filled(layers.Embedding(DIM, initializer=0.25))
+    ids = np.random.default_rng(1).choice([*KEYS, 77], shape)
+    rows = layer(tf.constant(ids))
+    np.testing.assert_array_equal(rows, expected(ids))
+    assert rows.shape == layer.compute_output_shape(shape) == (*shape, DIM)
+    assert int(layer.params.size()) == len(KEYS)
+
+
+def test_embedding_of_ragged_ids_is_ragged(layers):
+    layer = filled(layers.Embedding(DIM, initializer=0.25))
+    ids = tf.ragged.constant([[5, 77], [], [9, 9, 0]], dtype=tf.int64)
+    rows = layer(ids)
+    assert rows.row_lengths().numpy().tolist() == [2, 0, 3]
+    np.testing.assert_array_equal(rows.flat_values, expected([5, 77, 9, 9, 0]))
+
+
+@pytest.mark.parametrize("key_dtype", ["int32", "string"])
+def test_keys_may_be_of_each_dtype(layers, key_dtype):
+    layer = layers.Embedding(2, key_dtype=key_dtype, value_dtype="float16", initializer=0.5)
+    keys = tf.constant(["a", "b"]) if key_dtype == "string" else tf.constant([1, 2])
+    layer.params.upsert(keys, tf.constant([[1, 2], [3, 4]], tf.float16))
+    rows = layer(tf.stack([keys, keys[::-1]]))
+    assert rows.dtype == tf.float16
+    np.testing.assert_array_equal(rows, [[[1, 2], [3, 4]], [[3, 4], [1, 2]]])
+
+
+def test_names_and_defaults_are_those_of_the_documents(keras, layers):
+    layer = layers.Embedding("4")
+    assert isinstance(layer, keras.layers.Layer)
+    assert layers.BasicEmbedding is layers.Embedding
+    assert layer.name == "DynamicEmbeddingLayer"
+    assert isinstance(layer.params, de.Variable)
+    assert layer.params.name == "DynamicEmbeddingLayer-parameter"
+    assert (layer.params.dim, layer.params.key_dtype) == (4, tf.int64)
+    assert isinstance(layer.shadow, de.shadow_ops.ShadowVariable)
+    assert layer.params.get_trainable_by_name("DynamicEmbeddingLayer-shadow") is layer.shadow
+    assert [v is layer.shadow for v in layer.trainable_variables] == [True]
+    assert [v is layer.shadow for v in layer.trainable_weights] == [True]
+    rows = layer(tf.range(1000, dtype=tf.int64)).numpy()  # RandomNormal
+    assert 0.045 < rows.std() < 0.055 and abs(rows.mean()) < 0.005
+
+
+def test_the_layers_of_the_module_are_those_of_tf_keras():
+    assert issubclass(de.keras.layers.Embedding, tf.keras.layers.Layer)
+    assert de.keras.layers_for(tf.keras).Embedding is de.keras.layers.Embedding
+    with pytest.raises(TypeError, match="tf_keras or tf.keras. Received"):
+        de.keras.layers_for(np)
+
+
+def test_what_is_no_size_is_refused(layers):
+    with pytest.raises(TypeError, match="embedding_size=None"):
+        layers.Embedding(None)
+    with pytest.raises(ValueError, match="embedding_size=0"):
+        layers.Embedding(0)
+    with pytest.raises(TypeError, match="nslots='many'"):
+        layers.FieldWiseEmbedding(2, "many", slot_map_fn=lambda ids: ids)
+
+
+def test_ids_of_another_dtype_are_refused(layers):
+    with pytest.raises((TypeError, ValueError), match="must be int64.*Received.*int32"):
+        layers.Embedding(2)(tf.constant([1], tf.int32))
+
+
+def test_rows_are_clipped_to_max_norm(layers):
+    layer = filled(layers.Embedding(DIM, max_norm=0.5))
+    norms = np.linalg.norm(layer(tf.constant(KEYS)), axis=1)
+    np.testing.assert_allclose(norms, np.minimum(np.linalg.norm(ROWS, axis=1), 0.5), rtol=1e-5)
+    np.testing.assert_array_equal(layer.params.lookup(KEYS), ROWS)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "max", "min", "prod"])
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 5)], ids=str)
+def test_squashed_embedding_reduces_all_but_the_first_and_the_last_axis(layers, shape, combiner):
+    layer = filled(layers.SquashedEmbedding(DIM, combiner=combiner, initializer=0.25))
+    ids = np.random.default_rng(2).choice([*KEYS, 77], shape)
+    result = layer(tf.constant(ids))
+    axes = tuple(range(1, len(shape)))
+    oracle = getattr(np, combiner)(expected(ids).astype(np.float64), axis=axes)
+    np.testing.assert_allclose(result, oracle, rtol=1e-4, atol=1e-6)
+    assert result.shape == layer.compute_output_shape(shape) == (shape[0], DIM)
+
+
+def test_squashed_embedding_gives_one_row_for_ids_of_one_axis(layers):
+    layer = filled(layers.SquashedEmbedding(DIM, initializer=0.25))
+    result = layer(tf.constant(KEYS))
+    np.testing.assert_allclose(result, ROWS.sum(0), rtol=1e-5)
+    assert result.shape == layer.compute_output_shape((5,)) == (DIM,)
+
+
+def test_squashed_embedding_reduces_ragged_ids(layers):
+    layer = filled(layers.SquashedEmbedding(DIM, initializer=0.25))
+    ids = [[5, 77], [], [9, 9, 0]]
+    result = layer(tf.ragged.constant(ids, dtype=tf.int64))
+    oracle = [expected(row).sum(0) if row else np.zeros(DIM) for row in ids]
+    np.testing.assert_allclose(result, oracle, rtol=1e-5)
+
+
+def fields(ids):
+    return tf.math.floormod(ids, 4)
+
+
+def combined_by_field(ids, combiner):
+    result = np.zeros((len(ids), 4, DIM))
+    for number, row in enumerate(ids):
+        for field in range(4):
+            rows = expected([key for key in row if key % 4 == field]).astype(np.float64)
+            if len(rows):
+                by = {"sum": 1, "mean": len(rows), "sqrtn": len(rows) ** 0.5}[combiner]
+                result[number, field] = rows.sum(0) / by
+    return result
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("is_ragged", [False, True], ids=["dense", "ragged"])
+def test_field_wise_embedding_combines_by_field(layers, combiner, is_ragged):
+    layer = layers.FieldWiseEmbedding(DIM, 4, fields, combiner=combiner, initializer=0.25)
+    filled(layer)
+    assert layer.name == "SlotDynamicEmbeddingLayer"
+    ids = [[5, 9, 77, 0], [], [0]] if is_ragged else [[5, 9, 77, 0], [0, 0, 1, 2], [3, 3, 3, 3]]
+    result = layer(
+        tf.ragged.constant(ids, dtype=tf.int64) if is_ragged else tf.constant(ids, tf.int64)
+    )
+    np.testing.assert_allclose(result, combined_by_field(ids, combiner), rtol=1e-5)
+    assert layer.compute_output_shape((None, 4)).as_list() == [None, 4, DIM]
+
+
+def test_field_wise_embedding_of_ids_of_one_axis(layers):
+    layer = filled(layers.FieldWiseEmbedding(DIM, 4, fields, initializer=0.25))
+    result = layer(tf.constant([5, 9, 77], tf.int64))
+    np.testing.assert_allclose(result, combined_by_field([[5, 9, 77]], "sum")[0], rtol=1e-5)
+
+
+def test_field_wise_embedding_refuses_what_has_no_fields(layers):
+    with pytest.raises(ValueError, match="slot_map_fn=None"):
+        layers.FieldWiseEmbedding(2, 3)
+    with pytest.raises(ValueError, match="`combiner`.*'max'"):
+        layers.FieldWiseEmbedding(2, 3, fields, combiner="max")
+    layer = layers.FieldWiseEmbedding(2, 3, fields)
+    with pytest.raises(NotImplementedError, match="rank 3"):
+        layer(tf.zeros([1, 1, 1], tf.int64))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"in \[0, 3\)"):
+        layer(tf.constant([[3]], tf.int64))
+
+
+def test_a_layer_is_made_again_of_its_config(layers):
+    layer = layers.SquashedEmbedding(
+        DIM,
+        value_dtype="bfloat16",
+        combiner="mean",
+        name="mine",
+        restrict_policy=de.FrequencyRestrictPolicy,
+        max_norm=2.0,
+        init_capacity=64,
+        checkpoint=False,
+    )
+    again = type(layer).from_config(layer.get_config())
+    assert again.params is not layer.params
+    ids = tf.range(20, dtype=tf.int64)
+    np.testing.assert_array_equal(again.params.lookup(ids), layer.params.lookup(ids))
+    assert isinstance(again.params.restrict_policy, de.FrequencyRestrictPolicy)
+    assert again.get_config() == {
+        **layer.get_config(),
+        "initializer": again._configured["initializer"],
+    }
+    assert (again.name, again.max_norm, again.combiner) == ("mine", 2.0, "mean")
+    assert (again.params.init_size, again.params.checkpoint) == (64, False)
+
+
+def test_the_config_has_devices_and_creator_only_where_the_distribution_is_kept(layers):
+    creator = de.HkvHashTableCreator(de.HkvHashTableConfig(max_capacity=256))
+    arguments = {"devices": ["/CPU:0", "/CPU:0"], "kv_creator": creator}
+    config = layers.Embedding(2, **arguments).get_config()
+    assert (config["devices"], config["kv_creator"]) == (None, None)
+    layer = layers.Embedding(2, keep_distribution=True, **arguments)
+    again = type(layer).from_config(layer.get_config())
+    assert again.params.devices == ["/CPU:0", "/CPU:0"]
+    assert isinstance(again.params.rows, de.HkvHashTable)
+    assert vars(again.params.kv_creator.config) == vars(creator.config)
+
+
+def test_a_frozen_layer_has_no_gradient(layers):
+    layer = filled(layers.Embedding(DIM))
+    layer.trainable = False
+    assert layer.trainable_variables == []
+    assert [v is layer.shadow for v in layer.non_trainable_variables] == [True]
+    layer.trainable = True
+    assert [v is layer.shadow for v in layer.trainable_variables] == [True]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant(KEYS)))
+    assert tape.gradient(loss, layer.shadow).indices.shape == (5,)
+
+
+def test_a_layer_on_all_ranks_is_a_plain_one_where_there_is_one(layers):
+    layer = filled(layers.HvdAllToAllEmbedding(DIM, initializer=0.25, name="all"))
+    ids = [[5, 77], [9, 9]]
+    np.testing.assert_array_equal(layer(tf.constant(ids, tf.int64)), expected(ids))
+    again = type(layer).from_config(layer.get_config())
+    assert again.embedding_size == DIM
+    with pytest.raises(NotImplementedError, match="from_sparse"):
+        layer.hvd_variable.lookup(tf.sparse.from_dense(tf.constant(ids, tf.int64)))
+    with pytest.raises(ValueError, match="mpi_size.*Received: 3"):
+        layers.HvdAllToAllEmbedding(DIM, mpi_size=3)

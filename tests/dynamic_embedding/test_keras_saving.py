@@ -1,0 +1,347 @@
+"""What saves a model has its tables, with states: training goes on as if it had not been saved."""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_lite import dynamic_embedding as de
+
+RNG = np.random.default_rng(0)
+X = RNG.integers(0, 30, (40, 3))
+Y = RNG.normal(size=(40, 1)).astype(np.float32)
+
+
+def embedding(keras, **arguments):
+    arguments = {"name": "table"} | arguments
+    return de.keras.layers_for(keras).Embedding(2, **arguments)
+
+
+def functional(keras, **arguments):
+    layer = embedding(keras, **arguments)
+    ids = keras.Input([3], dtype=layer.params.key_dtype.name)
+    rows = keras.layers.Flatten()(keras.layers.Activation("linear", dtype="float32")(layer(ids)))
+    return keras.Model(ids, keras.layers.Dense(1)(rows)), layer
+
+
+def subclassed(keras, **arguments):
+    layer = embedding(keras, **arguments)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = layer
+            self.flatten, self.head = keras.layers.Flatten(), keras.layers.Dense(1)
+
+        def call(self, ids):
+            return self.head(self.flatten(self.embedding(ids)))
+
+    model = Model()
+    model(tf.constant(X[:1]))
+    return model, layer
+
+
+MODELS = {"functional": functional, "subclassed": subclassed}
+
+
+def optimizer_of(keras, model):
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+    if hasattr(optimizer, "build"):
+        optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+def compiled(keras, model):
+    model.compile(optimizer_of(keras, model), "mse")
+    return model
+
+
+def fit(model, x=X):
+    return model.fit(x, Y, batch_size=8, shuffle=False, verbose=0).history["loss"]
+
+
+def trained(keras, build=functional, **arguments):
+    model, layer = build(keras, **arguments)
+    fit(compiled(keras, model))
+    return model, layer
+
+
+def rows_of(layer):
+    return [part.numpy() for part in layer.params.export()]
+
+
+def check_goes_on(model, again, layer, layer_again):
+    """Both are trained on, with the same losses and rows."""
+    for ours, theirs in zip(rows_of(layer_again), rows_of(layer), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_allclose(fit(again), fit(model), rtol=1e-5)
+    for ours, theirs in zip(rows_of(layer_again), rows_of(layer), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
+def test_a_checkpoint_has_rows_and_states_once(keras, build, tmp_path):
+    model, layer = trained(keras, build)
+    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(tmp_path / "c"))
+    names = [name for name, _ in tf.train.list_variables(path)]
+    rows = [name for name in names if name.split("/")[-1] in ("values", "states")]
+    assert len(rows) == 2, names
+    again, layer_again = build(keras)
+    compiled(keras, again)
+    checkpoint = tf.train.Checkpoint(model=again, optimizer=again.optimizer)
+    checkpoint.read(path).assert_existing_objects_matched()
+    check_goes_on(model, again, layer, layer_again)
+
+
+def test_load_model_gives_a_model_that_trains_on(keras, tmp_path):
+    model, layer = trained(keras)
+    model.save(str(tmp_path / "m.keras"))
+    again = keras.models.load_model(str(tmp_path / "m.keras"))
+    assert again.layers[1].params is not layer.params
+    check_goes_on(model, again, layer, again.layers[1])
+
+
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
+def test_save_weights_has_tables_and_states(keras, build, tmp_path):
+    model, layer = trained(keras, build)
+    path = str(tmp_path / "m.weights.h5")
+    model.save_weights(path)
+    again, layer_again = build(keras)
+    compiled(keras, again)
+    again.load_weights(path)
+    check_goes_on(model, again, layer, layer_again)
+
+
+KINDS = {
+    "int32 keys, bfloat16": {"key_dtype": "int32", "value_dtype": "bfloat16"},
+    "float16": {"value_dtype": "float16"},
+    "float64": {"value_dtype": "float64"},
+    "HKV": {"kv_creator": de.HkvHashTableCreator(), "keep_distribution": True},
+    "policy": {"restrict_policy": de.FrequencyRestrictPolicy},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_of_each_kind_are_kept(keras, kind, tmp_path):
+    arguments = KINDS[kind]
+    model, layer = functional(keras, **arguments)
+    x = X.astype(arguments.get("key_dtype", "int64"))
+    fit(compiled(keras, model), x)
+    model.save(str(tmp_path / "m.keras"))
+    again = keras.models.load_model(str(tmp_path / "m.keras"))
+    found = again.layers[1]
+    assert type(found.params.rows) is type(layer.params.rows)
+    assert rows_of(found)[1].dtype == rows_of(layer)[1].dtype
+    for ours, theirs in zip(rows_of(found), rows_of(layer), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    if kind == "policy":
+        status = [params.restrict_policy.status.export() for params in (found.params, layer.params)]
+        np.testing.assert_array_equal(status[0][1], status[1][1])
+    np.testing.assert_allclose(fit(again, x), fit(model, x), rtol=1e-4)
+
+
+def test_texts_are_kept_as_keys(keras, tmp_path):
+    words = np.array([["a", "bc", ""], ["zürich", "a", "\x00x"]])
+    layer = embedding(keras, key_dtype="string")
+    ids = keras.Input([3], dtype="string")
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(layer(ids))))
+    compiled(keras, model).fit(tf.constant(words), Y[:2], verbose=0)
+    model.save(str(tmp_path / "m.keras"))
+    again = keras.models.load_model(str(tmp_path / "m.keras")).layers[1]
+    keys = again.params.export()[0].numpy().tolist()
+    assert sorted(keys) == sorted({word.encode() for word in words.reshape(-1).tolist()})
+    np.testing.assert_array_equal(again(tf.constant(words)), layer(tf.constant(words)))
+
+
+def test_a_table_without_keys_is_saved_too(keras, tmp_path):
+    model, _ = functional(keras)
+    model.save(str(tmp_path / "m.keras"))
+    again = keras.models.load_model(str(tmp_path / "m.keras"))
+    assert int(again.layers[1].params.size()) == 0
+    np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+def test_functions_of_the_program_are_loaded_by_their_names(keras, tmp_path):
+    @keras.saving.register_keras_serializable("test_keras_saving")
+    def fields(ids):
+        return tf.math.floormod(ids, 2)
+
+    layer = de.keras.layers_for(keras).FieldWiseEmbedding(2, 2, fields)
+    ids = keras.Input([3], dtype="int64")
+    model = keras.Model(ids, layer(ids))
+    layer.params.upsert(np.arange(30), RNG.normal(size=(30, 2)).astype("f4"))
+    model.save(str(tmp_path / "m.keras"))
+    again = keras.models.load_model(str(tmp_path / "m.keras"))
+    np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+IN_ANOTHER_PROCESS = """
+import sys
+import numpy as np
+import {package} as keras
+import sok_lite.dynamic_embedding.keras
+model = keras.models.load_model(sys.argv[1])
+np.save(sys.argv[2], model.predict(np.load(sys.argv[3]), verbose=0))
+model.fit(np.load(sys.argv[3]), np.load(sys.argv[4]), verbose=0)
+"""
+
+
+def test_another_process_loads_a_model(keras, tmp_path):
+    model, _ = trained(keras)
+    files = [str(tmp_path / name) for name in ("m.keras", "out.npy", "x.npy", "y.npy")]
+    model.save(files[0])
+    np.save(files[2], X)
+    np.save(files[3], Y)
+    code = IN_ANOTHER_PROCESS.format(package=keras.__name__)
+    subprocess.run([sys.executable, "-c", code, *files], check=True, timeout=300)
+    np.testing.assert_allclose(np.load(files[1]), model.predict(X, verbose=0), rtol=1e-5)
+
+
+def test_what_was_saved_of_another_table_is_refused(keras, tmp_path):
+    path = str(tmp_path / "m.weights.h5")
+    model, _ = trained(keras)
+    model.save_weights(path)
+    for arguments, error in (
+        ({"value_dtype": "float16"}, "values.*float32.*needs float16"),
+        ({"restrict_policy": de.TimestampRestrictPolicy}, "has no 'status_keys'"),
+    ):
+        other, layer = functional(keras, **arguments)
+        compiled(keras, other)
+        with pytest.raises(ValueError, match=error):
+            other.load_weights(path)
+        assert int(layer.params.size()) == 0
+
+
+@pytest.mark.parametrize("end", [".h5", ""], ids=["h5", "SavedModel"])
+def test_formats_that_cannot_hold_a_table_are_refused(keras, end, tmp_path):
+    model, _ = trained(keras)
+    with warnings.catch_warnings(), pytest.raises((NotImplementedError, ValueError)):
+        warnings.simplefilter("ignore")
+        model.save(str(tmp_path / f"m{end}"))
+
+
+def test_weights_as_a_list_are_refused(keras):
+    model, layer = trained(keras)
+    for holder in (model, layer):
+        with pytest.raises(NotImplementedError, match="would leave the rows"):
+            holder.get_weights()
+        with pytest.raises(NotImplementedError, match="would leave the rows"):
+            holder.set_weights([])
+
+
+def test_another_wrapper_around_is_refused_where_it_would_lose_the_tables(keras):
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam())
+    assert type(optimizer).__name__ == "Adam"
+    around = type("Adam", (type(optimizer),), {})
+    with pytest.raises(TypeError, match="Wrap it last"):
+        around.from_config(optimizer.get_config())
+
+
+# ---- de.keras.models and de.keras.callbacks ------------------------------------------------------
+
+
+FORMATS = ["m.keras", "m.weights.h5", "m.ckpt"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("save", ["de_save_model", "de_hvd_save_model"])
+def test_save_model_writes_each_format(keras, save, name, tmp_path):
+    model, layer = trained(keras)
+    path = tmp_path / "there" / name
+    getattr(de.keras.models, save)(model, path)
+    if name.endswith(".keras"):
+        again = de.keras.models.load_model(path, package=keras)
+    else:
+        again, _ = functional(keras)
+        compiled(keras, again)
+        de.keras.models.load_weights(again, path)
+    check_goes_on(model, again, layer, again.layers[1])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_save_model_leaves_the_optimizer_out(keras, name, tmp_path):
+    model, layer = trained(keras)
+    optimizer = model.optimizer
+    de.keras.models.save_model(model, tmp_path / name, include_optimizer=False)
+    assert model.optimizer is optimizer
+    if name.endswith(".keras"):
+        again = keras.models.load_model(tmp_path / name)
+        assert getattr(again, "optimizer", None) is None
+    else:
+        again, _ = functional(keras)
+        compiled(keras, again)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            de.keras.models.load_weights(again, tmp_path / name)
+        assert int(again.optimizer.iterations) == 0
+    np.testing.assert_array_equal(rows_of(again.layers[1])[1], rows_of(layer)[1])
+    fit(model)
+
+
+def test_save_model_replaces_only_what_it_may(keras, tmp_path):
+    model, _ = trained(keras)
+    path = tmp_path / "m.keras"
+    path.write_text("a file of worth")
+    for save in (de.keras.models.save_model, de.keras.models.de_hvd_save_model):
+        with pytest.raises(FileExistsError, match="overwrite=False"):
+            save(model, path, overwrite=False)
+        assert path.read_text() == "a file of worth"
+    de.keras.models.save_model(model, path)
+    assert path.read_bytes()[:2] == b"PK"
+
+
+def test_save_model_refuses_what_it_cannot_do(keras, tmp_path):
+    model, _ = trained(keras)
+    for arguments in ({"filepath": tmp_path / "m"}, {"filepath": "m.keras", "signatures": {}}):
+        with pytest.raises(NotImplementedError, match="SavedModel.*ends in .keras"):
+            de.keras.models.save_model(model, **arguments)
+    with pytest.raises(ValueError, match="`options`"):
+        de.keras.models.save_model(model, tmp_path / "m.keras", options=object())
+    assert os.listdir(tmp_path) == []
+
+
+def test_files_of_another_number_of_ranks_are_refused(keras, tmp_path):
+    model, _ = trained(keras)
+    path = tmp_path / "m.keras"
+    de.keras.models.de_hvd_save_model(model, path)
+    (tmp_path / "m.keras.rank1of2.npz").write_bytes(b"")
+    with pytest.raises(ValueError, match="saved by 2 ranks, and there are 1"):
+        de.keras.models.load_model(path, package=keras)
+    de.keras.models.de_hvd_save_model(model, path)
+    assert os.listdir(tmp_path) == ["m.keras"]
+
+
+@pytest.mark.parametrize("weights_only", [False, True], ids=["model", "weights"])
+def test_checkpoints_of_fit_have_the_tables(keras, weights_only, tmp_path):
+    end = "weights.h5" if weights_only else "keras"
+    model, layer = trained(keras)
+    pattern = str(tmp_path / "{epoch}-{loss:.3f}") + f".{end}"
+    for made in (de.keras.callbacks_for(keras).ModelCheckpoint, keras.callbacks.ModelCheckpoint):
+        callback = made(pattern, save_weights_only=weights_only)
+        model.fit(X, Y, epochs=2, verbose=0, callbacks=[callback])
+        newest = max(tmp_path.iterdir(), key=lambda path: (path.stat().st_mtime_ns, path.name))
+        if weights_only:
+            again, found = functional(keras)
+            compiled(keras, again).load_weights(newest)
+        else:
+            found = keras.models.load_model(newest).layers[1]
+        np.testing.assert_array_equal(rows_of(found)[1], rows_of(layer)[1])
+    with pytest.raises(NotImplementedError, match="signatures"):
+        de.keras.callbacks_for(keras).ModelCheckpoint(pattern, signatures={})
+
+
+def test_the_callbacks_are_those_of_tf_keras():
+    callbacks = de.keras.callbacks
+    assert callbacks.ModelCheckpoint is callbacks.DEHvdModelCheckpoint
+    assert issubclass(callbacks.ModelCheckpoint, tf.keras.callbacks.ModelCheckpoint)
+
+
+def test_broadcasting_is_nothing_where_there_is_one_rank(keras):
+    model, _ = trained(keras)
+    callback = de.keras.callbacks_for(keras).DEHvdBroadcastGlobalVariablesCallback(0)
+    model.fit(X, Y, verbose=0, callbacks=[callback])
+    assert callback.broadcast_done
