@@ -93,7 +93,10 @@ LAYERS = [
         *("sok_lite.dynamic_embedding.partition", "sok_lite.dynamic_embedding.ranks"),
         *("sok_lite.dynamic_embedding.shards", "sok_lite.dynamic_embedding.slots"),
         *("sok_lite.dynamic_embedding.savers", "sok_lite.dynamic_embedding.restrict_policies"),
+        *("sok_lite.dynamic_embedding.file_names", "sok_lite.dynamic_embedding.growing_file"),
     ],
+    ["sok_lite.dynamic_embedding.files"],
+    ["sok_lite.dynamic_embedding.file_system"],
     ["sok_lite.dynamic_embedding.tables", "sok_lite.dynamic_embedding.trainable"],
     ["sok_lite.dynamic_embedding.saved_optimizer"],
     [
@@ -112,10 +115,9 @@ LAYERS = [
     ["sok_lite.dynamic_embedding"],
     [
         *("sok_lite.dynamic_embedding.math", "sok_lite.dynamic_embedding.data_flow"),
-        *("sok_lite.dynamic_embedding.file_names", "sok_lite.dynamic_embedding.growing_file"),
         *("sok_lite.dynamic_embedding.redis_settings", "sok_lite.dynamic_embedding"),
     ],
-    ["sok_lite.dynamic_embedding.files", "sok_lite.dynamic_embedding.redis_store"],
+    ["sok_lite.dynamic_embedding.redis_store"],
     [
         *("sok_lite.distributed_variable", "sok_lite.dump_load", "sok_lite.dynamic_variable"),
         *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.optimizers", "sok_lite.raw_ops"),

@@ -57,13 +57,23 @@ def directory(dirpath: str | os.PathLike[str], dirpath_env: str | None = "TFRA_S
     return (os.environ.get(dirpath_env) if dirpath_env else None) or os.fspath(dirpath)
 
 
-def find_shards(folder: str, name: str, size: int | None = None) -> list[str]:
-    """Returns the bases of a variable's files in a folder, by rank and then by index.
+def find_shards(
+    folder: str, name: str, size: int | None = None, rank: int | None = None
+) -> list[str]:
+    """Returns the bases of a variable's files in a folder; see `find_places`."""
+    return [place.base(name) for place in find_places(folder, name, size, rank)]
+
+
+def find_places(
+    folder: str, name: str, size: int | None = None, rank: int | None = None
+) -> list[Place]:
+    """Returns the places of a variable's files in a folder, by rank and then by index.
 
     Args:
       folder: where they are.
       name: of the variable.
       size: which group, by the number of processes that wrote it; None: there must be one only.
+      rank: of which process, and those of others need not be there; None: of all.
 
     Raises:
       FileNotFoundError: there is no such folder, no such group, or a shard of it is missing.
@@ -95,7 +105,7 @@ def find_shards(folder: str, name: str, size: int | None = None) -> list[str]:
             f"{folder!r} holds no files of variable {name!r} from {size} processes. It has "
             f"{_described(groups)}. Name one of these."
         )
-    return [place.base(name) for place in _whole_group(folder, name, size, groups[size])]
+    return _whole_group(folder, name, size, groups[size], rank)
 
 
 def _prefix(name: str) -> str:
@@ -121,10 +131,18 @@ def _described(groups: dict[int, set[Place]]) -> str:
     )
 
 
-def _whole_group(folder: str, name: str, size: int, places: set[Place]) -> list[Place]:
-    """Returns the places of a group in order, if they are all there and of one save."""
+def _whole_group(
+    folder: str, name: str, size: int, places: set[Place], only: int | None
+) -> list[Place]:
+    """Returns the places of a group in order, if they are all there and of one save.
+
+    Args:
+      only: the rank that is looked at; None: all.
+    """
+    ranks = range(size) if only is None else [only]
+    places = {place for place in places if only in (None, place.rank)}
     expected: list[Place] = []
-    for rank in range(size):
+    for rank in ranks:
         counts = sorted({place.num_shards for place in places if place.rank == rank})
         if len(counts) > 1:
             raise ValueError(

@@ -153,7 +153,7 @@ class HkvHashTable(HashTable):
         scores = tf.cast(table_ops.scores(self, keys), tf.int64)
         return self.given_keys(keys), values, scores
 
-    def _scores(self, keys: tf.Tensor) -> tf.Tensor | None:
+    def scores_of(self, keys: tf.Tensor) -> tf.Tensor | None:
         return None if self._gen_scores is None else self._gen_scores(keys)
 
     def _count_step(self) -> Any:

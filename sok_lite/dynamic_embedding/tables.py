@@ -18,6 +18,7 @@ from sok_lite.bridge.saveable import save_with_graph
 from sok_lite.bridge.table_call import array_call
 from sok_lite.bridge.texts import Texts
 from sok_lite.bridge.variable import TableVariable, table_for_variable
+from sok_lite.dynamic_embedding import file_system, files
 from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys, checked_values
 from sok_lite.dynamic_embedding.errors import ShapeError
 from sok_lite.dynamic_embedding.initial import initial_value
@@ -168,7 +169,7 @@ class HashTable(TableVariable):
         ints = self.keys_of(keys, remember=True)
         values = checked_values(values, ints, self.dimension, self.value_dtype, self.name)
         flat = tf.reshape(ints, [-1])
-        return _done(writes.insert_or_assign(self, "insert", flat, values, self._scores(flat)))
+        return _done(writes.insert_or_assign(self, "insert", flat, values, self.scores_of(flat)))
 
     def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
         """Adds to the rows of keys, or inserts them.
@@ -225,7 +226,41 @@ class HashTable(TableVariable):
         keys, values = table_ops.export(self)
         return self.given_keys(keys), values
 
-    def _scores(self, keys: tf.Tensor) -> tf.Tensor | None:
+    def save_to_file_system(
+        self,
+        dirpath: Any,
+        file_name: str | None = None,
+        dirpath_env: str | None = "TFRA_SAVED_KV",
+        append_to_file: bool = False,
+        buffer_size: int = files.BUFFER_SIZE,
+        name: str | None = None,
+    ) -> Any:
+        """Writes all keys and rows as one shard; see `Variable.save_to_file_system`.
+
+        Args:
+          file_name: of the files, without their endings; None: as of a variable with its name.
+        """
+        names = None if file_name is None else [file_name]
+        return file_system.save(
+            self, dirpath, 1, 0, names, dirpath_env, append_to_file, buffer_size
+        )
+
+    def load_from_file_system(
+        self,
+        dirpath: Any,
+        file_name: str | None = None,
+        dirpath_env: str | None = "TFRA_SAVED_KV",
+        load_entire_dir: bool = False,
+        buffer_size: int = files.BUFFER_SIZE,
+        name: str | None = None,
+    ) -> Any:
+        """Makes the table hold what files do; see `Variable.load_from_file_system`."""
+        names = None if file_name is None else [file_name]
+        return file_system.load(
+            self, dirpath, 1, 0, names, dirpath_env, load_entire_dir, buffer_size
+        )
+
+    def scores_of(self, keys: tf.Tensor) -> tf.Tensor | None:
         """Returns the scores to write keys with; None: as a lookup would."""
         return None
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from sok_lite.backend import get_backend
 from sok_lite.bridge.autograph import unconverted, unconverted_function
 from sok_lite.bridge.optimizers.settings import family_of
+from sok_lite.dynamic_embedding import file_system, files
 from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys
 from sok_lite.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
 from sok_lite.dynamic_embedding.errors import DtypeError
@@ -391,6 +392,107 @@ class Variable(tf.__internal__.tracking.Trackable):
                 f"Received: a {type(self.kv_creator).__name__}."
             )
         return self.rows.export_keys_and_scores(split_size)
+
+    # ---------------------------------------------------------------- files
+
+    def save_to_file_system(
+        self,
+        dirpath: Any,
+        proc_size: int = 1,
+        proc_rank: int = 0,
+        file_name_list: Sequence[str] | None = None,
+        dirpath_env: str | None = "TFRA_SAVED_KV",
+        append_to_file: bool = False,
+        buffer_size: int = files.BUFFER_SIZE,
+        name: str | None = None,
+    ) -> Any:
+        """Writes keys and rows to files, two for each shard and a third that says what they hold.
+
+        Optimizer states and scores are not in them.
+
+        Args:
+          dirpath: the folder, a string tensor too; it is made.
+          proc_size, proc_rank: how many processes save, and which this one is.
+          file_name_list: names without their endings, one for each shard; None: those that loading
+            looks for.
+          dirpath_env: an environment variable that names the folder in place of `dirpath`.
+          append_to_file: behind what the files hold.
+          buffer_size: keys that are written together.
+          name: not used.
+
+        Returns:
+          None in eager mode, the operation in a graph. There an error of a file is TensorFlow's
+          InvalidArgumentError.
+
+        Raises:
+          ValueError: the keys are texts, which such files cannot hold, or a rank that there is not.
+        """
+        return file_system.save(
+            self,
+            dirpath,
+            proc_size,
+            proc_rank,
+            file_name_list,
+            dirpath_env,
+            append_to_file,
+            buffer_size,
+        )
+
+    def load_from_file_system(
+        self,
+        dirpath: Any,
+        proc_size: int = 1,
+        proc_rank: int = 0,
+        file_name_list: Sequence[str] | None = None,
+        dirpath_env: str | None = "TFRA_SAVED_KV",
+        load_entire_dir: bool = False,
+        buffer_size: int = files.BUFFER_SIZE,
+        name: str | None = None,
+    ) -> Any:
+        """Makes the variable hold what files do: other keys go, states begin anew.
+
+        All files are checked before anything changes. How many shards wrote them does not matter.
+
+        Args:
+          dirpath, dirpath_env, buffer_size, name: as of `save_to_file_system`.
+          proc_size, proc_rank: the files that process `proc_rank` of `proc_size` wrote.
+          file_name_list: names without their endings, any number of them, instead.
+          load_entire_dir: the files of all processes instead, of one save.
+
+        Returns:
+          None in eager mode, the operation in a graph.
+
+        Raises:
+          FileNotFoundError: files are missing.
+          ValueError: files of another variable, of another type or dim, or corrupt.
+        """
+        return file_system.load(
+            self,
+            dirpath,
+            proc_size,
+            proc_rank,
+            file_name_list,
+            dirpath_env,
+            load_entire_dir,
+            buffer_size,
+        )
+
+    def load_from_file_system_with_restore_function(
+        self,
+        dirpath: Any,
+        proc_size: int = 1,
+        proc_rank: int = 0,
+        buffer_size: int = files.BUFFER_SIZE,
+    ) -> Any:
+        """Makes the variable hold its part of what any number of processes have written.
+
+        Where `proc_size` processes have, those are the files of this one. Else all files are read
+        that there are, and the partitioner says for `proc_size` processes which keys are of this
+        one.
+
+        Args, Returns and Raises: as of `load_from_file_system`.
+        """
+        return file_system.load_spread(self, dirpath, proc_size, proc_rank, buffer_size)
 
     def _checked(self, keys: Any) -> tf.Tensor:
         """Returns keys as a tensor; the partitioner has been asked."""

@@ -1,0 +1,235 @@
+"""Rows of a variable, or of a table by itself, to files of keys and values and back.
+
+A pass over the table for each shard writes it piece by piece; the table is held meanwhile, so that
+all shards are of one moment. `files` has the format, `file_names` the names.
+"""
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import get_backend
+from sok_lite.bridge import table_ops, writes
+from sok_lite.bridge.host_call import host_call
+from sok_lite.bridge.type_spec import alive
+from sok_lite.dynamic_embedding.file_names import Place, directory, find_shards
+from sok_lite.dynamic_embedding.files import (
+    Layout,
+    StoredShard,
+    make_layout,
+    open_shards,
+    write_shard,
+)
+from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn, partitioned
+from sok_lite.engine.table.exclusive import alone
+
+_SLOTS = 1 << 16  # places of an index that are read together
+
+Piece = tuple[np.ndarray, np.ndarray]
+
+
+class Source(NamedTuple):
+    """What files are written of and read into.
+
+    Attributes:
+      rows: the `HashTable`.
+      layout: of the files.
+      num_shards: in this process.
+      partitioner: says the shard of a key, and the process.
+    """
+
+    rows: Any
+    layout: Layout
+    num_shards: int = 1
+    partitioner: Partitioner = default_partition_fn
+
+    def owners(self, keys: Any, number: int) -> np.ndarray:
+        """Returns the shard, or process, of each key (n,), of `number` of them."""
+        keys = tf.convert_to_tensor(keys, self.rows.key_dtype)
+        return np.asarray(partitioned(self.partitioner, keys, number))
+
+    def tensor(self, rows: np.ndarray) -> tf.Tensor:
+        """Returns rows, as they are in a file, as a tensor."""
+        if self.layout.value_dtype == "bfloat16":
+            rows = rows.view(tf.bfloat16.as_numpy_dtype)
+        return tf.constant(rows)
+
+
+def source_of(holder: Any) -> Source:
+    """Returns what the files of a `Variable`, or of a `HashTable` by itself, are of.
+
+    Raises:
+      ValueError: files cannot hold such keys or rows.
+    """
+    is_variable = getattr(holder, "is_dynamic_embedding", False)
+    rows = holder.rows if is_variable else holder
+    layout = make_layout(
+        rows.table.name, rows.key_dtype.name, rows.value_dtype.name, rows.dimension
+    )
+    return Source(rows, layout, *((holder.shard_num, holder.partition_fn) if is_variable else ()))
+
+
+def save(
+    holder: Any,
+    dirpath: Any,
+    size: int,
+    rank: int,
+    file_name_list: Sequence[str] | None,
+    dirpath_env: str | None,
+    append_to_file: bool,
+    buffer_size: int,
+) -> Any:
+    """Writes the shards of this process; see `Variable.save_to_file_system`."""
+    source = source_of(holder)
+    places = [Place(i + 1, source.num_shards, rank, size) for i in range(source.num_shards)]
+    bases = [place.base(source.layout.name) for place in places]  # checks the rank
+    if file_name_list is not None:
+        if len(file_name_list) != len(bases):
+            raise ValueError(
+                f"`file_name_list` must have one name for each of the {len(bases)} shards of "
+                f"{source.layout.name!r}. Received: {list(file_name_list)}."
+            )
+        bases = list(file_name_list)
+
+    def run(source: Source, folder: str) -> None:
+        def write_all() -> None:
+            for place, base in zip(places, bases, strict=True):
+                write_shard(
+                    folder,
+                    source.layout,
+                    place,
+                    _pieces_of(source, place.index - 1),
+                    file_name=base,
+                    append_to_file=append_to_file,
+                    buffer_size=buffer_size,
+                )
+
+        alone(source.rows.table, write_all)
+
+    return _call(holder, "save_to_file_system", dirpath, dirpath_env, run)
+
+
+def load(
+    holder: Any,
+    dirpath: Any,
+    size: int,
+    rank: int,
+    file_name_list: Sequence[str] | None,
+    dirpath_env: str | None,
+    load_entire_dir: bool,
+    buffer_size: int,
+) -> Any:
+    """Reads the files of this process; see `Variable.load_from_file_system`."""
+    Place(rank=rank, size=size).base("")  # checks the rank
+    source_of(holder)
+
+    def run(source: Source, folder: str) -> None:
+        name, bases = source.layout.name, file_name_list
+        if bases is None and load_entire_dir:
+            bases = find_shards(folder, name)
+        if bases is None:
+            try:
+                bases = find_shards(folder, name, size, rank)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(
+                    f"{error} Where another number of processes has written them, call "
+                    "load_from_file_system_with_restore_function()."
+                ) from error
+        _replace(source, open_shards(folder, source.layout, file_name_list=bases), buffer_size)
+
+    return _call(holder, "load_from_file_system", dirpath, dirpath_env, run)
+
+
+def load_spread(holder: Any, dirpath: Any, size: int, rank: int, buffer_size: int) -> Any:
+    """Reads what is of this process; see `Variable.load_from_file_system_with_restore_function`."""
+    Place(rank=rank, size=size).base("")  # checks the rank
+    source_of(holder)
+
+    def run(source: Source, folder: str) -> None:
+        name = source.layout.name
+        try:
+            bases, is_spread = find_shards(folder, name, size, rank), False
+        except FileNotFoundError:
+            bases, is_spread = find_shards(folder, name), True
+        shards = open_shards(folder, source.layout, file_name_list=bases)
+        _replace(source, shards, buffer_size, (size, rank) if is_spread else None)
+
+    what = "load_from_file_system_with_restore_function"
+    return _call(holder, what, dirpath, "TFRA_SAVED_KV", run)
+
+
+def _pieces_of(source: Source, shard: int) -> Iterator[Piece]:
+    """Yields the keys and rows of a shard, in no order."""
+    for keys, values, _ in table_ops.export_chunks(source.rows, _SLOTS):
+        piece = keys.numpy(), values.numpy()
+        if source.num_shards > 1:
+            is_here = source.owners(keys, source.num_shards) == shard
+            piece = piece[0][is_here], piece[1][is_here]
+        yield piece
+
+
+def _replace(
+    source: Source,
+    shards: Iterable[StoredShard],
+    buffer_size: int,
+    process: tuple[int, int] | None = None,
+) -> None:
+    """Makes a table hold what files do, which were checked.
+
+    Args:
+      process: (processes, this one): only keys of this one; None: all.
+    """
+    rows = source.rows
+
+    def replace() -> None:
+        rows.clear()
+        for shard in shards:
+            for keys, values in shard.pieces(buffer_size):
+                if process is not None:
+                    is_here = source.owners(keys, process[0]) == process[1]
+                    keys, values = keys[is_here], values[is_here]
+                insert(source, keys, values)
+
+    alone(rows.table, replace)
+
+
+def insert(source: Source, keys: np.ndarray, values: np.ndarray) -> None:
+    """Inserts keys and rows as they are in a file. It is no step of the table's epoch."""
+    rows, given = source.rows, tf.constant(keys)
+    writes.insert_or_assign(rows, "insert", given, source.tensor(values), rows.scores_of(given))
+
+
+def _call(
+    holder: Any,
+    method: str,
+    dirpath: Any,
+    dirpath_env: str | None,
+    function: Callable[[Source, str], None],
+) -> Any:
+    """Calls a function of what a holder has and of a folder.
+
+    Args:
+      dirpath: the folder, a text, a path or a string tensor.
+
+    Returns:
+      None in eager mode, the operation in a graph.
+    """
+    reference, is_eager = weakref.ref(holder), tf.executing_eagerly()
+    folder = dirpath if tf.is_tensor(dirpath) else os.fspath(dirpath)
+
+    def run(path: tf.Tensor) -> Sequence[tf.Tensor]:
+        try:
+            function(source_of(alive(reference)), directory(os.fsdecode(path.numpy()), dirpath_env))
+        except (OSError, RuntimeError) as error:
+            if is_eager:
+                raise
+            raise ValueError(str(error)) from error  # TensorFlow keeps its kind and text
+        return ()
+
+    what = f"{method} of {holder.name!r}"
+    done = host_call(run, [tf.convert_to_tensor(folder, tf.string)], [], get_backend("cpu"), what)
+    return None if is_eager else done

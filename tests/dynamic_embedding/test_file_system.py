@@ -1,0 +1,219 @@
+"""`save_to_file_system` and its way back, of variables and of tables by themselves."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_lite import dynamic_embedding as de
+
+LOADS = ["load_from_file_system", "load_from_file_system_with_restore_function"]
+VALUES = [
+    *(tf.float32, tf.float16, tf.bfloat16, tf.float64),
+    *(tf.int32, tf.int64, tf.int8),
+]
+
+
+def rows_of(keys, dim=3, dtype=np.float32):
+    """Rows that say their key: small integers, which every type has."""
+    return ((np.asarray(keys, np.int64)[:, None] * 3 + np.arange(dim)) % 101).astype(dtype)
+
+
+def filled(keys, here=None, **options):
+    options = {"dim": 3, "name": "v"} | options
+    variable = de.Variable(**options)
+    keys = np.asarray(keys, variable.key_dtype.as_numpy_dtype)
+    rows = rows_of(keys, variable.dim, variable.value_dtype.as_numpy_dtype)
+    if here is None:
+        variable.upsert(keys, rows)
+    else:
+        here.run(variable.upsert, keys, rows)
+    return variable
+
+
+def held(variable, here=None):
+    """A variable as {key: row}."""
+    keys, rows = variable.export() if here is None else here.run(variable.export)
+    return {int(key): np.asarray(row).tolist() for key, row in zip(keys, rows, strict=True)}
+
+
+def expected(keys, dim=3, dtype=np.float32):
+    return dict(zip(map(int, keys), rows_of(keys, dim, dtype).tolist(), strict=True))
+
+
+KEYS = np.unique(np.random.default_rng(3).integers(-(2**31), 2**31, 500))
+
+
+@pytest.mark.parametrize("n", [0, 1, 33, 500])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_variable_comes_back(here, tables_on, tmp_path, n, shards):
+    source = filled(KEYS[:n], here, devices=["/CPU:0"] * shards)
+    assert here.run(lambda: source.save_to_file_system(str(tmp_path), buffer_size=7)) is None
+    target = filled([5, 6], here, devices=["/CPU:0"] * 2)
+    assert here.run(lambda: target.load_from_file_system(tmp_path, buffer_size=11)) is None
+    assert held(target, here) == expected(KEYS[:n])
+    bases = {f"v_mht_{i + 1}of{shards}_rank0_size1" for i in range(shards)}
+    endings = ("keys", "values", "meta.json")
+    assert set(os.listdir(tmp_path)) == {f"{base}-{end}" for base in bases for end in endings}
+    for i in range(shards):
+        keys = np.fromfile(tmp_path / f"v_mht_{i + 1}of{shards}_rank0_size1-keys", "<i8")
+        assert np.all(keys % shards == i)
+
+
+@pytest.mark.parametrize("value_dtype", VALUES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32], ids=lambda dtype: dtype.name)
+def test_every_type(tmp_path, key_dtype, value_dtype):
+    options = {"key_dtype": key_dtype, "value_dtype": value_dtype}
+    filled(KEYS, **options).save_to_file_system(tmp_path)
+    target = filled([5], **options)
+    target.load_from_file_system(tmp_path)
+    assert held(target) == expected(KEYS, dtype=value_dtype.as_numpy_dtype)
+
+
+def test_the_folder_may_be_a_tensor(here, tmp_path):
+    variable = filled(KEYS, here)
+    folders = [str(tmp_path / name) for name in "ab"]
+    for folder in folders:
+        here.run(variable.save_to_file_system, np.array(folder))
+        assert len(os.listdir(folder)) == 3
+    other = filled([1], here)
+    here.run(other.load_from_file_system, np.array(folders[1]))
+    assert held(other, here) == expected(KEYS)
+
+
+@pytest.mark.parametrize("save_size", [1, 2, 3])
+@pytest.mark.parametrize("load_size", [1, 2, 3])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_another_number_of_processes(tmp_path, save_size, load_size, shards):
+    for rank in range(save_size):
+        mine = KEYS[KEYS % save_size == rank]
+        variable = filled(mine, devices=["/CPU:0"] * (1 + rank % 2))
+        variable.save_to_file_system(tmp_path, proc_size=save_size, proc_rank=rank)
+    for rank in range(load_size):
+        target = filled([5], devices=["/CPU:0"] * shards)
+        target.load_from_file_system_with_restore_function(
+            tmp_path, proc_size=load_size, proc_rank=rank, buffer_size=50
+        )
+        assert held(target) == expected(KEYS[KEYS % load_size == rank])
+        if save_size != load_size:
+            with pytest.raises(FileNotFoundError, match="with_restore_function"):
+                target.load_from_file_system(tmp_path, proc_size=load_size, proc_rank=rank)
+        else:
+            target.load_from_file_system(tmp_path, proc_size=load_size, proc_rank=rank)
+        assert held(target) == expected(KEYS[KEYS % load_size == rank])
+        target.load_from_file_system(
+            tmp_path, proc_size=load_size, proc_rank=rank, load_entire_dir=True
+        )
+        assert held(target) == expected(KEYS)
+
+
+def test_the_files_of_other_processes_need_not_be_there(tmp_path):
+    filled(KEYS).save_to_file_system(tmp_path, proc_size=2, proc_rank=1)
+    target = filled([5])
+    target.load_from_file_system(tmp_path, proc_size=2, proc_rank=1)
+    assert held(target) == expected(KEYS)
+    for load in LOADS:
+        with pytest.raises(FileNotFoundError, match="lacks 1 of the"):
+            getattr(target, load)(tmp_path, proc_size=2, proc_rank=0)
+    assert held(target) == expected(KEYS)
+
+
+def by_hundreds(keys, shard_num):
+    return tf.cast(keys // 100 % shard_num, tf.int32)
+
+
+def test_a_partitioner_of_ones_own_spreads_keys(tmp_path):
+    options = {"partitioner": by_hundreds, "devices": ["/CPU:0"] * 2}
+    filled(KEYS, **options).save_to_file_system(tmp_path)
+    target = filled([5], **options)
+    target.load_from_file_system_with_restore_function(tmp_path, proc_size=3, proc_rank=2)
+    assert held(target) == expected(KEYS[KEYS // 100 % 3 == 2])
+
+
+def test_names_of_files(tmp_path, monkeypatch):
+    variable = filled(KEYS, devices=["/CPU:0"] * 2)
+    variable.save_to_file_system(tmp_path, file_name_list=["even", "odd"])
+    assert sorted(np.fromfile(tmp_path / "odd-keys", "<i8")) == sorted(KEYS[KEYS % 2 == 1])
+    one = filled([5])
+    one.load_from_file_system(tmp_path, file_name_list=["odd"])
+    assert held(one) == expected(KEYS[KEYS % 2 == 1])
+    with pytest.raises(ValueError, match=r"one name for each of the 2 shards.*\['even'\]"):
+        variable.save_to_file_system(tmp_path, file_name_list=["even"])
+    monkeypatch.setenv("TFRA_SAVED_KV", str(tmp_path / "named"))
+    variable.save_to_file_system("/nowhere")
+    one.load_from_file_system_with_restore_function("/nowhere")
+    assert held(one) == expected(KEYS)
+    one.load_from_file_system(tmp_path, file_name_list=["even", "odd"], dirpath_env=None)
+    assert held(one) == expected(KEYS)
+
+
+def test_appending(tmp_path):
+    variable = filled([1, 2])
+    variable.save_to_file_system(tmp_path)
+    variable.clear()
+    variable.upsert(np.array([2, 3]), np.full((2, 3), 7.0, np.float32))
+    variable.save_to_file_system(tmp_path, append_to_file=True)
+    target = filled([5])
+    target.load_from_file_system(tmp_path)
+    assert held(target) == {1: rows_of([1])[0].tolist(), 2: [7.0] * 3, 3: [7.0] * 3}
+
+
+WRONG = {
+    "dim": ({"dim": 4}, "its dim is 3. Expected dim=4"),
+    "value dtype": ({"value_dtype": tf.float64}, "its value_dtype is 'float32'"),
+    "key dtype": ({"key_dtype": tf.int32}, "its key_dtype is 'int64'"),
+    "name": ({"name": "w"}, "holds no files of variable 'w'"),
+}
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_does_not_fit_changes_nothing(here, tmp_path, load, wrong):
+    options, text = WRONG[wrong]
+    source, target = filled(KEYS, here), filled([5, 6], here, **options)
+    here.run(lambda: source.save_to_file_system(tmp_path))
+    with pytest.raises((ValueError, FileNotFoundError, tf.errors.InvalidArgumentError), match=text):
+        here.run(lambda: getattr(target, load)(tmp_path))
+    kind = target.value_dtype.as_numpy_dtype
+    assert held(target, here) == expected([5, 6], target.dim, kind)
+
+
+def test_arguments_that_cannot_be(tmp_path):
+    texts = de.Variable(key_dtype=tf.string, dim=2, name="texts")
+    for method in ("save_to_file_system", *LOADS):
+        with pytest.raises(ValueError, match="hold keys of int64, int32.*'string'"):
+            getattr(texts, method)(tmp_path)
+        with pytest.raises(ValueError, match="rank from 0 to size - 1"):
+            getattr(filled([1]), method)(tmp_path, proc_size=2, proc_rank=2)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", [de.CuckooHashTable, de.HkvHashTable])
+def test_a_table_by_itself(here, tables_on, tmp_path, kind):
+    def table():
+        return kind(tf.int64, tf.float32, np.zeros(3, np.float32), name="t")
+
+    source = table()
+    here.run(source.insert, KEYS, rows_of(KEYS))
+    here.run(lambda: source.save_to_file_system(tmp_path))
+    here.run(lambda: source.save_to_file_system(tmp_path, file_name="named"))
+    for options in ({}, {"file_name": "named"}):
+        target = table()
+        here.run(target.insert, [7], rows_of([7]))
+        here.run(lambda options=options, to=target: to.load_from_file_system(tmp_path, **options))
+        assert held(target, here) == expected(KEYS)
+
+
+def test_scores_of_a_programs_own_are_given_again(tmp_path):
+    config = de.HkvHashTableConfig(
+        evict_strategy=de.HkvEvictStrategy.CUSTOMIZED, gen_scores_fn=lambda keys: keys % 7
+    )
+    creator = de.HkvHashTableCreator(config)
+    keys = np.arange(200)
+    filled(keys, kv_creator=creator).save_to_file_system(tmp_path)
+    target = filled([5], kv_creator=creator)
+    target.load_from_file_system(tmp_path)
+    found, scores = target.export_keys_and_scores(10)
+    np.testing.assert_array_equal(scores, found % 7)
+    assert held(target) == expected(keys)
