@@ -14,7 +14,6 @@ from sok_lite.comm import Communicator
 from sok_lite.dynamic_embedding.keras.stored import load_rows, save_rows
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper
-from sok_lite.engine.failure import failure_known_to_all
 
 __all__ = ["de_hvd_save_model", "de_save_model", "load_model", "load_weights", "save_model"]
 
@@ -69,15 +68,14 @@ def de_hvd_save_model(
     Every rank must call it, with the same path, where all can write. Rank r of n has its tables in
     `<filepath>.rank<r>of<n>.npz`; `load_model` and `load_weights` read them.
 
-    Args, raises: as of `de_save_model`.
+    Args, raises: as of `de_save_model`; RuntimeError where another rank could not do its part.
     """
     path = _checked(filepath, signatures, options)
     comm = communicator("de_hvd_save_model()")
-    with failure_known_to_all(comm):
+    with _together(comm):  # nobody writes where another refuses
         if comm.rank == 0:
             _check_new(path, overwrite)
-    comm.barrier("de_hvd_save_model, before")  # nobody writes where another refuses
-    with failure_known_to_all(comm):
+    with _together(comm):
         if comm.rank == 0:
             _write(model, path, include_optimizer, options)
             for stale, _, size in _files_of_ranks(path):
@@ -85,7 +83,6 @@ def de_hvd_save_model(
                     stale.unlink()
         else:
             _write_tables(model, _file_of_rank(path, comm))
-    comm.barrier("de_hvd_save_model, after")
 
 
 save_model = de_save_model
@@ -205,6 +202,24 @@ def _without_optimizer(model: Any, is_left_out: bool) -> Iterator[None]:
 
 
 # ---- the tables of other ranks -------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _together(comm: Communicator) -> Iterator[None]:
+    """Ends when all ranks have done what is inside, and raises on all where one has failed."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    text = b"" if failure is None else f"{type(failure).__name__}: {failure}".encode()
+    texts = comm.allgatherv(np.frombuffer(text, np.uint8), call="de_hvd_save_model")
+    if failure is not None:
+        raise failure
+    if len(texts.rows):
+        raise RuntimeError(
+            f"Another rank could not save the model: {texts.rows.tobytes().decode()}"
+        )
 
 
 def _file_of_rank(path: Path, comm: Communicator) -> Path:

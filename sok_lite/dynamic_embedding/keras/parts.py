@@ -1,6 +1,7 @@
 """What the layers do, whichever Keras they are of; layers.py makes classes of it."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
@@ -112,27 +113,28 @@ class EmbeddingPart:
             trainable=trainable,
             distribute_strategy=options["distribute_strategy"],
         )
-        self._configured = {
-            "embedding_size": size,
-            "key_dtype": self.params.key_dtype.name,
-            "value_dtype": self.params.value_dtype.name,
-            "combiner": combiner,
-            "initializer": initializer,
-            "devices": self.params.devices if self.keep_distribution else None,
-            "with_unique": with_unique,
-            "short_file_name": short_file_name,
-            "bp_v2": options["bp_v2"],
-            "restrict_policy": configs.policy_config(options["restrict_policy"]),
-            "init_capacity": options["init_capacity"],
-            "max_norm": options["max_norm"],
-            "keep_distribution": self.keep_distribution,
-            "checkpoint": options["checkpoint"],
-            "kv_creator": None,
-        }
+        # No dict: Keras and TensorFlow track those.
+        self._configured = SimpleNamespace(
+            embedding_size=size,
+            key_dtype=self.params.key_dtype.name,
+            value_dtype=self.params.value_dtype.name,
+            combiner=combiner,
+            initializer=initializer,
+            devices=self.params.devices if self.keep_distribution else None,
+            with_unique=with_unique,
+            short_file_name=short_file_name,
+            bp_v2=options["bp_v2"],
+            restrict_policy=configs.policy_config(options["restrict_policy"]),
+            init_capacity=options["init_capacity"],
+            max_norm=options["max_norm"],
+            keep_distribution=self.keep_distribution,
+            checkpoint=options["checkpoint"],
+            kv_creator=None,
+        )
         if options["partitioner"] is not default_partition_fn:
-            self._configured["partitioner"] = options["partitioner"]
+            self._configured.partitioner = options["partitioner"]
         if self.keep_distribution and options["kv_creator"] is not None:
-            self._configured["kv_creator"] = configs.creator_config(options["kv_creator"])
+            self._configured.kv_creator = configs.creator_config(options["kv_creator"])
 
     def _check_combiner(self, combiner: Any) -> None:
         """Raises ValueError for a combiner that the class has not."""
@@ -153,7 +155,7 @@ class EmbeddingPart:
 
     def get_config(self) -> dict[str, Any]:
         """Returns what `from_config` makes a layer of, with a new and empty table."""
-        return {**super().get_config(), **self._configured}  # type: ignore[misc]
+        return {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
@@ -247,7 +249,7 @@ class FieldWiseEmbeddingPart(EmbeddingPart):
             **kwargs,
         )
         self.nslots, self.slot_map_fn = nslots, slot_map_fn
-        self._configured |= {"nslots": nslots, "slot_map_fn": slot_map_fn}
+        self._configured.nslots, self._configured.slot_map_fn = nslots, slot_map_fn
 
     def _check_combiner(self, combiner: Any) -> None:
         _check_among(combiner, _SEGMENT_COMBINERS)
@@ -319,10 +321,8 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
             with_secondary_unique,
             mpi_size,
         )
-        self._configured |= {
-            "with_secondary_unique": with_secondary_unique,
-            "batch_size": batch_size,
-        }
+        self._configured.with_secondary_unique = with_secondary_unique
+        self._configured.batch_size = batch_size
 
     @tf.autograph.experimental.do_not_convert
     def _rows(self, ids: Any) -> Any:
