@@ -88,7 +88,8 @@ def _caller_among(codes: Container[CodeType]) -> Any:
 def _held(root: Any) -> Iterator[tuple[Any, Any]]:
     """Yields the tables that an object holds, each with the innermost layer that holds it.
 
-    Looked into are attributes of layers and of tf.Modules, lists, tuples, sets and dicts.
+    Looked into are attributes of layers and of tf.Modules, lists, tuples, sets and dicts, and what
+    says itself which tables it holds: `tables_held`.
     """
     seen: set[int] = set()
     stack = [(root, root)]
@@ -101,6 +102,8 @@ def _held(root: Any) -> Iterator[tuple[Any, Any]]:
         if left_out_by is not None:
             if _package_of(layer) in {*left_out_by, None}:
                 yield layer, value
+        elif hasattr(type(value), "tables_held"):
+            stack += [(layer, table) for table in value.tables_held]
         elif isinstance(value, dict):
             stack += [(layer, item) for item in value.values()]
         elif isinstance(value, (list, tuple, set, frozenset)):

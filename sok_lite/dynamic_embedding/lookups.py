@@ -5,6 +5,7 @@ eager mode and tf.functions the variable's `ShadowVariable` of that name, which 
 graph of TF1 a new `TrainableWrapper`. A repeated key has the sum of its gradients.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +19,8 @@ from sok_lite.dynamic_embedding.errors import DtypeError
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
 from sok_lite.dynamic_embedding.trainable import ShadowVariable, TrainableWrapper, clipped
 
+# What TFRA adds to the name of a sparse lookup to have that of its trainable.
+_LOOKUP = "embedding_lookup"
 _COMBINERS = ("mean", "sqrtn", "sum")
 
 
@@ -49,7 +52,9 @@ def embedding_lookup(
       TypeError: `params` is no Variable, or `ids` have another dtype.
       NotImplementedError: `return_trainable` in a tf.function: use `get_trainable_by_name`.
     """
-    trainable = _trainable(params, ids, name, "embedding_lookup", return_trainable)
+    trainable = _trainable(
+        params, ids, [name or "embedding_lookup"], return_trainable, name is not None
+    )
     rows = clipped(trainable.lookup(ids), max_norm)
     return (rows, trainable) if return_trainable else rows
 
@@ -68,7 +73,9 @@ def embedding_lookup_unique(
 
     Args, returns, raises: as of `embedding_lookup`.
     """
-    trainable = _trainable(params, ids, name, "embedding_lookup_unique", return_trainable)
+    trainable = _trainable(
+        params, ids, [name or "embedding_lookup_unique"], return_trainable, name is not None
+    )
     rows = clipped(trainable.lookup(ids), max_norm)
     return (rows, trainable) if return_trainable else rows
 
@@ -91,7 +98,7 @@ def embedding_lookup_sparse(
       sp_ids: a SparseTensor or RaggedTensor (batch, None) of keys.
       sp_weights: weights in the same form and with rows of the same lengths; None: all are 1.
       partition_strategy: not used.
-      name: of the trainable.
+      name: of the trainable, which is known by `<name>/embedding_lookup` as well.
       combiner: "mean" (also None), "sqrtn" or "sum", as of `tf.nn.embedding_lookup_sparse`.
       max_norm: rows are clipped to this norm before they are combined.
       return_trainable: whether to return the trainable as well.
@@ -107,7 +114,7 @@ def embedding_lookup_sparse(
     combiner = _checked_combiner(combiner)
     _check_sparse(sp_ids, sp_weights)
     name = name or "embedding_lookup_sparse"
-    trainable = _trainable(params, _values(sp_ids), name, name, return_trainable)
+    trainable = _trainable(params, _values(sp_ids), [f"{name}/{_LOOKUP}", name], return_trainable)
     rows = _combined(trainable, sp_ids, sp_weights, combiner, max_norm)
     return (rows, trainable) if return_trainable else rows
 
@@ -153,7 +160,8 @@ def safe_embedding_lookup_sparse(
         ids, weights = _retained(ids, keep), _retained(weights, keep)
     if default_id is not None:
         ids, weights = _filled(ids, weights, tf.cast(default_id, params.key_dtype))
-    trainable = _trainable(params, _values(ids), name, name, return_trainable)
+    full_name = f"{name}/embedding_lookup_sparse/{_LOOKUP}"
+    trainable = _trainable(params, _values(ids), [full_name, name], return_trainable)
     rows = _combined(trainable, ids, weights, combiner, max_norm)
     if outer is not None:
         rows = tf.reshape(rows, tf.concat([outer, [params.dim]], 0))
@@ -176,8 +184,18 @@ def _only(params: Any) -> Any:
 
 
 def _trainable(
-    params: Any, ids: Any, name: str | None, default_name: str, return_trainable: bool
+    params: Any,
+    ids: Any,
+    names: Sequence[str],
+    return_trainable: bool,
+    is_named: bool = True,
 ) -> TrainableWrapper:
+    """Returns what gradients are of.
+
+    Args:
+      names: of it; it is known by any of them.
+      is_named: whether the program has given a name.
+    """
     params = _only(params)
     dtype = getattr(ids, "dtype", params.key_dtype)
     if tf.as_dtype(dtype) != params.key_dtype:
@@ -193,16 +211,19 @@ def _trainable(
     with tf.init_scope():
         is_eager = tf.executing_eagerly()
     if not is_eager:
-        return TrainableWrapper(params, ids, name=name or default_name)
-    if name is None:
-        if tf.executing_eagerly():
-            raise ValueError(
-                "`name` must be given in eager mode: params.get_trainable_by_name(name) is what is "
-                "trained. Received: None."
-            )
-        name = default_name
-    found = params.trainable_store.get(name)
-    return ShadowVariable(params, name) if found is None else found
+        return TrainableWrapper(params, ids, name=names[0])
+    if not is_named and tf.executing_eagerly():
+        raise ValueError(
+            "`name` must be given in eager mode: params.get_trainable_by_name(name) is what is "
+            "trained. Received: None."
+        )
+    store = params.trainable_store
+    found = next((store[name] for name in names if name in store), None)
+    if found is None:
+        found = ShadowVariable(params, names[0])
+    for name in names:
+        store.setdefault(name, found)
+    return found
 
 
 # ---- sparse matrices -----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.optimizers.family import OwnStep
 from sok_lite.bridge.optimizers.keras3 import KERAS3
+from sok_lite.bridge.optimizers.minimize import check_any
 from sok_lite.bridge.optimizers.settings import family_of, settings_of
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
@@ -106,9 +107,15 @@ class _Steps:
         name: str | None = None,
         **options: Any,
     ) -> Any:
-        """Updates variables, those of dynamic embeddings among them, with their gradients."""
+        """Updates variables, those of dynamic embeddings among them, with their gradients.
+
+        Raises:
+          ValueError: no variable has a gradient.
+        """
         optimizer = self._optimizer()
         pairs = list(grads_and_vars)
+        if pairs:
+            check_any(pairs)
         ours = [
             (grad, var.params)
             for grad, var in pairs

@@ -36,7 +36,7 @@ class RestrictPolicy:
             initializer=0,
             trainable=False,
             checkpoint=var.checkpoint,
-            init_size=var.init_size * var.shard_num,
+            init_size=var.init_size,
             kv_creator=var.kv_creator,
         )
 

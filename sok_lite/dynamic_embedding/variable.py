@@ -126,7 +126,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         self.initializer = initializer
         self.trainable = trainable
         self.checkpoint = checkpoint
-        self.init_size = int(init_size / self.shard_num)
+        self.init_size = init_size
         self.kv_creator = kv_creator or CuckooHashTableCreator()
         self.bp_v2 = bp_v2
         self.short_file_name = short_file_name
@@ -137,7 +137,7 @@ class Variable(tf.__internal__.tracking.Trackable):
             Rows(self.dim, initializer, owner_rule(partitioner, engine_keys)),
             name,
             checkpoint,
-            self.init_size * self.shard_num,
+            int(init_size / self.shard_num) * self.shard_num,
             self.kv_creator.config,
             self.devices[0],
         )
@@ -178,6 +178,12 @@ class Variable(tf.__internal__.tracking.Trackable):
         return self._trainables
 
     _trainable_store = trainable_store
+
+    @property
+    def tables_held(self) -> list[Any]:
+        """What Keras would leave out of a model that holds the variable."""
+        policy = self._restrict_policy
+        return [self.rows] + ([] if policy is None else policy.status.tables_held)
 
     @property
     def is_differentiable(self) -> bool:

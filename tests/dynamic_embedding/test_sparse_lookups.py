@@ -138,6 +138,18 @@ def test_weights_that_are_not_above_0_are_left_out_but_of_a_sum():
         assert (mean.numpy().tolist(), total.numpy().tolist()) == ([[1.0]], [[-9.0]])
 
 
+def test_the_trainable_has_the_name_of_tfra_and_the_short_one():
+    variable, _ = tables()
+    ids, _ = batch(False, False)
+    # Whoever asks first.
+    by_name = variable.get_trainable_by_name
+    asked_before = by_name("a/embedding_lookup"), by_name("b")
+    de.embedding_lookup_sparse(variable, ids, None, name="a")
+    de.safe_embedding_lookup_sparse(variable, ids, None, name="b")
+    assert by_name("a") is by_name("a/embedding_lookup") is asked_before[0]
+    assert by_name("b/embedding_lookup_sparse/embedding_lookup") is by_name("b") is asked_before[1]
+
+
 def test_keys_of_texts():
     variable = de.Variable(tf.string, dim=1)
     variable.upsert(["a", "b"], [[1.0], [3.0]])

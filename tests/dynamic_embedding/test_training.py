@@ -356,6 +356,17 @@ def test_the_lookup_of_a_variable():
     )
 
 
+def test_what_nobody_looks_up_is_not_trained_without_a_word():
+    variable = de.Variable(dim=2)
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1))
+    other = variable.get_trainable_by_name("misspelt")
+    ids = tf.constant([1], tf.int64)
+    with pytest.raises(ValueError, match=r"no gradient of any of \['misspelt:0'\]"):
+        optimizer.minimize(
+            lambda: tf.reduce_sum(de.embedding_lookup(variable, ids, name="t")), [other]
+        )
+
+
 def test_get_trainable_by_name():
     variable = de.Variable(dim=2)
     trainable = variable.get_trainable_by_name("new")

@@ -378,7 +378,7 @@ def test_what_a_variable_says_of_itself(monkeypatch):
     assert isinstance(variable.tables[0], de.CuckooHashTable)
     assert variable.trainable_store == {} and variable.restrict_policy is None
     assert "facts" in repr(variable) and "dim=5" in repr(variable)
-    assert de.Variable(devices=["a", "b"], init_size=101).init_size == 50
+    assert de.Variable(devices=["a", "b"], init_size=101).init_size == 101
 
 
 def test_the_initial_size(monkeypatch):
