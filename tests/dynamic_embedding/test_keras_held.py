@@ -13,9 +13,8 @@ def model_of(package, in_list):
         def __init__(self):
             super().__init__()
             policy = de.FrequencyRestrictPolicy
-            self.params = de.Variable(dim=2, name="held", restrict_policy=policy)
-            if in_list:
-                self.params = [self.params]
+            params = de.Variable(dim=2, name="held", restrict_policy=policy)
+            self.params = [params] if in_list else params
 
         def call(self, x):
             return x
