@@ -42,7 +42,8 @@ class TrainableWrapper(TableVariable):
     instead_of_save = "Save the model with tf.train.Checkpoint."
     instead_of_own_step = (
         "Hold it in a layer of de.keras.layers, and compile the model with "
-        "de.DynamicEmbeddingOptimizer(optimizer)."
+        "de.DynamicEmbeddingOptimizer(optimizer). With a policy of mixed_float16 Keras would wrap "
+        "that once more: give it a LossScaleOptimizer instead, or auto_scale_loss=False."
     )
     instead_of_partitions = "Look each up by itself."
     # Of TF1: it is trainable, but needs no initialization, and no saver saves it.

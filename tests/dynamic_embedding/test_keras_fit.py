@@ -140,6 +140,18 @@ def test_train_on_batch_trains_rows(keras):
     check_rows(layer, dense)
 
 
+def test_the_optimizer_has_no_dense_states_of_tables(keras):
+    (model, _), (dense, _) = with_table(keras), with_dense(keras)
+    shapes = []
+    for each in (model, dense.layers[-1]):
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam())
+        optimizer.build(each.trainable_variables)
+        variables = optimizer.variables
+        variables = variables() if callable(variables) else variables
+        shapes.append([tuple(variable.shape) for variable in variables])
+    assert shapes[0] == shapes[1]
+
+
 def test_only_training_inserts_keys(keras):
     layer = de.keras.layers_for(keras).Embedding(DIM, initializer=0.5)
     model = compiled(keras, functional(keras, layer))

@@ -16,7 +16,7 @@ from sok_lite.dynamic_embedding.shadow_ops import (
 )
 from sok_lite.dynamic_embedding.variable import Variable
 
-# What `Embedding` takes beside its own arguments, and the defaults.
+# What `Embedding` takes besides, and the defaults.
 _OPTIONS: dict[str, Any] = {
     "bp_v2": False,
     "restrict_policy": None,
@@ -193,7 +193,7 @@ class SquashedEmbeddingPart(EmbeddingPart):
         # From the innermost on, as ragged rows can be reduced.
         for axis in range(rows.shape.rank - 2, 0, -1):
             rows = reduce(rows, axis=axis)
-        return rows if rows.shape.rank > 1 and _rank(ids) > 1 else reduce(rows, axis=0)
+        return rows if rows.shape.rank > 1 and len(ids.shape) > 1 else reduce(rows, axis=0)
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         """Returns the shape of what ids of a shape give."""
@@ -256,10 +256,10 @@ class FieldWiseEmbeddingPart(EmbeddingPart):
 
     def call(self, ids: Any) -> tf.Tensor:
         """Returns the rows of ids, combined by their fields."""
-        if _rank(ids) > 2:
+        if len(ids.shape) > 2:
             raise NotImplementedError(
                 "FieldWiseEmbedding takes ids (batch, n) or (n,). Received: ids of rank "
-                f"{_rank(ids)}. Reshape them."
+                f"{len(ids.shape)}. Reshape them."
             )
         slots = tf.cast(self.slot_map_fn(ids), tf.int64)
         if isinstance(ids, tf.RaggedTensor):
@@ -275,7 +275,7 @@ class FieldWiseEmbeddingPart(EmbeddingPart):
         rows = self._rows(flat)
         combined = _segments(rows, number * self.nslots + slots, batch * self.nslots, self.combiner)
         shape = [self.nslots, self.embedding_size]
-        if _rank(ids) == 1:
+        if len(ids.shape) == 1:
             return tf.reshape(combined, shape)
         return tf.reshape(combined, tf.stack([batch, *shape]))
 
@@ -332,10 +332,6 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
 def _check_among(combiner: Any, combiners: tuple[str, ...]) -> None:
     if combiner not in combiners:
         raise ValueError(f"`combiner` must be one of {combiners}. Received: {combiner!r}.")
-
-
-def _rank(ids: Any) -> int:
-    return len(ids.shape)
 
 
 def _checked_slots(slots: tf.Tensor, nslots: int) -> tf.Tensor:
