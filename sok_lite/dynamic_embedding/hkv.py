@@ -91,6 +91,11 @@ class HkvHashTable(HashTable):
                 "HkvEvictStrategy.CUSTOMIZED needs `gen_scores_fn`, which gives the scores of "
                 "keys. Received: gen_scores_fn=None."
             )
+        if not is_integer(step_per_epoch) or step_per_epoch < 0:
+            raise ValueError(
+                "`step_per_epoch` must be an integer from 0 on. "
+                f"Received: step_per_epoch={step_per_epoch!r}."
+            )
         most = _capacity(max_capacity)
         options = {
             "init_capacity": min(_capacity(init_capacity), most) if init_capacity else None,
@@ -103,6 +108,7 @@ class HkvHashTable(HashTable):
         self._step_per_epoch = step_per_epoch if is_by_epoch else 0
         self._steps, self._counting = 0, threading.Lock()
         super().__init__(key_dtype, value_dtype, default_value, name, checkpoint, options)
+        self.table.sees_updates = True  # lookups of this face are no sightings, training is
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
         """Does what `HashTable.insert` does, and counts a step of the epoch."""
@@ -111,6 +117,13 @@ class HkvHashTable(HashTable):
             return done
         with tf.control_dependencies([] if done is None else [done]):
             return self._count_step()
+
+    def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
+        """Does what `HashTable.accum` does, with own scores, and counts a step of the epoch."""
+        done = super().accum(keys, values_or_deltas, exists)
+        with tf.control_dependencies([] if done is None else [done]):
+            after = self.after_update(tf.reshape(self.keys_of(keys), [-1]))
+        return done if after is None else after
 
     def after_update(self, keys: tf.Tensor) -> Any:
         """Sets the scores of keys (n,) that were trained, and counts a step of the epoch.

@@ -25,7 +25,7 @@ from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import look_up_request, request_of
 from sok_lite.engine.table.new_keys import Asked
 from sok_lite.engine.update import merged, raise_if_nonfinite
-from sok_lite.engine.update_rows import Ready, Update, ready
+from sok_lite.engine.update_rows import Ready, Update, ready, see
 
 
 class Gathered(NamedTuple):
@@ -118,6 +118,8 @@ def _apply(
         for update in by_row
         if update.num_absent and not update.inserts
     ]
+    if not check_only:
+        see(by_row)
     by_row = _with_rows_inserted(by_row)
     by_row = list(map(_held, by_row))
     stepped, more = step(list(map(_gathered, by_row, states)))

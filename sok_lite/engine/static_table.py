@@ -30,6 +30,7 @@ class StaticTable:
     var_type = "static"
     is_static = True
     keeps_every_key = True
+    sees_updates = False
     filter_ratio = 1.0
     # Row numbers never become stale.
     generation = 0

@@ -34,7 +34,7 @@ from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import look_up_request, request_of
 from sok_lite.engine.table.new_keys import Asked
-from sok_lite.engine.update_rows import Ready, Update, ready
+from sok_lite.engine.update_rows import Ready, Update, ready, see
 
 
 class NonFiniteGradientError(ValueError, FloatingPointError):
@@ -171,6 +171,7 @@ def _launch(step: _Step, options: _Options, rows: Array) -> tuple[Backend, str, 
 
 def _take(steps: Sequence[_Step], options: _Options, along: Sequence[Action]) -> None:
     """Changes the rows of all tables, and inserts the keys that have none where they are taken."""
+    see([step.ready for step in steps])
     inserting: list[_Step] = []
     others: list[_Step] = []
     for step in steps:

@@ -108,6 +108,13 @@ def ready(updates: Sequence[Update]) -> list[Ready]:
     ]
 
 
+def see(updates: Sequence[Ready]) -> None:
+    """Counts updates as lookups of their keys, where tables want it and no insertion does so."""
+    for update in updates:
+        if update.table.sees_updates and not update.inserts:
+            update.table._seen(update.keys)
+
+
 def _known(update: Update) -> KnownRows | None:
     """Returns the keys of the table's last gradient if they may be those of an update."""
     known = update.table.last_gradient

@@ -51,6 +51,22 @@ def test_a_table_that_comes_twice_is_updated_once(backend):
     np.testing.assert_array_equal(rows_of(twice)[2], rows_of(once)[2])
 
 
+@pytest.mark.parametrize("sees", [False, True])
+@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
+def test_an_update_is_a_lookup_where_the_table_wants_it(backend, sees, var_type):
+    table = make_table(var_type, backend, 2, initializer=make_initializer(0.0, 2))
+    table.sees_updates = sees
+    table.find_or_insert(backend.from_host(np.array([1, 2, 3])))
+    apply_updates([update_of(table, SGD(), [2], [[1, 1]])], 1.0, 1)
+    scores = table.backend.to_host(table.scores(backend.from_host(np.array([1, 2, 3]))))
+    assert scores.tolist() == ([1, 2, 1] if sees else [1, 1, 1])
+    # One that inserts is a lookup of all its keys, and one only.
+    apply_updates([update_of(table, SGD(), [3, 4], [[1, 1], [1, 1]])], 1.0, 2)
+    scores = table.backend.to_host(table.scores(backend.from_host(np.array([1, 2, 3, 4]))))
+    assert scores.tolist() == ([1, 2, 3, 3] if sees else [1, 1, 2, 2])
+    np.testing.assert_array_equal(rows_of(table)[2], [-1, -1])
+
+
 def test_nonfinite_gradients_are_counted(backend):
     table = new_table(backend, dim=2)
     table.find_or_insert(backend.from_host(np.array([1, 2, 3])))

@@ -59,6 +59,8 @@ class TableParts(Exclusive, ABC):
       is_static: whether it has a fixed number of rows, which somebody else keeps; see
         engine/static_table.py.
       keeps_every_key: whether it neither evicts keys nor turns new ones away.
+      sees_updates: whether every update is a lookup of its keys to their scores, not only one that
+        has to insert some: for those whose lookups in training do not insert, nor count as such.
       last_gradient: the keys of the last gradient, most likely those of the update that follows;
         None: there was none.
     """
@@ -66,6 +68,7 @@ class TableParts(Exclusive, ABC):
     var_type: str
     is_static = False
     keeps_every_key = True
+    sees_updates = False
     index: Index
 
     def __init__(
