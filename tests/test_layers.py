@@ -94,12 +94,18 @@ LAYERS = [
         *("sok_lite.dynamic_embedding.savers", "sok_lite.dynamic_embedding.restrict_policies"),
         *("sok_lite.dynamic_embedding.file_names", "sok_lite.dynamic_embedding.growing_file"),
     ],
-    ["sok_lite.dynamic_embedding.files"],
+    ["sok_lite.dynamic_embedding.checkpoint_folder", "sok_lite.dynamic_embedding.description"],
+    ["sok_lite.dynamic_embedding.files", "sok_lite.dynamic_embedding.states_file"],
+    ["sok_lite.dynamic_embedding.file_call"],
     ["sok_lite.dynamic_embedding.file_system"],
+    ["sok_lite.dynamic_embedding.saved_files"],
     ["sok_lite.dynamic_embedding.tables", "sok_lite.dynamic_embedding.trainable"],
     ["sok_lite.dynamic_embedding.hkv", "sok_lite.dynamic_embedding.lookups"],
     ["sok_lite.dynamic_embedding.creators", "sok_lite.dynamic_embedding.optimizer"],
     ["sok_lite.dynamic_embedding.variable", "sok_lite.dynamic_embedding.shadow_ops"],
+    ["sok_lite.dynamic_embedding.train.ranks_together"],
+    ["sok_lite.dynamic_embedding.train.checkpoint", "sok_lite.dynamic_embedding.train.saver"],
+    ["sok_lite.dynamic_embedding.train"],
     ["sok_lite.dynamic_embedding"],
     [
         *("sok_lite.dynamic_embedding.math", "sok_lite.dynamic_embedding.data_flow"),
@@ -124,6 +130,8 @@ OUTSIDE = {
     "sok_lite.dynamic_embedding.file_names": set(),
     "sok_lite.dynamic_embedding.growing_file": set(),
     "sok_lite.dynamic_embedding.files": set(),
+    "sok_lite.dynamic_embedding.states_file": set(),
+    "sok_lite.dynamic_embedding.checkpoint_folder": set(),
 }
 
 

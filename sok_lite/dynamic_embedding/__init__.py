@@ -5,7 +5,7 @@
 The names are those of TensorFlow Recommenders-Addons; docs/faces.md has them all.
 """
 
-from sok_lite.dynamic_embedding import data_flow, math, shadow_ops
+from sok_lite.dynamic_embedding import data_flow, math, shadow_ops, train
 from sok_lite.dynamic_embedding.creators import (
     CuckooHashTableConfig,
     CuckooHashTableCreator,
@@ -71,5 +71,6 @@ __all__ = [
     "math",
     "safe_embedding_lookup_sparse",
     "shadow_ops",
+    "train",
     "trainable_wrapper_filter",
 ]
