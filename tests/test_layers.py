@@ -103,6 +103,7 @@ LAYERS = [
     ["sok_lite.dynamic_embedding.hkv", "sok_lite.dynamic_embedding.lookups"],
     ["sok_lite.dynamic_embedding.creators", "sok_lite.dynamic_embedding.optimizer"],
     ["sok_lite.dynamic_embedding.variable", "sok_lite.dynamic_embedding.shadow_ops"],
+    ["sok_lite.dynamic_embedding.warm_start_util"],
     ["sok_lite.dynamic_embedding.train.ranks_together"],
     ["sok_lite.dynamic_embedding.train.checkpoint", "sok_lite.dynamic_embedding.train.saver"],
     ["sok_lite.dynamic_embedding.train"],

@@ -40,6 +40,7 @@ from sok_lite.dynamic_embedding.trainable import (
     trainable_wrapper_filter,
 )
 from sok_lite.dynamic_embedding.variable import GraphKeys, Variable, get_variable
+from sok_lite.dynamic_embedding.warm_start_util import WarmStartHook, warm_start
 
 __all__ = [
     "CuckooHashTable",
@@ -60,6 +61,7 @@ __all__ = [
     "TimestampRestrictPolicy",
     "TrainableWrapper",
     "Variable",
+    "WarmStartHook",
     "data_flow",
     "embedding_lookup",
     "embedding_lookup_sparse",
@@ -73,4 +75,5 @@ __all__ = [
     "shadow_ops",
     "train",
     "trainable_wrapper_filter",
+    "warm_start",
 ]
