@@ -94,9 +94,15 @@ LAYERS = [
         *("sok_lite.dynamic_embedding.shards", "sok_lite.dynamic_embedding.slots"),
         *("sok_lite.dynamic_embedding.savers", "sok_lite.dynamic_embedding.restrict_policies"),
         *("sok_lite.dynamic_embedding.file_names", "sok_lite.dynamic_embedding.growing_file"),
+        *("sok_lite.dynamic_embedding.math", "sok_lite.dynamic_embedding.data_flow"),
+        "sok_lite.dynamic_embedding.redis_settings",
     ],
-    ["sok_lite.dynamic_embedding.files"],
+    ["sok_lite.dynamic_embedding.redis_store"],
+    ["sok_lite.dynamic_embedding.checkpoint_folder", "sok_lite.dynamic_embedding.description"],
+    ["sok_lite.dynamic_embedding.files", "sok_lite.dynamic_embedding.states_file"],
+    ["sok_lite.dynamic_embedding.file_call"],
     ["sok_lite.dynamic_embedding.file_system"],
+    ["sok_lite.dynamic_embedding.saved_files"],
     ["sok_lite.dynamic_embedding.tables", "sok_lite.dynamic_embedding.trainable"],
     ["sok_lite.dynamic_embedding.saved_optimizer"],
     [
@@ -112,12 +118,11 @@ LAYERS = [
     ["sok_lite.dynamic_embedding.keras.models"],
     ["sok_lite.dynamic_embedding.keras.callbacks"],
     ["sok_lite.dynamic_embedding.keras"],
+    ["sok_lite.dynamic_embedding.warm_start_util"],
+    ["sok_lite.dynamic_embedding.train.ranks_together"],
+    ["sok_lite.dynamic_embedding.train.checkpoint", "sok_lite.dynamic_embedding.train.saver"],
+    ["sok_lite.dynamic_embedding.train"],
     ["sok_lite.dynamic_embedding"],
-    [
-        *("sok_lite.dynamic_embedding.math", "sok_lite.dynamic_embedding.data_flow"),
-        *("sok_lite.dynamic_embedding.redis_settings", "sok_lite.dynamic_embedding"),
-    ],
-    ["sok_lite.dynamic_embedding.redis_store"],
     [
         *("sok_lite.distributed_variable", "sok_lite.dump_load", "sok_lite.dynamic_variable"),
         *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.optimizers", "sok_lite.raw_ops"),
@@ -136,6 +141,8 @@ OUTSIDE = {
     "sok_lite.dynamic_embedding.file_names": set(),
     "sok_lite.dynamic_embedding.growing_file": set(),
     "sok_lite.dynamic_embedding.files": set(),
+    "sok_lite.dynamic_embedding.states_file": set(),
+    "sok_lite.dynamic_embedding.checkpoint_folder": set(),
 }
 
 

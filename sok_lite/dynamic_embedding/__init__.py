@@ -8,7 +8,7 @@ The names are those of TensorFlow Recommenders-Addons; docs/faces.md has them al
 import importlib
 from typing import Any
 
-from sok_lite.dynamic_embedding import data_flow, math, ragged_embedding_ops, shadow_ops
+from sok_lite.dynamic_embedding import data_flow, math, ragged_embedding_ops, shadow_ops, train
 from sok_lite.dynamic_embedding.creators import (
     CuckooHashTableConfig,
     CuckooHashTableCreator,
@@ -43,6 +43,7 @@ from sok_lite.dynamic_embedding.trainable import (
     trainable_wrapper_filter,
 )
 from sok_lite.dynamic_embedding.variable import GraphKeys, Variable, get_variable
+from sok_lite.dynamic_embedding.warm_start_util import WarmStartHook, warm_start
 
 __all__ = [
     "CuckooHashTable",
@@ -63,6 +64,7 @@ __all__ = [
     "TimestampRestrictPolicy",
     "TrainableWrapper",
     "Variable",
+    "WarmStartHook",
     "data_flow",
     "embedding_lookup",
     "embedding_lookup_sparse",
@@ -76,7 +78,9 @@ __all__ = [
     "ragged_embedding_ops",
     "safe_embedding_lookup_sparse",
     "shadow_ops",
+    "train",
     "trainable_wrapper_filter",
+    "warm_start",
 ]
 
 

@@ -5,17 +5,14 @@ all shards are of one moment. `files` has the format, `file_names` the names.
 """
 
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.backend import get_backend
 from sok_lite.bridge import table_ops, writes
-from sok_lite.bridge.host_call import host_call
-from sok_lite.bridge.type_spec import alive
+from sok_lite.dynamic_embedding.file_call import file_call
 from sok_lite.dynamic_embedding.file_names import Place, directory, find_shards
 from sok_lite.dynamic_embedding.files import (
     Layout,
@@ -218,18 +215,10 @@ def _call(
     Returns:
       None in eager mode, the operation in a graph.
     """
-    reference, is_eager = weakref.ref(holder), tf.executing_eagerly()
     folder = dirpath if tf.is_tensor(dirpath) else os.fspath(dirpath)
 
-    def run(path: tf.Tensor) -> Sequence[tf.Tensor]:
-        try:
-            function(source_of(alive(reference)), directory(os.fsdecode(path.numpy()), dirpath_env))
-        except (OSError, RuntimeError) as error:
-            if is_eager:
-                raise
-            raise ValueError(str(error)) from error  # TensorFlow keeps its kind and text
-        return ()
+    def run(holder: Any, path: bytes) -> None:
+        function(source_of(holder), directory(os.fsdecode(path), dirpath_env))
 
     what = f"{method} of {holder.name!r}"
-    done = host_call(run, [tf.convert_to_tensor(folder, tf.string)], [], get_backend("cpu"), what)
-    return None if is_eager else done
+    return file_call(holder, what, run, [tf.convert_to_tensor(folder, tf.string)])

@@ -233,6 +233,19 @@ def open_shards(
     return shards
 
 
+def checksums(folder: str, base: str) -> tuple[int, int] | None:
+    """Returns what a shard's third file says are the CRC-32 of its keys and of its values.
+
+    Args:
+      base: of its files.
+
+    Returns:
+      None where there is no such file.
+    """
+    meta = _read_meta(os.path.join(folder, base))
+    return None if meta is None else (meta["keys_crc32"], meta["values_crc32"])
+
+
 def _keys(base: str) -> str:
     return f"{base}-keys"
 

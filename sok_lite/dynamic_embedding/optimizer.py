@@ -155,7 +155,13 @@ class _Steps:
                     self._wrapped[graph] = WrappedHere(self._optimizer())
                 return self._wrapped[graph]
             if self._eager is None:
-                self._eager = WrappedHere(self._optimizer())
+                optimizer = self._optimizer()
+                self._eager = WrappedHere(optimizer)
+                if family_of(optimizer) is V1:
+                    # It has no counter of its own: a checkpoint of it is to have this one.
+                    optimizer._track_trackable(
+                        self._eager.iterations, "sok_iterations", overwrite=True
+                    )
             return self._eager
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from sok_lite.bridge import job
+
 
 class DynamicEmbeddingSaver:
     """Base of what a `KVCreator` takes as its `saver`."""
@@ -56,3 +58,11 @@ class FileSystemSaver(DynamicEmbeddingSaver):
             )
         path = None if save_path is None else str(save_path)
         self.config = FileSystemSaverConfig(size, rank, path, buffer_size)
+        self._is_of_job = proc_size is None
+
+    def ranks(self) -> tuple[int, int]:
+        """Returns how many processes save, and which this one is, as of now."""
+        others = job.other_ranks() if self._is_of_job else None
+        if others is not None:
+            return others.size, others.rank
+        return self.config.proc_size, self.config.proc_rank

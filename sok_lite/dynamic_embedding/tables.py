@@ -17,10 +17,13 @@ from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.saveable import save_with_graph
 from sok_lite.bridge.table_call import array_call
 from sok_lite.bridge.texts import Texts
+from sok_lite.bridge.tf_private import SaveSpec
 from sok_lite.bridge.variable import TableVariable, table_for_variable
 from sok_lite.dynamic_embedding import file_system, files
 from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys, checked_values
+from sok_lite.dynamic_embedding.description import check_described, described
 from sok_lite.dynamic_embedding.errors import ShapeError
+from sok_lite.dynamic_embedding.file_call import file_call
 from sok_lite.dynamic_embedding.initial import initial_value
 from sok_lite.engine.owner import MOD, AlsoLocal, OwnerRule
 from sok_lite.engine.table import EmbeddingTable, make_table
@@ -33,11 +36,13 @@ class Rows(NamedTuple):
       dim: elements of a row.
       initializer: see `initial_value`.
       owner: which rank owns a key where ranks look up together.
+      files: the `VariableFiles` that are saved in place of the rows; None: rows are.
     """
 
     dim: int
     initializer: Any
     owner: OwnerRule = AlsoLocal(MOD)
+    files: Any = None
 
 
 @unconverted
@@ -82,6 +87,7 @@ class HashTable(TableVariable):
         if not isinstance(rows, Rows):
             values = np.asarray(default_value)
             rows = Rows(max(1, values.size), values.reshape(-1))
+        self.files = rows.files
         initializer = initial_value(rows.initializer, rows.dim, self.value_dtype)
 
         def make(backend: Backend) -> EmbeddingTable:
@@ -266,18 +272,55 @@ class HashTable(TableVariable):
 
     # ---------------------------------------------------------------- checkpoints
 
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        if self.files is not None:
+            return {"files": self._written()}
         tensors = super()._serialize_to_tensors()
+        tensors["description"] = tf.constant(described(self))
         if self._texts is not None:
             tensors["texts"] = self._texts.texts(tensors["keys"])
-        return tensors
+        if tf.executing_eagerly():
+            return tensors
+        with tf.device("CPU:0"):  # where files are written; a saver of TF1 wants all in one place
+            return {name: tf.identity(tensor) for name, tensor in tensors.items()}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         tensors = dict(restored_tensors)
+        if self.files is not None:
+            return self._read(tensors["files"])
+        description = tensors.pop("description")
+        checked = file_call(self, f"The restore of {self.name!r}", check_described, [description])
+        with tf.control_dependencies([] if checked is None else [checked]):
+            tensors = {name: tf.identity(tensor) for name, tensor in tensors.items()}
         if self._texts is not None:
             texts = tensors.pop("texts")
             tensors["keys"] = self._texts.keys(texts, remember=True)
         return super()._restore_from_tensors(tensors)
+
+    def _written(self) -> Any:
+        """Returns what a checkpoint has where rows are in files, which are written for it."""
+
+        def write(rows: HashTable) -> str:
+            rows.files.write()
+            return described(rows)
+
+        def written() -> tf.Tensor:
+            return file_call(self, f"Saving {self.name!r}", write, [], [tf.string])[0]
+
+        if not tf.executing_eagerly():
+            return written()
+        # TensorFlow asks before it restores as well; it calls this only where it saves.
+        with tf.device("CPU:0"):
+            device = tf.constant("").device
+        return SaveSpec(written, "", "files", tf.string, device)
+
+    def _read(self, description: tf.Tensor) -> Any:
+        def read(rows: HashTable, saved: bytes) -> None:
+            check_described(rows, saved)
+            rows.files.read()
+
+        done = file_call(self, f"The restore of {self.name!r}", read, [description])
+        return tf.no_op() if done is None else done
 
 
 def _accumulate(

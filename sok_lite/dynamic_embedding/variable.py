@@ -22,6 +22,8 @@ from sok_lite.dynamic_embedding.partition import (
     partitioned,
 )
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
+from sok_lite.dynamic_embedding.saved_files import VariableFiles
+from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.dynamic_embedding.shards import Shard
 from sok_lite.dynamic_embedding.slots import SlotVariable, slots_of
 from sok_lite.dynamic_embedding.tables import Rows
@@ -79,7 +81,8 @@ class Variable(tf.__internal__.tracking.Trackable):
 
     Raises:
       TypeError: a dtype that there is not (also a ValueError), an argument of a wrong type.
-      ValueError: `dim` or `init_size` out of range, or an initializer that needs a whole matrix.
+      ValueError: `dim` or `init_size` out of range, an initializer that needs a whole matrix, or
+        texts as keys with a `FileSystemSaver`.
     """
 
     is_dynamic_embedding = True
@@ -131,10 +134,12 @@ class Variable(tf.__internal__.tracking.Trackable):
         self.bp_v2 = bp_v2
         self.short_file_name = short_file_name
         engine_keys = engine_key_dtype("int32" if self.key_dtype == tf.int32 else "int64")
+        saver = self.kv_creator.saver
+        saved = VariableFiles(self, saver) if isinstance(saver, FileSystemSaver) else None
         self.rows = self.kv_creator.create(
             self.key_dtype,
             self.value_dtype,
-            Rows(self.dim, initializer, owner_rule(partitioner, engine_keys)),
+            Rows(self.dim, initializer, owner_rule(partitioner, engine_keys), saved),
             name,
             checkpoint,
             int(init_size / self.shard_num) * self.shard_num,

@@ -1,0 +1,68 @@
+"""The folder of the variables' files that belongs to a checkpoint which is saved or restored now.
+
+It is `TFRADynamicEmbedding-<step>` beside the checkpoint `<prefix>-<step>`, `TFRADynamicEmbedding`
+beside one without a step.
+"""
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# The folders that are open, the latest last. TensorFlow runs host calls on threads of its own, so
+# this cannot belong to a thread. It is replaced as a whole: who reads it needs no lock.
+_open: tuple[tuple[object, str], ...] = ()
+_changing = threading.Lock()
+
+
+@contextmanager
+def opened(folder: str) -> Iterator[None]:
+    """A `with` block in which variables' files are in a folder, for all threads of the process."""
+    global _open
+    entry = (object(), folder)
+    with _changing:
+        _open = (*_open, entry)
+    try:
+        yield
+    finally:
+        with _changing:
+            _open = tuple(other for other in _open if other is not entry)
+
+
+def current() -> str | None:
+    """Returns the folder that was opened last; None: none is open."""
+    folders = _open
+    return folders[-1][1] if folders else None
+
+
+def folder_beside(prefix: str | os.PathLike[str]) -> str:
+    """Returns the folder of a checkpoint.
+
+    Args:
+      prefix: what the names of the checkpoint's files start with.
+    """
+    parent, name = os.path.split(os.fspath(prefix))
+    step = re.search(r"-\d+$", name)
+    return os.path.join(parent, f"TFRADynamicEmbedding{step.group() if step else ''}")
+
+
+class WrittenFolders:
+    """The folders that checkpoints of one program have; they go when their checkpoints are gone."""
+
+    def __init__(self) -> None:
+        self._of_prefix: dict[str, str] = {}
+
+    def note(self, prefix: str) -> None:
+        """Notes that a checkpoint was written, and removes the folders of those that are gone."""
+        self._of_prefix[prefix] = folder_beside(prefix)
+        gone = {
+            prefix: folder
+            for prefix, folder in self._of_prefix.items()
+            if not any(os.path.exists(path) for path in (prefix, f"{prefix}.index"))
+        }
+        for prefix in gone:
+            del self._of_prefix[prefix]
+        for folder in set(gone.values()).difference(self._of_prefix.values()):
+            shutil.rmtree(folder, ignore_errors=True)  # one that another process removes as well

@@ -1,0 +1,30 @@
+"""What a checkpoint says of a table, so that no other one is restored from it."""
+
+import json
+from typing import Any
+
+_FIELDS = ("name", "key_dtype", "value_dtype", "dim")
+
+
+def described(rows: Any) -> str:
+    """Returns the JSON of a `HashTable`'s name, dtypes and dim."""
+    facts = (rows.table.name, rows.key_dtype.name, rows.value_dtype.name, rows.dimension)
+    return json.dumps(dict(zip(_FIELDS, facts, strict=True)))
+
+
+def check_described(rows: Any, saved: str | bytes) -> None:
+    """Raises ValueError if what was saved is of another table.
+
+    Args:
+      rows: a `HashTable`, which is to be restored.
+      saved: what `described` gave of the table that was saved.
+    """
+    facts, expected = json.loads(saved), json.loads(described(rows))
+    wrong = [field for field in _FIELDS if facts.get(field) != expected[field]]
+    if wrong:
+        raise ValueError(
+            f"The checkpoint is of another variable than {rows.table.name!r}, or of one of another "
+            f"form: its {', '.join(f'{field} is {facts.get(field)!r}' for field in wrong)}. "
+            f"Expected {', '.join(f'{field}={expected[field]!r}' for field in wrong)}. Nothing "
+            "was changed. Restore it into a variable of that form, and copy its export()."
+        )

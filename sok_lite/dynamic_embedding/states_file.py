@@ -1,0 +1,72 @@
+"""What files of keys and values do not hold of a table: optimizer states, stamps, scores.
+
+A process writes one file beside its shards, an .npz of NumPy arrays that is named
+
+    <variable>_rank<r>_size<s>-states.npz
+
+It has the tensors of `bridge.checkpoint` but for keys and values, in ascending order of the keys,
+its texts as bytes of UTF-8, and `checksums`: the CRC-32 of the keys and of the values of each
+shard, which tell it from that of another save.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sok_lite.dynamic_embedding.growing_file import sync_folder
+
+
+def states_path(folder: str, name: str, rank: int, size: int) -> str:
+    """Returns the path of the file of a process."""
+    return os.path.join(folder, f"{name.replace('/', '_')}_rank{rank}_size{size}-states.npz")
+
+
+def write_states(
+    path: str, arrays: Mapping[str, np.ndarray], checksums: Sequence[tuple[int, int]]
+) -> None:
+    """Writes the file; if it raises, the one that was there is as before.
+
+    Args:
+      arrays: by name, numbers or a text's bytes.
+      checksums: of the keys and values of each shard, as they are on the disk already.
+    """
+    written = f"{path}.tmp"
+    try:
+        with open(written, "wb") as file:
+            np.savez(file, checksums=np.array(checksums, np.int64).reshape(-1, 2), **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(written, path)
+    except BaseException:
+        if os.path.exists(written):
+            os.unlink(written)
+        raise
+    sync_folder(os.path.dirname(path))
+
+
+def read_states(
+    path: str, checksums: Sequence[tuple[int, int] | None]
+) -> dict[str, np.ndarray] | None:
+    """Returns the arrays of a file; None: there is none.
+
+    Args:
+      checksums: of the shards that it is to be of; None for one that does not know.
+
+    Raises:
+      ValueError: it is corrupt, or of other shards.
+    """
+    if not os.path.exists(path):
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        expected = [tuple(pair) for pair in arrays.pop("checksums").tolist()]
+    except Exception as error:  # zipfile, zlib and NumPy have errors of many kinds
+        raise ValueError(f"{path!r} is corrupt: {error}. Take another copy of it.") from error
+    if expected != list(checksums):
+        raise ValueError(
+            f"{path!r} is not of the keys and values beside it: they are from two saves. Take the "
+            "files of one save, or remove this one: rows are then restored without their states."
+        )
+    return arrays

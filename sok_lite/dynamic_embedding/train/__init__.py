@@ -1,0 +1,8 @@
+"""Checkpoints with the rows of dynamic embeddings in files beside them, as TFRA's `train`."""
+
+from sok_lite.dynamic_embedding.train.checkpoint import DECheckpoint
+from sok_lite.dynamic_embedding.train.saver import DEHvdSaver
+
+Checkpoint = DECheckpoint
+
+__all__ = ["Checkpoint", "DECheckpoint", "DEHvdSaver"]

@@ -1,0 +1,73 @@
+"""`DECheckpoint`: a `tf.train.Checkpoint` with folders for the files of variables."""
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.tf_private import CHILDREN
+from sok_lite.dynamic_embedding.checkpoint_folder import WrittenFolders, folder_beside, opened
+from sok_lite.dynamic_embedding.tables import HashTable
+from sok_lite.dynamic_embedding.train.ranks_together import write_together
+
+
+class DECheckpoint(tf.train.Checkpoint):
+    """A `tf.train.Checkpoint` for variables with a `FileSystemSaver` too, of one rank or of many.
+
+    Their files are in the folder `TFRADynamicEmbedding-<step>` beside the checkpoint of that step,
+    or in `TFRADynamicEmbedding` where the name has no step. In a job of several ranks rank 0 writes
+    the dense variables and every rank its files, and every rank must save and restore; all must see
+    the same folder. A `tf.train.CheckpointManager` works, on every rank too: the folder of a
+    checkpoint that this object has written and the manager has removed goes with the next save.
+
+    For eager mode and tf.function. In a graph of TF1 use `DEHvdSaver`.
+
+    Args:
+      root, **kwargs: of `tf.train.Checkpoint`.
+    """
+
+    def __init__(self, root: Any = None, **kwargs: Any) -> None:
+        super().__init__(root, **kwargs)
+        self._written_folders = WrittenFolders()
+
+    # What save(), write() and a CheckpointManager come to.
+    def _write(self, file_prefix: Any, options: Any = None) -> Any:
+        _refuse_graphs()
+        prefix = os.fspath(file_prefix)
+
+        def write() -> Any:
+            return super(DECheckpoint, self)._write(prefix, options)
+
+        path = write_together(
+            "de.train.Checkpoint", prefix, _tables_of(self), write, self._written_folders
+        )
+        return prefix if path is None else path
+
+    # What read() and restore() come to.
+    def read(self, save_path: Any, options: Any = None) -> Any:
+        """Restores what `write` has written; see `tf.train.Checkpoint.read`."""
+        if save_path is None:
+            return super().read(save_path, options)
+        _refuse_graphs()
+        with opened(folder_beside(save_path)):
+            return super().read(save_path, options)
+
+
+def _refuse_graphs() -> None:
+    if not tf.executing_eagerly():
+        raise NotImplementedError(
+            "de.train.Checkpoint is for eager mode. In a graph of TF1 use de.train.DEHvdSaver; "
+            "call it outside of a tf.function."
+        )
+
+
+def _tables_of(checkpoint: tf.train.Checkpoint) -> list[HashTable]:
+    """Returns the tables that a checkpoint has, each once."""
+    found: dict[int, Any] = {}
+    stack: list[Any] = [checkpoint]
+    while stack:
+        value = stack.pop()
+        if id(value) not in found:
+            found[id(value)] = value
+            stack += getattr(value, CHILDREN)().values()
+    return [value for value in found.values() if isinstance(value, HashTable)]

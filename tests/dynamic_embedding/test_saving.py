@@ -1,0 +1,489 @@
+"""Checkpoints of variables: with their rows inside, and with files beside them."""
+
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from sok_lite import dynamic_embedding as de
+from tests.dynamic_embedding.test_file_system import KEYS, VALUES, expected, filled, held, rows_of
+
+tf1 = tf.compat.v1
+UNIFORM = keras.initializers.RandomUniform(seed=3)
+
+
+def creator(in_files, kind=de.CuckooHashTableCreator, config=None, **options):
+    return kind(config, de.FileSystemSaver(**options) if in_files else None)
+
+
+@pytest.fixture(params=[False, True], ids=["inside", "in files"])
+def in_files(request):
+    return request.param
+
+
+def through(tmp_path, source, target):
+    """Saves one thing and restores another from it; returns the status."""
+    path = de.train.Checkpoint(it=source).save(str(tmp_path / "c"))
+    return de.train.Checkpoint(it=target).restore(path)
+
+
+# ---------------------------------------------------------------- what comes back
+
+
+@pytest.mark.parametrize("n", [0, 1, 33, 500])
+@pytest.mark.parametrize("shards", [(1, 3), (3, 2)])
+def test_rows_come_back_into_any_number_of_shards(tmp_path, tables_on, in_files, n, shards):
+    source, target = (
+        filled(keys, devices=["/CPU:0"] * number, kv_creator=creator(in_files))
+        for keys, number in zip((KEYS[:n], [5, 6, 7]), shards, strict=True)
+    )
+    through(tmp_path, source, target).assert_consumed()
+    assert held(target) == expected(KEYS[:n]) == held(source)
+
+
+@pytest.mark.parametrize("value_dtype", VALUES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32], ids=lambda dtype: dtype.name)
+def test_every_type(tmp_path, in_files, key_dtype, value_dtype):
+    options = {
+        "key_dtype": key_dtype,
+        "value_dtype": value_dtype,
+        "kv_creator": creator(in_files),
+    }
+    source, target = filled(KEYS, **options), filled([5], **options)
+    through(tmp_path, source, target).assert_consumed()
+    assert held(target) == expected(KEYS, dtype=value_dtype.as_numpy_dtype)
+
+
+def test_texts_as_keys(tmp_path):
+    keys = tf.constant([b"", b"one", "zwei\0 drei", b"\xff"])
+    source, target = (
+        de.Variable(tf.string, dim=2, name="v", devices=["/CPU:0"] * n) for n in (1, 2)
+    )
+    source.upsert(keys, np.arange(8, dtype=np.float32).reshape(4, 2))
+    target.upsert(tf.constant(["gone"]), np.ones((1, 2), np.float32))
+    through(tmp_path, source, target).assert_consumed()
+    found, rows = target.export()
+    assert sorted(found.numpy().tolist()) == sorted(keys.numpy().tolist())
+    np.testing.assert_array_equal(rows, source.lookup(found))
+    with pytest.raises(ValueError, match="hold keys of int64, int32.*'string'"):
+        de.Variable(tf.string, dim=2, kv_creator=creator(True))
+
+
+@pytest.mark.filterwarnings("ignore:Table 'v' had no room")
+@pytest.mark.parametrize("strategy", list(de.HkvEvictStrategy), ids=lambda each: each.name)
+def test_a_full_table_evicts_on_as_if_nothing_had_been(tmp_path, in_files, strategy):
+    def table():
+        config = de.HkvHashTableConfig(
+            max_capacity=128,
+            evict_strategy=strategy,
+            step_per_epoch=2,
+            gen_scores_fn=lambda keys: keys % 11,
+        )
+        of_kind = creator(in_files, de.HkvHashTableCreator, config)
+        return de.Variable(dim=3, name="v", kv_creator=of_kind)
+
+    def write(variable, seed, times=10):
+        rng = np.random.default_rng(seed)
+        for _ in range(times):
+            keys = np.unique(rng.integers(0, 1000, 20))
+            variable.upsert(keys, rows_of(keys))
+
+    source, target = table(), table()
+    write(source, 0)
+    write(target, 1, 3)
+    through(tmp_path, source, target).assert_consumed()
+    for _ in range(2):
+        assert held(target) == held(source)
+        keys, scores = source.export_keys_and_scores(50)
+        theirs = target.export_keys_and_scores(50)
+        np.testing.assert_array_equal(theirs[0], keys)
+        np.testing.assert_array_equal(theirs[1], scores)
+        assert target.rows.table.epoch == source.rows.table.epoch
+        target.rows._steps = source.rows._steps  # where in an epoch a program is, it knows itself
+        write(source, 2)
+        write(target, 2)
+
+
+def test_what_a_policy_has_noted_comes_back(tmp_path, in_files):
+    options = {"restrict_policy": de.FrequencyRestrictPolicy, "kv_creator": creator(in_files)}
+    source, target = filled(np.arange(6), **options), filled([7, 8], **options)
+    for batch in ([1, 2, 3], [2, 3], [3]):
+        source.restrict_policy.apply_update(tf.constant(batch, tf.int64))
+    target.restrict_policy.apply_update(tf.constant([7], tf.int64))
+    through(tmp_path, source, target).assert_consumed()
+    status = target.restrict_policy.status
+    assert {key: row[0] for key, row in held(status).items()} == {1: 1, 2: 2, 3: 3}
+    target.restrict(1)
+    assert held(target) == expected([0, 3, 4, 5])
+
+
+OPTIMIZERS = {
+    "keras 3": lambda: keras.optimizers.Adam(0.1),
+    "keras 3 ftrl": lambda: keras.optimizers.Ftrl(0.1, initial_accumulator_value=0.3),
+    "tf_keras": lambda: tf_keras.optimizers.Adam(0.1),
+    "legacy": lambda: tf_keras.optimizers.legacy.Adagrad(0.1, initial_accumulator_value=0.3),
+    "v1": lambda: tf1.train.AdamOptimizer(0.1),
+}
+
+
+def trained(variable, optimizer, seed, steps, limit=40):
+    shadow = variable.get_trainable_by_name("t")
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        with tf.GradientTape() as tape:
+            rows = de.embedding_lookup(variable, rng.integers(-limit, limit, 30), name="t")
+            loss = tf.reduce_sum(tf.sin(rows))
+        optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
+
+
+def states(variable, optimizer):
+    slots = sorted(variable.get_slot_variables(optimizer), key=lambda slot: slot.slot_name)
+    return {slot.slot_name: held(slot) for slot in slots}
+
+
+@pytest.mark.parametrize("family", OPTIMIZERS)
+def test_training_goes_on_bit_for_bit(tmp_path, tables_on, in_files, family):
+    pairs = []
+    for shards in (1, 2):
+        optimizer = de.DynamicEmbeddingOptimizer(OPTIMIZERS[family]())
+        kv_creator = creator(in_files)
+        devices = ["/CPU:0"] * shards
+        variable = de.Variable(
+            dim=3, name="v", initializer=UNIFORM, devices=devices, kv_creator=kv_creator
+        )
+        pairs.append((variable, optimizer))
+    for number, pair in enumerate(pairs):
+        trained(*pair, seed=number, steps=3 - number)
+    path = de.train.Checkpoint(v=pairs[0][0], o=pairs[0][1]).save(str(tmp_path / "c"))
+    de.train.Checkpoint(v=pairs[1][0], o=pairs[1][1]).restore(path)
+    for _ in range(2):
+        assert held(pairs[0][0]) == held(pairs[1][0])
+        assert states(*pairs[0]) == states(*pairs[1]) != {}
+        for pair in pairs:
+            trained(*pair, seed=7, steps=2)
+
+
+def test_a_variable_that_is_not_in_checkpoints(tmp_path):
+    variable = filled(KEYS, checkpoint=False, kv_creator=creator(True))
+    path = de.train.Checkpoint(it=variable).save(str(tmp_path / "c"))
+    assert not [name for name, _ in tf.train.list_variables(path) if name.startswith("it")]
+    assert not (tmp_path / "TFRADynamicEmbedding-1").exists()
+    variable.upsert([5], rows_of([6]))
+    before = held(variable)
+    de.train.Checkpoint(it=variable).restore(path)
+    assert held(variable) == before
+    with tf.Graph().as_default():
+        filled_later = de.Variable(dim=3, name="v", checkpoint=False)
+        assert tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS) == []
+        assert filled_later.checkpoint is False
+
+
+WRONG = {
+    "dim": ({"dim": 4}, "its dim is 3. Expected dim=4"),
+    "name": ({"name": "w"}, "its name is 'v'. Expected name='w'"),
+    "value dtype": ({"value_dtype": tf.float64}, "expected dtype double|Expected value_dtype="),
+    "key dtype": ({"key_dtype": tf.int32}, "expected dtype int32|Expected key_dtype="),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_another_variable_is_refused_and_as_it_was(tmp_path, in_files, wrong):
+    options, text = WRONG[wrong]
+    target = filled([5, 6], **options, kv_creator=creator(in_files))
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=text):
+        through(tmp_path, filled(KEYS, kv_creator=creator(in_files)), target)
+    assert held(target) == expected([5, 6], target.dim, target.value_dtype.as_numpy_dtype)
+
+
+def test_texts_and_numbers_are_not_taken_for_each_other(tmp_path):
+    texts = de.Variable(tf.string, dim=3, name="v")
+    texts.upsert(tf.constant(["a"]), np.ones((1, 3), np.float32))
+    numbers = filled([5])
+    with pytest.raises(ValueError, match="its key_dtype is 'string'. Expected key_dtype='int64'"):
+        through(tmp_path, texts, numbers)
+    with pytest.raises(tf.errors.NotFoundError, match="texts not found"):
+        through(tmp_path, numbers, texts)
+    assert held(numbers) == expected([5])
+    assert texts.export()[0].numpy().tolist() == [b"a"]
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_saved_model_is_refused(tmp_path, checkpoint):
+    module = tf.Module()
+    module.variable = filled(KEYS, checkpoint=checkpoint)
+    spec = [tf.TensorSpec([None], tf.int64)]
+    module.serve = tf.function(lambda keys: module.variable.lookup(keys), input_signature=spec)
+    error = NotImplementedError if checkpoint else AssertionError  # TensorFlow's own: untracked
+    with pytest.raises(error, match="tf.saved_model.save|untracked"):
+        tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.serve)
+
+
+# ---------------------------------------------------------------- graphs of TF1
+
+
+def graph_step(variable, rate=0.1):
+    rows, trainable = de.embedding_lookup(
+        variable, tf.range(3, 9, dtype=tf.int64), name="t", return_trainable=True
+    )
+    optimizer = de.DynamicEmbeddingOptimizer(tf1.train.AdamOptimizer(rate))
+    return optimizer.minimize(tf.reduce_sum(tf.sin(rows)), var_list=[trainable])
+
+
+@pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32], ids=lambda dtype: dtype.name)
+def test_a_saver_of_tf1(tmp_path, in_files, key_dtype):
+    """Of one graph into another, with the states; the rows are those of the time of the save."""
+    options = {"key_dtype": key_dtype, "dim": 3, "name": "v", "initializer": UNIFORM}
+    kind = de.train.DEHvdSaver if in_files else tf1.train.Saver
+    keys = KEYS[:50].astype(key_dtype.as_numpy_dtype)
+    exported, paths = [], []
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variable = de.Variable(**options, kv_creator=creator(in_files))
+        step = graph_step(variable) if key_dtype == tf.int64 else tf.no_op()
+        upsert, export = variable.upsert(keys, rows_of(keys)), variable.export()
+        session.run(tf1.global_variables_initializer())
+        saver = kind()
+        for number in range(3):
+            session.run(upsert if number == 0 else step)
+            exported.append(session.run(export))
+            paths.append(saver.save(session, str(tmp_path / "c"), global_step=number))
+    assert (tmp_path / "TFRADynamicEmbedding-1").exists() == in_files
+    with tf.Graph().as_default(), tf1.Session() as session:
+        shards = ["/CPU:0"] * 3
+        variable = de.Variable(**options, devices=shards, kv_creator=creator(in_files))
+        step = graph_step(variable) if key_dtype == tf.int64 else tf.no_op()
+        others, export = variable.upsert([1, 2], rows_of([1, 2])), variable.rows.export()
+        session.run(tf1.global_variables_initializer())
+        for number in (0, 1):
+            session.run(others)
+            kind().restore(session, paths[number])
+            for found, saved in zip(session.run(export), exported[number], strict=True):
+                np.testing.assert_array_equal(found, saved)
+        session.run(step)
+        for found, saved in zip(session.run(export), exported[2], strict=True):
+            np.testing.assert_array_equal(found, saved)
+
+
+def test_a_saver_of_tf1_refuses_another_variable(tmp_path, in_files):
+    kind = de.train.DEHvdSaver if in_files else tf1.train.Saver
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variable = de.Variable(dim=3, name="v", kv_creator=creator(in_files))
+        session.run(variable.upsert(KEYS, rows_of(KEYS)))
+        path = kind().save(session, str(tmp_path / "c"))
+    for options, text in (
+        ({"dim": 4}, "Expected dim=4"),
+        ({"value_dtype": tf.float64}, "expected dtype double|Expected value_dtype="),
+        ({"name": "w"}, "w-.* not found"),
+    ):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            variable = de.Variable(
+                **({"dim": 3, "name": "v"} | options), kv_creator=creator(in_files)
+            )
+            kept = rows_of([5], variable.dim, variable.value_dtype.as_numpy_dtype)
+            session.run(variable.upsert([5], kept))
+            with pytest.raises(tf.errors.OpError, match=text):
+                kind().restore(session, path)
+            assert session.run(variable.export())[0].tolist() == [5]
+
+
+def test_padded_steps_and_removed_checkpoints(tmp_path):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variable = de.Variable(dim=3, name="v", kv_creator=creator(True))
+        session.run(variable.upsert(KEYS, rows_of(KEYS)))
+        step = tf1.train.get_or_create_global_step()
+        session.run(tf1.global_variables_initializer())
+        saver = de.train.DEHvdSaver(max_to_keep=2, pad_step_number=True)
+        for _ in range(4):
+            path = saver.save(session, str(tmp_path / "c"), global_step=step)
+            session.run(tf1.assign_add(step, 1))
+        assert path.endswith("c-00000003")
+        folders = {name for name in os.listdir(tmp_path) if name.startswith("TFRA")}
+        assert folders == {f"TFRADynamicEmbedding-0000000{number}" for number in (2, 3)}
+        session.run(variable.clear())
+        saver.restore(session, path)
+        assert session.run(variable.size()) == len(KEYS)
+
+
+# ---------------------------------------------------------------- files beside a checkpoint
+
+
+def test_the_checkpoint_itself_has_no_rows(tmp_path):
+    variable = filled(KEYS, devices=["/CPU:0"] * 2, kv_creator=creator(True))
+    path = de.train.Checkpoint(it=variable).save(str(tmp_path / "c"))
+    saved = [name for name, _ in tf.train.list_variables(path) if name.startswith("it")]
+    assert saved == ["it/rows/.ATTRIBUTES/files"]
+    bases = [f"v_mht_{i}of2_rank0_size1" for i in (1, 2)]
+    endings = ("keys", "values", "meta.json")
+    names = {f"{base}-{ending}" for base in bases for ending in endings}
+    folder = tmp_path / "TFRADynamicEmbedding-1"
+    assert set(os.listdir(folder)) == names | {"v_rank0_size1-states.npz"}
+    # As programs of TFRA read them.
+    other = filled([5])
+    other.load_from_file_system(folder)
+    assert held(other) == expected(KEYS)
+
+
+def test_a_restore_writes_nothing(tmp_path):
+    source, target = (filled(keys, kv_creator=creator(True)) for keys in (KEYS, [5]))
+    checkpoint = de.train.Checkpoint(it=source)
+    path = checkpoint.write(str(tmp_path / "c"))
+    folder = tmp_path / "TFRADynamicEmbedding"
+    before = {each: each.stat().st_mtime_ns for each in folder.iterdir()}
+    de.train.Checkpoint(it=target).read(path).assert_consumed()
+    assert {each: each.stat().st_mtime_ns for each in folder.iterdir()} == before
+    assert held(target) == expected(KEYS)
+
+
+def test_a_folder_of_the_savers_own(tmp_path, monkeypatch):
+    options = {"save_path": tmp_path / "rows", "buffer_size": 7}
+    source, target = (filled(keys, kv_creator=creator(True, **options)) for keys in (KEYS, [5]))
+    for kind in (tf.train.Checkpoint, de.train.Checkpoint):
+        path = kind(it=source).save(str(tmp_path / "c"))
+        target.clear()
+        kind(it=target).restore(path).assert_consumed()
+        assert held(target) == expected(KEYS)
+    assert len(os.listdir(tmp_path / "rows")) == 4
+    monkeypatch.setenv("TFRA_SAVED_KV", str(tmp_path / "named"))
+    tf.train.Checkpoint(it=source).save(str(tmp_path / "c"))
+    assert len(os.listdir(tmp_path / "named")) == 4
+
+
+def test_without_a_folder_nothing_is_saved_or_restored(tmp_path):
+    source, target = (filled(keys, kv_creator=creator(True)) for keys in (KEYS, [5]))
+    with pytest.raises(ValueError, match="cannot be saved.*Use de.train.Checkpoint.*save_path="):
+        tf.train.Checkpoint(it=source).save(str(tmp_path / "c"))
+    path = de.train.Checkpoint(it=source).save(str(tmp_path / "c"))
+    with pytest.raises(ValueError, match="cannot be restored.*Use de.train.Checkpoint"):
+        tf.train.Checkpoint(it=target).restore(path)
+    late = de.train.Checkpoint()
+    late.restore(path)
+    with pytest.raises(ValueError, match="make the variable before it restores"):
+        late.it = target
+    assert held(target) == expected([5])
+    with tf.Graph().as_default(), tf1.Session() as session:
+        de.Variable(dim=3, name="v", kv_creator=creator(True))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="DEHvdSaver"):
+            tf1.train.Saver().save(session, str(tmp_path / "d"))
+        with pytest.raises(NotImplementedError, match="DEHvdSaver"):
+            de.train.Checkpoint().write(str(tmp_path / "e"))
+
+
+def test_a_manager_of_checkpoints(tmp_path):
+    variable = filled([], kv_creator=creator(True))
+    checkpoint = de.train.Checkpoint(it=variable)
+    manager = tf.train.CheckpointManager(checkpoint, str(tmp_path), max_to_keep=2)
+    for number in range(5):
+        variable.upsert([number], rows_of([number]))
+        manager.save()
+    folders = {name for name in os.listdir(tmp_path) if name.startswith("TFRA")}
+    kept = {f"TFRADynamicEmbedding-{number}" for number in (4, 5)}
+    # TensorFlow may remove a checkpoint after the save: its folder then goes with the next one.
+    assert kept <= folders <= kept | {"TFRADynamicEmbedding-3"}
+    for path, number in zip(manager.checkpoints, (4, 5), strict=True):
+        checkpoint.restore(path).assert_consumed()
+        assert held(variable) == expected(range(number))
+
+
+def saved_by(tmp_path, size, by_rank, kind, steps=4):
+    """Has each of `size` processes train its keys and save; returns (rows, {state: rows})."""
+    rows, all_states = {}, {}
+    for rank in range(size):
+        options = {"proc_size": size, "proc_rank": rank, "save_path": tmp_path}
+        variable = de.Variable(dim=3, name="v", kv_creator=creator(True, kind, **options))
+        optimizer = de.DynamicEmbeddingOptimizer(by_rank(rank))
+        shadow = variable.get_trainable_by_name("t")
+        for step in range(steps + rank):
+            keys = KEYS[KEYS % size == rank][step :: 3 + rank]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.cos(de.embedding_lookup(variable, keys, name="t") + 1))
+            optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
+        tf.train.Checkpoint(it=variable).write(str(tmp_path / f"c{rank}"))
+        rows |= held(variable)
+        for name, values in states(variable, optimizer).items():
+            all_states.setdefault(name, {}).update(values)
+    return rows, all_states
+
+
+@pytest.mark.parametrize("kind", [de.CuckooHashTableCreator, de.HkvHashTableCreator])
+@pytest.mark.parametrize(("size", "others"), [(1, 2), (2, 2), (3, 2), (2, 1)])
+def test_states_go_with_the_rows_to_other_processes(tmp_path, size, others, kind):
+    rows, all_states = saved_by(tmp_path, size, lambda _: keras.optimizers.Adam(0.1), kind)
+    assert sorted(all_states) == ["m", "v"]
+    for rank in range(others):
+        options = {"proc_size": others, "proc_rank": rank, "save_path": tmp_path}
+        target = filled([5], kv_creator=creator(True, kind, **options))
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+        trained(target, optimizer, 0, 1)
+        saved = min(rank, size - 1)
+        tf.train.Checkpoint(it=target).read(str(tmp_path / f"c{saved}")).assert_consumed()
+        mine = [key for key in rows if key % others == rank]
+        assert held(target) == {key: rows[key] for key in mine}
+        found = states(target, optimizer)
+        assert found == {
+            name: {key: values[key] for key in mine} for name, values in all_states.items()
+        }
+
+
+def by_rank(rank):
+    return keras.optimizers.Adam(0.1) if rank else keras.optimizers.Adagrad(0.1)
+
+
+def test_states_of_several_kinds_begin_anew(tmp_path, caplog):
+    rows, _ = saved_by(tmp_path, 2, by_rank, de.CuckooHashTableCreator)
+    target = filled([5], kv_creator=creator(True, save_path=tmp_path))
+    tf.train.Checkpoint(it=target).read(str(tmp_path / "c0")).assert_consumed()
+    assert held(target) == rows
+    assert "optimizer states of 'v' begin anew" in caplog.text
+
+
+def test_files_without_states_are_rows(tmp_path, caplog):
+    variable = filled(KEYS, kv_creator=creator(True))
+    checkpoint = de.train.Checkpoint(it=variable)
+    path = checkpoint.write(str(tmp_path / "c"))
+    folder = tmp_path / "TFRADynamicEmbedding"
+    for name in os.listdir(folder):
+        if not name.endswith(("-keys", "-values")):
+            (folder / name).unlink()
+    variable.upsert([5], rows_of([5]))
+    checkpoint.read(path).assert_consumed()
+    assert held(variable) == expected(KEYS)
+    assert "begin anew" in caplog.text
+
+
+def broken(folder, how):
+    states_file = folder / "v_rank0_size1-states.npz"
+    if how == "of another save":
+        kept = states_file.read_bytes()
+        de.train.Checkpoint(it=filled(KEYS[:9], kv_creator=creator(True))).write(
+            str(folder.parent / "c")
+        )
+        states_file.write_bytes(kept)
+    elif how == "cut":
+        states_file.write_bytes(states_file.read_bytes()[:-30])
+    elif how == "flipped":
+        values = folder / "v_mht_1of1_rank0_size1-values"
+        data = bytearray(values.read_bytes())
+        data[7] ^= 1
+        values.write_bytes(data)
+    else:
+        (folder / "v_mht_1of1_rank0_size1-keys").unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("of another save", "from two saves"),
+        ("cut", "states.npz' is corrupt"),
+        ("flipped", "is corrupt"),
+        ("missing", "no file|no files"),
+    ],
+)
+def test_corrupt_files_change_nothing(tmp_path, how, text):
+    path = de.train.Checkpoint(it=filled(KEYS, kv_creator=creator(True))).write(str(tmp_path / "c"))
+    broken(tmp_path / "TFRADynamicEmbedding", how)
+    target = filled([5, 6], kv_creator=creator(True))
+    with pytest.raises((ValueError, FileNotFoundError), match=text):
+        de.train.Checkpoint(it=target).read(path)
+    assert held(target) == expected([5, 6])

@@ -1,0 +1,203 @@
+"""Checkpoints of TFRA's face over real ranks: rank 0's dense variables, the rows of every rank."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_lite import dynamic_embedding as de
+from sok_lite.bridge import job
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = np.arange(-40, 60)
+
+# Of one rank, in a process of its own: restores what ranks have saved, or saves for them.
+ALONE = """
+import sys
+import keras, numpy as np, tensorflow as tf
+from sok_lite import dynamic_embedding as de
+
+what, folder = sys.argv[1:]
+saver = de.FileSystemSaver()
+variable = de.Variable(dim=2, name="v", kv_creator=de.CuckooHashTableCreator(saver=saver))
+dense = tf.Variable(0.0)
+checkpoint = de.train.Checkpoint(v=variable, dense=dense)
+keys = np.arange(-40, 60)
+if what == "save":
+    variable.upsert(keys, np.stack([keys * 2.0, keys + 0.5], 1).astype(np.float32))
+    dense.assign(7.0)
+    checkpoint.write(folder + "/one")
+else:
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+    checkpoint.read(folder + "/all").assert_consumed()
+    found, rows = variable.export()
+    shadow = variable.get_trainable_by_name("t")
+    with tf.GradientTape() as tape:
+        loss = 0.0 * tf.reduce_sum(de.embedding_lookup(variable, found[:1], name="t"))
+    optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
+    (m,) = [each for each in variable.get_slot_variables(optimizer) if each.slot_name == "m"]
+    np.savez(folder + "/found.npz", keys=found, rows=rows, dense=dense, m=m.lookup(found))
+"""
+
+
+@pytest.fixture(autouse=True)
+def over(comm, monkeypatch):
+    """Every test runs over each transport, as if the program had connected its ranks so."""
+    monkeypatch.setattr(job, "_communicator", comm)
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    """One folder for all ranks: that of rank 0."""
+    path = np.frombuffer(str(tmp_path).encode().ljust(500), np.uint8)
+    return Path(bytes(comm.broadcast(path)).decode().rstrip())
+
+
+def alone(comm, what, folder):
+    """Runs a process of one rank, on rank 0; the others wait."""
+    if comm.rank == 0:
+        ours = ("HOROVOD", "OMPI", "PMI", "PMIX", "PRTE", "MPI")
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+        script = folder / f"{what}.py"
+        script.write_text(textwrap.dedent(ALONE))
+        command = [sys.executable, str(script), what, str(folder)]
+        environment["PYTHONPATH"] = str(ROOT)
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=100
+        )
+        assert ended.returncode == 0, ended.stderr
+    comm.barrier()
+
+
+def variables():
+    creator = de.CuckooHashTableCreator(saver=de.FileSystemSaver())
+    return de.Variable(dim=2, name="v", kv_creator=creator), tf.Variable(0.0)
+
+
+def rows_of(keys):
+    return np.stack([keys * 2.0, keys + 0.5], 1).astype(np.float32)
+
+
+def mine(comm):
+    return KEYS[KEYS % comm.size == comm.rank]
+
+
+def assert_has(variable, keys):
+    found, rows = variable.export()
+    np.testing.assert_array_equal(found, keys)
+    np.testing.assert_array_equal(rows, rows_of(keys))
+
+
+@pytest.mark.parametrize("restore_as", ["Checkpoint", "another number of ranks"])
+def test_all_ranks_save(comm, folder, restore_as):
+    variable, dense = variables()
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+    shadow = variable.get_trainable_by_name("t")
+    for _ in range(2 + comm.rank):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.sin(de.embedding_lookup(variable, mine(comm), name="t") + 1))
+        optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
+    dense.assign(float(comm.rank + 3))
+    checkpoint = de.train.Checkpoint(v=variable, dense=dense)
+    assert checkpoint.write(str(folder / "all")) == str(folder / "all")
+    saved = {f"v_rank{rank}_size{comm.size}-states.npz" for rank in range(comm.size)}
+    assert saved <= set(os.listdir(folder / "TFRADynamicEmbedding"))
+    keys, rows = (each.numpy() for each in variable.export())
+    (m,) = [each for each in variable.get_slot_variables(optimizer) if each.slot_name == "m"]
+    m = m.lookup(keys).numpy()
+    if restore_as == "Checkpoint":
+        other, other_dense = variables()
+        other.upsert([1000], np.ones((1, 2), np.float32))
+        de.train.Checkpoint(v=other, dense=other_dense).read(str(folder / "all")).assert_consumed()
+        found, found_rows = other.export()
+        np.testing.assert_array_equal(found, keys)
+        np.testing.assert_array_equal(found_rows, rows)
+        assert float(other_dense) == 3.0  # of rank 0
+        return
+    alone(comm, "restore", folder)
+    with np.load(folder / "found.npz") as found:
+        at = np.searchsorted(found["keys"], keys)
+        np.testing.assert_array_equal(found["keys"], KEYS)
+        np.testing.assert_array_equal(found["rows"][at], rows)
+        # A step without a gradient leaves 0.9 of the average of the one key that it was taken on.
+        is_same = found["keys"][at] != KEYS[0]
+        np.testing.assert_array_equal(found["m"][at][is_same], m[is_same])
+        assert found["dense"] == 3.0
+
+
+def test_one_rank_saves_for_all(comm, folder):
+    alone(comm, "save", folder)
+    variable, dense = variables()
+    de.train.Checkpoint(v=variable, dense=dense).read(str(folder / "one")).assert_consumed()
+    assert_has(variable, mine(comm))
+    assert float(dense) == 7.0
+
+
+def test_a_manager_on_every_rank(comm, folder):
+    variable, dense = variables()
+    checkpoint = de.train.Checkpoint(v=variable, dense=dense)
+    manager = tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=1)
+    for step in range(3):
+        keys = mine(comm)[: step + 1]
+        variable.upsert(keys, rows_of(keys))
+        manager.save()
+    comm.barrier()
+    assert (folder / "TFRADynamicEmbedding-3").is_dir()
+    variable.clear()
+    checkpoint.restore(tf.train.latest_checkpoint(str(folder))).assert_consumed()
+    assert_has(variable, mine(comm)[:3])
+
+
+def test_a_saver_of_tf1(comm, folder):
+    paths = []
+    for is_second in (False, True):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            variable = de.Variable(
+                dim=2,
+                name="v",
+                kv_creator=de.CuckooHashTableCreator(saver=de.FileSystemSaver()),
+            )
+            upsert = variable.upsert(mine(comm), rows_of(mine(comm)))
+            saver, export = de.train.DEHvdSaver(), variable.export()
+            if is_second:
+                saver.restore(session, paths[0])
+                keys, rows = session.run(export)
+                np.testing.assert_array_equal(keys, mine(comm))
+                np.testing.assert_array_equal(rows, rows_of(keys))
+            else:
+                session.run(upsert)
+                paths.append(saver.save(session, str(folder / "c"), global_step=4))
+    assert paths == [str(folder / "c-4")]
+    assert (folder / "TFRADynamicEmbedding-4").is_dir()
+
+
+def test_a_rank_that_fails_is_told_of_by_all(comm, folder):
+    if comm.size == 1:
+        pytest.skip("one rank waits for nobody")
+    variable, _ = variables()
+    if comm.rank == 1:
+        variable.rows.files.write = fail
+    error, text = (OSError, "disk full") if comm.rank == 1 else (RuntimeError, "rank 1 has failed")
+    with pytest.raises(error, match=text):
+        de.train.Checkpoint(v=variable).write(str(folder / "c"))
+
+
+def fail():
+    raise OSError("disk full")
+
+
+def test_rows_inside_the_checkpoint_are_refused(comm, folder):
+    variable = de.Variable(dim=2, name="v")
+    checkpoint = de.train.Checkpoint(v=variable)
+    if comm.size == 1:
+        checkpoint.write(str(folder / "c"))
+        return
+    with pytest.raises(ValueError, match="on several ranks needs a FileSystemSaver.*'v'"):
+        checkpoint.write(str(folder / "c"))
+    assert not list(folder.glob("c.*"))
