@@ -87,7 +87,10 @@ LAYERS = [
     ["sok_lite.sok.lookup", "sok_lite.sok.lookup_helpers", "sok_lite.sok.optimizer"],
     ["sok_lite.sok.dump_load", "sok_lite.sok.handles"],
     ["sok_lite.sok.raw_ops"],
-    ["sok_lite.dynamic_embedding.errors", "sok_lite.dynamic_embedding.mode"],
+    [
+        *("sok_lite.dynamic_embedding.errors", "sok_lite.dynamic_embedding.mode"),
+        "sok_lite.dynamic_embedding.graph_keys",
+    ],
     [
         *("sok_lite.dynamic_embedding.arguments", "sok_lite.dynamic_embedding.initial"),
         *("sok_lite.dynamic_embedding.partition", "sok_lite.dynamic_embedding.ranks"),
@@ -111,6 +114,7 @@ LAYERS = [
     ],
     ["sok_lite.dynamic_embedding.creators", "sok_lite.dynamic_embedding.optimizer"],
     ["sok_lite.dynamic_embedding.variable", "sok_lite.dynamic_embedding.shadow_ops"],
+    ["sok_lite.dynamic_embedding.by_name"],
     ["sok_lite.dynamic_embedding.ragged_embedding_ops"],
     ["sok_lite.dynamic_embedding.keras.config", "sok_lite.dynamic_embedding.keras.stored"],
     ["sok_lite.dynamic_embedding.keras.parts"],

@@ -9,6 +9,7 @@ import importlib
 from typing import Any
 
 from sok_lite.dynamic_embedding import data_flow, math, ragged_embedding_ops, shadow_ops, train
+from sok_lite.dynamic_embedding.by_name import get_variable
 from sok_lite.dynamic_embedding.creators import (
     CuckooHashTableConfig,
     CuckooHashTableCreator,
@@ -16,6 +17,7 @@ from sok_lite.dynamic_embedding.creators import (
     HkvHashTableCreator,
     KVCreator,
 )
+from sok_lite.dynamic_embedding.graph_keys import GraphKeys
 from sok_lite.dynamic_embedding.hkv import HkvEvictStrategy, HkvHashTable
 from sok_lite.dynamic_embedding.lookups import (
     embedding_lookup,
@@ -42,7 +44,7 @@ from sok_lite.dynamic_embedding.trainable import (
     TrainableWrapper,
     trainable_wrapper_filter,
 )
-from sok_lite.dynamic_embedding.variable import GraphKeys, Variable, get_variable
+from sok_lite.dynamic_embedding.variable import Variable
 from sok_lite.dynamic_embedding.warm_start_util import WarmStartHook, warm_start
 
 __all__ = [

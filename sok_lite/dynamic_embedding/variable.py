@@ -1,19 +1,19 @@
 """`Variable` and `get_variable`: a table of embeddings by key, in TFRA's words."""
 
 import inspect
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from sok_lite.backend import get_backend
-from sok_lite.bridge.autograph import unconverted, unconverted_function
+from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.dynamic_embedding import file_system, files
 from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys
 from sok_lite.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
 from sok_lite.dynamic_embedding.errors import DtypeError
+from sok_lite.dynamic_embedding.graph_keys import add_to_graph
 from sok_lite.dynamic_embedding.lookups import embedding_lookup
 from sok_lite.dynamic_embedding.partition import (
     Partitioner,
@@ -31,16 +31,9 @@ from sok_lite.dynamic_embedding.trainable import ShadowVariable
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.dtypes import key_dtype as engine_key_dtype
 
-__all__ = ["GraphKeys", "Variable", "default_partition_fn", "get_variable"]
+__all__ = ["Variable"]
 
 _TRAINABLE = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
-
-
-class GraphKeys:
-    """Names of the collections of a TF1 graph that variables are in."""
-
-    DYNAMIC_EMBEDDING_VARIABLES = "dynamic_embedding_variables"
-    TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES = "trainable_dynamic_embedding_variables"
 
 
 @unconverted
@@ -121,7 +114,7 @@ class Variable(tf.__internal__.tracking.Trackable):
                 f"Received: {restrict_policy!r}."
             )
         self.dim = int(dim)
-        self.devices = _listed(devices)
+        self.devices = listed(devices)
         self.shard_num = len(self.devices)
         self.partition_fn = partitioner
         self.name = name
@@ -155,7 +148,7 @@ class Variable(tf.__internal__.tracking.Trackable):
             if checkpoint:
                 self._track_trackable(self._restrict_policy.status, "status")
         if not tf.executing_eagerly() and not tf.inside_function():
-            _add_to_graph(self)
+            add_to_graph(self)
 
     def __repr__(self) -> str:
         return (
@@ -520,111 +513,11 @@ def _check_integer(name: str, value: Any, least: int) -> None:
         raise ValueError(f"`{name}` must be at least {least}. Received: {name}={value}.")
 
 
-def _listed(devices: str | Sequence[str] | None) -> list[str]:
+def listed(devices: str | Sequence[str] | None) -> list[str]:
+    """Returns one name for each shard, of the argument `devices`."""
     if devices is None:
         return ["/CPU:0" if get_backend().name == "cpu" else "/GPU:0"]
     listed = [devices] if isinstance(devices, str) else list(devices)
     if not listed:
         raise ValueError("`devices` must have one name for each shard. Received: [].")
     return listed
-
-
-# ---- variables by name ---------------------------------------------------------------------------
-
-# Of eager mode, while somebody holds them. Those of a TF1 graph are in its collection.
-_by_name: "weakref.WeakValueDictionary[str, Variable]" = weakref.WeakValueDictionary()
-
-
-def _add_to_graph(variable: Variable) -> None:
-    tf.compat.v1.add_to_collection(GraphKeys.DYNAMIC_EMBEDDING_VARIABLES, variable)
-    if variable.trainable:
-        tf.compat.v1.add_to_collection(GraphKeys.TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES, variable)
-
-
-@unconverted_function
-def get_variable(
-    name: str,
-    key_dtype: Any = tf.int64,
-    value_dtype: Any = tf.float32,
-    dim: int = 1,
-    devices: str | Sequence[str] | None = None,
-    partitioner: Partitioner = default_partition_fn,
-    shared_name: str | None = "get_variable",
-    initializer: Any = None,
-    trainable: bool = True,
-    checkpoint: bool = True,
-    init_size: int = 0,
-    kv_creator: KVCreator | None = None,
-    restrict_policy: type[RestrictPolicy] | None = None,
-    bp_v2: bool = False,
-    short_file_name: bool = False,
-) -> Variable:
-    """Returns the variable of a name, or makes it.
-
-    Names are of the graph in TF1, within the variable scope that is open. In eager mode they are of
-    the process: a variable is found as long as somebody holds it.
-
-    Args:
-      name: of the variable, within the scope.
-      others: see `Variable`.
-
-    Raises:
-      ValueError: the variable exists with another dtype, dim, or number of shards; in a TF1 graph
-        also where it exists and the scope does not reuse, or is missing and the scope does.
-    """
-    scope = tf.compat.v1.get_variable_scope()
-    full_name = name if short_file_name or not scope.name else f"{scope.name}/{name}"
-    is_eager = tf.executing_eagerly() or tf.inside_function()
-    found = _by_name.get(full_name) if is_eager else _of_graph(full_name)
-    arguments = (key_dtype, value_dtype, dim, devices)
-    if not is_eager:
-        _check_reuse(scope, full_name, found)
-    if found is not None:
-        _check_agrees(found, *arguments)
-        return found
-    made = Variable(
-        *arguments,
-        partitioner=partitioner,
-        shared_name=shared_name,
-        name=full_name,
-        initializer=initializer,
-        trainable=trainable,
-        checkpoint=checkpoint,
-        init_size=init_size,
-        kv_creator=kv_creator,
-        restrict_policy=restrict_policy,
-        bp_v2=bp_v2,
-        short_file_name=short_file_name,
-    )
-    if is_eager:
-        _by_name[full_name] = made
-    return made
-
-
-def _of_graph(name: str) -> Variable | None:
-    variables = tf.compat.v1.get_collection(GraphKeys.DYNAMIC_EMBEDDING_VARIABLES)
-    return next((variable for variable in variables if variable.name == name), None)
-
-
-def _check_reuse(scope: Any, name: str, found: Variable | None) -> None:
-    if found is not None and scope.reuse is False:
-        raise ValueError(
-            f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "
-            "reuse=tf.AUTO_REUSE in VarScope?"
-        )
-    if found is None and scope.reuse is True:
-        raise ValueError(
-            f"Variable {name} does not exist, and the variable scope reuses. Did you mean to set "
-            "reuse=None or reuse=tf.AUTO_REUSE in VarScope?"
-        )
-
-
-def _check_agrees(found: Variable, keys: Any, values: Any, dim: int, devices: Any) -> None:
-    """Raises ValueError where a variable is not what a program asks for by its name."""
-    has = (found.key_dtype.name, found.value_dtype.name, found.dim, found.shard_num)
-    wants = (tf.as_dtype(keys).name, tf.as_dtype(values).name, dim, len(_listed(devices)))
-    if has != wants:
-        raise ValueError(
-            f"Variable {found.name!r} exists with (key_dtype, value_dtype, dim, shards) = {has}. "
-            f"Received: {wants}. Give another name, or the same arguments."
-        )

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.dynamic_embedding.variable import GraphKeys, Variable
+from sok_lite.dynamic_embedding.graph_keys import GraphKeys
+from sok_lite.dynamic_embedding.variable import Variable
 
 
 def warm_start(

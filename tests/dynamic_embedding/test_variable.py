@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sok_lite import dynamic_embedding as de
-from sok_lite.dynamic_embedding.variable import default_partition_fn
+from sok_lite.dynamic_embedding.partition import default_partition_fn
 from tests.dynamic_embedding.dict_variable import DictVariable
 from tests.dynamic_embedding.modes import Function
 
