@@ -284,6 +284,24 @@ def test_options_that_do_not_fit(options, text):
         de.Variable(kv_creator=hkv(**options))
 
 
+def test_every_setting_has_the_documented_place():
+    config = de.HkvHashTableConfig(1, 2, 3, de.HkvEvictStrategy.LFU, 5, own_score, 7)
+    assert list(vars(config).items()) == [
+        ("init_capacity", 1),
+        ("max_capacity", 2),
+        ("max_hbm_for_values", 3),
+        ("evict_strategy", de.HkvEvictStrategy.LFU),
+        ("step_per_epoch", 5),
+        ("gen_scores_fn", own_score),
+        ("reserved_key_start_bit", 7),
+    ]
+    # Bits of a key are reserved for nothing.
+    variable = de.Variable(dim=1, kv_creator=hkv(reserved_key_start_bit=7))
+    keys = [0, -1, -(2**63), 2**63 - 1]
+    variable.upsert(keys, [[1.0], [2.0], [3.0], [4.0]])
+    assert variable.lookup(keys).numpy().tolist() == [[1], [2], [3], [4]]
+
+
 def test_a_table_by_itself():
     table = de.HkvHashTable(tf.int64, tf.float32, [1.0, 2.0], max_capacity=ROOM)
     table.insert([5], [[3.0, 4.0]])

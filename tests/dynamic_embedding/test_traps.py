@@ -147,6 +147,39 @@ def test_a_learning_rate_of_0_inserts_what_was_looked_up(here):
     assert (keys.tolist(), values.tolist()) == ([8, 9], [[4.0], [4.0]])
 
 
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_checkpoint_says_whether_rows_are_saved(checkpoint, tmp_path):
+    variable = de.Variable(dim=2, checkpoint=checkpoint, name="saved")
+    variable.upsert([1], [[2.0, 3.0]])
+    path = tf.train.Checkpoint(variable=variable).save(str(tmp_path / "c"))
+    names = [name for name, _ in tf.train.list_variables(path)]
+    assert any(name.startswith("variable/") for name in names) == checkpoint
+    other = de.Variable(dim=2, checkpoint=checkpoint, name="saved")
+    tf.train.Checkpoint(variable=other).restore(path)
+    assert other.lookup([1]).numpy().tolist() == [[2.0, 3.0] if checkpoint else [0.0, 0.0]]
+
+
+def test_there_are_no_buffers_to_skip():
+    assert de.shadow_ops.DEResourceVariable is de.DEResourceVariable
+    variable = de.Variable(dim=2)
+    shadow = variable.get_trainable_by_name("t")
+    de.embedding_lookup(variable, tf.constant([1], tf.int64), name="t")
+    holders = (shadow, variable, variable.rows)
+    parts = [part for holder in holders for part in [holder, *vars(holder).values()]]
+    assert not any(isinstance(part, de.DEResourceVariable) for part in parts)
+
+
+def test_a_creator_takes_its_settings():
+    config = de.CuckooHashTableConfig()
+    creator = de.CuckooHashTableCreator(config)
+    assert creator.get_config() == {"config": config, "saver": None}
+    table = creator.create(tf.int32, tf.float64, [1.0, 2.0], "own", False, 100, config, "/CPU:0")
+    assert isinstance(table, de.CuckooHashTable) and table.name == "own:0"
+    assert table.lookup([5]).numpy().tolist() == [[1.0, 2.0]]
+    with pytest.raises(TypeError):
+        de.CuckooHashTableConfig(3)
+
+
 # ---- what the package changes of TensorFlow and Keras --------------------------------------------
 
 BEFORE, AFTER = PROGRAM.split("import sok_lite as sok\n")

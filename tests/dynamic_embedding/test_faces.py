@@ -1,0 +1,238 @@
+"""docs/faces.md is true: its names, defaults, functions and tests are there."""
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from sok_lite import dynamic_embedding as de
+from sok_lite.dynamic_embedding.variable import default_partition_fn
+
+HERE = Path(__file__).resolve().parent
+PAGE = (HERE.parent.parent / "docs" / "faces.md").read_text()
+NONE = "nothing"  # of `sok_lite` is behind it
+
+# The order of the documents. `short_file_name` is newer than they are.
+DOCUMENTED = {
+    "key_dtype": tf.int64,
+    "value_dtype": tf.float32,
+    "dim": 1,
+    "devices": None,
+    "partitioner": default_partition_fn,
+    "shared_name": None,
+    "name": "DynamicEmbedding_Variable",
+    "initializer": None,
+    "trainable": True,
+    "checkpoint": True,
+    "init_size": 0,
+    "kv_creator": None,
+    "restrict_policy": None,
+    "bp_v2": False,
+    "short_file_name": False,
+}
+# Methods with their arguments, as documented; the properties without.
+METHODS = {
+    "accum": "keys, old_values, new_values, exists, name=None",
+    "clear": "name=None",
+    "export": "name=None",
+    "get_slot_variables": "optimizer",
+    "get_trainable_by_name": "name",
+    "lookup": "keys, return_exists=False, name=None",
+    "remove": "keys, name=None",
+    "restrict": "num_reserved, **kwargs",
+    "size": "index=None, name=None",
+    "upsert": "keys, values, name=None",
+    "embedding_lookup": "ids, name=None, max_norm=None, return_trainable=False",
+    "export_keys_and_scores": "split_size, name=None",
+    "verify_embedding_weights": "sparse_ids, sparse_weights=None",
+}
+PROPERTIES = ["restrict_policy", "tables", "trainable_store"]
+LOOKUP = "partition_strategy=None, name=None, validate_indices=None, max_norm=None"
+FUNCTIONS = {
+    "embedding_lookup": f"params, ids, {LOOKUP}, return_trainable=False",
+    "embedding_lookup_unique": f"params, ids, {LOOKUP}, return_trainable=False",
+    "embedding_lookup_sparse": "params, sp_ids, sp_weights, partition_strategy=None, "
+    "name='embedding_lookup_sparse', combiner='mean', max_norm=None, return_trainable=False",
+    "safe_embedding_lookup_sparse": "embedding_weights, sparse_ids, sparse_weights=None, "
+    "combiner='mean', default_id=None, name='safe_embedding_lookup_sparse', "
+    "partition_strategy=None, max_norm=None, return_trainable=False",
+    "DynamicEmbeddingOptimizer": "self, bp_v2=False, synchronous=False, **kwargs",
+    "TrainableWrapper": "params, ids=None, max_norm=None, *, name=None, trainable=None",
+    "trainable_wrapper_filter": "iterable_object_in, test_unaggregated_function=None",
+    "KVCreator": "config=None, saver=None",
+    "RestrictPolicy": "var",
+}
+
+
+def section(title):
+    """Returns the tables of a section: lists of rows, each a list of cells, without the heads."""
+    (text,) = re.findall(rf"^### {re.escape(title)}\n((?s:.*?))(?=^##|\Z)", PAGE, re.MULTILINE)
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    return [
+        [
+            [cell.strip() for cell in line.strip("|\n").split(" | ")]
+            for line in table.splitlines()[2:]
+        ]
+        for table in tables
+    ]
+
+
+def codes(cell):
+    return re.findall(r"`([^`]+)`", cell)
+
+
+ARGUMENTS = "Arguments of `Variable` and `get_variable`"
+OF_VARIABLE = "Methods and properties of `Variable`"
+WRONG = "What TFRA gets wrong, and this does"
+SECTIONS = [
+    *(ARGUMENTS, OF_VARIABLE, "Other names"),
+    *("Arguments of `DynamicEmbeddingOptimizer`", "Arguments of `HkvHashTableConfig`"),
+]
+
+
+def names_of(title):
+    return [codes(row[0])[0].split("=")[0] for row in section(title)[0]]
+
+
+def found(path):
+    """Returns what a dotted path below `sok_lite` names; raises where there is no such thing."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(f"sok_lite.{module}"), name)
+
+
+def collected(path):
+    return {
+        node.name
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+def signature_of(function):
+    function = function.__init__ if inspect.isclass(function) else function
+    parameters = list(inspect.signature(function).parameters.values())
+    if parameters and parameters[0].name == "self" and function is not de.DynamicEmbeddingOptimizer:
+        parameters = parameters[1:]
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
+    return str(inspect.Signature(plain)).strip("()")
+
+
+@pytest.mark.parametrize("title", [*SECTIONS, WRONG])
+def test_every_row_has_a_test_that_exists(title):
+    said, shown = section(title)
+    assert [row[0] for row in said] == [row[0] for row in shown] and len(said) >= 3
+    for name, cell in shown:
+        tests = codes(cell)
+        assert tests, f"no test shows {name}"
+        for test in tests:
+            file, _, function = test.partition("::")
+            assert function in collected(HERE / file), f"{name} names {test}"
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_what_is_behind_a_name_is_there(title):
+    for name, _, behind in section(title)[0]:
+        if behind == NONE:
+            continue
+        (path,) = codes(behind)
+        assert path.split(".")[0] in ("bridge", "engine", "backend"), name
+        found(path)
+
+
+def test_every_name_of_the_page_is_in_the_package():
+    for name in names_of("Other names"):
+        target = de
+        for part in name.split("."):
+            target = getattr(target, part)
+    for name in names_of(OF_VARIABLE):
+        assert hasattr(de.Variable, name), name
+
+
+def test_every_name_of_the_package_is_on_the_page():
+    named = {name.split(".")[0] for name in names_of("Other names")} | {"Variable"}
+    in_the_making = PAGE.split("### In the making")[1]
+    missing = [name for name in de.__all__ if name not in named and f"`{name}" not in in_the_making]
+    assert missing == []
+    methods = {
+        name
+        for name, value in vars(de.Variable).items()
+        if not name.startswith("_") and (callable(value) or isinstance(value, property))
+    }
+    # What other modules of the package ask of a variable, and no program does.
+    internal = {"is_differentiable", "is_pooled", "keys_of", "shards_of"}
+    assert methods - internal == set(names_of(OF_VARIABLE))
+
+
+@pytest.mark.parametrize("function", [de.Variable.__init__, de.get_variable])
+def test_arguments_and_defaults_are_the_documents(function):
+    expected = dict(DOCUMENTED)
+    if function is de.get_variable:
+        # First, without a default; and `shared_name` has another.
+        expected = {"name": inspect.Parameter.empty} | {
+            name: default for name, default in expected.items() if name != "name"
+        }
+        expected["shared_name"] = "get_variable"
+    parameters = dict(inspect.signature(function).parameters)
+    parameters.pop("self", None)
+    assert {name: each.default for name, each in parameters.items()} == expected
+    assert list(parameters) == list(expected)
+    kinds = {each.kind for each in parameters.values()}
+    assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+
+
+@pytest.mark.parametrize(
+    ("title", "function"),
+    [
+        (ARGUMENTS, de.Variable.__init__),
+        (SECTIONS[3], de.DynamicEmbeddingOptimizer),
+        (SECTIONS[4], de.HkvHashTableConfig.__init__),
+    ],
+    ids=lambda x: getattr(x, "__qualname__", ""),
+)
+def test_the_page_has_every_argument_with_its_default(title, function):
+    texts = {
+        tf.int64: "tf.int64",
+        tf.float32: "tf.float32",
+        default_partition_fn: "default_partition_fn",
+        "DynamicEmbedding_Variable": '"DynamicEmbedding_Variable"',
+        de.HkvEvictStrategy.LRU: "LRU",
+    }
+    expected = set()
+    for name, each in inspect.signature(function).parameters.items():
+        if each.kind is inspect.Parameter.VAR_KEYWORD or name == "self":
+            continue
+        default = each.default
+        # 0 and False are equal, and so is a strategy and its number.
+        is_plain = default is None or type(default) in (bool, int)
+        expected.add(f"{name}={default if is_plain else texts[default]}")
+    assert {codes(row[0])[0] for row in section(title)[0]} - {"self"} == expected
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_take_what_is_documented(name):
+    assert signature_of(getattr(de.Variable, name)) == METHODS[name]
+    assert name in names_of(OF_VARIABLE)
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_properties_are_properties(name):
+    assert isinstance(getattr(de.Variable, name), property)
+    assert name in names_of(OF_VARIABLE)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_take_what_is_documented(name):
+    assert signature_of(getattr(de, name)) == FUNCTIONS[name]
+    assert name in names_of("Other names")
+
+
+def test_what_the_page_says_is_not_here_is_not():
+    text = PAGE.split("### Not here")[1]
+    names = [name for name in codes(text) if re.fullmatch(r"[A-Za-z_]+", name)]
+    absent = [name for name in names if not hasattr(de, name)]
+    assert {"DistributedVariableWrapper", "ragged_embedding_ops", "create_slots"} <= set(absent)
+    assert {"embedding_lookup_sparse", "safe_embedding_lookup_sparse"} == set(names) - set(absent)
