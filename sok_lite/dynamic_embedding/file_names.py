@@ -53,8 +53,29 @@ class Place:
 
 
 def directory(dirpath: str | os.PathLike[str], dirpath_env: str | None = "TFRA_SAVED_KV") -> str:
-    """Returns the folder of the files: the environment's where it names one, else `dirpath`."""
-    return (os.environ.get(dirpath_env) if dirpath_env else None) or os.fspath(dirpath)
+    """Returns the folder of the files: the environment's where it names one, else `dirpath`.
+
+    Raises:
+      ValueError: it is an address and not a folder of this machine.
+    """
+    folder = (os.environ.get(dirpath_env) if dirpath_env else None) or os.fspath(dirpath)
+    if "://" in folder:
+        raise ValueError(
+            "Files of keys and values are in a folder of this machine, which may be a mounted one. "
+            f"Received: {folder!r}. Mount it, or save there and copy the folder."
+        )
+    return folder
+
+
+def group_sizes(folder: str, name: str) -> set[int]:
+    """Returns how many processes have written a variable's files: several numbers, several saves.
+
+    Args:
+      folder: where they are; it may be missing.
+      name: of the variable.
+    """
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return {place.size for place in _places(names, name)}
 
 
 def find_shards(

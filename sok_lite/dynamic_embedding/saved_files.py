@@ -12,7 +12,7 @@ from sok_lite.bridge.checkpoint import restore_tensors, saved_tensors
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.type_spec import alive
 from sok_lite.dynamic_embedding import checkpoint_folder
-from sok_lite.dynamic_embedding.file_names import Place, directory, find_places
+from sok_lite.dynamic_embedding.file_names import Place, directory, find_places, group_sizes
 from sok_lite.dynamic_embedding.file_system import Source, insert, source_of
 from sok_lite.dynamic_embedding.files import checksums, make_layout, open_shards, write_shard
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
@@ -93,15 +93,14 @@ class VariableFiles:
 
         Raises:
           FileNotFoundError: files are missing.
-          ValueError: no folder is given, or files of something else, or corrupt.
+          ValueError: no folder is given, or files of something else, of two saves, or corrupt.
         """
         source, folder = source_of(alive(self._variable)), self._folder("restored")
         size, rank = self._saver.ranks()
         name = source.layout.name
-        try:
-            places, is_spread = find_places(folder, name, size, rank), False
-        except FileNotFoundError:
-            places, is_spread = find_places(folder, name), True
+        # Files of two jobs are refused: nobody knows which are the later ones.
+        is_spread = group_sizes(folder, name) != {size}
+        places = find_places(folder, name) if is_spread else find_places(folder, name, size, rank)
         ranks = sorted({place.rank for place in places})
         parts = [
             _part(source, folder, [place for place in places if place.rank == each])

@@ -27,10 +27,14 @@ class FileSystemSaverConfig(NamedTuple):
 class FileSystemSaver(DynamicEmbeddingSaver):
     """Keeps rows in key and value files of a directory, out of TensorFlow's checkpoint.
 
+    Optimizer states and scores are in one file more for each process. As many processes restore
+    exactly what was saved; another number of them share it out by the partitioner.
+
     Args:
-      proc_size, proc_rank: how many processes save, and which this one is; None: those of the job,
-        else one.
-      save_path: the directory; None: `TFRADynamicEmbedding` beside the checkpoint.
+      proc_size, proc_rank: how many processes save, and which this one is; None: those of the job
+        whose ranks are connected, else one.
+      save_path: the directory, one for all saves; None: the one of `de.train.Checkpoint` or
+        `de.train.DEHvdSaver`, beside each checkpoint.
       buffer_size: keys that are written together.
 
     Raises:

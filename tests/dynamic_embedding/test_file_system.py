@@ -186,7 +186,9 @@ def test_arguments_that_cannot_be(tmp_path):
             getattr(texts, method)(tmp_path)
         with pytest.raises(ValueError, match="rank from 0 to size - 1"):
             getattr(filled([1]), method)(tmp_path, proc_size=2, proc_rank=2)
-    assert os.listdir(tmp_path) == []
+        with pytest.raises(ValueError, match="folder of this machine.*'s3://rows/here'"):
+            getattr(filled([1]), method)("s3://rows/here")
+    assert os.listdir(tmp_path) == [] and not os.path.exists("s3:")
 
 
 @pytest.mark.parametrize("kind", [de.CuckooHashTable, de.HkvHashTable])

@@ -426,6 +426,16 @@ def test_states_go_with_the_rows_to_other_processes(tmp_path, size, others, kind
         }
 
 
+def test_files_of_two_jobs_in_one_folder_are_refused(tmp_path):
+    for size in (1, 2):
+        saved_by(tmp_path, size, lambda _: keras.optimizers.Adam(0.1), de.CuckooHashTableCreator)
+    for options in ({}, {"proc_size": 2, "proc_rank": 1}):
+        target = filled([5], kv_creator=creator(True, save_path=tmp_path, **options))
+        with pytest.raises(ValueError, match="several groups.*size 1 with 1 shard.*size 2"):
+            tf.train.Checkpoint(it=target).read(str(tmp_path / "c0"))
+        assert held(target) == expected([5])
+
+
 def by_rank(rank):
     return keras.optimizers.Adam(0.1) if rank else keras.optimizers.Adagrad(0.1)
 
