@@ -12,6 +12,7 @@ from sok_lite.dynamic_embedding.creators import (
     HkvHashTableConfig,
     HkvHashTableCreator,
     KVCreator,
+    RedisTableCreator,
 )
 from sok_lite.dynamic_embedding.hkv import HkvEvictStrategy, HkvHashTable
 from sok_lite.dynamic_embedding.lookups import (
@@ -27,6 +28,7 @@ from sok_lite.dynamic_embedding.mode import (
     get_model_mode,
 )
 from sok_lite.dynamic_embedding.optimizer import DynamicEmbeddingOptimizer
+from sok_lite.dynamic_embedding.redis_table import RedisTable, RedisTableConfig
 from sok_lite.dynamic_embedding.restrict_policies import (
     FrequencyRestrictPolicy,
     RestrictPolicy,
@@ -56,6 +58,9 @@ __all__ = [
     "HkvHashTableCreator",
     "KVCreator",
     "ModelMode",
+    "RedisTable",
+    "RedisTableConfig",
+    "RedisTableCreator",
     "RestrictPolicy",
     "TimestampRestrictPolicy",
     "TrainableWrapper",

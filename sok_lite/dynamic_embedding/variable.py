@@ -186,7 +186,7 @@ class Variable(tf.__internal__.tracking.Trackable):
     @property
     def is_pooled(self) -> bool:
         """Whether the table combines rows itself."""
-        return self.is_differentiable
+        return self.is_differentiable and self.rows.is_pooled
 
     def keys_of(self, keys: Any, remember: bool = False) -> tf.Tensor:
         """Returns keys as the integers that the table knows them by; see `HashTable.keys_of`.

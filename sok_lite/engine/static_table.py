@@ -29,6 +29,7 @@ class StaticTable:
 
     var_type = "static"
     is_static = True
+    is_remote = False
     keeps_every_key = True
     filter_ratio = 1.0
     # Row numbers never become stale.

@@ -58,6 +58,7 @@ class TableParts(Exclusive, ABC):
       clock: counts the lookups that could insert.
       is_static: whether it has a fixed number of rows, which somebody else keeps; see
         engine/static_table.py.
+      is_remote: whether its rows are not in this process; see engine/table/remote.py.
       keeps_every_key: whether it neither evicts keys nor turns new ones away.
       last_gradient: the keys of the last gradient, most likely those of the update that follows;
         None: there was none.
@@ -65,6 +66,7 @@ class TableParts(Exclusive, ABC):
 
     var_type: str
     is_static = False
+    is_remote = False
     keeps_every_key = True
     index: Index
 
