@@ -263,8 +263,8 @@ def _check_variable(param: Any, num_ranks: int) -> None:
         )
     if param.table.is_remote:
         raise NotImplementedError(
-            f"Table {param.name!r} cannot be looked up over all ranks: its rows are in no rank's "
-            "process. Each rank looks up its keys by itself, since all have the same rows."
+            f"Table {param.table.name!r} cannot be looked up over all ranks: its rows are in the "
+            "process of none. Each rank looks up its keys by itself, since all have the same rows."
         )
     if param.owner_rank >= num_ranks:
         raise RuntimeError(

@@ -73,3 +73,15 @@ class Layout:
                 data = b"".join(values[at])
                 rows[at, :length] = np.frombuffer(data, np.uint8).reshape(-1, length)
         return rows
+
+
+def fields_of(keys: np.ndarray) -> np.ndarray:
+    """Returns keys as Redis has them, (n,) of objects."""
+    return objects_of(keys.astype("<i8", copy=False)[:, None])
+
+
+def objects_of(array: np.ndarray) -> np.ndarray:
+    """Returns rows as bytes, (n,) of objects."""
+    # Not NumPy's own bytes, which lose trailing zeros.
+    width = array.shape[1] * array.itemsize
+    return np.array(array.reshape(-1).view(f"V{width}").tolist(), object)

@@ -3,7 +3,8 @@
 A table is `num_buckets` hashes of Redis, and one more that says what they hold:
 
     sok_lite:<model_tag_runtime>:<name>:<bucket>   8 bytes of a key, little-endian -> its row
-    sok_lite:<model_tag_runtime>:<name>:form       row_bytes, num_buckets, column:0, column:1, ...
+    sok_lite:<model_tag_runtime>:<name>:form       row_bytes, row_type, num_buckets,
+                                                   column:0, column:1, ...
 
 A key's bucket is its hash modulo num_buckets, so that no hash of Redis becomes huge, and a cluster
 has a part of them on each node.
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.dynamic_embedding.redis_columns import Column, Layout
+from sok_lite.dynamic_embedding.redis_columns import Column, Layout, fields_of, objects_of
 from sok_lite.dynamic_embedding.redis_settings import CLUSTER, connect
 from sok_lite.engine.hashing import hash_keys
 
@@ -57,6 +58,7 @@ class RedisStore:
       name: of the table. Every store of this name and of the same model_tag_runtime is this table.
       row_bytes: length of a row.
       num_buckets: of a table that is new; another keeps its own.
+      row_type: what a row is, in words, such as "3 x float32".
 
     Attributes:
       name, row_bytes, num_buckets: of the table.
@@ -65,11 +67,16 @@ class RedisStore:
     Raises:
       ConnectionError: no Redis answers.
       ImportError: the package `redis` is not installed.
-      ValueError: the Redis has the table with rows of another length.
+      ValueError: the Redis has the table with rows of another length or type.
     """
 
     def __init__(
-        self, settings: dict[str, Any], name: str, row_bytes: int, num_buckets: int = 256
+        self,
+        settings: dict[str, Any],
+        name: str,
+        row_bytes: int,
+        num_buckets: int = 256,
+        row_type: str = "bytes",
     ) -> None:
         if row_bytes < 1 or num_buckets < 1:
             raise ValueError(
@@ -87,15 +94,18 @@ class RedisStore:
         self._adding = threading.Lock()
         # Of several workers the first decides.
         self._client.hsetnx(self._form, "num_buckets", num_buckets)
+        self._client.hsetnx(self._form, "row_type", row_type)
         self.is_new = bool(self._client.hsetnx(self._form, "row_bytes", row_bytes))
-        found, buckets = map(int, self._client.hmget(self._form, "row_bytes", "num_buckets"))
-        if found != row_bytes:
+        fields = ("row_bytes", "num_buckets", "row_type")
+        found, buckets, kind = self._client.hmget(self._form, *fields)
+        if (int(found), kind.decode()) != (row_bytes, row_type):
             self.close()
             raise ValueError(
-                f"The Redis has a table {name!r} with rows of {found} bytes. Expected {row_bytes} "
-                "bytes. Use another name or model_tag_runtime, or the same length and type of rows."
+                f"The Redis has a table {name!r} with rows of {int(found)} bytes ({kind.decode()})."
+                f" Expected {row_bytes} bytes ({row_type}). Use another name or model_tag_runtime, "
+                "or the same length and type of rows."
             )
-        self.num_buckets = buckets
+        self.num_buckets = int(buckets)
 
     def close(self) -> None:
         """Closes the connections. The rows stay."""
@@ -129,7 +139,7 @@ class RedisStore:
 
     def _read(self, keys: np.ndarray) -> np.ndarray:
         """Returns the values of keys, (n,) of objects: bytes, or None where there is none."""
-        values, fields = np.empty(len(keys), object), _fields(keys)
+        values, fields = np.empty(len(keys), object), fields_of(keys)
         for parts in self._batches(keys):
             replies = self._send(
                 parts, lambda pipe, bucket, at: pipe.hmget(bucket, _chosen(fields, at))
@@ -150,7 +160,7 @@ class RedisStore:
 
     def _put(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Writes what values begin with, (n, m) uint8."""
-        pairs = np.stack([_fields(keys), _objects(values)], axis=1)
+        pairs = np.stack([fields_of(keys), objects_of(values)], axis=1)
         for parts in self._batches(keys):
             # Not `eval`, which the pipeline of a cluster lacks.
             self._send(
@@ -197,7 +207,7 @@ class RedisStore:
           How many there were.
         """
         keys = _checked_keys(keys)
-        fields = _fields(keys)
+        fields = fields_of(keys)
         return sum(
             sum(self._send(parts, lambda pipe, bucket, at: pipe.hdel(bucket, *_chosen(fields, at))))
             for parts in self._batches(keys)
@@ -297,7 +307,7 @@ class RedisStore:
         """Writes the chosen rows that still are as they were, and returns which are not."""
         keys, old = keys[chosen], old[chosen]
         old[old == None] = b""  # noqa: E711
-        triples = np.stack([_fields(keys), old, _objects(new[chosen])], axis=1)
+        triples = np.stack([fields_of(keys), old, objects_of(new[chosen])], axis=1)
 
         def swap(client: Any, bucket: str, at: np.ndarray) -> Any:
             # Not `eval`, which the pipeline of a cluster lacks.
@@ -342,18 +352,6 @@ def _checked_keys(keys: Any) -> np.ndarray:
     if keys.ndim != 1 or keys.dtype != np.int64:
         raise ValueError(f"keys must be (n,) of int64. Received: {keys.shape} of {keys.dtype}.")
     return keys
-
-
-def _fields(keys: np.ndarray) -> np.ndarray:
-    """Returns keys as Redis has them, (n,) of objects."""
-    return _objects(keys.astype("<i8", copy=False)[:, None])
-
-
-def _objects(array: np.ndarray) -> np.ndarray:
-    """Returns rows as bytes, (n,) of objects."""
-    # Not NumPy's own bytes, which lose trailing zeros.
-    width = array.shape[1] * array.itemsize
-    return np.array(array.reshape(-1).view(f"V{width}").tolist(), object)
 
 
 def _chosen(objects: np.ndarray, at: np.ndarray) -> list[Any]:

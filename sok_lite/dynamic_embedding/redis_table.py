@@ -87,8 +87,7 @@ class RedisTable(HashTable):
 
     def _made_by(self, make: Callable[[], EmbeddingTable]) -> Any:
         like = make()
-        row_bytes = like.dim * like.row_dtype.storage.itemsize
-        return RemoteTable(make, _opened(self._settings, like.name, row_bytes))
+        return RemoteTable(make, _opened(self._settings, like))
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return {}  # the rows stay where they are
@@ -105,15 +104,20 @@ class _RowsInRedis(RedisStore):
         return self.place_of(Column(name, 4 * dim, np.float32(initial).tobytes()))
 
 
-def _opened(settings: dict[str, Any], name: str, row_bytes: int) -> _RowsInRedis:
+def _opened(settings: dict[str, Any], like: EmbeddingTable) -> _RowsInRedis:
     """Returns the rows of a table; a new one begins with those of another version, if it has any.
 
     The versions are model_tag_runtime and model_tag_import.
     """
-    rows = _RowsInRedis(settings, name, row_bytes)
+    form: dict[str, Any] = {
+        "name": like.name,
+        "row_bytes": like.dim * like.row_dtype.storage.itemsize,
+        "row_type": f"{like.dim} x {like.row_dtype.name}",
+    }
+    rows = _RowsInRedis(settings, **form)
     earlier = settings["model_tag_import"]
     if rows.is_new and rows.has_version(earlier) and earlier != settings["model_tag_runtime"]:
-        other = RedisStore({**settings, "model_tag_runtime": earlier}, name, row_bytes)
+        other = RedisStore({**settings, "model_tag_runtime": earlier}, **form)
         rows.copy_from(other)
         other.close()
     return rows

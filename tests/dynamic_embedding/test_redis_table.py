@@ -7,33 +7,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 from sok_lite import dynamic_embedding as de
+from sok_lite.bridge.lookup_arguments import checked_arguments
 from tests.dynamic_embedding import redis_server
 from tests.dynamic_embedding.dict_variable import DictVariable
+from tests.dynamic_embedding.test_training import one_step, sgd
 
 if redis_server.unavailable() is not None:
     pytest.skip(f"no Redis: {redis_server.unavailable()}", allow_module_level=True)
 
 tf1 = tf.compat.v1
-
-
-@pytest.fixture(scope="module")
-def port(tmp_path_factory):
-    with redis_server.server(tmp_path_factory.mktemp("server")) as port:
-        yield port
-
-
-@pytest.fixture
-def creator(port, tmp_path, request):
-    """Makes tables in a Redis, under names of this test's own."""
-    path = tmp_path / "redis.json"
-    tag = request.node.name
-    path.write_text(
-        json.dumps({"redis_host_port": port, "model_tag_runtime": tag, "model_tag_import": tag})
-    )
-    return de.RedisTableCreator(de.RedisTableConfig(str(path)))
 
 
 def test_as_a_dict(here, creator):
@@ -114,66 +98,98 @@ def test_accum_of_several_threads_loses_nothing(creator):
     assert 28 <= rows[0, 0] <= 30
 
 
-# ---------------------------------------------------------------- training
-
-OPTIMIZERS = {
-    "SGD": lambda: keras.optimizers.SGD(0.3),
-    "Adam": lambda: keras.optimizers.Adam(0.1),
-    "Adam of tf_keras": lambda: tf_keras.optimizers.Adam(0.1, amsgrad=True),
-    "Adagrad": lambda: keras.optimizers.Adagrad(0.2, initial_accumulator_value=0.3),
-    "Ftrl": lambda: tf_keras.optimizers.legacy.Ftrl(0.2, l1_regularization_strength=0.01),
-}
-
-
-def train(variable, dense, optimizer, steps, traced=False):
-    """Takes steps on a variable and a dense one."""
-    shadow = variable.get_trainable_by_name("t")
-
-    def step(ids, weights):
-        with tf.GradientTape() as tape:
-            rows = de.embedding_lookup(variable, ids, name="t")
-            loss = tf.reduce_sum(tf.square(rows - weights)) + tf.reduce_sum(dense**2)
-        variables = [shadow, dense]
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-
-    step = tf.function(step) if traced else step
-    for ids, weights in steps:
-        step(tf.constant(ids), tf.constant(weights))
+def test_lookups_are_combined_and_cannot_go_over_ranks(creator):
+    variable = de.Variable(dim=2, name="v", kv_creator=creator)
+    variable.upsert([3, 4], [[1.0, 2], [3, 4]])
+    ids = tf.ragged.constant([[3, 4, 4], [], [9]], dtype=tf.int64)
+    rows = de.embedding_lookup_sparse(variable, ids, None, combiner="sum", name="t")
+    np.testing.assert_array_equal(rows, [[7, 10], [0, 0], [0, 0]])
+    with pytest.raises(NotImplementedError, match="'v' cannot be looked up over all ranks"):
+        checked_arguments([variable.rows], [ids], None, "sum", 1)
+    assert "keys=2 not in this process" in repr(variable.rows)
 
 
-def some_steps(count=5, dim=3):
-    rng = np.random.default_rng(3)
-    return [
-        (rng.integers(0, 5 + 4 * i, 8), rng.normal(size=(8, dim)).astype(np.float32))
-        for i in range(count)
+def test_the_most_frequent_keys_stay(here, creator):
+    variable = de.Variable(
+        dim=2, name="v", kv_creator=creator, restrict_policy=de.FrequencyRestrictPolicy
+    )
+    optimizer = sgd(here)
+    for batch in ([1, 2, 3, 4], [1, 2, 3], [1, 1, 2], [1, 5]):
+        one_step(here, variable, optimizer, batch)()
+    keys, counts = here.run(variable.restrict_policy.status.export)
+    assert keys.tolist() == [1, 2, 3, 4, 5] and counts.tolist() == [[4], [3], [2], [1], [1]]
+    here.run(lambda: variable.restrict(2))
+    assert here.run(variable.export)[0].tolist() == [1, 2]
+    assert here.run(variable.restrict_policy.status.export)[0].tolist() == [1, 2]
+
+
+def test_a_checkpoint_has_nothing_of_it(creator, tmp_path):
+    variable, dense = de.Variable(dim=2, name="v", kv_creator=creator), tf.Variable(1.0)
+    variable.upsert([1], [[2.0, 3.0]])
+    checkpoint = tf.train.Checkpoint(table=variable, dense=dense)
+    path = checkpoint.write(str(tmp_path / "c"))
+    assert [name for name, _ in tf.train.list_variables(path) if "dense" not in name] == [
+        "_CHECKPOINTABLE_OBJECT_GRAPH"
     ]
+    variable.upsert([1, 2], [[5.0, 6.0], [7.0, 8.0]])
+    dense.assign(4.0)
+    checkpoint.read(path).assert_consumed()
+    assert float(dense) == 1
+    np.testing.assert_array_equal(variable.export()[1], [[5, 6], [7, 8]])
 
 
-@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_trains_as_in_memory(creator, name, traced):
-    arguments = {"dim": 3, "name": "v", "initializer": keras.initializers.RandomNormal(seed=5)}
-    there, here = de.Variable(kv_creator=creator, **arguments), de.Variable(**arguments)
-    ours, theirs = (de.DynamicEmbeddingOptimizer(OPTIMIZERS[name]()) for _ in range(2))
-    for variable in (there, here):
-        variable.upsert([1, 50], np.ones((2, 3), np.float32))  # before there are states
-    dense = [tf.Variable([1.0, -2.0]) for _ in range(2)]
-    train(there, dense[0], ours, some_steps(), traced)
-    train(here, dense[1], theirs, some_steps(), traced)
-    np.testing.assert_array_equal(*dense)
-    for got, expected in zip(there.export(), here.export(), strict=True):
-        np.testing.assert_array_equal(got, expected)
-    assert int(ours.iterations) == int(theirs.iterations) == 5
-    slots = zip(there.get_slot_variables(ours), here.get_slot_variables(theirs), strict=True)
-    for got, expected in slots:
-        assert got.name == expected.name
-        np.testing.assert_array_equal(got.lookup([1, 50, 777]), expected.lookup([1, 50, 777]))
-        for array, other in zip(got.export(), expected.export(), strict=True):
-            np.testing.assert_array_equal(array, other)
-    # States go with their rows, and stay where a row is written.
-    for variable in (there, here):
-        variable.remove([2])
-        variable.upsert([1, 3], np.ones((2, 3), np.float32))
-    train(there, dense[0], ours, some_steps(2))
-    train(here, dense[1], theirs, some_steps(2))
-    np.testing.assert_array_equal(there.export()[1], here.export()[1])
+def test_a_saver_of_tf1_leaves_it_alone(creator, tmp_path):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variable = de.get_variable("v", dim=2, kv_creator=creator)
+        dense = tf1.get_variable("dense", initializer=1.0)
+        session.run(tf1.global_variables_initializer())
+        session.run(variable.upsert(tf.constant([1], tf.int64), tf.ones([1, 2])))
+        path = tf1.train.Saver().save(session, str(tmp_path / "c"))
+        assert tf.train.list_variables(path) == [("dense", [])]
+        del dense
+
+
+def test_a_new_version_begins_with_an_earlier_one(redis_port, tmp_path):
+    def opened(runtime, earlier):
+        settings = {"model_tag_runtime": runtime, "model_tag_import": earlier}
+        path = tmp_path / f"{runtime}.json"
+        path.write_text(json.dumps({"redis_host_port": redis_port, **settings}))
+        return de.Variable(
+            dim=2, name="v", kv_creator=de.RedisTableCreator(de.RedisTableConfig(str(path)))
+        )
+
+    def trained(variable):
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(0.5))
+        slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([7], tf.int64))
+        optimizer.apply_gradients([(slices, variable.get_trainable_by_name("t"))])
+        return variable.get_slot_variables(optimizer)[0].lookup([7])
+
+    first = opened("first", "none")
+    first.upsert([1], [[2.0, 3.0]])
+    states = trained(first)
+    second = opened("second", "first")
+    np.testing.assert_array_equal(second.lookup([1, 7]), first.lookup([1, 7]))
+    np.testing.assert_allclose(trained(second), states + 1)
+    # Only a new one does, and the earlier one stays as it is.
+    assert int(first.size()) == 2
+    first.upsert([9], [[2.0, 3.0]])
+    assert int(opened("second", "first").size()) == 2
+
+
+def test_refusals(creator, redis_port):
+    with pytest.raises(NotImplementedError, match="has integer keys.*Received: key_dtype=string"):
+        de.Variable(tf.string, dim=2, kv_creator=creator)
+    with pytest.raises(TypeError, match="must be a RedisTableConfig. Received: dict"):
+        de.Variable(dim=2, kv_creator=de.RedisTableCreator({"redis_host_port": redis_port}))
+    with pytest.raises(TypeError, match="must be a RedisTableConfig. Received: str"):
+        creator.create(tf.int64, tf.float32, 0.0, "v", config="redis.json")
+    with pytest.raises(RuntimeError, match="must be a DynamicEmbeddingSaver"):
+        de.RedisTableCreator(saver="file")
+    de.Variable(dim=2, name="v", kv_creator=creator)
+    with pytest.raises(ValueError, match="rows of 8 bytes .2 x float32.. Expected 12"):
+        de.Variable(dim=3, name="v", kv_creator=creator)
+    with pytest.raises(ValueError, match="Expected 8 bytes .1 x float64"):
+        de.Variable(tf.int64, tf.float64, dim=1, name="v", kv_creator=creator)
+    config = de.RedisTableConfig("/no/such/file.json")
+    with pytest.raises(ValueError, match="cannot be read"):
+        de.Variable(dim=2, kv_creator=de.RedisTableCreator(config))

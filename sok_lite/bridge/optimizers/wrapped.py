@@ -118,7 +118,7 @@ class WrappedOptimizer(RowOptimizer):
 
     def _refuse_remote(self, pairs: Pairs, loss_scale: Any) -> None:
         """Raises for a step that tables whose rows are elsewhere cannot take."""
-        remote = [variable.name for _, variable in pairs if variable.table.is_remote]
+        remote = [var.table.name for _, var in pairs if var.table.is_remote]
         if not remote:
             return
         why = None
