@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -12,6 +13,10 @@ import tensorflow as tf
 import tf_keras
 
 from sok_lite import dynamic_embedding as de
+from sok_lite.engine.optimizers import SGD
+from sok_lite.engine.remote_update import apply_all_updates
+from sok_lite.engine.update import NonFiniteGradientError
+from sok_lite.engine.update_rows import Update
 from tests.dynamic_embedding import redis_server
 from tests.dynamic_embedding.test_training import one_step
 
@@ -154,7 +159,85 @@ def test_with_variables_in_memory_and_dense_ones(creator, tables_on):
         np.testing.assert_array_equal(got, expected)
 
 
+def test_states_of_equal_names_are_those_of_their_optimizer(creator):
+    results = []
+    for kv_creator in (creator, None):
+        variable = de.Variable(dim=2, initializer=1.0, name="v", kv_creator=kv_creator)
+        for name in ("Adagrad", "Ftrl", "Adagrad"):
+            optimizer = de.DynamicEmbeddingOptimizer(OPTIMIZERS[name]())
+            slices = tf.IndexedSlices(tf.constant([[1.0, -2.0]]), tf.constant([7], tf.int64))
+            optimizer.apply_gradients([(slices, variable.get_trainable_by_name("t"))])
+            results.append(
+                {
+                    slot.slot_name: slot.lookup([7])
+                    for slot in variable.get_slot_variables(optimizer)
+                }
+            )
+    first, ftrl, second = results[:3]
+    for got, expected in zip(results[:2], results[3:5], strict=True):
+        tf.nest.map_structure(np.testing.assert_allclose, got, expected)
+    assert list(first) == ["accumulator"] and len(ftrl) == 2
+    # The second Adagrad goes on where the first one ended: states are known by what they are.
+    np.testing.assert_allclose(second["accumulator"], first["accumulator"] + [[1, 4]])
+
+
+def test_states_can_be_set(creator):
+    variable = de.Variable(dim=2, name="v", kv_creator=creator)
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+    slices = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([7, 8], tf.int64))
+    optimizer.apply_gradients([(slices, variable.get_trainable_by_name("t"))])
+    m, v = variable.get_slot_variables(optimizer)
+    before = variable.lookup([7, 8]).numpy(), v.lookup([7, 8]).numpy()
+    m.upsert([8, 7, 8], [[1.0, 2], [3, 4], [5, 6]])
+    np.testing.assert_array_equal(m.lookup([[7], [8], [9]]), [[[3, 4]], [[5, 6]], [[0, 0]]])
+    with pytest.raises(ValueError, match="cannot be set for 1 of 2 keys, which have no row"):
+        m.upsert([7, 9], np.zeros((2, 2), np.float32))
+    np.testing.assert_array_equal(m.lookup([7]), [[3, 4]])
+    np.testing.assert_array_equal(variable.lookup([7, 8]), before[0])
+    np.testing.assert_array_equal(v.lookup([7, 8]), before[1])
+
+
 # ---------------------------------------------------------------- several workers
+
+
+def test_a_row_that_changes_meanwhile_is_updated_again(creator):
+    variable, other = (de.Variable(dim=2, name="v", kv_creator=creator) for _ in range(2))
+    variable.upsert([1, 2], np.zeros((2, 2), np.float32))
+    table, made, done = variable.rows.table, [], []
+    make = table.make
+
+    def make_and_change():
+        made.append(1)
+        if len(made) == 2:  # the first one is to find what is to be refused
+            other.upsert([2], [[50.0, 60.0]])
+        return make()
+
+    table.make = make_and_change
+    grads = np.float32([[1, 1], [np.nan, 1], [2, 2]])
+    num_nonfinite = np.zeros(1, np.int64)
+    apply_all_updates(
+        [Update(table, SGD(), np.int64([1, 2, 3]), grads)],
+        *(0.5, 1),
+        along=[partial(done.append, 1)],
+        num_nonfinite=num_nonfinite,
+    )
+    assert len(made) == 3 and done == [1] and num_nonfinite.tolist() == [1]
+    np.testing.assert_array_equal(
+        variable.lookup([1, 2, 3]), [[-0.5, -0.5], [np.nan, 59.5], [-1, -1]]
+    )
+
+
+def test_nothing_changes_where_one_gradient_is_refused(creator):
+    there, here = (de.Variable(dim=2, name="v", kv_creator=each) for each in (creator, None))
+    grads = np.float32([[1, 1], [1, 1]])
+    for bad in range(2):
+        updates = [
+            Update(variable.rows.table, SGD(), np.int64([1, 2]), grads if i != bad else grads / 0)
+            for i, variable in enumerate((there, here))
+        ]
+        with pytest.raises(NonFiniteGradientError, match="2 of 2 gradient rows"):
+            apply_all_updates(updates, 0.5, 1, on_nonfinite="error")
+    assert int(there.size()) == int(here.size()) == 0
 
 
 def of_one_key(config):
