@@ -261,6 +261,11 @@ def _check_variable(param: Any, num_ranks: int) -> None:
             f"{type(param).__name__} is not supported in lookup: `params` must be "
             "variables of tables. Use tf.nn.embedding_lookup_sparse for others."
         )
+    if param.table.is_remote:
+        raise NotImplementedError(
+            f"Table {param.table.name!r} cannot be looked up over all ranks: its rows are in the "
+            "process of none. Each rank looks up its keys by itself, since all have the same rows."
+        )
     if param.owner_rank >= num_ranks:
         raise RuntimeError(
             f"There are only {num_ranks} GPU(s), cannot put embedding table on "

@@ -5,6 +5,8 @@ from sok_lite.engine.table import EmbeddingTable
 
 def summary(table: EmbeddingTable) -> str:
     """Returns one line about a table."""
+    if table.is_remote:
+        return f"keys={table.size:,} not in this process"
     tiers = table.store.tier_bytes()
     text = f"keys={table.size:,} fill={_fill(table)} "
     if not table.keeps_every_key:
@@ -23,6 +25,8 @@ def table_facts(table: EmbeddingTable, dtype: str) -> dict[str, str]:
     Args:
       dtype: name of the rows' dtype.
     """
+    if table.is_remote:
+        return {"keys": f"{table.size:,}", "row": f"{table.dim} x {dtype}"}
     tiers = table.store.tier_bytes()
     facts = {
         "keys": f"{table.size:,}",

@@ -16,6 +16,7 @@ from sok_lite.dynamic_embedding.creators import (
     HkvHashTableConfig,
     HkvHashTableCreator,
     KVCreator,
+    RedisTableCreator,
 )
 from sok_lite.dynamic_embedding.graph_keys import GraphKeys
 from sok_lite.dynamic_embedding.hkv import HkvEvictStrategy, HkvHashTable
@@ -32,6 +33,7 @@ from sok_lite.dynamic_embedding.mode import (
     get_model_mode,
 )
 from sok_lite.dynamic_embedding.optimizer import DynamicEmbeddingOptimizer
+from sok_lite.dynamic_embedding.redis_table import RedisTable, RedisTableConfig
 from sok_lite.dynamic_embedding.restrict_policies import (
     FrequencyRestrictPolicy,
     RestrictPolicy,
@@ -62,6 +64,9 @@ __all__ = [
     "HkvHashTableCreator",
     "KVCreator",
     "ModelMode",
+    "RedisTable",
+    "RedisTableConfig",
+    "RedisTableCreator",
     "RestrictPolicy",
     "TimestampRestrictPolicy",
     "TrainableWrapper",

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.dynamic_embedding.hkv import HkvEvictStrategy, HkvHashTable
+from sok_lite.dynamic_embedding.redis_table import RedisTable
 from sok_lite.dynamic_embedding.savers import DynamicEmbeddingSaver
 from sok_lite.dynamic_embedding.tables import CuckooHashTable, HashTable
 from sok_lite.engine.table.hkv_options import MAX_CAPACITY
@@ -146,4 +147,34 @@ class HkvHashTableCreator(KVCreator):
             name or "HkvHashTable",
             checkpoint is not False,
             **options,
+        )
+
+
+class RedisTableCreator(KVCreator):
+    """Makes tables whose rows are in a Redis: `RedisTable`.
+
+    Args:
+      config: a `RedisTableConfig`; None: its defaults.
+      saver: see `KVCreator`.
+    """
+
+    def create(
+        self,
+        key_dtype: Any = None,
+        value_dtype: Any = None,
+        default_value: Any = None,
+        name: str | None = None,
+        checkpoint: bool | None = None,
+        init_size: int | None = None,
+        config: Any = None,
+        device: str | None = None,
+        shard_saveable_object_fn: Callable[..., Any] | None = None,
+    ) -> HashTable:
+        """Makes a table; see `RedisTable`."""
+        return RedisTable(
+            key_dtype,
+            value_dtype,
+            default_value,
+            name or "RedisTable",
+            config=config or self.config,
         )

@@ -3,17 +3,23 @@
 A table is `num_buckets` hashes of Redis, and one more that says what they hold:
 
     sok_lite:<model_tag_runtime>:<name>:<bucket>   8 bytes of a key, little-endian -> its row
-    sok_lite:<model_tag_runtime>:<name>:form       row_bytes, num_buckets
+    sok_lite:<model_tag_runtime>:<name>:form       row_bytes, row_type, num_buckets,
+                                                   column:0, column:1, ...
 
 A key's bucket is its hash modulo num_buckets, so that no hash of Redis becomes huge, and a cluster
 has a part of them on each node.
+
+Columns, such as optimizer states, follow a row in the same value, so that one change of a key is of
+all of it. Any worker may add some at any time: see redis_columns.py.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from sok_lite.dynamic_embedding.redis_columns import Column, Layout, fields_of, objects_of
 from sok_lite.dynamic_embedding.redis_settings import CLUSTER, connect
 from sok_lite.engine.hashing import hash_keys
 
@@ -31,6 +37,15 @@ end
 return changed
 """
 
+# Sets what a value begins with, and leaves what follows.
+# ARGV: key and beginning, of each.
+_PUT = """
+for i = 1, #ARGV, 2 do
+  local old = redis.call('HGET', KEYS[1], ARGV[i]) or ''
+  redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1] .. string.sub(old, #ARGV[i + 1] + 1))
+end
+"""
+
 
 class RedisStore:
     """Rows of bytes by key, in a Redis. Threads may share it.
@@ -43,18 +58,25 @@ class RedisStore:
       name: of the table. Every store of this name and of the same model_tag_runtime is this table.
       row_bytes: length of a row.
       num_buckets: of a table that is new; another keeps its own.
+      row_type: what a row is, in words, such as "3 x float32".
 
     Attributes:
       name, row_bytes, num_buckets: of the table.
+      is_new: whether it was made just now.
 
     Raises:
       ConnectionError: no Redis answers.
       ImportError: the package `redis` is not installed.
-      ValueError: the Redis has the table with rows of another length.
+      ValueError: the Redis has the table with rows of another length or type.
     """
 
     def __init__(
-        self, settings: dict[str, Any], name: str, row_bytes: int, num_buckets: int = 256
+        self,
+        settings: dict[str, Any],
+        name: str,
+        row_bytes: int,
+        num_buckets: int = 256,
+        row_type: str = "bytes",
     ) -> None:
         if row_bytes < 1 or num_buckets < 1:
             raise ValueError(
@@ -67,21 +89,40 @@ class RedisStore:
         self._start = f"sok_lite:{settings['model_tag_runtime']}:{name}"
         self._is_cluster = settings["redis_connection_mode"] == CLUSTER
         self._client = connect(settings)
-        form = f"{self._start}:form"
-        for field, value in (("row_bytes", row_bytes), ("num_buckets", num_buckets)):
-            self._client.hsetnx(form, field, value)  # of several workers the first decides
-        found, buckets = map(int, self._client.hmget(form, "row_bytes", "num_buckets"))
-        if found != row_bytes:
+        self._form = f"{self._start}:form"
+        self._layout = Layout(row_bytes)
+        self._adding = threading.Lock()
+        # Of several workers the first decides.
+        self._client.hsetnx(self._form, "num_buckets", num_buckets)
+        self._client.hsetnx(self._form, "row_type", row_type)
+        self.is_new = bool(self._client.hsetnx(self._form, "row_bytes", row_bytes))
+        fields = ("row_bytes", "num_buckets", "row_type")
+        found, buckets, kind = self._client.hmget(self._form, *fields)
+        if (int(found), kind.decode()) != (row_bytes, row_type):
             self.close()
             raise ValueError(
-                f"The Redis has a table {name!r} with rows of {found} bytes. Expected {row_bytes} "
-                "bytes. Use another name or model_tag_runtime, or the same length and type of rows."
+                f"The Redis has a table {name!r} with rows of {int(found)} bytes ({kind.decode()})."
+                f" Expected {row_bytes} bytes ({row_type}). Use another name or model_tag_runtime, "
+                "or the same length and type of rows."
             )
-        self.num_buckets = buckets
+        self.num_buckets = int(buckets)
 
     def close(self) -> None:
         """Closes the connections. The rows stay."""
         self._client.close()
+
+    def has_version(self, model_tag: str) -> bool:
+        """Returns whether the Redis has the table of this name of another version of the model."""
+        return bool(self._client.exists(f"sok_lite:{model_tag}:{self.name}:form"))
+
+    def place_of(self, column: Column) -> slice:
+        """Returns where in a value a column is, and adds it where it is new."""
+        with self._adding:
+            while column not in self._layout.places:
+                field = f"column:{len(self._layout.places)}"
+                self._client.hsetnx(self._form, field, column.text())
+                self._note(self._client.hget(self._form, field))
+            return self._layout.places[column]
 
     def get(self, keys: Any) -> tuple[np.ndarray, np.ndarray]:
         """Reads rows.
@@ -90,39 +131,44 @@ class RedisStore:
           keys: (n,) int64.
 
         Returns:
-          ((n,) bool, which keys there are; (n, row_bytes) uint8, 0 where there is none).
+          ((n,) bool, which keys there are; (n, row_bytes and those of columns) uint8, where there
+          is none a row of 0 and what columns begin with).
         """
-        keys = _checked_keys(keys)
-        found = np.zeros(len(keys), bool)
-        rows = np.zeros((len(keys), self.row_bytes), np.uint8)
-        fields = _fields(keys)
+        values = self._read(_checked_keys(keys))
+        return values != None, self._rows(values)  # noqa: E711
+
+    def _read(self, keys: np.ndarray) -> np.ndarray:
+        """Returns the values of keys, (n,) of objects: bytes, or None where there is none."""
+        values, fields = np.empty(len(keys), object), fields_of(keys)
         for parts in self._batches(keys):
             replies = self._send(
                 parts, lambda pipe, bucket, at: pipe.hmget(bucket, _chosen(fields, at))
             )
-            values = [value for reply in replies for value in reply]
-            places = np.concatenate([at for _, at in parts])
-            hit = np.array([value is not None for value in values])
-            found[places] = hit
-            rows[places[hit]] = self._joined([value for value in values if value is not None])
-        return found, rows
+            for (_, at), reply in zip(parts, replies, strict=True):
+                values[at] = reply
+        return values
 
     def put(self, keys: Any, rows: Any) -> None:
-        """Writes rows. Of a key that repeats the last row counts.
+        """Writes rows; columns stay as they are. Of a key that repeats the last row counts.
 
         Args:
           keys: (n,) int64.
           rows: (n, row_bytes) uint8.
         """
-        keys, rows = _checked_keys(keys), self._checked_rows(keys, rows)
-        fields, values = _fields(keys), self._values(rows)
+        keys = _checked_keys(keys)
+        self._put(keys, _checked_rows(keys, rows, self.row_bytes))
 
-        def write(pipe: Any, bucket: str, at: np.ndarray) -> None:
-            pairs = zip(_chosen(fields, at), _chosen(values, at), strict=True)
-            pipe.hset(bucket, items=[each for pair in pairs for each in pair])
-
+    def _put(self, keys: np.ndarray, values: np.ndarray) -> None:
+        """Writes what values begin with, (n, m) uint8."""
+        pairs = np.stack([fields_of(keys), objects_of(values)], axis=1)
         for parts in self._batches(keys):
-            self._send(parts, write)
+            # Not `eval`, which the pipeline of a cluster lacks.
+            self._send(
+                parts,
+                lambda pipe, bucket, at: pipe.execute_command(
+                    "EVAL", _PUT, 1, bucket, *pairs[at].reshape(-1)
+                ),
+            )
 
     def update(
         self,
@@ -137,19 +183,19 @@ class RedisStore:
 
         Args:
           keys: (n,) int64.
-          function: takes (m,) which of the keys they are, (m,) bool whether each is there, and
-            their rows (m, row_bytes) uint8, which are not to be changed. Returns (m,) bool which to
-            write, and rows (m, row_bytes) uint8, that count for those only. It is called until all
-            that were to be written are.
+          function: takes (m,) which of the keys they are, and what `get` gives of them, which is
+            not to be changed. Returns (m,) bool which to write, and rows with their columns, as it
+            got them, that count for those only. It is called until all that were to be written are.
         """
         keys = _checked_keys(keys)
         left = np.arange(len(keys))
         while len(left):
-            found, old = self.get(keys[left])
-            chosen, new = function(left, found, old)
+            values = self._read(keys[left])
+            old = self._rows(values)
+            chosen, new = function(left, values != None, old)  # noqa: E711
             chosen = np.flatnonzero(np.asarray(chosen))
-            new = self._checked_rows(left, new)
-            left = left[self._swap(keys[left], found, old, new, chosen)]
+            new = _checked_rows(left, new, old.shape[1])
+            left = left[self._swap(keys[left], values, new, chosen)]
 
     def delete(self, keys: Any) -> int:
         """Removes keys, those that are there.
@@ -161,7 +207,7 @@ class RedisStore:
           How many there were.
         """
         keys = _checked_keys(keys)
-        fields = _fields(keys)
+        fields = fields_of(keys)
         return sum(
             sum(self._send(parts, lambda pipe, bucket, at: pipe.hdel(bucket, *_chosen(fields, at))))
             for parts in self._batches(keys)
@@ -182,7 +228,7 @@ class RedisStore:
         others are in one.
 
         Yields:
-          ((m,) int64, (m, row_bytes) uint8).
+          ((m,) int64, (m, row_bytes and those of columns) uint8).
         """
         for bucket, _ in self._everything():
             seen: set[bytes] = set()
@@ -196,12 +242,33 @@ class RedisStore:
                 seen.update(part)
                 if part:
                     keys = np.frombuffer(b"".join(part), "<i8").astype(np.int64)
-                    yield keys, self._joined(list(part.values()))
+                    yield keys, self._rows(np.array(list(part.values()), object))
 
     def copy_from(self, other: "RedisStore") -> None:
-        """Writes all rows of another table into this one, over those of the same keys."""
+        """Writes all rows of another table into this one, over those of the same keys.
+
+        Columns come with them.
+        """
+        other._catch_up()
+        theirs = other._layout
+        places = {column: self.place_of(column) for column in theirs.places}
         for keys, rows in other.export():
-            self.put(keys, rows)
+            values = self._rows(np.full(len(keys), None))
+            values[:, : self.row_bytes] = rows[:, : self.row_bytes]
+            for column, place in places.items():
+                values[:, place] = rows[:, theirs.places[column]]
+            self._put(keys, values)
+
+    def _catch_up(self) -> None:
+        """Notes the columns that other workers have added."""
+        with self._adding:
+            while text := self._client.hget(self._form, f"column:{len(self._layout.places)}"):
+                self._note(text)
+
+    def _note(self, text: bytes) -> None:
+        """Notes the next of the columns that the Redis has."""
+        columns = [*self._layout.places, Column.of(text.decode())]
+        self._layout = Layout(self.row_bytes, columns)
 
     def _batches(self, keys: np.ndarray) -> Iterator[list[tuple[str, np.ndarray]]]:
         """Yields the places of keys by bucket, few at a time, in order within a bucket."""
@@ -233,16 +300,14 @@ class RedisStore:
     def _swap(
         self,
         keys: np.ndarray,
-        found: np.ndarray,
         old: np.ndarray,
         new: np.ndarray,
         chosen: np.ndarray,
     ) -> np.ndarray:
         """Writes the chosen rows that still are as they were, and returns which are not."""
-        keys = keys[chosen]
-        fields, olds, news = _fields(keys), self._values(old[chosen]), self._values(new[chosen])
-        olds[~found[chosen]] = b""
-        triples = np.stack([fields, olds, news], axis=1)
+        keys, old = keys[chosen], old[chosen]
+        old[old == None] = b""  # noqa: E711
+        triples = np.stack([fields_of(keys), old, objects_of(new[chosen])], axis=1)
 
         def swap(client: Any, bucket: str, at: np.ndarray) -> Any:
             # Not `eval`, which the pipeline of a cluster lacks.
@@ -258,28 +323,28 @@ class RedisStore:
             changed += [chosen[at[reply]] for (_, at), reply in zip(parts, replies, strict=True)]
         return np.sort(np.concatenate(changed))
 
-    def _checked_rows(self, keys: np.ndarray, rows: Any) -> np.ndarray:
-        rows = np.asarray(rows)
-        if rows.shape != (len(keys), self.row_bytes) or rows.dtype != np.uint8:
-            raise ValueError(
-                f"rows must be ({len(keys)}, {self.row_bytes}) of uint8, a row for each key. "
-                f"Received: {rows.shape} of {rows.dtype}."
-            )
-        return rows
-
-    def _values(self, rows: np.ndarray) -> np.ndarray:
-        """Returns rows (n, row_bytes) as bytes, (n,) of objects."""
-        return _objects(rows, self.row_bytes)
-
-    def _joined(self, values: list[bytes]) -> np.ndarray:
-        """Returns values of Redis as rows (n, row_bytes)."""
-        data = b"".join(values)
-        if len(data) != len(values) * self.row_bytes:
+    def _rows(self, values: np.ndarray) -> np.ndarray:
+        """Returns values of Redis, bytes or None, as rows with all columns, (n, bytes) uint8."""
+        rows = self._layout.rows(values)
+        if rows is None:
+            self._catch_up()
+            rows = self._layout.rows(values)
+        if rows is None:
             raise ValueError(
                 f"Table {self.name!r} has rows of another length than {self.row_bytes} bytes: "
                 "another program wrote them. Clear the table, or use another name."
             )
-        return np.frombuffer(data, np.uint8).reshape(-1, self.row_bytes)
+        return rows
+
+
+def _checked_rows(keys: np.ndarray, rows: Any, num_bytes: int) -> np.ndarray:
+    rows = np.asarray(rows)
+    if rows.shape != (len(keys), num_bytes) or rows.dtype != np.uint8:
+        raise ValueError(
+            f"rows must be ({len(keys)}, {num_bytes}) of uint8, a row for each key. "
+            f"Received: {rows.shape} of {rows.dtype}."
+        )
+    return rows
 
 
 def _checked_keys(keys: Any) -> np.ndarray:
@@ -287,16 +352,6 @@ def _checked_keys(keys: Any) -> np.ndarray:
     if keys.ndim != 1 or keys.dtype != np.int64:
         raise ValueError(f"keys must be (n,) of int64. Received: {keys.shape} of {keys.dtype}.")
     return keys
-
-
-def _fields(keys: np.ndarray) -> np.ndarray:
-    """Returns keys as Redis has them, (n,) of objects."""
-    return _objects(keys.astype("<i8", copy=False), 8)
-
-
-def _objects(array: np.ndarray, width: int) -> np.ndarray:
-    # Not NumPy's own bytes, which lose trailing zeros.
-    return np.array(array.reshape(-1).view(f"V{width}").tolist(), object)
 
 
 def _chosen(objects: np.ndarray, at: np.ndarray) -> list[Any]:

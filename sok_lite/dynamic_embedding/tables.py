@@ -6,6 +6,7 @@ argument `device` is taken as a name.
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,16 +92,19 @@ class HashTable(TableVariable):
         initializer = initial_value(rows.initializer, rows.dim, self.value_dtype)
 
         def make(backend: Backend) -> EmbeddingTable:
-            return make_table(
-                self.var_type,
-                backend,
-                rows.dim,
-                initializer=initializer,
-                key_type="int32" if self.key_dtype == tf.int32 else "int64",
-                dtype=self.value_dtype.name,
-                name=name,
-                owner=rows.owner,
-                **options,
+            return self._made_by(
+                partial(
+                    make_table,
+                    self.var_type,
+                    backend,
+                    rows.dim,
+                    initializer=initializer,
+                    key_type="int32" if self.key_dtype == tf.int32 else "int64",
+                    dtype=self.value_dtype.name,
+                    name=name,
+                    owner=rows.owner,
+                    **options,
+                )
             )
 
         self._texts = Texts(name) if self.key_dtype == tf.string else None
@@ -108,6 +112,15 @@ class HashTable(TableVariable):
         self.checkpoint = checkpoint
         if checkpoint and self._in_graph_mode:
             save_with_graph(self, self.op.name)
+
+    def _made_by(self, make: Callable[[], EmbeddingTable]) -> EmbeddingTable:
+        """Returns what has the rows, given what makes a table of this process."""
+        return make()
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the table combines rows itself."""
+        return not self.table.is_remote
 
     def sparse_read(self, indices: Any, name: Any = None, *_: Any, **options: Any) -> tf.Tensor:
         """Returns the rows of keys, as `lookup`: nothing is inserted."""

@@ -29,6 +29,7 @@ class StaticTable:
 
     var_type = "static"
     is_static = True
+    is_remote = False
     keeps_every_key = True
     sees_updates = False
     filter_ratio = 1.0

@@ -89,7 +89,7 @@ def ready(updates: Sequence[Update]) -> list[Ready]:
             if others == 0:
                 rows[i] = its_rows
     doubtful = [i for i in doubtful if rows[i] is None]
-    for i, update in zip(doubtful, _summed([updates[i] for i in doubtful]), strict=True):
+    for i, update in zip(doubtful, summed([updates[i] for i in doubtful]), strict=True):
         updates[i] = update
     unknown = [i for i, its_rows in enumerate(rows) if its_rows is None]
     asked = [updates[i] for i in unknown]
@@ -176,7 +176,7 @@ def _read(backend: Backend, counts: Array) -> list[int]:
     return (counts if backend.name == "cpu" else backend.to_host(counts)).tolist()
 
 
-def _summed(updates: Sequence[Update]) -> list[Update]:
+def summed(updates: Sequence[Update]) -> list[Update]:
     """Returns the updates with each key once, and the sum of its gradients. It waits once."""
     if not updates:
         return []

@@ -1,6 +1,7 @@
 """What the tests of TFRA's face share: calls in eager mode, in a tf.function and in a TF1 graph."""
 
 import importlib.util
+import json
 import os
 
 import pytest
@@ -61,3 +62,27 @@ def layers(keras):
     from sok_lite import dynamic_embedding as de
 
     return de.keras.layers_for(keras)
+
+
+@pytest.fixture(scope="module")
+def redis_port(tmp_path_factory):
+    """A Redis of this module's own."""
+    from tests.dynamic_embedding import redis_server
+
+    with redis_server.server(tmp_path_factory.mktemp("server")) as port:
+        yield port
+
+
+@pytest.fixture
+def creator(redis_port, tmp_path, request):
+    """Makes tables in a Redis, under names of this test's own."""
+    from sok_lite import dynamic_embedding as de
+
+    path = tmp_path / "redis.json"
+    tag = request.node.name
+    path.write_text(
+        json.dumps(
+            {"redis_host_port": redis_port, "model_tag_runtime": tag, "model_tag_import": tag}
+        )
+    )
+    return de.RedisTableCreator(de.RedisTableConfig(str(path)))

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from sok_lite.dynamic_embedding.redis_columns import Column
 from sok_lite.dynamic_embedding.redis_settings import make_settings
 from sok_lite.dynamic_embedding.redis_store import RedisStore
 from tests.dynamic_embedding import redis_server
@@ -161,7 +162,7 @@ def test_a_store_that_is_opened_again_has_the_rows(make_store):
     second = make_store(num_buckets=9)
     assert second.num_buckets == 5
     np.testing.assert_array_equal(second.get(KEYS)[1], rows_of(KEYS))
-    with pytest.raises(ValueError, match="with rows of 12 bytes. Expected 16 bytes"):
+    with pytest.raises(ValueError, match="with rows of 12 bytes .bytes.. Expected 16 bytes"):
         make_store(row_bytes=16)
 
 
@@ -171,6 +172,80 @@ def test_a_copy_has_the_rows(make_store):
     new.put(KEYS[:1], rows_of(KEYS[:1]) + 1)
     new.copy_from(old)
     assert contents(new) == contents(old)
+
+
+# ------------------------------------------------------------------------------------ columns
+
+M, V = Column("m", 8, b"\x01\x02"), Column("v", 4, b"\0\0\x80\x3f")
+
+
+def test_columns_of_several_workers(make_store):
+    store, other = make_store(), make_store()
+    old, rows = np.int64([1]), rows_of(KEYS)
+    store.put(old, rows_of(old))
+    assert store.place_of(M) == slice(12, 20) and other.place_of(V) == slice(20, 24)
+    assert (other.place_of(M), store.place_of(V)) == (slice(12, 20), slice(20, 24))
+    assert store.place_of(V._replace(num_bytes=8)) == slice(24, 32)  # another one
+    begins = [*[1, 2] * 4, *V.initial, *V.initial * 2]
+    for each in (store, make_store()):
+        if each is not store:
+            each.place_of(M), each.place_of(V._replace(num_bytes=8))
+        found, got = each.get(np.int64([1, 2]))
+        assert found.tolist() == [True, False] and got[:, 12:].tolist() == [begins] * 2
+        np.testing.assert_array_equal(got[0, :12], rows_of(old)[0])
+
+    def fills(which, found, values):
+        new = values.copy()
+        new[:, store.place_of(V)] = 9
+        new[:, :12] = rows[which]
+        return np.ones(len(which), bool), new
+
+    store.update(KEYS, fills)
+    # One who knows of fewer columns finds the others, and leaves them when it writes.
+    ignorant = make_store()
+    ignorant.put(KEYS, rows_of(KEYS) + 1)
+    found, got = ignorant.get(KEYS)
+    np.testing.assert_array_equal(got[:, :12], rows_of(KEYS) + 1)
+    np.testing.assert_array_equal(got[:, 12:], [[*begins[:8], 9, 9, 9, 9, *begins[12:]]] * 6)
+    pieces = [values for _, values in make_store().export()]
+    assert len(pieces) > 0 and {values.shape[1] for values in pieces} == {32}
+
+
+def test_a_column_that_comes_during_an_update(make_store):
+    store, other = make_store(), make_store()
+    store.place_of(M)
+    store.put(KEYS, rows_of(KEYS))
+    widths = []
+
+    def function(which, found, values):
+        widths.append(values.shape[1])
+        if len(widths) == 1:
+            other.place_of(M), other.place_of(V)
+            other.update(KEYS[:2], lambda which, found, values: (found, values + 1))
+        return np.ones(len(which), bool), values + 1
+
+    store.update(KEYS, function)
+    assert widths == [20, 24]
+    got = store.get(KEYS)[1]
+    np.testing.assert_array_equal(got[:, :12], rows_of(KEYS) + np.uint8([[2]] * 2 + [[1]] * 4))
+    np.testing.assert_array_equal(got[:2, 20:], [np.uint8(list(V.initial)) + 2] * 2)
+    np.testing.assert_array_equal(got[2:, 20:], [list(V.initial)] * 4)
+
+
+def test_a_copy_has_the_columns(make_store):
+    old, new = make_store("old"), make_store("new")
+    old.place_of(M), old.place_of(V), new.place_of(V)
+    old.put(KEYS[:1], rows_of(KEYS[:1]))
+
+    def fills(which, found, values):
+        return ~found, values + (which[:, None] + 1).astype(np.uint8)
+
+    old.update(KEYS[1:], fills)
+    new.copy_from(old)
+    places = [(store.place_of(M), store.place_of(V), slice(12)) for store in (old, new)]
+    assert places[0] != places[1]
+    for theirs, ours in zip(*places, strict=True):
+        np.testing.assert_array_equal(new.get(KEYS)[1][:, ours], old.get(KEYS)[1][:, theirs])
 
 
 # ------------------------------------------------------------------------------------- update
@@ -328,7 +403,7 @@ def test_what_is_in_redis(alone, client):
         b"sok_lite:v3:user/emb:%d" % one,
         b"sok_lite:v3:user/emb:%d" % other,
     }
-    form = {b"row_bytes": b"2", b"num_buckets": b"16"}
+    form = {b"row_bytes": b"2", b"row_type": b"bytes", b"num_buckets": b"16"}
     assert client.hgetall("sok_lite:v3:user/emb:form") == form
     first = {b"\x01\0\0\0\0\0\0\0": b"\x07\0"}
     assert client.hgetall(f"sok_lite:v3:user/emb:{one}") == first

@@ -31,8 +31,9 @@ from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.foreign_keys import Place
 from sok_lite.engine.optimizers import UpdateRule
+from sok_lite.engine.remote_update import apply_all_updates
 from sok_lite.engine.segments import cut
-from sok_lite.engine.update import Update, apply_updates
+from sok_lite.engine.update_rows import Update
 
 
 class KeysKind(NamedTuple):
@@ -211,7 +212,7 @@ class RuleHost(StepHost):
         rule = self._rule(**dict(zip(self._names, values, strict=True)))
         undecayed = rule if all(self._decays) else replace(rule, weight_decay=0.0)
         updates = self._updates([rule if decays else undecayed for decays in self._decays], tensors)
-        apply_updates(
+        apply_all_updates(
             *(updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding),
             check_only=check_only,
             along=along,

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.optimizers.changes import changes_of
 from sok_lite.bridge.optimizers.family import OwnStep, Settings
 from sok_lite.bridge.optimizers.gradients import changed
 from sok_lite.bridge.optimizers.loss_scale import inner_of, loss_scale_of
@@ -18,7 +19,7 @@ from sok_lite.bridge.optimizers.minimize import check_any, gradients_of
 from sok_lite.bridge.optimizers.settings import family_of, refuse_unsupported, settings_of
 from sok_lite.bridge.optimizers.shown import Shown, show_slots
 from sok_lite.bridge.optimizers.slots import begin, carried_of, create_slots
-from sok_lite.bridge.optimizers.step import RowOptimizer, separated
+from sok_lite.bridge.optimizers.step import Pairs, RowOptimizer, separated
 from sok_lite.bridge.optimizers.v1 import V1
 
 
@@ -89,6 +90,7 @@ class WrappedOptimizer(RowOptimizer):
         if not pairs and not has_dense:
             return None
         loss_scale = loss_scale_of(self.optimizer, self._family, dense)
+        self._refuse_remote(pairs, loss_scale)
         pairs, dense, go = changed(self._inner, self._family, pairs, dense, loss_scale)
 
         def settings(count: Any) -> tuple[Settings | OwnStep, Any]:
@@ -113,6 +115,25 @@ class WrappedOptimizer(RowOptimizer):
             counts_skipped=loss_scale is not None and loss_scale.counts_skipped,
             name=name,
         )
+
+    def _refuse_remote(self, pairs: Pairs, loss_scale: Any) -> None:
+        """Raises for a step that tables whose rows are elsewhere cannot take."""
+        remote = [var.table.name for _, var in pairs if var.table.is_remote]
+        if not remote:
+            return
+        why = None
+        if isinstance(settings_of(self._inner, self._family), OwnStep):
+            why = f"rows have no update rule for {type(self._inner).__name__}"
+        elif loss_scale is not None:
+            why = "a LossScaleOptimizer skips steps of all tables together"
+        elif changes_of(self._inner, self._family).limit is not None:
+            why = "a norm is of the gradients of all workers, which do not wait for each other"
+        if why is not None:
+            raise NotImplementedError(
+                f"Table {remote[0]!r}, whose rows are not in this process, cannot take this step: "
+                f"{why}. Use an optimizer of docs/optimizers.md without clipnorm, global_clipnorm "
+                "and loss scaling, or keep the rows in this process."
+            )
 
     def _dense_step(self, dense: Any, has_dense: bool, global_step: Any, name: Any) -> Any:
         if self._family is V1:

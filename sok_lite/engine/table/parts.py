@@ -58,6 +58,7 @@ class TableParts(Exclusive, ABC):
       clock: counts the lookups that could insert.
       is_static: whether it has a fixed number of rows, which somebody else keeps; see
         engine/static_table.py.
+      is_remote: whether its rows are not in this process; see engine/table/remote.py.
       keeps_every_key: whether it neither evicts keys nor turns new ones away.
       sees_updates: whether every update is a lookup of its keys to their scores, not only one that
         has to insert some: for those whose lookups in training do not insert, nor count as such.
@@ -67,6 +68,7 @@ class TableParts(Exclusive, ABC):
 
     var_type: str
     is_static = False
+    is_remote = False
     keeps_every_key = True
     sees_updates = False
     index: Index

@@ -1,0 +1,123 @@
+"""`RedisTable`: a table whose rows are in a Redis, which several programs share by its name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.autograph import unconverted
+from sok_lite.dynamic_embedding.redis_columns import Column
+from sok_lite.dynamic_embedding.redis_settings import read_settings
+from sok_lite.dynamic_embedding.redis_store import RedisStore
+from sok_lite.dynamic_embedding.tables import HashTable
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.remote import RemoteTable
+
+
+class RedisTableConfig:
+    """Which Redis tables are in: see redis_settings.py for the file that says so.
+
+    Args:
+      redis_config_abs_dir: path of a JSON file; None: that of the environment variable
+        TFRA_REDIS_CONFIG_PATH, else the defaults.
+      redis_config_abs_dir_env: an environment variable that has the path of one.
+
+    Attributes: the arguments.
+    """
+
+    def __init__(
+        self,
+        redis_config_abs_dir: str | None = None,
+        redis_config_abs_dir_env: str | None = None,
+    ) -> None:
+        self.redis_config_abs_dir = redis_config_abs_dir
+        self.redis_config_abs_dir_env = redis_config_abs_dir_env
+
+
+@unconverted
+class RedisTable(HashTable):
+    """A table whose rows, and the optimizer states of each, are in a Redis.
+
+    Every table of this name and of the same model_tag_runtime is this one, in whatever process:
+    what one writes or trains the others read, and no update of several workers is lost. Optimizers
+    with equal states, such as two Adams, share them. A checkpoint holds nothing of the table.
+
+    Args:
+      key_dtype: tf.int64 or tf.int32.
+      value_dtype, default_value, name: see `HashTable`.
+      checkpoint, device, shard_saveable_object_fn: not used.
+      config: a `RedisTableConfig`; None: its defaults.
+
+    Raises:
+      NotImplementedError: keys that are texts.
+      TypeError: a config that is none.
+      ValueError: settings that there are not, or a Redis that has the table with other rows.
+      ConnectionError: no Redis answers.
+      ImportError: the package `redis` is not installed.
+    """
+
+    kind = "de.RedisTable"
+    instead_of_save = "Its rows stay in the Redis. Save the dense part of the model alone."
+
+    def __init__(
+        self,
+        key_dtype: Any,
+        value_dtype: Any,
+        default_value: Any,
+        name: str = "RedisTable",
+        checkpoint: bool = False,
+        config: RedisTableConfig | None = None,
+        device: str = "",
+        shard_saveable_object_fn: Callable[..., Any] | None = None,
+    ) -> None:
+        if tf.as_dtype(key_dtype) == tf.string:
+            raise NotImplementedError(
+                "A RedisTable has integer keys: a text could not be told from its number by "
+                "another program. Received: key_dtype=string. Use tf.strings.to_hash_bucket_fast, "
+                "or a CuckooHashTable."
+            )
+        if config is not None and not isinstance(config, RedisTableConfig):
+            raise TypeError(
+                f"`config` must be a RedisTableConfig. Received: {type(config).__name__}."
+            )
+        given = config or RedisTableConfig()
+        self._settings = read_settings(given.redis_config_abs_dir, given.redis_config_abs_dir_env)
+        super().__init__(key_dtype, value_dtype, default_value, name, False, {})
+
+    def _made_by(self, make: Callable[[], EmbeddingTable]) -> Any:
+        like = make()
+        return RemoteTable(make, _opened(self._settings, like))
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {}  # the rows stay where they are
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        return tf.no_op() if not tf.executing_eagerly() else None
+
+
+class _RowsInRedis(RedisStore):
+    """A store that has optimizer states for columns."""
+
+    def place_of_state(self, name: str, dim: int, initial: float) -> slice:
+        """Returns where in a value a state is, `dim` float32 that begin with a number."""
+        return self.place_of(Column(name, 4 * dim, np.float32(initial).tobytes()))
+
+
+def _opened(settings: dict[str, Any], like: EmbeddingTable) -> _RowsInRedis:
+    """Returns the rows of a table; a new one begins with those of another version, if it has any.
+
+    The versions are model_tag_runtime and model_tag_import.
+    """
+    form: dict[str, Any] = {
+        "name": like.name,
+        "row_bytes": like.dim * like.row_dtype.storage.itemsize,
+        "row_type": f"{like.dim} x {like.row_dtype.name}",
+    }
+    rows = _RowsInRedis(settings, **form)
+    earlier = settings["model_tag_import"]
+    if rows.is_new and rows.has_version(earlier) and earlier != settings["model_tag_runtime"]:
+        other = RedisStore({**settings, "model_tag_runtime": earlier}, **form)
+        rows.copy_from(other)
+        other.close()
+    return rows

@@ -1,0 +1,195 @@
+"""Variables whose rows are in a real Redis, against a dict and against variables in memory."""
+
+import json
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_lite import dynamic_embedding as de
+from sok_lite.bridge.lookup_arguments import checked_arguments
+from tests.dynamic_embedding import redis_server
+from tests.dynamic_embedding.dict_variable import DictVariable
+from tests.dynamic_embedding.test_training import one_step, sgd
+
+if redis_server.unavailable() is not None:
+    pytest.skip(f"no Redis: {redis_server.unavailable()}", allow_module_level=True)
+
+tf1 = tf.compat.v1
+
+
+def test_as_a_dict(here, creator):
+    rng = np.random.default_rng(0)
+    variable = de.Variable(dim=3, initializer=0.5, name="v", kv_creator=creator)
+    oracle = DictVariable(3, 0.5)
+    for _ in range(8):
+        keys = rng.integers(-9, 9, (2, 3))
+        old, new = rng.normal(size=(2, 2, 3, 3)).astype(np.float32)
+        exists = rng.integers(0, 2, (2, 3)).astype(bool)
+        here.run(variable.upsert, keys, new)
+        oracle.upsert(keys, new)
+        keys = rng.integers(-12, 12, (2, 3))
+        here.run(variable.accum, keys, old, new, exists)
+        oracle.accum(keys, old, new, exists)
+        gone = rng.integers(-12, 12, 2)
+        here.run(variable.remove, gone)
+        oracle.remove(gone)
+        asked = rng.integers(-14, 14, (4, 5))
+        rows, found = here.run(lambda ids: variable.lookup(ids, return_exists=True), asked)
+        np.testing.assert_allclose(rows, oracle.lookup(asked), rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(found, oracle.exists(asked))
+        assert here.run(variable.size) == len(oracle.rows)
+        keys, rows = here.run(variable.export)
+        assert keys.tolist() == sorted(oracle.rows)
+        np.testing.assert_allclose(rows, oracle.lookup(keys), rtol=1e-6, atol=1e-6)
+    here.run(variable.clear)
+    assert here.run(variable.size) == 0 and len(here.run(variable.export)[0]) == 0
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "int8", "float16", "bfloat16", "float64"])
+def test_rows_of_any_dtype_and_keys_of_int32(creator, dtype):
+    variable = de.Variable(tf.int32, dtype, dim=2, name="v", kv_creator=creator, initializer=3)
+    values = tf.cast([[1, 2], [-3, 4]], dtype)
+    variable.upsert(tf.constant([7, -7]), values)
+    exists = [True, False, True]
+    variable.accum(tf.constant([7, 5, 7]), *[tf.cast([[k] * 2] * 3, dtype) for k in (1, 3)], exists)
+    rows = tf.cast(variable.lookup(tf.constant([[7], [5], [0], [-7]])), tf.float64)
+    np.testing.assert_array_equal(rows[:, 0], [[5, 6], [3, 3], [3, 3], [-3, 4]])
+    assert variable.export()[0].dtype == tf.int32 and variable.lookup([]).shape == (0, 2)
+
+
+def test_a_missing_key_gives_what_it_gives_in_memory(creator):
+    arguments = {"dim": 3, "name": "v", "initializer": keras.initializers.RandomNormal(seed=5)}
+    there, here = de.Variable(kv_creator=creator, **arguments), de.Variable(**arguments)
+    keys = np.arange(-5, 40)
+    np.testing.assert_array_equal(there.lookup(keys), here.lookup(keys))
+    assert np.unique(there.lookup(keys)).size > 100
+    there.upsert(keys[:3], np.ones((3, 3), np.float32))
+    # Whoever opens it sees the same.
+    again = de.Variable(kv_creator=creator, **arguments)
+    np.testing.assert_array_equal(again.lookup(keys[:3]), np.ones((3, 3)))
+    np.testing.assert_array_equal(again.lookup(keys[3:]), here.lookup(keys[3:]))
+    defaults = np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(
+        again.rows.lookup(tf.constant([-5, 90], tf.int64), defaults), [[1, 1, 1], defaults]
+    )
+
+
+def test_accum_of_several_threads_loses_nothing(creator):
+    variables = [de.Variable(dim=2, name="v", kv_creator=creator) for _ in range(3)]
+    keys, zeros = np.arange(9), np.zeros((9, 2), np.float32)
+    variables[0].upsert(keys[1:], zeros[1:])
+
+    def work(variable):
+        for _ in range(10):
+            exists = variable.lookup(keys, return_exists=True)[1]
+            variable.accum(keys, zeros, zeros + 1, tf.concat([exists[:1], [True] * 8], 0))
+
+    threads = [threading.Thread(target=work, args=[variable]) for variable in variables]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rows = variables[0].lookup(keys).numpy()
+    np.testing.assert_array_equal(rows[1:], 30)
+    # Those that saw no row while another wrote the first one have left it alone.
+    assert 28 <= rows[0, 0] <= 30
+
+
+def test_lookups_are_combined_and_cannot_go_over_ranks(creator):
+    variable = de.Variable(dim=2, name="v", kv_creator=creator)
+    variable.upsert([3, 4], [[1.0, 2], [3, 4]])
+    ids = tf.ragged.constant([[3, 4, 4], [], [9]], dtype=tf.int64)
+    rows = de.embedding_lookup_sparse(variable, ids, None, combiner="sum", name="t")
+    np.testing.assert_array_equal(rows, [[7, 10], [0, 0], [0, 0]])
+    with pytest.raises(NotImplementedError, match="'v' cannot be looked up over all ranks"):
+        checked_arguments([variable.rows], [ids], None, "sum", 1)
+    assert "keys=2 not in this process" in repr(variable.rows)
+
+
+def test_the_most_frequent_keys_stay(here, creator):
+    variable = de.Variable(
+        dim=2, name="v", kv_creator=creator, restrict_policy=de.FrequencyRestrictPolicy
+    )
+    optimizer = sgd(here)
+    for batch in ([1, 2, 3, 4], [1, 2, 3], [1, 1, 2], [1, 5]):
+        one_step(here, variable, optimizer, batch)()
+    keys, counts = here.run(variable.restrict_policy.status.export)
+    assert keys.tolist() == [1, 2, 3, 4, 5] and counts.tolist() == [[4], [3], [2], [1], [1]]
+    here.run(lambda: variable.restrict(2))
+    assert here.run(variable.export)[0].tolist() == [1, 2]
+    assert here.run(variable.restrict_policy.status.export)[0].tolist() == [1, 2]
+
+
+def test_a_checkpoint_has_nothing_of_it(creator, tmp_path):
+    variable, dense = de.Variable(dim=2, name="v", kv_creator=creator), tf.Variable(1.0)
+    variable.upsert([1], [[2.0, 3.0]])
+    checkpoint = tf.train.Checkpoint(table=variable, dense=dense)
+    path = checkpoint.write(str(tmp_path / "c"))
+    assert [name for name, _ in tf.train.list_variables(path) if "dense" not in name] == [
+        "_CHECKPOINTABLE_OBJECT_GRAPH"
+    ]
+    variable.upsert([1, 2], [[5.0, 6.0], [7.0, 8.0]])
+    dense.assign(4.0)
+    checkpoint.read(path).assert_consumed()
+    assert float(dense) == 1
+    np.testing.assert_array_equal(variable.export()[1], [[5, 6], [7, 8]])
+
+
+def test_a_saver_of_tf1_leaves_it_alone(creator, tmp_path):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variable = de.get_variable("v", dim=2, kv_creator=creator)
+        dense = tf1.get_variable("dense", initializer=1.0)
+        session.run(tf1.global_variables_initializer())
+        session.run(variable.upsert(tf.constant([1], tf.int64), tf.ones([1, 2])))
+        path = tf1.train.Saver().save(session, str(tmp_path / "c"))
+        assert tf.train.list_variables(path) == [("dense", [])]
+        del dense
+
+
+def test_a_new_version_begins_with_an_earlier_one(redis_port, tmp_path):
+    def opened(runtime, earlier):
+        settings = {"model_tag_runtime": runtime, "model_tag_import": earlier}
+        path = tmp_path / f"{runtime}.json"
+        path.write_text(json.dumps({"redis_host_port": redis_port, **settings}))
+        return de.Variable(
+            dim=2, name="v", kv_creator=de.RedisTableCreator(de.RedisTableConfig(str(path)))
+        )
+
+    def trained(variable):
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(0.5))
+        slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([7], tf.int64))
+        optimizer.apply_gradients([(slices, variable.get_trainable_by_name("t"))])
+        return variable.get_slot_variables(optimizer)[0].lookup([7])
+
+    first = opened("first", "none")
+    first.upsert([1], [[2.0, 3.0]])
+    states = trained(first)
+    second = opened("second", "first")
+    np.testing.assert_array_equal(second.lookup([1, 7]), first.lookup([1, 7]))
+    np.testing.assert_allclose(trained(second), states + 1)
+    # Only a new one does, and the earlier one stays as it is.
+    assert int(first.size()) == 2
+    first.upsert([9], [[2.0, 3.0]])
+    assert int(opened("second", "first").size()) == 2
+
+
+def test_refusals(creator, redis_port):
+    with pytest.raises(NotImplementedError, match="has integer keys.*Received: key_dtype=string"):
+        de.Variable(tf.string, dim=2, kv_creator=creator)
+    with pytest.raises(TypeError, match="must be a RedisTableConfig. Received: dict"):
+        de.Variable(dim=2, kv_creator=de.RedisTableCreator({"redis_host_port": redis_port}))
+    with pytest.raises(TypeError, match="must be a RedisTableConfig. Received: str"):
+        creator.create(tf.int64, tf.float32, 0.0, "v", config="redis.json")
+    with pytest.raises(RuntimeError, match="must be a DynamicEmbeddingSaver"):
+        de.RedisTableCreator(saver="file")
+    de.Variable(dim=2, name="v", kv_creator=creator)
+    with pytest.raises(ValueError, match="rows of 8 bytes .2 x float32.. Expected 12"):
+        de.Variable(dim=3, name="v", kv_creator=creator)
+    with pytest.raises(ValueError, match="Expected 8 bytes .1 x float64"):
+        de.Variable(tf.int64, tf.float64, dim=1, name="v", kv_creator=creator)
+    config = de.RedisTableConfig("/no/such/file.json")
+    with pytest.raises(ValueError, match="cannot be read"):
+        de.Variable(dim=2, kv_creator=de.RedisTableCreator(config))

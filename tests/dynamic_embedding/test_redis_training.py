@@ -1,0 +1,376 @@
+"""Training of variables whose rows are in a real Redis, against variables in memory."""
+
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from sok_lite import dynamic_embedding as de
+from sok_lite.engine.optimizers import SGD
+from sok_lite.engine.remote_update import apply_all_updates
+from sok_lite.engine.update import NonFiniteGradientError
+from sok_lite.engine.update_rows import Update
+from tests.dynamic_embedding import redis_server
+from tests.dynamic_embedding.test_training import one_step
+
+if redis_server.unavailable() is not None:
+    pytest.skip(f"no Redis: {redis_server.unavailable()}", allow_module_level=True)
+
+tf1 = tf.compat.v1
+
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.3),
+    "Adam": lambda: keras.optimizers.Adam(0.1),
+    "Adam of tf_keras": lambda: tf_keras.optimizers.Adam(0.1, amsgrad=True),
+    "Adagrad": lambda: keras.optimizers.Adagrad(0.2, initial_accumulator_value=0.3),
+    "Ftrl": lambda: tf_keras.optimizers.legacy.Ftrl(0.2, l1_regularization_strength=0.01),
+}
+
+
+def train(variable, dense, optimizer, steps, traced=False):
+    """Takes steps on a variable and a dense one."""
+    shadow = variable.get_trainable_by_name("t")
+
+    def step(ids, weights):
+        with tf.GradientTape() as tape:
+            rows = de.embedding_lookup(variable, ids, name="t")
+            loss = tf.reduce_sum(tf.square(rows - weights)) + tf.reduce_sum(dense**2)
+        variables = [shadow, dense]
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    step = tf.function(step) if traced else step
+    for ids, weights in steps:
+        step(tf.constant(ids), tf.constant(weights))
+
+
+def some_steps(count=5, dim=3):
+    rng = np.random.default_rng(3)
+    return [
+        (rng.integers(0, 5 + 4 * i, 8), rng.normal(size=(8, dim)).astype(np.float32))
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_trains_as_in_memory(creator, name, traced):
+    arguments = {"dim": 3, "name": "v", "initializer": keras.initializers.RandomNormal(seed=5)}
+    there, here = de.Variable(kv_creator=creator, **arguments), de.Variable(**arguments)
+    ours, theirs = (de.DynamicEmbeddingOptimizer(OPTIMIZERS[name]()) for _ in range(2))
+    for variable in (there, here):
+        variable.upsert([1, 50], np.ones((2, 3), np.float32))  # before there are states
+    dense = [tf.Variable([1.0, -2.0]) for _ in range(2)]
+    train(there, dense[0], ours, some_steps(), traced)
+    train(here, dense[1], theirs, some_steps(), traced)
+    np.testing.assert_array_equal(*dense)
+    for got, expected in zip(there.export(), here.export(), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert int(ours.iterations) == int(theirs.iterations) == 5
+    slots = zip(there.get_slot_variables(ours), here.get_slot_variables(theirs), strict=True)
+    for got, expected in slots:
+        assert got.name == expected.name
+        np.testing.assert_array_equal(got.lookup([1, 50, 777]), expected.lookup([1, 50, 777]))
+        for array, other in zip(got.export(), expected.export(), strict=True):
+            np.testing.assert_array_equal(array, other)
+    # States go with their rows, and stay where a row is written.
+    for variable in (there, here):
+        variable.remove([2])
+        variable.upsert([1, 3], np.ones((2, 3), np.float32))
+    train(there, dense[0], ours, some_steps(2))
+    train(here, dense[1], theirs, some_steps(2))
+    np.testing.assert_array_equal(there.export()[1], here.export()[1])
+
+
+def adam(here):
+    made = tf1.train.AdamOptimizer(0.1) if here.is_graph else keras.optimizers.Adam(0.1)
+    return de.DynamicEmbeddingOptimizer(made)
+
+
+@pytest.mark.parametrize(
+    "lookup", [de.embedding_lookup, de.embedding_lookup_unique], ids=lambda f: f.__name__
+)
+def test_trains_in_each_mode(here, creator, lookup):
+    weights = np.random.default_rng(2).normal(size=(2, 3, 2)).astype(np.float32)
+    results = []
+    for kv_creator in (creator, None):
+        variable = de.Variable(dim=2, initializer=0.25, name="v", kv_creator=kv_creator)
+        optimizer = adam(here)
+        step = one_step(here, variable, optimizer, [[5, 1, 5], [-2, 9, 5]], weights, lookup)
+        for _ in range(3):
+            step()
+        names = [slot.slot_name for slot in variable.get_slot_variables(optimizer)]
+        slots = [here.run(slot.export) for slot in variable.get_slot_variables(optimizer)]
+        results.append((here.run(variable.export), names, slots))
+    assert results[0][0][0].tolist() == [-2, 1, 5, 9] and results[0][1] == ["m", "v"]
+    tf.nest.map_structure(np.testing.assert_array_equal, *results)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_sparse_lookups(creator, combiner):
+    results = []
+    for kv_creator in (creator, None):
+        variable = de.Variable(dim=2, initializer=0.25, name="v", kv_creator=kv_creator)
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(0.3))
+        ids = tf.sparse.from_dense(tf.constant([[3, 4, 3], [0, 0, 0], [9, 3, 0]], tf.int64))
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                rows = de.safe_embedding_lookup_sparse(variable, ids, combiner=combiner, name="t")
+                loss = tf.reduce_sum(rows * tf.constant([[1.0, -2], [3, 4], [0.5, 6]]))
+            shadow = variable.get_trainable_by_name("t")
+            optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
+        results.append([rows, *variable.export()])
+    for got, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_with_variables_in_memory_and_dense_ones(creator, tables_on):
+    def made(name, kv_creator=None):
+        return de.Variable(dim=2, initializer=1.0, name=name, kv_creator=kv_creator)
+
+    results = []
+    for kv_creator in (creator, None):
+        variables = [made("a", kv_creator), made("b"), made("c", kv_creator)]
+        dense = tf.Variable([3.0, 4.0])
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+        trained = [*(variable.get_trainable_by_name("t") for variable in variables), dense]
+        for step in range(3):
+            with tf.GradientTape() as tape:
+                looked_up = [
+                    de.embedding_lookup(
+                        variable, tf.constant([[7, step], [i, 7]], tf.int64), name="t"
+                    )
+                    for i, variable in enumerate(variables)
+                ]
+                loss = tf.reduce_sum(tf.square(tf.concat(looked_up, 0) * dense))
+            grads = tape.gradient(loss, trained)
+            # One of them twice: its gradients are summed.
+            pairs = [*zip(grads, trained, strict=True), (grads[0], trained[0])]
+            optimizer.apply_gradients(pairs)
+        assert int(optimizer.iterations) == 3
+        results.append([dense.numpy(), *(each for v in variables for each in v.export())])
+    for got, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_states_of_equal_names_are_those_of_their_optimizer(creator):
+    results = []
+    for kv_creator in (creator, None):
+        variable = de.Variable(dim=2, initializer=1.0, name="v", kv_creator=kv_creator)
+        for name in ("Adagrad", "Ftrl", "Adagrad"):
+            optimizer = de.DynamicEmbeddingOptimizer(OPTIMIZERS[name]())
+            slices = tf.IndexedSlices(tf.constant([[1.0, -2.0]]), tf.constant([7], tf.int64))
+            optimizer.apply_gradients([(slices, variable.get_trainable_by_name("t"))])
+            results.append(
+                {
+                    slot.slot_name: slot.lookup([7])
+                    for slot in variable.get_slot_variables(optimizer)
+                }
+            )
+    first, ftrl, second = results[:3]
+    for got, expected in zip(results[:2], results[3:5], strict=True):
+        tf.nest.map_structure(np.testing.assert_allclose, got, expected)
+    assert list(first) == ["accumulator"] and len(ftrl) == 2
+    # The second Adagrad goes on where the first one ended: states are known by what they are.
+    np.testing.assert_allclose(second["accumulator"], first["accumulator"] + [[1, 4]])
+
+
+def test_states_can_be_set(creator):
+    variable = de.Variable(dim=2, name="v", kv_creator=creator)
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+    slices = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([7, 8], tf.int64))
+    optimizer.apply_gradients([(slices, variable.get_trainable_by_name("t"))])
+    m, v = variable.get_slot_variables(optimizer)
+    before = variable.lookup([7, 8]).numpy(), v.lookup([7, 8]).numpy()
+    m.upsert([8, 7, 8], [[1.0, 2], [3, 4], [5, 6]])
+    np.testing.assert_array_equal(m.lookup([[7], [8], [9]]), [[[3, 4]], [[5, 6]], [[0, 0]]])
+    with pytest.raises(ValueError, match="cannot be set for 1 of 2 keys, which have no row"):
+        m.upsert([7, 9], np.zeros((2, 2), np.float32))
+    np.testing.assert_array_equal(m.lookup([7]), [[3, 4]])
+    np.testing.assert_array_equal(variable.lookup([7, 8]), before[0])
+    np.testing.assert_array_equal(v.lookup([7, 8]), before[1])
+
+
+# ---------------------------------------------------------------- several workers
+
+
+def test_a_row_that_changes_meanwhile_is_updated_again(creator):
+    variable, other = (de.Variable(dim=2, name="v", kv_creator=creator) for _ in range(2))
+    variable.upsert([1, 2], np.zeros((2, 2), np.float32))
+    table, made, done = variable.rows.table, [], []
+    make = table.make
+
+    def make_and_change():
+        made.append(1)
+        if len(made) == 2:  # the first one is to find what is to be refused
+            other.upsert([2], [[50.0, 60.0]])
+        return make()
+
+    table.make = make_and_change
+    grads = np.float32([[1, 1], [np.nan, 1], [2, 2]])
+    num_nonfinite = np.zeros(1, np.int64)
+    apply_all_updates(
+        [Update(table, SGD(), np.int64([1, 2, 3]), grads)],
+        *(0.5, 1),
+        along=[partial(done.append, 1)],
+        num_nonfinite=num_nonfinite,
+    )
+    assert len(made) == 3 and done == [1] and num_nonfinite.tolist() == [1]
+    np.testing.assert_array_equal(
+        variable.lookup([1, 2, 3]), [[-0.5, -0.5], [np.nan, 59.5], [-1, -1]]
+    )
+
+
+def test_nothing_changes_where_one_gradient_is_refused(creator):
+    there, here = (de.Variable(dim=2, name="v", kv_creator=each) for each in (creator, None))
+    grads = np.float32([[1, 1], [1, 1]])
+    for bad in range(2):
+        updates = [
+            Update(variable.rows.table, SGD(), np.int64([1, 2]), grads if i != bad else grads / 0)
+            for i, variable in enumerate((there, here))
+        ]
+        with pytest.raises(NonFiniteGradientError, match="2 of 2 gradient rows"):
+            apply_all_updates(updates, 0.5, 1, on_nonfinite="error")
+    assert int(there.size()) == int(here.size()) == 0
+
+
+def of_one_key(config):
+    """Returns a step that trains key 7 with a gradient of 1, and the variable."""
+    variable = de.Variable(dim=2, name="v", kv_creator=de.RedisTableCreator(config))
+    made = keras.optimizers.Adagrad(0.5, initial_accumulator_value=0.0)
+    optimizer = de.DynamicEmbeddingOptimizer(made)
+    shadow = variable.get_trainable_by_name("t")
+
+    def step():
+        slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([7], tf.int64))
+        optimizer.apply_gradients([(slices, shadow)])
+
+    return step, variable, optimizer
+
+
+def check_all_counted(config, count):
+    """Adagrad's steps are the same whoever takes them, and its states count them."""
+    step, variable, optimizer = of_one_key(config)
+    step()
+    (slot,) = variable.get_slot_variables(optimizer)
+    np.testing.assert_array_equal(slot.lookup([7]), [[count + 1] * 2])
+    expected = -0.5 * np.sum(1 / np.sqrt(np.arange(1, count + 2)))
+    np.testing.assert_allclose(variable.lookup([7]), [[expected] * 2], rtol=1e-5)
+
+
+def test_steps_of_several_threads_all_count(creator):
+    def work():
+        step, *kept = of_one_key(creator.config)
+        barrier.wait()
+        for _ in range(15):
+            step()
+        del kept
+
+    barrier = threading.Barrier(3)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    check_all_counted(creator.config, 45)
+
+
+WORKER = """
+import sys
+from sok_lite import dynamic_embedding as de
+from tests.dynamic_embedding.test_redis_training import of_one_key
+
+step, *kept = of_one_key(de.RedisTableConfig(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(30):
+    step()
+"""
+
+
+def test_steps_of_two_processes_all_count(creator):
+    path = creator.config.redis_config_abs_dir
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, path],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        for worker in workers:
+            assert worker.stdout.readline() == "ready\n"
+        for worker in workers:
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    check_all_counted(creator.config, 60)
+
+
+# ---------------------------------------------------------------- what does not work
+
+
+class Signs(keras.optimizers.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_sub(variable, learning_rate * keras.ops.sign(gradient))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "why"),
+    [
+        (lambda: Signs(0.1), "no update rule for Signs"),
+        (lambda: keras.optimizers.SGD(0.1, clipnorm=1.0), "a norm is of the gradients of all"),
+        (
+            lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.Adam()),
+            "a LossScaleOptimizer skips",
+        ),
+        (lambda: keras.optimizers.Adam(global_clipnorm=1.0), "a norm is of the gradients of all"),
+    ],
+    ids=["own step", "clipnorm", "loss scale", "global_clipnorm"],
+)
+def test_refused_before_anything_changes(creator, optimizer, why):
+    variable = de.Variable(dim=3, name="v", kv_creator=creator)
+    dense = tf.Variable([1.0, -2.0])
+    made = de.DynamicEmbeddingOptimizer(optimizer())
+    with pytest.raises(NotImplementedError, match=f"'v'.* cannot take this step: .*{why}"):
+        train(variable, dense, made, some_steps())
+    assert int(variable.size()) == 0 and dense.numpy().tolist() == [1, -2]
+
+
+def test_values_are_clipped(creator):
+    variable = de.Variable(dim=1, name="v", kv_creator=creator)
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0, clipvalue=0.5))
+    shadow = variable.get_trainable_by_name("t")
+    slices = tf.IndexedSlices([[9.0], [0.25]], tf.constant([1, 2], tf.int64))
+    optimizer.apply_gradients([(slices, shadow)])
+    np.testing.assert_array_equal(variable.lookup([1, 2]), [[-0.5], [-0.25]])
+
+
+def test_where_the_redis_is_gone_nothing_changes(tmp_path):
+    import redis
+
+    with redis_server.server(tmp_path / "server") as port:
+        (tmp_path / "redis.json").write_text(f'{{"redis_host_port": {port}}}')
+        creator = de.RedisTableCreator(de.RedisTableConfig(str(tmp_path / "redis.json")))
+        there, here = de.Variable(dim=2, name="v", kv_creator=creator), de.Variable(dim=2)
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    trained = [each.get_trainable_by_name("t") for each in (there, here)]
+    dense = tf.Variable([1.0])
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([7], tf.int64))
+    for more in ([], [(tf.ones([1]), dense)]):
+        with pytest.raises(redis.ConnectionError):
+            optimizer.apply_gradients([*((slices, each) for each in trained), *more])
+    assert int(here.size()) == 0 and dense.numpy() == 1 and int(optimizer.iterations) == 0
