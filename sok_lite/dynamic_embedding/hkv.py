@@ -118,11 +118,10 @@ class HkvHashTable(HashTable):
         with tf.control_dependencies([] if done is None else [done]):
             return self._count_step()
 
-    def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
-        """Does what `HashTable.accum` does, with own scores, and counts a step of the epoch."""
-        done = super().accum(keys, values_or_deltas, exists)
+    def _accumulated(self, keys: tf.Tensor, exists: Any, *values: tf.Tensor) -> Any:
+        done = super()._accumulated(keys, exists, *values)
         with tf.control_dependencies([] if done is None else [done]):
-            after = self.after_update(tf.reshape(self.keys_of(keys), [-1]))
+            after = self.after_update(tf.reshape(keys, [-1]))
         return done if after is None else after
 
     def after_update(self, keys: tf.Tensor) -> Any:

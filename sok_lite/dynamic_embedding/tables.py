@@ -288,10 +288,8 @@ class HashTable(TableVariable):
     def _serialize_to_tensors(self) -> dict[str, Any]:
         if self.files is not None:
             return {"files": self._written()}
-        tensors = super()._serialize_to_tensors()
+        tensors = self.saved_tensors()
         tensors["description"] = tf.constant(described(self))
-        if self._texts is not None:
-            tensors["texts"] = self._texts.texts(tensors["keys"])
         if tf.executing_eagerly():
             return tensors
         with tf.device("CPU:0"):  # where files are written; a saver of TF1 wants all in one place
@@ -305,6 +303,18 @@ class HashTable(TableVariable):
         checked = file_call(self, f"The restore of {self.name!r}", check_described, [description])
         with tf.control_dependencies([] if checked is None else [checked]):
             tensors = {name: tf.identity(tensor) for name, tensor in tensors.items()}
+        return self.restore_tensors(tensors)
+
+    def saved_tensors(self) -> dict[str, tf.Tensor]:
+        """Returns rows, states and what else a table is restored from, wherever it is kept."""
+        tensors = super()._serialize_to_tensors()
+        if self._texts is not None:
+            tensors["texts"] = self._texts.texts(tensors["keys"])
+        return tensors
+
+    def restore_tensors(self, tensors: dict[str, tf.Tensor]) -> Any:
+        """Makes the table what `saved_tensors` gave of one like it; returns the operation."""
+        tensors = dict(tensors)
         if self._texts is not None:
             texts = tensors.pop("texts")
             tensors["keys"] = self._texts.keys(texts, remember=True)

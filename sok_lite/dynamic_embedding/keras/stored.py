@@ -25,7 +25,7 @@ def save_rows(params: Any, store: MutableMapping[str, Any]) -> None:
       store: takes arrays by name.
     """
     for prefix, table in _tables(params).items():
-        for name, tensor in table._serialize_to_tensors().items():
+        for name, tensor in table.saved_tensors().items():
             for part, array in _arrays(prefix + name, tensor).items():
                 store[part] = array
 
@@ -45,7 +45,7 @@ def load_rows(params: Any, store: Mapping[str, Any]) -> None:
         for prefix, table in tables.items()
     }
     for prefix, table in tables.items():
-        table._restore_from_tensors(tensors[prefix])
+        table.restore_tensors(tensors[prefix])
 
 
 def _tables(params: Any) -> dict[str, Any]:
