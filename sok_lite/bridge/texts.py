@@ -5,13 +5,17 @@ found where the second is to be remembered; of a billion texts that happens once
 text that is only looked up is not remembered, and may be taken for another with that chance.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import get_backend
 from sok_lite.bridge.host_call import host_call
+
+# New texts that are kept whether the table has their keys or not: they may be about to come.
+_RECENT = 1 << 16
 
 
 def fingerprints(texts: tf.Tensor) -> tf.Tensor:
@@ -21,15 +25,23 @@ def fingerprints(texts: tf.Tensor) -> tf.Tensor:
 
 
 class Texts:
-    """The texts of the keys of a table, which grow with what is remembered.
+    """The texts of the keys of a table. Those of keys that it does not hold go after a while.
 
     Args:
       name: of the table, for errors.
+      are_held: takes keys (n,) int64 and says of each whether the table has it, (n,) bool.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, are_held: Callable[[np.ndarray], np.ndarray]) -> None:
         self._name = name
-        self._by_key: dict[int, bytes] = {}
+        self._are_held = are_held
+        self._recent: dict[int, bytes] = {}
+        self._older: dict[int, bytes] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Texts that are remembered."""
+        return len(self._recent) + len(self._older)
 
     def keys(self, texts: tf.Tensor, remember: bool) -> tf.Tensor:
         """Returns the keys of texts, int64 of the same shape.
@@ -60,25 +72,43 @@ class Texts:
         texts.set_shape(keys.shape)
         return texts
 
+    def _text(self, key: int) -> bytes | None:
+        text = self._recent.get(key)
+        return self._older.get(key) if text is None else text
+
     def _remember(self, keys: tf.Tensor, texts: tf.Tensor) -> Sequence[tf.Tensor]:
-        known = self._by_key
-        pairs = zip(keys.numpy().reshape(-1).tolist(), np.ravel(texts.numpy()), strict=True)
-        new = {key: text for key, text in pairs if known.get(key) != text}
-        for key, text in new.items():
-            if known.get(key, text) != text:
-                raise ValueError(
-                    f"Two keys of {self._name!r} have one fingerprint: {known[key]!r} and "
-                    f"{text!r}. Change one of them, or use integer keys."
-                )
-        known.update(new)
+        # As objects: NumPy's own texts lose zeros at their end.
+        given = np.array(texts.numpy(), object).reshape(-1).tolist()
+        new: dict[int, bytes] = {}
+        with self._lock:
+            for key, text in zip(keys.numpy().reshape(-1).tolist(), given, strict=True):
+                known = new.get(key, self._text(key))
+                if known is None:
+                    new[key] = text
+                elif known != text:
+                    raise ValueError(
+                        f"Two keys of {self._name!r} have one fingerprint: {known!r} and "
+                        f"{text!r}. Change one of them, or use integer keys."
+                    )
+            if len(self._recent) > max(_RECENT, len(self._older)):
+                self._forget()
+            self._recent.update(new)
         return ()
+
+    def _forget(self) -> None:
+        """Drops older texts whose keys the table does not hold; those of late are older then."""
+        keys = np.fromiter(self._older, np.int64, len(self._older))
+        held = keys[self._are_held(keys)].tolist()
+        self._older = {key: self._older[key] for key in held} | self._recent
+        self._recent = {}
 
     def _recall(self, keys: tf.Tensor) -> Sequence[tf.Tensor]:
         numbers = keys.numpy().tolist()
-        unknown = [key for key in numbers if key not in self._by_key]
-        if unknown:
+        texts = [self._text(key) for key in numbers]
+        if None in texts:
+            unknown = [key for key, text in zip(numbers, texts, strict=True) if text is None]
             raise ValueError(
                 f"{len(unknown)} keys of {self._name!r} have no text. Received: {unknown[0]}. They "
                 "were written by their numbers: write them by their texts."
             )
-        return (tf.constant([self._by_key[key] for key in numbers], tf.string, [len(numbers)]),)
+        return (tf.constant(texts, tf.string, [len(numbers)]),)

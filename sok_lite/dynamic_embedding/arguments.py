@@ -41,7 +41,9 @@ def checked_keys(keys: Any, dtype: tf.DType, name: str) -> tf.Tensor:
     if isinstance(keys, tf.Variable):
         keys = keys.read_value()
     if not tf.is_tensor(keys):
-        array = np.asarray(keys)
+        # Texts as objects: NumPy's own lose zeros at their end.
+        is_text = dtype == tf.string and not isinstance(keys, np.ndarray)
+        array = np.array(keys, object) if is_text else np.asarray(keys)
         kinds = "SUO" if dtype == tf.string else "iu"
         if array.dtype.kind in kinds or array.size == 0:
             keys = _converted(array.astype(object) if dtype == tf.string else array, dtype)

@@ -1,6 +1,6 @@
 """`get_variable`: the variable of a name, made where it is new."""
 
-import weakref
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +13,9 @@ from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
 from sok_lite.dynamic_embedding.variable import Variable, listed
 
-# Of eager mode, while somebody holds them. Those of a TF1 graph are in its collection.
-_by_name: "weakref.WeakValueDictionary[str, Variable]" = weakref.WeakValueDictionary()
+# Of eager mode. Those of a TF1 graph are in its collection.
+_by_name: dict[str, Variable] = {}
+_naming = threading.RLock()
 
 
 @unconverted_function
@@ -38,7 +39,7 @@ def get_variable(
     """Returns the variable of a name, or makes it.
 
     Names are of the graph in TF1, within the variable scope that is open. In eager mode they are of
-    the process: a variable is found as long as somebody holds it.
+    the process, which keeps the variable: one that is to be freed is made as a `Variable`.
 
     Args:
       name: of the variable, within the scope.
@@ -51,30 +52,31 @@ def get_variable(
     scope = tf.compat.v1.get_variable_scope()
     full_name = name if short_file_name or not scope.name else f"{scope.name}/{name}"
     is_eager = tf.executing_eagerly() or tf.inside_function()
-    found = _by_name.get(full_name) if is_eager else of_graph(full_name)
     arguments = (key_dtype, value_dtype, dim, devices)
-    if not is_eager:
-        _check_reuse(scope, full_name, found)
-    if found is not None:
-        _check_agrees(found, *arguments)
-        return found
-    made = Variable(
-        *arguments,
-        partitioner=partitioner,
-        shared_name=shared_name,
-        name=full_name,
-        initializer=initializer,
-        trainable=trainable,
-        checkpoint=checkpoint,
-        init_size=init_size,
-        kv_creator=kv_creator,
-        restrict_policy=restrict_policy,
-        bp_v2=bp_v2,
-        short_file_name=short_file_name,
-    )
-    if is_eager:
-        _by_name[full_name] = made
-    return made
+    with _naming:
+        found = _by_name.get(full_name) if is_eager else of_graph(full_name)
+        if not is_eager:
+            _check_reuse(scope, full_name, found)
+        if found is not None:
+            _check_agrees(found, *arguments)
+            return found
+        made = Variable(
+            *arguments,
+            partitioner=partitioner,
+            shared_name=shared_name,
+            name=full_name,
+            initializer=initializer,
+            trainable=trainable,
+            checkpoint=checkpoint,
+            init_size=init_size,
+            kv_creator=kv_creator,
+            restrict_policy=restrict_policy,
+            bp_v2=bp_v2,
+            short_file_name=short_file_name,
+        )
+        if is_eager:
+            _by_name[full_name] = made
+        return made
 
 
 def _check_reuse(scope: Any, name: str, found: Variable | None) -> None:

@@ -132,7 +132,7 @@ class HkvHashTable(HashTable):
         """
         done = None
         if self._gen_scores is not None:
-            done = table_ops.assign_scores(self, keys, self._gen_scores(keys))
+            done = table_ops.assign_scores(self, keys, self._gen_scores(self.given_keys(keys)))
         return self._count_step() if self._step_per_epoch else done
 
     def export_keys_and_scores(
@@ -166,7 +166,7 @@ class HkvHashTable(HashTable):
         return self.given_keys(keys), values, scores
 
     def scores_of(self, keys: tf.Tensor) -> tf.Tensor | None:
-        return None if self._gen_scores is None else self._gen_scores(keys)
+        return None if self._gen_scores is None else self._gen_scores(self.given_keys(keys))
 
     def _count_step(self) -> Any:
         def count(table: EmbeddingTable) -> Sequence[tf.Tensor]:

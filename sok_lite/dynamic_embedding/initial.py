@@ -38,7 +38,7 @@ def initial_value(initializer: Any, dim: int, dtype: tf.DType) -> Any:
         if isinstance(initializer, (numbers.Number, np.ndarray, list, tuple)):
             break
         if tf.is_tensor(initializer):
-            initializer = _array_of(initializer)
+            initializer = array_of(initializer)
             break
         if isinstance(initializer, type) or hasattr(initializer, "get_config"):
             return make_initializer(initializer, dim, row_shape=(dim, dim))
@@ -56,11 +56,23 @@ def initial_value(initializer: Any, dim: int, dtype: tf.DType) -> Any:
             f"An array for `initializer` must have one number, or {dim}, the dimension. "
             f"Received: {values.size} numbers."
         )
-    values = values.reshape(-1).astype(np.float64 if dtype.is_floating else np.int64)
+    values = values.reshape(-1)
+    if dtype.is_integer and not (values == np.round(values)).all():
+        raise ValueError(
+            f"Values of {dtype.name} begin with whole numbers. Received: {initializer!r}."
+        )
+    values = values.astype(np.float64 if dtype.is_floating else np.int64)
     return make_initializer(values[0] if values.size == 1 else values, dim)
 
 
-def _array_of(tensor: Any) -> np.ndarray:
+def array_of(tensor: Any) -> np.ndarray:
+    """Returns numbers as an array; those of a tensor must be known now.
+
+    Raises:
+      ValueError: they are not.
+    """
+    if not tf.is_tensor(tensor):
+        return np.asarray(tensor)
     with tf.init_scope():
         if not (tf.executing_eagerly() and hasattr(tensor, "numpy")):
             constant = tf.get_static_value(tensor)

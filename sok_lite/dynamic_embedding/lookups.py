@@ -17,7 +17,7 @@ from sok_lite.bridge.lookup_host import Treatment
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.dynamic_embedding.errors import DtypeError
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
-from sok_lite.dynamic_embedding.trainable import ShadowVariable, TrainableWrapper, clipped
+from sok_lite.dynamic_embedding.trainable import TrainableWrapper, clipped
 
 # What TFRA adds to the name of a sparse lookup to have that of its trainable.
 _LOOKUP = "embedding_lookup"
@@ -217,13 +217,7 @@ def _trainable(
             "`name` must be given in eager mode: params.get_trainable_by_name(name) is what is "
             "trained. Received: None."
         )
-    store = params.trainable_store
-    found = next((store[name] for name in names if name in store), None)
-    if found is None:
-        found = ShadowVariable(params, names[0])
-    for name in names:
-        store.setdefault(name, found)
-    return found
+    return params.trainable_named(names)
 
 
 # ---- sparse matrices -----------------------------------------------------------------------------
@@ -310,7 +304,10 @@ def _combined_by_tensorflow(
 ) -> tf.Tensor:
     rows = clipped(trainable.lookup(_values(ids)), max_norm)
     dtype = tf.float32 if rows.dtype in (tf.float16, tf.bfloat16) else rows.dtype
-    rows = rows if dtype == tf.float64 else tf.cast(rows, tf.float32)
+    # Integers as doubles: their sums alone are exact in their own type.
+    is_exact = rows.dtype.is_integer and combiner == "sum" and weights is None
+    work = dtype if dtype.is_floating or is_exact else tf.float64
+    rows = tf.cast(rows, work)
     if isinstance(ids, tf.RaggedTensor):
         segments, batch = ids.value_rowids(), ids.nrows()
     else:

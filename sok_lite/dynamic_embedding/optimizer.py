@@ -49,6 +49,10 @@ def DynamicEmbeddingOptimizer(
     family = family_of(self)
     if synchronous:
         communicator("`synchronous=True`")
+    steps = getattr(getattr(self, "apply_gradients", None), "__self__", None)
+    if isinstance(steps, _Steps):  # wrapped before: it goes on
+        steps.synchronous = synchronous
+        return self
     steps = _Steps(self, synchronous)
     self.apply_gradients = steps.apply_gradients
     if family is KERAS3:
@@ -88,7 +92,7 @@ class _Steps:
 
     def __init__(self, optimizer: Any, synchronous: bool) -> None:
         self._optimizer: Any = weakref.ref(optimizer)
-        self._synchronous = synchronous
+        self.synchronous = synchronous
         self._wrapped: weakref.WeakKeyDictionary[Any, WrappedHere] = weakref.WeakKeyDictionary()
         self._eager: WrappedHere | None = None
         self._here()  # refuses what it cannot follow
@@ -122,7 +126,7 @@ class _Steps:
             if isinstance(var, TrainableWrapper) and grad is not None
         ]
         dense = [pair for pair in pairs if not isinstance(pair[1], TrainableWrapper)]
-        if self._synchronous:
+        if self.synchronous:
             dense = _summed(dense)
         of_tables = [(grad, params.rows) for grad, params in ours]
         is_v1 = family_of(optimizer) is V1

@@ -60,7 +60,8 @@ class RestrictPolicy:
         """Removes all but some of the keys that training has noted.
 
         Args:
-          num_reserved: keys to be kept, those of the highest status; of equal ones the lower keys.
+          num_reserved: keys to be kept, those of the highest status; of equal ones the first of
+            `status.export()`.
           **kwargs: `trigger`: the variable is left alone until it has more keys than that; by
             default `num_reserved`.
 
@@ -90,12 +91,19 @@ class RestrictPolicy:
 
     def _remove_all_but(self, num_reserved: int) -> Any:
         keys, status = self._status.export()
+        _, held = self.var.lookup(keys, return_exists=True)
         most = tf.minimum(tf.size(keys), num_reserved)
-        # The highest first, and of equal ones the first: the removed are the others.
-        order = tf.argsort(-tf.cast(status[:, 0], tf.int64), stable=True)
-        removed = tf.gather(keys, order[most:])
-        done = [self.var.remove(removed), self._status.remove(removed)]
-        return [each for each in done if each is not None]
+        # The highest first, and of equal ones the first: the removed are the others. Keys that the
+        # variable has lost otherwise, as by eviction, come last.
+        lowest = tf.constant(tf.int64.min, tf.int64)
+        order = tf.argsort(
+            tf.where(held, tf.cast(status[:, 0], tf.int64), lowest),
+            direction="DESCENDING",
+            stable=True,
+        )
+        most = tf.minimum(most, tf.math.count_nonzero(held, dtype=tf.int32))
+        done = self.var.remove(tf.gather(keys, order[most:]))  # with their status
+        return [] if done is None else [done]
 
 
 @unconverted
@@ -119,5 +127,9 @@ class FrequencyRestrictPolicy(RestrictPolicy):
     def apply_update(self, ids: Any) -> Any:
         """Counts a step for each of the keys (n,); one that repeats counts once."""
         distinct, _ = tf.unique(tf.reshape(ids, [-1]))
-        counts, exists = self._status.lookup(distinct, return_exists=True)
-        return self._status.accum(distinct, counts, counts + 1, exists)
+        nothing = tf.zeros([tf.size(distinct), 1], tf.int32)
+        is_there = tf.ones([tf.size(distinct)], tf.bool)
+        # First a 0 for those that are new, then 1 more for all: no count of another thread is lost.
+        begun = self._status.accum(distinct, nothing, nothing, ~is_there)
+        with tf.control_dependencies([] if begun is None else [begun]):
+            return self._status.accum(distinct, nothing, nothing + 1, is_there)

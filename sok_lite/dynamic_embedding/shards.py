@@ -47,6 +47,14 @@ class Shard:
         """Sets the rows of keys; see `HashTable.insert`. The partitioner says whose they are."""
         return self._variable.upsert(keys, values)
 
+    def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
+        """Adds to the rows of keys, or inserts them; see `HashTable.accum`."""
+        return self._variable.rows.accum(keys, values_or_deltas, exists)
+
+    def clear(self, name: str | None = None) -> Any:
+        """Removes the keys of the shard."""
+        return self._variable.remove(self.export()[0])
+
     def remove(self, keys: Any, name: str | None = None) -> Any:
         """Removes keys; see `HashTable.remove`."""
         return self._variable.remove(keys)

@@ -48,10 +48,14 @@ class SlotVariable:
     def upsert(self, keys: Any, values: Any, name: str | None = None) -> Any:
         """Sets the states of keys (n,), which are in the variable.
 
+        Returns:
+          None in eager mode, the operation in a graph.
+
         Raises:
           ValueError: a key is not.
         """
-        self._view.assign(tf.reshape(self.params.keys_of(keys), [-1]), values)
+        done = self._view.assign(tf.reshape(self.params.keys_of(keys), [-1]), values)
+        return None if tf.executing_eagerly() else done
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns all keys (n,) and their states (n, dim)."""

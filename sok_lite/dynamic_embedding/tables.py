@@ -5,6 +5,7 @@ argument `device` is taken as a name.
 """
 
 import os
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,17 +16,19 @@ import tensorflow as tf
 from sok_lite.backend import Array, Backend
 from sok_lite.bridge import reads, table_ops, writes
 from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.saveable import save_with_graph
 from sok_lite.bridge.table_call import array_call
 from sok_lite.bridge.texts import Texts
 from sok_lite.bridge.tf_private import SaveSpec
+from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable, table_for_variable
 from sok_lite.dynamic_embedding import file_system, files
 from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys, checked_values
 from sok_lite.dynamic_embedding.description import check_described, described
 from sok_lite.dynamic_embedding.errors import ShapeError
 from sok_lite.dynamic_embedding.file_call import file_call
-from sok_lite.dynamic_embedding.initial import initial_value
+from sok_lite.dynamic_embedding.initial import array_of, initial_value
 from sok_lite.engine.owner import MOD, AlsoLocal, OwnerRule
 from sok_lite.engine.table import EmbeddingTable, make_table
 
@@ -86,7 +89,7 @@ class HashTable(TableVariable):
         check_dtypes(self.key_dtype, self.value_dtype)
         rows = default_value
         if not isinstance(rows, Rows):
-            values = np.asarray(default_value)
+            values = array_of(default_value)
             rows = Rows(max(1, values.size), values.reshape(-1))
         self.files = rows.files
         initializer = initial_value(rows.initializer, rows.dim, self.value_dtype)
@@ -107,7 +110,10 @@ class HashTable(TableVariable):
                 )
             )
 
-        self._texts = Texts(name) if self.key_dtype == tf.string else None
+        self._texts = None
+        if self.key_dtype == tf.string:
+            reference = weakref.ref(self)
+            self._texts = Texts(name, lambda keys: _held(alive(reference).table, keys))
         super().__init__(table_for_variable(self.kind, make), name=name, trainable=False)
         self.checkpoint = checkpoint
         if checkpoint and self._in_graph_mode:
@@ -354,7 +360,11 @@ def _accumulate(
         raise ShapeError(
             f"`exists` must have one bool for each of {keys.size} keys. Received: {exists.size}."
         )
-    if table.row_dtype.name == "bfloat16":
+    if old is not None and old.shape != new.shape:
+        raise ShapeError(
+            f"Old and new values must have one shape. Received: {old.shape} and {new.shape}."
+        )
+    if table.row_dtype.is_half:  # a difference of halves is no half
         new = table.row_dtype.to_float32(xp, new)
         old = None if old is None else table.row_dtype.to_float32(xp, old)
     if old is None:
@@ -365,6 +375,15 @@ def _accumulate(
     if missing.size:
         values[missing] = new[missing]
     table.accum_or_assign(keys, values, exists)
+
+
+def _held(table: EmbeddingTable, keys: np.ndarray) -> np.ndarray:
+    backend = table.backend
+
+    def contains() -> np.ndarray:
+        return backend.to_host(table.contains(backend.from_host(keys)))
+
+    return on_device(backend, contains)
 
 
 def _done(result: Any) -> Any:

@@ -1,6 +1,7 @@
 """`Variable` and `get_variable`: a table of embeddings by key, in TFRA's words."""
 
 import inspect
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,8 +52,8 @@ class Variable(tf.__internal__.tracking.Trackable):
 
     Args:
       key_dtype: tf.int64, tf.int32 or tf.string.
-      value_dtype: tf.float32, float16, bfloat16 or float64, which can be trained; int32, int64 or
-        int8, which cannot.
+      value_dtype: tf.float32, float16, bfloat16 or float64, which can be trained (a step computes
+        in float32, and rounds a row of float64 to it); int32, int64 or int8, which cannot.
       dim: elements of a row.
       devices: one name for each shard; None: one shard.
       partitioner: takes keys (n,) and the number of shards, gives the shard of each key, (n,)
@@ -140,6 +141,7 @@ class Variable(tf.__internal__.tracking.Trackable):
             self.devices[0],
         )
         self._trainables: dict[str, ShadowVariable] = {}
+        self._naming = threading.RLock()
         if checkpoint:
             self._track_trackable(self.rows, "rows")
         self._restrict_policy = None
@@ -271,11 +273,12 @@ class Variable(tf.__internal__.tracking.Trackable):
         Raises:
           TypeError: keys of another dtype. (It is a ValueError as well.)
         """
-        return self.rows.remove(self._checked(keys))
+        keys = self._checked(keys)
+        return _both(self.rows.remove(keys), self._of_status("remove", keys))
 
     def clear(self, name: str | None = None) -> Any:
         """Removes all keys. Returns None in eager mode, the operation in a graph."""
-        return self.rows.clear()
+        return _both(self.rows.clear(), self._of_status("clear"))
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns all keys (n,) and their rows (n, dim): those of shard 0 first, then of 1, ..."""
@@ -345,11 +348,18 @@ class Variable(tf.__internal__.tracking.Trackable):
                     "get_trainable_by_name() is for eager mode. In a graph of TF1 use "
                     "de.embedding_lookup(..., return_trainable=True)."
                 )
-        if name not in self._trainables:
-            ShadowVariable(self, name)
-        return self._trainables[name]
+        return self.trainable_named([name])
 
     get_eager_trainable_by_name = get_trainable_by_name
+
+    def trainable_named(self, names: Sequence[str]) -> ShadowVariable:
+        """Returns the trainable that has one of some names; it has all of them from now on."""
+        with self._naming:
+            found = next((self._trainables[n] for n in names if n in self._trainables), None)
+            found = ShadowVariable(self, names[0]) if found is None else found
+            for name in names:
+                self._trainables.setdefault(name, found)
+        return found
 
     def embedding_lookup(
         self,
@@ -498,12 +508,23 @@ class Variable(tf.__internal__.tracking.Trackable):
         """
         return file_system.load_spread(self, dirpath, proc_size, proc_rank, buffer_size)
 
+    def _of_status(self, method: str, *arguments: Any) -> Any:
+        """Does with the policy's status what is done with the rows."""
+        policy = self._restrict_policy
+        return None if policy is None else getattr(policy.status, method)(*arguments)
+
     def _checked(self, keys: Any) -> tf.Tensor:
         """Returns keys as a tensor; the partitioner has been asked."""
         keys = checked_keys(keys, self.key_dtype, self.name)
         if self.shard_num > 1 or self.partition_fn is not default_partition_fn:
             self.shards_of(keys)
         return keys
+
+
+def _both(*operations: Any) -> Any:
+    """Returns one operation for several of a graph; None in eager mode."""
+    given = [operation for operation in operations if operation is not None]
+    return tf.group(*given) if len(given) > 1 else next(iter(given), None)
 
 
 def _check_integer(name: str, value: Any, least: int) -> None:

@@ -1,5 +1,7 @@
 """`restrict`: which keys stay, and that key, state and status go together."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -78,6 +80,48 @@ def test_in_every_mode(here, policy):
     assert keys_of(here, variable.restrict_policy.status) == [1, 2]
     here.run(lambda: variable.restrict(0))
     assert keys_of(here, variable) == [77]
+
+
+@pytest.mark.parametrize("gone_by", ["remove", "clear", "eviction"])
+def test_keys_that_are_gone_take_no_place(gone_by):
+    variable = de.Variable(dim=1, restrict_policy=de.FrequencyRestrictPolicy)
+    policy = variable.restrict_policy
+
+    def train(keys, times):
+        variable.upsert(keys, np.ones((len(keys), 1)))
+        for _ in range(times):
+            policy.apply_update(tf.constant(keys, tf.int64))
+
+    train([1, 2, 3], 5)
+    train([4, 5, 6], 1)
+    if gone_by == "eviction":
+        variable.rows.remove([1, 2, 3])  # as a full table does, which tells nobody
+    elif gone_by == "remove":
+        variable.remove([1, 2, 3])
+        assert policy.status.export()[0].numpy().tolist() == [4, 5, 6]
+    else:
+        variable.clear()
+        assert int(policy.status.size()) == 0
+        train([4, 5, 6], 1)
+    variable.restrict(2)
+    assert variable.export()[0].numpy().tolist() == [4, 5]
+    assert policy.status.export()[0].numpy().tolist() == [4, 5]
+
+
+def test_no_sighting_is_lost_between_threads():
+    variable = de.Variable(dim=1, restrict_policy=de.FrequencyRestrictPolicy)
+    policy = variable.restrict_policy
+
+    def train():
+        for key in range(30):
+            policy.apply_update(tf.constant([key, key], tf.int64))
+
+    threads = [threading.Thread(target=train) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert policy.status.export()[1].numpy().tolist() == [[6]] * 30
 
 
 def test_an_upsert_notes_nothing():

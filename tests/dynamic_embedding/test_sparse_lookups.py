@@ -92,6 +92,13 @@ def test_other_values(dtype, max_norm):
     assert rows.numpy().tolist() == [[2, 4], [3, 6]]
 
 
+def test_sums_of_integers_are_exact():
+    variable = de.Variable(value_dtype=tf.int64, dim=1)
+    variable.upsert([1, 2], [[2**60 + 1], [3]])
+    ids = tf.ragged.constant([[1, 2]], tf.int64)
+    assert de.embedding_lookup_sparse(variable, ids, None, combiner="sum").numpy() == 2**60 + 4
+
+
 def test_safe_lookups_of_a_higher_rank():
     variable, dense = tables()
     indices = [[0, 0, 0], [0, 0, 2], [0, 2, 1], [1, 1, 0]]

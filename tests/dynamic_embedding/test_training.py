@@ -239,6 +239,7 @@ def test_what_a_slot_can_do():
     assert keys.numpy().tolist() == [4, 9] and states.numpy()[0].tolist() == [7.0, 8.0]
     with pytest.raises(ValueError, match="have no row"):
         slot.upsert([5], [[1.0, 1.0]])
+    assert slot.upsert([4], [[1.0, 1.0]]) is None
 
 
 def test_slots_are_there_in_a_graph_before_the_first_step():
@@ -503,6 +504,17 @@ def test_synchronous_is_nothing_on_one_rank(initialised):
     optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0), synchronous=True)
     optimizer.apply_gradients([(tf.constant([0.5, 0.5]), dense)])
     assert dense.numpy().tolist() == [0.5, 1.5]
+
+
+def test_wrapping_twice_goes_on():
+    variable = de.Variable(dim=1)
+    optimizer = de.DynamicEmbeddingOptimizer(tf1.train.AdamOptimizer(0.1))
+    shadow = variable.get_trainable_by_name("t")
+    gradient = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([3], tf.int64))
+    for _ in range(4):
+        optimizer.apply_gradients([(gradient, shadow)])
+        optimizer = de.DynamicEmbeddingOptimizer(optimizer)
+    np.testing.assert_allclose(variable.lookup([3]), [[-0.4]], rtol=1e-5)
 
 
 def test_keras_3_also_has_apply():

@@ -1,5 +1,9 @@
 """`Variable` against a Python dict: each method, in each of TensorFlow's modes, awkward sizes."""
 
+import gc
+import threading
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sok_lite import dynamic_embedding as de
+from sok_lite.bridge import texts
 from sok_lite.dynamic_embedding.partition import default_partition_fn
 from tests.dynamic_embedding.dict_variable import DictVariable
 from tests.dynamic_embedding.modes import Function
@@ -162,6 +167,52 @@ def test_accum_sums_repeated_keys_and_keeps_the_first_new_one(here):
     np.testing.assert_array_equal(here.run(variable.lookup, [1, 2]), [[13.0], [5.0]])
 
 
+def test_a_difference_of_halves_is_taken_in_float32():
+    for dtype in (tf.float16, tf.bfloat16):
+        variable = de.Variable(value_dtype=dtype, dim=1)
+        keys = tf.constant([1, 2], tf.int64)
+        variable.upsert(keys, tf.constant([[-30000.0], [2048.0]], dtype))
+        old = tf.constant([[-40000.0], [2048.0]], dtype)
+        variable.accum(keys, old, tf.constant([[40000.0], [2048.0]], dtype), [True, True])
+        rows = tf.cast(variable.lookup(keys), tf.float32).numpy()[:, 0]
+        np.testing.assert_allclose(rows, [50000.0, 2048.0], rtol=0.01)
+
+
+def test_old_values_of_another_length_are_refused_where_shapes_are_unknown():
+    variable = de.Variable(dim=1)
+
+    @tf.function(
+        input_signature=[tf.TensorSpec(None, tf.int64), *[tf.TensorSpec(None, tf.float32)] * 2]
+    )
+    def accum(keys, old, new):
+        variable.accum(keys, old, new, [False, False])
+
+    with pytest.raises((ValueError, tf.errors.OpError), match="must have one shape"):
+        accum([1, 2], [[1.0]], [[1.0], [2.0]])
+    assert int(variable.size()) == 0
+
+
+def test_texts_that_end_in_zero_bytes_are_keys_of_their_own():
+    variable = de.Variable(tf.string, dim=1)
+    variable.upsert([b"a\0", b"a", b""], [[1.0], [2.0], [3.0]])
+    variable.upsert(tf.constant(b"b\0"), [4.0])
+    assert sorted(variable.export()[0].numpy().tolist()) == [b"", b"a", b"a\0", b"b\0"]
+    assert variable.lookup([b"a\0", b"a", b"", b"b\0"])[:, 0].numpy().tolist() == [1, 2, 3, 4]
+
+
+def test_texts_of_keys_that_did_not_come_are_forgotten(monkeypatch):
+    monkeypatch.setattr(texts, "_RECENT", 100)
+    variable = de.Variable(tf.string, dim=1)
+    variable.upsert([f"kept {i}" for i in range(50)], np.ones((50, 1)))
+    for batch in range(40):
+        ids = tf.constant([f"{batch} {i}" for i in range(50)])
+        de.embedding_lookup(variable, ids, name="t")
+    assert len(variable.rows._texts) < 400
+    assert sorted(variable.export()[0].numpy().tolist()) == sorted(
+        f"kept {i}".encode() for i in range(50)
+    )
+
+
 def test_exists_of_any_shape_with_one_for_each_key(here):
     variable = de.Variable(dim=1)
     values = np.ones((2, 2, 1), np.float32)
@@ -253,6 +304,12 @@ def test_what_a_missing_key_gives(initializer, expected):
     np.testing.assert_array_equal(variable.lookup([[3], [4]]), [[expected], [expected]])
 
 
+def test_integers_begin_with_whole_numbers():
+    for initializer in (0.5, [1.0, 2.5], np.nan):
+        with pytest.raises(ValueError, match="begin with whole numbers"):
+            de.Variable(value_dtype=tf.int32, dim=2, initializer=initializer)
+
+
 def test_a_tensor_as_initializer():
     np.testing.assert_array_equal(
         de.Variable(dim=2, initializer=tf.constant([1.0, 2.0])).lookup([1]), [[1, 2]]
@@ -294,6 +351,7 @@ def test_initializers_that_count_with_fans_take_a_row_for_a_vector():
     [
         ("normal", TypeError, "Received: 'normal'"),
         ([1.0, 2.0, 3.0], ValueError, "one number, or 2.*3 numbers"),
+        ([], ValueError, "one number, or 2.*0 numbers"),
         (object(), TypeError, "must be a number"),
         (tf.keras.initializers.Identity(), ValueError, "Received: Identity"),
     ],
@@ -398,8 +456,27 @@ def test_get_variable_gives_the_same_one_again():
     for other in ({"dim": 4}, {"dim": 3, "key_dtype": tf.int32}, {"dim": 3, "devices": ["a", "b"]}):
         with pytest.raises(ValueError, match="exists with"):
             de.get_variable("again", **other)
+    first.upsert([1], [[1.0, 2.0, 3.0]])
     del first
-    assert de.get_variable("again", dim=4).dim == 4
+    gc.collect()
+    assert de.get_variable("again", dim=3).lookup([1]).numpy().tolist() == [[1.0, 2.0, 3.0]]
+
+
+def test_one_variable_of_a_name_whoever_asks_first():
+    start, found = threading.Barrier(4), []
+
+    def ask():
+        start.wait()
+        variable = de.get_variable("asked at once", dim=2)
+        found.append((variable, variable.get_trainable_by_name("t")))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(variable) for variable, _ in found}) == 1
+    assert len({id(trainable) for _, trainable in found}) == 1
 
 
 def test_get_variable_in_a_graph_follows_scopes():
@@ -429,10 +506,7 @@ def test_get_variable_in_a_graph_follows_scopes():
 
 
 def test_a_variable_is_freed_when_nobody_holds_it():
-    import gc
-    import weakref
-
-    variable = de.get_variable("freed", dim=2)
+    variable = de.Variable(name="freed", dim=2)
     de.embedding_lookup(variable, tf.constant([1], tf.int64), name="x")
     table = weakref.ref(variable.rows.table)
     del variable
