@@ -132,12 +132,11 @@ class RemoteTable(Exclusive):
         xp, keys = self.backend.xp, self.like._keys(keys)
         values, flags = xp.asarray(values), xp.asarray(is_found)
         self.like._checked_deltas(keys, values)
-        distinct, inverse = np.unique(self.backend.to_host(keys), return_inverse=True)
+        distinct = np.unique(self.backend.to_host(keys))
 
         def change(which: np.ndarray, found: np.ndarray, old: np.ndarray) -> tuple[Any, Any]:
             table, its_keys = self.holding(distinct[which], found, old)
-            at = self.backend.from_host(np.flatnonzero(np.isin(inverse, which)))
-            table.accum_or_assign(keys[at], values[at], flags[at])
+            table.accum_or_assign(keys, values, flags)  # the others' rows go with the table
             new = self.changed(table, its_keys, old)
             is_held = self.backend.to_host(table.contains(its_keys))
             return is_held & (~found | (new != old).any(axis=1)), new
