@@ -55,14 +55,14 @@ CASES = {
 def promises(monkeypatch):
     """Of each step taken: of each table, whether its keys are said to be those of a gradient."""
     seen = []
-    apply_updates = optimizer_host.apply_updates
+    apply_updates = optimizer_host.apply_all_updates
 
     def noted(updates, *args, **kwargs):
         if not kwargs["check_only"]:
             seen.append([update.of_gradient for update in updates])
         return apply_updates(updates, *args, **kwargs)
 
-    monkeypatch.setattr(optimizer_host, "apply_updates", noted)
+    monkeypatch.setattr(optimizer_host, "apply_all_updates", noted)
     return seen
 
 
