@@ -65,4 +65,15 @@ class WrittenFolders:
         for prefix in gone:
             del self._of_prefix[prefix]
         for folder in set(gone.values()).difference(self._of_prefix.values()):
-            shutil.rmtree(folder, ignore_errors=True)  # one that another process removes as well
+            if not _is_of_another(folder):
+                shutil.rmtree(folder, ignore_errors=True)  # one that another process removes, too
+
+
+def _is_of_another(folder: str) -> bool:
+    """Whether a checkpoint is there that the folder belongs to, whoever has written it."""
+    parent, name = os.path.split(folder)
+    names = os.listdir(parent or ".") if os.path.isdir(parent or ".") else []
+    return any(
+        each.endswith(".index") and folder_beside(each.removesuffix(".index")) == name
+        for each in names
+    )

@@ -1,15 +1,27 @@
 """What a checkpoint says of a table, so that no other one is restored from it."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 _FIELDS = ("name", "key_dtype", "value_dtype", "dim")
 
 
-def described(rows: Any) -> str:
-    """Returns the JSON of a `HashTable`'s name, dtypes and dim."""
+def described(rows: Any, checksums: Sequence[Sequence[int]] | None = None) -> str:
+    """Returns the JSON of a `HashTable`'s name, dtypes and dim.
+
+    Args:
+      checksums: of the files that this process has written of it; None: it has no files.
+    """
     facts = (rows.table.name, rows.key_dtype.name, rows.value_dtype.name, rows.dimension)
-    return json.dumps(dict(zip(_FIELDS, facts, strict=True)))
+    description = dict(zip(_FIELDS, facts, strict=True))
+    return json.dumps(description if checksums is None else description | {"files": checksums})
+
+
+def described_checksums(saved: str | bytes) -> list[tuple[int, int]] | None:
+    """Returns the checksums that `described` was given."""
+    checksums = json.loads(saved).get("files")
+    return None if checksums is None else [tuple(pair) for pair in checksums]
 
 
 def check_described(rows: Any, saved: str | bytes) -> None:

@@ -47,9 +47,8 @@ class Place:
                 "A shard has an index from 1 to num_shards and a rank from 0 to size - 1. "
                 f"Received: {self}."
             )
-        return (
-            f"{_prefix(name)}_mht_{self.index}of{self.num_shards}_rank{self.rank}_size{self.size}"
-        )
+        shard = f"{self.index}of{self.num_shards}_rank{self.rank}_size{self.size}"
+        return f"{file_prefix(name)}_mht_{shard}"
 
 
 def directory(dirpath: str | os.PathLike[str], dirpath_env: str | None = "TFRA_SAVED_KV") -> str:
@@ -129,13 +128,14 @@ def find_places(
     return _whole_group(folder, name, size, groups[size], rank)
 
 
-def _prefix(name: str) -> str:
+def file_prefix(name: str) -> str:
+    """Returns what the names of all files of a variable start with."""
     return name.replace("/", "_")
 
 
 def _places(file_names: Iterable[str], name: str) -> Iterable[Place]:
     """Yields the place of each file of the variable."""
-    start = _prefix(name)
+    start = file_prefix(name)
     for file_name in file_names:
         for ending in _ENDINGS:
             if file_name.startswith(start) and file_name.endswith(ending):

@@ -55,8 +55,11 @@ class VariableFiles:
         key_dtype, value_dtype = variable.key_dtype.name, variable.value_dtype.name
         make_layout(variable.name, key_dtype, value_dtype, variable.dim)
 
-    def write(self) -> None:
+    def write(self) -> list[tuple[int, int]]:
         """Writes the shards of this process, and what they do not hold in one file more.
+
+        Returns:
+          The checksums of the keys and of the values of each shard.
 
         Raises:
           ValueError: no folder is given, and no checkpoint is being saved that has one.
@@ -84,12 +87,17 @@ class VariableFiles:
             assert found is not None
             written.append(found)
         write_states(states_path(folder, layout.name, rank, size), arrays, written)
+        return written
 
-    def read(self) -> None:
+    def read(self, expected: Sequence[tuple[int, int]] | None = None) -> None:
         """Makes the variable hold what was saved: exactly, if by as many processes as there are.
 
         Of another number this process takes the keys that are its own by the partitioner. States
         begin anew where files have none, or those of several processes differ in kind.
+
+        Args:
+          expected: what `write` has returned on the rank that wrote the checkpoint which is
+            restored; None: nobody knows.
 
         Raises:
           FileNotFoundError: files are missing.
@@ -102,6 +110,12 @@ class VariableFiles:
         is_spread = group_sizes(folder, name) != {size}
         places = find_places(folder, name) if is_spread else find_places(folder, name, size, rank)
         ranks = sorted({place.rank for place in places})
+        if expected is not None and not _are_of(expected, folder, name):
+            raise ValueError(
+                f"{folder!r} holds the rows of {name!r} of another save than this checkpoint's: a "
+                "later one has written over them. Save each checkpoint into a folder of its own: "
+                "without `save_path`, and those of one step in different directories."
+            )
         parts = [
             _part(source, folder, [place for place in places if place.rank == each])
             for each in ranks
@@ -135,6 +149,14 @@ class VariableFiles:
                 "FileSystemSaver(save_path=...)."
             )
         return folder
+
+
+def _are_of(expected: Sequence[tuple[int, int]], folder: str, name: str) -> bool:
+    """Whether one of the processes has the checksums of a save, or its files have none."""
+    by_rank: dict[int, list[tuple[int, int] | None]] = {}
+    for place in find_places(folder, name):
+        by_rank.setdefault(place.rank, []).append(checksums(folder, place.base(name)))
+    return any(None in found or found == list(expected) for found in by_rank.values())
 
 
 def _part(source: Source, folder: str, places: Sequence[Place]) -> Part:
@@ -182,10 +204,6 @@ def _together(parts: Sequence[Part]) -> Part:
     if len(joined["scores"]) != len(keys):
         joined["scores"] = joined["scores"][:0]
     return Part(keys[kept], values, _taken(joined, kept, _last_of_each(joined["sighted_keys"])))
-
-
-def _num_lookups(arrays: dict[str, np.ndarray]) -> int:
-    return int(json.loads(arrays["facts"].tobytes())["num_lookups"])
 
 
 def _taken(arrays: dict[str, np.ndarray], of_keys: Any, of_sighted: Any) -> dict[str, np.ndarray]:

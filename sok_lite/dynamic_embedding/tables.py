@@ -25,7 +25,7 @@ from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable, table_for_variable
 from sok_lite.dynamic_embedding import file_system, files
 from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys, checked_values
-from sok_lite.dynamic_embedding.description import check_described, described
+from sok_lite.dynamic_embedding.description import check_described, described, described_checksums
 from sok_lite.dynamic_embedding.errors import ShapeError
 from sok_lite.dynamic_embedding.file_call import file_call
 from sok_lite.dynamic_embedding.initial import array_of, initial_value
@@ -330,8 +330,7 @@ class HashTable(TableVariable):
         """Returns what a checkpoint has where rows are in files, which are written for it."""
 
         def write(rows: HashTable) -> str:
-            rows.files.write()
-            return described(rows)
+            return described(rows, rows.files.write())
 
         def written() -> tf.Tensor:
             return file_call(self, f"Saving {self.name!r}", write, [], [tf.string])[0]
@@ -346,7 +345,7 @@ class HashTable(TableVariable):
     def _read(self, description: tf.Tensor) -> Any:
         def read(rows: HashTable, saved: bytes) -> None:
             check_described(rows, saved)
-            rows.files.read()
+            rows.files.read(described_checksums(saved))
 
         done = file_call(self, f"The restore of {self.name!r}", read, [description])
         return tf.no_op() if done is None else done

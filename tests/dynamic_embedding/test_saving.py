@@ -497,3 +497,77 @@ def test_corrupt_files_change_nothing(tmp_path, how, text):
     with pytest.raises((ValueError, FileNotFoundError), match=text):
         de.train.Checkpoint(it=target).read(path)
     assert held(target) == expected([5, 6])
+
+
+def in_files_of(name="v", **saver):
+    creator = de.CuckooHashTableCreator(saver=de.FileSystemSaver(**saver))
+    return de.Variable(dim=1, name=name, kv_creator=creator)
+
+
+def test_two_variables_of_one_file_name_are_refused(tmp_path):
+    for names in (("same", "same"), ("a/b", "a_b")):
+        checkpoint = de.train.Checkpoint(variables=[in_files_of(name) for name in names])
+        with pytest.raises(ValueError, match="needs a name of its own"):
+            checkpoint.write(str(tmp_path / "c-1"))
+
+
+@pytest.mark.parametrize("own_path", [False, True])
+def test_rows_of_another_save_are_not_taken_for_a_checkpoints(tmp_path, own_path):
+    variable = in_files_of(**({"save_path": str(tmp_path / "rows")} if own_path else {}))
+    checkpoint = de.train.Checkpoint(variable=variable)
+    paths = []
+    for number, prefix in enumerate(("ckpt-1", "best-1")):
+        variable.upsert([1], [[float(number)]])
+        paths.append(checkpoint.write(str(tmp_path / prefix)))
+    variable.upsert([1], [[9.0]])
+    with pytest.raises((ValueError, tf.errors.OpError), match="of another save than this"):
+        checkpoint.read(paths[0])
+    assert variable.lookup([1]).numpy().tolist() == [[9.0]]
+    checkpoint.read(paths[1])
+    assert variable.lookup([1]).numpy().tolist() == [[1.0]]
+
+
+def test_a_folder_stays_while_a_checkpoint_of_its_step_does(tmp_path):
+    variable = in_files_of()
+    first, second = (de.train.Checkpoint(variable=variable) for _ in range(2))
+    managers = [
+        tf.train.CheckpointManager(each, str(tmp_path), max_to_keep=1, checkpoint_name=name)
+        for each, name in ((first, "ckpt"), (second, "best"))
+    ]
+    variable.upsert([1], [[1.0]])
+    managers[0].save(checkpoint_number=1)
+    best = managers[1].save(checkpoint_number=1)
+    managers[0].save(checkpoint_number=2)
+    managers[0].save(checkpoint_number=3)
+    variable.clear()
+    second.restore(best)
+    assert variable.lookup([1]).numpy().tolist() == [[1.0]]
+
+
+def test_a_checkpoint_in_the_background_is_refused(tmp_path):
+    checkpoint = de.train.Checkpoint(variable=in_files_of())
+    options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
+    with pytest.raises(NotImplementedError, match="before it returns"):
+        checkpoint.save(str(tmp_path / "c"), options=options)
+
+
+def test_a_monitored_session_saves_with_a_saver_of_ours(tmp_path):
+    tf1 = tf.compat.v1
+    for last in (2, 4):
+        with tf.Graph().as_default():
+            variable = in_files_of("monitored")
+            ids = tf.constant([1, 2], tf.int64)
+            rows, trainable = de.embedding_lookup(variable, ids, return_trainable=True)
+            step = tf1.train.get_or_create_global_step()
+            optimizer = de.DynamicEmbeddingOptimizer(tf1.train.GradientDescentOptimizer(0.5))
+            train = optimizer.minimize(tf.reduce_sum(rows), step, var_list=[trainable])
+            scaffold = tf1.train.Scaffold(saver=de.train.DEHvdSaver())
+            with tf1.train.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path),
+                scaffold=scaffold,
+                save_checkpoint_steps=1,
+                hooks=[tf1.train.StopAtStepHook(last_step=last)],
+            ) as session:
+                while not session.should_stop():
+                    found, _ = session.run([rows, train])
+    assert found.tolist() == [[-1.5]] * 2

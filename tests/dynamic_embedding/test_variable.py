@@ -204,10 +204,10 @@ def test_texts_of_keys_that_did_not_come_are_forgotten(monkeypatch):
     monkeypatch.setattr(texts, "_RECENT", 100)
     variable = de.Variable(tf.string, dim=1)
     variable.upsert([f"kept {i}" for i in range(50)], np.ones((50, 1)))
-    for batch in range(40):
+    for batch in range(60):
         ids = tf.constant([f"{batch} {i}" for i in range(50)])
         de.embedding_lookup(variable, ids, name="t")
-    assert len(variable.rows._texts) < 400
+    assert len(variable.rows._texts) < 1500  # of 3,050
     assert sorted(variable.export()[0].numpy().tolist()) == sorted(
         f"kept {i}".encode() for i in range(50)
     )

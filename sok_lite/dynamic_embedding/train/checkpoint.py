@@ -30,6 +30,16 @@ class DECheckpoint(tf.train.Checkpoint):
         super().__init__(root, **kwargs)
         self._written_folders = WrittenFolders()
 
+    def save(self, file_prefix: Any, options: Any = None) -> Any:
+        """Writes a checkpoint; see `tf.train.Checkpoint.save`."""
+        _refuse_background(options)
+        return super().save(file_prefix, options)
+
+    def write(self, file_prefix: Any, options: Any = None) -> Any:
+        """Writes a checkpoint; see `tf.train.Checkpoint.write`."""
+        _refuse_background(options)
+        return super().write(file_prefix, options)
+
     # What save(), write() and a CheckpointManager come to.
     def _write(self, file_prefix: Any, options: Any = None) -> Any:
         _refuse_graphs()
@@ -51,6 +61,14 @@ class DECheckpoint(tf.train.Checkpoint):
         _refuse_graphs()
         with opened(folder_beside(save_path)):
             return super().read(save_path, options)
+
+
+def _refuse_background(options: Any) -> None:
+    if options is not None and options.experimental_enable_async_checkpoint:
+        raise NotImplementedError(
+            "de.train.Checkpoint writes all ranks' files before it returns. Leave "
+            "experimental_enable_async_checkpoint out."
+        )
 
 
 def _refuse_graphs() -> None:

@@ -1,5 +1,6 @@
 """One checkpoint of all ranks: rank 0 writes the dense variables, every rank its rows."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ from sok_lite.bridge import job
 from sok_lite.comm import Communicator
 from sok_lite.comm.launch import launched_ranks
 from sok_lite.dynamic_embedding.checkpoint_folder import WrittenFolders, folder_beside, opened
+from sok_lite.dynamic_embedding.file_names import file_prefix
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.tables import HashTable
 
@@ -47,15 +49,17 @@ def write_together(
       What `write` gives; None on other ranks.
 
     Raises:
-      ValueError: several ranks, and a variable without a `FileSystemSaver`.
+      ValueError: several ranks, and a variable without a `FileSystemSaver`; two of one name.
       RuntimeError: another rank has failed.
     """
+    tables = list(tables)
+    _check_names(what, tables)
     comm = several_ranks(what)
     with opened(folder_beside(prefix)):
         if comm is None:
             result = write()
         else:
-            result = _on_all(comm, what, list(tables), write)
+            result = _on_all(comm, what, tables, write)
     if comm is None or comm.rank == 0:
         written.note(prefix)
     return result
@@ -82,6 +86,17 @@ def _on_all(
             "to write its part. See its error."
         )
     return result
+
+
+def _check_names(what: str, tables: Iterable[HashTable]) -> None:
+    """Raises if two tables would have the same files."""
+    names = Counter(file_prefix(table.table.name) for table in tables if table.files is not None)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"{what}: each variable with a FileSystemSaver needs a name of its own, for its files. "
+            f"Received: several of {twice[0]!r}. Give `name` to each variable, or layer."
+        )
 
 
 def _check_have_files(what: str, tables: Iterable[HashTable]) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_lite.dynamic_embedding.checkpoint_folder import WrittenFolders, folder_beside, opened
@@ -40,8 +41,8 @@ class DEHvdSaver(tf.compat.v1.train.Saver):
         """
         prefix = save_path
         if global_step is not None:
-            is_number = isinstance(global_step, int)
-            global_step = global_step if is_number else int(sess.run(global_step))
+            is_number = isinstance(global_step, (int, np.integer))
+            global_step = int(global_step if is_number else sess.run(global_step))
             step = f"{global_step:08d}" if self._is_padded else str(global_step)
             prefix = f"{save_path}-{step}"
 
