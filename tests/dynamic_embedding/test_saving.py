@@ -355,6 +355,8 @@ def test_without_a_folder_nothing_is_saved_or_restored(tmp_path):
     with pytest.raises(ValueError, match="cannot be saved.*Use de.train.Checkpoint.*save_path="):
         tf.train.Checkpoint(it=source).save(str(tmp_path / "c"))
     path = de.train.Checkpoint(it=source).save(str(tmp_path / "c"))
+    with pytest.raises(ValueError, match="cannot be saved"):  # that folder was of that save
+        tf.train.Checkpoint(it=source).save(str(tmp_path / "c"))
     with pytest.raises(ValueError, match="cannot be restored.*Use de.train.Checkpoint"):
         tf.train.Checkpoint(it=target).restore(path)
     late = de.train.Checkpoint()

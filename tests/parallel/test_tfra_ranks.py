@@ -217,7 +217,7 @@ def test_checkpoints_of_fit_are_decided_by_the_first_rank(comm, keras, folder):
     assert sorted(os.listdir(folder)) == sorted([*names, *of_ranks])
 
 
-def test_dense_weights_are_those_of_the_root_after_the_first_batch(comm, keras):
+def test_dense_weights_are_the_roots(comm, keras):
     layer = de.keras.layers_for(keras).Embedding(DIM, initializer=float(comm.rank))
     model = model_of(keras, layer)
     root = comm.size - 1
