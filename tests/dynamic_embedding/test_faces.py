@@ -205,7 +205,14 @@ def test_every_name_of_the_package_is_on_the_page():
         if not name.startswith("_") and (callable(value) or isinstance(value, property))
     }
     # What other modules of the package ask of a variable, and no program does.
-    internal = {"is_differentiable", "is_pooled", "keys_of", "shards_of", "tables_held"}
+    internal = {
+        "is_differentiable",
+        "is_pooled",
+        "keys_of",
+        "shards_of",
+        "tables_held",
+        "trainable_named",
+    }
     assert methods - internal == set(names_of(OF_VARIABLE))
 
 
