@@ -291,7 +291,9 @@ def _combined(
     """Returns the rows of keys combined, (batch, dim)."""
     params = trainable.params
     is_inference = not trainable.trainable or get_model_mode() == ModelMode.INFERENCE
-    if is_inference or max_norm is not None or not params.is_pooled:
+    # Halves stay float32 when they are combined: a table would round them.
+    is_pooled = params.is_pooled and params.value_dtype == tf.float32
+    if is_inference or max_norm is not None or not is_pooled:
         return _combined_by_tensorflow(trainable, ids, weights, combiner, max_norm)
     keys = params.keys_of(_values(ids), remember=True)
     matrix = _with_values(ids, keys)

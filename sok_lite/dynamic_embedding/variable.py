@@ -193,7 +193,7 @@ class Variable(tf.__internal__.tracking.Trackable):
     @property
     def is_pooled(self) -> bool:
         """Whether the table combines rows itself."""
-        return self.value_dtype == tf.float32 and self.rows.is_pooled
+        return self.is_differentiable and self.rows.is_pooled
 
     def keys_of(self, keys: Any, remember: bool = False) -> tf.Tensor:
         """Returns keys as the integers that the table knows them by; see `HashTable.keys_of`.
