@@ -91,7 +91,6 @@ class TrainableWrapper(TableVariable):
         """The keys that were looked up last; None: there were none yet."""
         return self._ids
 
-    @tf.autograph.experimental.do_not_convert
     def lookup(self, ids: Any) -> tf.Tensor:
         """Returns the rows of keys, with a gradient; nothing is inserted.
 
@@ -217,7 +216,6 @@ class ShadowVariable(TrainableWrapper):
     def ids(self) -> Any:
         return self._ids if self._buffer is None else self._buffer
 
-    @tf.autograph.experimental.do_not_convert
     def lookup(self, ids: Any) -> tf.Tensor:
         if self._buffer is not None:
             self._buffer.assign(tf.reshape(ids, [-1]))
