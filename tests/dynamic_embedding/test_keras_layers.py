@@ -92,6 +92,15 @@ def test_ids_of_another_dtype_are_refused(layers):
         layers.Embedding(2)(tf.constant([1], tf.int32))
 
 
+@pytest.mark.parametrize("is_built", [False, True], ids=["called", "built"])
+def test_a_sequential_without_an_input_looks_up_integer_ids(keras, layers, is_built):
+    model = keras.Sequential([filled(layers.Embedding(DIM)), keras.layers.Flatten()])
+    if is_built and keras.__name__ == "keras":
+        model.build((None, 3))
+    ids = np.resize(KEYS, [2, 3])
+    np.testing.assert_array_equal(model(tf.constant(ids)), expected(ids).reshape(2, -1))
+
+
 def test_rows_are_clipped_to_max_norm(layers):
     layer = filled(layers.Embedding(DIM, max_norm=0.5))
     norms = np.linalg.norm(layer(tf.constant(KEYS)), axis=1)
