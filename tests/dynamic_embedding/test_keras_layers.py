@@ -87,6 +87,12 @@ def test_what_is_no_size_is_refused(layers):
         layers.FieldWiseEmbedding(2, "many", slot_map_fn=lambda ids: ids)
 
 
+def test_an_initializer_may_be_a_name_of_keras(layers):
+    layer = layers.Embedding(DIM, initializer="ones")
+    layer = type(layer).from_config(layer.get_config())
+    np.testing.assert_array_equal(layer(tf.constant([4, 7], tf.int64)), np.ones([2, DIM]))
+
+
 def test_ids_of_another_dtype_are_refused(layers):
     with pytest.raises((TypeError, ValueError), match="must be int64.*Received.*int32"):
         layers.Embedding(2)(tf.constant([1], tf.int32))

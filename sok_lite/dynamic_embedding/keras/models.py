@@ -52,6 +52,8 @@ def de_save_model(
     path = _checked(filepath, signatures, options)
     _check_new(path, overwrite)
     _write(model, path, include_optimizer, options)
+    for stale, _, _ in _files_of_ranks(path):
+        stale.unlink()
 
 
 def de_hvd_save_model(
