@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.dynamic_embedding.keras import config as configs
-from sok_lite.dynamic_embedding.keras.stored import load_rows, save_rows
+from sok_lite.dynamic_embedding.keras.stored import do_all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.partition import default_partition_fn
 from sok_lite.dynamic_embedding.shadow_ops import (
     HvdVariable,
@@ -331,6 +331,20 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
     @tf.autograph.experimental.do_not_convert
     def _rows(self, ids: Any) -> Any:
         return self.hvd_variable.lookup(ids)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the rows and states of this rank to a store of Keras.
+
+        Raises:
+          NotImplementedError: there are several ranks, and the others do not save theirs.
+        """
+        if self.hvd_variable.mpi_size > 1 and not do_all_ranks_save():
+            raise NotImplementedError(
+                f"{self.name!r} has its rows on {self.hvd_variable.mpi_size} ranks; this would "
+                "save those of one. Have every rank call "
+                "de.keras.models.de_hvd_save_model(model, path)."
+            )
+        super().save_own_variables(store)
 
 
 def _check_among(combiner: Any, combiners: tuple[str, ...]) -> None:
