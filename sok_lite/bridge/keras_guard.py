@@ -149,9 +149,12 @@ def _is_known_to(model: Any, table: Any) -> bool:
     It trains the table, for the model lists it and its optimizer trains such tables; or it leaves
     it as it is, for the table is in a layer that is frozen.
     """
-    if _is_among(model.trainable_variables, table):
-        return table.is_trained_by(getattr(model, "optimizer", None))
-    return _is_among(model.non_trainable_variables, table)
+    is_trained = table.is_trained_by(getattr(model, "optimizer", None))
+    try:
+        trained, left = model.trainable_variables, model.non_trainable_variables
+    except ValueError:  # tf_keras: the model has no weights before its first batch
+        return is_trained
+    return is_trained if _is_among(trained, table) else _is_among(left, table)
 
 
 def _is_among(variables: list[Any], table: Any) -> bool:

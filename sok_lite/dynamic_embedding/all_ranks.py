@@ -30,7 +30,7 @@ class HvdVariable:
 
     Raises:
       ValueError: the ranks cannot be connected, or `mpi_size` is another number.
-      TypeError: several ranks, and keys are texts or rows no floats.
+      TypeError: several ranks, and keys are texts or rows no float32.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class HvdVariable:
         params = shadow.params
         if self.mpi_size > 1 and (params.key_dtype == tf.string or not params.is_pooled):
             raise DtypeError(
-                "Ranks look up integer keys, of rows of floats. Received: "
+                "Ranks look up integer keys, of rows of float32. Received: "
                 f"key_dtype={params.key_dtype.name}, value_dtype={params.value_dtype.name}."
             )
 

@@ -87,9 +87,24 @@ def test_what_is_no_size_is_refused(layers):
         layers.FieldWiseEmbedding(2, "many", slot_map_fn=lambda ids: ids)
 
 
+def test_an_initializer_may_be_a_name_of_keras(layers):
+    layer = layers.Embedding(DIM, initializer="ones")
+    layer = type(layer).from_config(layer.get_config())
+    np.testing.assert_array_equal(layer(tf.constant([4, 7], tf.int64)), np.ones([2, DIM]))
+
+
 def test_ids_of_another_dtype_are_refused(layers):
     with pytest.raises((TypeError, ValueError), match="must be int64.*Received.*int32"):
         layers.Embedding(2)(tf.constant([1], tf.int32))
+
+
+@pytest.mark.parametrize("is_built", [False, True], ids=["called", "built"])
+def test_a_sequential_without_an_input_looks_up_integer_ids(keras, layers, is_built):
+    model = keras.Sequential([filled(layers.Embedding(DIM)), keras.layers.Flatten()])
+    if is_built and keras.__name__ == "keras":
+        model.build((None, 3))
+    ids = np.resize(KEYS, [2, 3])
+    np.testing.assert_array_equal(model(tf.constant(ids)), expected(ids).reshape(2, -1))
 
 
 def test_rows_are_clipped_to_max_norm(layers):

@@ -105,6 +105,23 @@ def test_load_model_gives_a_model_that_trains_on(keras, tmp_path):
     check_goes_on(model, again, layer, again.layers[1])
 
 
+@pytest.mark.parametrize("is_made_so", [False, True], ids=["frozen later", "made frozen"])
+def test_a_frozen_layer_can_be_trained_after_loading(keras, is_made_so, tmp_path):
+    model, layer = functional(keras, trainable=not is_made_so)
+    layer.params.upsert(np.arange(30), np.ones([30, 2]))
+    layer.trainable = False
+    fit(compiled(keras, model))
+    model.save(tmp_path / "m.keras")
+    again = keras.models.load_model(tmp_path / "m.keras")
+    loaded = again.layers[1]
+    assert not loaded.trainable and loaded.trainable_variables == []
+    fit(again)
+    np.testing.assert_array_equal(loaded.params.lookup(np.arange(30)), np.ones([30, 2]))
+    loaded.trainable = True
+    fit(compiled(keras, again))
+    assert np.abs(loaded.params.lookup(np.unique(X)) - 1).min() > 0
+
+
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
 def test_save_weights_has_tables_and_states(keras, build, tmp_path):
     model, layer = trained(keras, build)
@@ -312,8 +329,10 @@ def test_files_of_another_number_of_ranks_are_refused(keras, tmp_path):
     (tmp_path / "m.keras.rank1of2.npz").write_bytes(b"")
     with pytest.raises(ValueError, match="saved by 2 ranks, and there are 1"):
         de.keras.models.load_model(path, package=keras)
-    de.keras.models.de_hvd_save_model(model, path)
-    assert os.listdir(tmp_path) == ["m.keras"]
+    for save in (de.keras.models.de_hvd_save_model, de.keras.models.de_save_model):
+        (tmp_path / "m.keras.rank1of2.npz").write_bytes(b"")
+        save(model, path)
+        assert os.listdir(tmp_path) == ["m.keras"]
 
 
 @pytest.mark.parametrize("weights_only", [False, True], ids=["model", "weights"])

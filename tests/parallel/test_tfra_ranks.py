@@ -191,6 +191,18 @@ def test_each_rank_loads_the_tables_that_it_saved(comm, keras, folder, end):
     )
 
 
+def test_one_rank_alone_saves_no_part_of_a_table(comm, keras, folder):
+    if comm.size == 1:
+        pytest.skip("one rank has all rows")
+    model = model_of(keras, de.keras.layers_for(keras).HvdAllToAllEmbedding(DIM))
+    path = os.path.join(folder, "m.keras")
+    de.keras.models.de_hvd_save_model(model, path)
+    for save in (model.save, model.save_weights, lambda p: de.keras.models.save_model(model, p)):
+        end = "weights.h5" if save == model.save_weights else "keras"
+        with pytest.raises(NotImplementedError, match="rows on .* ranks.*de_hvd_save_model"):
+            save(os.path.join(folder, f"rank{comm.rank}.{end}"))
+
+
 def test_a_rank_that_cannot_save_tells_the_others(comm, keras, folder):
     model = model_of(keras, de.keras.layers_for(keras).HvdAllToAllEmbedding(DIM))
     path = os.path.join(folder, "m.keras")
@@ -242,7 +254,7 @@ def test_what_ranks_cannot_look_up_is_refused_before_any_waits(comm, keras):
     made = de.keras.layers_for(keras)
     before = comm.turn
     for arguments in ({"key_dtype": "string"}, {"value_dtype": "int32", "initializer": 0}):
-        with pytest.raises(TypeError, match="integer keys, of rows of floats"):
+        with pytest.raises(TypeError, match="integer keys, of rows of float32"):
             made.HvdAllToAllEmbedding(DIM, **arguments)
     with pytest.raises(ValueError, match="mpi_size"):
         made.HvdAllToAllEmbedding(DIM, mpi_size=comm.size + 1)

@@ -116,6 +116,13 @@ def _listing(layer: Any) -> Any:
                 self.shadow.is_frozen = not value
 
         def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+            if args and tf.as_dtype(getattr(args[0], "dtype", tf.int64)).is_floating:
+                # A Sequential without an Input builds itself so, then calls its layers as they are.
+                raise NotImplementedError(
+                    f"{self.name!r} looks up keys, which are {self.params.key_dtype.name}. "
+                    f"Received: {args[0].dtype}. Give keras.Input(..., dtype="
+                    f"{self.params.key_dtype.name!r})."
+                )
             # Not by `compute_output_shape`, which knows neither dtype nor raggedness.
             return super(layer, self).compute_output_spec(*args, **kwargs)
 

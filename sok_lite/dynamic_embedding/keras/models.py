@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.comm import Communicator
-from sok_lite.dynamic_embedding.keras.stored import load_rows, save_rows
+from sok_lite.dynamic_embedding.keras.stored import all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper
 
@@ -52,6 +52,8 @@ def de_save_model(
     path = _checked(filepath, signatures, options)
     _check_new(path, overwrite)
     _write(model, path, include_optimizer, options)
+    for stale, _, _ in _files_of_ranks(path):
+        stale.unlink()
 
 
 def de_hvd_save_model(
@@ -77,7 +79,8 @@ def de_hvd_save_model(
             _check_new(path, overwrite)
     with _together(comm):
         if comm.rank == 0:
-            _write(model, path, include_optimizer, options)
+            with all_ranks_save():
+                _write(model, path, include_optimizer, options)
             for stale, _, size in _files_of_ranks(path):
                 if size != comm.size:
                     stale.unlink()

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.dynamic_embedding.keras import config as configs
-from sok_lite.dynamic_embedding.keras.stored import load_rows, save_rows
+from sok_lite.dynamic_embedding.keras.stored import do_all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.partition import default_partition_fn
 from sok_lite.dynamic_embedding.shadow_ops import (
     HvdVariable,
@@ -42,7 +42,7 @@ class EmbeddingPart:
       embedding_size: elements of a row.
       key_dtype, value_dtype: see `Variable`.
       combiner: of the subclasses that combine.
-      initializer: see `Variable`; None: `RandomNormal()` of Keras.
+      initializer: see `Variable`, or the name of one of Keras; None: `RandomNormal()` of Keras.
       devices: see `Variable`.
       name: of the layer; the variable is `<name>-parameter`, and what is trained `<name>-shadow`.
       with_unique: accepted: keys are deduplicated where that is cheapest.
@@ -87,6 +87,8 @@ class EmbeddingPart:
         super().__init__(name=name, **kwargs)  # type: ignore[call-arg]
         if initializer is None:
             initializer = self.package.initializers.RandomNormal()
+        elif isinstance(initializer, str):
+            initializer = self.package.initializers.get(initializer)
         self.embedding_size, self.combiner, self.with_unique = size, combiner, with_unique
         self.keep_distribution = options["keep_distribution"]
         self.max_norm = options["max_norm"]
@@ -98,7 +100,6 @@ class EmbeddingPart:
             options["partitioner"],
             name=f"{name}-parameter",
             initializer=initializer,
-            trainable=trainable,
             checkpoint=options["checkpoint"],
             init_size=options["init_capacity"],
             kv_creator=options["kv_creator"],
@@ -110,9 +111,12 @@ class EmbeddingPart:
             self.params,
             name=f"{name}-shadow",
             max_norm=options["max_norm"],
-            trainable=trainable,
             distribute_strategy=options["distribute_strategy"],
         )
+        # Not of the variable, which keeps it: the layer may be told to train later. tf_keras asks
+        # the layer.
+        if self.package.__name__ == "keras":
+            self.shadow.is_frozen = not trainable
         # No dict: Keras and TensorFlow track those.
         self._configured = SimpleNamespace(
             embedding_size=size,
@@ -327,6 +331,20 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
     @tf.autograph.experimental.do_not_convert
     def _rows(self, ids: Any) -> Any:
         return self.hvd_variable.lookup(ids)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the rows and states of this rank to a store of Keras.
+
+        Raises:
+          NotImplementedError: there are several ranks, and the others do not save theirs.
+        """
+        if self.hvd_variable.mpi_size > 1 and not do_all_ranks_save():
+            raise NotImplementedError(
+                f"{self.name!r} has its rows on {self.hvd_variable.mpi_size} ranks; this would "
+                "save those of one. Have every rank call "
+                "de.keras.models.de_hvd_save_model(model, path)."
+            )
+        super().save_own_variables(store)
 
 
 def _check_among(combiner: Any, combiners: tuple[str, ...]) -> None:

@@ -5,8 +5,10 @@ bfloat16 nor texts as NumPy has them, so that these are written as what they are
 by its bits (uint16), and texts as their bytes (uint8) one after the other, with their lengths.
 """
 
+import contextlib
 import itertools
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,22 @@ import tensorflow as tf
 from sok_lite.bridge.checkpoint import saved_dtypes
 
 _BYTES, _LENGTHS = "_bytes", "_lengths"
+_all_ranks_save: ContextVar[bool] = ContextVar("all_ranks_save", default=False)
+
+
+@contextlib.contextmanager
+def all_ranks_save() -> Iterator[None]:
+    """Within it the other ranks save their tables as well."""
+    token = _all_ranks_save.set(True)
+    try:
+        yield
+    finally:
+        _all_ranks_save.reset(token)
+
+
+def do_all_ranks_save() -> bool:
+    """Whether it is within `all_ranks_save`."""
+    return _all_ranks_save.get()
 
 
 def save_rows(params: Any, store: MutableMapping[str, Any]) -> None:
