@@ -153,7 +153,8 @@ def _is_known_to(model: Any, table: Any) -> bool:
     try:
         trained, left = model.trainable_variables, model.non_trainable_variables
     except ValueError:  # tf_keras: the model has no weights before its first batch
-        return is_trained
+        frozen = [held for layer, held in _held(model) if not layer.trainable]
+        return is_trained or _is_among(frozen, table)
     return is_trained if _is_among(trained, table) else _is_among(left, table)
 
 

@@ -131,6 +131,13 @@ def test_fit_trains_a_model_that_has_no_weights_yet(keras, build):
     check_rows(layer, dense)
 
 
+def test_a_frozen_layer_takes_any_optimizer_before_there_are_weights(keras):
+    model, layer = with_table(keras, sequential_without_input, trainable=False)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    fit(model)
+    np.testing.assert_array_equal(layer.params.lookup(np.arange(NUM_KEYS)), ROWS)
+
+
 WAYS = {
     "run_eagerly": {"run_eagerly": True},
     "steps_per_execution": {"steps_per_execution": 4},

@@ -279,6 +279,28 @@ def test_save_model_writes_each_format(keras, save, name, tmp_path):
     check_goes_on(model, again, layer, again.layers[1])
 
 
+@pytest.mark.parametrize("name", FORMATS[1:])
+def test_load_weights_gives_an_optimizer_without_states_those_that_were_saved(
+    keras, name, tmp_path
+):
+    model, layer = trained(keras)
+    de.keras.models.save_model(model, tmp_path / name)
+    again, _ = functional(keras)
+    again.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    de.keras.models.load_weights(again, tmp_path / name)
+    assert int(again.optimizer.iterations) == int(model.optimizer.iterations) > 0
+    check_goes_on(model, again, layer, again.layers[1])
+
+
+@pytest.mark.parametrize("save", ["de_save_model", "de_hvd_save_model"])
+def test_a_checkpoint_without_the_rows_in_other_files_is_refused(keras, save, tmp_path):
+    creator = de.CuckooHashTableCreator(saver=de.FileSystemSaver())
+    model, _ = trained(keras, kv_creator=creator)
+    with pytest.raises(NotImplementedError, match="'table-parameter'.*de.train.Checkpoint"):
+        getattr(de.keras.models, save)(model, tmp_path / "m.ckpt")
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("save", ["de_save_model", "de_hvd_save_model"])
 def test_save_model_leaves_the_optimizer_out(keras, save, name, tmp_path):

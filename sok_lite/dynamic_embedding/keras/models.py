@@ -13,6 +13,7 @@ import tensorflow as tf
 from sok_lite.comm import Communicator
 from sok_lite.dynamic_embedding.keras.stored import all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.ranks import communicator
+from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper
 
 __all__ = ["de_hvd_save_model", "de_save_model", "load_model", "load_weights", "save_model"]
@@ -45,12 +46,13 @@ def de_save_model(
 
     Raises:
       NotImplementedError: TensorFlow's SavedModel is asked for: a path with another end, or
-        signatures.
+        signatures; or a ".ckpt" of a table whose creator has a `FileSystemSaver`.
       FileExistsError: something is there that is not to be replaced.
       ValueError: options for a format that has none.
     """
     path = _checked(filepath, signatures, options)
     _check_new(path, overwrite)
+    _check_savers(model, path)
     _write(model, path, include_optimizer, options)
     for stale, _, _ in _files_of_ranks(path):
         stale.unlink()
@@ -75,6 +77,7 @@ def de_hvd_save_model(
     path = _checked(filepath, signatures, options)
     comm = communicator("de_hvd_save_model()")
     with _together(comm):  # nobody writes where another refuses
+        _check_savers(model, path)
         if comm.rank == 0:
             _check_new(path, overwrite)
     with _together(comm):
@@ -132,6 +135,7 @@ def load_weights(model: Any, filepath: Any) -> None:
     if path.name.endswith(_CHECKPOINT):
         _read_checkpoint(model, str(path / "ckpt"))
     else:
+        _build_optimizer(model)
         model.load_weights(str(path))
     _read_tables(model, path, comm)
 
@@ -161,6 +165,22 @@ def _check_new(path: Path, overwrite: bool) -> None:
         raise FileExistsError(f"{str(path)!r} exists, and is not to be replaced: overwrite=False.")
 
 
+def _check_savers(model: Any, path: Path) -> None:
+    if not path.name.endswith(_CHECKPOINT):
+        return
+    elsewhere = [
+        params.name
+        for params in _variables_of(model)
+        if isinstance(params.kv_creator.saver, FileSystemSaver)
+    ]
+    if elsewhere:
+        raise NotImplementedError(
+            f"{path.name!r} would not have the rows of {elsewhere}: their FileSystemSaver keeps "
+            "them in other files. Save with de.train.Checkpoint, or to a path that ends in .keras "
+            "or .weights.h5."
+        )
+
+
 def _write(model: Any, path: Path, include_optimizer: bool, options: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.name.endswith(_CHECKPOINT):
@@ -185,6 +205,14 @@ def _read_checkpoint(model: Any, path: str) -> None:
     with _without_optimizer(model, not has_optimizer):
         status = _checkpoint(model).read(path)
         status.assert_existing_objects_matched().expect_partial()
+
+
+def _build_optimizer(model: Any) -> None:
+    """Makes the states of an optimizer before its first step: Keras loads none that is missing."""
+    optimizer: Any = getattr(model, "optimizer", None)
+    if model.built and hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
+        trained = model.trainable_variables
+        optimizer.build([each for each in trained if not isinstance(each, TrainableWrapper)])
 
 
 @contextlib.contextmanager
