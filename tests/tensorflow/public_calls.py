@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite import communication
+from sok_lite import dynamic_embedding as de
 from sok_lite.bridge import ahead
 from sok_lite.bridge.collectives import agreed_sum
 from sok_lite.bridge.lookup_arguments import checked_arguments
@@ -29,6 +30,12 @@ class Calls:
         self.clipping = sok.OptimizerWrapper(
             keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5, global_clipnorm=1.0), 1.0)
         )
+        settings = de.HkvHashTableConfig(
+            evict_strategy=de.HkvEvictStrategy.EPOCHLRU, step_per_epoch=2
+        )
+        creator = de.HkvHashTableCreator(settings)
+        self.bounded = de.Variable(tf.int32, dim=DIM, name="bounded", kv_creator=creator)
+        self.by_text = de.Variable(tf.string, dim=DIM, name="by_text")
         self.dense = tf.Variable([1.0])
         self.clipping.optimizer.build([self.dense])
         # States, and variables of the optimizer: not to be made within a graph.
@@ -36,6 +43,8 @@ class Calls:
         self.slot = self.optimizer.get_slot(self.hbm, self.optimizer.get_slot_names()[0])
         tensors = self.hybrid._serialize_to_tensors()
         self.saved = {name: tensor.numpy() for name, tensor in tensors.items()}
+        tensors = self.by_text.rows._serialize_to_tensors()
+        self.saved_by_text = {name: tensor.numpy() for name, tensor in tensors.items()}
 
     @staticmethod
     def _table(kind, dtype=tf.float32, **options):
@@ -160,6 +169,20 @@ class Calls:
         self.hybrid._restore_from_tensors(given)
         return saved
 
+    def by_tfras_names(self):
+        ids = tf.constant([[3, 77]])
+        rows, exists = self.bounded.lookup(ids, return_exists=True)
+        self.bounded.accum(ids, rows, rows + 1.0, exists)
+        self.bounded.upsert(ids, rows + 2.0)
+        given = {
+            name: tf.constant(value, tf.string if name == "texts" else None)
+            for name, value in self.saved_by_text.items()
+        }
+        self.by_text.rows._restore_from_tensors(given)
+        self.by_text.upsert(tf.constant(["b", "cc"]), tf.ones([2, DIM]))
+        keys, values = self.by_text.export()
+        return rows, exists, tf.strings.length(keys), values
+
     def collectives(self):
         x = tf.constant([[1, 2], [3, 4]])
         comm = sok.communication
@@ -208,6 +231,7 @@ IN_GRAPHS = [
     "questions",
     "removals",
     "checkpoints",
+    "by_tfras_names",
     "collectives",
 ]
 EAGER_ONLY = ["statistics", "words", "epoch", "chunks", "table"]
