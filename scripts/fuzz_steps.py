@@ -111,7 +111,8 @@ def _updated(rows: Rows, keys: np.ndarray, grads: np.ndarray) -> Rows:
 def _accum_or_assigned(rows: Rows, keys: np.ndarray, values: np.ndarray, flags: np.ndarray) -> Rows:
     is_held = np.array([key in rows for key in keys.tolist()], bool)
     add, put = flags & is_held, ~flags & ~is_held
-    return _written(_added(rows, keys[add], values[add]), keys[put], values[put], True)
+    # Backwards: of a repeated key the first is inserted.
+    return _written(_added(rows, keys[add], values[add]), keys[put][::-1], values[put][::-1], True)
 
 
 def _without(rows: Rows, is_gone: Callable[[int], bool]) -> Rows:

@@ -42,6 +42,10 @@ class StaticVariable(RefusesCopies, OfTable, ResourceVariable):
         with tf.init_scope():  # it may be while a tf.function is traced
             super().__init__(rows, trainable, name=name, dtype=table.row_dtype.name, **options)
 
+    def is_trained_by(self, optimizer: Any) -> bool:
+        """Whether an optimizer would update its rows where `left_out_by` leaves it out: no."""
+        return False
+
     @property
     def table(self) -> StaticTable:
         """What lookups know of it."""
