@@ -52,11 +52,7 @@ def embedding_lookup(
       TypeError: `params` is no Variable, or `ids` have another dtype.
       NotImplementedError: `return_trainable` in a tf.function: use `get_trainable_by_name`.
     """
-    trainable = _trainable(
-        params, ids, [name or "embedding_lookup"], return_trainable, name is not None
-    )
-    rows = clipped(trainable.lookup(ids), max_norm)
-    return (rows, trainable) if return_trainable else rows
+    return _looked_up(params, ids, name, "embedding_lookup", max_norm, return_trainable)
 
 
 @unconverted_function
@@ -73,11 +69,7 @@ def embedding_lookup_unique(
 
     Args, returns, raises: as of `embedding_lookup`.
     """
-    trainable = _trainable(
-        params, ids, [name or "embedding_lookup_unique"], return_trainable, name is not None
-    )
-    rows = clipped(trainable.lookup(ids), max_norm)
-    return (rows, trainable) if return_trainable else rows
+    return _looked_up(params, ids, name, "embedding_lookup_unique", max_norm, return_trainable)
 
 
 @unconverted_function
@@ -166,6 +158,21 @@ def safe_embedding_lookup_sparse(
     if outer is not None:
         rows = tf.reshape(rows, tf.concat([outer, [params.dim]], 0))
         rows.set_shape(sparse_ids.shape[:-1].concatenate([params.dim]))
+    return (rows, trainable) if return_trainable else rows
+
+
+def _looked_up(
+    params: Any,
+    ids: Any,
+    name: str | None,
+    default_name: str,
+    max_norm: float | None,
+    return_trainable: bool,
+) -> Any:
+    """Does what `embedding_lookup` does, under another name where none is given."""
+    names = [name or default_name]
+    trainable = _trainable(params, ids, names, return_trainable, name is not None)
+    rows = clipped(trainable.lookup(ids), max_norm)
     return (rows, trainable) if return_trainable else rows
 
 
