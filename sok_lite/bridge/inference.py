@@ -68,19 +68,27 @@ def inference_mode(missing: str | None = None) -> Iterator[None]:
             _open = tuple(other for other in _open if other is not entry)
 
 
-def reading(training: bool | None, missing: str | None, usually: str = "initial") -> Reading:
+def reading(
+    training: bool | None,
+    missing: str | None,
+    usually: str = "initial",
+    reading_only: str | None = None,
+) -> Reading:
     """Returns what holds now, in the host call of a lookup.
 
     Args:
       training: as given to the lookup; None: not within `inference_mode`.
       missing: as given to the lookup; None: what an open `inference_mode` says.
       usually: `missing` where nobody says anything.
+      reading_only: the same of a lookup that inserts nothing; None: no other.
     """
     mode = _open
     insert = not mode if training is None else training
     if missing is None:
         missing = mode[-1][1] if mode and not insert else None
-    return Reading(insert, missing or usually)
+    if missing is None:
+        missing = usually if insert or reading_only is None else reading_only
+    return Reading(insert, missing)
 
 
 def checked_training(training: Any) -> bool | None:

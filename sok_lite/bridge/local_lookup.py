@@ -16,7 +16,12 @@ from sok_lite.engine.table import EmbeddingTable
 
 
 def local_lookup(
-    variable: Any, keys: Any, training: bool | None = None, missing: str | None = None
+    variable: Any,
+    keys: Any,
+    training: bool | None = None,
+    missing: str | None = None,
+    reading_only: str | None = None,
+    counts: Any = None,
 ) -> tf.Tensor:
     """Returns the rows of keys in this rank's table. No communication.
 
@@ -25,6 +30,8 @@ def local_lookup(
       keys: integers of any shape.
       training: whether new keys are inserted; None: unless `inference_mode` is open.
       missing: what a key gives that has no row: "initial" or "zeros".
+      reading_only: the same where nobody says, and nothing is inserted.
+      counts: int64 of the keys' shape, how often each key counts as seen; None: once.
 
     Returns:
       keys.shape + [dimension], of the rows' dtype. The gradient is an IndexedSlices of the keys as
@@ -38,14 +45,16 @@ def local_lookup(
     training, missing = checked_training(training), checked_missing(missing)
     dim, dtype, backend = variable.dimension, variable.dtype, variable.table.backend
 
-    def look_up(table: Any, keys: Any) -> Sequence[tf.Tensor]:
-        insert, absent = reading(training, missing)
+    def look_up(table: Any, keys: Any, *counts: Any) -> Sequence[tf.Tensor]:
+        insert, absent = reading(training, missing, reading_only=reading_only)
         rows = empty((*keys.shape, dim), dtype, backend)
         flat_rows = rows.reshape(-1, dim)
-        table.lookup(keys.reshape(-1), out=flat_rows, insert=insert, missing=absent)
+        counted = {"counts": counts[0].reshape(-1)} if counts and insert else {}
+        table.lookup(keys.reshape(-1), out=flat_rows, insert=insert, missing=absent, **counted)
         return (to_tensor(rows, dtype, backend),)
 
-    return _differentiable(variable, keys, look_up, [dtype], [])
+    others = [] if counts is None else [tf.convert_to_tensor(counts, tf.int64)]
+    return _differentiable(variable, keys, look_up, [dtype], [], others)
 
 
 def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -81,30 +90,34 @@ def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tens
 def _differentiable(
     variable: Any,
     keys: Any,
-    look_up: Callable[[Any, Any], Sequence[tf.Tensor]],
+    look_up: Callable[..., Sequence[tf.Tensor]],
     dtypes: list[tf.DType],
     other_shapes: list[list[int | None]],
+    others: Sequence[tf.Tensor] = (),
 ) -> Any:
     """Returns what a lookup gives, a tuple if it is more than the rows; these have a gradient.
 
     Args:
       variable: the table.
       keys: integers of any shape.
-      look_up: takes the engine's table and an array of keys; gives keys.shape + [dim], and more.
+      look_up: takes the engine's table and arrays, the keys and `others`; gives keys.shape + [dim],
+        and more.
       dtypes: of all that it gives.
       other_shapes: of what it gives beside the rows.
+      others: what it is told beside the keys.
     """
     keys = checked_keys(variable, keys)
     name, dim, key_type = variable.name, variable.dimension, variable.key_type
 
-    def run(table: EmbeddingTable, key_tensor: tf.Tensor) -> Sequence[tf.Tensor]:
-        return *look_up(table, to_array(key_tensor, table.backend)), size_tensor(table)
+    def run(table: EmbeddingTable, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+        arrays = [to_array(tensor, table.backend) for tensor in tensors]
+        return *look_up(table, *arrays), size_tensor(table)
 
     @tf.custom_gradient
     def read(source: tf.Tensor, keys: tf.Tensor) -> Any:
         shapes = [keys.shape.concatenate([dim]), *other_shapes, [2]]
-        rows, *others, size = table_call(
-            variable, f"A lookup in {name!r}", run, [keys], [*dtypes, tf.int32], shapes
+        rows, *more, size = table_call(
+            variable, f"A lookup in {name!r}", run, [keys, *others], [*dtypes, tf.int32], shapes
         )
 
         def grad(row_grads: tf.Tensor, *_: tf.Tensor) -> Any:
@@ -119,6 +132,6 @@ def _differentiable(
             return row_gradient(name, flat_keys, flat_grads, tf.identity(size)), None
 
         # A tuple of one costs TensorFlow 12 of 184 microseconds.
-        return ((rows, *others) if others else rows), grad
+        return ((rows, *more) if more else rows), grad
 
     return read(variable.gradient_source(), keys)

@@ -10,7 +10,7 @@ from sok_lite.bridge.ahead import Prefetched
 from sok_lite.bridge.gradient import Items, with_gradients
 from sok_lite.bridge.host_call import graph_of_function, host_call, on_device, refuse_replicas
 from sok_lite.bridge.joined import cut, cut_rows, from_int64, join, joined_rows, shapes_of
-from sok_lite.bridge.lookup_arguments import Argument, joined_inputs
+from sok_lite.bridge.lookup_arguments import Argument, checked_arguments, joined_inputs
 from sok_lite.bridge.lookup_host import AT_HAND, LookupHost, Treatment
 from sok_lite.bridge.row_gradient import row_gradient
 from sok_lite.bridge.static_lookup import read_asked
@@ -93,6 +93,28 @@ def look_up(
         output if table.dtype == tf.float32 else tf.cast(output, table.dtype)
         for output, table in zip(outputs, tables, strict=True)
     ]
+
+
+def look_up_each(
+    comm: Communicator, variable: Any, ids: tf.Tensor, treatment: Treatment
+) -> tf.Tensor:
+    """Returns the rows of keys in the tables of all ranks. Every rank must call it.
+
+    Args:
+      variable: of a table.
+      ids: integers of any shape.
+
+    Returns:
+      ids.shape + [dimension] of the rows' dtype, with a gradient of the variable.
+    """
+    flat = tf.reshape(ids, [-1])
+    one_a_row = tf.RaggedTensor.from_row_splits(
+        flat, tf.range(tf.size(flat, tf.int64) + 1), validate=False
+    )
+    arguments = checked_arguments([variable], [one_a_row], None, "sum", comm.size)
+    rows = look_up(comm, arguments, treatment)[0]
+    result = tf.reshape(rows, tf.concat([tf.shape(ids), [variable.dimension]], 0))
+    return tf.ensure_shape(result, ids.shape.concatenate([variable.dimension]))
 
 
 class _Way:

@@ -40,11 +40,13 @@ class Treatment(NamedTuple):
     Attributes:
       training, missing: see `inference.reading`.
       has_filter: whether new keys are drawn.
+      reading_only: see `inference.reading`.
     """
 
     training: bool | None
     missing: str | None
     has_filter: bool
+    reading_only: str | None = None
 
 
 class LookupHost:
@@ -253,8 +255,9 @@ class LookupHost:
             return self._batch(tables, tensors)
 
     def _batch(self, tables: list[AnyTable], tensors: Sequence[tf.Tensor]) -> Batch:
-        training, missing, has_filter = self._treatment
-        insert, missing = reading(training, missing, "zeros" if has_filter else "initial")
+        training, missing, has_filter, reading_only = self._treatment
+        usually = "zeros" if has_filter else "initial"
+        insert, missing = reading(training, missing, usually, reading_only)
         items = items_of(self.tables, tensors, self.backend)
         return Batch(
             tables,

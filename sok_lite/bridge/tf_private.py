@@ -35,6 +35,8 @@ _VARIABLES = "tensorflow.python.ops.resource_variable_ops"
 ResourceVariable: Any = private(_VARIABLES, "ResourceVariable")
 VariableSpec: Any = private(_VARIABLES, "VariableSpec")
 UninitializedVariable: Any = private(_VARIABLES, "UninitializedVariable")
+# What TensorFlow makes of a variable in partitions.
+PartitionedVariable: Any = private("tensorflow.python.ops.variables", "PartitionedVariable")
 # Tells gradient tapes that a variable is used.
 variable_accessed: Any = private(_VARIABLES, "variable_accessed")
 # Whether a tape or a forward accumulator could be recording.
@@ -69,7 +71,10 @@ LOOKUP_IN_A_LIST = ("tensorflow.python.ops.embedding_ops", "_embedding_lookup_an
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
 
 # Members of ResourceVariable that a table uses.
-USED = ("_handle", "_in_graph_mode", "_graph_element", "_shared_name", "_unique_id")
+USED = (
+    *("_handle", "_in_graph_mode", "_graph_element", "_shared_name", "_unique_id"),
+    "_initializer_op",
+)
 # Methods of ResourceVariable and its bases that a table overrides: were they renamed, TensorFlow
 # would act on the empty tensor that stands for the rows.
 OVERRIDDEN = (

@@ -142,16 +142,19 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         self._true_handle = self._handle
         setattr(self._true_handle, _VARIABLE, weakref.ref(self))
         if self._in_graph_mode:
-            # What session.run(variable) would evaluate; a TF1 Saver names it and raises.
-            refusal = tf.debugging.Assert(
-                False, [f"{self.name} has no dense value. {self.instead_of_value}"]
-            )
-            with tf.control_dependencies([refusal]):
-                self._graph_element = tf.zeros([0, self.dimension], dtype, name=_NO_VALUE)
+            self._graph_element = self._element_of_graph()
         else:
             # TensorFlow's eager operators read what `_handle` names without asking this class, and
             # would take the empty tensor for the rows. They find a text instead, and fail.
             self._handle = self._refusing_handle = _not_a_tensor()
+
+    def _element_of_graph(self) -> tf.Tensor:
+        """Returns what session.run(variable) evaluates; a TF1 Saver names it and raises."""
+        refusal = tf.debugging.Assert(
+            False, [f"{self.name} has no dense value. {self.instead_of_value}"]
+        )
+        with tf.control_dependencies([refusal]):
+            return tf.zeros([0, self.dimension], self.dtype, name=_NO_VALUE)
 
     @property
     def handle(self) -> tf.Tensor:
@@ -170,7 +173,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
             return self._true_handle
         is_global = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES in self.collections
         with tf.control_dependencies(
-            [self.initializer] if self._in_graph_mode and not is_global else []
+            [self._initializer_op] if self._in_graph_mode and not is_global else []
         ):
             source = tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)
         return slices_only(self.name, source) if self.trainable else source

@@ -4,8 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.lookup import look_up
-from sok_lite.bridge.lookup_arguments import checked_arguments
+from sok_lite.bridge.lookup import look_up_each
 from sok_lite.bridge.lookup_host import Treatment
 from sok_lite.dynamic_embedding.errors import DtypeError
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
@@ -87,16 +86,9 @@ class HvdVariable:
             )
         if self.mpi_size == 1:
             return self.shadow.lookup(ids)
-        flat = tf.reshape(ids, [-1])
-        one_a_row = tf.RaggedTensor.from_row_splits(
-            flat, tf.range(tf.size(flat, tf.int64) + 1), validate=False
-        )
-        arguments = checked_arguments([self.shadow], [one_a_row], None, "sum", self.mpi_size)
-        rows = look_up(self._comm, arguments, Treatment(False, None, False))[0]
+        rows = look_up_each(self._comm, self.shadow, ids, Treatment(False, None, False))
         if get_model_mode() != ModelMode.TRAIN:
             rows = tf.stop_gradient(rows)
-        rows = clipped(rows, self.shadow.max_norm)
-        result = tf.reshape(rows, tf.concat([tf.shape(ids), [params.dim]], 0))
-        return tf.ensure_shape(result, ids.shape.concatenate([params.dim]))
+        return clipped(rows, self.shadow.max_norm)
 
     __lookup__ = lookup

@@ -14,6 +14,15 @@ from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import checked_arguments
 from sok_lite.bridge.lookup_host import Treatment
+from sok_lite.bridge.sparse_matrix import (
+    as_safe_matrix,
+    check_sparse,
+    checked_combiner,
+    combined_rows,
+    values_of,
+    with_outer,
+    with_values,
+)
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.dynamic_embedding.errors import DtypeError
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
@@ -21,7 +30,6 @@ from sok_lite.dynamic_embedding.trainable import TrainableWrapper, clipped
 
 # What TFRA adds to the name of a sparse lookup to have that of its trainable.
 _LOOKUP = "embedding_lookup"
-_COMBINERS = ("mean", "sqrtn", "sum")
 
 
 @unconverted_function
@@ -103,10 +111,10 @@ def embedding_lookup_sparse(
       ValueError: another combiner, or several params.
       TypeError: ids or weights of another kind or dtype.
     """
-    combiner = _checked_combiner(combiner)
-    _check_sparse(sp_ids, sp_weights)
+    combiner = checked_combiner(combiner)
+    check_sparse(sp_ids, sp_weights)
     name = name or "embedding_lookup_sparse"
-    trainable = _trainable(params, _values(sp_ids), [f"{name}/{_LOOKUP}", name], return_trainable)
+    trainable = _trainable(params, values_of(sp_ids), [f"{name}/{_LOOKUP}", name], return_trainable)
     rows = _combined(trainable, sp_ids, sp_weights, combiner, max_norm)
     return (rows, trainable) if return_trainable else rows
 
@@ -142,22 +150,14 @@ def safe_embedding_lookup_sparse(
 
     Raises: as of `embedding_lookup_sparse`; ValueError for a SparseTensor of rank 1.
     """
-    combiner = _checked_combiner(combiner)
-    _check_sparse(sparse_ids, sparse_weights)
+    combiner = checked_combiner(combiner)
+    check_sparse(sparse_ids, sparse_weights)
     name = name or "safe_embedding_lookup_sparse"
-    params = _only(embedding_weights)
-    ids, weights, outer = _as_matrix(sparse_ids, sparse_weights)
-    if weights is not None and combiner != "sum":
-        keep = _values(weights) > 0
-        ids, weights = _retained(ids, keep), _retained(weights, keep)
-    if default_id is not None:
-        ids, weights = _filled(ids, weights, tf.cast(default_id, params.key_dtype))
+    ids, weights, outer = as_safe_matrix(sparse_ids, sparse_weights, combiner, default_id)
     full_name = f"{name}/embedding_lookup_sparse/{_LOOKUP}"
-    trainable = _trainable(params, _values(ids), [full_name, name], return_trainable)
+    trainable = _trainable(embedding_weights, values_of(ids), [full_name, name], return_trainable)
     rows = _combined(trainable, ids, weights, combiner, max_norm)
-    if outer is not None:
-        rows = tf.reshape(rows, tf.concat([outer, [params.dim]], 0))
-        rows.set_shape(sparse_ids.shape[:-1].concatenate([params.dim]))
+    rows = with_outer(rows, outer, sparse_ids)
     return (rows, trainable) if return_trainable else rows
 
 
@@ -230,68 +230,6 @@ def _trainable(
 # ---- sparse matrices -----------------------------------------------------------------------------
 
 
-def _checked_combiner(combiner: str | None) -> str:
-    combiner = "mean" if combiner is None else combiner
-    if combiner not in _COMBINERS:
-        raise ValueError(f"`combiner` must be one of {_COMBINERS}. Received: {combiner!r}.")
-    return combiner
-
-
-def _check_sparse(ids: Any, weights: Any) -> None:
-    if not isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
-        raise TypeError(
-            f"`sp_ids` must be a SparseTensor or RaggedTensor. Received: {type(ids).__name__}."
-        )
-    if weights is not None and type(weights) is not type(ids):
-        raise TypeError(
-            f"`sp_weights` must be None or a {type(ids).__name__}, as `sp_ids` is. "
-            f"Received: {type(weights).__name__}."
-        )
-
-
-def _values(matrix: Any) -> tf.Tensor:
-    return matrix.flat_values if isinstance(matrix, tf.RaggedTensor) else matrix.values
-
-
-def _with_values(matrix: Any, values: tf.Tensor) -> Any:
-    if isinstance(matrix, tf.RaggedTensor):
-        return matrix.with_flat_values(values)
-    return tf.SparseTensor(matrix.indices, values, matrix.dense_shape)
-
-
-def _as_matrix(ids: Any, weights: Any) -> tuple[Any, Any, tf.Tensor | None]:
-    """Returns ids and weights with two dimensions, and the outer ones; None: they have two."""
-    if isinstance(ids, tf.RaggedTensor) or ids.shape.rank == 2:
-        return ids, weights, None
-    if ids.shape.rank is not None and ids.shape.rank < 2:
-        raise ValueError(f"`sparse_ids` must have rank 2 or more. Received: shape {ids.shape}.")
-    shape = ids.dense_shape
-    flat = tf.stack([tf.reduce_prod(shape[:-1]), shape[-1]])
-
-    def matrix(sparse: tf.SparseTensor) -> tf.SparseTensor:
-        sparse = tf.sparse.reshape(sparse, flat)
-        return tf.SparseTensor(tf.ensure_shape(sparse.indices, [None, 2]), sparse.values, flat)
-
-    return matrix(ids), None if weights is None else matrix(weights), shape[:-1]
-
-
-def _retained(matrix: Any, keep: tf.Tensor) -> Any:
-    if isinstance(matrix, tf.RaggedTensor):
-        return tf.ragged.boolean_mask(matrix, matrix.with_values(keep))
-    return tf.sparse.retain(matrix, keep)
-
-
-def _filled(ids: Any, weights: Any, default_id: tf.Tensor) -> tuple[Any, Any]:
-    """Returns ids and weights with a default key, of weight 1, in each empty row."""
-    ragged = isinstance(ids, tf.RaggedTensor)
-    filled, is_empty = tf.sparse.fill_empty_rows(ids.to_sparse() if ragged else ids, default_id)
-    del is_empty
-    if weights is None:
-        return filled, None
-    one = tf.ones([], _values(weights).dtype)
-    return filled, tf.sparse.fill_empty_rows(weights.to_sparse() if ragged else weights, one)[0]
-
-
 def _combined(
     trainable: TrainableWrapper, ids: Any, weights: Any, combiner: str, max_norm: float | None
 ) -> tf.Tensor:
@@ -302,8 +240,8 @@ def _combined(
     is_pooled = params.is_pooled and params.value_dtype == tf.float32
     if is_inference or max_norm is not None or not is_pooled:
         return _combined_by_tensorflow(trainable, ids, weights, combiner, max_norm)
-    keys = params.keys_of(_values(ids), remember=True)
-    matrix = _with_values(ids, keys)
+    keys = params.keys_of(values_of(ids), remember=True)
+    matrix = with_values(ids, keys)
     arguments = checked_arguments([trainable], [matrix], weights, combiner, 1)
     return look_up(SingleCommunicator(), arguments, Treatment(False, None, False))[0]
 
@@ -311,22 +249,5 @@ def _combined(
 def _combined_by_tensorflow(
     trainable: TrainableWrapper, ids: Any, weights: Any, combiner: str, max_norm: float | None
 ) -> tf.Tensor:
-    rows = clipped(trainable.lookup(_values(ids)), max_norm)
-    dtype = tf.float32 if rows.dtype in (tf.float16, tf.bfloat16) else rows.dtype
-    # Integers as doubles: their sums alone are exact in their own type.
-    is_exact = rows.dtype.is_integer and combiner == "sum" and weights is None
-    work = dtype if dtype.is_floating or is_exact else tf.float64
-    rows = tf.cast(rows, work)
-    if isinstance(ids, tf.RaggedTensor):
-        segments, batch = ids.value_rowids(), ids.nrows()
-    else:
-        segments, batch = ids.indices[:, 0], ids.dense_shape[0]
-    number = tf.ones([tf.size(segments)], rows.dtype)
-    weight = number if weights is None else tf.cast(_values(weights), rows.dtype)
-    total = tf.math.unsorted_segment_sum(rows * weight[:, None], segments, batch)
-    if combiner != "sum":
-        by = weight if combiner == "mean" else weight * weight
-        divisor = tf.math.unsorted_segment_sum(by, segments, batch)
-        divisor = tf.sqrt(divisor) if combiner == "sqrtn" else divisor
-        total = tf.math.divide_no_nan(total, divisor[:, None])
-    return tf.cast(total, dtype)
+    rows = clipped(trainable.lookup(values_of(ids)), max_norm)
+    return combined_rows(rows, ids, weights, combiner)

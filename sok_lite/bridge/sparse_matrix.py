@@ -1,0 +1,148 @@
+"""Keys as a SparseTensor or RaggedTensor, whose rows are combined: checks, and plain arithmetic.
+
+What lookups of several faces share before and after they ask a table.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+_COMBINERS = ("mean", "sqrtn", "sum")
+
+
+def checked_combiner(combiner: str | None) -> str:
+    """Returns a combiner, "mean" for None, or raises ValueError."""
+    combiner = "mean" if combiner is None else combiner
+    if combiner not in _COMBINERS:
+        raise ValueError(f"`combiner` must be one of {_COMBINERS}. Received: {combiner!r}.")
+    return combiner
+
+
+def check_sparse(ids: Any, weights: Any) -> None:
+    """Raises TypeError unless ids, and weights if there are any, are matrices of one kind."""
+    if not isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
+        raise TypeError(
+            f"`sp_ids` must be a SparseTensor or RaggedTensor. Received: {type(ids).__name__}."
+        )
+    if weights is not None and type(weights) is not type(ids):
+        raise TypeError(
+            f"`sp_weights` must be None or a {type(ids).__name__}, as `sp_ids` is. "
+            f"Received: {type(weights).__name__}."
+        )
+
+
+def values_of(matrix: Any) -> tf.Tensor:
+    """Returns what is in a matrix, (n,)."""
+    return matrix.flat_values if isinstance(matrix, tf.RaggedTensor) else matrix.values
+
+
+def with_values(matrix: Any, values: tf.Tensor) -> Any:
+    """Returns a matrix with other values (n,) in the same places."""
+    if isinstance(matrix, tf.RaggedTensor):
+        return matrix.with_flat_values(values)
+    return tf.SparseTensor(matrix.indices, values, matrix.dense_shape)
+
+
+def as_safe_matrix(
+    ids: Any, weights: Any, combiner: str, default_id: Any
+) -> tuple[Any, Any, tf.Tensor | None]:
+    """Returns what `safe_embedding_lookup_sparse` combines of its arguments.
+
+    Args:
+      ids: a SparseTensor of rank 2 and above, or a RaggedTensor (batch, None).
+      weights: in the same form; those that are not above 0 go with their ids, but of "sum".
+      default_id: the key of an empty row, in the ids' dtype or one that becomes it; None: none.
+
+    Returns:
+      (ids (batch, None), weights or None, outer dimensions that the batch is made of; None: it is
+      the one there is).
+
+    Raises:
+      ValueError: a SparseTensor of rank 1.
+    """
+    ids, weights, outer = _as_matrix(ids, weights)
+    if weights is not None and combiner != "sum":
+        keep = values_of(weights) > 0
+        ids, weights = _retained(ids, keep), _retained(weights, keep)
+    if default_id is not None:
+        ids, weights = _filled(ids, weights, tf.cast(default_id, ids.dtype))
+    return ids, weights, outer
+
+
+def with_outer(rows: tf.Tensor, outer: tf.Tensor | None, ids: Any) -> tf.Tensor:
+    """Returns rows (batch, dim) in the outer dimensions that `as_safe_matrix` gave.
+
+    Args:
+      ids: as they were given to it.
+    """
+    if outer is None:
+        return rows
+    dim = rows.shape[-1]
+    rows = tf.reshape(rows, tf.concat([outer, [dim]], 0))
+    rows.set_shape(ids.shape[:-1].concatenate([dim]))
+    return rows
+
+
+def combined_rows(rows: tf.Tensor, ids: Any, weights: Any, combiner: str) -> tf.Tensor:
+    """Returns the rows of keys combined as `tf.nn.embedding_lookup_sparse` does.
+
+    Args:
+      rows: (n, dim), one for each value of `ids`.
+      ids: the matrix (batch, None).
+      weights: a matrix with rows of the same lengths, or None.
+      combiner: "mean", "sqrtn" or "sum".
+
+    Returns:
+      (batch, dim) of the rows' dtype, of float16 and bfloat16 float32; zeros for an empty row.
+    """
+    dtype = tf.float32 if rows.dtype in (tf.float16, tf.bfloat16) else rows.dtype
+    # Integers as doubles: their sums alone are exact in their own type.
+    is_exact = rows.dtype.is_integer and combiner == "sum" and weights is None
+    work = dtype if dtype.is_floating or is_exact else tf.float64
+    rows = tf.cast(rows, work)
+    if isinstance(ids, tf.RaggedTensor):
+        segments, batch = ids.value_rowids(), ids.nrows()
+    else:
+        segments, batch = ids.indices[:, 0], ids.dense_shape[0]
+    number = tf.ones([tf.size(segments)], rows.dtype)
+    weight = number if weights is None else tf.cast(values_of(weights), rows.dtype)
+    total = tf.math.unsorted_segment_sum(rows * weight[:, None], segments, batch)
+    if combiner != "sum":
+        by = weight if combiner == "mean" else weight * weight
+        divisor = tf.math.unsorted_segment_sum(by, segments, batch)
+        divisor = tf.sqrt(divisor) if combiner == "sqrtn" else divisor
+        total = tf.math.divide_no_nan(total, divisor[:, None])
+    return tf.cast(total, dtype)
+
+
+def _as_matrix(ids: Any, weights: Any) -> tuple[Any, Any, tf.Tensor | None]:
+    """Returns ids and weights with two dimensions, and the outer ones; None: they have two."""
+    if isinstance(ids, tf.RaggedTensor) or ids.shape.rank == 2:
+        return ids, weights, None
+    if ids.shape.rank is not None and ids.shape.rank < 2:
+        raise ValueError(f"`sparse_ids` must have rank 2 or more. Received: shape {ids.shape}.")
+    shape = ids.dense_shape
+    flat = tf.stack([tf.reduce_prod(shape[:-1]), shape[-1]])
+
+    def matrix(sparse: tf.SparseTensor) -> tf.SparseTensor:
+        sparse = tf.sparse.reshape(sparse, flat)
+        return tf.SparseTensor(tf.ensure_shape(sparse.indices, [None, 2]), sparse.values, flat)
+
+    return matrix(ids), None if weights is None else matrix(weights), shape[:-1]
+
+
+def _retained(matrix: Any, keep: tf.Tensor) -> Any:
+    if isinstance(matrix, tf.RaggedTensor):
+        return tf.ragged.boolean_mask(matrix, matrix.with_values(keep))
+    return tf.sparse.retain(matrix, keep)
+
+
+def _filled(ids: Any, weights: Any, default_id: tf.Tensor) -> tuple[Any, Any]:
+    """Returns ids and weights with a default key, of weight 1, in each empty row."""
+    ragged = isinstance(ids, tf.RaggedTensor)
+    filled, is_empty = tf.sparse.fill_empty_rows(ids.to_sparse() if ragged else ids, default_id)
+    del is_empty
+    if weights is None:
+        return filled, None
+    one = tf.ones([], values_of(weights).dtype)
+    return filled, tf.sparse.fill_empty_rows(weights.to_sparse() if ragged else weights, one)[0]

@@ -1,0 +1,244 @@
+"""The lookups of `tf.nn` for KvVariables: TensorFlow's own functions come here.
+
+TensorFlow's own would drop negative keys, and would divide the keys of a list of partitions.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge import job
+from sok_lite.bridge.autograph import unconverted_function
+from sok_lite.bridge.checks import checked_keys
+from sok_lite.bridge.lookup import look_up
+from sok_lite.bridge.lookup_arguments import checked_arguments
+from sok_lite.bridge.lookup_host import Treatment
+from sok_lite.bridge.sparse_matrix import (
+    as_safe_matrix,
+    check_sparse,
+    checked_combiner,
+    combined_rows,
+    values_of,
+    with_outer,
+)
+from sok_lite.comm.single import SingleCommunicator
+from sok_lite.kv_variable.kv_variable_ops import READING_ONLY, KvVariable
+
+__all__ = [
+    "embedding_lookup",
+    "embedding_lookup_sparse",
+    "embedding_lookup_unique",
+    "insert_kv_embedding",
+    "safe_embedding_lookup_sparse",
+]
+
+
+@unconverted_function
+def embedding_lookup(
+    params: Any,
+    ids: Any,
+    partition_strategy: str = "mod",
+    name: str | None = None,
+    validate_indices: bool = True,
+    max_norm: float | None = None,
+    *,
+    training: bool | None = None,
+) -> tf.Tensor:
+    """Returns the rows of keys. `tf.nn.embedding_lookup` of a KvVariable comes here.
+
+    Args:
+      params: a KvVariable, the list of its partitions, or a list of one.
+      ids: integers of any shape; every one is a key.
+      partition_strategy, validate_indices: not used.
+      name: of the result.
+      max_norm: rows are clipped to this norm where they are read; None: they are not.
+      training: whether new keys are inserted; None: see `KvVariable`.
+
+    Returns:
+      ids.shape + [dim]; its gradient is an IndexedSlices of the keys.
+
+    Raises:
+      TypeError: `params` is no KvVariable, or ids are no integers.
+      ValueError: a list of anything but one variable's partitions.
+    """
+    variable = variable_of(params)
+    rows = _clipped(variable.sparse_read(ids, training=training), max_norm)
+    return tf.identity(rows, name) if name is not None else rows
+
+
+@unconverted_function
+def embedding_lookup_unique(
+    params: Any,
+    ids: Any,
+    partition_strategy: str = "mod",
+    name: str | None = None,
+    *,
+    training: bool | None = None,
+) -> tf.Tensor:
+    """Does what `embedding_lookup` does: repeated keys are deduplicated where that is cheapest."""
+    return embedding_lookup(params, ids, partition_strategy, name, training=training)
+
+
+@unconverted_function
+def embedding_lookup_sparse(
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any,
+    partition_strategy: str = "mod",
+    name: str | None = None,
+    combiner: str | None = None,
+    max_norm: float | None = None,
+    *,
+    training: bool | None = None,
+) -> tf.Tensor:
+    """Returns the rows of keys, combined row by row of a sparse matrix.
+
+    Args:
+      params: see `embedding_lookup`.
+      sp_ids: a SparseTensor or RaggedTensor (batch, None) of integers.
+      sp_weights: weights in the same form and with rows of the same lengths; None: all are 1.
+      partition_strategy: not used.
+      name: of the result.
+      combiner: "mean" (also None), "sqrtn" or "sum".
+      max_norm: rows are clipped to this norm before they are combined.
+      training: see `embedding_lookup`.
+
+    Returns:
+      (batch, dim), of float16 and bfloat16 rows float32; zeros for a row without keys.
+
+    Raises:
+      ValueError: another combiner, or several variables.
+      TypeError: ids or weights of another kind or dtype.
+    """
+    combiner = checked_combiner(combiner)
+    check_sparse(sp_ids, sp_weights)
+    rows = _combined(variable_of(params), sp_ids, sp_weights, combiner, max_norm, training)
+    return tf.identity(rows, name) if name is not None else rows
+
+
+@unconverted_function
+def safe_embedding_lookup_sparse(
+    embedding_weights: Any,
+    sparse_ids: Any,
+    sparse_weights: Any = None,
+    combiner: str | None = "mean",
+    default_id: Any = None,
+    name: str | None = None,
+    partition_strategy: str = "div",
+    max_norm: float | None = None,
+    *,
+    training: bool | None = None,
+) -> tf.Tensor:
+    """Does what `embedding_lookup_sparse` does, for any rank, bad weights and empty rows.
+
+    Keys whose weight is not above 0 are left out, but of "sum". Negative keys are keys.
+
+    Args:
+      embedding_weights: see `embedding_lookup`.
+      sparse_ids: a SparseTensor of rank 2 and above, or a RaggedTensor (batch, None); its last
+        dimension is combined.
+      sparse_weights: weights in the same form; None: all are 1.
+      combiner: see `embedding_lookup_sparse`.
+      default_id: the key that an empty row has; None: an empty row is zeros.
+      name, partition_strategy, max_norm, training: see `embedding_lookup_sparse`.
+
+    Returns:
+      sparse_ids.shape[:-1] + [dim].
+
+    Raises: as of `embedding_lookup_sparse`; ValueError for a SparseTensor of rank 1.
+    """
+    combiner = checked_combiner(combiner)
+    check_sparse(sparse_ids, sparse_weights)
+    variable = variable_of(embedding_weights)
+    ids, weights, outer = as_safe_matrix(sparse_ids, sparse_weights, combiner, default_id)
+    rows = _combined(variable, ids, weights, combiner, max_norm, training)
+    rows = with_outer(rows, outer, sparse_ids)
+    return tf.identity(rows, name) if name is not None else rows
+
+
+def insert_kv_embedding(params: Any, ids: Any, values: Any) -> Any:
+    """Sets the rows of keys, inserting those that are new; of a repeated key the last counts.
+
+    Args:
+      params: see `embedding_lookup`.
+      ids: integers of any shape.
+      values: ids.shape + [dim].
+
+    Returns:
+      None in eager mode, the operation in a graph.
+    """
+    variable = variable_of(params)
+    keys = checked_keys(variable, ids)
+    rows = tf.reshape(tf.convert_to_tensor(values, variable.dtype), [-1, variable.dimension])
+    done = variable.insert(tf.reshape(keys, [-1]), rows)
+    return None if tf.executing_eagerly() else done
+
+
+def variable_of(params: Any) -> KvVariable:
+    """Returns the variable of `params`: itself, or what a list of its partitions belongs to."""
+    if isinstance(params, KvVariable):
+        return params
+    if not isinstance(params, (list, tuple)) or not all(
+        isinstance(each, KvVariable) for each in params
+    ):
+        raise TypeError(
+            f"`params` must be a KvVariable, or the list of its partitions. Received: {params!r}."
+        )
+    if len(params) == 1:
+        return params[0]
+    whole = params[0].whole if params else None
+    if whole is None or list(whole) != list(params):
+        raise ValueError(
+            "A list of KvVariables must be all partitions of one, in their order. Received: "
+            f"{[each.name for each in params]}. Look each up by itself."
+        )
+    return whole
+
+
+def _combined(
+    variable: KvVariable,
+    ids: Any,
+    weights: Any,
+    combiner: str,
+    max_norm: float | None,
+    training: bool | None,
+) -> tf.Tensor:
+    """Returns the rows of keys combined, (batch, dim)."""
+    # Halves stay float32 when they are combined: a table would round them.
+    if max_norm is not None or variable.dtype != tf.float32:
+        rows = _clipped(variable.sparse_read(values_of(ids), training=training), max_norm)
+        return combined_rows(rows, ids, weights, combiner)
+    comm = job.other_ranks() or SingleCommunicator()
+    arguments = checked_arguments([variable], [ids], weights, combiner, comm.size)
+    treatment = Treatment(variable.resolved(training), None, False, READING_ONLY)
+    return look_up(comm, arguments, treatment)[0]
+
+
+def _clipped(rows: tf.Tensor, max_norm: float | None) -> tf.Tensor:
+    return rows if max_norm is None else tf.clip_by_norm(rows, max_norm, axes=[-1])
+
+
+# ---- TensorFlow's own functions ------------------------------------------------------------------
+
+
+def _answer(public: Any, function: Callable[..., tf.Tensor]) -> None:
+    """Has a public function of TensorFlow call another one for KvVariables and lists of them."""
+    signature = inspect.signature(public)
+    known = inspect.signature(function).parameters
+
+    def answer(*args: Any, **kwargs: Any) -> tf.Tensor:
+        given = signature.bind(*args, **kwargs).arguments
+        return function(**{name: value for name, value in given.items() if name in known})
+
+    answer.__signature__ = signature  # type: ignore[attr-defined]
+    params = next(iter(signature.parameters))
+    for kind in (KvVariable, list[KvVariable]):
+        tf.experimental.dispatch_for_api(public, {params: kind})(answer)
+
+
+for _nn in (tf.nn, tf.compat.v1.nn):
+    _answer(_nn.embedding_lookup, embedding_lookup)
+    _answer(_nn.embedding_lookup_sparse, embedding_lookup_sparse)
+    _answer(_nn.safe_embedding_lookup_sparse, safe_embedding_lookup_sparse)

@@ -1,0 +1,515 @@
+"""`KvVariable`: a table of embeddings by key, in TFPlus' words."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import Array
+from sok_lite.bridge import job
+from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
+from sok_lite.bridge.local_lookup import local_lookup
+from sok_lite.bridge.lookup import look_up_each
+from sok_lite.bridge.lookup_host import Treatment
+from sok_lite.bridge.row_gradient import size_tensor
+from sok_lite.bridge.table_call import array_call, table_call
+from sok_lite.bridge.tensor import to_tensor
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.kv_variable.kv_variable_options import KvOptions
+from sok_lite.kv_variable.scatter import OPERATIONS, scattered
+
+__all__ = ["CUTOFF", "IS_TRAINING", "KvVariable", "Share"]
+
+# Whether lookups insert: what holds is the flag when a lookup is built. See `KvVariable`.
+IS_TRAINING = True
+# Rows all of whose |elements| are below it are left out of an export.
+CUTOFF = 1e-20
+# Keys without a row give zeros where nothing is inserted.
+READING_ONLY = "zeros"
+
+
+class Share(NamedTuple):
+    """Which keys of a table a variable stands for: key mod `count` is `number`."""
+
+    number: int = 0
+    count: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of them."""
+        return self.count == 1
+
+    def has(self, keys: Array) -> Array:
+        """Returns whether each key (n,) is one of them, (n,) bool."""
+        return keys % self.count == self.number
+
+
+WHOLE = Share()
+
+
+def _scatter(operation: str) -> Callable[..., Any]:
+    """Returns a method of `KvVariable`."""
+
+    def scatter(
+        self: "KvVariable", sparse_delta: Any, use_locking: bool = False, name: Any = None
+    ) -> Any:
+        return self._scattered(operation, sparse_delta)
+
+    scatter.__name__ = f"scatter_{operation}"
+    scatter.__qualname__ = f"KvVariable.{scatter.__name__}"
+    scatter.__doc__ = f"""{OPERATIONS[operation]}
+
+        A key without a row gets one first. What a repeated key has is taken in its order.
+
+        Args:
+          sparse_delta: a tf.IndexedSlices of keys (n,) and values (n, dim).
+          use_locking, name: not used.
+
+        Returns:
+          The variable in eager mode, the operation in a graph.
+        """
+    return scatter
+
+
+@unconverted
+class KvVariable(TableVariable):
+    """Embeddings by key: a table that grows with its keys, or one of its partitions.
+
+    Made by `get_kv_variable`. A lookup in training inserts the keys that are new, once they were
+    seen often enough; one that predicts changes nothing, and gives zeros for a key without a row.
+    Which of the two it is says the lookup's `training`, else the variable's attribute of that name,
+    else the module's IS_TRAINING, when the lookup is built; then `sok_lite.inference_mode()`, when
+    it runs.
+
+    In a job whose ranks `sok_lite.init()` has connected each rank holds the keys that it owns, and
+    a lookup reaches the others: every rank must make the same lookups in the same order. What is
+    said of keys otherwise is about this rank's.
+
+    In a TF1 graph the variable is initialized, saved and restored like any other. Its initializer
+    removes all keys.
+
+    Args:
+      table: what `bridge.variable.table_for_variable` gave.
+      name: in TensorFlow.
+      trainable: whether it is trained.
+      collections: of the graph, that it is in.
+      options: where its rows are.
+      share: which keys of the table it stands for.
+
+    Attributes:
+      training: whether lookups insert; None: as IS_TRAINING says.
+      kv_options: as given.
+      share: as given.
+    """
+
+    kind = "KvVariable"
+    trained_by_stock = True
+    instead_of_value = "Use tf.nn.embedding_lookup(variable, keys) for some rows."
+    instead_of_write = "Use scatter_add and the like, or insert_kv_embedding."
+    instead_of_copy = "Make another one, and assign() this one to it."
+    instead_of_save = "Use sok_lite.export_serving for a model that is to be served."
+    instead_of_own_step = "Hold it in a layer that lists it among its weights."
+    instead_of_partitions = "Look each up by itself."
+
+    training: bool | None = None
+    _whole: "weakref.ref[Any] | None" = None
+
+    def __init__(
+        self,
+        table: EmbeddingTable,
+        *,
+        name: str,
+        trainable: bool,
+        collections: Sequence[str],
+        options: KvOptions,
+        share: Share = WHOLE,
+    ) -> None:
+        self.kv_options, self.share = options, share
+        self.collections = tuple(collections)
+        super().__init__(table, name=name, trainable=trainable)
+        if self._in_graph_mode:
+            with tf.control_dependencies(None):
+                self._emptied = tf.group(self._initializer_op, self._cleared())
+
+    def _element_of_graph(self) -> tf.Tensor:
+        with tf.control_dependencies(None):
+            return self.value()
+
+    def readable_source(self) -> tf.Tensor:
+        """Returns the empty tensor whose gradient is the variable's, and records the access."""
+        source = self.gradient_source()
+        if source.dtype != tf.resource:
+            return source
+        return tf.raw_ops.ReadVariableOp(resource=source, dtype=self.dtype)
+
+    # ---------------------------------------------------------------- facts
+
+    @property
+    def initializer(self) -> Any:
+        """The operation of a TF1 graph that makes it ready, without any keys."""
+        return self._emptied if self._in_graph_mode else None
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        """Returns whether its initializer has run, or a restore, in this session."""
+        if not self._in_graph_mode:
+            return tf.constant(True, name=name)
+        return tf.raw_ops.VarIsInitializedOp(resource=self.handle, name=name)
+
+    @property
+    def key_dtype(self) -> tf.DType:
+        """Type of the keys."""
+        return self.key_type
+
+    @property
+    def embedding_dim(self) -> int:
+        """Length of a row."""
+        return self.dimension
+
+    @property
+    def enter_threshold(self) -> int:
+        """How often a key must have been seen to get a row; 0 and 1: the first time."""
+        return self.table.options.enter_threshold
+
+    @property
+    def whole(self) -> Any:
+        """What a partition belongs to, as long as the program keeps it; of any other itself."""
+        return self if self._whole is None else self._whole()
+
+    def has_storage(self) -> bool:
+        """Whether rows may lie beside the first memory."""
+        return self.table.store.near_rows is not None
+
+    def total_count(self, name: str | None = None) -> tf.Tensor:
+        """Returns how many keys have a row that training has not set to zeros, scalar int64."""
+
+        def run(table: EmbeddingTable) -> Array:
+            count = int(self._held(table).size) - int(self._shrunk(table).size)
+            return np.array(count, np.int64)
+
+        (count,) = self._call("total_count", run, [], [tf.int64], [[]])
+        return tf.identity(count, name)
+
+    def total_freq(self, name: str | None = None) -> tf.Tensor:
+        """Returns how often the keys that `total_count` counts were seen, scalar int64."""
+
+        def run(table: EmbeddingTable) -> Array:
+            counts = table.counts(self._held(table)).sum() - table.counts(self._shrunk(table)).sum()
+            return np.array(int(counts), np.int64)
+
+        (count,) = self._call("total_freq", run, [], [tf.int64], [[]])
+        return tf.identity(count, name)
+
+    def storage_size_count(self, name: str | None = None) -> tf.Tensor:
+        """Returns rows in the first memory and beside it, (2,) int64, of all partitions."""
+
+        def run(table: EmbeddingTable) -> Array:
+            store = table.store
+            return np.array([store.num_rows - store.num_far_rows, store.num_far_rows], np.int64)
+
+        (counts,) = self._call("storage_size_count", run, [], [tf.int64], [[2]])
+        return tf.identity(counts, name)
+
+    def get_counting(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Returns how often training lookups have seen keys, int64 of their shape; 0: never."""
+        return self._of_keys("get_counting", indices, lambda table, keys: table.counts(keys))
+
+    def get_timestamp(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Returns when a training lookup last saw keys, int64 of their shape; 0: never.
+
+        In seconds since 1970, as exact as `sok_lite.DynamicVariable.expire` is.
+        """
+        return self._of_keys(
+            "get_timestamp", indices, lambda table, keys: table.times(keys).astype(np.int64)
+        )
+
+    # ---------------------------------------------------------------- reading
+
+    def sparse_read(
+        self,
+        indices: Any,
+        name: str | None = None,
+        training: bool | None = None,
+        missing: str | None = None,
+    ) -> tf.Tensor:
+        """Returns the rows of keys, indices.shape + [dim]; see the class.
+
+        Args:
+          indices: integers of any shape.
+          training: whether new keys are inserted; None: see the class.
+          missing: what a key without a row gives, "initial" or "zeros"; None: where keys are
+            inserted "initial", else "zeros".
+        """
+        return self._rows(indices, training, missing)
+
+    def sparse_read_with_counts(
+        self, indices: Any, counts: Any, name: str | None = None, training: bool | None = None
+    ) -> tf.Tensor:
+        """Returns the rows of keys, each of which counts as seen several times.
+
+        Args:
+          indices: integers of any shape.
+          counts: integers of that shape, from 1 on.
+
+        Raises:
+          NotImplementedError: in a job of several ranks.
+        """
+        if job.other_ranks() is not None:
+            raise NotImplementedError(
+                f"sparse_read_with_counts of {self.name!r} works on one rank: counts do not travel "
+                "with keys. Use sparse_read, which counts a key once for each rank that has it."
+            )
+        return self._rows(indices, training, None, tf.cast(counts, tf.int64))
+
+    def _rows(
+        self, keys: Any, training: bool | None, missing: str | None, counts: Any = None
+    ) -> tf.Tensor:
+        training = self.resolved(training)
+        comm = job.other_ranks()
+        if comm is None:
+            return local_lookup(self, keys, training, missing, READING_ONLY, counts)
+        keys = checked_keys(self, keys)
+        return look_up_each(comm, self, keys, Treatment(training, missing, False, READING_ONLY))
+
+    def resolved(self, training: bool | None) -> bool | None:
+        """Returns the `training` of a lookup as the bridge takes it."""
+        if training is None:
+            training = self.training
+        if training is None and not IS_TRAINING:
+            training = False
+        return training
+
+    def value(self) -> tf.Tensor:
+        """Returns all rows, (n, dim), those of ascending keys, with a gradient."""
+        return self._read_all()
+
+    def read_value(self) -> tf.Tensor:
+        """Does what `value` does."""
+        return self._read_all()
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        return self._read_all()
+
+    def _dense_var_to_tensor(
+        self, dtype: Any = None, name: Any = None, as_ref: bool = False
+    ) -> Any:
+        value = self._read_all()
+        if dtype is not None and not dtype.is_compatible_with(value.dtype):
+            return NotImplemented
+        return value
+
+    def _read_all(self) -> tf.Tensor:
+        key_type, dtype = self.key_type, self.dtype
+        shapes = [[None], [None, self.dimension], [2]]
+
+        def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
+            keys, rows = self._exported(table, None)
+            backend = table.backend
+            return (
+                *(to_tensor(keys, key_type, backend), to_tensor(rows, dtype, backend)),
+                size_tensor(table),
+            )
+
+        @tf.custom_gradient
+        def read(source: tf.Tensor) -> Any:
+            keys, rows, size = table_call(
+                self, f"The value of {self.name!r}", run, [], [key_type, dtype, tf.int32], shapes
+            )
+
+            def grad(row_grads: tf.Tensor) -> tf.IndexedSlices:
+                return tf.IndexedSlices(tf.cast(row_grads, tf.float32), keys, size)
+
+            return rows, grad
+
+        return read(self.gradient_source())
+
+    # ---------------------------------------------------------------- writing
+
+    def assign(self, value: "KvVariable", *_: Any, **__: Any) -> Any:
+        """Makes it hold the keys and rows of another one, and no others, without their counts.
+
+        Returns:
+          The variable in eager mode, the operation in a graph.
+
+        Raises:
+          TypeError: it is no KvVariable. ValueError: its rows are of another length.
+        """
+        if not isinstance(value, KvVariable):
+            raise TypeError(
+                f"assign() of {self.name!r} takes another KvVariable, all of whose keys it is to "
+                f"have. Received: {type(value).__name__}. Use insert_kv_embedding for some rows."
+            )
+        keys, rows = value.export(cutoff=None)
+        cleared = self._cleared()
+        with tf.control_dependencies([] if cleared is None else [cleared]):
+            return self.insert(keys, rows)
+
+    def insert(self, indices: Any, values: Any) -> Any:
+        """Sets the rows of keys, inserting those that are new; of a repeated key the last counts.
+
+        Args:
+          indices: (n,) integers.
+          values: (n, dim).
+
+        Returns:
+          The variable in eager mode, the operation in a graph.
+        """
+        keys = checked_keys(self, indices)
+        rows = tf.cast(checked_rows(self, keys, values, "insert"), self.dtype)
+        return self._done(
+            self._call(
+                "insert",
+                lambda table, keys, rows: table.insert_or_assign(keys, rows),
+                [keys, rows],
+            )
+        )
+
+    scatter_add = _scatter("add")
+    scatter_sub = _scatter("sub")
+    scatter_mul = _scatter("mul")
+    scatter_div = _scatter("div")
+    scatter_min = _scatter("min")
+    scatter_max = _scatter("max")
+    scatter_update = _scatter("update")
+
+    def _scattered(self, operation: str, sparse_delta: Any) -> Any:
+        if not isinstance(sparse_delta, tf.IndexedSlices):
+            raise TypeError(
+                f"scatter_{operation} of {self.name!r} takes a tf.IndexedSlices of keys and rows. "
+                f"Received: {type(sparse_delta).__name__}."
+            )
+        keys = checked_keys(self, sparse_delta.indices)
+        what = f"scatter_{operation}"
+        rows = tf.cast(checked_rows(self, keys, sparse_delta.values, what), self.dtype)
+
+        def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
+            scattered(table, operation, keys, rows)
+
+        return self._done(self._call(what, run, [keys, rows]))
+
+    def increase_counting(self, indices: Any, counts: Any, name: str | None = None) -> Any:
+        """Counts keys as seen: what a lookup in training notes of them.
+
+        Args:
+          indices: (n,) integers.
+          counts: (n,) integers from 1 on.
+        """
+
+        def run(table: EmbeddingTable, keys: Array, counts: Array) -> None:
+            table.lookup(keys, counts=counts)
+
+        keys = checked_keys(self, indices)
+        return self._call("increase_counting", run, [keys, tf.cast(counts, tf.int64)])
+
+    # ---------------------------------------------------------------- removing
+
+    def delete(self, indices: Any, name: str | None = None) -> Any:
+        """Removes keys with their rows, counts and optimizer states; missing ones are left out."""
+
+        def run(table: EmbeddingTable, keys: Array) -> None:
+            table.erase(keys.reshape(-1))
+
+        return self._call("delete", run, [checked_keys(self, indices)])
+
+    def delete_with_timestamp(
+        self, threshold: float = 7, name: str | None = None, *, seconds: float | None = None
+    ) -> tf.Tensor:
+        """Removes the keys that no training lookup has seen lately.
+
+        Args:
+          threshold: for so many days.
+          seconds: for so many seconds, in place of days.
+
+        Returns:
+          (n,) of the key type, the keys that are gone.
+        """
+        limit = float(threshold) * 86400 if seconds is None else float(seconds)
+        if not limit >= 0:
+            raise ValueError(f"The time must be 0 or more. Received: {limit} seconds.")
+
+        def run(table: EmbeddingTable) -> Array:
+            keys = self._held(table)
+            old = keys[table.times(keys) <= table.clock.time() - limit]
+            table.erase(old)
+            return old
+
+        (gone,) = self._call("delete_with_timestamp", run, [], [self.key_type], [[None]])
+        return gone
+
+    def _cleared(self) -> Any:
+        """Removes all keys; returns the operation in a graph."""
+
+        def run(table: EmbeddingTable) -> None:
+            if self.share.is_whole:
+                table.clear()
+            else:
+                table.erase(self._held(table))
+
+        return self._call("clear", run, [])
+
+    # ---------------------------------------------------------------- exporting
+
+    def export(
+        self, name: str | None = None, cutoff: float | None = CUTOFF
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns all keys, ascending, and their rows: (n,) of the key type, (n, dim).
+
+        Args:
+          cutoff: keys are left out of whose row now every |element| is below it; None: none.
+        """
+        check_cutoff(cutoff)
+        keys, rows = self._call(
+            "export",
+            lambda table: self._exported(table, cutoff),
+            [],
+            [self.key_type, self.dtype],
+            [[None], [None, self.dimension]],
+        )
+        return keys, rows
+
+    def _exported(self, table: EmbeddingTable, cutoff: float | None) -> tuple[Array, Array]:
+        keys, rows = table.export(cutoff=cutoff)
+        if self.share.is_whole:
+            return keys, rows
+        mine = self.share.has(keys)
+        return keys[mine], rows[mine]
+
+    # ---------------------------------------------------------------- inside
+
+    def _held(self, table: EmbeddingTable) -> Array:
+        """Returns the keys of the table that are its own."""
+        keys, _ = table.export_rows()
+        return keys if self.share.is_whole else keys[self.share.has(keys)]
+
+    def _shrunk(self, table: EmbeddingTable) -> Array:
+        """Returns those of its keys whose row training has set to zeros."""
+        keys = table.shrunk_keys()
+        return keys if self.share.is_whole else keys[self.share.has(keys)]
+
+    def _of_keys(
+        self, method: str, indices: Any, function: Callable[[EmbeddingTable, Array], Array]
+    ) -> tf.Tensor:
+        keys = checked_keys(self, indices)
+
+        def run(table: EmbeddingTable, keys: Array) -> Array:
+            return function(table, keys.reshape(-1)).reshape(keys.shape)
+
+        (result,) = self._call(method, run, [keys], [tf.int64], [keys.shape])
+        return result
+
+    def _call(
+        self,
+        method: str,
+        function: Callable[..., Any],
+        inputs: Sequence[Any],
+        dtypes: Sequence[tf.DType] = (),
+        shapes: Sequence[Any] = (),
+    ) -> Any:
+        what = f"{method} of {self.name!r}"
+        return array_call(self, what, function, inputs, dtypes, shapes)
+
+    def _done(self, operation: Any) -> Any:
+        return self if tf.executing_eagerly() else operation

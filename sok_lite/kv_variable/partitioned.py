@@ -1,0 +1,109 @@
+"""`PartitionedKvVariable`: one table that TensorFlow knows as several variables."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge import keras_guard
+from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.tf_private import PartitionedVariable
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.kv_variable.kv_variable_ops import KvVariable, Share
+from sok_lite.kv_variable.kv_variable_options import KvOptions
+
+
+@unconverted
+class PartitionedKvVariable(KvVariable, PartitionedVariable):  # type: ignore[misc]
+    """A KvVariable whose keys are spread over several, `<name>/part_0` and so on.
+
+    The partitions are what a graph trains, saves and lists: a key is in that of key mod their
+    number. All lie in one table, and a lookup is one call of it.
+
+    Args:
+      table, name, trainable, options: as of `KvVariable`.
+      collections: of the graph, that the partitions are in.
+      num_partitions: from 1 on.
+    """
+
+    kind = "PartitionedKvVariable"
+    _distribute_strategy = None  # TensorFlow's own has a property without a setter
+
+    def __init__(
+        self,
+        table: EmbeddingTable,
+        *,
+        name: str,
+        trainable: bool,
+        collections: Sequence[str],
+        options: KvOptions,
+        num_partitions: int,
+    ) -> None:
+        self._variable_list = [
+            KvVariable(
+                table,
+                name=f"{name}/part_{number}",
+                trainable=trainable,
+                collections=collections,
+                options=options,
+                share=Share(number, num_partitions),
+            )
+            for number in range(num_partitions)
+        ]
+        self._partitions = [num_partitions, 1]
+        self._plain_name = name
+        for part in self._variable_list:
+            part._whole = weakref.ref(self)
+        super().__init__(table, name=name, trainable=False, collections=(), options=options)
+
+    @property
+    def name(self) -> str:
+        """As given, without an end of ":0"."""
+        return self._plain_name
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the partitions are trained."""
+        return bool(self._variable_list[0].trainable)
+
+    @property
+    def initializer(self) -> Any:
+        """The operation of a TF1 graph that makes all partitions ready."""
+        return tf.group(*(part.initializer for part in self)) if self._in_graph_mode else None
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        """Returns whether all partitions are ready in this session."""
+        return tf.reduce_all([part.is_initialized() for part in self], name=name)
+
+    def __iter__(self) -> Iterator[KvVariable]:
+        """Yields the partitions."""
+        return iter(self._variable_list)
+
+    def __len__(self) -> int:
+        return len(self._variable_list)
+
+    def as_tensor(self) -> tf.Tensor:
+        """Returns all rows, (n, dim), those of ascending keys."""
+        return self.value()
+
+    def gradient_source(self) -> tf.Tensor:
+        keras_guard.refuse_own_step(self)
+        count = len(self)
+
+        @tf.custom_gradient
+        def joined(*sources: tf.Tensor) -> Any:
+            def grad(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
+                if not isinstance(gradient, tf.IndexedSlices):
+                    return [gradient] * count  # each refuses it
+                owners = tf.cast(tf.math.floormod(gradient.indices, count), tf.int32)
+                keys = tf.dynamic_partition(gradient.indices, owners, count)
+                rows = tf.dynamic_partition(gradient.values, owners, count)
+                return [
+                    tf.IndexedSlices(its_rows, its_keys, gradient.dense_shape)
+                    for its_rows, its_keys in zip(rows, keys, strict=True)
+                ]
+
+            return tf.identity(sources[0]), grad
+
+        return joined(*(part.readable_source() for part in self))

@@ -1,0 +1,70 @@
+"""What `scatter_add` and its kin do to the rows of keys."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.exclusive import alone
+
+# Their names, and what each does.
+OPERATIONS = {
+    "add": "Adds values to the rows of keys.",
+    "sub": "Subtracts values from the rows of keys.",
+    "mul": "Multiplies the rows of keys by values.",
+    "div": "Divides the rows of keys by values.",
+    "min": "Makes the rows of keys the smaller of themselves and values.",
+    "max": "Makes the rows of keys the larger of themselves and values.",
+    "update": "Sets the rows of keys.",
+}
+_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+
+
+def scattered(table: EmbeddingTable, operation: str, keys: Array, values: Array) -> None:
+    """Changes the rows of keys, inserting those that have none with their initial value.
+
+    Args:
+      operation: one of OPERATIONS.
+      keys: (n,) of the key type; what a repeated one has is taken in order.
+      values: (n, dim) of the rows' storage dtype.
+    """
+    if operation == "update":
+        table.insert_or_assign(keys, values)
+    else:
+        alone(table, lambda: _combined(table, _FUNCTIONS[operation], keys, values))
+
+
+def _combined(
+    table: EmbeddingTable, function: Callable[..., np.ndarray], keys: Array, values: Array
+) -> None:
+    backend = table.backend
+    distinct, inverse = np.unique(backend.to_host(keys), return_inverse=True)
+    if not distinct.size:
+        return
+    # By the table's own words: in float32, and back in the rows' format.
+    rows = np.asarray(_floats(table, table.lookup(backend.from_host(distinct)).values))
+    deltas = np.asarray(_floats(table, values))
+    order = np.argsort(inverse, kind="stable")
+    number_of_key = inverse[order]
+    # The first of each key, then the second of each that has one, and so on.
+    first = np.searchsorted(number_of_key, np.arange(distinct.size))
+    place = np.arange(order.size) - first[number_of_key]
+    for turn in range(int(place.max()) + 1):
+        these = place == turn
+        at = number_of_key[these]
+        rows[at] = function(rows[at], deltas[order[these]])
+    table.insert_or_assign(backend.from_host(distinct), backend.from_host(rows))
+
+
+def _floats(table: EmbeddingTable, rows: Array) -> np.ndarray:
+    """Returns rows of a table as float32 numbers on the host, a copy."""
+    backend = table.backend
+    return np.array(backend.to_host(table.row_dtype.to_float32(backend.xp, rows)))

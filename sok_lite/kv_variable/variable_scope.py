@@ -1,0 +1,243 @@
+"""`get_kv_variable`: the variable of a name in its variable scope, made where it is new."""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from sok_lite.backend import Backend
+from sok_lite.bridge.autograph import unconverted_function
+from sok_lite.bridge.variable import table_for_variable
+from sok_lite.engine.table import EmbeddingTable, make_table
+from sok_lite.kv_variable.arguments import (
+    NUM_ROWS,
+    checked_dim,
+    checked_key_dtype,
+    checked_threshold,
+    checked_value_dtype,
+    initial_value,
+)
+from sok_lite.kv_variable.kv_variable_ops import KvVariable
+from sok_lite.kv_variable.kv_variable_options import KvOptions
+from sok_lite.kv_variable.partitioned import PartitionedKvVariable
+
+__all__ = ["get_kv_variable"]
+
+GRAPH_COLLECTION = "kv_variables"
+
+# Of eager mode. Those of a TF1 graph are in its collection.
+_by_name: "weakref.WeakValueDictionary[str, KvVariable]" = weakref.WeakValueDictionary()
+_naming = threading.RLock()
+
+
+class _Form(NamedTuple):
+    """What a variable must have in common with the one that is asked for by its name."""
+
+    embedding_dim: int
+    key_dtype: str
+    value_dtype: str
+
+
+@unconverted_function
+def get_kv_variable(
+    name: str,
+    embedding_dim: Any = None,
+    key_dtype: Any = tf.int64,
+    value_dtype: Any = tf.float32,
+    initializer: Any = None,
+    trainable: bool | None = None,
+    collections: Sequence[str] | None = None,
+    partitioner: Callable[..., Sequence[int]] | None = None,
+    constraint: Any = None,
+    *,
+    regularizer: Callable[[Any], Any] | None = None,
+    enter_threshold: int = 0,
+    kv_options: KvOptions | None = None,
+) -> KvVariable:
+    """Returns the variable of a name in the open variable scope, or makes it.
+
+    Names are of the graph in TF1. In eager mode they are of the process, as long as the program
+    keeps the variable: a scope that reuses finds it, any other makes a new one.
+
+    A key that training looks up gets a row, whose initial value is a function of the seed of the
+    graph or of the initializer, the name and the key: the same for any number of partitions and
+    ranks.
+
+    Args:
+      name: within the scope.
+      embedding_dim: length of a row; not needed for a variable that exists.
+      key_dtype: tf.int64 (also int) or tf.int32.
+      value_dtype: tf.float32, tf.float16 or tf.bfloat16.
+      initializer: of Keras or TensorFlow, or a tensor of a static shape: one number, a row, or
+        equal rows. None: that of the scope, else Glorot's uniform of a [10000, embedding_dim]
+        matrix, as in TFPlus.
+      trainable: whether it is trained; None: it is.
+      collections: of the graph, that it is added to; None: [GraphKeys.GLOBAL_VARIABLES]. A
+        trainable one is in GraphKeys.TRAINABLE_VARIABLES as well.
+      partitioner: takes a shape and a dtype and gives the number of partitions along each axis,
+        such as `tf.compat.v1.fixed_size_partitioner(n)`; None: that of the scope, else none.
+      constraint: must be None.
+      regularizer: called with the variable; what it gives is added to
+        GraphKeys.REGULARIZATION_LOSSES. It reads all rows. None: that of the scope.
+      enter_threshold: how often training must have seen a key for it to get a row; 0 and 1: once.
+      kv_options: where the rows are kept; None: in one memory.
+
+    Returns:
+      A `KvVariable`, with a partitioner a `PartitionedKvVariable`.
+
+    Raises:
+      ValueError: the variable exists and the scope does not reuse, or is missing and the scope
+        does; it exists in another form; an argument out of range.
+      TypeError: an argument of a wrong type.
+      NotImplementedError: a constraint, or partitions of the rows' columns.
+    """
+    scope = tf.compat.v1.get_variable_scope()
+    full_name = f"{scope.name}/{name}" if scope.name else name
+    keys, values = checked_key_dtype(key_dtype), checked_value_dtype(value_dtype)
+    threshold = checked_threshold(enter_threshold)
+    options = KvOptions() if kv_options is None else kv_options
+    if not isinstance(options, KvOptions):
+        raise TypeError(f"`kv_options` must be a KvOptions or None. Received: {options!r}.")
+    with _naming:
+        found = _found(full_name, scope.reuse)
+        if found is not None:
+            _check_form(found, embedding_dim, keys, values)
+            return found
+        if constraint is not None or scope.constraint is not None:
+            raise NotImplementedError(
+                f"KvVariable has no constraints: an update touches single rows. Received: "
+                f"constraint={constraint or scope.constraint!r} for {full_name!r}. Leave it out, "
+                "and clip what you look up, as by max_norm."
+            )
+        dim = checked_dim(embedding_dim)
+        if initializer is None:
+            initializer = scope.initializer
+        table = _table(full_name, dim, keys, values, initializer, threshold, options)
+        count = _num_partitions(partitioner or scope.partitioner, dim, values)
+        made = _variable(table, full_name, trainable, collections, options, count)
+        regularizer = scope.regularizer if regularizer is None else regularizer
+        if regularizer is not None:
+            _regularize(made, regularizer)
+        if tf.executing_eagerly() or tf.inside_function():
+            _by_name[full_name] = made
+        else:
+            tf.compat.v1.add_to_collection(GRAPH_COLLECTION, made)
+        return made
+
+
+def _found(name: str, reuse: Any) -> KvVariable | None:
+    """Returns the variable of a name, if the scope lets it be found."""
+    if tf.executing_eagerly() or tf.inside_function():
+        found = _by_name.get(name) if reuse else None
+        is_missing_an_error = reuse is True
+    else:
+        variables = tf.compat.v1.get_collection(GRAPH_COLLECTION)
+        found = next((each for each in variables if _name_of(each) == name), None)
+        if found is not None and not reuse:
+            raise ValueError(
+                f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "
+                "reuse=tf.AUTO_REUSE in VarScope?"
+            )
+        is_missing_an_error = reuse is True
+    if found is None and is_missing_an_error:
+        raise ValueError(
+            f"Variable {name} does not exist, or was not created with get_kv_variable(). Did you "
+            "mean to set reuse=tf.AUTO_REUSE in VarScope?"
+        )
+    return found
+
+
+def _name_of(variable: KvVariable) -> str:
+    return variable.name.split(":")[0]
+
+
+def _check_form(found: KvVariable, dim: Any, keys: tf.DType, values: tf.DType) -> None:
+    """Raises ValueError where a variable is not what a program asks for by its name."""
+    has = _Form(found.embedding_dim, found.key_dtype.name, found.dtype.name)
+    wants = _Form(has.embedding_dim if dim is None else checked_dim(dim), keys.name, values.name)
+    if has != wants:
+        raise ValueError(
+            f"Trying to share variable {_name_of(found)}, but it has {tuple(has)} for "
+            f"(embedding_dim, key_dtype, value_dtype). Received: {tuple(wants)}."
+        )
+
+
+def _table(
+    name: str,
+    dim: int,
+    keys: tf.DType,
+    values: tf.DType,
+    initializer: Any,
+    threshold: int,
+    options: KvOptions,
+) -> EmbeddingTable:
+    first_values = initial_value(initializer, dim)
+    seed, _ = tf.compat.v1.get_seed(0)
+
+    def make(backend: Backend) -> EmbeddingTable:
+        return make_table(
+            "hybrid",
+            backend,
+            dim,
+            initializer=first_values,
+            key_type=keys.name,
+            dtype=values.name,
+            name=name,
+            seed=int(seed or 0),
+            **options.table_options(threshold),
+        )
+
+    return table_for_variable(KvVariable.kind, make)
+
+
+def _num_partitions(partitioner: Any, dim: int, dtype: tf.DType) -> int | None:
+    """Returns how many partitions there are; None: it is not partitioned."""
+    if partitioner is None:
+        return None
+    counts = list(partitioner(shape=tf.TensorShape([NUM_ROWS, dim]), dtype=dtype))
+    if len(counts) not in (1, 2) or min(counts) < 1:
+        raise ValueError(
+            "`partitioner` must give the number of partitions along the axes of [keys, "
+            f"{dim}]. Received: {counts}."
+        )
+    if counts[1:] not in ([], [1]):
+        raise NotImplementedError(
+            f"A KvVariable is partitioned by its keys. Received: {counts} partitions, which cut "
+            "rows. Use a partitioner of axis 0."
+        )
+    return int(counts[0])
+
+
+def _variable(
+    table: EmbeddingTable,
+    name: str,
+    trainable: bool | None,
+    collections: Sequence[str] | None,
+    options: KvOptions,
+    count: int | None,
+) -> KvVariable:
+    arguments: dict[str, Any] = {
+        "name": name,
+        "trainable": True if trainable is None else bool(trainable),
+        "collections": (
+            [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES] if collections is None else collections
+        ),
+        "options": options,
+    }
+    with tf.compat.v1.name_scope(None), tf.init_scope():  # named by variable scopes alone
+        if count is None:
+            return KvVariable(table, **arguments)
+        return PartitionedKvVariable(table, **arguments, num_partitions=count)
+
+
+def _regularize(variable: KvVariable, regularizer: Callable[[Any], Any]) -> None:
+    if tf.executing_eagerly() or tf.inside_function():
+        raise NotImplementedError(
+            f"A regularizer of {variable.name!r} belongs to a TF1 graph, which collects its "
+            "losses. Leave it out, and add the loss in your step."
+        )
+    loss = regularizer(variable)
+    if loss is not None:
+        tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.REGULARIZATION_LOSSES, loss)
