@@ -46,6 +46,7 @@ LAYERS = [
     ["sok_lite.bridge.gpu", "sok_lite.bridge.row_gradient", "sok_lite.bridge.inference"],
     ["sok_lite.bridge.autograph"],
     ["sok_lite.bridge.tensor", "sok_lite.bridge.summary", "sok_lite.bridge.type_spec"],
+    ["sok_lite.bridge.turns"],
     ["sok_lite.bridge.host_call", "sok_lite.bridge.joined", "sok_lite.bridge.job"],
     ["sok_lite.bridge.table_call", "sok_lite.bridge.checks", "sok_lite.bridge.collectives"],
     ["sok_lite.bridge.local_lookup", "sok_lite.bridge.checkpoint", "sok_lite.bridge.refusals"],

@@ -73,7 +73,7 @@ def _sent(comm: Communicator, arguments: Sequence[Argument]) -> tf.Tensor:
         for argument, facts in zip(arguments, tables, strict=True)
     ]
     inputs, _ = joined_inputs(keys)
-    (sent,) = host_call(host.send_packed, inputs, [tf.int64], host.backend, what)
+    (sent,) = host_call(host.send_packed, inputs, [tf.int64], host.backend, what, host.together)
     sent.set_shape([None])
     return sent
 

@@ -61,7 +61,8 @@ def look_up(
             way = _Way(host, trail, rows)
         else:
             joined, packed = host_call(
-                host.forward_packed, tensors, [tf.float32, tf.int64], host.backend, host.what
+                *(host.forward_packed, tensors, [tf.float32, tf.int64]),
+                *(host.backend, host.what, host.together),
             )
             packed.set_shape([None])
             # An eager one would belong to no graph.
@@ -229,4 +230,4 @@ class _Way:
         else:
             function = partial(function, self._trail)
         what = f"The gradient of {self._host.what}"
-        return host_call(function, inputs, dtypes, self._host.backend, what)
+        return host_call(function, inputs, dtypes, self._host.backend, what, self._host.together)

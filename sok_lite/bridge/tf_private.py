@@ -67,6 +67,8 @@ BRANCHES_AND_LOOPS = (
 GRADIENT_OF_A_LOOP = ("tensorflow.python.ops.while_v2", "_WhileBodyGradFuncGraph")
 # (module, function) whose frame tells a lookup in a list of variables from one in a single one.
 LOOKUP_IN_A_LIST = ("tensorflow.python.ops.embedding_ops", "_embedding_lookup_and_transform")
+# Of a graph: tells whether a loop or branch of TF1 is being built.
+CONTROL_FLOW = "_get_control_flow_context"
 # The module that reads every variable of a function as a dense tensor.
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
 
