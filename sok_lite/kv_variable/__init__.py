@@ -1,0 +1,1 @@
+"""TFPlus' KvVariable, by its names."""
