@@ -132,6 +132,14 @@ LAYERS = [
     ["sok_lite.dynamic_embedding.train.checkpoint", "sok_lite.dynamic_embedding.train.saver"],
     ["sok_lite.dynamic_embedding.train"],
     ["sok_lite.dynamic_embedding"],
+    ["sok_lite.kv_variable.training.arguments"],
+    [
+        *("sok_lite.kv_variable.training.adam", "sok_lite.kv_variable.training.group_adam"),
+        "sok_lite.kv_variable.training.rectified_adam",
+        "sok_lite.kv_variable.training.sparse_group_ftrl",
+    ],
+    ["sok_lite.kv_variable.training"],
+    ["sok_lite.kv_variable"],
     [
         *("sok_lite.distributed_variable", "sok_lite.dump_load", "sok_lite.dynamic_variable"),
         *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.optimizers", "sok_lite.raw_ops"),
