@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,38 +17,22 @@ from sok_lite.bridge.lookup_host import Treatment
 from sok_lite.bridge.row_gradient import size_tensor
 from sok_lite.bridge.table_call import array_call, table_call
 from sok_lite.bridge.tensor import to_tensor
+from sok_lite.bridge.tf_private import SaveableObject
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.kv_variable.kv_variable_options import KvOptions
+from sok_lite.kv_variable.saved_table import SavedTable
+from sok_lite.kv_variable.saved_tensors import CUTOFF
+from sok_lite.kv_variable.saving import KvVariableSaveable
 from sok_lite.kv_variable.scatter import OPERATIONS, scattered
+from sok_lite.kv_variable.share import WHOLE, Share
 
 __all__ = ["CUTOFF", "IS_TRAINING", "KvVariable", "Share"]
 
 # Whether lookups insert: what holds is the flag when a lookup is built. See `KvVariable`.
 IS_TRAINING = True
-# Rows all of whose |elements| are below it are left out of an export.
-CUTOFF = 1e-20
 # Keys without a row give zeros where nothing is inserted.
 READING_ONLY = "zeros"
-
-
-class Share(NamedTuple):
-    """Which keys of a table a variable stands for: key mod `count` is `number`."""
-
-    number: int = 0
-    count: int = 1
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of them."""
-        return self.count == 1
-
-    def has(self, keys: Array) -> Array:
-        """Returns whether each key (n,) is one of them, (n,) bool."""
-        return keys % self.count == self.number
-
-
-WHOLE = Share()
 
 
 def _scatter(operation: str) -> Callable[..., Any]:
@@ -76,7 +60,7 @@ def _scatter(operation: str) -> Callable[..., Any]:
 
 
 @unconverted
-class KvVariable(TableVariable):
+class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
     """Embeddings by key: a table that grows with its keys, or one of its partitions.
 
     Made by `get_kv_variable`. A lookup in training inserts the keys that are new, once they were
@@ -99,11 +83,13 @@ class KvVariable(TableVariable):
       collections: of the graph, that it is in.
       options: where its rows are.
       share: which keys of the table it stands for.
+      saved: what checkpoints know the table by; None: this is its only variable.
 
     Attributes:
       training: whether lookups insert; None: as IS_TRAINING says.
       kv_options: as given.
       share: as given.
+      saved: what checkpoints know the table by.
     """
 
     kind = "KvVariable"
@@ -127,11 +113,16 @@ class KvVariable(TableVariable):
         collections: Sequence[str],
         options: KvOptions,
         share: Share = WHOLE,
+        saved: SavedTable | None = None,
     ) -> None:
         self.kv_options, self.share = options, share
         self.collections = tuple(collections)
         super().__init__(table, name=name, trainable=trainable)
+        self.saved = saved or SavedTable(table, self.name.removesuffix(":0"))
+        self._track_trackable(self.saved, "table")
         if self._in_graph_mode:
+            if self.parts == [self]:
+                self.saved.handles.append(self.handle)
             with tf.control_dependencies(None):
                 self._emptied = tf.group(self._initializer_op, self._cleared())
 
@@ -178,6 +169,11 @@ class KvVariable(TableVariable):
     def whole(self) -> Any:
         """What a partition belongs to, as long as the program keeps it; of any other itself."""
         return self if self._whole is None else self._whole()
+
+    @property
+    def parts(self) -> list["KvVariable"]:
+        """Its partitions; of one without any, and of a partition, itself."""
+        return [self]
 
     def has_storage(self) -> bool:
         """Whether rows may lie beside the first memory."""
@@ -476,6 +472,35 @@ class KvVariable(TableVariable):
             return keys, rows
         mine = self.share.has(keys)
         return keys[mine], rows[mine]
+
+    # ---------------------------------------------------------------- saving
+
+    @property
+    def op(self) -> Any:
+        """The operation of its resource in a graph, the resource in eager mode."""
+        return self.handle.op if self._in_graph_mode else self.handle
+
+    @property
+    def specs(self) -> list[Any]:
+        """What a `tf.compat.v1.train.Saver` that is made now saves; see saving.py."""
+        return KvVariableSaveable(self).specs
+
+    def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> Any:
+        """Returns what such a saver restores it by."""
+        return KvVariableSaveable(self).restore(restored_tensors, restored_shapes)
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        """Returns nothing: `tf.train.Checkpoint` saves the table, once for all partitions."""
+        return {}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        return tf.no_op()
+
+    def to_proto(self, export_scope: Any = None) -> None:
+        """Returns None: the Python functions of a table's operations are not in a meta graph.
+
+        So TensorFlow leaves the variable out of the meta graph that `Saver.save` writes.
+        """
 
     # ---------------------------------------------------------------- inside
 

@@ -10,8 +10,10 @@ from sok_lite.bridge import keras_guard
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.tf_private import PartitionedVariable
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.kv_variable.kv_variable_ops import KvVariable, Share
+from sok_lite.kv_variable.kv_variable_ops import KvVariable
 from sok_lite.kv_variable.kv_variable_options import KvOptions
+from sok_lite.kv_variable.saved_table import SavedTable
+from sok_lite.kv_variable.share import Share
 
 
 @unconverted
@@ -40,6 +42,7 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):  # type: ignore[mi
         options: KvOptions,
         num_partitions: int,
     ) -> None:
+        saved = SavedTable(table, name, num_partitions)
         self._variable_list = [
             KvVariable(
                 table,
@@ -48,6 +51,7 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):  # type: ignore[mi
                 collections=collections,
                 options=options,
                 share=Share(number, num_partitions),
+                saved=saved,
             )
             for number in range(num_partitions)
         ]
@@ -55,7 +59,9 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):  # type: ignore[mi
         self._plain_name = name
         for part in self._variable_list:
             part._whole = weakref.ref(self)
-        super().__init__(table, name=name, trainable=False, collections=(), options=options)
+        super().__init__(
+            table, name=name, trainable=False, collections=(), options=options, saved=saved
+        )
 
     @property
     def name(self) -> str:
@@ -71,6 +77,11 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):  # type: ignore[mi
     def initializer(self) -> Any:
         """The operation of a TF1 graph that makes all partitions ready."""
         return tf.group(*(part.initializer for part in self)) if self._in_graph_mode else None
+
+    @property
+    def parts(self) -> list[KvVariable]:
+        """The partitions."""
+        return list(self._variable_list)
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
         """Returns whether all partitions are ready in this session."""

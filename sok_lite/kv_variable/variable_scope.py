@@ -21,11 +21,10 @@ from sok_lite.kv_variable.arguments import (
 )
 from sok_lite.kv_variable.kv_variable_ops import KvVariable
 from sok_lite.kv_variable.kv_variable_options import KvOptions
+from sok_lite.kv_variable.meta_graph import GRAPH_COLLECTION
 from sok_lite.kv_variable.partitioned import PartitionedKvVariable
 
 __all__ = ["get_kv_variable"]
-
-GRAPH_COLLECTION = "kv_variables"
 
 # Of eager mode. Those of a TF1 graph are in its collection.
 _by_name: "weakref.WeakValueDictionary[str, KvVariable]" = weakref.WeakValueDictionary()
