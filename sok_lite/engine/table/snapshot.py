@@ -156,7 +156,8 @@ def _held(table: EmbeddingTable) -> Held:
 
 
 def restore(table: EmbeddingTable, snapshot: Snapshot) -> None:
-    """Makes a table hold the keys of a snapshot and no others. Counters begin anew.
+    """Makes a table hold the keys of a snapshot and no others. Counters begin anew, and so does a
+    log of removals.
 
     All that it is to hold is made beside what it holds, and takes its place in one piece. So until
     then there must be memory for both, unless the table is empty.
@@ -191,7 +192,8 @@ def _restore(table: EmbeddingTable, keys: Array, snapshot: Snapshot) -> None:
         ) from error
     counts = dict.fromkeys(COUNTERS, 0)
     clock = table.clock.restarting(*times)
-    renewed = setting(table, _counts=counts, generation=table.generation + 1)
+    log = None if table.removals is None else table.removals.emptied(times[0])
+    renewed = setting(table, _counts=counts, generation=table.generation + 1, removals=log)
     old = table.store  # kept, so that nothing of it is given back while `publish` runs
     publish([*actions, *clock, *renewed])
     old.close_far()
