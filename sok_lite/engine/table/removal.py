@@ -11,13 +11,13 @@ from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import unique
 from sok_lite.engine.table.exclusive import changing, exclusive
-from sok_lite.engine.table.export import Exports
+from sok_lite.engine.table.history import History
 from sok_lite.engine.table.index import CHUNK_SLOTS
 from sok_lite.engine.table.parts import COUNTERS
 from sok_lite.engine.table.results import Predicate
 
 
-class Removes(Exports):
+class Removes(History):
     """The methods that remove keys."""
 
     @changing
