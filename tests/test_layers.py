@@ -80,6 +80,8 @@ LAYERS = [
     ],
     ["sok_lite.bridge.optimizers.step", "sok_lite.bridge.optimizers.shown"],
     ["sok_lite.bridge.optimizers.wrapped"],
+    ["sok_lite.bridge.optimizers.here"],
+    ["sok_lite.bridge.optimizers.stock"],
     ["sok_lite.communication"],
     ["sok_lite.sok", "sok_lite.sok.arguments", "sok_lite.sok.sgd"],
     ["sok_lite.sok.static_variable"],

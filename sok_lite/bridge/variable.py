@@ -121,6 +121,8 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     # Of TF1: what initializers and savers go through. A variable that is not among the global ones
     # need not be initialized by the program.
     collections: tuple[str, ...] = (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES,)
+    # Whether optimizers train it as they come; see bridge/optimizers/stock.py.
+    trained_by_stock = False
 
     _handle: Any  # TensorFlow's own name for the resource
     # TensorFlow would take the arguments by place for those of tf.Variable.
@@ -177,6 +179,10 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         ):
             source = tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)
         return slices_only(self.name, source) if self.trainable else source
+
+    def is_trained_by(self, optimizer: Any) -> bool:
+        """Whether a step of an optimizer, given the variable's gradient, would update its rows."""
+        return self.trained_by_stock and keras_guard.trains_tables(optimizer)
 
     # ---------------------------------------------------------------- facts
 
