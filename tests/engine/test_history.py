@@ -1,6 +1,7 @@
 """What a table knows of the past of its keys, against dicts."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from sok_lite.comm import SingleCommunicator, run_ranks
 from sok_lite.engine import lookup
 from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.table import snapshot
+from sok_lite.engine.table import clock, snapshot
 from tests.engine.helpers import new_table, sized
 
 I64 = np.iinfo(np.int64)
@@ -180,6 +181,37 @@ def test_a_batch_of_millions_is_counted(backend):
     table.lookup(np.zeros(n, np.int64), out=None)
     table.lookup(np.repeat(np.arange(3), [n // 2, 1, n // 2]))
     assert_counts(table, {0: n + n // 2, 1: 1, 2: n // 2})
+
+
+# -------------------------------------------------------------------- when
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"var_type": "hybrid"}, {"var_type": "hybrid", "evict_strategy": "kLfu"}]
+    + [{"var_type": "hybrid", "enter_threshold": 3}],
+    ids=["hbm", "kLru", "kLfu", "sighting"],
+)
+def test_a_table_tells_when_keys_were_seen(backend, monkeypatch, options, n):
+    now = [7e8]
+    monkeypatch.setattr(clock, "time", SimpleNamespace(time=lambda: now[0]))
+    table, seen = new_table(backend, 2, **options), {}
+    rng = np.random.default_rng(n)
+    for _ in range(8):
+        now[0] += float(rng.integers(2, 1000))
+        keys = np.array([*rng.integers(0, n + 1, n // 3 + 1).tolist(), *RESERVED[: n % 3]])
+        table.lookup(keys)
+        seen |= dict.fromkeys(keys.tolist(), now[0])
+        now[0] += 100
+        table.lookup(np.arange(n + 1), insert=False)
+        table.find(np.arange(n + 1))
+    some = list(seen)[::3]
+    table.erase(some)
+    seen |= dict.fromkeys([*some, 10**9], 0.0)
+    got = table.times(np.array(list(seen)))
+    assert got.dtype == np.float64
+    assert backend.to_host(got).tolist() == list(seen.values())
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,11 @@ class SightingCounter:
         publish([search.launch])
         return xp.where(search.rows == np.uint32(ABSENT), np.uint32(0), search.rows)
 
+    def stamps(self, keys: Array) -> Array:
+        """Returns the number of the lookup that last saw each key, (n,) uint32; 0 for one that is
+        not counted."""
+        return self._index.stamps(keys)
+
     def forgetting_those(self, keys: Array, rows: Array, num_forgotten: Array) -> Action:
         """Prepares to forget the counts of keys that have a row now. `forgot` must follow, when it
         is known how many.
@@ -185,22 +190,23 @@ class SightingCounter:
         """Prepares to halve the numbers of all lookups, as the table does."""
         return self._index.ageing()
 
-    def export(self) -> tuple[Array, Array]:
-        """Returns the keys, (n,) int64 in no order, and their counts, (n,) uint32."""
+    def export(self) -> tuple[Array, Array, Array]:
+        """Returns the keys, (n,) int64 in no order, their counts and their stamps, (n,) uint32."""
         held = self._index.entries()
-        return held.keys, held.rows
+        return held.keys, held.rows, held.stamps
 
-    def restore(self, keys: Array, counts: Array, stamp: int) -> None:
+    def restore(self, keys: Array, counts: Array, stamps: Array) -> None:
         """Replaces all counts.
 
         Args:
           keys: (n,) int64, distinct.
           counts: (n,) uint32, each at least 1.
-          stamp: number of the lookup that is to count as the last to have seen them.
+          stamps: (n,) uint32, the number of the lookup that last saw each.
         """
         self._index.clear()
         self._index.make_room(int(keys.size))
-        self._index.insert(keys, counts, stamp)
+        self._index.insert(keys, counts, 0)
+        publish(self._index.updating(keys, stamps=stamps))
 
     def clearing(self) -> list[Action]:
         """Prepares to forget all counts."""

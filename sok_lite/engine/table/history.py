@@ -27,7 +27,23 @@ class History(Exports):
         self._check_counts_repeats("counts()")
         return self._occurrences(self._keys(keys))
 
+    @exclusive
+    def times(self, keys: Any) -> Array:
+        """Returns when a lookup that inserts last saw each key, (n,) float64 in seconds since 1970.
+
+        Of a key without a row that is when it was last sighted; 0 where it never was. A time is
+        none too early, and too late by at most a second or 1/128 of how long ago it was. A
+        checkpoint keeps them.
+        """
+        backend = self.backend
+        stamps = backend.to_host(self._stamps(self._keys(keys)))
+        return backend.from_host(self.clock.times_of(stamps))
+
     # ---------------------------------------------------------------- inside
+
+    def _stamps(self, keys: Array) -> Array:
+        """Returns the number of the lookup that last saw each key, (n,) uint32; 0: none has."""
+        return self.index.stamps(keys)
 
     def _occurrences(self, keys: Array) -> Array:
         """Returns what `counts` does, of a table that counts."""

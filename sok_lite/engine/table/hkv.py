@@ -422,6 +422,10 @@ class HkvTable(EmbeddingTable):
             counts |= self.sightings.of(keys)
         return self.backend.xp.minimum(counts, np.uint64(2**63 - 1)).astype(np.int64)
 
+    def _stamps(self, keys: Array) -> Array:
+        stamps = super()._stamps(keys)
+        return stamps if self.sightings is None else stamps | self.sightings.stamps(keys)
+
     def _check_assignable(self, scores: Array) -> None:
         if not self.index.has_scores:
             super()._check_assignable(scores)

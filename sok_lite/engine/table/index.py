@@ -205,6 +205,10 @@ class Index(Segmented):
         """Prepares to erase distinct keys (n,) int64 that are all there."""
 
     @abstractmethod
+    def stamps(self, keys: Array) -> Array:
+        """Returns the number of the lookup that last saw each key, (n,) uint32; missing: 0."""
+
+    @abstractmethod
     def clean(self) -> None:
         """Gives back what erased keys have left, where it is worth it."""
 
