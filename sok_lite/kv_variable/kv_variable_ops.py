@@ -1,7 +1,8 @@
 """`KvVariable`: a table of embeddings by key, in TFPlus' words."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from sok_lite.backend import Array
 from sok_lite.bridge import job
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
+from sok_lite.bridge.inference import checked_training
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.lookup import look_up_each
 from sok_lite.bridge.lookup_host import Treatment
@@ -22,7 +24,7 @@ from sok_lite.engine.table import EmbeddingTable
 from sok_lite.kv_variable.kv_variable_options import KvOptions
 from sok_lite.kv_variable.scatter import OPERATIONS, scattered
 
-__all__ = ["CUTOFF", "IS_TRAINING", "KvVariable", "Share"]
+__all__ = ["CUTOFF", "IS_TRAINING", "KvVariable", "Share", "training_mode"]
 
 # Whether lookups insert: what holds is the flag when a lookup is built. See `KvVariable`.
 IS_TRAINING = True
@@ -30,6 +32,27 @@ IS_TRAINING = True
 CUTOFF = 1e-20
 # Keys without a row give zeros where nothing is inserted.
 READING_ONLY = "zeros"
+
+
+@contextmanager
+def training_mode(is_training: bool) -> Iterator[None]:
+    """A `with` block in which IS_TRAINING is what is given, for lookups that are built in it.
+
+    Args:
+      is_training: whether they insert.
+
+    Raises:
+      TypeError: it is no bool.
+    """
+    global IS_TRAINING
+    if checked_training(is_training) is None:
+        raise TypeError("`is_training` must be True or False. Received: is_training=None.")
+    before = IS_TRAINING
+    IS_TRAINING = bool(is_training)
+    try:
+        yield
+    finally:
+        IS_TRAINING = before
 
 
 class Share(NamedTuple):
@@ -46,6 +69,25 @@ class Share(NamedTuple):
     def has(self, keys: Array) -> Array:
         """Returns whether each key (n,) is one of them, (n,) bool."""
         return keys % self.count == self.number
+
+    def held(self, table: EmbeddingTable) -> Array:
+        """Returns those with a row."""
+        return self._of(table.export_rows()[0])
+
+    def shrunk(self, table: EmbeddingTable) -> Array:
+        """Returns those whose row training has set to zeros."""
+        return self._of(table.shrunk_keys())
+
+    def exported(self, table: EmbeddingTable, cutoff: float | None) -> tuple[Array, Array]:
+        """Returns keys (n,), ascending, and rows (n, dim); see `EmbeddingTable.export`."""
+        keys, rows = table.export(cutoff=cutoff)
+        if self.is_whole:
+            return keys, rows
+        mine = self.has(keys)
+        return keys[mine], rows[mine]
+
+    def _of(self, keys: Array) -> Array:
+        return keys if self.is_whole else keys[self.has(keys)]
 
 
 WHOLE = Share()
@@ -88,6 +130,8 @@ class KvVariable(TableVariable):
     In a job whose ranks `sok_lite.init()` has connected each rank holds the keys that it owns, and
     a lookup reaches the others: every rank must make the same lookups in the same order. What is
     said of keys otherwise is about this rank's.
+
+    A partition reaches any key of its table, but lists, counts and removes its own.
 
     In a TF1 graph the variable is initialized, saved and restored like any other. Its initializer
     removes all keys.
@@ -186,8 +230,10 @@ class KvVariable(TableVariable):
     def total_count(self, name: str | None = None) -> tf.Tensor:
         """Returns how many keys have a row that training has not set to zeros, scalar int64."""
 
+        share = self.share
+
         def run(table: EmbeddingTable) -> Array:
-            count = int(self._held(table).size) - int(self._shrunk(table).size)
+            count = int(share.held(table).size) - int(share.shrunk(table).size)
             return np.array(count, np.int64)
 
         (count,) = self._call("total_count", run, [], [tf.int64], [[]])
@@ -196,9 +242,11 @@ class KvVariable(TableVariable):
     def total_freq(self, name: str | None = None) -> tf.Tensor:
         """Returns how often the keys that `total_count` counts were seen, scalar int64."""
 
+        share = self.share
+
         def run(table: EmbeddingTable) -> Array:
-            counts = table.counts(self._held(table)).sum() - table.counts(self._shrunk(table)).sum()
-            return np.array(int(counts), np.int64)
+            counts = table.counts(share.held(table)).sum()
+            return np.array(int(counts - table.counts(share.shrunk(table)).sum()), np.int64)
 
         (count,) = self._call("total_freq", run, [], [tf.int64], [[]])
         return tf.identity(count, name)
@@ -302,11 +350,11 @@ class KvVariable(TableVariable):
         return value
 
     def _read_all(self) -> tf.Tensor:
-        key_type, dtype = self.key_type, self.dtype
+        key_type, dtype, share = self.key_type, self.dtype, self.share
         shapes = [[None], [None, self.dimension], [2]]
 
         def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
-            keys, rows = self._exported(table, None)
+            keys, rows = share.exported(table, None)
             backend = table.backend
             return (
                 *(to_tensor(keys, key_type, backend), to_tensor(rows, dtype, backend)),
@@ -331,6 +379,8 @@ class KvVariable(TableVariable):
     def assign(self, value: "KvVariable", *_: Any, **__: Any) -> Any:
         """Makes it hold the keys and rows of another one, and no others, without their counts.
 
+        A partition takes those keys that are its own.
+
         Returns:
           The variable in eager mode, the operation in a graph.
 
@@ -342,10 +392,21 @@ class KvVariable(TableVariable):
                 f"assign() of {self.name!r} takes another KvVariable, all of whose keys it is to "
                 f"have. Received: {type(value).__name__}. Use insert_kv_embedding for some rows."
             )
+        if value.dimension != self.dimension:
+            raise ValueError(
+                f"assign() of {self.name!r} takes rows of {self.dimension} elements. Received: "
+                f"{value.name!r}, with rows of {value.dimension}."
+            )
+        share = self.share
         keys, rows = value.export(cutoff=None)
-        cleared = self._cleared()
-        with tf.control_dependencies([] if cleared is None else [cleared]):
-            return self.insert(keys, rows)
+        keys, rows = tf.cast(keys, self.key_type), tf.cast(rows, self.dtype)
+
+        def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
+            mine = share.has(keys)
+            _clear(table, share)
+            table.insert_or_assign(keys[mine], rows[mine])
+
+        return self._done(self._call("assign", run, [keys, rows]))
 
     def insert(self, indices: Any, values: Any) -> Any:
         """Sets the rows of keys, inserting those that are new; of a repeated key the last counts.
@@ -420,7 +481,7 @@ class KvVariable(TableVariable):
         """Removes the keys that no training lookup has seen lately.
 
         Args:
-          threshold: for so many days.
+          threshold: for so many days. A key that none has ever seen stays.
           seconds: for so many seconds, in place of days.
 
         Returns:
@@ -430,9 +491,12 @@ class KvVariable(TableVariable):
         if not limit >= 0:
             raise ValueError(f"The time must be 0 or more. Received: {limit} seconds.")
 
+        share = self.share
+
         def run(table: EmbeddingTable) -> Array:
-            keys = self._held(table)
-            old = keys[table.times(keys) <= table.clock.time() - limit]
+            keys = share.held(table)
+            times = table.times(keys)
+            old = keys[(times > 0) & (times <= table.clock.read() - limit)]
             table.erase(old)
             return old
 
@@ -441,14 +505,8 @@ class KvVariable(TableVariable):
 
     def _cleared(self) -> Any:
         """Removes all keys; returns the operation in a graph."""
-
-        def run(table: EmbeddingTable) -> None:
-            if self.share.is_whole:
-                table.clear()
-            else:
-                table.erase(self._held(table))
-
-        return self._call("clear", run, [])
+        share = self.share
+        return self._call("clear", lambda table: _clear(table, share), [])
 
     # ---------------------------------------------------------------- exporting
 
@@ -461,33 +519,17 @@ class KvVariable(TableVariable):
           cutoff: keys are left out of whose row now every |element| is below it; None: none.
         """
         check_cutoff(cutoff)
+        share = self.share
         keys, rows = self._call(
             "export",
-            lambda table: self._exported(table, cutoff),
+            lambda table: share.exported(table, cutoff),
             [],
             [self.key_type, self.dtype],
             [[None], [None, self.dimension]],
         )
         return keys, rows
 
-    def _exported(self, table: EmbeddingTable, cutoff: float | None) -> tuple[Array, Array]:
-        keys, rows = table.export(cutoff=cutoff)
-        if self.share.is_whole:
-            return keys, rows
-        mine = self.share.has(keys)
-        return keys[mine], rows[mine]
-
     # ---------------------------------------------------------------- inside
-
-    def _held(self, table: EmbeddingTable) -> Array:
-        """Returns the keys of the table that are its own."""
-        keys, _ = table.export_rows()
-        return keys if self.share.is_whole else keys[self.share.has(keys)]
-
-    def _shrunk(self, table: EmbeddingTable) -> Array:
-        """Returns those of its keys whose row training has set to zeros."""
-        keys = table.shrunk_keys()
-        return keys if self.share.is_whole else keys[self.share.has(keys)]
 
     def _of_keys(
         self, method: str, indices: Any, function: Callable[[EmbeddingTable, Array], Array]
@@ -513,3 +555,11 @@ class KvVariable(TableVariable):
 
     def _done(self, operation: Any) -> Any:
         return self if tf.executing_eagerly() else operation
+
+
+def _clear(table: EmbeddingTable, share: Share) -> None:
+    """Removes the keys of a share."""
+    if share.is_whole:
+        table.clear()
+    else:
+        table.erase(share.held(table))
