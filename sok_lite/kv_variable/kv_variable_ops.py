@@ -3,7 +3,8 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +13,7 @@ from sok_lite.backend import Array
 from sok_lite.bridge import job
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
+from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.inference import checked_training
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.lookup import look_up_each
@@ -55,7 +57,8 @@ def training_mode(is_training: bool) -> Iterator[None]:
         IS_TRAINING = before
 
 
-class Share(NamedTuple):
+@dataclass(frozen=True)
+class Share:
     """Which keys of a table a variable stands for: key mod `count` is `number`."""
 
     number: int = 0
@@ -216,7 +219,8 @@ class KvVariable(TableVariable):
     @property
     def enter_threshold(self) -> int:
         """How often a key must have been seen to get a row; 0 and 1: the first time."""
-        return self.table.options.enter_threshold
+        table: Any = self.table  # a "hybrid" one
+        return int(table.options.enter_threshold)
 
     @property
     def whole(self) -> Any:
@@ -361,7 +365,7 @@ class KvVariable(TableVariable):
                 size_tensor(table),
             )
 
-        @tf.custom_gradient
+        @custom_gradient
         def read(source: tf.Tensor) -> Any:
             keys, rows, size = table_call(
                 self, f"The value of {self.name!r}", run, [], [key_type, dtype, tf.int32], shapes
