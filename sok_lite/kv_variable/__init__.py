@@ -3,14 +3,17 @@
 `patch_tf()` puts the names where TFPlus' document has them.
 """
 
+from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
 from sok_lite.kv_variable.embedding_ops import (
     embedding_lookup,
     embedding_lookup_sparse,
     embedding_lookup_unique,
     insert_kv_embedding,
     safe_embedding_lookup_sparse,
+    use_tf_embedding_ops,
+    use_tfplus_embedding_ops,
 )
-from sok_lite.kv_variable.kv_variable_ops import KvVariable
+from sok_lite.kv_variable.kv_variable_ops import KvVariable, training_mode
 from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination
 from sok_lite.kv_variable.partitioned import PartitionedKvVariable
 from sok_lite.kv_variable.saved_files import rank_path, saved_path
@@ -51,4 +54,9 @@ __all__ = [
     "saved_path",
     "set_new_num_shards",
     "set_tfplus_saver_mode",
+    "training_mode",
+    "use_tf_embedding_ops",
+    "use_tfplus_embedding_ops",
 ]
+
+train_with_stock_optimizers()

@@ -1,7 +1,8 @@
 """`KvVariable`: a table of embeddings by key, in TFPlus' words."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from sok_lite.backend import Array
 from sok_lite.bridge import job
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
+from sok_lite.bridge.graph_gradient import custom_gradient
+from sok_lite.bridge.inference import checked_training
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.lookup import look_up_each
 from sok_lite.bridge.lookup_host import Treatment
@@ -27,12 +30,33 @@ from sok_lite.kv_variable.saving import KvVariableSaveable
 from sok_lite.kv_variable.scatter import OPERATIONS, scattered
 from sok_lite.kv_variable.share import WHOLE, Share
 
-__all__ = ["CUTOFF", "IS_TRAINING", "KvVariable", "Share"]
+__all__ = ["CUTOFF", "IS_TRAINING", "KvVariable", "Share", "training_mode"]
 
 # Whether lookups insert: what holds is the flag when a lookup is built. See `KvVariable`.
 IS_TRAINING = True
 # Keys without a row give zeros where nothing is inserted.
 READING_ONLY = "zeros"
+
+
+@contextmanager
+def training_mode(is_training: bool) -> Iterator[None]:
+    """A `with` block in which IS_TRAINING is what is given, for lookups that are built in it.
+
+    Args:
+      is_training: whether they insert.
+
+    Raises:
+      TypeError: it is no bool.
+    """
+    global IS_TRAINING
+    if checked_training(is_training) is None:
+        raise TypeError("`is_training` must be True or False. Received: is_training=None.")
+    before = IS_TRAINING
+    IS_TRAINING = bool(is_training)
+    try:
+        yield
+    finally:
+        IS_TRAINING = before
 
 
 def _scatter(operation: str) -> Callable[..., Any]:
@@ -72,6 +96,8 @@ class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
     In a job whose ranks `sok_lite.init()` has connected each rank holds the keys that it owns, and
     a lookup reaches the others: every rank must make the same lookups in the same order. What is
     said of keys otherwise is about this rank's.
+
+    A partition reaches any key of its table, but lists, counts and removes its own.
 
     In a TF1 graph the variable is initialized, saved and restored like any other. Its initializer
     removes all keys.
@@ -163,7 +189,8 @@ class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
     @property
     def enter_threshold(self) -> int:
         """How often a key must have been seen to get a row; 0 and 1: the first time."""
-        return self.table.options.enter_threshold
+        table: Any = self.table  # a "hybrid" one
+        return int(table.options.enter_threshold)
 
     @property
     def whole(self) -> Any:
@@ -182,8 +209,10 @@ class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
     def total_count(self, name: str | None = None) -> tf.Tensor:
         """Returns how many keys have a row that training has not set to zeros, scalar int64."""
 
+        share = self.share
+
         def run(table: EmbeddingTable) -> Array:
-            count = int(self._held(table).size) - int(self._shrunk(table).size)
+            count = int(share.held(table).size) - int(share.shrunk(table).size)
             return np.array(count, np.int64)
 
         (count,) = self._call("total_count", run, [], [tf.int64], [[]])
@@ -192,9 +221,11 @@ class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
     def total_freq(self, name: str | None = None) -> tf.Tensor:
         """Returns how often the keys that `total_count` counts were seen, scalar int64."""
 
+        share = self.share
+
         def run(table: EmbeddingTable) -> Array:
-            counts = table.counts(self._held(table)).sum() - table.counts(self._shrunk(table)).sum()
-            return np.array(int(counts), np.int64)
+            counts = table.counts(share.held(table)).sum()
+            return np.array(int(counts - table.counts(share.shrunk(table)).sum()), np.int64)
 
         (count,) = self._call("total_freq", run, [], [tf.int64], [[]])
         return tf.identity(count, name)
@@ -298,18 +329,18 @@ class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
         return value
 
     def _read_all(self) -> tf.Tensor:
-        key_type, dtype = self.key_type, self.dtype
+        key_type, dtype, share = self.key_type, self.dtype, self.share
         shapes = [[None], [None, self.dimension], [2]]
 
         def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
-            keys, rows = self._exported(table, None)
+            keys, rows = share.exported(table, None)
             backend = table.backend
             return (
                 *(to_tensor(keys, key_type, backend), to_tensor(rows, dtype, backend)),
                 size_tensor(table),
             )
 
-        @tf.custom_gradient
+        @custom_gradient
         def read(source: tf.Tensor) -> Any:
             keys, rows, size = table_call(
                 self, f"The value of {self.name!r}", run, [], [key_type, dtype, tf.int32], shapes
@@ -327,6 +358,8 @@ class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
     def assign(self, value: "KvVariable", *_: Any, **__: Any) -> Any:
         """Makes it hold the keys and rows of another one, and no others, without their counts.
 
+        A partition takes those keys that are its own.
+
         Returns:
           The variable in eager mode, the operation in a graph.
 
@@ -338,10 +371,21 @@ class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
                 f"assign() of {self.name!r} takes another KvVariable, all of whose keys it is to "
                 f"have. Received: {type(value).__name__}. Use insert_kv_embedding for some rows."
             )
+        if value.dimension != self.dimension:
+            raise ValueError(
+                f"assign() of {self.name!r} takes rows of {self.dimension} elements. Received: "
+                f"{value.name!r}, with rows of {value.dimension}."
+            )
+        share = self.share
         keys, rows = value.export(cutoff=None)
-        cleared = self._cleared()
-        with tf.control_dependencies([] if cleared is None else [cleared]):
-            return self.insert(keys, rows)
+        keys, rows = tf.cast(keys, self.key_type), tf.cast(rows, self.dtype)
+
+        def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
+            mine = share.has(keys)
+            _clear(table, share)
+            table.insert_or_assign(keys[mine], rows[mine])
+
+        return self._done(self._call("assign", run, [keys, rows]))
 
     def insert(self, indices: Any, values: Any) -> Any:
         """Sets the rows of keys, inserting those that are new; of a repeated key the last counts.
@@ -416,7 +460,7 @@ class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
         """Removes the keys that no training lookup has seen lately.
 
         Args:
-          threshold: for so many days.
+          threshold: for so many days. A key that none has ever seen stays.
           seconds: for so many seconds, in place of days.
 
         Returns:
@@ -426,9 +470,12 @@ class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
         if not limit >= 0:
             raise ValueError(f"The time must be 0 or more. Received: {limit} seconds.")
 
+        share = self.share
+
         def run(table: EmbeddingTable) -> Array:
-            keys = self._held(table)
-            old = keys[table.times(keys) <= table.clock.time() - limit]
+            keys = share.held(table)
+            times = table.times(keys)
+            old = keys[(times > 0) & (times <= table.clock.read() - limit)]
             table.erase(old)
             return old
 
@@ -437,14 +484,8 @@ class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
 
     def _cleared(self) -> Any:
         """Removes all keys; returns the operation in a graph."""
-
-        def run(table: EmbeddingTable) -> None:
-            if self.share.is_whole:
-                table.clear()
-            else:
-                table.erase(self._held(table))
-
-        return self._call("clear", run, [])
+        share = self.share
+        return self._call("clear", lambda table: _clear(table, share), [])
 
     # ---------------------------------------------------------------- exporting
 
@@ -457,21 +498,15 @@ class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
           cutoff: keys are left out of whose row now every |element| is below it; None: none.
         """
         check_cutoff(cutoff)
+        share = self.share
         keys, rows = self._call(
             "export",
-            lambda table: self._exported(table, cutoff),
+            lambda table: share.exported(table, cutoff),
             [],
             [self.key_type, self.dtype],
             [[None], [None, self.dimension]],
         )
         return keys, rows
-
-    def _exported(self, table: EmbeddingTable, cutoff: float | None) -> tuple[Array, Array]:
-        keys, rows = table.export(cutoff=cutoff)
-        if self.share.is_whole:
-            return keys, rows
-        mine = self.share.has(keys)
-        return keys[mine], rows[mine]
 
     # ---------------------------------------------------------------- saving
 
@@ -504,16 +539,6 @@ class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
 
     # ---------------------------------------------------------------- inside
 
-    def _held(self, table: EmbeddingTable) -> Array:
-        """Returns the keys of the table that are its own."""
-        keys, _ = table.export_rows()
-        return keys if self.share.is_whole else keys[self.share.has(keys)]
-
-    def _shrunk(self, table: EmbeddingTable) -> Array:
-        """Returns those of its keys whose row training has set to zeros."""
-        keys = table.shrunk_keys()
-        return keys if self.share.is_whole else keys[self.share.has(keys)]
-
     def _of_keys(
         self, method: str, indices: Any, function: Callable[[EmbeddingTable, Array], Array]
     ) -> tf.Tensor:
@@ -538,3 +563,11 @@ class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
 
     def _done(self, operation: Any) -> Any:
         return self if tf.executing_eagerly() else operation
+
+
+def _clear(table: EmbeddingTable, share: Share) -> None:
+    """Removes the keys of a share."""
+    if share.is_whole:
+        table.clear()
+    else:
+        table.erase(share.held(table))

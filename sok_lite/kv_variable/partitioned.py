@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from sok_lite.bridge import keras_guard
 from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.tf_private import PartitionedVariable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.kv_variable.kv_variable_ops import KvVariable
@@ -17,7 +18,7 @@ from sok_lite.kv_variable.share import Share
 
 
 @unconverted
-class PartitionedKvVariable(KvVariable, PartitionedVariable):  # type: ignore[misc]
+class PartitionedKvVariable(KvVariable, PartitionedVariable):
     """A KvVariable whose keys are spread over several, `<name>/part_0` and so on.
 
     The partitions are what a graph trains, saves and lists: a key is in that of key mod their
@@ -64,7 +65,7 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):  # type: ignore[mi
         )
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         """As given, without an end of ":0"."""
         return self._plain_name
 
@@ -102,7 +103,7 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):  # type: ignore[mi
         keras_guard.refuse_own_step(self)
         count = len(self)
 
-        @tf.custom_gradient
+        @custom_gradient
         def joined(*sources: tf.Tensor) -> Any:
             def grad(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
                 if not isinstance(gradient, tf.IndexedSlices):
