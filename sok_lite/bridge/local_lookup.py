@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.checks import checked_keys, refuse_partitions
+from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.host_call import refuse_replicas
 from sok_lite.bridge.inference import checked_missing, checked_training, reading
 from sok_lite.bridge.row_gradient import row_gradient, size_tensor
@@ -113,7 +114,7 @@ def _differentiable(
         arrays = [to_array(tensor, table.backend) for tensor in tensors]
         return *look_up(table, *arrays), size_tensor(table)
 
-    @tf.custom_gradient
+    @custom_gradient
     def read(source: tf.Tensor, keys: tf.Tensor) -> Any:
         shapes = [keys.shape.concatenate([dim]), *other_shapes, [2]]
         rows, *more, size = table_call(

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.ahead import Prefetched
 from sok_lite.bridge.gradient import Items, with_gradients
+from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.host_call import graph_of_function, host_call, on_device, refuse_replicas
 from sok_lite.bridge.joined import cut, cut_rows, from_int64, join, joined_rows, shapes_of
 from sok_lite.bridge.lookup_arguments import Argument, checked_arguments, joined_inputs
@@ -50,7 +51,7 @@ def look_up(
     num_tables = len(tables)
     static = [i for i, table in enumerate(tables) if table.is_static]
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(*sources_and_weights: tf.Tensor) -> Any:
         weights = list(sources_and_weights[num_tables:])
         rows = {i: sources_and_weights[i] for i in static}

@@ -54,6 +54,9 @@ _SAVEABLES = "tensorflow.python.training.saving.saveable_object"
 SaveableObject: Any = private(_SAVEABLES, "SaveableObject")
 SaveSpec: Any = private(_SAVEABLES, "SaveSpec")
 
+# Of a collection of a graph, how it gets into a meta graph and out of one.
+register_proto_function: Any = private("tensorflow.python.framework.ops", "register_proto_function")
+
 # ---- known by name -------------------------------------------------------------------------------
 
 _BRANCHES = "tensorflow.python.ops.control_flow_v2_func_graphs"
@@ -71,6 +74,13 @@ LOOKUP_IN_A_LIST = ("tensorflow.python.ops.embedding_ops", "_embedding_lookup_an
 CONTROL_FLOW = "_get_control_flow_context"
 # The module that reads every variable of a function as a dense tensor.
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
+
+# The module of savers of TF1, two methods of its BaseSaverBuilder that ask for the tensors of a
+# variable, to save them and to restore them, and the argument of both that names the file.
+SAVER = "tensorflow.python.training.saver"
+SAVER_SAVES = "_AddSaveOps"
+SAVER_RESTORES = "_AddRestoreOps"
+SAVER_FILENAME = "filename_tensor"
 
 # Members of ResourceVariable that a table uses.
 USED = (
