@@ -521,6 +521,13 @@ def test_fit_trains_a_table_that_a_layer_lists(package, optimizer):
     )
 
 
+def test_keras_3_makes_no_dense_states_for_a_table():
+    optimizer = keras.optimizers.Adam(0.1)
+    optimizer.build([filled(), dense_variable()])
+    # Its counter and rate, and two states of the dense variable.
+    assert len(optimizer.variables) == 4
+
+
 def test_a_loss_scale_of_keras_3():
     rows, dense = filled(), dense_variable()
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=4.0)

@@ -42,8 +42,8 @@ def _group_adam(o: Any) -> Settings:
 
 def _rectified_adam(o: Any) -> Settings:
     numbers = {"beta_1": o._beta1, "beta_2": o._beta2, "epsilon": o._epsilon}
-    numbers |= {"weight_decay": o._weight_decay, "sma_threshold": o._sma_threshold}
-    flags = {"amsgrad": o._amsgrad, "nesterov": o._use_nesterov}
+    numbers |= {"weight_decay": o.weight_decay, "sma_threshold": o.sma_threshold}
+    flags = {"amsgrad": o.amsgrad, "nesterov": o._use_nesterov}
     return Settings(rules.RectifiedAdam, {k: _called(v) for k, v in numbers.items()}, flags)
 
 
@@ -88,7 +88,7 @@ def _regularization(o: Any) -> dict[str, Any]:
 
 
 def _of_norms(o: Any) -> dict[str, Any]:
-    return {"l21": o._l21_regularization_strength}
+    return {"l21": o.l21_regularization_strength}
 
 
 def _proximal_sgd(o: Any) -> Settings:

@@ -53,10 +53,12 @@ class GroupAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
         strengths = {
             "l1_regularization_strength": l1_regularization_strength,
             "l2_regularization_strength": l2_regularization_strength,
-            "l21_regularization_strength": l21_regularization_strength,
         }
         for argument, strength in strengths.items():
             setattr(self, f"_{argument}", checked_strength(self, argument, strength))
+        self.l21_regularization_strength = checked_strength(
+            self, "l21_regularization_strength", l21_regularization_strength
+        )
         check_version(self, version, (1, 2, 3, 4))
         if version < 3:
             raise NotImplementedError(

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from sok_lite.kv_variable.training.arguments import checked_strength
 
-_SETTINGS = ("decay", "weight_decay", "total_steps", "warmup_proportion", "min_lr")
+_SETTINGS = ("decay", "total_steps", "warmup_proportion", "min_lr")
 
 
 class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
@@ -50,21 +50,22 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
         name: str = "RectifiedAdam",
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, use_locking, name)
-        values = (decay, weight_decay, total_steps, warmup_proportion, min_lr)
+        values = (decay, total_steps, warmup_proportion, min_lr)
         for argument, value in zip(_SETTINGS, values, strict=True):
             setattr(self, f"_{argument}", checked_strength(self, argument, value))
+        self.weight_decay = checked_strength(self, "weight_decay", weight_decay)
         if self._warmup_proportion > 1:
             raise ValueError(
                 "`warmup_proportion` of RectifiedAdamOptimizer must be in [0, 1]. "
                 f"Received: {warmup_proportion!r}."
             )
-        self._sma_threshold = checked_strength(self, "sma_threshold", sma_threshold)
-        if self._sma_threshold < 4:
+        self.sma_threshold = checked_strength(self, "sma_threshold", sma_threshold)
+        if self.sma_threshold < 4:
             raise ValueError(
                 "`sma_threshold` of RectifiedAdamOptimizer must be >= 4: below, the rectification "
                 f"is no number. Received: {sma_threshold!r}."
             )
-        self._amsgrad, self._use_nesterov = bool(amsgrad), bool(use_nesterov)
+        self.amsgrad, self._use_nesterov = bool(amsgrad), bool(use_nesterov)
 
     def learning_rate_after(self, iterations: Any) -> Any:
         """Returns the learning rate of the step after some steps, a number or a tensor."""
@@ -86,7 +87,7 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
         super()._create_slots(var_list)
         first = min(var_list, key=lambda variable: variable.name)
         self._create_non_slot_variable(initial_value=1.0, name="step", colocate_with=first)
-        if self._amsgrad:
+        if self.amsgrad:
             for variable in var_list:
                 self._zeros_slot(variable, "vhat", self._name)
 
@@ -129,13 +130,13 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
         m = beta_1 * m + rest_1 * grad
         v = beta_2 * v + rest_2 * tf.square(grad)
         new, largest = {"m": m, "v": v}, v
-        if self._amsgrad:
+        if self.amsgrad:
             slots["vhat"] = self.get_slot(var, "vhat")
             largest = new["vhat"] = tf.maximum(read(slots["vhat"]), v)
         mean = (beta_1 * m + rest_1 * grad if self._use_nesterov else m) / correction_1
         root = tf.sqrt(largest / correction_2) + epsilon
         change = tf.where(rectifier > 0, rectifier * mean / root, mean)
-        change += tf.cast(self._weight_decay, dtype) * old
+        change += tf.cast(self.weight_decay, dtype) * old
         # All is read before anything is written.
         with tf.control_dependencies([change, *new.values()]):
             written_slots = [written(slots[name], value) for name, value in new.items()]
@@ -148,7 +149,7 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
         correction_1, correction_2 = 1 - beta_1**step, 1 - beta_2**step
         longest = 2 / (1 - beta_2) - 1
         length = longest - 2 * step * (1 - correction_2) / correction_2
-        is_known = length >= self._sma_threshold
+        is_known = length >= self.sma_threshold
         # Where it is not, a number all the same: the root of a negative one would be none.
         safe = tf.where(is_known, length, longest)
         known = (safe - 4) * (safe - 2) * longest / ((longest - 4) * (longest - 2) * safe)

@@ -50,6 +50,6 @@ class SparseGroupFtrlOptimizer(tf.compat.v1.train.FtrlOptimizer):
             linear_name,
             l2_shrinkage_regularization_strength,
         )
-        self._l21_regularization_strength = checked_strength(
+        self.l21_regularization_strength = checked_strength(
             self, "l21_regularization_strength", l21_regularization_strength
         )
