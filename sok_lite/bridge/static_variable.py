@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from sok_lite.bridge.refusals import RefusesCopies
+from sok_lite.bridge.serving.mode import is_exporting
 from sok_lite.bridge.tf_private import ResourceVariable
 from sok_lite.bridge.type_spec import OfTable
 from sok_lite.engine.static_table import StaticTable
@@ -73,7 +74,7 @@ class StaticVariable(RefusesCopies, OfTable, ResourceVariable):
         )
 
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_freed_with_it:
+        if self._is_freed_with_it and not is_exporting():
             raise NotImplementedError(
                 f"tf.saved_model.save() is not supported: a function looks rows of {self.name!r} "
                 f"up, a {self.kind}, and a saved function reaches no rank. {self.instead_of_save}"

@@ -21,6 +21,7 @@ from sok_lite.bridge.host_call import make_turn, on_device
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.refusals import RefusesDense
 from sok_lite.bridge.row_gradient import slices_only
+from sok_lite.bridge.serving.mode import stand_in
 from sok_lite.bridge.summary import summary, table_facts
 from sok_lite.bridge.type_spec import OfTable
 from sok_lite.engine.table import EmbeddingTable
@@ -156,7 +157,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     @property
     def handle(self) -> tf.Tensor:
         """The resource that tapes and graphs know the table by."""
-        return self._true_handle
+        return stand_in(self._true_handle)
 
     def gradient_source(self) -> tf.Tensor:
         """Returns a tensor whose gradient is the variable's, and records the access.
