@@ -27,7 +27,10 @@ class StaticVariable(RefusesCopies, OfTable, ResourceVariable):
 
     kind = "static table"
     instead_of_own_step = "Give its gradient to an optimizer in a train_step of your own."
-    instead_of_save = "Save the rest of the model alone, and its rows with numpy()."
+    instead_of_save = (
+        "Save the rest of the model alone, and its rows with numpy(); for serving, use "
+        "sok_lite.export_serving."
+    )
     instead_of_copy = "Make a new variable of its rows."
     # Keras 3 knows its own variables only; tf_keras trains and saves any of TensorFlow.
     left_out_by = frozenset({"keras"})

@@ -115,7 +115,9 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     instead_of_value = "Use tf.nn.embedding_lookup(variable, keys) for some rows."
     instead_of_write = "Use scatter_add, scatter_sub or scatter_update."
     instead_of_copy = "Make a new variable, and give it the rows."
-    instead_of_save = "Save the dense part of the model alone."
+    instead_of_save = (
+        "Save the dense part of the model alone; for serving, use sok_lite.export_serving."
+    )
     instead_of_own_step = "Write the model's `train_step`, or a loop, with tf.GradientTape."
     instead_of_partitions = "Look each up by itself."
 

@@ -1,7 +1,7 @@
 """`export_serving`: a function or model as a SavedModel that needs no sok_lite."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +18,9 @@ from sok_lite.bridge.serving.signature import Signature, flat_outputs
 from sok_lite.bridge.serving.tables import ServedTables
 from sok_lite.bridge.serving.together import together
 from sok_lite.bridge.tf_private import ResourceVariable, save_context
+from sok_lite.comm import Communicator
 
-__all__ = ["export_serving"]
+__all__ = ["export_functions", "export_serving"]
 
 
 def export_serving(
@@ -68,21 +69,53 @@ def export_serving(
             "export_serving() is for eager mode. In a graph of TF1 use "
             "sok_lite.export_serving_graph(session, path, inputs=..., outputs=...)."
         )
+    function, arguments = function_of(model_or_fn, signature)
+    functions = {"serving_default": (function, arguments)}
+    comm = job.other_ranks()
+    export_functions(model_or_fn, path, functions, comm, cutoff=cutoff, quantize=quantize)
+
+
+def export_functions(
+    root: Any,
+    path: Any,
+    functions: Mapping[str, tuple[Callable[..., Any], Signature]],
+    comm: Communicator | None,
+    *,
+    cutoff: float | None = None,
+    quantize: str | None = None,
+) -> None:
+    """Does what `export_serving` does for several signatures.
+
+    Args:
+      root: what has the variables that the functions read, as far as they are no tf.Variables.
+      path, cutoff, quantize: see `export_serving`.
+      functions: by the name of the signature a function and what it takes. The first is what the
+        loaded object does when it is called.
+      comm: the job, where every rank calls it; None: what is exported is of this rank.
+    """
     check_cutoff(cutoff)
     check_quantize(quantize)
-    function, arguments = function_of(model_or_fn, signature)
-    names = arguments.flat()
-    comm = job.other_ranks()
+    names = {name: arguments.flat() for name, (_, arguments) in functions.items()}
     tables = ServedTables(_variable, _value, cutoff, quantize, comm)
+    module = tf.Module()
+    signatures, variables = {}, []
     try:
         with together(comm), exporting(tables):
             with save_context(SimpleNamespace(experimental_variable_policy=object())):
-                served = tf.function(function)
-                traced = served.get_concrete_function(*arguments.args, **arguments.kwargs)
-                signatures = {"serving_default": _by_name(served, arguments, names)}
-            check_plain(traced.graph.as_graph_def())
+                for name, (function, arguments) in functions.items():
+                    served = tf.function(function)
+                    traced = served.get_concrete_function(*arguments.args, **arguments.kwargs)
+                    signatures[name] = _by_name(served, arguments, names[name])
+                    check_plain(traced.graph.as_graph_def())
+                    variables += traced.variables
+                    if not hasattr(module, "__call__"):  # noqa: B004
+                        # As a tf.function TensorFlow would trace it once more where it saves.
+                        module.__call__ = traced
             if comm is None or comm.rank == 0:
-                module = _module(served, traced, tables, model_or_fn)
+                module.variables_of_tables = tables.variables
+                module.variables_of_model = variables
+                # A method is of an object that has what it reads.
+                module.resources = resources_in(getattr(root, "__self__", root))
                 tf.saved_model.save(module, os.fspath(path), signatures)
     finally:
         # The functions that were traced on the way keep the variables.
@@ -109,15 +142,3 @@ def _by_name(
         return flat_outputs(served(*args, **kwargs))
 
     return tf.function(serve, autograph=False).get_concrete_function(**names)
-
-
-def _module(served: Any, traced: Any, tables: ServedTables, model_or_fn: Any) -> tf.Module:
-    """Returns what is saved: the function, and all that it reads."""
-    module = tf.Module()
-    module.__call__ = served
-    module.variables_of_tables = tables.variables
-    module.variables_of_model = list(traced.variables)
-    # A method is of an object that has what it reads.
-    root = getattr(model_or_fn, "__self__", model_or_fn)
-    module.resources = resources_in(root)
-    return module

@@ -108,6 +108,7 @@ class _Copy:
                 break
             waiting.remove(lookup)
             self._replace(lookup, tables)
+        check_plain(self._nodes.graph_def(self._outputs))
         needed = self._nodes.needed(self._outputs)
         self._check_placeholders(needed)
         with self._scratch.as_default():
@@ -126,7 +127,6 @@ class _Copy:
             kept += [proto.variable_name, proto.initializer_name, proto.snapshot_name]
             kept.append(proto.initial_value_name)
         graph_def = self._nodes.graph_def(kept)
-        check_plain(graph_def)
         meta.graph_def.CopyFrom(graph_def)
         final = tf.Graph()
         with final.as_default(), tf.compat.v1.Session(graph=final) as session:
@@ -145,7 +145,7 @@ class _Copy:
                 session,
                 [tf.saved_model.SERVING],
                 {tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
-                saver=tf.compat.v1.train.Saver(variables),
+                saver=tf.compat.v1.train.Saver(variables) if variables else None,
                 main_op=tf.group(*map(final.get_operation_by_name, self._initializers)),
             )
             builder.save()

@@ -1,6 +1,6 @@
 """What a program gives to be exported: a function, a tf.Module, or a model of Keras."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -38,6 +38,28 @@ def function_of(model_or_fn: Any, signature: Any) -> tuple[Callable[..., Any], S
             "tf.int64)]. Received: None, and a function without an input_signature."
         )
     return function, checked_signature(function, given)
+
+
+def functions_of(model: Any, signatures: Any) -> dict[str, tuple[Callable[..., Any], Signature]]:
+    """Returns what a model of Keras is saved with, as `tf.saved_model.save` takes its `signatures`.
+
+    Args:
+      model: what is served where there are none.
+      signatures: None, a tf.function with an input_signature, or a dict of those by name.
+
+    Raises:
+      TypeError: a signature is no tf.function with an input_signature.
+    """
+    if signatures is None:
+        return {"serving_default": function_of(model, None)}
+    named = signatures if isinstance(signatures, Mapping) else {"serving_default": signatures}
+    for name, function in named.items():
+        if getattr(function, "input_signature", None) is None:
+            raise TypeError(
+                "A signature must be a tf.function with an input_signature: it is traced anew "
+                f"where it is saved. Received: {name}={function!r}."
+            )
+    return {name: function_of(function, None) for name, function in named.items()}
 
 
 def resources_in(root: Any) -> list[Any]:

@@ -58,12 +58,16 @@ class ServedTables:
         self._cutoff, self._quantize, self._comm = cutoff, quantize, comm
         self._served: dict[tuple[int, bool], _Served] = {}
         self._static: dict[int, tuple[Any, ServedRows]] = {}
-        self._nothing = make_variable("sok_nothing", np.zeros(0, np.float32))
-        self.variables: list[Any] = [self._nothing]
+        self._nothing: Any = None
+        self.variables: list[Any] = []
 
     @property
     def stand_in(self) -> tf.Tensor:
         """A resource, in place of that of any live table."""
+        if self._nothing is None:
+            with tf.init_scope():
+                self._nothing = self._make_variable("sok_nothing", np.zeros(0, np.float32))
+            self.variables.append(self._nothing)
         return self._nothing.handle
 
     def read(
