@@ -1,4 +1,4 @@
-"""A process without sok_lite that loads SavedModels and runs their signatures, as a server would."""
+"""A process without sok_lite that loads SavedModels and runs their signatures, as servers do."""
 
 import pickle
 import subprocess

@@ -51,7 +51,7 @@ def variables_in(path):
 def check(fresh, session, path, feed, outputs):
     """The outputs of both loaders are those of the session; feed: by name (placeholder, array)."""
     with sok.inference_mode():
-        expected = session.run(outputs, {tensor: array for tensor, array in feed.values()})
+        expected = session.run(outputs, dict(feed.values()))
     for loader in LOADERS:
         arrays = {name: array for name, (_, array) in feed.items()}
         served = fresh.run(path, arrays, loader)
