@@ -261,6 +261,16 @@ def test_prefetching_is_measured():
     assert set(fields["median_ms"]) == {"plain", "prefetched"}
 
 
+def test_exported_models_are_measured():
+    args = "--keys 2000 --dim 4 --batch 300 --rounds 2".split()
+    results, _ = run("bench_serving.py", *args, are_positive=False)
+    from bench_serving import EXPORTS
+
+    sizes = {fields["case"]: fields.get("bytes") for fields in results}
+    assert [sizes[case] for case in EXPORTS] == sorted(map(sizes.get, EXPORTS), reverse=True)
+    assert {"live", "StaticHashTable", "MutableHashTable", "searchsorted"} <= set(sizes)
+
+
 def test_the_demo_is_measured():
     args = "--cases demo --demo-rows 3000 --demo-rounds 1".split()
     ((fields,), _) = run("bench_many_tables.py", *args)

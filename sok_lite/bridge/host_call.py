@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from sok_lite.backend import Backend
+from sok_lite.bridge.serving.mode import refuse_while_exporting
 from sok_lite.bridge.tensor import memory_of_call
 from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla
 from sok_lite.bridge.turns import Together, in_turn, needs_turn
@@ -74,9 +75,11 @@ def host_call(
       outputs, the operation.
 
     Raises:
-      NotImplementedError: under `jit_compile=True`, or in one of several replicas.
+      NotImplementedError: under `jit_compile=True`, in one of several replicas, or in a graph that
+        is exported for serving.
     """
     refuse_replicas(what)
+    refuse_while_exporting(what)
     if tf.executing_eagerly():
         return list(on_device(backend, function, *inputs))
     if is_for_xla(tf.compat.v1.get_default_graph()):
