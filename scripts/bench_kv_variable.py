@@ -93,10 +93,12 @@ class Job:
         self._session.run(self._step, {self._ids: ids})
 
     def save(self, path: str) -> None:
-        self._saver.save(self._session, path, write_meta_graph=False)
+        with self._graph.as_default():
+            self._saver.save(self._session, path, write_meta_graph=False)
 
     def restore(self, path: str) -> None:
-        self._saver.restore(self._session, path)
+        with self._graph.as_default():
+            self._saver.restore(self._session, path)
 
 
 def seconds_of(args: argparse.Namespace, case: str, partitions: int) -> tuple[float, int]:

@@ -565,3 +565,14 @@ def test_steps_by_a_rule_and_steps_of_its_own_are_measured(mode):
     assert {(r["family"], r["tables"]) for r in results} == {
         (f, n) for f in families for n in (1, 2)
     }
+
+
+def test_the_calls_of_a_kv_variable_are_timed_beside_a_dense_one():
+    pytest.importorskip("tensorflow")
+    args = "--keys 500 --batch 40 --dim 3 --rounds 1 --partitions 1 2".split()
+    results, _ = run("bench_kv_variable.py", *args)
+    works = ("lookup", "predict", "train-adam", "train-ftrl", "save", "restore")
+    assert [(r["case"], r["partitions"]) for r in results] == [
+        (w, n) for w in works for n in (1, 2)
+    ]
+    assert all(("checkpoint_mb" in r) == (r["case"] in ("save", "restore")) for r in results)
