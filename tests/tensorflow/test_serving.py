@@ -280,7 +280,9 @@ def test_the_index_finds_every_key_and_no_other(pattern):
     keys = RNG.permutation(PATTERNS[pattern])
     index = KeyIndex(keys, lambda name, array: tf.constant(array))
     held = dict(zip(keys.tolist(), range(len(keys)), strict=True))
-    asked = np.concatenate([keys, keys + 1, RNG.integers(INT64.min, INT64.max, 500)])
+    # Its product is the largest number, which stands behind the last key.
+    last = np.array([pow(FACTOR, -1, 2**64) * INT64.max % 2**64], np.uint64).view(np.int64)
+    asked = np.concatenate([keys, keys + 1, last, RNG.integers(INT64.min, INT64.max, 500)])
     places, is_found = (each.numpy() for each in index.find(tf.constant(asked)))
     assert is_found.tolist() == [key in held for key in asked.tolist()]
     found = index.order[places[is_found]] if len(keys) else []
