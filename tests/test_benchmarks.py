@@ -262,8 +262,8 @@ def test_prefetching_is_measured():
 
 
 def test_exported_models_are_measured():
-    args = "--keys 2000 --dim 4 --batch 300 --rounds 2".split()
-    results, _ = run("bench_serving.py", *args, are_positive=False)
+    args = "--keys 2000 --dim 32 --batch 300 --rounds 2".split()
+    results, _ = run("bench_serving.py", *args)
     from bench_serving import EXPORTS
 
     sizes = {fields["case"]: fields.get("bytes") for fields in results}

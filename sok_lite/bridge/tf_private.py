@@ -117,6 +117,9 @@ SLOTS_OF_CHECKPOINTS = (
     "tensorflow.python.checkpoint.async_checkpoint_helper",
 )
 
+# Where a functional model of each Keras keeps its inputs, in the structure that it is called with.
+INPUTS_OF_MODELS = {"keras": "_inputs_struct", "tf_keras": "_nested_inputs"}
+
 # Where optimizers keep their settings, by family and class.
 KERAS_OPTIMIZERS = ("_learning_rate", "_use_weight_decay")  # of Keras 3 and of tf_keras
 LEGACY_OPTIMIZERS = {

@@ -260,6 +260,7 @@ def test_a_model_of_keras_is_called_without_training(fresh, package, tmp_path):
 
 # ---------------------------------------------------------------- the index
 
+FACTOR = 0x9E3779B97F4A7C15
 _STRIDE = np.arange(1000, dtype=np.int64)
 PATTERNS = {
     "none": _STRIDE[:0],
@@ -269,9 +270,7 @@ PATTERNS = {
     "negative": -_STRIDE * 3,
     "random": np.unique(RNG.integers(INT64.min, INT64.max, 100_000)),
     # Their products with the index' factor are neighbours: all in one bucket.
-    "one bucket": (_STRIDE.view(np.uint64) * np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64))).view(
-        np.int64
-    ),
+    "one bucket": (_STRIDE.view(np.uint64) * np.uint64(pow(FACTOR, -1, 2**64))).view(np.int64),
     "edges": np.array([INT64.min, INT64.min + 1, -1, 0, 1, INT64.max - 1, INT64.max]),
 }
 
@@ -281,7 +280,9 @@ def test_the_index_finds_every_key_and_no_other(pattern):
     keys = RNG.permutation(PATTERNS[pattern])
     index = KeyIndex(keys, lambda name, array: tf.constant(array))
     held = dict(zip(keys.tolist(), range(len(keys)), strict=True))
-    asked = np.concatenate([keys, keys + 1, RNG.integers(INT64.min, INT64.max, 500)])
+    # Its product is the largest number, which stands behind the last key.
+    last = np.array([pow(FACTOR, -1, 2**64) * INT64.max % 2**64], np.uint64).view(np.int64)
+    asked = np.concatenate([keys, keys + 1, last, RNG.integers(INT64.min, INT64.max, 500)])
     places, is_found = (each.numpy() for each in index.find(tf.constant(asked)))
     assert is_found.tolist() == [key in held for key in asked.tolist()]
     found = index.order[places[is_found]] if len(keys) else []
@@ -292,9 +293,11 @@ def test_another_rounding_of_products_finds_the_same():
     """Some processors round int64 to float32 by way of float64; one bucket off is in the search."""
     keys = PATTERNS["random"]
     index = KeyIndex(keys, lambda name, array: tf.constant(array))
+    products = (keys.view(np.uint64) * np.uint64(FACTOR)).view(np.int64)
+    # Not of the first or the last bucket, beside which there is none.
+    inside = tf.constant(keys[(products > -(2**62)) & (products < 2**62)])
     for off in (-1, 1):
         index._first += off
-        inside = tf.constant(keys[np.abs((keys.view(np.uint64) * 1).view(np.int64)) < 2**62])
         is_found = index.find(inside)[1]
         index._first -= off
         assert bool(tf.reduce_all(is_found))

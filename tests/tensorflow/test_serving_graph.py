@@ -139,6 +139,18 @@ def test_static_variables_and_prefetched_keys(fresh, session, tmp_path):
     check(fresh, session, path, {"ids": (ids, np.array([0, 9, 5, 5]))}, outputs)
 
 
+def test_what_waits_for_a_lookup_waits_for_nothing(fresh, session, tmp_path):
+    table = filled(session)
+    ids = v1.placeholder(tf.int64, [None])
+    rows = tf.nn.embedding_lookup(table, ids)
+    with tf.control_dependencies([rows, rows.op, rows.op.inputs[0]]):
+        outputs = {"total": tf.reduce_sum(tf.cast(ids, tf.float64))}
+    outputs["rows"] = rows
+    session.run(v1.global_variables_initializer())
+    path = exported(session, tmp_path / "m", {"ids": ids}, outputs)
+    check(fresh, session, path, {"ids": (ids, IDS)}, outputs)
+
+
 def test_quantised_and_without_rows_of_zeros(fresh, session, tmp_path):
     table = filled(session, np.arange(100), initializer="0")
     session.run(sok.assign(table, np.arange(50), np.zeros((50, 3), np.float32)))

@@ -75,6 +75,14 @@ def test_methods_of_a_checkpoint(name):
     assert_has(tf.train.Checkpoint(), name)
 
 
+@pytest.mark.parametrize("package", KERAS)
+def test_inputs_of_a_functional_model(package):
+    keras = importlib.import_module(package)
+    inputs = {"a": keras.Input([1], name="a")}
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs["a"]))
+    assert set(getattr(model, tf_private.INPUTS_OF_MODELS[package])) == {"a"}
+
+
 def test_children_of_a_checkpoint():
     assert_has(tf.Module(), tf_private.CHILDREN)
 

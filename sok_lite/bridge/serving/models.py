@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.serving.signature import Signature, checked_signature
-from sok_lite.bridge.tf_private import CHILDREN
+from sok_lite.bridge.tf_private import CHILDREN, INPUTS_OF_MODELS
 
 
 def function_of(model_or_fn: Any, signature: Any) -> tuple[Callable[..., Any], Signature]:
@@ -87,9 +87,8 @@ def _is_keras_model(model: Any) -> bool:
 
 
 def _signature_of_model(model: Any) -> Signature:
-    inputs = getattr(model, "_inputs_struct", None)  # of Keras 3, as the model was given them
-    if inputs is None:
-        inputs = getattr(model, "_nested_inputs", None)  # of tf_keras
+    structures = (getattr(model, name, None) for name in INPUTS_OF_MODELS.values())
+    inputs = next((each for each in structures if each is not None), None)
     if inputs is None:
         inputs = getattr(model, "inputs", None)
         inputs = inputs[0] if isinstance(inputs, (list, tuple)) and len(inputs) == 1 else inputs

@@ -77,9 +77,6 @@ class ServedRows:
         limit = float(np.finfo(np.float32).max)
         self._check(bool((largest <= limit).all()), wide, limit)
         scales = (largest / _STEPS).astype(np.float32)
-        # Rounded up where rounding down would leave the largest element without a number.
-        is_low = scales.astype(np.float64) * _STEPS < largest
-        scales = np.where(is_low, np.nextafter(scales, np.float32(np.inf)), scales)
         scales = np.where(scales < _LEAST_SCALE, np.float32(0), scales)
         divisors = np.where(scales == 0, np.float32(np.inf), scales)
         return np.rint(wide / divisors[:, None]).astype(np.int8), scales
