@@ -48,6 +48,11 @@ class Place(NamedTuple):
         dtypes = self.reader.get_variable_to_dtype_map()
         return tf.as_dtype(dtypes[full]), self.reader.get_variable_to_shape_map()[full]
 
+    @property
+    def is_delta(self) -> bool:
+        """Whether it is what has changed since another save."""
+        return self.has("need_full_import") and not np.all(self.tensor("need_full_import"))
+
 
 def ranks() -> tuple[int, int]:
     """Returns the number of this rank, and how many there are."""
@@ -242,7 +247,7 @@ def read(places: list[Place], table: EmbeddingTable, threshold: int, name: str) 
     content = joined(contents)
     if np.unique(content.keys).size != content.keys.size:
         raise ValueError(f"What was saved of {name!r} is corrupt: partitions have keys in common.")
-    are_deltas = {_is_delta(place) for place in places}
+    are_deltas = {place.is_delta for place in places}
     if len(are_deltas) > 1:
         raise ValueError(
             f"Some ranks have saved all of {name!r} in {places[0].path!r}, others what has "
@@ -257,10 +262,6 @@ def read(places: list[Place], table: EmbeddingTable, threshold: int, name: str) 
 _TENSORS = [
     name for name in saved_dtypes(tf.int64, tf.float32) if name not in ("init_table", "facts")
 ]
-
-
-def _is_delta(place: Place) -> bool:
-    return place.has("need_full_import") and not np.all(place.tensor("need_full_import"))
 
 
 def _owned(table: EmbeddingTable, keys: np.ndarray) -> np.ndarray:
