@@ -16,9 +16,9 @@ from sok_lite.kv_variable.embedding_ops import (
 from sok_lite.kv_variable.kv_variable_ops import KvVariable, training_mode
 from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination
 from sok_lite.kv_variable.partitioned import PartitionedKvVariable
+from sok_lite.kv_variable.saveable import KvVariableSaveable
 from sok_lite.kv_variable.saved_files import rank_path, saved_path
 from sok_lite.kv_variable.saving import (
-    KvVariableSaveable,
     disable_delta_export,
     disable_full_or_delta_import_v2,
     disable_save_v3,

@@ -72,7 +72,7 @@ def put(table: EmbeddingTable, content: Content) -> None:
       MemoryError: no memory for it beside what the table holds; it is as it was.
     """
     device = table.backend.from_host
-    # Lookups are numbered anew: one for each time.
+    # Lookups are numbered anew: one for each time, and a last one that saw no key.
     at = np.unique(np.concatenate([content.times, content.sighted_times]))
     at = at[at > 0]
 
@@ -84,7 +84,7 @@ def put(table: EmbeddingTable, content: Content) -> None:
         "times": at.tolist(),
         "ends": at.tolist(),
     }
-    facts = {"num_lookups": int(at.size), "spans": spans, "strategy": "kLfu", "epoch": 0}
+    facts = {"num_lookups": int(at.size) + 1, "spans": spans, "strategy": "kLfu", "epoch": 0}
     held = snapshot.Held(
         keys=device(content.keys),
         rows=device(np.empty(0, np.uint32)),

@@ -24,9 +24,9 @@ from sok_lite.bridge.tf_private import SaveableObject
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.kv_variable.kv_variable_options import KvOptions
+from sok_lite.kv_variable.saveable import SavedBySavers
 from sok_lite.kv_variable.saved_table import SavedTable
 from sok_lite.kv_variable.saved_tensors import CUTOFF
-from sok_lite.kv_variable.saving import KvVariableSaveable
 from sok_lite.kv_variable.scatter import OPERATIONS, scattered
 from sok_lite.kv_variable.share import WHOLE, Share
 
@@ -84,7 +84,7 @@ def _scatter(operation: str) -> Callable[..., Any]:
 
 
 @unconverted
-class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
+class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[misc]
     """Embeddings by key: a table that grows with its keys, or one of its partitions.
 
     Made by `get_kv_variable`. A lookup in training inserts the keys that are new, once they were
@@ -507,35 +507,6 @@ class KvVariable(TableVariable, SaveableObject):  # type: ignore[misc]
             [[None], [None, self.dimension]],
         )
         return keys, rows
-
-    # ---------------------------------------------------------------- saving
-
-    @property
-    def op(self) -> Any:
-        """The operation of its resource in a graph, the resource in eager mode."""
-        return self.handle.op if self._in_graph_mode else self.handle
-
-    @property
-    def specs(self) -> list[Any]:
-        """What a `tf.compat.v1.train.Saver` that is made now saves; see saving.py."""
-        return KvVariableSaveable(self).specs
-
-    def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> Any:
-        """Returns what such a saver restores it by."""
-        return KvVariableSaveable(self).restore(restored_tensors, restored_shapes)
-
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        """Returns nothing: `tf.train.Checkpoint` saves the table, once for all partitions."""
-        return {}
-
-    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
-        return tf.no_op()
-
-    def to_proto(self, export_scope: Any = None) -> None:
-        """Returns None: the Python functions of a table's operations are not in a meta graph.
-
-        So TensorFlow leaves the variable out of the meta graph that `Saver.save` writes.
-        """
 
     # ---------------------------------------------------------------- inside
 

@@ -3,7 +3,6 @@
 Each rank saves the keys that it owns, into a checkpoint of its own: `rank_path` names it.
 """
 
-import glob
 import os
 import re
 from typing import Any, NamedTuple
@@ -48,6 +47,11 @@ class Place(NamedTuple):
         dtypes = self.reader.get_variable_to_dtype_map()
         return tf.as_dtype(dtypes[full]), self.reader.get_variable_to_shape_map()[full]
 
+    @property
+    def is_delta(self) -> bool:
+        """Whether it is what has changed since another save."""
+        return self.has("need_full_import") and not np.all(self.tensor("need_full_import"))
+
 
 def ranks() -> tuple[int, int]:
     """Returns the number of this rank, and how many there are."""
@@ -75,17 +79,24 @@ def saved_path(path: str) -> str:
       FileNotFoundError: nothing was saved there.
     """
     for candidate in (rank_path(path), path):
-        if tf.train.checkpoint_exists(candidate):
+        if _exists(candidate):
             return candidate
-    found = glob.glob(f"{glob.escape(path)}.rank-0-of-*.index")
+    folder, base = os.path.split(path)
+    index = re.compile(re.escape(base) + r"\.rank-0-of-\d+\.index")
+    files = tf.io.gfile.listdir(folder or ".") if tf.io.gfile.isdir(folder or ".") else []
+    found = sorted(os.path.join(folder, file) for file in files if index.fullmatch(file))
     if not found:
         raise FileNotFoundError(f"No checkpoint {path!r}, nor one of ranks: {rank_path(path)!r}.")
     if len(found) > 1:
         raise FileNotFoundError(
-            f"Checkpoints of several jobs are named {path!r}: {sorted(found)}. Restore from one of "
+            f"Checkpoints of several jobs are named {path!r}: {found}. Restore from one of "
             "them by its own path."
         )
     return found[0].removesuffix(".index")
+
+
+def _exists(path: str) -> bool:
+    return bool(tf.io.gfile.exists(f"{path}.index"))
 
 
 def check_path(path: str, name: str) -> None:
@@ -134,7 +145,7 @@ def places_of(path: str, name: str) -> list[Place]:
         if other == rank:
             continue
         sibling = _RANK.sub(f".rank-{other}-of-{size}", path)
-        found = _places_in(sibling, name) if tf.train.checkpoint_exists(sibling) else []
+        found = _places_in(sibling, name) if _exists(sibling) else []
         if not found:
             raise ValueError(
                 f"{path!r} has the keys of {name!r} of rank {rank} of {size}, and {sibling!r} of "
@@ -242,7 +253,7 @@ def read(places: list[Place], table: EmbeddingTable, threshold: int, name: str) 
     content = joined(contents)
     if np.unique(content.keys).size != content.keys.size:
         raise ValueError(f"What was saved of {name!r} is corrupt: partitions have keys in common.")
-    are_deltas = {_is_delta(place) for place in places}
+    are_deltas = {place.is_delta for place in places}
     if len(are_deltas) > 1:
         raise ValueError(
             f"Some ranks have saved all of {name!r} in {places[0].path!r}, others what has "
@@ -257,10 +268,6 @@ def read(places: list[Place], table: EmbeddingTable, threshold: int, name: str) 
 _TENSORS = [
     name for name in saved_dtypes(tf.int64, tf.float32) if name not in ("init_table", "facts")
 ]
-
-
-def _is_delta(place: Place) -> bool:
-    return place.has("need_full_import") and not np.all(place.tensor("need_full_import"))
 
 
 def _owned(table: EmbeddingTable, keys: np.ndarray) -> np.ndarray:

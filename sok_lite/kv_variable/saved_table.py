@@ -26,7 +26,8 @@ class Base(NamedTuple):
     Attributes:
       saves: its numbers, by rank that has saved.
       num_ranks: how many have.
-      number: of the lookup after which the table has changed.
+      number: of the last lookup before.
+      seen: (n,) of the key type: which that one saw.
       changed, removed: (n,) of the key type: what a delta has changed before.
       is_logged: whether the keys that are removed are noted.
     """
@@ -34,6 +35,7 @@ class Base(NamedTuple):
     saves: Mapping[int, int]
     num_ranks: int
     number: int
+    seen: np.ndarray
     changed: np.ndarray
     removed: np.ndarray
     is_logged: bool
@@ -146,16 +148,25 @@ class SavedTable(tf.__internal__.tracking.Trackable):
             )
         return last
 
-    def _begin(self, saves: Mapping[int, int], num_ranks: int, is_logged: bool) -> None:
-        """Notes that the table goes on from a full save."""
-        table = self.table
+    def _begin(
+        self,
+        saves: Mapping[int, int],
+        num_ranks: int,
+        is_logged: bool,
+        changed_keys: np.ndarray | None = None,
+        removed_keys: np.ndarray | None = None,
+    ) -> None:
+        """Notes that the table goes on from a full save, and what has changed since."""
+        table, no_keys = self.table, _no_keys(self.table)
         if is_logged:
             table.log_removals()
-        table.lookup(_no_keys(table))  # has a number, and no key has it
+        number = table.num_lookups
+        seen = table.backend.to_host(table.changed_since(number))
         if is_logged:
-            table.forget_removals(before=table.num_lookups)
-        no_keys = _no_keys(table)
-        self.base = Base(saves, num_ranks, table.num_lookups, no_keys, no_keys, is_logged)
+            table.forget_removals(before=number)
+        changed_keys = no_keys if changed_keys is None else changed_keys
+        removed_keys = no_keys if removed_keys is None else removed_keys
+        self.base = Base(saves, num_ranks, number, seen, changed_keys, removed_keys, is_logged)
 
     def prefix(self, name: str, share: Share) -> str:
         """Returns what the names of the tensors of a partition start with.
@@ -169,11 +180,14 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         """Returns the name of a tensor of key type that a checkpoint has of a variable, or should.
 
         Raises:
-          ValueError: what it has does not fit, or parts are missing.
+          ValueError: what it has does not fit, parts are missing, or it is a delta of another save:
+            all that can be known before anything is restored, other variables too.
         """
         places = self._places(path, name)
         if not places:
             return f"{self.prefix(name, Share())}-keys"
+        if any(place.is_delta for place in places):
+            self._check_base(read(places, self.table, self._threshold, name), path)
         # Of no size, but for what TFPlus has written.
         tensor = "keys" if places[0].facts is None else "delete_keys"
         return f"{places[0].prefix}-{tensor}"
@@ -200,7 +214,8 @@ class SavedTable(tf.__internal__.tracking.Trackable):
 
     @property
     def _threshold(self) -> int:
-        return int(self.table.options.enter_threshold)
+        table: Any = self.table
+        return int(table.options.enter_threshold)
 
     def _restore(self, what: Read, path: str, is_logged: bool) -> None:
         num_ranks = max(len(what.saves), 1)
@@ -212,16 +227,19 @@ class SavedTable(tf.__internal__.tracking.Trackable):
                 self._begin(saves, num_ranks, is_logged)
             return
         last = self.base
-        if what.saves:
-            self._check_base(what, path)
+        self._check_base(what, path)
         put(self.table, changed(taken(self.table), what.content, what.deleted))
         self.base = None
         if last is not None and what.saves:
-            self._begin(last.saves, num_ranks, is_logged)
-            self.base = self.base._replace(changed=what.content.keys, removed=what.deleted)
+            self._begin(last.saves, num_ranks, is_logged, what.content.keys, what.deleted)
 
     def _check_base(self, what: Read, path: str) -> None:
-        """Raises ValueError where a delta changes another save than that which the table is."""
+        """Raises ValueError where a delta changes another save than that which the table is.
+
+        What TFPlus has written does not say which save it changes.
+        """
+        if not what.saves:
+            return
         last, table = self.base, self.table
         bases = {rank: base for rank, (_, base) in what.saves.items()}
         if last is None or any(bases.get(rank) != save for rank, save in last.saves.items()):
@@ -229,7 +247,8 @@ class SavedTable(tf.__internal__.tracking.Trackable):
                 f"{path!r} has what changed in {self.name!r} since a full save, and the table does "
                 "not go on from that one. Restore the full save first, then this."
             )
-        touched = np.union1d(table.backend.to_host(table.changed_since(last.number)), last.changed)
+        touched = np.setdiff1d(table.backend.to_host(table.changed_since(last.number)), last.seen)
+        touched = np.union1d(touched, last.changed)
         others = np.setdiff1d(touched, np.union1d(what.content.keys, what.deleted))
         if others.size:
             raise ValueError(
