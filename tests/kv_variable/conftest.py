@@ -5,6 +5,10 @@ import os
 
 import pytest
 
+from tests.tensorflow.conftest import initialised
+
+__all__ = ["initialised"]
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
