@@ -132,6 +132,13 @@ LAYERS = [
     ["sok_lite.dynamic_embedding.train.checkpoint", "sok_lite.dynamic_embedding.train.saver"],
     ["sok_lite.dynamic_embedding.train"],
     ["sok_lite.dynamic_embedding"],
+    ["sok_lite.kv_variable.training.arguments"],
+    [
+        *("sok_lite.kv_variable.training.adam", "sok_lite.kv_variable.training.group_adam"),
+        "sok_lite.kv_variable.training.rectified_adam",
+        "sok_lite.kv_variable.training.sparse_group_ftrl",
+    ],
+    ["sok_lite.kv_variable.training"],
     [
         *("sok_lite.kv_variable.kv_variable_options", "sok_lite.kv_variable.arguments"),
         "sok_lite.kv_variable.scatter",

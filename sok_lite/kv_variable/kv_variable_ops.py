@@ -241,11 +241,11 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         return tf.identity(counts, name)
 
     def get_counting(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Returns how often training lookups have seen keys, int64 of their shape; 0: never."""
+        """Returns how often training lookups and writes have seen keys, int64 of their shape."""
         return self._of_keys("get_counting", indices, lambda table, keys: table.counts(keys))
 
     def get_timestamp(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Returns when a training lookup last saw keys, int64 of their shape; 0: never.
+        """Returns when a training lookup or a write last saw keys, int64 of their shape; 0: never.
 
         In seconds since 1970, as exact as `sok_lite.DynamicVariable.expire` is.
         """
@@ -319,6 +319,21 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         return self._read_all()
+
+    def numpy(self) -> Any:
+        """Returns what `value` does, of eager mode."""
+        if self._in_graph_mode:
+            raise NotImplementedError(
+                f"numpy() of {self.name!r} needs eager mode. Use session.run(variable)."
+            )
+        return self._read_all().numpy()
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.asarray(self.numpy(), *args, **kwargs)
+
+    def eval(self, session: Any = None) -> Any:
+        """Returns what `value` does, of a TF1 graph."""
+        return self._graph_element.eval(session=session)
 
     def _dense_var_to_tensor(
         self, dtype: Any = None, name: Any = None, as_ref: bool = False

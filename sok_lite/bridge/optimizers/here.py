@@ -6,13 +6,15 @@ where the first step is, and belongs to the optimizer.
 
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.optimizers.family import OwnStep, Settings
-from sok_lite.bridge.optimizers.settings import family_of, settings_of
+from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.variable import TableVariable
@@ -32,8 +34,17 @@ class WrappedHere(WrappedOptimizer):
     counts_with_optimizer = True
 
     def __init__(self, optimizer: Any, dense_step: DenseStep) -> None:
-        super().__init__(optimizer)
         self._step_of_dense = dense_step
+        super().__init__(optimizer)
+
+    def _settings(self) -> Settings | OwnStep:
+        settings = super()._settings()
+        if not isinstance(settings, OwnStep):
+            return settings
+        # What else a method of the optimizer's class does to gradients is done by now.
+        apply = partial(_apply_copy, self._step_of_dense, self._family is not V1)
+        copying = replace(self._family.copying, apply=apply)
+        return settings._replace(family=replace(self._family, copying=copying))
 
     def _first_step(self, inner: Any, settings: Settings | OwnStep) -> int | None:
         # Else a graph has the variables that it has without tables, and so have its checkpoints.
@@ -43,7 +54,7 @@ class WrappedHere(WrappedOptimizer):
 
     def show_states(self, variables: list[Any]) -> None:
         """Makes the states of tables, so that a graph can read them before its first step."""
-        if not isinstance(settings_of(self._inner, self._family), OwnStep):
+        if not isinstance(self._settings(), OwnStep):
             self._make_slots(variables)
 
     def _apply_dense(self, dense: Any, **options: Any) -> Any:
@@ -51,6 +62,13 @@ class WrappedHere(WrappedOptimizer):
             # The whole step has the name: who runs an operation by it is to run all of the step.
             options["name"] += "_dense"
         return self._step_of_dense(self.optimizer, dense, **options)
+
+
+def _apply_copy(dense_step: DenseStep, counts: bool, copy: Any, pairs: Any, step: int) -> None:
+    """Has a copy of an optimizer take a step; see `Copying.apply`."""
+    if counts:
+        copy.iterations.assign(step - 1)
+    dense_step(copy, pairs)
 
 
 @unconverted
@@ -103,7 +121,14 @@ class StepsHere:
             here.show_states(tables)
         if family_of(self.optimizer) is V1 and name is None:
             name = self.optimizer.get_name()
-        return here.take(pairs, global_step, name, **options)
+        if tf.executing_eagerly() or tf.inside_function():
+            return here.take(pairs, global_step, name, **options)
+        train_ops = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
+        before = list(train_ops)
+        done = here.take(pairs, global_step, name, **options)
+        if family_of(self.optimizer) is V1:
+            train_ops[:] = [*before, done]  # not the dense part alone
+        return done
 
     def here(self) -> WrappedHere:
         """Returns what takes steps in this graph, or in eager mode; makes it where it is new."""

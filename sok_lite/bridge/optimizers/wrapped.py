@@ -46,7 +46,8 @@ class WrappedOptimizer(RowOptimizer):
     ) -> None:
         inner = inner_of(optimizer)
         self._family = family_of(inner)
-        settings = settings_of(inner, self._family)  # refuses what it cannot follow
+        self.optimizer = optimizer
+        settings = self._settings()  # refuses what it cannot follow
         if isinstance(settings, OwnStep):
             self._carried = begin(settings, stochastic_rounding)
         super().__init__(on_nonfinite, stochastic_rounding, self._first_step(inner, settings))
@@ -106,7 +107,7 @@ class WrappedOptimizer(RowOptimizer):
 
         def settings(count: Any) -> tuple[Settings | OwnStep, Any]:
             rate = self._family.learning_rate(self._inner, count)
-            settings = settings_of(self._inner, self._family)
+            settings = self._settings()
             if isinstance(settings, OwnStep):
                 self._carried = carried_of(settings)  # not that of what this is a copy of
             self._show_slots(settings, [variable for _, variable in pairs])
@@ -135,7 +136,7 @@ class WrappedOptimizer(RowOptimizer):
         if not remote:
             return
         why = None
-        if isinstance(settings_of(self._inner, self._family), OwnStep):
+        if isinstance(self._settings(), OwnStep):
             why = f"rows have no update rule for {type(self._inner).__name__}"
         elif loss_scale is not None:
             why = "a LossScaleOptimizer skips steps of all tables together"
@@ -226,9 +227,13 @@ class WrappedOptimizer(RowOptimizer):
         """The wrapped optimizer, but for a LossScaleOptimizer: that has one of its own."""
         return inner_of(self.optimizer)
 
+    def _settings(self) -> Settings | OwnStep:
+        """Returns the settings of a step, or who takes it."""
+        return settings_of(self._inner, self._family)
+
     def _make_slots(self, variables: list[Any]) -> None:
         """Makes the states of tables' rows now rather than in the first update."""
-        settings = settings_of(self._inner, self._family)
+        settings = self._settings()
         self._show_slots(settings, variables)
         create_slots(self._inner, settings, variables)
 
