@@ -2,6 +2,7 @@
 // processor.
 //
 // Nothing here calls a math library, whose last bits differ between processors.
+#include "hash.cuh"
 #include "random.cuh"
 #include "rows.cuh"
 
@@ -240,16 +241,31 @@ SOK_DRAW_CONSTANT(f32)
 SOK_DRAW_CONSTANT(f16)
 SOK_DRAW_CONSTANT(bf16)
 
-// draw_row_<width>: the same row for every key, of any format.
-//   row     (dim,)
+// choose_row: which row of a matrix a key takes.
+//   seed    of the table, 64 bits
+//   count   rows of the matrix
+//   number  (n,)  out
+SOK_KERNEL(choose_row)
+(const SokShare share, const i64* keys, i64 seed, i64 count, i32* number, i64 n) {
+  SOK_FOR_EACH(i, n) {
+    number[i] = (i32)(sok_hash((i64)(sok_hash(keys[i]) ^ (u64)seed)) % (u64)count);
+  }
+}
+SOK_EXPORT(choose_row)
+
+// draw_row_<width>: a given row for every key, of any format.
+//   row     (count, dim)
+//   number  (n,)            which of them each key takes; null: the first
 //   rows, out               as of draw_<distribution>_<T>
-#define SOK_DRAW_ROW(T)                                                           \
-  SOK_KERNEL(draw_row_##T)                                                        \
-  (const SokShare share, T* out, i64 dim, const u32* rows, const T* row, i64 n) { \
-    SOK_FOR_EACH(i, n * dim) {                                                    \
-      if (!rows || rows[i / dim] == SOK_ABSENT) out[i] = row[i % dim];            \
-    }                                                                             \
-  }                                                                               \
+#define SOK_DRAW_ROW(T)                                                                     \
+  SOK_KERNEL(draw_row_##T)                                                                  \
+  (const SokShare share, T* out, i64 dim, const u32* rows, const T* row, const i32* number, \
+   i64 n) {                                                                                 \
+    SOK_FOR_EACH(i, n * dim) {                                                              \
+      const i64 key = i / dim, first = number ? (i64)number[key] * dim : 0;                 \
+      if (!rows || rows[key] == SOK_ABSENT) out[i] = row[first + i % dim];                  \
+    }                                                                                       \
+  }                                                                                         \
   SOK_EXPORT(draw_row_##T)
 
 SOK_DRAW_ROW(u64)

@@ -45,6 +45,8 @@ could_possibly_record: Any = private("tensorflow.python.eager.record", "could_po
 is_for_xla: Any = private("tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext")
 # The graph of a tf.function, of a branch or of a loop. Its `outer_graph` is the one around it.
 FuncGraph: Any = private("tensorflow.python.framework.func_graph", "FuncGraph")
+# Has every tf.function within traced anew: what it is given is part of what a trace is known by.
+save_context: Any = private("tensorflow.python.saved_model.save_context", "save_context")
 # Answers a public function for types that TensorFlow does not know. (tf.experimental's dispatch for
 # types, which is public, is not asked for plain classes.)
 OpDispatcher: Any = private("tensorflow.python.util.dispatch", "OpDispatcher")
@@ -73,6 +75,8 @@ BRANCHES_AND_LOOPS = (
 GRADIENT_OF_A_LOOP = ("tensorflow.python.ops.while_v2", "_WhileBodyGradFuncGraph")
 # (module, function) whose frame tells a lookup in a list of variables from one in a single one.
 LOOKUP_IN_A_LIST = ("tensorflow.python.ops.embedding_ops", "_embedding_lookup_and_transform")
+# Of a graph: tells whether a loop or branch of TF1 is being built.
+CONTROL_FLOW = "_get_control_flow_context"
 # The module that reads every variable of a function as a dense tensor.
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
 

@@ -21,6 +21,7 @@ from sok_lite.bridge.host_call import make_turn, on_device
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.refusals import RefusesDense
 from sok_lite.bridge.row_gradient import slices_only
+from sok_lite.bridge.serving.mode import stand_in
 from sok_lite.bridge.summary import summary, table_facts
 from sok_lite.bridge.type_spec import OfTable
 from sok_lite.engine.table import EmbeddingTable
@@ -114,7 +115,9 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     instead_of_value = "Use tf.nn.embedding_lookup(variable, keys) for some rows."
     instead_of_write = "Use scatter_add, scatter_sub or scatter_update."
     instead_of_copy = "Make a new variable, and give it the rows."
-    instead_of_save = "Save the dense part of the model alone."
+    instead_of_save = (
+        "Save the dense part of the model alone; for serving, use sok_lite.export_serving."
+    )
     instead_of_own_step = "Write the model's `train_step`, or a loop, with tf.GradientTape."
     instead_of_partitions = "Look each up by itself."
 
@@ -161,7 +164,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     @property
     def handle(self) -> tf.Tensor:
         """The resource that tapes and graphs know the table by."""
-        return self._true_handle
+        return stand_in(self._true_handle)
 
     def gradient_source(self) -> tf.Tensor:
         """Returns a tensor whose gradient is the variable's, and records the access.

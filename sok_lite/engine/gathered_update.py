@@ -120,7 +120,7 @@ def _apply(
     ]
     if not check_only:
         see(by_row)
-    noting = [] if check_only else marking(by_row)
+    noting = marking(by_row)
     by_row = _with_rows_inserted(by_row)
     by_row = list(map(_held, by_row))
     stepped, more = step(list(map(_gathered, by_row, states)))

@@ -13,7 +13,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype, is_integer, row_dtype
-from sok_lite.engine.row_initializer import RowInitializer
+from sok_lite.engine.row_initializer import RowInitializer, as_i64
 
 # Parameters (a, b) of each distribution; a constant has no b.
 _PARAMETERS = {
@@ -78,6 +78,10 @@ class Initializer:
         if self._is_row(row_dtype):
             self._as_row(dim).check(row_dtype, dim)
 
+    def constant_row(self, dim: int) -> tuple[float, ...] | None:
+        """Returns the row that every key starts with; None: they start with rows of their own."""
+        return (self.a,) * dim if self.kind == "constant" else None
+
     def filling(
         self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
     ) -> Action:
@@ -96,7 +100,7 @@ class Initializer:
         name = f"init_{self.kind}_{store.row_dtype.suffix}"
         column = store.column("value").pointers
         place = (column, store.chunk_shift, store.dim, rows)
-        source = () if self.kind == "constant" else (keys, _as_i64(table_seed))
+        source = () if self.kind == "constant" else (keys, as_i64(table_seed))
         return backend.prepared(name, len(rows), *place, *source, *self._scalars(), len(rows))
 
     def fill(self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int) -> None:
@@ -125,7 +129,7 @@ class Initializer:
         n, dim = out.shape
         if self._is_row(row_dtype):
             return self._as_row(dim).drawing(backend, row_dtype, out, keys, table_seed, rows)
-        source = () if self.kind == "constant" else (keys, _as_i64(table_seed))
+        source = () if self.kind == "constant" else (keys, as_i64(table_seed))
         words = out.reshape(-1).view(np.uint8)
         name = f"draw_{self.kind}_{row_dtype.suffix}"
         return backend.prepared(name, n, words, dim, rows, *source, *self._scalars(), n)
@@ -149,8 +153,3 @@ class Initializer:
         if self.kind == "uniform":
             return self.a, self.b - self.a, self.b
         return self.a, self.b
-
-
-def _as_i64(seed: int) -> int:
-    seed = int(seed) & 0xFFFFFFFFFFFFFFFF
-    return seed - (1 << 64) if seed >> 63 else seed

@@ -1,7 +1,9 @@
-"""An initial value that is the same row for every key."""
+"""Initial values that are given rows: the same for every key, or one of several."""
 
 import math
+import zlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,10 @@ class RowInitializer:
                 f"Received: {self.values[fits.index(False)]}."
             )
 
+    def constant_row(self, dim: int) -> tuple[float, ...]:
+        """Returns the row that every key starts with."""
+        return self.values
+
     def filling(
         self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
     ) -> Action:
@@ -68,10 +74,99 @@ class RowInitializer:
         n, dim = out.shape
         suffix, words = as_words(out)
         row = as_words(self._stored(backend, row_dtype))[1]
-        return backend.prepared(f"draw_row_{suffix}", n, words, dim, rows, row, n)
+        return backend.prepared(f"draw_row_{suffix}", n, words, dim, rows, row, None, n)
 
     def _stored(self, backend: Backend, row_dtype: RowDtype) -> Array:
         """Returns the row in a format, (1, dim)."""
         # Integers by themselves: as floats large ones would be others.
         row = np.array([self.values], row_dtype.storage if row_dtype.is_integer else np.float64)
         return backend.from_host(row_dtype.to_storage(np, row))
+
+
+class MatrixInitializer:
+    """The rows of new keys start as rows of a matrix: which one, is a function of seed and key.
+
+    Args:
+      matrix: (count, dim), finite numbers that float32 holds.
+
+    Raises:
+      ValueError: another shape, or a number that is not finite.
+    """
+
+    def __init__(self, matrix: np.ndarray) -> None:
+        self._matrix = np.ascontiguousarray(matrix, np.float64)
+        if self._matrix.ndim != 2 or not self._matrix.shape[0]:
+            raise ValueError(
+                "A matrix of initial values must have shape (rows, dim), of one row at least. "
+                f"Received: shape {self._matrix.shape}."
+            )
+        if not np.isfinite(self._matrix.astype(np.float32)).all():
+            raise ValueError("A matrix of initial values must have finite float32 numbers.")
+        self._digest = zlib.crc32(self._matrix.tobytes())
+        self._copies: dict[tuple[int, str], Array] = {}
+
+    def __repr__(self) -> str:
+        """Says the same on every rank that has the same matrix."""
+        return f"MatrixInitializer(shape={self._matrix.shape}, crc32={self._digest})"
+
+    def check(self, row_dtype: RowDtype, dim: int) -> None:
+        """Raises ValueError if rows of that format and length cannot begin as it says."""
+        if self._matrix.shape[1] != dim:
+            raise ValueError(
+                f"A matrix of initial values must have rows of {dim} numbers, as the table. "
+                f"Received: shape {self._matrix.shape}."
+            )
+        if row_dtype.is_integer:
+            raise ValueError(
+                f"Rows of {row_dtype.name} begin with a constant, or a row of numbers. "
+                "Received: a matrix."
+            )
+
+    def filling(
+        self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
+    ) -> Action:
+        """Prepares to write the rows into the `value` column; see GivesFirstRows."""
+        number, choosing = self._choosing(backend, keys, table_seed)
+        source = self._stored(backend, store.row_dtype)
+        return partial(_both, choosing, store.writing(rows, source, source=number))
+
+    def drawing(
+        self,
+        backend: Backend,
+        row_dtype: RowDtype,
+        out: Array,
+        keys: Array,
+        table_seed: int,
+        rows: Array | None = None,
+    ) -> Action:
+        """Prepares to write the row of every key, without a table; see GivesFirstRows."""
+        n, dim = out.shape
+        number, choosing = self._choosing(backend, keys, table_seed)
+        suffix, words = as_words(out)
+        matrix = as_words(self._stored(backend, row_dtype))[1]
+        draw = backend.prepared(f"draw_row_{suffix}", n, words, dim, rows, matrix, number, n)
+        return partial(_both, choosing, draw)
+
+    def _choosing(self, backend: Backend, keys: Array, table_seed: int) -> tuple[Array, Action]:
+        n, count = len(keys), len(self._matrix)
+        number = backend.xp.empty(n, np.int32)
+        seed = as_i64(table_seed)
+        return number, backend.prepared("choose_row", n, keys, seed, count, number, n)
+
+    def _stored(self, backend: Backend, row_dtype: RowDtype) -> Array:
+        """Returns the matrix in a format; one copy is kept for each backend and format."""
+        key = (id(backend), row_dtype.name)
+        if key not in self._copies:
+            self._copies[key] = backend.from_host(row_dtype.to_storage(np, self._matrix))
+        return self._copies[key]
+
+
+def as_i64(seed: int) -> int:
+    """Returns 64 bits as the signed number that a kernel takes."""
+    seed = int(seed) & 0xFFFFFFFFFFFFFFFF
+    return seed - (1 << 64) if seed >> 63 else seed
+
+
+def _both(first: Action, second: Action) -> None:
+    first()
+    second()

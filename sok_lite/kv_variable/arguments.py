@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.row_initializer import MatrixInitializer
 
 KEY_DTYPES = (tf.int64, tf.int32)
 VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16)
@@ -75,11 +76,11 @@ def initial_value(initializer: Any, dim: int) -> Any:
     Args:
       initializer: of Keras, tf_keras or TensorFlow, its class, or a function that gives a tensor or
         an initializer; None: Glorot's uniform; a tensor or array of one number, of `dim`, or of
-        equal rows (n, dim).
+        rows (n, dim), of which a key takes one.
       dim: elements of a row.
 
     Raises:
-      ValueError: a tensor without a static shape, of another shape, or of rows that differ.
+      ValueError: a tensor without a static shape, or of another shape.
     """
     if initializer is None:
         initializer = tf.compat.v1.glorot_uniform_initializer()
@@ -101,15 +102,11 @@ def initial_value(initializer: Any, dim: int) -> Any:
     rows = np.asarray(initializer, np.float64)
     if rows.ndim == 2 and rows.shape[0] and rows.shape[1] == dim:
         if (rows != rows[0]).any():
-            raise ValueError(
-                "A matrix for `initializer` must have equal rows: any key may be the first to take "
-                f"one. Received: {rows.shape[0]} rows that differ. Use a random initializer, or "
-                "`insert_kv_embedding` for rows of your own."
-            )
+            return MatrixInitializer(rows)
         rows = rows[0]
     if rows.size != 1 and rows.shape != (dim,):
         raise ValueError(
-            f"A tensor for `initializer` must have one number, shape ({dim},), or equal rows "
+            f"A tensor for `initializer` must have one number, shape ({dim},), or rows "
             f"(n, {dim}). Received: shape {rows.shape}."
         )
     return make_initializer(float(rows.reshape(-1)[0]) if rows.size == 1 else rows, dim)

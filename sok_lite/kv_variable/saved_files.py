@@ -3,7 +3,6 @@
 Each rank saves the keys that it owns, into a checkpoint of its own: `rank_path` names it.
 """
 
-import glob
 import os
 import re
 from typing import Any, NamedTuple
@@ -80,17 +79,24 @@ def saved_path(path: str) -> str:
       FileNotFoundError: nothing was saved there.
     """
     for candidate in (rank_path(path), path):
-        if tf.train.checkpoint_exists(candidate):
+        if _exists(candidate):
             return candidate
-    found = glob.glob(f"{glob.escape(path)}.rank-0-of-*.index")
+    folder, base = os.path.split(path)
+    index = re.compile(re.escape(base) + r"\.rank-0-of-\d+\.index")
+    files = tf.io.gfile.listdir(folder or ".") if tf.io.gfile.isdir(folder or ".") else []
+    found = sorted(os.path.join(folder, file) for file in files if index.fullmatch(file))
     if not found:
         raise FileNotFoundError(f"No checkpoint {path!r}, nor one of ranks: {rank_path(path)!r}.")
     if len(found) > 1:
         raise FileNotFoundError(
-            f"Checkpoints of several jobs are named {path!r}: {sorted(found)}. Restore from one of "
+            f"Checkpoints of several jobs are named {path!r}: {found}. Restore from one of "
             "them by its own path."
         )
     return found[0].removesuffix(".index")
+
+
+def _exists(path: str) -> bool:
+    return bool(tf.io.gfile.exists(f"{path}.index"))
 
 
 def check_path(path: str, name: str) -> None:
@@ -139,7 +145,7 @@ def places_of(path: str, name: str) -> list[Place]:
         if other == rank:
             continue
         sibling = _RANK.sub(f".rank-{other}-of-{size}", path)
-        found = _places_in(sibling, name) if tf.train.checkpoint_exists(sibling) else []
+        found = _places_in(sibling, name) if _exists(sibling) else []
         if not found:
             raise ValueError(
                 f"{path!r} has the keys of {name!r} of rank {rank} of {size}, and {sibling!r} of "

@@ -164,8 +164,9 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         seen = table.backend.to_host(table.changed_since(number))
         if is_logged:
             table.forget_removals(before=number)
-        keys = [no_keys if each is None else each for each in (changed_keys, removed_keys)]
-        self.base = Base(saves, num_ranks, number, seen, *keys, is_logged)
+        changed_keys = no_keys if changed_keys is None else changed_keys
+        removed_keys = no_keys if removed_keys is None else removed_keys
+        self.base = Base(saves, num_ranks, number, seen, changed_keys, removed_keys, is_logged)
 
     def prefix(self, name: str, share: Share) -> str:
         """Returns what the names of the tensors of a partition start with.

@@ -70,8 +70,8 @@ def get_kv_variable(
       key_dtype: tf.int64 (also int) or tf.int32.
       value_dtype: tf.float32, tf.float16 or tf.bfloat16.
       initializer: of Keras or TensorFlow, or a tensor of a static shape: one number, a row, or
-        equal rows. None: that of the scope, else Glorot's uniform of a [10000, embedding_dim]
-        matrix, as in TFPlus.
+        rows, of which a key takes one. None: that of the scope, else Glorot's uniform of a
+        [10000, embedding_dim] matrix, as in TFPlus.
       trainable: whether it is trained; None: it is.
       collections: of the graph, that it is added to; None: [GraphKeys.GLOBAL_VARIABLES]. A
         trainable one is in GraphKeys.TRAINABLE_VARIABLES as well.

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16, row_dtype
+from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.initializer_spec import make_initializer
-from sok_lite.engine.row_initializer import RowInitializer
+from sok_lite.engine.row_initializer import MatrixInitializer, RowInitializer
 from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.table import make_table
 from tests import reference_initializer
@@ -197,6 +198,45 @@ def test_a_row_is_the_same_for_every_key(backend, dtype, n, dim):
     stored = row_dtype(dtype).to_storage(np, np.array([numbers], dtype if "i" in dtype else "f4"))
     expected = np.repeat(stored, n, axis=0)
     check_given_rows(backend, initializer, dtype, dim, n, expected)
+
+
+@pytest.mark.parametrize("n", [1, 33, 1000])
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_a_key_takes_one_row_of_a_matrix(backend, dtype, count, n):
+    matrix = np.arange(count * 5, dtype=np.float64).reshape(count, 5) - 3
+    initializer = MatrixInitializer(matrix)
+    initializer.check(row_dtype(dtype), 5)
+    mixed = hash_keys(some_keys(n)) ^ np.uint64(SEED & 0xFFFFFFFFFFFFFFFF)
+    chosen = hash_keys(mixed.view(np.int64)) % np.uint64(count)
+    stored = row_dtype(dtype).to_storage(np, matrix)
+    check_given_rows(backend, initializer, dtype, 5, n, stored[chosen.astype(np.int64)])
+
+
+def test_keys_spread_over_the_rows_of_a_matrix(backend):
+    initializer = MatrixInitializer(np.arange(4.0).reshape(4, 1))
+    keys = backend.from_host(np.arange(8000))
+    taken = []
+    for seed in (SEED, SEED + 1):
+        out = backend.xp.empty((8000, 1), np.float32)
+        initializer.drawing(backend, row_dtype("float32"), out, keys, seed)()
+        taken.append(backend.to_host(out)[:, 0])
+    counts = np.bincount(taken[0].astype(int))
+    assert counts.shape == (4,) and abs(counts - 2000).max() < 5 * np.sqrt(8000 * 3 / 16)
+    assert 0.2 < (taken[0] == taken[1]).mean() < 0.3  # another seed, other rows
+
+
+def test_a_matrix_that_does_not_fit_is_refused():
+    for wrong in (np.zeros(3), np.zeros((0, 3)), np.full((2, 3), 1e39)):
+        with pytest.raises(ValueError, match="A matrix of initial values must have"):
+            MatrixInitializer(wrong)
+    matrix = MatrixInitializer(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="rows of 4 numbers"):
+        matrix.check(row_dtype("float32"), 4)
+    with pytest.raises(ValueError, match="Rows of int32 begin with a constant"):
+        matrix.check(row_dtype("int32"), 3)
+    assert repr(matrix) == repr(MatrixInitializer(np.zeros((2, 3))))
+    assert repr(matrix) != repr(MatrixInitializer(np.ones((2, 3))))
 
 
 def check_given_rows(backend, initializer, dtype, dim, n, expected):

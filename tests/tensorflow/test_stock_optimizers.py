@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
-from tests.dynamic_embedding.modes import MODES
+from tests.support.modes import MODES
 from tests.tensorflow.optimizer_cases import CASES
 from tests.tensorflow.stock_rows import (
     DIM,
