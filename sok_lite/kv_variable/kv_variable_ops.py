@@ -13,7 +13,7 @@ from sok_lite.bridge import job
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
 from sok_lite.bridge.graph_gradient import custom_gradient
-from sok_lite.bridge.inference import checked_training
+from sok_lite.bridge.inference import checked_missing, checked_training
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.lookup import look_up_each
 from sok_lite.bridge.lookup_host import Treatment
@@ -294,7 +294,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     def _rows(
         self, keys: Any, training: bool | None, missing: str | None, counts: Any = None
     ) -> tf.Tensor:
-        training = self.resolved(training)
+        training, missing = self.resolved(training), checked_missing(missing)
         comm = job.other_ranks()
         if comm is None:
             return local_lookup(self, keys, training, missing, READING_ONLY, counts)
@@ -303,8 +303,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
     def resolved(self, training: bool | None) -> bool | None:
         """Returns the `training` of a lookup as the bridge takes it."""
-        if training is None:
-            training = self.training
+        training = checked_training(self.training if training is None else training)
         if training is None and not IS_TRAINING:
             training = False
         return training
