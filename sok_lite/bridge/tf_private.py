@@ -50,6 +50,9 @@ save_context: Any = private("tensorflow.python.saved_model.save_context", "save_
 # Answers a public function for types that TensorFlow does not know. (tf.experimental's dispatch for
 # types, which is public, is not asked for plain classes.)
 OpDispatcher: Any = private("tensorflow.python.util.dispatch", "OpDispatcher")
+# How TensorFlow's own lookups take ragged ids: names of functions of `tf.compat.v1.nn`, each of
+# which has one for them.
+RAGGED_LOOKUPS = "tensorflow.python.ops.ragged.ragged_embedding_ops"
 
 # What a saver of TF1 asks a table for.
 _SAVEABLES = "tensorflow.python.training.saving.saveable_object"

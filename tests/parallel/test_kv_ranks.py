@@ -1,139 +1,135 @@
-"""KvVariables over several ranks: partitions and ranks together, in sessions and eagerly."""
+"""KvVariables over real ranks, against one rank that has the batches of all."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_lite import kv_variable as kv
 from sok_lite.bridge import job
-from sok_lite.kv_variable import get_kv_variable
+from sok_lite.comm import SingleCommunicator
+from sok_lite.kv_variable import get_kv_variable, variable_scope
 
 tf1 = tf.compat.v1
-RATE, STEPS, DIM = 0.1, 5, 3
+DIM, NUM_KEYS, STEPS, SMALLEST = 3, 20, 5, -(2**63)
 
 
 @pytest.fixture(autouse=True)
 def over(comm, monkeypatch):
-    """Every test runs over each transport, as if `sok_lite.init` had chosen it."""
+    """Every test runs over each transport, as if the program had chosen it."""
     monkeypatch.setattr(job, "_communicator", comm)
+    monkeypatch.setattr(variable_scope, "_by_name", type(variable_scope._by_name)())
 
 
-@pytest.fixture(params=[None, 1, 3], ids=["whole", "1 part", "3 parts"])
-def partitioner(request):
-    return None if request.param is None else tf1.fixed_size_partitioner(request.param)
+def batch_of(rank, step):
+    """Keys and output gradients of a rank; in every third step the first rank has none."""
+    rng = np.random.default_rng([rank, step])
+    shape = (0 if rank == 0 and step % 3 == 2 else 5 + 3 * rank, 2)
+    keys = rng.integers(-NUM_KEYS, NUM_KEYS, shape)
+    if keys.size:
+        keys[0, 0] = SMALLEST + rank
+    return keys, rng.normal(size=(*shape, DIM)).astype(np.float32)
 
 
-def ids_of(rank, step):
-    """The keys of a rank's batch, which repeat within it and on other ranks."""
-    return np.array([step, -7, 5 + rank, 2**62 + step % 2, -7, 100 * rank - 1], np.int64)
+def together(comm, step):
+    """The batches of all ranks, one after the other."""
+    keys, grads = zip(*(batch_of(rank, step) for rank in range(comm.size)), strict=True)
+    return np.concatenate(keys), np.concatenate(grads)
 
 
-def weights_of(rank):
-    return np.linspace(1.0, 2.0, 6, dtype=np.float32) * (rank + 1)
+def looked_up(variable, keys, kind, **arguments):
+    """Returns (n, 2, DIM) of a plain lookup, (n, 1, DIM) of a sparse one."""
+    if kind == "plain":
+        return kv.embedding_lookup(variable, keys, **arguments)
+    ids = tf.RaggedTensor.from_tensor(keys)
+    rows = kv.embedding_lookup_sparse(variable, ids, None, combiner="sum", **arguments)
+    return rows[:, None, :]
 
 
-def trained(num_ranks, sums_lookup_of):
-    """What SGD makes of rows of ones, by a dict: each rank's loss is its sum of w * |row|^2."""
-    rows = {}
-    for step in range(STEPS):
-        grads = {}
-        for rank in range(num_ranks):
-            keys, weights = ids_of(rank, step), weights_of(rank)
-            for key in keys:
-                rows.setdefault(int(key), np.ones(DIM))
-            if sums_lookup_of:  # one row of the batch has all keys
-                total = sum(w * rows[int(k)] for k, w in zip(keys, weights, strict=True))
-                parts = [(k, 2 * w * total) for k, w in zip(keys, weights, strict=True)]
-            else:
-                parts = [(k, 2 * w * rows[int(k)]) for k, w in zip(keys, weights, strict=True)]
-            for key, grad in parts:
-                grads[int(key)] = grads.get(int(key), 0) + grad
-        rate = RATE / 100 if sums_lookup_of else RATE
-        rows |= {key: rows[key] - rate * grad for key, grad in grads.items()}
-    return rows
-
-
-def check_held(comm, keys, rows, expected):
-    mine = sorted(key for key in expected if key % comm.size == comm.rank)
-    assert keys.tolist() == mine
-    np.testing.assert_allclose(rows, [expected[key] for key in mine], 1e-5)
-
-
-def test_a_session_trains_the_table_of_one_rank(comm, partitioner):
+def trained(batches, parts, kind):
+    """Returns what each step's lookup gave, and keys and rows of each partition in the end."""
     with tf.Graph().as_default():
-        variable = get_kv_variable(
-            "kv", DIM, initializer=tf1.ones_initializer(), partitioner=partitioner
-        )
-        ids = tf1.placeholder(tf.int64, [None])
-        rows = tf.nn.embedding_lookup(variable, ids)
-        loss = tf.reduce_sum(rows * rows * weights_of(comm.rank)[:, None])
-        step = tf1.train.GradientDescentOptimizer(RATE).minimize(loss)
-        exported = variable.export()
+        partitioner = None if parts is None else tf1.fixed_size_partitioner(parts)
+        variable = get_kv_variable("kv", DIM, partitioner=partitioner)
+        keys = tf1.placeholder(tf.int64, [None, 2])
+        grads = tf1.placeholder(tf.float32, [None, 2, DIM])
+        rows = looked_up(variable, keys, kind)
+        loss = tf.reduce_sum(rows * grads)
+        optimizer = tf1.train.AdagradOptimizer(0.1)
+        step = optimizer.minimize(loss)
+        each = [variable] if parts is None else list(variable)
+        exported = [part.export(cutoff=None) for part in each]
+        found = []
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
-            for number in range(STEPS):
-                session.run(step, {ids: ids_of(comm.rank, number)})
-            expected = trained(comm.size, False)
-            check_held(comm, *session.run(exported), expected)
-            keys = np.array(sorted(expected))
-            values = session.run(rows, {ids: keys})  # any rank's
-            np.testing.assert_allclose(values, [expected[key] for key in keys.tolist()], 1e-5)
+            for its_keys, its_grads in batches:
+                feeds = {keys: its_keys, grads: its_grads}
+                found.append(session.run([rows, step], feeds)[0])
+            return found, session.run(exported)
 
 
-def test_sparse_lookups_train_the_table_of_one_rank(comm, partitioner):
-    with tf.Graph().as_default():
-        variable = get_kv_variable(
-            "kv", DIM, initializer=tf1.ones_initializer(), partitioner=partitioner
-        )
-        ids = tf1.placeholder(tf.int64, [6])
-        sparse = tf.sparse.from_dense(tf.reshape(ids, [1, 6]))
-        weights = tf.SparseTensor(sparse.indices, weights_of(comm.rank), sparse.dense_shape)
-        row = tf1.nn.safe_embedding_lookup_sparse(variable, sparse, weights, combiner="sum")
-        loss = tf.reduce_sum(row * row)
-        step = tf1.train.GradientDescentOptimizer(RATE / 100).minimize(loss)
-        with tf1.Session() as session:
-            session.run(tf1.global_variables_initializer())
-            for number in range(STEPS):
-                # A 0 would be no key to `from_dense`.
-                batch = ids_of(comm.rank, number)
-                assert number == 0 or batch.all()
-                session.run(step, {ids: np.where(batch == 0, 1000, batch)})
-            expected = trained(comm.size, True)
-            expected[1000] = expected.pop(0)
-            check_held(comm, *session.run(variable.export()), expected)
+@pytest.mark.parametrize("kind", ["plain", "sparse"])
+@pytest.mark.parametrize("parts", [None, 3])
+def test_ranks_and_partitions_train_as_one_rank_with_all_batches(comm, monkeypatch, parts, kind):
+    mine = [batch_of(comm.rank, step) for step in range(STEPS)]
+    rows, exported = trained(mine, parts, kind)
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "_communicator", SingleCommunicator())
+        everything = [together(comm, step) for step in range(STEPS)]
+        all_rows, ((all_keys, oracle),) = trained(everything, None, kind)
+    for step, (found, wanted) in enumerate(zip(rows, all_rows, strict=True)):
+        start = sum(len(batch_of(rank, step)[0]) for rank in range(comm.rank))
+        np.testing.assert_allclose(found, wanted[start : start + len(found)], atol=1e-5)
+    owned = all_keys % comm.size == comm.rank
+    for number, (keys, values) in enumerate(exported):
+        own = owned & (all_keys % len(exported) == number)
+        np.testing.assert_array_equal(keys, all_keys[own])
+        np.testing.assert_allclose(values, oracle[own], atol=1e-5)
 
 
-def test_eager_steps_of_keras_train_the_table_of_one_rank(comm, partitioner):
+@pytest.mark.parametrize("kind", ["plain", "sparse"])
+@pytest.mark.parametrize("parts", [None, 2])
+def test_every_rank_predicts_from_the_rows_of_all(comm, kind, parts):
+    partitioner = None if parts is None else tf1.fixed_size_partitioner(parts)
     variable = get_kv_variable(
         "kv", DIM, initializer=tf1.ones_initializer(), partitioner=partitioner
     )
-    parts = [variable] if partitioner is None else list(variable)
-    optimizer = tf.keras.optimizers.SGD(RATE)
-    for number in range(STEPS):
-        with tf.GradientTape() as tape:
-            rows = tf.nn.embedding_lookup(variable, ids_of(comm.rank, number))
-            loss = tf.reduce_sum(rows * rows * weights_of(comm.rank)[:, None])
-        grads = tape.gradient(loss, parts)
-        optimizer.apply_gradients(zip(grads, parts, strict=True))
-    keys, rows = variable.export()
-    check_held(comm, keys.numpy(), rows.numpy(), trained(comm.size, False))
+    tf.nn.embedding_lookup(variable, tf.constant([comm.rank, comm.rank + 100]))
+    before = variable.export()[0].numpy()
+    assert (before % comm.size == comm.rank).all()
+    ranks = np.arange(comm.size + 1)  # the last has not been seen
+    keys = np.stack([ranks, ranks + 100], axis=1)
+    rows = looked_up(variable, tf.constant(keys), kind, training=False).numpy()
+    wanted = np.ones(rows.shape) * (2 if kind == "sparse" else 1)
+    wanted[-1] = 0
+    np.testing.assert_array_equal(rows, wanted)
+    np.testing.assert_array_equal(variable.export()[0], before)
 
 
-def test_predicting_inserts_nothing_on_any_rank(comm):
-    variable = get_kv_variable("kv", DIM, initializer=tf1.ones_initializer())
-    tf.nn.embedding_lookup(variable, [comm.rank, 5])
-    variable.training = False
-    values = tf.nn.embedding_lookup(variable, [comm.rank, 5, 70 + comm.rank])
-    np.testing.assert_array_equal(values, [[1] * DIM, [1] * DIM, [0] * DIM])
-    held = sorted({5, *range(comm.size)})
-    assert variable.export()[0].numpy().tolist() == [k for k in held if k % comm.size == comm.rank]
+@pytest.mark.parametrize("lookup", [tf.nn.embedding_lookup, kv.embedding_lookup_unique])
+def test_a_key_counts_once_for_each_rank_and_lookup(comm, lookup):
+    variable = get_kv_variable("kv", DIM, enter_threshold=comm.size)
+    lookup(variable, tf.constant([7, -8]))
+    mine = [key for key in (-8, 7) if key % comm.size == comm.rank]
+    assert variable.export(cutoff=None)[0].numpy().tolist() == mine
+    assert variable.get_counting(mine).numpy().tolist() == [comm.size] * len(mine)
 
 
-def test_a_key_counts_once_for_each_rank_that_has_it(comm):
-    variable = get_kv_variable("kv", DIM, enter_threshold=comm.size + 1)
-    for step, expected in enumerate(([], [5])):
-        tf.nn.embedding_lookup(variable, [5, 10 * step + 20 + comm.rank])
-        mine = [key for key in expected if key % comm.size == comm.rank]
-        assert variable.export()[0].numpy().tolist() == mine
+def test_errors_come_before_any_rank_waits(comm):
+    variable = get_kv_variable("kv", DIM)
+    ids = tf.RaggedTensor.from_row_splits(tf.constant([1]), [0, 1])
+    before = comm.turn
+    with pytest.raises(TypeError, match="integers"):
+        tf.nn.embedding_lookup(variable, tf.constant([1.0]))
+    with pytest.raises(ValueError, match="combiner"):
+        tf.nn.embedding_lookup_sparse(variable, ids, None, combiner="max")
+    with pytest.raises(ValueError, match="all partitions of one"):
+        tf.nn.embedding_lookup([variable, variable], tf.constant([1]))
+    with pytest.raises(TypeError, match="`training`"):
+        kv.embedding_lookup(variable, tf.constant([1]), training="yes")
+    with pytest.raises(ValueError, match="`missing`"):
+        variable.sparse_read(tf.constant([1]), missing="ones")
     if comm.size > 1:
         with pytest.raises(NotImplementedError, match="works on one rank"):
-            variable.sparse_read_with_counts([1], [2])
+            variable.sparse_read_with_counts(tf.constant([1]), tf.constant([2]))
+    assert comm.turn == before
+    assert variable.export()[0].shape == (0,)
