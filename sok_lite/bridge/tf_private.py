@@ -81,11 +81,14 @@ CONTROL_FLOW = "_get_control_flow_context"
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
 
 # The module of savers of TF1, two methods of its BaseSaverBuilder that ask for the tensors of a
-# variable, to save them and to restore them, and the argument of both that names the file.
+# variable, to save them and to restore them, and the argument of both that names the file; and the
+# method that calls them, with its argument of what is saved.
 SAVER = "tensorflow.python.training.saver"
 SAVER_SAVES = "_AddSaveOps"
 SAVER_RESTORES = "_AddRestoreOps"
 SAVER_FILENAME = "filename_tensor"
+SAVER_BUILDS = "_build_internal"
+SAVER_NAMES = "names_to_saveables"
 
 # Members of ResourceVariable that a table uses.
 USED = (
