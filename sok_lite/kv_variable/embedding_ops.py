@@ -173,10 +173,20 @@ def insert_kv_embedding(params: Any, ids: Any, values: Any) -> Any:
 
     Returns:
       None in eager mode, the operation in a graph.
+
+    Raises:
+      TypeError: ids are no integers. ValueError: values have another shape.
     """
     variable = variable_of(params)
     keys = checked_keys(variable, ids)
-    rows = tf.reshape(tf.convert_to_tensor(values, variable.dtype), [-1, variable.dimension])
+    rows = tf.convert_to_tensor(values, variable.dtype)
+    wanted = keys.shape.concatenate([variable.dimension])
+    if not rows.shape.is_compatible_with(wanted):
+        raise ValueError(
+            f"`values` of insert_kv_embedding must have the shape of `ids` and rows of "
+            f"{variable.dimension}, {wanted}. Received: shape {rows.shape}."
+        )
+    rows = tf.reshape(rows, [-1, variable.dimension])
     done = variable.insert(tf.reshape(keys, [-1]), rows)
     return None if tf.executing_eagerly() else done
 

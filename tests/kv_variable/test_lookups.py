@@ -426,5 +426,6 @@ def test_rows_of_ones_own_are_inserted(here, made):
     keys, rows = here.run(variable.export)
     assert keys.tolist() == [-5, 4, 6]  # of a repeated key the last row counts
     assert rows[:, 0].tolist() == [2.0, 3.0, 4.0]
-    with pytest.raises(ValueError, match="insert"):
-        kv.insert_kv_embedding(variable, [1, 2], [[1.0, 1.0]])
+    for wrong in ([[1.0, 1.0]], [[1.0] * 4], [1.0] * 4, [[[1.0, 1.0]] * 2]):
+        with pytest.raises(ValueError, match=r"insert_kv_embedding.*\(2, 2\).*Received"):
+            kv.insert_kv_embedding(variable, [1, 2], wrong)
