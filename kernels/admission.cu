@@ -20,32 +20,37 @@ SOK_KERNEL(admission_draw)
 }
 SOK_EXPORT(admission_draw)
 
-// Counts one sighting of keys.
+// Counts sightings of keys.
 //
 // sightings  (n,)  how often each key was seen before; absent: never
+// given      (n,)  how often each is seen now, at least once; null: once
 // threshold  at so many sightings, at least 2, a key is admitted. Its count stays
 // admitted   (n,)  in: whether the sighting counts; out: whether the key is admitted
 // known      (n,)  out  the new count of a key that was seen before; absent: it stays
-// first      (n,)  out  the count of a key that was not seen before; absent: of no such key
+// first      (n,)  out  the count of a key that was not seen before and is not admitted; absent: of
+//                       no such key
 // stamps     (n,)  out  the stamp, for each key
-// counts     (2,)  grow by the keys that are admitted, and by those that were not seen before and
-//                  are counted now
+// counts     (2,)  grow by the keys that are admitted, and by those whose first count was written
 SOK_KERNEL(admission_count)
-(const SokShare share, const u32* sightings, i64 threshold, i64 stamp, u8* admitted, u32* known,
- u32* first, u32* stamps, i64* counts, i64 n) {
+(const SokShare share, const u32* sightings, const u64* given, i64 threshold, i64 stamp,
+ u8* admitted, u32* known, u32* first, u32* stamps, i64* counts, i64 n) {
   i64 num_admitted = 0, num_first = 0;
+  // Counts stay far below what stands for an absent row.
+  constexpr u64 kMost = (1ull << 30) + 1;
   SOK_FOR_EACH(i, n) {
     const u32 before = sightings[i];
     const bool is_counted = admitted[i] != 0, is_first = before == SOK_ABSENT;
-    // It stays far below what stands for an absent row.
-    const u32 now = is_first ? 1u : (before < (1u << 30) ? before : 1u << 30) + 1u;
-    const bool enters = is_counted && !is_first && now >= (u32)threshold;
+    const u64 more = !given || given[i] < 1 ? 1 : given[i] < kMost ? given[i] : kMost;
+    const u64 sum = (is_first ? 0 : (u64)before) + more;
+    const u32 now = (u32)(sum < kMost ? sum : kMost);
+    const bool enters = is_counted && now >= (u32)threshold;
+    const bool is_new = is_counted && is_first && !enters;
     admitted[i] = enters;
     known[i] = !is_counted || is_first ? SOK_ABSENT : enters ? before : now;
-    first[i] = is_counted && is_first ? 1u : SOK_ABSENT;
+    first[i] = is_new ? now : SOK_ABSENT;
     stamps[i] = (u32)stamp;
     num_admitted += enters;
-    num_first += is_counted && is_first;
+    num_first += is_new;
   }
   sok_count(counts, num_admitted);
   sok_count(counts + 1, num_first);

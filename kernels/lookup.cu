@@ -258,7 +258,8 @@ SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const 
 //
 // directory, ...  the index, see slots.cuh
 // stamp      written to the slots that are found; 0: neither stamps nor scores are written
-// given      (n,)  see hkv_score; null: 1, or the score stays (kCustomized). Keys are distinct then
+// given      (n,)  see hkv_score, the same for all items of a key; null: 1, or the score stays
+//                  (kCustomized)
 // heat       (num_rows,)  see rows.cuh; null: the rows have none
 // warms      whether rows that are found get warmer
 // chunks, shift, row_bytes  where rows live; see rows.cuh

@@ -24,6 +24,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "refusing": _FULL | {"on_refused": "error"},
     "roomy": _ROOMY,
     "sighting": _ROOMY | {"enter_threshold": 3},
+    "counting": _ROOMY | {"enter_threshold": 3, "evict_strategy": "kLfu", "count_repeats": True},
 }
 FULL = ("kLru", "kLfu", "kEpochLru", "kCustomized", "refusing")
 
@@ -67,7 +68,7 @@ class Bench:
             keys = np.concatenate([keys, 100 + np.arange(2 * table.capacity)])
         given = np.arange(keys.size, dtype=np.uint64) % np.uint64(97)
         given = given if self.kind == "kCustomized" else None
-        for _ in range(3 if self.kind == "sighting" else 1):
+        for _ in range(3 if "enter_threshold" in self.options else 1):
             with contextlib.suppress(RefusedError):
                 table.find_or_insert(keys, scores=given)
         keys, rows = table.export_rows()
@@ -80,7 +81,7 @@ class Bench:
         usual = self.backend.to_host(keys)
         usual = usual[(usual != INT64.max) & (usual != INT64.min)]
         table.erase(usual[5 : 5 + max(3, n // 4)])
-        if self.kind == "sighting":
+        if "enter_threshold" in self.options:
             table.find_or_insert(NEW + np.arange(0, n, 2))
             table.find_or_insert(NEW + np.arange(0, n, 4))
         return table

@@ -81,6 +81,10 @@ def scores_of(keys, table):
     return (np.arange(keys.size) * 7 % (most + 1)).astype(np.uint64)
 
 
+def _counts_of(keys):
+    return np.arange(keys.size) % 3 + 1
+
+
 def nothing(bench, oracle, state, table):
     return None
 
@@ -281,6 +285,16 @@ CASES = {
     "lookup_mixed": Case(_ALL, _lookup(mixed), looked_up(mixed), _inserts),
     "lookup_drawn": Case(
         ("kLru", "roomy", "sighting"), _lookup(mixed, filter_ratio=0.5), looked_up(mixed), _inserts
+    ),
+    "lookup_repeats": Case(("counting",), _lookup(mixed), looked_up(mixed), _inserts),
+    "lookup_counts": Case(
+        ("counting",),
+        lambda bench, tables: tables[0].lookup(mixed(bench), counts=_counts_of(mixed(bench))),
+        looked_up(mixed),
+        lambda before, after: bool(after.rows.keys() - before.rows.keys()),
+    ),
+    "assign_sighted": Case(
+        ("counting",), _write("insert_or_assign", new), written("insert_or_assign", new), _inserts
     ),
     "lookup_tables": Case(
         ("hbm", "roomy"),

@@ -216,6 +216,22 @@ SOK_TILE_KERNEL(hkv_scores)
 }
 SOK_EXPORT(hkv_scores)
 
+// Reads the stamps of keys; 0 for a key in no slot.
+//
+// directory, ...  the index, see slots.cuh
+// out  (n,)  out
+SOK_TILE_KERNEL(hkv_stamps)
+(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
+ i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys, u32* out, i64 n) {
+  const Index index =
+      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key);
+  SOK_FOR_EACH_TILE(i, n) {
+    const Found found = hkv_probe<false>(index, keys[i]);
+    if (sok_is_leader()) out[i] = found.slot ? found.stamp : 0;
+  }
+}
+SOK_EXPORT(hkv_stamps)
+
 // Erases keys that are distinct; a key in no slot is skipped.
 //
 // directory, ...  the index, see slots.cuh

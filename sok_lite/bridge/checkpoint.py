@@ -12,8 +12,10 @@ Saved is the part of this rank. The tensors, n keys and m keys that were seen bu
   scores         (n,)                uint64; (0,) where the stamps are the scores
   slots          (n,)                int64, places in a "hybrid" index; (0,) of an "hbm" table
   sighted_keys   (m,)                int64
-  sightings      (m,)                int64, how often each was seen
-  facts          scalar text         JSON: number of lookups; of a "hybrid" table its epoch,
+  sightings      (m,)                int64, how often each was seen, and 2**32 times the number of
+                                     the lookup that last saw it, which old checkpoints do not have
+  facts          scalar text         JSON: number of lookups, and when they were: spans, which old
+                                     checkpoints do not have; of a "hybrid" table its epoch,
                                      capacity and strategy as well, and where its slots are: how
                                      many, and how many a bucket and a segment have
 """
@@ -109,6 +111,8 @@ def saved_tensors(
 
     try:
         held, values, states = alone(table, taken)
+        sightings = held.sighting_stamps.astype(np.int64) << np.int64(32)
+        sightings |= held.sightings
         rows = [xp.empty((len(values), 0), np.float32), *(state.rows for state in states)]
         return {
             "keys": to_tensor(held.keys, key_type, backend),
@@ -119,7 +123,7 @@ def saved_tensors(
             "scores": to_tensor(held.scores, tf.uint64, backend),
             "slots": to_tensor(held.slots, tf.int64, backend),
             "sighted_keys": to_tensor(held.sighted_keys, tf.int64, backend),
-            "sightings": to_tensor(held.sightings.astype(np.int64), tf.int64, backend),
+            "sightings": to_tensor(sightings, tf.int64, backend),
             "facts": _text(held.facts),
         }
     except MemoryError as error:
@@ -155,6 +159,7 @@ def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> 
         arrays["slots"],
         arrays["sighted_keys"],
         arrays["sightings"].astype(np.uint32),
+        (arrays["sightings"] >> np.int64(32)).astype(np.uint32),
         json.loads(bytes(tensors["facts"].numpy())),
     )
     values = table.store.to_storage(to_rows(tensors["values"], table))

@@ -247,8 +247,8 @@ def expire(
 
     Args:
       num_lookups: those that none of the last `num_lookups` lookups of this table asked for.
-      seconds: those that no lookup asked for within that time, up to about a second. What came
-        from a checkpoint counts as seen when it was restored.
+      seconds: those that no lookup asked for within that time, up to about a second. Checkpoints
+        keep times; what came from an old one without counts as seen when it was restored.
 
     Raises:
       ValueError: not exactly one of the two is given, or it is negative.

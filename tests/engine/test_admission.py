@@ -163,7 +163,7 @@ def test_a_count_stays_below_what_marks_a_missing_row(backend):
     # No table has such a threshold; the counter must not depend on that.
     counter = SightingCounter(backend, counting(backend, 2).key_dtype, "t", 2**31)
     key = backend.from_host(np.array([5], np.int64))
-    counter.restore(key, backend.from_host(np.uint32([(1 << 30) - 1])), 0)
+    counter.restore(key, *(backend.from_host(np.uint32([n])) for n in ((1 << 30) - 1, 0)))
     for lookup in range(5):
         counter.count(key, lookup)
     assert backend.to_host(counter.export()[1]).tolist() == [(1 << 30) + 1]
@@ -189,9 +189,9 @@ def test_counts_can_be_moved_to_another_counter(backend, n):
         one.count(backend.from_host(keys), 1)
         expected.update(keys.tolist())
     other.count(backend.from_host(np.array([10**9])), 1)
-    other.restore(*one.export(), 1)
+    other.restore(*one.export())
     for counter in (one, other):
-        keys, counts = (backend.to_host(part).tolist() for part in counter.export())
+        keys, counts, _ = (backend.to_host(part).tolist() for part in counter.export())
         assert dict(zip(keys, counts, strict=True)) == expected
 
 

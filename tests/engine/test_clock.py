@@ -1,10 +1,13 @@
 """The clock of a table against a plain list of times, and expiry by seconds."""
 
+import json
+
 import numpy as np
 import pytest
 
+from sok_lite.backend.publish import publish
 from sok_lite.engine.table import clock as clock_module
-from sok_lite.engine.table.clock import Clock
+from sok_lite.engine.table.clock import Clock, Spans
 from tests.engine.helpers import new_table
 
 
@@ -14,16 +17,15 @@ class Time:
     def __init__(self):
         self.now = 1000.0
 
-    def monotonic(self):
+    def time(self):
         return self.now
 
 
 @pytest.fixture
 def time(monkeypatch):
-    """The time of clock.py and of base.py."""
+    """The time of clock.py."""
     stub = Time()
     monkeypatch.setattr(clock_module, "time", stub)
-    monkeypatch.setattr("sok_lite.engine.table.removal.time", stub)
     return stub
 
 
@@ -88,6 +90,98 @@ def test_after_a_restart_everything_counts_as_seen_then(time):
     assert clock.first_since(time.now - 200) <= 70
     assert clock.tick() == 71
     assert clock.first_since(time.now) == 71
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
+def test_the_time_of_a_lookup_is_known_to_a_second(time, n):
+    rng = np.random.default_rng(n)
+    clock, times = Clock(), [0.0]
+    for _ in range(n):
+        time.now += float(rng.choice([0.0, 0.01, 0.3, 1.0, 50.0], p=[0.2, 0.4, 0.3, 0.07, 0.03]))
+        clock.tick()
+        times.append(time.now)
+    numbers = rng.integers(0, n + 1, 2 * n).astype(np.uint32)
+    late = clock.times_of(numbers) - np.array(times)[numbers]
+    assert late.shape == numbers.shape and ((late >= 0) & (late <= 1)).all()
+    assert (late[numbers == 0] == 0).all()
+    # A key that is expired is one whose time is before.
+    for at in (times[n // 2], times[n // 2] + 1, time.now - 3):
+        seen_since = numbers >= clock.first_since(at)
+        np.testing.assert_array_equal((clock.times_of(numbers) >= at) & (numbers > 0), seen_since)
+
+
+def test_a_time_of_long_ago_is_known_to_a_part_of_it(time):
+    clock = Clock()
+    start, n = time.now, 50_000
+    for _ in range(n):
+        time.now += 2
+        clock.tick()
+    numbers = np.arange(1, n + 1)
+    exact = start + 2.0 * numbers
+    late = clock.times_of(numbers) - exact
+    assert ((late >= 0) & (late <= 1 + (time.now - exact) / 128)).all()
+    assert late.max() > 2  # it does matter
+
+
+def test_a_clock_that_is_put_back_stands_still(time):
+    clock = Clock()
+    clock.tick()
+    time.now -= 100
+    assert clock.tick() == 2
+    assert clock.read() == 1000
+    assert clock.times_of(np.array([1, 2])).tolist() == [1000, 1000]
+    time.now += 150
+    assert clock.tick() == 3
+    assert clock.times_of(np.array([1, 2, 3])).tolist() == [1000, 1000, 1050]
+    assert clock.first_since(1001) == 3
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
+def test_spans_survive_as_text(time, n):
+    rng = np.random.default_rng(n)
+    clock, other = Clock(), Clock()
+    for _ in range(n):
+        time.now += float(rng.choice([0.1, 1 / 3, 50.0]))
+        clock.tick()
+    saved = json.loads(json.dumps(clock.spans._asdict()))
+    time.now += 500
+    other.tick()
+    publish(other.restarting(clock.now, Spans.of(saved, clock.now)))
+    assert other.now == n
+    numbers = np.arange(n + 1)
+    if n:
+        np.testing.assert_array_equal(other.times_of(numbers), clock.times_of(numbers))
+        assert other.first_since(time.now - 400) == n + 1
+    for each in (clock, other):
+        assert each.tick() == n + 1
+    for at in rng.uniform(990, time.now + 1, 200) if n else []:
+        assert other.first_since(at) == clock.first_since(at)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"numbers": [1, 5, 3]},
+        {"numbers": [1, 3]},
+        {"numbers": [1, 3, 9]},
+        {"numbers": [-1, 3, 5]},
+        {"numbers": [1.5, 3, 5]},
+        {"times": [10.0, 30.0, 20.0]},
+        {"ends": [10.0, 35.0, 40.0]},
+        {"ends": [9.0, 20.0, 40.0]},
+        {"ends": [10.0, 20.0, float("nan")]},
+        {"times": "soon"},
+        {"times": None},
+    ],
+    ids=str,
+)
+def test_times_that_no_clock_has_are_refused(change):
+    saved = {"numbers": [1, 3, 5], "times": [10.0, 20.0, 30.0], "ends": [10.0, 20.0, 40.0]}
+    assert Spans.of(saved, 7) == Spans(*saved.values())
+    with pytest.raises(ValueError, match="contradict each other"):
+        Spans.of(saved | change, 7)
+    with pytest.raises(ValueError, match="contradict each other"):
+        Spans.of({"numbers": []}, 7)
 
 
 def test_halving_keeps_the_order_of_times(time):

@@ -47,6 +47,8 @@ def test_a_small_beginning_does_not_make_small_buckets(backend):
         ({"enter_threshold": 2**40}, ValueError, "at most 1073741824. Received: enter_threshold="),
         ({"far_path": 5}, TypeError, "name of a folder or of a new file. Received: far_path=5"),
         ({"io_by_cpu": 7}, TypeError, "True or False. Received: io_by_cpu=7"),
+        ({"count_repeats": "no"}, TypeError, "True or False. Received: count_repeats='no'"),
+        ({"count_repeats": True}, ValueError, "use evict_strategy='kLfu'. Received: .*'kLru'"),
         ({"max_capacity": 3 * 10**9}, ValueError, "a power of two from 4 to 2147483648"),
     ],
     ids=str,

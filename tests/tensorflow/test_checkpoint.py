@@ -1,6 +1,7 @@
 """tf.train.Checkpoint keeps keys, rows, optimizer states and the step counter."""
 
 import itertools
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.bridge import checkpoint
+from sok_lite.engine.table import clock
 
 
 def trained(seed, name="table", dtype=tf.float32):
@@ -297,9 +299,43 @@ def test_sightings_and_expiry_go_on(tmp_path):
     tf.nn.embedding_lookup(target, [8])
     tf.train.Checkpoint(table=target).restore(path).assert_consumed()
     assert target.erase([9]) == 0 and target.expire(seconds=100) == 0
-    assert int(target.expire(num_lookups=2)) == 1  # the key 1 of the last but two
-    tf.nn.embedding_lookup(target, [3, 8])
-    assert sok.export(target)[0].numpy().tolist() == [2, 3]
+    # The key 1 of the last but two, and the sighting of 3 before it.
+    assert int(target.expire(num_lookups=2)) == 1
+    tf.nn.embedding_lookup(target, [3, 4, 8])
+    assert sok.export(target)[0].numpy().tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_times_are_kept(tmp_path, monkeypatch, old):
+    """But for old checkpoints, which did not: what they have counts as seen when it is restored."""
+
+    def table():
+        return sok.DynamicVariable(3, name="table", enter_threshold=2, **HYBRID)
+
+    source, target = table(), table()
+    now = [1e9]
+    monkeypatch.setattr(clock, "time", SimpleNamespace(time=lambda: now[0]))
+    source.table.clock.restart(2**31 + 5)  # half of the numbers are below 0 where they are signed
+    for keys in ([1, 2, 3], [1], [2], [4]):
+        tf.nn.embedding_lookup(source, keys)
+        now[0] += 100
+    if old:
+        text = checkpoint._text
+        monkeypatch.setattr(
+            checkpoint,
+            "_text",
+            lambda value: text(
+                {k: v for k, v in value.items() if k != "spans"} if type(value) is dict else value
+            ),
+        )
+    path = tf.train.Checkpoint(table=source).save(str(tmp_path / "c"))
+    tf.nn.embedding_lookup(target, [8])
+    tf.train.Checkpoint(table=target).restore(path).assert_consumed()
+    times = [1e9 + 100, 1e9 + 200, 1e9, 1e9 + 300, 0]
+    if old:
+        times[:4] = [now[0]] * 4
+    assert target.table.times([1, 2, 3, 4, 8]).tolist() == times
+    assert int(target.expire(seconds=250)) == (0 if old else 1)
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda d: d.name)

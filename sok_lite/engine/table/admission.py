@@ -61,7 +61,7 @@ class Sightings(NamedTuple):
 class SightingCounter:
     """How often keys without a row were seen, in an index of their own: no row is taken for them.
 
-    A key counts once a lookup, however often the batch has it.
+    A key counts once a lookup, or as often as the caller says.
 
     Attributes:
       threshold: a key gets a row at this sighting.
@@ -85,9 +85,14 @@ class SightingCounter:
         return self._index.num_bytes
 
     def counting(
-        self, keys: Array, stamp: int, admitted: Array, counts: Array
+        self,
+        keys: Array,
+        stamp: int,
+        admitted: Array,
+        counts: Array,
+        given: Array | None = None,
     ) -> tuple[Sightings, list[Action]]:
-        """Prepares to count one sighting of distinct keys without a row. Nothing of it is kept.
+        """Prepares to count sightings of distinct keys without a row. Nothing of it is kept.
 
         Args:
           keys: (n,) int64.
@@ -96,7 +101,8 @@ class SightingCounter:
             seen often enough by now. The count of such a key stays: if it gets a row it is
             forgotten next, if it gets none it has entered again the next time.
           counts: (2,) int64, grow by the keys that have been seen often enough, and by those that
-            were not seen before.
+            were not seen before and have not.
+          given: (n,) uint64, sightings of each key, of which at least one counts; None: one.
 
         Returns:
           (what was counted, for `noting`; the actions that count it).
@@ -106,7 +112,7 @@ class SightingCounter:
         search = self._index.searching(keys, into=(xp.empty(n, np.uint32), None))
         sightings = Sightings(keys, stamp, *(xp.empty(n, np.uint32) for _ in range(3)))
         count = self._backend.prepared(
-            *("admission_count", n, search.rows, self.threshold, stamp, admitted),
+            *("admission_count", n, search.rows, given, self.threshold, stamp, admitted),
             *(*sightings[2:], counts, n),
         )
         return sightings, [search.launch, count]
@@ -141,6 +147,18 @@ class SightingCounter:
         publish(self.noting(sightings, int(counts[1])))
         return admitted.view(bool)
 
+    def of(self, keys: Array) -> Array:
+        """Returns the counts of keys, (n,) uint32; 0 for one that is not counted."""
+        xp, n = self._backend.xp, int(keys.size)
+        search = self._index.searching(keys, into=(xp.empty(n, np.uint32), None))
+        publish([search.launch])
+        return xp.where(search.rows == np.uint32(ABSENT), np.uint32(0), search.rows)
+
+    def stamps(self, keys: Array) -> Array:
+        """Returns the number of the lookup that last saw each key, (n,) uint32; 0 for one that is
+        not counted."""
+        return self._index.stamps(keys)
+
     def forgetting_those(self, keys: Array, rows: Array, num_forgotten: Array) -> Action:
         """Prepares to forget the counts of keys that have a row now. `forgot` must follow, when it
         is known how many.
@@ -172,22 +190,23 @@ class SightingCounter:
         """Prepares to halve the numbers of all lookups, as the table does."""
         return self._index.ageing()
 
-    def export(self) -> tuple[Array, Array]:
-        """Returns the keys, (n,) int64 in no order, and their counts, (n,) uint32."""
+    def export(self) -> tuple[Array, Array, Array]:
+        """Returns the keys, (n,) int64 in no order, their counts and their stamps, (n,) uint32."""
         held = self._index.entries()
-        return held.keys, held.rows
+        return held.keys, held.rows, held.stamps
 
-    def restore(self, keys: Array, counts: Array, stamp: int) -> None:
+    def restore(self, keys: Array, counts: Array, stamps: Array) -> None:
         """Replaces all counts.
 
         Args:
           keys: (n,) int64, distinct.
           counts: (n,) uint32, each at least 1.
-          stamp: number of the lookup that is to count as the last to have seen them.
+          stamps: (n,) uint32, the number of the lookup that last saw each.
         """
         self._index.clear()
         self._index.make_room(int(keys.size))
-        self._index.insert(keys, counts, stamp)
+        self._index.insert(keys, counts, 0)
+        publish(self._index.updating(keys, stamps=stamps))
 
     def clearing(self) -> list[Action]:
         """Prepares to forget all counts."""

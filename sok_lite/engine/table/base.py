@@ -141,6 +141,7 @@ class EmbeddingTable(Inserts):
         insert: bool = True,
         missing: str = "initial",
         filter_ratio: float = 1.0,
+        counts: Any = None,
     ) -> Lookup:
         """Returns the row of every key and its number; new keys are inserted.
 
@@ -152,18 +153,23 @@ class EmbeddingTable(Inserts):
           missing: what a key gives that has no row afterwards: "initial", the value it would start
             with, or "zeros".
           filter_ratio: chance of a key without a row to get one this time.
+          counts: (n,) integers from 1 to 2**32 - 1, how often each key counts in a table with
+            `count_repeats`, for who has deduplicated them; those of a repeated key add up. None:
+            once. A lookup that inserts nothing counts nothing.
 
         Raises:
-          ValueError: `out` is not such an array. MemoryError: no memory for the result or the new
-            keys. The table is as it was.
+          ValueError: `out` or `counts` are not such arrays, or the table does not count.
+          MemoryError: no memory for the result or the new keys.
+          The table is as it was.
         """
         if missing not in ("initial", "zeros"):
             raise ValueError(f"`missing` must be 'initial' or 'zeros'. Received: {missing!r}.")
         keys = self._keys(keys)
         whole = Output(self.store.output(int(keys.size), out=out), 0, int(keys.size))
+        given = None if counts is None else self._checked_counts(keys, counts)
         rows = self._row_numbers(keys)
         asked = Asked(
-            *(self, whole.end, [whole], insert, missing, filter_ratio, unique_keys),
+            *(self, whole.end, [whole], insert, missing, filter_ratio, unique_keys, given),
         )
         num_absent = look_up(self.backend, keys, rows, asked)
         self._report_refused()

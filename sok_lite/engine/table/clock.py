@@ -1,8 +1,15 @@
-"""The time of a table: its lookups are counted, and the count is kept with every key it sees."""
+"""The time of a table: its lookups are counted, and the count is kept with every key it sees.
+
+When a lookup was is told by the machine's clock, in seconds since 1970: so it means the same in
+another process. Where that clock is put back, time stands still until it has caught up.
+"""
 
 import time
 from bisect import bisect_right
 from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.table.index import LAST_STAMP
@@ -11,6 +18,47 @@ from sok_lite.engine.table.index import LAST_STAMP
 # for a year of lookups in every second.
 _PRECISION = 128
 _MAX_SPANS = 4096
+
+
+class Spans(NamedTuple):
+    """Spans of about a second, or longer ones of long ago, in which there were lookups.
+
+    Attributes:
+      numbers: of the first lookup of each, ascending.
+      times: of that lookup, ascending.
+      ends: times of the last lookup of each, none later than the next span.
+    """
+
+    numbers: list[int]
+    times: list[float]
+    ends: list[float]
+
+    @classmethod
+    def of(cls, saved: Any, now: int) -> "Spans":
+        """Returns spans of what `_asdict` gave, by way of JSON.
+
+        Args:
+          now: number of the last lookup.
+
+        Raises:
+          ValueError: these are none.
+        """
+        try:
+            numbers, times, ends = (list(saved[name]) for name in cls._fields)
+            in_order = [at for both in zip(times, ends, strict=True) for at in both]
+            is_right = (
+                len(numbers) == len(times)
+                and all(isinstance(number, int) for number in numbers)
+                and numbers == sorted(numbers)
+                and 0 <= min(numbers, default=0) <= max(numbers, default=0) <= now + 1
+                and bool(np.isfinite(np.array(in_order, np.float64)).all())
+                and in_order == sorted(in_order)
+            )
+        except (TypeError, ValueError, LookupError):
+            is_right = False
+        if not is_right:
+            raise ValueError("the times of its lookups contradict each other")
+        return cls(numbers, times, ends)
 
 
 class Clock:
@@ -34,9 +82,13 @@ class Clock:
         """Whether the next number would not fit a stamp."""
         return self.now == LAST_STAMP
 
+    def read(self) -> float:
+        """Returns the time, in seconds since 1970, but no earlier one than that of a lookup."""
+        return max(time.time(), self._last_time)
+
     def ticking(self) -> list[Action]:
         """Prepares to begin the lookup of number `now + 1`."""
-        at = time.monotonic()
+        at = self.read()
         last = {"now": self.now + 1, "_last_time": at}
         if self._times and at - self._times[-1] < 1.0:
             return [partial(vars(self).update, last)]  # by one action: many tables tick at once
@@ -78,7 +130,7 @@ class Clock:
         second, or long ago by up to 1/128 of how long ago it was.
 
         Args:
-          at: by time.monotonic().
+          at: in seconds since 1970.
         """
         position = bisect_right(self._times, at) - 1
         if position < 0:
@@ -89,14 +141,42 @@ class Clock:
         position += 1
         return self._numbers[position] if position < len(self._numbers) else self.now + 1
 
-    def restarting(self, now: int) -> list[Action]:
-        """Prepares to go on counting after another number; what was counted before counts as of
-        this time."""
-        at = time.monotonic()
-        return setting(self, now=now, _last_time=at, _numbers=[now + 1], _times=[at], _ends=[])
+    def times_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns when lookups were, (n,) float64; 0 of number 0.
+
+        No time is too early, and none too late by more than a second, or 1/128 of how long ago it
+        was.
+
+        Args:
+          numbers: (n,) integers, none above `now`.
+        """
+        if not self._numbers:
+            return np.zeros(numbers.shape)
+        at = np.searchsorted(np.array(self._numbers, np.int64), numbers.astype(np.int64), "right")
+        # What was before the first span counts as of when that began: see `restarting`.
+        times = np.array([self._times[0], *self._all_ends()])[at]
+        return np.where(numbers == 0, 0.0, times)
+
+    @property
+    def spans(self) -> Spans:
+        """When there were lookups."""
+        return Spans([*self._numbers], [*self._times], self._all_ends())
+
+    def restarting(self, now: int, spans: Spans | None = None) -> list[Action]:
+        """Prepares to go on counting after another number.
+
+        Args:
+          spans: of the lookups before; None, or none: they all count as of this time.
+        """
+        if spans is None or not spans.numbers:
+            at = time.time()
+            spans = Spans([now + 1], [at], [at])
+        numbers, times, ends = spans
+        last = {"_last_time": ends[-1], "_ends": ends[:-1]}
+        return setting(self, now=now, _numbers=numbers, _times=times, **last)
 
     def restart(self, now: int) -> None:
-        """Goes on counting after another number; see `restarting`."""
+        """Goes on counting after another number; what was before counts as of this time."""
         publish(self.restarting(now))
 
     def halving(self) -> list[Action]:

@@ -104,7 +104,6 @@ class DetIndex(Index):
         return [self._prepared("det_update", n, keys, rows, stamps, n)]
 
     def stamps(self, keys: Array) -> Array:
-        """Returns the number of the lookup that last saw each key, (n,) uint32; missing: 0."""
         n = int(keys.size)
         stamps = self.backend.xp.zeros(n, np.uint32)
         self._launch("det_stamps", n, keys, stamps, n)

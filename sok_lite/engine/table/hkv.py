@@ -127,6 +127,7 @@ class HkvTable(EmbeddingTable):
             self.sightings = SightingCounter(
                 backend, self.key_dtype, name, self.options.enter_threshold
             )
+        self.counts_repeats = self.options.count_repeats
         self._has_warned = False
         # Of the call that is under way: new keys refused, and all of them.
         self._refused = (0, 0)
@@ -231,6 +232,7 @@ class HkvTable(EmbeddingTable):
         evicted: list[Evicted] | None = None,
     ) -> Stages:
         n = int(new.keys.size)
+        new = self._with_sightings(new)
         claim = self._room_for(n)
         index, num_refused = self.index, 0
         while not index.is_full_size:
@@ -248,6 +250,17 @@ class HkvTable(EmbeddingTable):
             yield Stage(PLACE, undo)
             index.double()
         yield from self._evicting(new, claim, before, after, counters, evicted)
+
+    def _with_sightings(self, new: NewKeys) -> NewKeys:
+        """Returns new keys whose scores count their sightings too: so no count ever falls."""
+        has_scores = new.are_scores and new.scores is not None
+        if self.sightings is None or not self.counts_repeats or has_scores:
+            return new
+        xp = self.backend.xp
+        given = np.uint64(1) if new.scores is None else new.scores
+        scores = self.sightings.of(new.keys).astype(np.uint64) + given
+        scores = xp.where(scores < given, ~np.uint64(0), scores)
+        return new._replace(scores=scores, are_scores=False)
 
     def _placing(self, new: NewKeys, placed: Placed, counters: Array) -> Action:
         num_refused = counter(counters, Count.REFUSED)
@@ -402,6 +415,17 @@ class HkvTable(EmbeddingTable):
     def _scores(self, keys: Array) -> Array:
         return self.index.scores(keys)
 
+    def _occurrences(self, keys: Array) -> Array:
+        # A key has a row or sightings, never both.
+        counts = self.index.scores(keys)
+        if self.sightings is not None:
+            counts |= self.sightings.of(keys)
+        return self.backend.xp.minimum(counts, np.uint64(2**63 - 1)).astype(np.int64)
+
+    def _stamps(self, keys: Array) -> Array:
+        stamps = super()._stamps(keys)
+        return stamps if self.sightings is None else stamps | self.sightings.stamps(keys)
+
     def _check_assignable(self, scores: Array) -> None:
         if not self.index.has_scores:
             super()._check_assignable(scores)
@@ -413,7 +437,12 @@ class HkvTable(EmbeddingTable):
         return filter_ratio < 1.0 or self.sightings is not None
 
     def _admission(
-        self, keys: Array, filter_ratio: float, admitted: Array, counters: Array
+        self,
+        keys: Array,
+        filter_ratio: float,
+        admitted: Array,
+        counters: Array,
+        given: Array | None,
     ) -> Admission:
         sightings, lookup, backend = self.sightings, self.num_lookups, self.backend
         actions: list[Action] = []
@@ -424,7 +453,8 @@ class HkvTable(EmbeddingTable):
         if sightings is None:
             return Admission(actions, lambda counted: [])
         counts = counter(counters, Count.ADMITTED, Count.FIRST_SEEN)
-        seen, counting = sightings.counting(keys, lookup, admitted, counts)
+        given = given if self.counts_repeats else None
+        seen, counting = sightings.counting(keys, lookup, admitted, counts, given)
         return Admission(
             [*actions, *counting],
             lambda counted: sightings.noting(seen, counted[Count.FIRST_SEEN]),

@@ -192,6 +192,12 @@ class HkvIndex(Index):
         self._launch("hkv_scores", n, keys, out, n)
         return out
 
+    def stamps(self, keys: Array) -> Array:
+        n = int(keys.size)
+        out = self.backend.xp.empty(n, np.uint32)
+        self._launch("hkv_stamps", n, keys, out, n)
+        return out
+
     def erasing(self, keys: Array) -> list[Action]:
         """Prepares to erase distinct keys that are all there."""
         n = int(keys.size)

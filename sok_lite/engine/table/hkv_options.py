@@ -30,6 +30,9 @@ class HkvOptions:
       evict_strategy: "kLru", "kLfu", "kEpochLru", "kEpochLfu" or "kCustomized".
       filter_ratio: chance of a new key to get a row at a lookup with the low-frequency filter.
       enter_threshold: lookups that must have seen a key before it gets a row; 0 and 1: the first.
+      count_repeats: whether a lookup counts a key as often as its batch has it, not once: for its
+        score, which must be that of "kLfu", and for `enter_threshold`. A lookup of several ranks
+        asks the owner of a key once from each rank, and so it counts.
       on_refused: what happens when a batch has more keys for two buckets than they have slots, or
         a key comes with a score below all others there: "ignore", "warn" (once a table) or "error".
       far_path: a folder, or the name of a new file, for far rows on a machine without a GPU; None:
@@ -48,6 +51,7 @@ class HkvOptions:
     evict_strategy: str = "kLru"
     filter_ratio: float = 1.0
     enter_threshold: int = 0
+    count_repeats: bool = False
     on_refused: str = "warn"
     far_path: str | None = None
     block_size: int = 0
@@ -109,9 +113,15 @@ class HkvOptions:
                 raise ValueError(
                     f"`{name}` must be one of {', '.join(words)}. Received: {name}={given[name]!r}."
                 )
-        if given.get("io_by_cpu", False) not in (False, True):
-            raise TypeError(
-                f"`io_by_cpu` must be True or False. Received: io_by_cpu={given['io_by_cpu']!r}."
+        for name in ("count_repeats", "io_by_cpu"):
+            if given.get(name, False) not in (False, True):
+                raise TypeError(
+                    f"`{name}` must be True or False. Received: {name}={given[name]!r}."
+                )
+        if given.get("count_repeats", False) and given.get("evict_strategy") != "kLfu":
+            raise ValueError(
+                "`count_repeats` is for scores that count: use evict_strategy='kLfu'. Received: "
+                f"evict_strategy={given.get('evict_strategy', cls.evict_strategy)!r}."
             )
         if not isinstance(given.get("far_path", ""), (str, os.PathLike)):
             raise TypeError(

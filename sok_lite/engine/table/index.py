@@ -205,6 +205,10 @@ class Index(Segmented):
         """Prepares to erase distinct keys (n,) int64 that are all there."""
 
     @abstractmethod
+    def stamps(self, keys: Array) -> Array:
+        """Returns the number of the lookup that last saw each key, (n,) uint32; missing: 0."""
+
+    @abstractmethod
     def clean(self) -> None:
         """Gives back what erased keys have left, where it is worth it."""
 
@@ -279,8 +283,8 @@ class Index(Segmented):
           keys: (n,) int64.
           stamp: number of this lookup, kept with each key that is found, whose score is refreshed;
             0: nothing is written.
-          given: (n,) uint64, of distinct keys: increments (kLfu, kEpochLfu) or scores
-            (kCustomized).
+          given: (n,) uint64, the same for all items of a key: increments (kLfu, kEpochLfu) or
+            scores (kCustomized).
           warming: of the rows that are found; None: they have no heat.
           copying: copies the rows that are found; None: does not.
           into: memory for `rows` and `counts` of the search, which are zeros; None: new memory.

@@ -107,7 +107,12 @@ class Inserts(Removes):
         return False
 
     def _admission(
-        self, keys: Array, filter_ratio: float, admitted: Array, counters: Array
+        self,
+        keys: Array,
+        filter_ratio: float,
+        admitted: Array,
+        counters: Array,
+        given: Array | None,
     ) -> Admission:
         """Prepares to decide which of some distinct absent keys get a row now.
 
@@ -116,6 +121,7 @@ class Inserts(Removes):
           filter_ratio: chance of each one.
           admitted: (n,) uint8, all 1; gets 0 for those that do not.
           counters: of this table.
+          given: (n,) uint64, how often the lookup has each key; None: once.
         """
         raise NotImplementedError(f"Table {self.name!r} turns no new key away.")
 

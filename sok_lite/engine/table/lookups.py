@@ -16,6 +16,7 @@ from sok_lite.engine.segments import cut
 from sok_lite.engine.table.counters import Count, new_counters
 from sok_lite.engine.table.insertion import Inserts
 from sok_lite.engine.table.new_keys import Asked, Incomplete, Output, complete, pooling
+from sok_lite.engine.table.occurrences import occurrences
 
 
 class WrongSplitsError(ValueError):
@@ -103,6 +104,7 @@ def look_up_request(
       MemoryError: no memory for new keys. Each table is as it was or as it is to be.
       WrongSplitsError: row splits of an output do not fit its keys. Nothing was inserted.
     """
+    request = _with_occurrences(backend, keys, request)
     tables, sizes = request.tables, request.sizes
     beginning: list[Action] = []
     stamps = [0] * len(tables)  # of a lookup that inserts nothing, and notes nothing
@@ -137,6 +139,22 @@ def look_up_request(
         return [0] * len(tables)
     search = Incomplete(counters, found, split_offsets(np.array(sizes, np.int64)))
     return complete(backend, keys, rows, request.asked(), search, along)
+
+
+def _with_occurrences(backend: Backend, keys: Array, request: Request) -> Request:
+    """Returns a request that tells tables which count repeats how often each key comes."""
+    counting = [
+        i
+        for i, (table, insert) in enumerate(zip(request.tables, request.inserts, strict=True))
+        if insert and table.counts_repeats
+    ]
+    if not counting:
+        return request
+    asked = list(request.asked())
+    counting = [i for i in counting if not asked[i].unique_keys]
+    given = occurrences(backend, cut(keys, request.sizes), [each.given for each in asked], counting)
+    asked = [each._replace(given=its) for each, its in zip(asked, given, strict=True)]
+    return request._replace(asked=lambda: asked, columns=None)
 
 
 def _finding(

@@ -54,7 +54,8 @@ class Asked(NamedTuple):
       missing: what a key gives that has no row afterwards, "initial" or "zeros".
       filter_ratio: chance of a key without a row to get one this time.
       unique_keys: a promise that no key repeats.
-      given: (size,) uint64 of keys that do not repeat: scores or increments of the caller's.
+      given: (size,) uint64, scores or increments of the caller's, of keys that do not repeat. Of a
+        table that counts repeats they may: it is how often each item counts.
       evicted: grows by what was evicted; None: it is not wanted.
       then: of an update, prepares what is done with the rows as soon as all keys have theirs.
     """
@@ -263,7 +264,9 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
     mask = xp.ones(sum(sizes), np.uint8)
     masks = cut(mask, sizes)
     admissions = [
-        each.asked.table._admission(each.keys, each.asked.filter_ratio, its_mask, each.counters)
+        each.asked.table._admission(
+            each.keys, each.asked.filter_ratio, its_mask, each.counters, each.given
+        )
         for each, its_mask in zip(choosing.values(), masks, strict=True)
     ]
     publish(*(admission.actions for admission in admissions))

@@ -60,6 +60,7 @@ class TableParts(Exclusive, ABC):
         engine/static_table.py.
       is_remote: whether its rows are not in this process; see engine/table/remote.py.
       keeps_every_key: whether it neither evicts keys nor turns new ones away.
+      counts_repeats: whether a lookup counts a key as often as it comes; see `counts`.
       sees_updates: whether every update is a lookup of its keys to their scores, not only one that
         has to insert some: for those whose lookups in training do not insert, nor count as such.
       last_gradient: the keys of the last gradient, most likely those of the update that follows;
@@ -70,6 +71,7 @@ class TableParts(Exclusive, ABC):
     is_static = False
     is_remote = False
     keeps_every_key = True
+    counts_repeats = False
     sees_updates = False
     index: Index
 

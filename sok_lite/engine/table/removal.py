@@ -1,7 +1,6 @@
 """Removing keys, with their rows and optimizer states: some, those that match, old ones, all."""
 
 import numbers
-import time
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,13 @@ from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import unique
 from sok_lite.engine.table.exclusive import changing, exclusive
-from sok_lite.engine.table.export import Exports
+from sok_lite.engine.table.history import History
 from sok_lite.engine.table.index import CHUNK_SLOTS
 from sok_lite.engine.table.parts import COUNTERS
 from sok_lite.engine.table.results import Predicate
 
 
-class Removes(Exports):
+class Removes(History):
     """The methods that remove keys."""
 
     @changing
@@ -46,8 +45,9 @@ class Removes(Exports):
         Args:
           num_lookups: those that none of the last `num_lookups` lookups asked for. A training step
             is one lookup of a table where it is looked up once a step.
-          seconds: those that no lookup asked for within that time. Times are kept to a second or
-            to 1/128 of them, and not in checkpoints: what is restored counts as seen.
+          seconds: those that no lookup asked for within that time, kept to a second or to 1/128 of
+            it. Times are in checkpoints; what comes from an old one without counts as seen when it
+            was restored.
 
         Raises:
           TypeError, ValueError: not exactly one of the two is given, or it is no number, negative,
@@ -65,7 +65,7 @@ class Removes(Exports):
             kind = "a whole number, 0 or more" if name == "num_lookups" else "0 or more"
             raise ValueError(f"`{name}` must be {kind}. Received: {name}={limit}.")
         if seconds is not None:
-            oldest = self.clock.first_since(time.monotonic() - seconds)
+            oldest = self.clock.first_since(self.clock.read() - seconds)
         else:
             oldest = max(0, self.clock.now - int(num_lookups or 0) + 1)
         return self._erase(self._keys_seen_before(oldest), self._forgetting_before(oldest))

@@ -1,10 +1,10 @@
 """All that a table holds, taken out and put back: for checkpoints.
 
 A table that comes back evicts, admits and expires as it would have done: scores, the number of the
-lookup that last saw each key, and the sightings of keys without a row come with the keys. A full
-"hybrid" table must hold all of its keys again, and in another order of insertion some might find
-both of their buckets full: so the slots are kept too, and used where buckets and segments are of
-the same size.
+lookup that last saw each key and its time, and the sightings of keys without a row come with the
+keys. A full "hybrid" table must hold all of its keys again, and in another order of insertion some
+might find both of their buckets full: so the slots are kept too, and used where buckets and
+segments are of the same size.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from sok_lite.engine.rows.state_owner import StateOwner, fitting, kinds_of
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.base import EmbeddingTable
+from sok_lite.engine.table.clock import Spans
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.exclusive import alone, changing_alone
 from sok_lite.engine.table.hkv import HkvTable
@@ -37,8 +38,11 @@ class Held(NamedTuple):
         index that failed to grow has segments of its own sizes.
       sighted_keys: (m,) int64, keys that were seen and have no row yet.
       sightings: (m,) uint32, how often.
-      facts: num_lookups, and of a "hybrid" table capacity, strategy, epoch and where its slots
-        are: bucket, segment, num_slots.
+      sighting_stamps: (m,) uint32, the number of the lookup that last saw each; 0: nobody knows, as
+        in old checkpoints.
+      facts: num_lookups, and spans, when those were, which old checkpoints do not have; of a
+        "hybrid" table also capacity, strategy, epoch and where its slots are: bucket, segment,
+        num_slots.
     """
 
     keys: Array
@@ -48,6 +52,7 @@ class Held(NamedTuple):
     slots: Array
     sighted_keys: Array
     sightings: Array
+    sighting_stamps: Array
     facts: dict[str, Any]
 
 
@@ -115,8 +120,12 @@ def _held(table: EmbeddingTable) -> Held:
     keys = table.key_dtype.from_int64(xp, held.keys)
     order = xp.argsort(keys)
     scores, slots = xp.empty(0, np.uint64), xp.empty(0, np.int64)
-    sighted_keys, sightings = xp.empty(0, np.int64), xp.empty(0, np.uint32)
-    facts: dict[str, Any] = {"num_lookups": table.num_lookups}
+    sighted_keys = xp.empty(0, np.int64)
+    sightings = sighting_stamps = xp.empty(0, np.uint32)
+    facts: dict[str, Any] = {
+        "num_lookups": table.num_lookups,
+        "spans": table.clock.spans._asdict(),
+    }
     if isinstance(table, HkvTable):
         index = table.index
         if index.is_regular:
@@ -124,7 +133,7 @@ def _held(table: EmbeddingTable) -> Held:
         if index.has_scores:
             scores = held.scores[order]
         if table.sightings is not None:
-            sighted_keys, sightings = table.sightings.export()
+            sighted_keys, sightings, sighting_stamps = table.sightings.export()
         facts |= {
             "capacity": index.capacity,
             "bucket": index.bucket,
@@ -141,6 +150,7 @@ def _held(table: EmbeddingTable) -> Held:
         slots,
         sighted_keys,
         sightings,
+        sighting_stamps,
         facts,
     )
 
@@ -170,6 +180,7 @@ def restore(table: EmbeddingTable, snapshot: Snapshot) -> None:
 def _restore(table: EmbeddingTable, keys: Array, snapshot: Snapshot) -> None:
     _check(table, snapshot.held)
     _check_rows(table, snapshot)
+    times = _times(table, snapshot.held.facts)
     try:
         actions = _prepared(table, keys, snapshot)
     except MemoryError as error:
@@ -179,7 +190,7 @@ def _restore(table: EmbeddingTable, keys: Array, snapshot: Snapshot) -> None:
             f"holds. It is as it was.{held} ({error})"
         ) from error
     counts = dict.fromkeys(COUNTERS, 0)
-    clock = table.clock.restarting(int(snapshot.held.facts["num_lookups"]))
+    clock = table.clock.restarting(*times)
     renewed = setting(table, _counts=counts, generation=table.generation + 1)
     old = table.store  # kept, so that nothing of it is given back while `publish` runs
     publish([*actions, *clock, *renewed])
@@ -238,6 +249,7 @@ def _check(table: EmbeddingTable, held: Held) -> None:
         "scores": ({0, n}, held.scores),
         "slots": ({0, n}, held.slots),
         "sightings": ({int(held.sighted_keys.size)}, held.sightings),
+        "numbers of sightings": ({int(held.sighted_keys.size)}, held.sighting_stamps),
     }
     for name, (expected, array) in sizes.items():
         if int(array.size) not in expected:
@@ -247,6 +259,15 @@ def _check(table: EmbeddingTable, held: Held) -> None:
             )
     if bool((held.keys[1:] <= held.keys[:-1]).any()):
         raise ValueError(f"What was saved of table {table.name!r} is corrupt: its keys repeat.")
+
+
+def _times(table: EmbeddingTable, facts: dict[str, Any]) -> tuple[int, Spans | None]:
+    """Returns the number of the last lookup, and when there were lookups if that was saved."""
+    now = int(facts["num_lookups"])
+    try:
+        return now, Spans.of(facts["spans"], now) if "spans" in facts else None
+    except ValueError as error:
+        raise ValueError(f"What was saved of table {table.name!r} is corrupt: {error}.") from error
 
 
 def _check_rows(table: EmbeddingTable, snapshot: Snapshot) -> None:
@@ -262,7 +283,7 @@ def _check_rows(table: EmbeddingTable, snapshot: Snapshot) -> None:
 
 
 def _prepared_hybrid(table: HkvTable, keys: Array, snapshot: Snapshot) -> list[Action]:
-    held = snapshot.held
+    xp, held = table.backend.xp, snapshot.held
     facts = held.facts
     index = _index_with(table, keys, held)
     # Scores and epochs of another strategy say nothing here.
@@ -283,8 +304,9 @@ def _prepared_hybrid(table: HkvTable, keys: Array, snapshot: Snapshot) -> list[A
     sightings = table.sightings
     if sightings is not None:
         sightings = sightings.emptied()
-        now = int(facts["num_lookups"])
-        sightings.restore(held.sighted_keys, held.sightings, now)
+        stamps = held.sighting_stamps
+        stamps = xp.where(stamps == 0, np.uint32(facts["num_lookups"]), stamps)
+        sightings.restore(held.sighted_keys, held.sightings, stamps)
     return setting(table, index=index, store=store, tiers=tiers, sightings=sightings)
 
 
