@@ -23,7 +23,7 @@ import tensorflow as tf
 from bench_common import num_threads, result, timed
 
 from sok_lite.backend import get_backend
-from sok_lite.kv_variable import get_kv_variable, set_training_mode
+from sok_lite.kv_variable import get_kv_variable, training_mode
 
 v1 = tf.compat.v1
 OPTIMIZERS = {
@@ -56,7 +56,7 @@ class Job:
             self._step = OPTIMIZERS[optimizer]().minimize(loss) if optimizer else None
             self._predicted = self._rows
             if partitions:
-                with set_training_mode(False):
+                with training_mode(False):
                     self._predicted = v1.nn.embedding_lookup(self._variable, self._ids)
             self._saver = v1.train.Saver(max_to_keep=1)
             init = v1.global_variables_initializer()
@@ -93,10 +93,12 @@ class Job:
         self._session.run(self._step, {self._ids: ids})
 
     def save(self, path: str) -> None:
-        self._saver.save(self._session, path, write_meta_graph=False)
+        with self._graph.as_default():
+            self._saver.save(self._session, path, write_meta_graph=False)
 
     def restore(self, path: str) -> None:
-        self._saver.restore(self._session, path)
+        with self._graph.as_default():
+            self._saver.restore(self._session, path)
 
 
 def seconds_of(args: argparse.Namespace, case: str, partitions: int) -> tuple[float, int]:

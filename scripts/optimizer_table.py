@@ -17,6 +17,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -117,6 +118,11 @@ def optimizer_classes() -> Iterator[tuple[str, str, type]]:
     if importlib.util.find_spec("sok_lite.optimizers"):
         own = importlib.import_module("sok_lite.optimizers")
         walked.append(("Keras 3", own, keras.optimizers.Optimizer))
+    if importlib.util.find_spec("sok_lite.kv_variable"):
+        training = importlib.import_module("sok_lite.kv_variable.training")
+        # Those that TensorFlow does not have under the same name.
+        names = {name: getattr(training, name) for name in training.__all__ if name not in dir(v1)}
+        walked.append(("tf.compat.v1.train", SimpleNamespace(**names), v1.Optimizer))
     for family, module, base in walked:
         for name in sorted(dir(module)):
             value = getattr(module, name)

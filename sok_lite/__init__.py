@@ -19,6 +19,8 @@ _MODULE_OF_NAME = {
     "incremental_model_dump": "sok.dump_load",
     "assign": "sok.dynamic_variable",
     "export": "sok.dynamic_variable",
+    "export_serving": "bridge.serving.function",
+    "export_serving_graph": "bridge.serving.graph",
     "filter_variables": "sok.dynamic_variable",
     "inference_mode": "bridge.inference",
     "init": "communication",

@@ -26,7 +26,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "sighting": _ROOMY | {"enter_threshold": 3},
     "counting": _ROOMY | {"enter_threshold": 3, "evict_strategy": "kLfu", "count_repeats": True},
 }
-FULL = ("kLru", "kLfu", "kEpochLru", "kCustomized", "refusing")
+# Of these, too, which keys were removed is logged.
+KINDS |= {f"{kind} log": KINDS[kind] for kind in ("hbm", "kLru")}
+FULL = ("kLru log", "kLru", "kLfu", "kEpochLru", "kCustomized", "refusing")
 
 
 class Bench:
@@ -52,11 +54,13 @@ class Bench:
     @property
     def may_drop(self):
         """Whether a key may lose its row, or get none."""
-        return self.kind != "hbm"
+        return KINDS[self.kind]["var_type"] != "hbm"
 
     def empty(self):
         table = new_table(self.backend, DIM, name=self.kind, **self.options)
         table.store.ensure_state("m", 0.5)
+        if self.kind.endswith(" log"):
+            table.log_removals()
         return table
 
     def build(self):

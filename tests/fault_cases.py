@@ -258,6 +258,7 @@ def _restore_model(bench, oracle, state, table):
 
 
 _ALL = ("hbm", "kLru", "kLfu", "kEpochLru", "kCustomized", "roomy", "sighting")
+_LOGS = ("hbm log", "kLru log")
 _FULL_ONES = ("kLru", "kLfu", "kEpochLru", "kCustomized")
 
 
@@ -330,7 +331,7 @@ CASES = {
         _inserts,
     ),
     "evict": Case(
-        _FULL_ONES,
+        (*_FULL_ONES, "kLru log"),
         lambda bench, tables: tables[0].lookup_and_evict(mixed(bench)),
         looked_up(mixed),
         _evicts,
@@ -373,14 +374,14 @@ CASES = {
         scores_are_content=True,
     ),
     "erase": Case(
-        _ALL,
+        (*_ALL, *_LOGS),
         lambda bench, tables: tables[0].erase(_many(bench)[::3]),
         _erase_model(lambda bench, oracle, state: _many(bench)[::3]),
         _erases,
     ),
     # So many that an "hbm" table writes its index anew.
     "erase_many": Case(
-        _ALL,
+        (*_ALL, *_LOGS),
         lambda bench, tables: tables[0].erase(_many(bench)),
         _erase_model(lambda bench, oracle, state: _many(bench)),
         _erases,
@@ -392,7 +393,7 @@ CASES = {
         _erases,
     ),
     "expire": Case(
-        _ALL,
+        (*_ALL, *_LOGS),
         lambda bench, tables: tables[0].expire(num_lookups=2),
         _erase_model(_expired),
         _erases,
@@ -404,10 +405,22 @@ CASES = {
         _erases,
     ),
     "clear": Case(
-        _ALL,
+        (*_ALL, *_LOGS),
         lambda bench, tables: tables[0].clear(),
         lambda bench, oracle, state, table: oracle.rows.clear(),
         _writes,
+    ),
+    "log_removals": Case(
+        ("hbm", "kLru"),
+        lambda bench, tables: tables[0].log_removals(),
+        nothing,
+        lambda before, after: bool(after.removals) and not before.removals,
+    ),
+    "forget_removals": Case(
+        _LOGS,
+        lambda bench, tables: tables[0].forget_removals(before=3),
+        nothing,
+        lambda before, after: after.removals != before.removals,
     ),
     "reserve": Case(
         ("hbm", "roomy"),
@@ -444,7 +457,7 @@ CASES = {
         prepare=_make_hot,
     ),
     "age": Case(
-        _ALL,
+        (*_ALL, *_LOGS),
         _lookup(known),
         looked_up(known),
         lambda before, after: after.now < before.now,
@@ -508,7 +521,7 @@ CASES = {
     ),
     "statistics": Case(_ALL, lambda bench, tables: tables[0].statistics(), nothing),
     "snapshot": Case(_ALL, lambda bench, tables: snapshot.take(tables[0]), nothing),
-    "restore": Case(_ALL, _restore, _restore_model, _writes),
+    "restore": Case((*_ALL, *_LOGS), _restore, _restore_model, _writes),
     "restore_into_empty": Case(
         _ALL,
         _restore,

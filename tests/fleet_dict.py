@@ -59,6 +59,7 @@ class FleetDict(DictTable):
     def begin_update(self, items, held_after):
         """Gives keys of an update that are missing a row, as a lookup, or leaves them out."""
         missing = [key for key in items if key not in self.rows]
+        self._write(items)
         if not missing:
             return
         if self.threshold < 2 and self.kind.options.get("filter_ratio", 1.0) >= 1:
@@ -68,6 +69,14 @@ class FleetDict(DictTable):
             self.counts["not_updated"] += self.counts["refused"] - refused
         else:
             self.counts["not_updated"] += len(missing)
+
+    def assign(self, keys, values):
+        super().assign(keys, values)
+        self._write(keys)
+
+    def _write(self, keys):
+        """What is written counts as seen by the last lookup."""
+        self.seen.update((key, self.now) for key in keys if key in self.rows)
 
     def take(self, items, new, held_after):
         """Takes new keys with their rows, as far as there is room; all items are seen."""

@@ -71,6 +71,37 @@ def adam(
     w -= alpha * m / (np.sqrt(v) + epsilon_hat)
 
 
+def rectifiedadam(
+    w,
+    states,
+    g,
+    lr,
+    step,
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-7,
+    sma_threshold=5.0,
+    amsgrad=False,
+    nesterov=False,
+    weight_decay=0.0,
+):
+    w -= w * (weight_decay * lr)
+    m, v = states["m"], states["v"]
+    m[:] = beta_1 * m + (1 - beta_1) * g
+    v[:] = beta_2 * v + (1 - beta_2) * g**2
+    if amsgrad:
+        states["vhat"][:] = np.maximum(states["vhat"], v)
+        v = states["vhat"]
+    mean = (beta_1 * m + (1 - beta_1) * g if nesterov else m) / (1 - beta_1**step)
+    rho_inf = 2 / (1 - beta_2) - 1
+    rho = rho_inf - 2 * step * beta_2**step / (1 - beta_2**step)
+    if rho < sma_threshold:
+        w -= lr * mean
+        return
+    r = np.sqrt((rho - 4) / (rho_inf - 4) * ((rho - 2) / (rho_inf - 2)) * (rho_inf / rho))
+    w -= lr * r * mean / (np.sqrt(v / (1 - beta_2**step)) + epsilon)
+
+
 def adamw(w, states, g, lr, step, weight_decay=0.004, **hyper):
     adam(w, states, g, lr, step, weight_decay=weight_decay, **hyper)
 

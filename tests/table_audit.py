@@ -102,6 +102,11 @@ def sighting_index(table):
     return None if sightings is None else sightings._index
 
 
+def log_index(table):
+    """The index of keys that were removed; None where there is no log."""
+    return None if table.removals is None else table.removals._index
+
+
 def clock_spans(table):
     """Numbers of the first lookups of the clock's spans, their times, and the times of the last."""
     return table.clock._numbers, table.clock._times, table.clock._all_ends()
@@ -157,6 +162,7 @@ def audit_insides(table):
         _audit_free_states(table)
         _audit_tiers(table, held)
         _audit_seen(table, held)
+        _audit_log(table)
         _audit_clock(table)
         rest = call_under_way(table)
         assert rest is None, f"between calls the table keeps {rest}"
@@ -313,6 +319,17 @@ def _audit_seen(table, held):
         assert (seen.stamps <= now).all(), f"keys without a row were seen after lookup {now}"
         both = np.intersect1d(seen.keys, held.keys)
         assert not both.size, f"keys have a row and are still counted: {_some(both)}"
+
+
+def _audit_log(table):
+    index, now = log_index(table), table.num_lookups
+    if index is not None:
+        logged = _entries(index, "the log of removals")
+        _audit_slots(index, logged, "the log of removals")
+        since = table.removals.since
+        assert since <= now, f"the log begins with lookup {since} of {now}"
+        assert (logged.stamps <= now).all(), f"keys were removed after lookup {now}"
+        assert (logged.stamps >= since).all(), f"keys were removed before lookup {since}"
 
 
 def _audit_clock(table):

@@ -11,7 +11,7 @@ import numpy as np
 
 from sok_lite.engine.table import snapshot
 from tests.reference import ScoredTable
-from tests.table_audit import sighting_index
+from tests.table_audit import log_index, sighting_index
 
 # What counts keys. `found` and `missed` say what was asked, the others go with what was done.
 _DONE = ("inserted", "evicted", "refused", "erased", "not_updated")
@@ -26,6 +26,7 @@ class State(NamedTuple):
       numbers: {key: row number}.
       seen: {key: (stamp, score)}.
       sightings: {key without a row: (count, stamp)}.
+      removals: {key that was removed: stamp}, with a log; and {None: since when}.
       counts: those of `statistics`.
       now, epoch, generation, capacity: of the table.
     """
@@ -34,6 +35,7 @@ class State(NamedTuple):
     numbers: dict
     seen: dict
     sightings: dict
+    removals: dict
     counts: dict
     now: int
     epoch: int
@@ -69,11 +71,17 @@ class State(NamedTuple):
                 sighted = sighting_index(table).entries()
                 parts = (host(part).tolist() for part in sighted[:3])
                 sightings = {key: place for key, *place in zip(*parts, strict=True)}
+            removals = {}
+            if log_index(table) is not None:
+                logged = log_index(table).entries()
+                parts = (host(part).tolist() for part in (logged.keys, logged.stamps))
+                removals = dict(zip(*parts, strict=True)) | {None: table.removals.since}
             return cls(
                 rows,
                 dict(zip(keys, host(saved.rows).tolist(), strict=True)),
                 dict(zip(keys, zip(stamps, scores, strict=True), strict=True)),
                 {key: tuple(place) for key, place in sightings.items()},
+                removals,
                 {name: counts[name] for name in (*_DONE, "found", "missed", "not_admitted")},
                 table.num_lookups,
                 getattr(table, "epoch", 0),
@@ -99,6 +107,7 @@ def aged(state, strategy):
         now=state.now >> 1,
         seen={key: (stamp >> 1, score(stamp, s)) for key, (stamp, s) in state.seen.items()},
         sightings={key: (count, stamp >> 1) for key, (count, stamp) in state.sightings.items()},
+        removals={key: stamp >> 1 for key, stamp in state.removals.items()},
     )
 
 
@@ -128,7 +137,7 @@ def what_is_wrong(case, strategy, now, before, after):
 def _not_after(case, now, after):
     if now.rows != after.rows:
         return _difference("rows", now.rows, after.rows)
-    for name in ("seen", "sightings", "counts"):
+    for name in ("seen", "sightings", "removals", "counts"):
         if getattr(now, name) != getattr(after, name):
             return _difference(name, getattr(now, name), getattr(after, name))
     if (now.now, now.epoch) != (after.now, after.epoch):
@@ -140,6 +149,8 @@ def _not_before(case, strategy, now, before, late, after):
     """Why it is not as before; the lookup of `late` may have counted, and seen what it found."""
     if now.rows != before.rows:
         return _difference("rows", now.rows, before.rows)
+    if now.removals != before.removals:
+        return _difference("removals", now.removals, before.removals)
     if now.epoch != before.epoch:
         return f"epoch {now.epoch} and not {before.epoch}"
     for name, count in now.counts.items():
@@ -197,7 +208,7 @@ def _difference(what, one, other):
         for keys, text in ((missing, "missing"), (strange, "too many"), (differ, "differ"))
         if keys
     ]
-    if what in ("counts", "seen", "sightings") and differ:
+    if what in ("counts", "seen", "sightings", "removals") and differ:
         key = differ[0]
         parts.append(f"{key}: {one[key]} for {other[key]}")
     return f"{what}: " + ", ".join(parts)

@@ -261,6 +261,16 @@ def test_prefetching_is_measured():
     assert set(fields["median_ms"]) == {"plain", "prefetched"}
 
 
+def test_exported_models_are_measured():
+    args = "--keys 2000 --dim 32 --batch 300 --rounds 2".split()
+    results, _ = run("bench_serving.py", *args)
+    from bench_serving import EXPORTS
+
+    sizes = {fields["case"]: fields.get("bytes") for fields in results}
+    assert [sizes[case] for case in EXPORTS] == sorted(map(sizes.get, EXPORTS), reverse=True)
+    assert {"live", "StaticHashTable", "MutableHashTable", "searchsorted"} <= set(sizes)
+
+
 def test_the_demo_is_measured():
     args = "--cases demo --demo-rows 3000 --demo-rounds 1".split()
     ((fields,), _) = run("bench_many_tables.py", *args)
@@ -555,3 +565,14 @@ def test_steps_by_a_rule_and_steps_of_its_own_are_measured(mode):
     assert {(r["family"], r["tables"]) for r in results} == {
         (f, n) for f in families for n in (1, 2)
     }
+
+
+def test_the_calls_of_a_kv_variable_are_timed_beside_a_dense_one():
+    pytest.importorskip("tensorflow")
+    args = "--keys 500 --batch 40 --dim 3 --rounds 1 --partitions 1 2".split()
+    results, _ = run("bench_kv_variable.py", *args)
+    works = ("lookup", "predict", "train-adam", "train-ftrl", "save", "restore")
+    assert [(r["case"], r["partitions"]) for r in results] == [
+        (w, n) for w in works for n in (1, 2)
+    ]
+    assert all(("checkpoint_mb" in r) == (r["case"] in ("save", "restore")) for r in results)

@@ -49,9 +49,11 @@ LAYERS = [
     ["sok_lite.engine.files.load"],
     ["sok_lite.bridge"],
     ["sok_lite.bridge.tf_private"],
+    ["sok_lite.bridge.graph_gradient"],
     ["sok_lite.bridge.gpu", "sok_lite.bridge.row_gradient", "sok_lite.bridge.inference"],
-    ["sok_lite.bridge.autograph"],
+    ["sok_lite.bridge.autograph", "sok_lite.bridge.serving.mode"],
     ["sok_lite.bridge.tensor", "sok_lite.bridge.summary", "sok_lite.bridge.type_spec"],
+    ["sok_lite.bridge.turns", "sok_lite.bridge.saver_call"],
     ["sok_lite.bridge.host_call", "sok_lite.bridge.joined", "sok_lite.bridge.job"],
     ["sok_lite.bridge.table_call", "sok_lite.bridge.checks", "sok_lite.bridge.collectives"],
     ["sok_lite.bridge.local_lookup", "sok_lite.bridge.checkpoint", "sok_lite.bridge.refusals"],
@@ -65,7 +67,16 @@ LAYERS = [
     ["sok_lite.bridge.lookup_arguments"],
     ["sok_lite.bridge.gradient", "sok_lite.bridge.lookup_host"],
     ["sok_lite.bridge.ahead", "sok_lite.bridge.static_lookup"],
+    [
+        *("sok_lite.bridge.serving.index", "sok_lite.bridge.serving.rows"),
+        *("sok_lite.bridge.serving.signature", "sok_lite.bridge.serving.graph_def"),
+        *("sok_lite.bridge.serving", "sok_lite.bridge.serving.checked"),
+        "sok_lite.bridge.serving.together",
+    ],
+    ["sok_lite.bridge.serving.tables", "sok_lite.bridge.serving.models"],
+    ["sok_lite.bridge.serving.pooled"],
     ["sok_lite.bridge.lookup", "sok_lite.bridge.reads"],
+    ["sok_lite.bridge.serving.function", "sok_lite.bridge.serving.graph"],
     ["sok_lite.bridge.optimizers", "sok_lite.bridge.optimizers.family"],
     ["sok_lite.bridge.optimizers.group"],
     ["sok_lite.bridge.optimizers.copies"],
@@ -86,6 +97,8 @@ LAYERS = [
     ],
     ["sok_lite.bridge.optimizers.step", "sok_lite.bridge.optimizers.shown"],
     ["sok_lite.bridge.optimizers.wrapped"],
+    ["sok_lite.bridge.optimizers.here"],
+    ["sok_lite.bridge.optimizers.stock"],
     ["sok_lite.communication"],
     ["sok_lite.sok", "sok_lite.sok.arguments", "sok_lite.sok.sgd"],
     ["sok_lite.sok.static_variable"],
@@ -135,6 +148,27 @@ LAYERS = [
     ["sok_lite.dynamic_embedding.train.checkpoint", "sok_lite.dynamic_embedding.train.saver"],
     ["sok_lite.dynamic_embedding.train"],
     ["sok_lite.dynamic_embedding"],
+    ["sok_lite.kv_variable.training.arguments"],
+    [
+        *("sok_lite.kv_variable.training.adam", "sok_lite.kv_variable.training.group_adam"),
+        "sok_lite.kv_variable.training.rectified_adam",
+        "sok_lite.kv_variable.training.sparse_group_ftrl",
+    ],
+    ["sok_lite.kv_variable.training"],
+    [
+        *("sok_lite.kv_variable.kv_variable_options", "sok_lite.kv_variable.arguments"),
+        *("sok_lite.kv_variable.scatter", "sok_lite.kv_variable.share"),
+        *("sok_lite.kv_variable.content", "sok_lite.kv_variable.meta_graph"),
+    ],
+    ["sok_lite.kv_variable.saved_tensors"],
+    ["sok_lite.kv_variable.saved_files", "sok_lite.kv_variable.saving"],
+    ["sok_lite.kv_variable.saved_table"],
+    ["sok_lite.kv_variable.saveable"],
+    ["sok_lite.kv_variable.kv_variable_ops"],
+    ["sok_lite.kv_variable.partitioned", "sok_lite.kv_variable.embedding_ops"],
+    ["sok_lite.kv_variable.variable_scope"],
+    ["sok_lite.kv_variable.patch"],
+    ["sok_lite.kv_variable"],
     [
         *("sok_lite.distributed_variable", "sok_lite.dump_load", "sok_lite.dynamic_variable"),
         *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.optimizers", "sok_lite.raw_ops"),
@@ -214,6 +248,16 @@ def test_imports_point_down(path):
     module = module_name(path)
     assert layer_of(module) is not None, f"{module} is in no layer: add it to LAYERS"
     assert faults(module, path.read_text()) == []
+
+
+FACES = {"sok_lite.sok", "sok_lite.dynamic_embedding", "sok_lite.kv_variable"}
+
+
+@pytest.mark.parametrize("face", sorted(FACES))
+def test_no_face_imports_another(face):
+    for path in (PACKAGE / face.split(".")[1]).rglob("*.py"):
+        found = {".".join(name.split(".")[:2]) for name in imports(path.read_text())}
+        assert not found & (FACES - {face}), path
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "bridge").rglob("*.py")), ids=module_name)

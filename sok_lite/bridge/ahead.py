@@ -10,6 +10,7 @@ import tensorflow as tf
 from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.lookup_arguments import Argument, Facts, joined_inputs
 from sok_lite.bridge.lookup_host import LookupHost, Treatment
+from sok_lite.bridge.serving.mode import is_exporting
 from sok_lite.comm import Communicator
 
 
@@ -56,7 +57,8 @@ def send_ahead(comm: Communicator, arguments: Sequence[Argument], sp_ids: Any) -
     """
     tables = [argument.facts for argument in arguments]
     is_list = isinstance(sp_ids, (list, tuple))
-    sent = _sent(comm, arguments) if comm.size > 1 and arguments else tf.zeros([0], tf.int64)
+    sends = comm.size > 1 and arguments and not is_exporting()
+    sent = _sent(comm, arguments) if sends else tf.zeros([0], tf.int64)
     row = tf.RaggedTensor.from_row_lengths(sent, tf.shape(sent, tf.int64), validate=False)
     return Prefetched(tuple(sp_ids) if is_list else (sp_ids,), is_list, row, _tag_of(tables))
 
@@ -73,7 +75,7 @@ def _sent(comm: Communicator, arguments: Sequence[Argument]) -> tf.Tensor:
         for argument, facts in zip(arguments, tables, strict=True)
     ]
     inputs, _ = joined_inputs(keys)
-    (sent,) = host_call(host.send_packed, inputs, [tf.int64], host.backend, what)
+    (sent,) = host_call(host.send_packed, inputs, [tf.int64], host.backend, what, host.together)
     sent.set_shape([None])
     return sent
 

@@ -118,7 +118,7 @@ def saved_tensors(
             "keys": to_tensor(held.keys, key_type, backend),
             "values": to_tensor(values, dtype, backend),
             "states": to_tensor(xp.concatenate(rows, axis=1), tf.float32, backend),
-            "state_columns": _text(_columns(states)),
+            "state_columns": _text(columns_of(states)),
             "stamps": to_tensor(held.stamps.astype(np.int64), tf.int64, backend),
             "scores": to_tensor(held.scores, tf.uint64, backend),
             "slots": to_tensor(held.slots, tf.int64, backend),
@@ -163,22 +163,12 @@ def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> 
         json.loads(bytes(tensors["facts"].numpy())),
     )
     values = table.store.to_storage(to_rows(tensors["values"], table))
-    states, start = [], 0
     grouped = json.loads(bytes(tensors["state_columns"].numpy()))
-    for number, group in enumerate([grouped] if isinstance(grouped, dict) else grouped):
-        for name, (dim, initial) in group.items():
-            rows = arrays["states"][:, start : start + dim]
-            states.append(snapshot.State(name, dim, initial, rows, number or None))
-            start += dim
-    if start != arrays["states"].shape[1]:
-        raise ValueError(
-            f"What was saved of table {table.name!r} is corrupt: its states have {start} columns "
-            f"by their names, and {arrays['states'].shape[1]} were saved."
-        )
+    states = states_of(arrays["states"], grouped, f"table {table.name!r}")
     snapshot.restore(table, snapshot.Snapshot(held, values, states))
 
 
-def _columns(states: Sequence[snapshot.State]) -> list[dict[str, Any]]:
+def columns_of(states: Sequence[snapshot.State]) -> list[dict[str, Any]]:
     """Returns what "state_columns" says of states, group by group."""
     columns: list[dict[str, Any]] = [{}]
     for state in states:
@@ -186,6 +176,31 @@ def _columns(states: Sequence[snapshot.State]) -> list[dict[str, Any]]:
             columns.append({})
         columns[state.group or 0][state.name] = [state.dim, state.initial]
     return columns
+
+
+def states_of(rows: Any, grouped: Any, whose: str) -> list[snapshot.State]:
+    """Returns the states of which rows are side by side.
+
+    Args:
+      rows: (n, all of them) float32.
+      grouped: what "state_columns" says.
+      whose: for errors.
+
+    Raises:
+      ValueError: there are more or fewer columns than those.
+    """
+    states, start = [], 0
+    for number, group in enumerate([grouped] if isinstance(grouped, dict) else grouped):
+        for name, (dim, initial) in group.items():
+            its_rows = rows[:, start : start + dim]
+            states.append(snapshot.State(name, dim, initial, its_rows, number or None))
+            start += dim
+    if start != rows.shape[1]:
+        raise ValueError(
+            f"What was saved of {whose} is corrupt: its states have {start} columns by their "
+            f"names, and {rows.shape[1]} were saved."
+        )
+    return states
 
 
 def _text(value: object) -> tf.Tensor:

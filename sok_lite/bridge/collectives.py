@@ -10,6 +10,7 @@ from sok_lite.backend import get_backend
 from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.job import communicator
 from sok_lite.bridge.tensor import to_array, to_tensor
+from sok_lite.bridge.turns import Together
 from sok_lite.comm import Communicator
 from sok_lite.engine.agreement import agree_on
 
@@ -37,7 +38,7 @@ def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
     inputs = [tensor, tf.convert_to_tensor(splits)]
     rows, received_splits = host_call(
-        run, inputs, [tensor.dtype, tf.int32], get_backend("cpu"), "An alltoall"
+        run, inputs, [tensor.dtype, tf.int32], get_backend("cpu"), "An alltoall", Together(comm)
     )
     rows.set_shape([None, *tensor.shape[1:]])
     received_splits.set_shape([comm.size])
@@ -83,7 +84,9 @@ def allreduce(tensor: Any, op: str) -> tf.Tensor:
             total = total / np.array(comm.size, total.dtype)
         return (to_tensor(np.asarray(total), x.dtype, backend),)
 
-    (result,) = host_call(run, [tensor], [tensor.dtype], get_backend("cpu"), "An allreduce")
+    (result,) = host_call(
+        run, [tensor], [tensor.dtype], get_backend("cpu"), "An allreduce", Together(comm)
+    )
     result.set_shape(tensor.shape)
     return result
 
@@ -108,7 +111,7 @@ def agreed_sum(
         total = comm.allreduce(to_array(x, backend), "sum")
         return (to_tensor(np.asarray(total), x.dtype, backend),)
 
-    (result,) = host_call(run, [tensor], [tensor.dtype], get_backend("cpu"), what)
+    (result,) = host_call(run, [tensor], [tensor.dtype], get_backend("cpu"), what, Together(comm))
     return tf.ensure_shape(result, tensor.shape)
 
 
@@ -121,7 +124,9 @@ def allgather(tensor: Any) -> tf.Tensor:
         backend = get_backend("cpu")
         return (to_tensor(comm.allgatherv(to_array(rows, backend)).rows, rows.dtype, backend),)
 
-    (result,) = host_call(run, [tensor], [tensor.dtype], get_backend("cpu"), "An allgather")
+    (result,) = host_call(
+        run, [tensor], [tensor.dtype], get_backend("cpu"), "An allgather", Together(comm)
+    )
     result.set_shape([None, *tensor.shape[1:]])
     return result
 
@@ -135,6 +140,8 @@ def broadcast(tensor: Any, root: int) -> tf.Tensor:
         backend = get_backend("cpu")
         return (to_tensor(comm.broadcast(to_array(x, backend), root), x.dtype, backend),)
 
-    (result,) = host_call(run, [tensor], [tensor.dtype], get_backend("cpu"), "A broadcast")
+    (result,) = host_call(
+        run, [tensor], [tensor.dtype], get_backend("cpu"), "A broadcast", Together(comm)
+    )
     result.set_shape(tensor.shape)
     return result

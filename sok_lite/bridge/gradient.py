@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.lookup_arguments import Facts
 from sok_lite.bridge.tf_private import could_possibly_record
 
@@ -129,7 +130,7 @@ def _with_gradient(
     """
     num_carried = len(trips.carried)
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(*tensors: tf.Tensor) -> Any:
         # Tensors of their own: TensorFlow hands on what was given, tensors of another graph among
         # it; and of one that is given twice, a tape would know the sum of both gradients alone.

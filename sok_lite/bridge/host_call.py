@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from sok_lite.backend import Backend
+from sok_lite.bridge.serving.mode import refuse_while_exporting
 from sok_lite.bridge.tensor import memory_of_call
 from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla
+from sok_lite.bridge.turns import Together, in_turn, needs_turn
 
 __all__ = ["graph_of_function", "host_call", "make_turn", "on_device", "refuse_replicas"]
 
@@ -55,6 +57,7 @@ def host_call(
     output_dtypes: Sequence[tf.DType],
     backend: Backend,
     what: str,
+    together: Together | None = None,
 ) -> Any:
     """Calls Python with eager tensors: at once in eager mode, as one py_function in a graph.
 
@@ -65,15 +68,18 @@ def host_call(
       output_dtypes: one per output.
       backend: what `function` computes with; waited for before the outputs go to TensorFlow.
       what: what the call does, for the error text ("A lookup in 'user'").
+      together: ranks that make it together; None: each by itself.
 
     Returns:
       A list of tensors in the order of `output_dtypes`; in a TF1 or function graph without
       outputs, the operation.
 
     Raises:
-      NotImplementedError: under `jit_compile=True`, or in one of several replicas.
+      NotImplementedError: under `jit_compile=True`, in one of several replicas, or in a graph that
+        is exported for serving.
     """
     refuse_replicas(what)
+    refuse_while_exporting(what)
     if tf.executing_eagerly():
         return list(on_device(backend, function, *inputs))
     if is_for_xla(tf.compat.v1.get_default_graph()):
@@ -86,13 +92,20 @@ def host_call(
     def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
         return on_device(backend, function, *tensors)
 
-    def call() -> Any:
+    def place(
+        function: Callable[..., Sequence[tf.Tensor]],
+        inputs: Sequence[Any],
+        dtypes: Sequence[tf.DType],
+    ) -> Any:
         if backend.name != "cpu":
-            return _gpu_call(run, inputs, output_dtypes)
+            return _gpu_call(function, inputs, dtypes)
         with tf.device("CPU:0"):
-            return tf.py_function(run, list(inputs), list(output_dtypes))
+            return tf.py_function(function, list(inputs), list(dtypes))
 
-    result = _in_order(call)
+    if together is not None and needs_turn(together):
+        result = in_turn(together, place, run, inputs, output_dtypes, what)
+    else:
+        result = _in_order(lambda: place(run, inputs, output_dtypes))
     if not output_dtypes:
         return result
     return result if isinstance(result, (list, tuple)) else [result]

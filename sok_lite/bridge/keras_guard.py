@@ -38,6 +38,27 @@ _in_own_step = threading.local()
 _step_codes: set[CodeType] = set()
 _clone_codes: set[CodeType] = set()
 _layers: tuple[type, ...] = ()
+_told: list[Callable[[str, Any], None]] = []
+# Classes of optimizers that train the tables which ask for it.
+trainers: set[type] = set()
+
+
+def tell(function: Callable[[str, Any], None]) -> None:
+    """Calls a function with name and module of each Keras, once it is known here. Once a function.
+
+    That is when a program that has imported it makes a table, or looks rows up.
+    """
+    if function in _told:
+        return
+    watch()
+    _told.append(function)
+    for name in _guarded:
+        function(name, sys.modules[name])
+
+
+def trains_tables(optimizer: Any) -> bool:
+    """Whether an optimizer trains the tables that ask for it."""
+    return not trainers.isdisjoint(type(optimizer).__mro__)
 
 
 def watch() -> bool:
@@ -252,10 +273,12 @@ def _guard(name: str, package: Any) -> bool:
             _wrap(model, method, _saving_check(name, method))
         for method in WEIGHTS:
             _wrap(layer, method, _of_object(_check_weights, method))
-            if _owner(model, method) is not _owner(layer, method):  # tf_keras has its own
+            if owner_of(model, method) is not owner_of(layer, method):  # tf_keras has its own
                 _wrap(model, method, _of_object(_check_weights, method))
         for method in OWN_VARIABLES:
             _wrap(layer, method, _of_object(_check_own_variables, method))
+    for function in _told:
+        function(name, package)
     return True
 
 
@@ -276,13 +299,13 @@ def _of_object(check: Callable[[str, Any], None], method: str) -> Callable[..., 
     return lambda holder, *_, **__: check(method, holder)
 
 
-def _owner(cls: type, name: str) -> type | None:
-    """Returns the class of whose methods `cls.name` is one."""
+def owner_of(cls: type, name: str) -> type | None:
+    """Returns the class of whose methods `cls.name` is one; None: there is no such method."""
     return next((base for base in cls.__mro__ if name in vars(base)), None)
 
 
 def _mark_own_step(model: type) -> None:
-    owner = _owner(model, "train_step")
+    owner = owner_of(model, "train_step")
     if owner is None:
         return
     original = vars(owner)["train_step"]
@@ -303,7 +326,7 @@ def _mark_own_step(model: type) -> None:
 
 
 def _wrap(cls: type, name: str, check: Callable[..., None]) -> None:
-    owner = _owner(cls, name)
+    owner = owner_of(cls, name)
     if owner is None:
         return  # another version, where this would be no worse than without the guard
     original = vars(owner)[name]

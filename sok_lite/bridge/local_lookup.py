@@ -1,5 +1,6 @@
 """What `tf.nn.embedding_lookup` and its kin end in: rows of this rank's table, with gradient."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,11 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.checks import checked_keys, refuse_partitions
+from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.host_call import refuse_replicas
 from sok_lite.bridge.inference import checked_missing, checked_training, reading
 from sok_lite.bridge.row_gradient import row_gradient, size_tensor
+from sok_lite.bridge.serving.mode import looked_up
 from sok_lite.bridge.table_call import table_call
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
+from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
 
 
@@ -54,7 +58,18 @@ def local_lookup(
         return (to_tensor(rows, dtype, backend),)
 
     others = [] if counts is None else [tf.convert_to_tensor(counts, tf.int64)]
-    return _differentiable(variable, keys, look_up, [dtype], [], others)
+
+    def live(keys: tf.Tensor) -> Sequence[tf.Tensor]:
+        return (_differentiable(variable, keys, look_up, [dtype], [], others),)
+
+    reference = weakref.ref(variable)
+
+    def plain(tables: Any, keys: tf.Tensor) -> Sequence[tf.Tensor]:
+        return tables.read(alive(reference), keys, training, missing or reading_only)[:1]
+
+    keys = checked_keys(variable, keys)
+    (rows,) = looked_up(f"A lookup in {variable.name!r}", live, plain, [keys])
+    return rows
 
 
 def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -82,6 +97,7 @@ def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tens
             to_tensor(evicted_rows, dtype, backend),
         )
 
+    keys = checked_keys(variable, keys)
     dtypes = [dtype, key_type, dtype]
     rows, *evicted = _differentiable(variable, keys, look_up, dtypes, [[None], [None, dim]])
     return rows, *evicted
@@ -89,7 +105,7 @@ def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tens
 
 def _differentiable(
     variable: Any,
-    keys: Any,
+    keys: tf.Tensor,
     look_up: Callable[..., Sequence[tf.Tensor]],
     dtypes: list[tf.DType],
     other_shapes: list[list[int | None]],
@@ -99,21 +115,20 @@ def _differentiable(
 
     Args:
       variable: the table.
-      keys: integers of any shape.
+      keys: a tensor of integers of any shape.
       look_up: takes the engine's table and arrays, the keys and `others`; gives keys.shape + [dim],
         and more.
       dtypes: of all that it gives.
       other_shapes: of what it gives beside the rows.
       others: what it is told beside the keys.
     """
-    keys = checked_keys(variable, keys)
     name, dim, key_type = variable.name, variable.dimension, variable.key_type
 
     def run(table: EmbeddingTable, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
         arrays = [to_array(tensor, table.backend) for tensor in tensors]
         return *look_up(table, *arrays), size_tensor(table)
 
-    @tf.custom_gradient
+    @custom_gradient
     def read(source: tf.Tensor, keys: tf.Tensor) -> Any:
         shapes = [keys.shape.concatenate([dim]), *other_shapes, [2]]
         rows, *more, size = table_call(

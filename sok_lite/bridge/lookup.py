@@ -8,11 +8,14 @@ import tensorflow as tf
 
 from sok_lite.bridge.ahead import Prefetched
 from sok_lite.bridge.gradient import Items, with_gradients
+from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.host_call import graph_of_function, host_call, on_device, refuse_replicas
 from sok_lite.bridge.joined import cut, cut_rows, from_int64, join, joined_rows, shapes_of
 from sok_lite.bridge.lookup_arguments import Argument, checked_arguments, joined_inputs
 from sok_lite.bridge.lookup_host import AT_HAND, LookupHost, Treatment
 from sok_lite.bridge.row_gradient import row_gradient
+from sok_lite.bridge.serving.mode import looked_up
+from sok_lite.bridge.serving.pooled import combined, tensors_of
 from sok_lite.bridge.static_lookup import read_asked
 from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
@@ -39,6 +42,27 @@ def look_up(
       weights.
     """
     tables = [argument.facts for argument in arguments]
+    names = ", ".join(repr(table.name) for table in tables)
+
+    def live(*_: tf.Tensor) -> list[tf.Tensor]:
+        return _looked_up(comm, arguments, treatment, ahead)
+
+    def plain(served: Any, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        return combined(served, tables, treatment, is_spread, *tensors)
+
+    is_spread = comm.size > 1
+    inputs = tensors_of(arguments)
+    return list(looked_up(f"lookup_sparse in {names}", live, plain, inputs))
+
+
+def _looked_up(
+    comm: Communicator,
+    arguments: list[Argument],
+    treatment: Treatment,
+    ahead: Prefetched | None,
+) -> list[tf.Tensor]:
+    """Does what `look_up` does, by the host."""
+    tables = [argument.facts for argument in arguments]
     all_weights = [a.weights for a in arguments if a.weights is not None]
     sent = [] if ahead is None else [ahead.sent_for(tables)]
     if comm.size == 1:
@@ -50,7 +74,7 @@ def look_up(
     num_tables = len(tables)
     static = [i for i, table in enumerate(tables) if table.is_static]
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(*sources_and_weights: tf.Tensor) -> Any:
         weights = list(sources_and_weights[num_tables:])
         rows = {i: sources_and_weights[i] for i in static}
@@ -61,7 +85,8 @@ def look_up(
             way = _Way(host, trail, rows)
         else:
             joined, packed = host_call(
-                host.forward_packed, tensors, [tf.float32, tf.int64], host.backend, host.what
+                *(host.forward_packed, tensors, [tf.float32, tf.int64]),
+                *(host.backend, host.what, host.together),
             )
             packed.set_shape([None])
             # An eager one would belong to no graph.
@@ -229,4 +254,4 @@ class _Way:
         else:
             function = partial(function, self._trail)
         what = f"The gradient of {self._host.what}"
-        return host_call(function, inputs, dtypes, self._host.backend, what)
+        return host_call(function, inputs, dtypes, self._host.backend, what, self._host.together)

@@ -17,6 +17,7 @@ from sok_lite.bridge.joined import ResultRoom, joined_tensor, rows_of
 from sok_lite.bridge.lookup_arguments import Facts, items_of
 from sok_lite.bridge.row_gradient import size_of
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
+from sok_lite.bridge.turns import Together, numbered
 from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
 from sok_lite.engine import lookup, trips
@@ -53,6 +54,7 @@ class LookupHost:
     """The host half of one call of `lookup_sparse`: eager tensors in, eager tensors out.
 
     Attributes:
+      together: the ranks that make the call.
       what: names the call in errors.
       backend: of all its tables.
       tables: what is known of them.
@@ -68,6 +70,7 @@ class LookupHost:
         self.what = f"lookup_sparse in {', '.join(repr(table.name) for table in tables)}"
         self.backend: Backend = alive(tables[0].variable).table.backend
         self._comm = comm
+        self.together = Together(comm, numbered(self.what))
         self.tables = tables
         self._treatment = treatment
         self._are_keys_sent = are_keys_sent

@@ -1,13 +1,16 @@
 """Reads of this rank's table that neither change it nor have a gradient."""
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.serving.mode import looked_up
 from sok_lite.bridge.table_call import table_call
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
+from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import EmbeddingTable
@@ -42,5 +45,15 @@ def read(
     dtypes = [dtype, tf.uint8]
     count = 2 if with_exists else 1
     what = f"A lookup in {variable.name!r}"
-    rows, *exists = table_call(variable, what, run, [keys], dtypes[:count], shapes[:count])
-    return (rows, tf.cast(exists[0], tf.bool)) if exists else rows
+
+    def live(keys: tf.Tensor) -> Sequence[tf.Tensor]:
+        rows, *exists = table_call(variable, what, run, [keys], dtypes[:count], shapes[:count])
+        return [rows, *(tf.cast(each, tf.bool) for each in exists)]
+
+    reference = weakref.ref(variable)
+
+    def plain(tables: Any, keys: tf.Tensor) -> Sequence[tf.Tensor]:
+        return tables.read(alive(reference), keys, missing="initial")[:count]
+
+    outputs = looked_up(what, live, plain, [keys])
+    return (outputs[0], outputs[1]) if with_exists else outputs[0]

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.tf_private import GRADIENT_OF_A_LOOP, FuncGraph
 from sok_lite.engine.static_table import AnyTable
 
@@ -76,7 +77,7 @@ def slices_only(name: str, source: tf.Tensor) -> tf.Tensor:
       source: a tensor of a graph.
     """
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(source: tf.Tensor) -> Any:
         def grad(gradient: Any) -> Any:
             if isinstance(gradient, tf.IndexedSlices):

@@ -63,7 +63,7 @@ def read_asked(
     weights = [each.weights for each in arguments if each.weights is not None]
     items = [*inputs, join(weights)] if weights else inputs
     lengths, places, numbers, *packed = host_call(
-        host.locate, [*items, *sent], dtypes, host.backend, host.what
+        host.locate, [*items, *sent], dtypes, host.backend, host.what, host.together
     )
     if not tf.executing_eagerly():
         lengths.set_shape([len(static)])

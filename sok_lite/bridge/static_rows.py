@@ -226,7 +226,7 @@ class WithStaticRows(TableVariable):
     def handle(self) -> tf.Tensor:
         """The resource that tapes and graphs know the table, or the dense rows, by."""
         rows = self.static_rows
-        return self._true_handle if rows is None else rows.handle
+        return super().handle if rows is None else rows.handle
 
     @property
     def shape(self) -> tf.TensorShape:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from sok_lite.bridge.refusals import RefusesCopies
+from sok_lite.bridge.serving.mode import is_exporting
 from sok_lite.bridge.tf_private import ResourceVariable
 from sok_lite.bridge.type_spec import OfTable
 from sok_lite.engine.static_table import StaticTable
@@ -26,7 +27,10 @@ class StaticVariable(RefusesCopies, OfTable, ResourceVariable):
 
     kind = "static table"
     instead_of_own_step = "Give its gradient to an optimizer in a train_step of your own."
-    instead_of_save = "Save the rest of the model alone, and its rows with numpy()."
+    instead_of_save = (
+        "Save the rest of the model alone, and its rows with numpy(); for serving, use "
+        "sok_lite.export_serving."
+    )
     instead_of_copy = "Make a new variable of its rows."
     # Keras 3 knows its own variables only; tf_keras trains and saves any of TensorFlow.
     left_out_by = frozenset({"keras"})
@@ -73,7 +77,7 @@ class StaticVariable(RefusesCopies, OfTable, ResourceVariable):
         )
 
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_freed_with_it:
+        if self._is_freed_with_it and not is_exporting():
             raise NotImplementedError(
                 f"tf.saved_model.save() is not supported: a function looks rows of {self.name!r} "
                 f"up, a {self.kind}, and a saved function reaches no rank. {self.instead_of_save}"

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from sok_lite.backend import get_backend
 from sok_lite.bridge.host_call import host_call
+from sok_lite.bridge.serving.mode import looked_up
 
 # New texts that are kept whether the table has their keys or not: they may be about to come.
 _RECENT = 1 << 16
@@ -57,9 +58,15 @@ class Texts:
         if not remember:
             return keys
         what = f"Remembering the keys of {self._name!r}"
-        noted = host_call(self._remember, [keys, texts], [], get_backend("cpu"), what)
-        with tf.control_dependencies([] if tf.executing_eagerly() else [noted]):
-            return tf.identity(keys)
+
+        def remembered(keys: tf.Tensor) -> list[tf.Tensor]:
+            noted = host_call(self._remember, [keys, texts], [], get_backend("cpu"), what)
+            with tf.control_dependencies([] if tf.executing_eagerly() else [noted]):
+                return [tf.identity(keys)]
+
+        # A model for serving has no use for them.
+        (keys,) = looked_up(what, remembered, lambda _, keys: [keys], [keys])
+        return keys
 
     def texts(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the texts of keys (n,) that are remembered, (n,).

@@ -45,6 +45,8 @@ could_possibly_record: Any = private("tensorflow.python.eager.record", "could_po
 is_for_xla: Any = private("tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext")
 # The graph of a tf.function, of a branch or of a loop. Its `outer_graph` is the one around it.
 FuncGraph: Any = private("tensorflow.python.framework.func_graph", "FuncGraph")
+# Has every tf.function within traced anew: what it is given is part of what a trace is known by.
+save_context: Any = private("tensorflow.python.saved_model.save_context", "save_context")
 # Answers a public function for types that TensorFlow does not know. (tf.experimental's dispatch for
 # types, which is public, is not asked for plain classes.)
 OpDispatcher: Any = private("tensorflow.python.util.dispatch", "OpDispatcher")
@@ -53,6 +55,9 @@ OpDispatcher: Any = private("tensorflow.python.util.dispatch", "OpDispatcher")
 _SAVEABLES = "tensorflow.python.training.saving.saveable_object"
 SaveableObject: Any = private(_SAVEABLES, "SaveableObject")
 SaveSpec: Any = private(_SAVEABLES, "SaveSpec")
+
+# Of a collection of a graph, how it gets into a meta graph and out of one.
+register_proto_function: Any = private("tensorflow.python.framework.ops", "register_proto_function")
 
 # ---- known by name -------------------------------------------------------------------------------
 
@@ -67,8 +72,17 @@ BRANCHES_AND_LOOPS = (
 GRADIENT_OF_A_LOOP = ("tensorflow.python.ops.while_v2", "_WhileBodyGradFuncGraph")
 # (module, function) whose frame tells a lookup in a list of variables from one in a single one.
 LOOKUP_IN_A_LIST = ("tensorflow.python.ops.embedding_ops", "_embedding_lookup_and_transform")
+# Of a graph: tells whether a loop or branch of TF1 is being built.
+CONTROL_FLOW = "_get_control_flow_context"
 # The module that reads every variable of a function as a dense tensor.
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
+
+# The module of savers of TF1, two methods of its BaseSaverBuilder that ask for the tensors of a
+# variable, to save them and to restore them, and the argument of both that names the file.
+SAVER = "tensorflow.python.training.saver"
+SAVER_SAVES = "_AddSaveOps"
+SAVER_RESTORES = "_AddRestoreOps"
+SAVER_FILENAME = "filename_tensor"
 
 # Members of ResourceVariable that a table uses.
 USED = (
@@ -102,6 +116,9 @@ SLOTS_OF_CHECKPOINTS = (
     "tensorflow.python.checkpoint.util",
     "tensorflow.python.checkpoint.async_checkpoint_helper",
 )
+
+# Where a functional model of each Keras keeps its inputs, in the structure that it is called with.
+INPUTS_OF_MODELS = {"keras": "_inputs_struct", "tf_keras": "_nested_inputs"}
 
 # Where optimizers keep their settings, by family and class.
 KERAS_OPTIMIZERS = ("_learning_rate", "_use_weight_decay")  # of Keras 3 and of tf_keras

@@ -21,6 +21,7 @@ from sok_lite.bridge.host_call import make_turn, on_device
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.refusals import RefusesDense
 from sok_lite.bridge.row_gradient import slices_only
+from sok_lite.bridge.serving.mode import stand_in
 from sok_lite.bridge.summary import summary, table_facts
 from sok_lite.bridge.type_spec import OfTable
 from sok_lite.engine.table import EmbeddingTable
@@ -114,13 +115,17 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     instead_of_value = "Use tf.nn.embedding_lookup(variable, keys) for some rows."
     instead_of_write = "Use scatter_add, scatter_sub or scatter_update."
     instead_of_copy = "Make a new variable, and give it the rows."
-    instead_of_save = "Save the dense part of the model alone."
+    instead_of_save = (
+        "Save the dense part of the model alone; for serving, use sok_lite.export_serving."
+    )
     instead_of_own_step = "Write the model's `train_step`, or a loop, with tf.GradientTape."
     instead_of_partitions = "Look each up by itself."
 
     # Of TF1: what initializers and savers go through. A variable that is not among the global ones
     # need not be initialized by the program.
     collections: tuple[str, ...] = (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES,)
+    # Whether optimizers train it as they come; see bridge/optimizers/stock.py.
+    trained_by_stock = False
 
     _handle: Any  # TensorFlow's own name for the resource
     # TensorFlow would take the arguments by place for those of tf.Variable.
@@ -159,7 +164,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     @property
     def handle(self) -> tf.Tensor:
         """The resource that tapes and graphs know the table by."""
-        return self._true_handle
+        return stand_in(self._true_handle)
 
     def gradient_source(self) -> tf.Tensor:
         """Returns a tensor whose gradient is the variable's, and records the access.
@@ -177,6 +182,10 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         ):
             source = tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)
         return slices_only(self.name, source) if self.trainable else source
+
+    def is_trained_by(self, optimizer: Any) -> bool:
+        """Whether a step of an optimizer, given the variable's gradient, would update its rows."""
+        return self.trained_by_stock and keras_guard.trains_tables(optimizer)
 
     # ---------------------------------------------------------------- facts
 

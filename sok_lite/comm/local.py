@@ -23,7 +23,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -58,6 +58,9 @@ class LocalCommunicator(Communicator):
         self._words = words
         self._warn_s, self._limit_s = stall_limits()
         _alive.add(self)
+
+    def given_by_all(self, tensor: Any, name: str) -> Any:
+        return self._base.given_by_all(tensor, name)
 
     def abort(self, message: str) -> None:
         self._base.abort(message)

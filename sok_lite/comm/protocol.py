@@ -213,6 +213,15 @@ class Communicator(ABC):
         received = self._together(self._allgatherv, f"broadcast from {root}", mine)
         return received.rows.reshape(array.shape)
 
+    def given_by_all(self, tensor: Any, name: str) -> Any:
+        """Returns a scalar tensor of a TF1 graph when all ranks have it, where that can be told.
+
+        Args:
+          tensor: int64, that the graph has somewhere; the value of what comes is of no meaning.
+          name: the same on all ranks, of no other tensor that is on its way.
+        """
+        return tensor
+
     def barrier(self, call: str = "barrier") -> None:
         """Returns when every rank has called it. Every rank must call it.
 

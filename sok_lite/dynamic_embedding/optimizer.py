@@ -1,6 +1,5 @@
 """`DynamicEmbeddingOptimizer`: has an optimizer train dynamic embeddings as well."""
 
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,12 +7,11 @@ import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.collectives import allreduce
-from sok_lite.bridge.optimizers.family import OwnStep
+from sok_lite.bridge.optimizers.here import StepsHere
 from sok_lite.bridge.optimizers.keras3 import KERAS3
 from sok_lite.bridge.optimizers.minimize import check_any
-from sok_lite.bridge.optimizers.settings import family_of, settings_of
+from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.optimizers.v1 import V1
-from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.saved_optimizer import known_to_keras
 from sok_lite.dynamic_embedding.trainable import TRAINS_TABLES, TrainableWrapper
@@ -63,26 +61,16 @@ def DynamicEmbeddingOptimizer(
     return self
 
 
-class WrappedHere(WrappedOptimizer):
-    """Steps of an optimizer whose `apply_gradients` comes here."""
-
-    counts_with_optimizer = True
-
-    def show_states(self, variables: list[Any]) -> None:
-        """Makes the states of tables, so that a graph can read them before its first step."""
-        if not isinstance(settings_of(self._inner, self._family), OwnStep):
-            self._make_slots(variables)
-
-    def _apply_dense(self, dense: Any, **options: Any) -> Any:
-        # The methods of the class: those of the object are what called.
-        own = type(self.optimizer)
-        if self._family is KERAS3:
-            return own.apply(self.optimizer, *zip(*dense, strict=True))
-        return own.apply_gradients(self.optimizer, dense, **options)
+def _dense_step(optimizer: Any, dense: Any, **options: Any) -> Any:
+    # The methods of the class: those of the object are what called.
+    own = type(optimizer)
+    if family_of(optimizer) is KERAS3:
+        return own.apply(optimizer, *zip(*dense, strict=True))
+    return own.apply_gradients(optimizer, dense, **options)
 
 
 @unconverted
-class _Steps:
+class _Steps(StepsHere):
     """What takes the steps of an optimizer, in eager mode and in each graph.
 
     Args:
@@ -91,15 +79,13 @@ class _Steps:
     """
 
     def __init__(self, optimizer: Any, synchronous: bool) -> None:
-        self._optimizer: Any = weakref.ref(optimizer)
+        super().__init__(optimizer, _dense_step)
         self.synchronous = synchronous
-        self._wrapped: weakref.WeakKeyDictionary[Any, WrappedHere] = weakref.WeakKeyDictionary()
-        self._eager: WrappedHere | None = None
-        self._here()  # refuses what it cannot follow
+        self.here()  # refuses what it cannot follow
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Does what `apply_gradients` does, in the form that Keras 3 has beside it."""
-        optimizer = self._optimizer()
+        optimizer = self.optimizer
         if trainable_variables is None:
             return type(optimizer).apply(optimizer, grads)
         return self.apply_gradients(zip(grads, trainable_variables, strict=True))
@@ -116,7 +102,6 @@ class _Steps:
         Raises:
           ValueError: no variable has a gradient.
         """
-        optimizer = self._optimizer()
         pairs = list(grads_and_vars)
         if pairs:
             check_any(pairs)
@@ -129,11 +114,9 @@ class _Steps:
         if self.synchronous:
             dense = _summed(dense)
         of_tables = [(grad, params.rows) for grad, params in ours]
-        is_v1 = family_of(optimizer) is V1
+        is_v1 = family_of(self.optimizer) is V1
         more = {"global_step": global_step, "name": name} if is_v1 else {}
-        if not tf.executing_eagerly():
-            self._here().show_states([params.rows for _, params in ours])
-        done = self._here().apply_gradients([*of_tables, *dense], **more)
+        done = self.take([*of_tables, *dense], **more)
         noted = _noted(ours, done)
         if tf.executing_eagerly() or tf.inside_function() or not noted:
             return done
@@ -147,26 +130,8 @@ class _Steps:
           var_list: variables and trainables, or a function that gives them.
           tape: has recorded, or is to record, the loss.
         """
-        pairs = self._here().compute_gradients(loss, var_list, tape=tape)
-        return self._optimizer().apply_gradients(pairs)
-
-    def _here(self) -> "WrappedHere":
-        """Returns what takes steps in this graph, or in eager mode; makes it where it is new."""
-        with tf.init_scope():
-            if not tf.executing_eagerly():
-                graph = tf.compat.v1.get_default_graph()
-                if graph not in self._wrapped:
-                    self._wrapped[graph] = WrappedHere(self._optimizer())
-                return self._wrapped[graph]
-            if self._eager is None:
-                optimizer = self._optimizer()
-                self._eager = WrappedHere(optimizer)
-                if family_of(optimizer) is V1:
-                    # It has no counter of its own: a checkpoint of it is to have this one.
-                    optimizer._track_trackable(
-                        self._eager.iterations, "sok_iterations", overwrite=True
-                    )
-            return self._eager
+        pairs = self.here().compute_gradients(loss, var_list, tape=tape)
+        return self.optimizer.apply_gradients(pairs)
 
 
 def _noted(ours: list[tuple[Any, Any]], done: Any) -> list[Any]:

@@ -58,7 +58,10 @@ class RedisTable(HashTable):
     """
 
     kind = "de.RedisTable"
-    instead_of_save = "Its rows stay in the Redis. Save the dense part of the model alone."
+    instead_of_save = (
+        "Its rows stay in the Redis. Save the dense part of the model alone; for serving, use "
+        "sok_lite.export_serving, which copies the rows."
+    )
 
     def __init__(
         self,

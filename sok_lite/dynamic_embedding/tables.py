@@ -69,7 +69,9 @@ class HashTable(TableVariable):
     instead_of_value = "Use lookup(keys) for some rows and export() for all."
     instead_of_write = "Use insert(keys, values) or accum(keys, deltas, exists)."
     instead_of_copy = "To copy a table, insert what export() gives into a new one."
-    instead_of_save = "Save the model with tf.train.Checkpoint."
+    instead_of_save = (
+        "Save the model with tf.train.Checkpoint; for serving, use sok_lite.export_serving."
+    )
     instead_of_own_step = "Train it with de.DynamicEmbeddingOptimizer in a loop of your own."
     instead_of_partitions = "Look each up by itself."
     # A saver of TF1 is told of the table itself: see `save_with_graph`.

@@ -39,7 +39,9 @@ class TrainableWrapper(TableVariable):
     instead_of_value = "Use params.lookup(keys) for some rows and params.export() for all."
     instead_of_write = "Use params.upsert(keys, values)."
     instead_of_copy = "Make another one of the same variable."
-    instead_of_save = "Save the model with tf.train.Checkpoint."
+    instead_of_save = (
+        "Save the model with tf.train.Checkpoint; for serving, use sok_lite.export_serving."
+    )
     instead_of_own_step = (
         "Hold it in a layer of de.keras.layers, and compile the model with "
         "de.DynamicEmbeddingOptimizer(optimizer). With a policy of mixed_float16 Keras would wrap "

@@ -29,6 +29,7 @@ class AskedKeys:
       rows: (m,) uint32, row numbers, once they were looked up.
       generations: of the table of each part, by then.
       num_absent: of the table of each part, how many of its keys have no row.
+      stamps: of the table of each part, the number of the lookup; 0: it inserts nothing.
       sources: of each part with weights whose rows were pooled (m, dim) storage, the row of each
         key; None of the others.
     """
@@ -43,6 +44,7 @@ class AskedKeys:
         self.rows = backend.xp.empty(keys.size, np.uint32)
         self.generations = [0] * len(sizes)
         self.num_absent = [0] * len(sizes)
+        self.stamps = [0] * len(sizes)
         self.sources: list[Array | None] = [None] * len(sizes)
         self._given = {i: given for i, given in enumerate(batch.given) if given is not None}
         # The parts of each table, and all in that order: those of one table are asked together.
@@ -179,8 +181,9 @@ class AskedKeys:
                 self.rows[...] = self._backend.xp.concatenate(all_rows)
             self.generations = [table.generation for table in batch.tables]
             for numbers, absent in zip(self._numbers_of, num_absent, strict=True):
+                stamp = self._table(numbers[0]).clock.now if batch.inserts[numbers[0]] else 0
                 for i in numbers:
-                    self.num_absent[i] = absent
+                    self.num_absent[i], self.stamps[i] = absent, stamp
             keep(num_absent)
             for table in request.tables:
                 table._report_refused()

@@ -25,7 +25,7 @@ from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import look_up_request, request_of
 from sok_lite.engine.table.new_keys import Asked
 from sok_lite.engine.update import merged, raise_if_nonfinite
-from sok_lite.engine.update_rows import Ready, Update, ready, see
+from sok_lite.engine.update_rows import Ready, Update, marking, ready, see
 
 
 class Gathered(NamedTuple):
@@ -120,6 +120,7 @@ def _apply(
     ]
     if not check_only:
         see(by_row)
+    noting = marking(by_row)
     by_row = _with_rows_inserted(by_row)
     by_row = list(map(_held, by_row))
     stepped, more = step(list(map(_gathered, by_row, states)))
@@ -135,7 +136,7 @@ def _apply(
         for update in by_row
         if num_nonfinite is not None
     ]
-    publish([*joined_launches(counting), *writing], [*left_out, *more, *along])
+    publish([*noting, *joined_launches(counting), *writing], [*left_out, *more, *along])
     for table in inserting:
         table._report_refused()
 
@@ -170,7 +171,7 @@ def _held(update: Ready) -> Ready:
         return update
     held = update.table.backend.xp.flatnonzero(update.rows != np.uint32(ABSENT))
     keys, rows, grads = (part[held] for part in (update.keys, update.rows, update.grads))
-    return Ready(update.table, keys, rows, grads, num_absent=0)
+    return Ready(update.table, keys, rows, grads, 0, update.are_seen)
 
 
 def _gathered(update: Ready, states: States) -> Gathered:

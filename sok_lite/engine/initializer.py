@@ -78,6 +78,10 @@ class Initializer:
         if self._is_row(row_dtype):
             self._as_row(dim).check(row_dtype, dim)
 
+    def constant_row(self, dim: int) -> tuple[float, ...] | None:
+        """Returns the row that every key starts with; None: they start with rows of their own."""
+        return (self.a,) * dim if self.kind == "constant" else None
+
     def filling(
         self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
     ) -> Action:

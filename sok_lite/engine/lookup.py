@@ -133,7 +133,7 @@ def _forward_alone(
 
 
 def _trail(route: Route, batch: Batch, inverse: Array | None, owned: AskedKeys) -> Trail:
-    of_owned = (owned.sizes, owned.generations, owned.num_absent)
+    of_owned = (owned.sizes, owned.generations, owned.num_absent, owned.stamps)
     numbers = np.array([batch.sizes, batch.num_rows, *of_owned], np.int64)
     way = (batch.row_splits, inverse, owned.keys, owned.rows, owned.sources)
     return Trail(route, numbers.reshape(NUM_NUMBERS, -1), *way)
@@ -193,7 +193,7 @@ def backward(
     results = []
     for i, (table, _, _) in enumerate(parts):
         keys, row_numbers = owned.keys[i], owned.rows[i]
-        known = (int(trail.generations[i]), not trail.num_absent[i])
+        known = (int(trail.generations[i]), not trail.num_absent[i], int(trail.stamps[i]))
         table.last_gradient = KnownRows(keys, row_numbers, *known)
         results.append(Gradients(keys, sums[i], weight_grads[i]))
     return results

@@ -50,6 +50,10 @@ class RowInitializer:
                 f"Received: {self.values[fits.index(False)]}."
             )
 
+    def constant_row(self, dim: int) -> tuple[float, ...]:
+        """Returns the row that every key starts with."""
+        return self.values
+
     def filling(
         self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
     ) -> Action:

@@ -11,7 +11,7 @@ from sok_lite.engine.exchange import Route
 from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
 from sok_lite.engine.segments import cut
 
-NUM_NUMBERS = 5
+NUM_NUMBERS = 6
 
 
 class Trail(NamedTuple):
@@ -21,7 +21,8 @@ class Trail(NamedTuple):
       route: how the keys travelled.
       numbers: (NUM_NUMBERS, num_parts) int64, on the host: of each part the items of this rank's
         batch, its rows, the keys that this rank was asked, the generation of the table when it gave
-        their row numbers, and how many of what the table was asked in this call had no row.
+        their row numbers, how many of what the table was asked in this call had no row, and the
+        number of that lookup, 0 if it inserted none.
       row_splits: (rows + num_parts,) int64, those of each part from 0 on.
       inverse: (items,) int32, which of the keys that this rank asked for each item has, numbered
         over all parts; None: each item asked by itself, as on one rank.
@@ -63,6 +64,11 @@ class Trail(NamedTuple):
     def num_absent(self) -> np.ndarray:
         """Of the table of each part."""
         return self.numbers[4]
+
+    @property
+    def stamps(self) -> np.ndarray:
+        """Of the table of each part."""
+        return self.numbers[5]
 
     def splits_of_parts(self) -> list[Array]:
         """Returns the row splits of each part, (its rows + 1,) int64."""

@@ -34,7 +34,7 @@ from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import look_up_request, request_of
 from sok_lite.engine.table.new_keys import Asked
-from sok_lite.engine.update_rows import Ready, Update, ready, see
+from sok_lite.engine.update_rows import Ready, Update, marking, ready, see
 
 
 class NonFiniteGradientError(ValueError, FloatingPointError):
@@ -163,7 +163,7 @@ class _Options(NamedTuple):
 
 def _launch(step: _Step, options: _Options, rows: Array) -> tuple[Backend, str, Part]:
     """Returns the launch that changes the rows (u,) uint32 of a table's keys, absent ones not."""
-    (table, keys, _, grads, _), states, rule = step
+    (table, keys, _, grads, *_), states, rule = step
     rounding = StochasticRounding(keys, table._table_seed) if options.stochastic_rounding else None
     part = updating(table.store, states, rule, rows, grads, options.num_nonfinite, rounding)
     return table.backend, *part
@@ -176,7 +176,10 @@ def _take(steps: Sequence[_Step], options: _Options, along: Sequence[Action]) ->
     others: list[_Step] = []
     for step in steps:
         (inserting if step.ready.inserts else others).append(step)
-    launches = joined_launches([_launch(step, options, step.ready.rows) for step in others])
+    launches = [
+        *marking([step.ready for step in others]),
+        *joined_launches([_launch(step, options, step.ready.rows) for step in others]),
+    ]
     left_out = [
         step.ready.table._counting(not_updated=step.ready.num_absent)
         for step in others

@@ -18,7 +18,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part, joined_launches
-from sok_lite.backend.publish import publish
+from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.segments import Terms, cut, dedup, group, segment_sums
@@ -56,6 +56,7 @@ class Ready(NamedTuple):
       rows: (u,) uint32, their row numbers, or absent.
       grads: (u, dim) float32.
       num_absent: how many have no row.
+      are_seen: whether the last lookup of the table has seen all of them, as far as that is known.
     """
 
     table: EmbeddingTable
@@ -63,6 +64,7 @@ class Ready(NamedTuple):
     rows: Array
     grads: Array
     num_absent: int
+    are_seen: bool
 
     @property
     def inserts(self) -> bool:
@@ -75,6 +77,7 @@ def ready(updates: Sequence[Update]) -> list[Ready]:
     updates = list(updates)
     backend = updates[0].table.backend
     rows: list[Array] = [None] * len(updates)
+    are_seen = [update.of_gradient and _were_looked_up(update) for update in updates]
     doubtful = [i for i, update in enumerate(updates) if not update.of_gradient]
     # Most likely these are the keys of the last gradient as well.
     likely = [i for i in doubtful if _known(updates[i]) is not None]
@@ -87,7 +90,7 @@ def ready(updates: Sequence[Update]) -> list[Ready]:
         is_any_absent = absent > 0
         for i, its_rows, others in zip(likely, found, counted, strict=True):
             if others == 0:
-                rows[i] = its_rows
+                rows[i], are_seen[i] = its_rows, _was_last(updates[i])
     doubtful = [i for i in doubtful if rows[i] is None]
     for i, update in zip(doubtful, summed([updates[i] for i in doubtful]), strict=True):
         updates[i] = update
@@ -103,8 +106,10 @@ def ready(updates: Sequence[Update]) -> list[Ready]:
         rows[i] = its_rows
     num_absent_of = _num_absent(updates) if is_any_absent else [0] * len(updates)
     return [
-        Ready(update.table, update.keys, its_rows, update.grads, absent)
-        for update, its_rows, absent in zip(updates, rows, num_absent_of, strict=True)
+        Ready(update.table, update.keys, its_rows, update.grads, absent, is_seen)
+        for update, its_rows, absent, is_seen in zip(
+            updates, rows, num_absent_of, are_seen, strict=True
+        )
     ]
 
 
@@ -113,6 +118,34 @@ def see(updates: Sequence[Ready]) -> None:
     for update in updates:
         if update.table.sees_updates and not update.inserts:
             update.table._seen(update.keys)
+
+
+def marking(updates: Sequence[Ready]) -> list[Action]:
+    """Prepares to count the keys of updates as seen by the last lookups, where they are not yet."""
+    parts = []
+    for update in updates:
+        table = update.table
+        if not (update.are_seen or update.inserts or table.sees_updates):
+            launch = table._marking(update.keys).launch
+            parts.append((table.backend, launch.kernel, launch.part))
+    return joined_launches(parts)
+
+
+def _was_last(update: Update) -> bool:
+    """Whether the last lookup of a table was that of its last gradient."""
+    known, table = _known(update), update.table
+    return known is not None and known.stamp == table.clock.now
+
+
+def _were_looked_up(update: Update) -> bool:
+    """Whether the last lookup has seen the keys of an update, as far as that is known at once."""
+    known = update.table.last_gradient
+    if known is None or not _was_last(update):
+        return False
+    backend = update.table.backend
+    if backend.address(update.keys) == backend.address(known.keys):
+        return True
+    return backend.name == "cpu" and bool((update.keys == known.keys).all())
 
 
 def _known(update: Update) -> KnownRows | None:

@@ -3,27 +3,60 @@
 `patch_tf()` puts the names where TFPlus' document has them.
 """
 
+from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
 from sok_lite.kv_variable.embedding_ops import (
     embedding_lookup,
     embedding_lookup_sparse,
     embedding_lookup_unique,
     insert_kv_embedding,
     safe_embedding_lookup_sparse,
+    use_tf_embedding_ops,
+    use_tfplus_embedding_ops,
 )
-from sok_lite.kv_variable.kv_variable_ops import KvVariable
+from sok_lite.kv_variable.kv_variable_ops import KvVariable, training_mode
 from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination
 from sok_lite.kv_variable.partitioned import PartitionedKvVariable
+from sok_lite.kv_variable.saveable import KvVariableSaveable
+from sok_lite.kv_variable.saved_files import rank_path, saved_path
+from sok_lite.kv_variable.saving import (
+    disable_delta_export,
+    disable_full_or_delta_import_v2,
+    disable_save_v3,
+    enable_delta_export,
+    enable_full_or_delta_import_v2,
+    enable_save_v3,
+    save_delta,
+    set_new_num_shards,
+    set_tfplus_saver_mode,
+)
 from sok_lite.kv_variable.variable_scope import get_kv_variable
 
 __all__ = [
     "KvOptions",
     "KvVariable",
+    "KvVariableSaveable",
     "PartitionedKvVariable",
     "StorageCombination",
+    "disable_delta_export",
+    "disable_full_or_delta_import_v2",
+    "disable_save_v3",
     "embedding_lookup",
     "embedding_lookup_sparse",
     "embedding_lookup_unique",
+    "enable_delta_export",
+    "enable_full_or_delta_import_v2",
+    "enable_save_v3",
     "get_kv_variable",
     "insert_kv_embedding",
+    "rank_path",
     "safe_embedding_lookup_sparse",
+    "save_delta",
+    "saved_path",
+    "set_new_num_shards",
+    "set_tfplus_saver_mode",
+    "training_mode",
+    "use_tf_embedding_ops",
+    "use_tfplus_embedding_ops",
 ]
+
+train_with_stock_optimizers()

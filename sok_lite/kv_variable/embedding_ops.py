@@ -32,6 +32,8 @@ __all__ = [
     "embedding_lookup_unique",
     "insert_kv_embedding",
     "safe_embedding_lookup_sparse",
+    "use_tf_embedding_ops",
+    "use_tfplus_embedding_ops",
 ]
 
 
@@ -50,20 +52,23 @@ def embedding_lookup(
 
     Args:
       params: a KvVariable, the list of its partitions, or a list of one.
-      ids: integers of any shape; every one is a key.
+      ids: integers of any shape, or a RaggedTensor of them; every one is a key.
       partition_strategy, validate_indices: not used.
       name: of the result.
       max_norm: rows are clipped to this norm where they are read; None: they are not.
       training: whether new keys are inserted; None: see `KvVariable`.
 
     Returns:
-      ids.shape + [dim]; its gradient is an IndexedSlices of the keys.
+      ids.shape + [dim], ragged as ids are; its gradient is an IndexedSlices of the keys.
 
     Raises:
       TypeError: `params` is no KvVariable, or ids are no integers.
       ValueError: a list of anything but one variable's partitions.
     """
     variable = variable_of(params)
+    if isinstance(ids, tf.RaggedTensor):
+        options = {"name": name, "max_norm": max_norm, "training": training}
+        return ids.with_flat_values(embedding_lookup(variable, ids.flat_values, **options))
     rows = _clipped(variable.sparse_read(ids, training=training), max_norm)
     return tf.identity(rows, name) if name is not None else rows
 
@@ -223,8 +228,8 @@ def _clipped(rows: tf.Tensor, max_norm: float | None) -> tf.Tensor:
 # ---- TensorFlow's own functions ------------------------------------------------------------------
 
 
-def _answer(public: Any, function: Callable[..., tf.Tensor]) -> None:
-    """Has a public function of TensorFlow call another one for KvVariables and lists of them."""
+def _answering(public: Any, function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """Returns a function with the arguments of a public one, that calls another one."""
     signature = inspect.signature(public)
     known = inspect.signature(function).parameters
 
@@ -233,12 +238,43 @@ def _answer(public: Any, function: Callable[..., tf.Tensor]) -> None:
         return function(**{name: value for name, value in given.items() if name in known})
 
     answer.__signature__ = signature  # type: ignore[attr-defined]
-    params = next(iter(signature.parameters))
-    for kind in (KvVariable, list[KvVariable]):
-        tf.experimental.dispatch_for_api(public, {params: kind})(answer)
+    return answer
 
 
-for _nn in (tf.nn, tf.compat.v1.nn):
-    _answer(_nn.embedding_lookup, embedding_lookup)
-    _answer(_nn.embedding_lookup_sparse, embedding_lookup_sparse)
-    _answer(_nn.safe_embedding_lookup_sparse, safe_embedding_lookup_sparse)
+_PUBLIC = [
+    (public, _answering(public, function))
+    for nn in (tf.nn, tf.compat.v1.nn)
+    for public, function in (
+        (nn.embedding_lookup, embedding_lookup),
+        (nn.embedding_lookup_sparse, embedding_lookup_sparse),
+        (nn.safe_embedding_lookup_sparse, safe_embedding_lookup_sparse),
+    )
+]
+_answers = False
+
+
+def use_tfplus_embedding_ops() -> None:
+    """Has the lookups of `tf.nn` come here for KvVariables and lists of them, as at first."""
+    global _answers
+    if _answers:
+        return
+    for public, answer in _PUBLIC:
+        params = next(iter(inspect.signature(public).parameters))
+        for kind in (KvVariable, list[KvVariable]):
+            tf.experimental.dispatch_for_api(public, {params: kind})(answer)
+    _answers = True
+
+
+def use_tf_embedding_ops() -> None:
+    """Has the lookups of `tf.nn` be TensorFlow's own for KvVariables as well.
+
+    They then refuse lists of partitions, and leave out negative keys.
+    """
+    global _answers
+    if _answers:
+        for _, answer in _PUBLIC:
+            tf.experimental.unregister_dispatch_for(answer)
+        _answers = False
+
+
+use_tfplus_embedding_ops()

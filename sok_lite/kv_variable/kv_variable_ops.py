@@ -1,8 +1,9 @@
 """`KvVariable`: a table of embeddings by key, in TFPlus' words."""
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -11,44 +12,51 @@ from sok_lite.backend import Array
 from sok_lite.bridge import job
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
+from sok_lite.bridge.graph_gradient import custom_gradient
+from sok_lite.bridge.inference import checked_training
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.lookup import look_up_each
 from sok_lite.bridge.lookup_host import Treatment
 from sok_lite.bridge.row_gradient import size_tensor
 from sok_lite.bridge.table_call import array_call, table_call
 from sok_lite.bridge.tensor import to_tensor
+from sok_lite.bridge.tf_private import SaveableObject
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.kv_variable.kv_variable_options import KvOptions
+from sok_lite.kv_variable.saveable import SavedBySavers
+from sok_lite.kv_variable.saved_table import SavedTable
+from sok_lite.kv_variable.saved_tensors import CUTOFF
 from sok_lite.kv_variable.scatter import OPERATIONS, scattered
+from sok_lite.kv_variable.share import WHOLE, Share
 
-__all__ = ["CUTOFF", "IS_TRAINING", "KvVariable", "Share"]
+__all__ = ["CUTOFF", "IS_TRAINING", "KvVariable", "Share", "training_mode"]
 
 # Whether lookups insert: what holds is the flag when a lookup is built. See `KvVariable`.
 IS_TRAINING = True
-# Rows all of whose |elements| are below it are left out of an export.
-CUTOFF = 1e-20
 # Keys without a row give zeros where nothing is inserted.
 READING_ONLY = "zeros"
 
 
-class Share(NamedTuple):
-    """Which keys of a table a variable stands for: key mod `count` is `number`."""
+@contextmanager
+def training_mode(is_training: bool) -> Iterator[None]:
+    """A `with` block in which IS_TRAINING is what is given, for lookups that are built in it.
 
-    number: int = 0
-    count: int = 1
+    Args:
+      is_training: whether they insert.
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of them."""
-        return self.count == 1
-
-    def has(self, keys: Array) -> Array:
-        """Returns whether each key (n,) is one of them, (n,) bool."""
-        return keys % self.count == self.number
-
-
-WHOLE = Share()
+    Raises:
+      TypeError: it is no bool.
+    """
+    global IS_TRAINING
+    if checked_training(is_training) is None:
+        raise TypeError("`is_training` must be True or False. Received: is_training=None.")
+    before = IS_TRAINING
+    IS_TRAINING = bool(is_training)
+    try:
+        yield
+    finally:
+        IS_TRAINING = before
 
 
 def _scatter(operation: str) -> Callable[..., Any]:
@@ -76,7 +84,7 @@ def _scatter(operation: str) -> Callable[..., Any]:
 
 
 @unconverted
-class KvVariable(TableVariable):
+class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[misc]
     """Embeddings by key: a table that grows with its keys, or one of its partitions.
 
     Made by `get_kv_variable`. A lookup in training inserts the keys that are new, once they were
@@ -89,6 +97,8 @@ class KvVariable(TableVariable):
     a lookup reaches the others: every rank must make the same lookups in the same order. What is
     said of keys otherwise is about this rank's.
 
+    A partition reaches any key of its table, but lists, counts and removes its own.
+
     In a TF1 graph the variable is initialized, saved and restored like any other. Its initializer
     removes all keys.
 
@@ -99,11 +109,13 @@ class KvVariable(TableVariable):
       collections: of the graph, that it is in.
       options: where its rows are.
       share: which keys of the table it stands for.
+      saved: what checkpoints know the table by; None: this is its only variable.
 
     Attributes:
       training: whether lookups insert; None: as IS_TRAINING says.
       kv_options: as given.
       share: as given.
+      saved: what checkpoints know the table by.
     """
 
     kind = "KvVariable"
@@ -127,11 +139,16 @@ class KvVariable(TableVariable):
         collections: Sequence[str],
         options: KvOptions,
         share: Share = WHOLE,
+        saved: SavedTable | None = None,
     ) -> None:
         self.kv_options, self.share = options, share
         self.collections = tuple(collections)
         super().__init__(table, name=name, trainable=trainable)
+        self.saved = saved or SavedTable(table, self.name.removesuffix(":0"))
+        self._track_trackable(self.saved, "table")
         if self._in_graph_mode:
+            if self.parts == [self]:
+                self.saved.handles.append(self.handle)
             with tf.control_dependencies(None):
                 self._emptied = tf.group(self._initializer_op, self._cleared())
 
@@ -172,12 +189,18 @@ class KvVariable(TableVariable):
     @property
     def enter_threshold(self) -> int:
         """How often a key must have been seen to get a row; 0 and 1: the first time."""
-        return self.table.options.enter_threshold
+        table: Any = self.table  # a "hybrid" one
+        return int(table.options.enter_threshold)
 
     @property
     def whole(self) -> Any:
         """What a partition belongs to, as long as the program keeps it; of any other itself."""
         return self if self._whole is None else self._whole()
+
+    @property
+    def parts(self) -> list["KvVariable"]:
+        """Its partitions; of one without any, and of a partition, itself."""
+        return [self]
 
     def has_storage(self) -> bool:
         """Whether rows may lie beside the first memory."""
@@ -186,8 +209,10 @@ class KvVariable(TableVariable):
     def total_count(self, name: str | None = None) -> tf.Tensor:
         """Returns how many keys have a row that training has not set to zeros, scalar int64."""
 
+        share = self.share
+
         def run(table: EmbeddingTable) -> Array:
-            count = int(self._held(table).size) - int(self._shrunk(table).size)
+            count = int(share.held(table).size) - int(share.shrunk(table).size)
             return np.array(count, np.int64)
 
         (count,) = self._call("total_count", run, [], [tf.int64], [[]])
@@ -196,9 +221,11 @@ class KvVariable(TableVariable):
     def total_freq(self, name: str | None = None) -> tf.Tensor:
         """Returns how often the keys that `total_count` counts were seen, scalar int64."""
 
+        share = self.share
+
         def run(table: EmbeddingTable) -> Array:
-            counts = table.counts(self._held(table)).sum() - table.counts(self._shrunk(table)).sum()
-            return np.array(int(counts), np.int64)
+            counts = table.counts(share.held(table)).sum()
+            return np.array(int(counts - table.counts(share.shrunk(table)).sum()), np.int64)
 
         (count,) = self._call("total_freq", run, [], [tf.int64], [[]])
         return tf.identity(count, name)
@@ -302,18 +329,18 @@ class KvVariable(TableVariable):
         return value
 
     def _read_all(self) -> tf.Tensor:
-        key_type, dtype = self.key_type, self.dtype
+        key_type, dtype, share = self.key_type, self.dtype, self.share
         shapes = [[None], [None, self.dimension], [2]]
 
         def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
-            keys, rows = self._exported(table, None)
+            keys, rows = share.exported(table, None)
             backend = table.backend
             return (
                 *(to_tensor(keys, key_type, backend), to_tensor(rows, dtype, backend)),
                 size_tensor(table),
             )
 
-        @tf.custom_gradient
+        @custom_gradient
         def read(source: tf.Tensor) -> Any:
             keys, rows, size = table_call(
                 self, f"The value of {self.name!r}", run, [], [key_type, dtype, tf.int32], shapes
@@ -331,6 +358,8 @@ class KvVariable(TableVariable):
     def assign(self, value: "KvVariable", *_: Any, **__: Any) -> Any:
         """Makes it hold the keys and rows of another one, and no others, without their counts.
 
+        A partition takes those keys that are its own.
+
         Returns:
           The variable in eager mode, the operation in a graph.
 
@@ -342,10 +371,21 @@ class KvVariable(TableVariable):
                 f"assign() of {self.name!r} takes another KvVariable, all of whose keys it is to "
                 f"have. Received: {type(value).__name__}. Use insert_kv_embedding for some rows."
             )
+        if value.dimension != self.dimension:
+            raise ValueError(
+                f"assign() of {self.name!r} takes rows of {self.dimension} elements. Received: "
+                f"{value.name!r}, with rows of {value.dimension}."
+            )
+        share = self.share
         keys, rows = value.export(cutoff=None)
-        cleared = self._cleared()
-        with tf.control_dependencies([] if cleared is None else [cleared]):
-            return self.insert(keys, rows)
+        keys, rows = tf.cast(keys, self.key_type), tf.cast(rows, self.dtype)
+
+        def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
+            mine = share.has(keys)
+            _clear(table, share)
+            table.insert_or_assign(keys[mine], rows[mine])
+
+        return self._done(self._call("assign", run, [keys, rows]))
 
     def insert(self, indices: Any, values: Any) -> Any:
         """Sets the rows of keys, inserting those that are new; of a repeated key the last counts.
@@ -420,7 +460,7 @@ class KvVariable(TableVariable):
         """Removes the keys that no training lookup has seen lately.
 
         Args:
-          threshold: for so many days.
+          threshold: for so many days. A key that none has ever seen stays.
           seconds: for so many seconds, in place of days.
 
         Returns:
@@ -430,9 +470,12 @@ class KvVariable(TableVariable):
         if not limit >= 0:
             raise ValueError(f"The time must be 0 or more. Received: {limit} seconds.")
 
+        share = self.share
+
         def run(table: EmbeddingTable) -> Array:
-            keys = self._held(table)
-            old = keys[table.times(keys) <= table.clock.time() - limit]
+            keys = share.held(table)
+            times = table.times(keys)
+            old = keys[(times > 0) & (times <= table.clock.read() - limit)]
             table.erase(old)
             return old
 
@@ -441,14 +484,8 @@ class KvVariable(TableVariable):
 
     def _cleared(self) -> Any:
         """Removes all keys; returns the operation in a graph."""
-
-        def run(table: EmbeddingTable) -> None:
-            if self.share.is_whole:
-                table.clear()
-            else:
-                table.erase(self._held(table))
-
-        return self._call("clear", run, [])
+        share = self.share
+        return self._call("clear", lambda table: _clear(table, share), [])
 
     # ---------------------------------------------------------------- exporting
 
@@ -461,33 +498,17 @@ class KvVariable(TableVariable):
           cutoff: keys are left out of whose row now every |element| is below it; None: none.
         """
         check_cutoff(cutoff)
+        share = self.share
         keys, rows = self._call(
             "export",
-            lambda table: self._exported(table, cutoff),
+            lambda table: share.exported(table, cutoff),
             [],
             [self.key_type, self.dtype],
             [[None], [None, self.dimension]],
         )
         return keys, rows
 
-    def _exported(self, table: EmbeddingTable, cutoff: float | None) -> tuple[Array, Array]:
-        keys, rows = table.export(cutoff=cutoff)
-        if self.share.is_whole:
-            return keys, rows
-        mine = self.share.has(keys)
-        return keys[mine], rows[mine]
-
     # ---------------------------------------------------------------- inside
-
-    def _held(self, table: EmbeddingTable) -> Array:
-        """Returns the keys of the table that are its own."""
-        keys, _ = table.export_rows()
-        return keys if self.share.is_whole else keys[self.share.has(keys)]
-
-    def _shrunk(self, table: EmbeddingTable) -> Array:
-        """Returns those of its keys whose row training has set to zeros."""
-        keys = table.shrunk_keys()
-        return keys if self.share.is_whole else keys[self.share.has(keys)]
 
     def _of_keys(
         self, method: str, indices: Any, function: Callable[[EmbeddingTable, Array], Array]
@@ -513,3 +534,11 @@ class KvVariable(TableVariable):
 
     def _done(self, operation: Any) -> Any:
         return self if tf.executing_eagerly() else operation
+
+
+def _clear(table: EmbeddingTable, share: Share) -> None:
+    """Removes the keys of a share."""
+    if share.is_whole:
+        table.clear()
+    else:
+        table.erase(share.held(table))

@@ -8,14 +8,17 @@ import tensorflow as tf
 
 from sok_lite.bridge import keras_guard
 from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.tf_private import PartitionedVariable
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.kv_variable.kv_variable_ops import KvVariable, Share
+from sok_lite.kv_variable.kv_variable_ops import KvVariable
 from sok_lite.kv_variable.kv_variable_options import KvOptions
+from sok_lite.kv_variable.saved_table import SavedTable
+from sok_lite.kv_variable.share import Share
 
 
 @unconverted
-class PartitionedKvVariable(KvVariable, PartitionedVariable):  # type: ignore[misc]
+class PartitionedKvVariable(KvVariable, PartitionedVariable):
     """A KvVariable whose keys are spread over several, `<name>/part_0` and so on.
 
     The partitions are what a graph trains, saves and lists: a key is in that of key mod their
@@ -40,6 +43,7 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):  # type: ignore[mi
         options: KvOptions,
         num_partitions: int,
     ) -> None:
+        saved = SavedTable(table, name, num_partitions)
         self._variable_list = [
             KvVariable(
                 table,
@@ -48,6 +52,7 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):  # type: ignore[mi
                 collections=collections,
                 options=options,
                 share=Share(number, num_partitions),
+                saved=saved,
             )
             for number in range(num_partitions)
         ]
@@ -55,10 +60,12 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):  # type: ignore[mi
         self._plain_name = name
         for part in self._variable_list:
             part._whole = weakref.ref(self)
-        super().__init__(table, name=name, trainable=False, collections=(), options=options)
+        super().__init__(
+            table, name=name, trainable=False, collections=(), options=options, saved=saved
+        )
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         """As given, without an end of ":0"."""
         return self._plain_name
 
@@ -71,6 +78,11 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):  # type: ignore[mi
     def initializer(self) -> Any:
         """The operation of a TF1 graph that makes all partitions ready."""
         return tf.group(*(part.initializer for part in self)) if self._in_graph_mode else None
+
+    @property
+    def parts(self) -> list[KvVariable]:
+        """The partitions."""
+        return list(self._variable_list)
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
         """Returns whether all partitions are ready in this session."""
@@ -91,7 +103,7 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):  # type: ignore[mi
         keras_guard.refuse_own_step(self)
         count = len(self)
 
-        @tf.custom_gradient
+        @custom_gradient
         def joined(*sources: tf.Tensor) -> Any:
             def grad(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
                 if not isinstance(gradient, tf.IndexedSlices):

@@ -50,7 +50,7 @@ def _combined(
     if not distinct.size:
         return
     # By the table's own words: in float32, and back in the rows' format.
-    rows = np.asarray(_floats(table, table.lookup(backend.from_host(distinct)).values))
+    rows = np.asarray(_floats(table, _read(table, backend.from_host(distinct))))
     deltas = np.asarray(_floats(table, values))
     order = np.argsort(inverse, kind="stable")
     number_of_key = inverse[order]
@@ -62,6 +62,11 @@ def _combined(
         at = number_of_key[these]
         rows[at] = function(rows[at], deltas[order[these]])
     table.insert_or_assign(backend.from_host(distinct), backend.from_host(rows))
+
+
+def _read(table: EmbeddingTable, keys: Array) -> Array:
+    """Returns rows, of keys without one their initial value, and counts no lookup."""
+    return table.lookup(keys, insert=False, missing="initial").values
 
 
 def _floats(table: EmbeddingTable, rows: Array) -> np.ndarray:

@@ -21,11 +21,10 @@ from sok_lite.kv_variable.arguments import (
 )
 from sok_lite.kv_variable.kv_variable_ops import KvVariable
 from sok_lite.kv_variable.kv_variable_options import KvOptions
+from sok_lite.kv_variable.meta_graph import GRAPH_COLLECTION
 from sok_lite.kv_variable.partitioned import PartitionedKvVariable
 
 __all__ = ["get_kv_variable"]
-
-GRAPH_COLLECTION = "kv_variables"
 
 # Of eager mode. Those of a TF1 graph are in its collection.
 _by_name: "weakref.WeakValueDictionary[str, KvVariable]" = weakref.WeakValueDictionary()
@@ -59,7 +58,7 @@ def get_kv_variable(
     """Returns the variable of a name in the open variable scope, or makes it.
 
     Names are of the graph in TF1. In eager mode they are of the process, as long as the program
-    keeps the variable: a scope that reuses finds it, any other makes a new one.
+    keeps the variable, and TensorFlow has every scope reuse it.
 
     A key that training looks up gets a row, whose initial value is a function of the seed of the
     graph or of the initializer, the name and the key: the same for any number of partitions and

@@ -80,7 +80,10 @@ class DynamicVariable(WithStaticRows):
         "Use sok.assign(variable, keys, rows), scatter_add, scatter_sub or scatter_update."
     )
     instead_of_copy = "To copy a table, sok.assign what sok.export gives to a new DynamicVariable."
-    instead_of_save = "Save the dense part of the model alone, and the table with sok.export."
+    instead_of_save = (
+        "Save the dense part of the model alone, and the table with sok.export; for serving, use "
+        "sok.export_serving."
+    )
     instead_of_own_step = (
         "Write the model's `train_step`, or a loop of your own, with tf.GradientTape and "
         "sok.OptimizerWrapper, as in chapter 3 of the guide."

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from sok_lite.bridge import table_ops, writes
 from sok_lite.bridge.checks import integer_keys
+from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.local_lookup import local_lookup, local_lookup_and_evict
 from sok_lite.bridge.table_call import array_call
 from sok_lite.engine.table import EmbeddingTable
@@ -252,7 +253,7 @@ def reorder(embedding: Any, order: Any, name: str | None = None) -> tf.Tensor:
     """
     order = tf.convert_to_tensor(order)
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(embedding: tf.Tensor) -> Any:
         places = tf.math.invert_permutation(order)
         return tf.gather(embedding, places), lambda grads: gather_ex(grads, order)

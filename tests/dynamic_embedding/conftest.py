@@ -16,7 +16,7 @@ collect_ignore_glob = [] if HAS_TENSORFLOW else ["test_*.py"]
 @pytest.fixture(params=["eager", "tf.function", "graph"])
 def here(request):
     """Calls functions in one of TensorFlow's modes; see `modes`."""
-    from tests.dynamic_embedding import modes
+    from tests.support import modes
 
     with modes.MODES[request.param]() as mode:
         yield mode

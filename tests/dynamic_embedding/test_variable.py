@@ -14,7 +14,7 @@ from sok_lite import dynamic_embedding as de
 from sok_lite.bridge import texts
 from sok_lite.dynamic_embedding.partition import default_partition_fn
 from tests.dynamic_embedding.dict_variable import DictVariable
-from tests.dynamic_embedding.modes import Function
+from tests.support.modes import Function
 
 KEYS = [tf.int64, tf.int32, tf.string]
 VALUES = [tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64, tf.int8]

@@ -8,9 +8,13 @@ import pytest
 
 from sok_lite.comm import SingleCommunicator, run_ranks
 from sok_lite.engine import lookup
+from sok_lite.engine.gathered_update import Stepped, apply_gathered
+from sok_lite.engine.optimizers import SGD, Adagrad
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import clock, snapshot
-from tests.engine.helpers import new_table, sized
+from sok_lite.engine.update import Update, apply_updates
+from tests.engine.helpers import new_table, sized, update_of
+from tests.table_audit import audit
 
 I64 = np.iinfo(np.int64)
 RESERVED = [I64.max, I64.min, I64.max - 1]
@@ -212,6 +216,351 @@ def test_a_table_tells_when_keys_were_seen(backend, monkeypatch, options, n):
     got = table.times(np.array(list(seen)))
     assert got.dtype == np.float64
     assert backend.to_host(got).tolist() == list(seen.values())
+
+
+# -------------------------------------------------------------------- what has changed
+
+KINDS = {
+    "hbm": {},
+    "kLru": {"var_type": "hybrid"},
+    "kLfu": {"var_type": "hybrid", "evict_strategy": "kLfu"},
+    "kCustomized": {"var_type": "hybrid", "evict_strategy": "kCustomized"},
+    "tiers": {"var_type": "hybrid", "max_hbm_for_vectors": 64 * 8 / 2**30, "max_capacity": 4096},
+}
+DIM = 2
+
+
+class Changes:
+    """The oracle: a number for each key that changed, and for each that is gone."""
+
+    def __init__(self):
+        self.now, self.changed, self.gone = 0, {}, {}
+
+    def look_up(self, keys):
+        self.now += 1
+        self.write(keys, insert=True)
+
+    def write(self, keys, insert=False):
+        for key in map(int, keys):
+            if insert or key in self.changed:
+                self.changed[key] = self.now
+                self.gone.pop(key, None)
+
+    def remove(self, keys):
+        for key in map(int, keys):
+            if self.changed.pop(key, None) is not None:
+                self.gone[key] = self.now
+
+
+def assert_changes(table, oracle):
+    host = table.backend.to_host
+    assert table.num_lookups == oracle.now
+    for number in range(oracle.now + 1):
+        changed = sorted(key for key, at in oracle.changed.items() if at >= number)
+        assert host(table.changed_since(number)).tolist() == changed, number
+        gone = sorted(key for key, at in oracle.gone.items() if at >= number)
+        assert host(table.removed_since(number)).tolist() == gone, number
+
+
+def train(table, keys, learning_rate=0.5):
+    update = update_of(table, Adagrad(), keys, np.ones((len(keys), DIM)))
+    apply_updates([update], learning_rate, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
+def test_a_table_tells_what_has_changed_and_gone(backend, kind, n):
+    table, oracle = new_table(backend, DIM, **KINDS[kind]), Changes()
+    table.log_removals()
+    rng = np.random.default_rng(n)
+    n = sized(backend, n, min(n, 100))
+
+    def some(most):
+        keys = rng.integers(0, most + 1, n // 3 + 1) - most // 2
+        return np.array([*keys.tolist(), *RESERVED[: n % 3]], np.int64)
+
+    def rows(keys):
+        return backend.from_host(np.ones((len(keys), DIM), np.float32))
+
+    for turn in range(6):
+        keys = some(2 * n)
+        table.lookup(keys)
+        oracle.look_up(keys)
+        table.lookup(some(2 * n), insert=False)
+        table.find(some(2 * n))
+        keys = some(n)
+        (table.assign if turn % 2 else table.accumulate)(keys, rows(keys))
+        oracle.write(keys)
+        keys = some(n)
+        table.insert_or_assign(keys, rows(keys))
+        oracle.look_up(keys)
+        held = list(oracle.changed)[::5]
+        table.store.ensure_state("m", 0.0)
+        table.assign_state("m", held, np.ones((len(held), DIM), np.float32))
+        oracle.write(held)
+        held = list(oracle.changed)[::4]  # none without a row, which an update would insert
+        train(table, held * 2)
+        oracle.write(held)
+        keys = some(n)
+        table.erase(keys)
+        oracle.remove(keys)
+        assert_changes(table, oracle)
+    limit = oracle.now - 3
+    table.expire(num_lookups=4)
+    oracle.remove([key for key, at in oracle.changed.items() if at < limit])
+    assert_changes(table, oracle)
+    table.erase_if(lambda entries: entries.keys % 2 == 0)
+    oracle.remove([key for key in oracle.changed if key % 2 == 0])
+    assert_changes(table, oracle)
+    table.forget_removals(before=3)
+    with pytest.raises(ValueError, match="removals since lookup 3. Received: number=2"):
+        table.removed_since(2)
+    gone = sorted(key for key, at in oracle.gone.items() if at >= 3)
+    assert backend.to_host(table.removed_since(3)).tolist() == gone
+    table.clear()
+    oracle.remove(list(oracle.changed))
+    gone = sorted(key for key, at in oracle.gone.items() if at >= oracle.now)
+    assert backend.to_host(table.removed_since(oracle.now)).tolist() == gone
+    assert table.changed_since(0).size == 0
+    table.lookup(some(n))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_of_keys_that_are_new_inserts_them(backend, kind):
+    table, oracle = new_table(backend, DIM, **KINDS[kind]), Changes()
+    table.log_removals()
+    for keys in ([1, 2], [3]):
+        table.lookup(keys)
+        oracle.look_up(keys)
+    train(table, [1, 4])
+    oracle.look_up([1, 4])
+    assert_changes(table, oracle)
+
+
+def gradient(backend, tables, keys, **options):
+    """Looks keys up in some tables, and returns the gradient of each."""
+    keys = backend.from_host(np.array(keys))
+    splits, comm = backend.from_host(np.arange(keys.size + 1)), SingleCommunicator()
+    parts = [lookup.Part(table, keys, splits, None, "sum", **options) for table in tables]
+    _, trail = lookup.forward(backend, comm, parts)
+    grads = [backend.xp.ones((keys.size, DIM), np.float32) for _ in tables]
+    return lookup.backward(backend, [(table, None, "sum") for table in tables], grads, trail)
+
+
+@pytest.mark.parametrize("of_gradient", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_update_changes_has_changed_whichever_lookup_came_last(backend, kind, of_gradient):
+    tables = [new_table(backend, DIM, name=name, **KINDS[kind]) for name in "ab"]
+    oracle = Changes()
+    for table in tables:
+        table.log_removals()
+        table.find_or_insert(np.arange(10))
+    oracle.look_up(range(10))
+
+    def apply(grads):
+        apply_updates(
+            [
+                Update(table, SGD(), grad.keys, grad.row_grads, of_gradient=of_gradient)
+                for table, grad in zip(tables, grads, strict=True)
+            ],
+            *(0.5, 1),
+        )
+
+    first = gradient(backend, tables, [1, 2, 3])
+    oracle.look_up([1, 2, 3])
+    apply(first)
+    second = gradient(backend, tables, [4, 5, 6])
+    oracle.look_up([4, 5, 6])
+    apply(second)
+    for table in tables:
+        assert_changes(table, oracle)
+    apply(first)  # a step of an earlier gradient, of as many keys as the last one
+    oracle.write([1, 2, 3])
+    for table in tables:
+        assert_changes(table, oracle)
+    third = gradient(backend, tables, [7, 7, 8])
+    oracle.look_up([7, 8])
+    for table in tables:
+        table.lookup([9])
+    oracle.look_up([9])
+    apply(third)
+    oracle.write([7, 8])
+    unseen = gradient(backend, tables, [0, 1], insert=False)
+    for table in tables:
+        assert_changes(table, oracle)
+    apply(unseen)
+    oracle.write([0, 1])
+    for table in tables:
+        assert_changes(table, oracle)
+
+
+def test_an_update_of_a_function_changes_rows_too(backend):
+    table, oracle = new_table(backend, DIM), Changes()
+    table.log_removals()
+    for keys in ([1, 2, 3], [4]):
+        table.lookup(keys)
+        oracle.look_up(keys)
+    update = update_of(table, None, [2, 3], np.ones((2, DIM)))
+
+    def step(gathered):
+        return [Stepped(each.rows - each.grads, each.states) for each in gathered], []
+
+    apply_gathered([update], lambda table: {}, step, check_only=True)
+    assert_changes(table, oracle)
+    apply_gathered([update], lambda table: {}, step)
+    oracle.write([2, 3])
+    assert_changes(table, oracle)
+
+
+@pytest.mark.parametrize("kind", ["kLfu", "kEpochLfu", "kCustomized", "kEpochLru"])
+def test_a_write_leaves_scores_alone(backend, kind):
+    table = new_table(backend, DIM, "hybrid", evict_strategy=kind)
+    table.lookup([1, 1, 2])
+    table.lookup([1])
+    table.lookup([3])
+    before = backend.to_host(table.scores([1, 2, 3])).tolist()
+    table.assign([1, 2], np.zeros((2, DIM), np.float32))
+    table.accumulate([2, 3], np.zeros((2, DIM), np.float32))
+    train(table, [1, 2])
+    assert backend.to_host(table.scores([1, 2, 3])).tolist() == before
+    assert backend.to_host(table.changed_since(3)).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["kLru", "kLfu", "kCustomized"])
+def test_evicted_keys_are_gone(backend, kind):
+    table = new_table(
+        *(backend, DIM, "hybrid"),
+        evict_strategy=kind,
+        init_capacity=16,
+        max_capacity=16,
+        on_refused="ignore",
+    )
+    table.log_removals()
+    oracle, rng = Changes(), np.random.default_rng(0)
+    for turn in range(12):
+        keys = rng.integers(-20, 20, (1, 5, 40)[turn % 3])
+        before = set(oracle.changed)
+        _, evicted = table.lookup_and_evict(keys)
+        evicted = backend.to_host(evicted.keys).tolist()
+        held = set(backend.to_host(table.export()[0]).tolist())
+        oracle.look_up(sorted(set(keys.tolist()) & held))
+        oracle.remove(evicted)
+        assert set(oracle.changed) == held == (before | set(keys.tolist())) & held
+        assert_changes(table, oracle)
+        if turn % 4 == 3:
+            table.erase(keys[:2])
+            oracle.remove(keys[:2])
+    assert len(oracle.gone) > 10
+    audit(table)
+
+
+def test_numbers_are_halved_with_those_of_the_table(backend):
+    for options in ({}, {"var_type": "hybrid"}):
+        table = new_table(backend, DIM, **options)
+        table.log_removals()
+        table.find_or_insert([1, 2, 3, 4])
+        table.clock.restart(2**32 - 2)
+        table.find_or_insert([1, 2])
+        table.erase([2, 3])
+        noted = table.num_lookups
+        table.find_or_insert([4])
+        assert table.num_lookups == 2**31
+        with pytest.raises(ValueError, match="from 0 to 2,147,483,648.*numbers were halved"):
+            table.changed_since(noted)
+        assert backend.to_host(table.changed_since(noted >> 1)).tolist() == [1, 4]
+        assert backend.to_host(table.removed_since(noted >> 1)).tolist() == [2, 3]
+        assert backend.to_host(table.changed_since(2**31)).tolist() == [4]
+        assert table.removed_since(2**31).size == 0
+
+
+@pytest.mark.parametrize("kind", ["hbm", "kLfu"])
+def test_a_restored_table_begins_a_new_log(backend, kind):
+    table, other = (new_table(backend, DIM, **KINDS[kind]) for _ in range(2))
+    for keys in ([1, 2], [2, 3], [4]):
+        table.find_or_insert(keys)
+    other.log_removals()
+    other.find_or_insert([7])
+    other.erase([7])
+    snapshot.restore(other, snapshot.take(table))
+    assert backend.to_host(other.changed_since(2)).tolist() == [2, 3, 4]
+    assert other.removed_since(3).size == 0
+    with pytest.raises(ValueError, match="since lookup 3"):
+        other.removed_since(2)
+    other.erase([1, 7])
+    assert backend.to_host(other.removed_since(3)).tolist() == [1]
+    snapshot.restore(table, snapshot.take(other))
+    assert table.removals is None
+
+
+@pytest.mark.parametrize("key_type", ["int32", "uint64"])
+def test_keys_come_in_the_tables_type_and_order(backend, key_type):
+    table = new_table(backend, DIM, key_type=key_type)
+    table.log_removals()
+    keys = np.array([5, 1, np.iinfo(key_type).max, 3, np.iinfo(key_type).min], key_type)
+    table.find_or_insert(keys)
+    changed = table.changed_since(0)
+    assert changed.dtype == key_type
+    assert backend.to_host(changed).tolist() == sorted(keys.tolist())
+    table.erase(keys)
+    removed = table.removed_since(0)
+    assert removed.dtype == key_type
+    assert backend.to_host(removed).tolist() == sorted(keys.tolist())
+
+
+def test_the_log_counts_as_memory_and_gives_it_back(backend):
+    table = new_table(backend, DIM)
+    table.log_removals()
+    before, n = table.statistics().index_bytes, sized(backend, 100_000, 5_000)
+    table.find_or_insert(np.arange(n))
+    table.clear()
+    assert 16 * n < table.statistics().index_bytes - before < 60 * n
+    table.log_removals()  # there is one
+    assert table.removed_since(0).size == n
+    table.find_or_insert([1])
+    table.forget_removals(before=2)
+    assert table.removals.size == 0 and table.statistics().index_bytes == before
+
+
+def test_without_memory_for_the_log_nothing_is_removed(backend, monkeypatch):
+    table = new_table(backend, DIM)
+    table.log_removals()
+    table.find_or_insert(np.arange(2000))
+
+    def none_left(num_bytes):
+        raise MemoryError("none left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "zeros_chunk", none_left)
+        with pytest.raises(MemoryError):
+            table.erase(np.arange(1000))
+        with pytest.raises(MemoryError):
+            table.clear()
+    assert table.size == 2000 and table.removed_since(0).size == 0
+
+
+@pytest.mark.parametrize("number", [-1, 2, 2**40], ids=str)
+def test_numbers_of_no_lookup_are_refused(backend, number):
+    table = new_table(backend, DIM)
+    table.find_or_insert([1])
+    table.log_removals()
+    for ask in (table.changed_since, table.removed_since):
+        with pytest.raises(ValueError, match=f"from 0 to 1. Received: number={number:,}"):
+            ask(number)
+        with pytest.raises(TypeError, match="must be an integer. Received: number=0.5"):
+            ask(0.5)
+    with pytest.raises(ValueError, match=f"Received: before={number:,}"):
+        table.forget_removals(before=number)
+    assert backend.to_host(table.removed_since(1)).tolist() == []
+    with pytest.raises(ValueError, match="the removals since lookup 1. Received: number=0"):
+        table.removed_since(0)
+
+
+def test_without_a_log_nobody_knows_what_is_gone(backend):
+    table = new_table(backend, DIM)
+    with pytest.raises(ValueError, match=r"'table' does not note.*log_removals\(\)"):
+        table.removed_since(0)
+    with pytest.raises(ValueError, match=r"log_removals\(\)"):
+        table.forget_removals(before=0)
 
 
 @pytest.mark.parametrize(

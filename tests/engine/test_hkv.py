@@ -84,17 +84,25 @@ def test_lru_evicts_what_was_looked_up_longest_ago(backend):
         assert backend.to_host(values).tolist() == [[new % 1000] * 2]
 
 
-def test_only_lookups_refresh_lru(backend):
+def test_reading_does_not_refresh_lru(backend):
     watch = watched(backend, "kLru", 16, max_bucket_size=16)
     oldest = fill(watch)[0]
     table = watch.table
     table.find([oldest])
     table.contains([oldest])
     table.lookup([oldest], insert=False)
-    table.assign([oldest], zeros([0]))
-    table.accumulate([oldest], zeros([0]))
     table.export()
     assert backend.to_host(table.lookup_and_evict([500])[1].keys).tolist() == [oldest]
+
+
+def test_what_is_written_counts_as_seen_by_the_last_lookup(backend):
+    watch = watched(backend, "kLru", 16, max_bucket_size=16)
+    keys = fill(watch)
+    table = watch.table
+    for write, key in zip((table.assign, table.accumulate), keys, strict=False):
+        write([key], zeros([0]))
+        assert backend.to_host(table.scores([key])).tolist() == [table.num_lookups]
+    assert backend.to_host(table.lookup_and_evict([500])[1].keys).tolist() == [keys[2]]
 
 
 def test_lfu_evicts_what_was_looked_up_least_often(backend):

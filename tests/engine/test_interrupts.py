@@ -25,6 +25,11 @@ _QUICK = {
     name: [kind for kind in case.kinds if kind in ("hbm", "kLru")] or case.kinds[:1]
     for name, case in CASES.items()
 } | {
+    "evict": ("kLru", "kLru log"),
+    "erase_many": ("hbm", "kLru", "hbm log"),
+    "clear": ("hbm", "kLru", "kLru log"),
+    "restore": ("hbm", "kLru", "hbm log"),
+    "age": ("hbm", "kLru", "kLru log"),
     "lookup_new": (),
     "lookup_mixed": ("hbm", "kLru", "sighting"),
     "lookup_drawn": (),

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite import optimizers
+from sok_lite.kv_variable import training
 from tests import reference_updates
 
 tf_keras = pytest.importorskip("tf_keras")
@@ -54,7 +55,8 @@ class Case:
 
     def make(self) -> "Made":
         """Returns the optimizer, made anew."""
-        make = getattr(MODULES[self.family], self.name, None) or getattr(optimizers, self.name)
+        own = training if self.family == "tf.compat.v1.train" else optimizers
+        make = getattr(MODULES[self.family], self.name, None) or getattr(own, self.name)
         if self.name == "AdagradDAOptimizer":  # alone in asking who counts the steps
             count = tf.Variable(0, dtype=tf.int64, trainable=False)
             made = make(self.learning_rate, count, **self.options)
@@ -79,6 +81,7 @@ _STATES = {
     "momentum": ("momentum",),
     "adagrad": ("accumulator",),
     "adam": ("m", "v", "vhat"),
+    "rectifiedadam": ("m", "v", "vhat"),
     "rmsprop": ("rms", "mean_grad", "momentum"),
     "ftrl": ("accumulator", "linear"),
     "adamax": ("m", "v"),
@@ -357,6 +360,34 @@ def _group_cases() -> list[Case]:
     return cases
 
 
+def _kv_variable_cases() -> list[Case]:
+    """Our own of TF1, by TFPlus' names."""
+    family = "tf.compat.v1.train"
+    penalties = {
+        "l1_regularization_strength": 0.01,
+        "l2_regularization_strength": 0.1,
+        "l21_regularization_strength": 0.1,
+    }
+    group, ftrl = "GroupAdamOptimizer", "SparseGroupFtrlOptimizer"
+    rectified = [
+        {},
+        {"use_nesterov": True, "weight_decay": 0.05},
+        {"amsgrad": True, "beta1": 0.5, "beta2": 0.9, "epsilon": 1e-3, "sma_threshold": 4.0},
+    ]
+    return [
+        _case(family, group, {}, "groupadam", epsilon=1e-8),
+        _case(family, ftrl, {}, "sparsegroupftrl"),
+        *(_case(family, "RectifiedAdamOptimizer", each, "rectifiedadam") for each in rectified),
+        *(
+            replace(_case(family, name, penalties, twin, **more), is_dense_alike=False)
+            for name, twin, more in [
+                (group, "groupadam", {"epsilon": 1e-8}),
+                (ftrl, "sparsegroupftrl", {}),
+            ]
+        ),
+    ]
+
+
 def _tf_keras_cases() -> list[Case]:
     """What only the new tf_keras has."""
     adaptive = {"epsilon": 1e-2, "adaptive_epsilon": True}
@@ -374,4 +405,5 @@ CASES = [
     *_tf_keras_cases(),
     *_legacy_cases(),
     *_v1_cases(),
+    *_kv_variable_cases(),
 ]

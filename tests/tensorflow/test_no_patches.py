@@ -50,13 +50,19 @@ print("BEFORE", *changes(first, second))
 table = sok.DynamicVariable(2)
 sok.lookup_sparse(table, tf.ragged.constant([[1]], dtype=tf.int64))
 sok.OptimizerWrapper(keras.optimizers.Adam(0.1))
-print("AFTER", *changes(second, facts()))
+third = facts()
+print("AFTER", *changes(second, third))
+from sok_lite.bridge.optimizers import stock
+stock.train_with_stock_optimizers()
+print("STOCK", *sorted(set(changes(third, facts()))))
 """
 
 # Each keeps a table from being left out without a word: see bridge/keras_guard.py.
 OF_CHECKPOINTS = ["_write", "read", "restore", "save", "write"]
 OF_LAYERS = ["get_weights", "load_own_variables", "save_own_variables", "set_weights"]
 OF_MODELS = ["load_weights", "make_train_function", "save", "save_weights", "train_step"]
+# Have optimizers train tables that ask for it: see bridge/optimizers/stock.py.
+OF_OPTIMIZERS = ["apply", "apply_gradients", "build"]
 
 
 def test_under_keras_3_a_program_without_tables_finds_everything_as_it_was():
@@ -73,3 +79,4 @@ def test_under_keras_3_a_program_without_tables_finds_everything_as_it_was():
     assert int(found["LOOKED"][1]) > 10_000
     assert found["BEFORE"] == []
     assert found["AFTER"] == sorted(OF_CHECKPOINTS + OF_LAYERS + OF_MODELS)
+    assert found["STOCK"] == OF_OPTIMIZERS

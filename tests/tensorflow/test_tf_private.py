@@ -44,6 +44,13 @@ def test_the_module_that_reads_variables_as_tensors_is_there():
     )
 
 
+@pytest.mark.parametrize("name", [tf_private.SAVER_SAVES, tf_private.SAVER_RESTORES])
+def test_methods_of_savers_that_are_known_by_their_frames(name):
+    builder = importlib.import_module(tf_private.SAVER).BaseSaverBuilder
+    assert_has(builder, name)
+    assert tf_private.SAVER_FILENAME in inspect.signature(getattr(builder, name)).parameters
+
+
 @pytest.mark.parametrize("name", tf_private.USED)
 def test_members_that_a_table_uses(name):
     assert_has(tf.Variable(1.0), name)
@@ -73,6 +80,14 @@ def test_every_private_method_that_is_overridden_is_listed(cls):
 @pytest.mark.parametrize("name", tf_private.CHECKPOINT)
 def test_methods_of_a_checkpoint(name):
     assert_has(tf.train.Checkpoint(), name)
+
+
+@pytest.mark.parametrize("package", KERAS)
+def test_inputs_of_a_functional_model(package):
+    keras = importlib.import_module(package)
+    inputs = {"a": keras.Input([1], name="a")}
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs["a"]))
+    assert set(getattr(model, tf_private.INPUTS_OF_MODELS[package])) == {"a"}
 
 
 def test_children_of_a_checkpoint():

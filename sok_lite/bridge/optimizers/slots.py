@@ -40,10 +40,23 @@ _FRAMEWORKS_NAMES: dict[type[UpdateRule], dict[str, str]] = {
 
 @tf.autograph.experimental.do_not_convert  # else `float` leaves a variable as it is
 def rule_of(settings: Settings) -> UpdateRule:
-    """Returns the rule with its settings as of now, also while a tf.function is traced."""
+    """Returns the rule by whose states those of rows are made, also while a graph is.
+
+    A number that only a session could tell is left out. Of those only a momentum matters to the
+    states, whether there is any: what is no plain number is.
+    """
     with tf.init_scope():
-        numbers = {name: float(value) for name, value in settings.numbers.items()}
+        numbers = {
+            name: float(value) if _is_known(value) else 0.5
+            for name, value in settings.numbers.items()
+            if name == "momentum" or _is_known(value)
+        }
     return settings.rule(**numbers, **settings.flags)
+
+
+def _is_known(value: Any) -> bool:
+    is_plain = isinstance(value, (int, float))
+    return is_plain or (tf.executing_eagerly() and not tf.is_symbolic_tensor(value))
 
 
 def kinds_of(settings: Settings | OwnStep, table: EmbeddingTable) -> Kinds:

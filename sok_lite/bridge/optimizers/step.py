@@ -32,13 +32,15 @@ class RowOptimizer(tf.Module):
     """What both optimizers share: the host call, the counters, the states.
 
     Attributes:
-      iterations: int64 variable, number of steps so far.
+      iterations: int64 variable, number of steps so far; None where `first_step` is.
       on_nonfinite: "allow" or "error".
       stochastic_rounding: whether rows of 16 bits are rounded at random.
       nonfinite: counts gradient rows with a NaN or an infinity.
     """
 
-    def __init__(self, on_nonfinite: str, stochastic_rounding: bool, first_step: int = 0) -> None:
+    def __init__(
+        self, on_nonfinite: str, stochastic_rounding: bool, first_step: int | None = 0
+    ) -> None:
         super().__init__()
         if on_nonfinite not in ("allow", "error"):
             raise ValueError(
@@ -51,9 +53,11 @@ class RowOptimizer(tf.Module):
         self.on_nonfinite = on_nonfinite
         self.stochastic_rounding = stochastic_rounding
         self.nonfinite = NonFiniteRows()
-        self.iterations = tf.Variable(
-            first_step, dtype=tf.int64, trainable=False, name="sok_iterations"
-        )
+        self.iterations: Any = None
+        if first_step is not None:
+            self.iterations = tf.Variable(
+                first_step, dtype=tf.int64, trainable=False, name="sok_iterations"
+            )
         self._order = StepOrder()
         # The step that rows have taken and `iterations` may not know of; 0: it knows of all.
         self._taken = SimpleNamespace(step=0)
@@ -69,7 +73,7 @@ class RowOptimizer(tf.Module):
 
     def _counted(self, step: tf.Tensor) -> Any:
         """Counts a step, now or as an operation of a graph."""
-        counted = self.iterations.assign(step)
+        counted = None if self.iterations is None else self.iterations.assign(step)
         self._taken.step = 0
         return counted
 
@@ -124,6 +128,8 @@ class RowOptimizer(tf.Module):
         """
         with self._turn() as turn:
             so_far = self.iterations if count is None else count
+            if so_far is None:  # nothing in the step depends on its number
+                so_far = tf.constant(0, tf.int64)
             # Read now: the counter of the dense variables goes on when they are updated.
             step = next_step(so_far)
             update, done = None, None

@@ -22,13 +22,29 @@ def _momentum(o: Any) -> Settings:
     return Settings(rules.Momentum, {"momentum": _called(o._momentum)}, flags)
 
 
-def _adam(o: Any) -> Settings:
+def _moments(o: Any) -> dict[str, Any]:
+    """Returns what Adam and its like have."""
     betas = {"beta_1": _called(o._beta1), "beta_2": _called(o._beta2)}
     # Its 1 - beta is that of float32.
     numbers = {
         name: float(np.float32(v)) if isinstance(v, float) else v for name, v in betas.items()
     }
-    return Settings(rules.Adam, numbers | {"epsilon": _called(o._epsilon)}, {})
+    return numbers | {"epsilon": _called(o._epsilon)}
+
+
+def _adam(o: Any) -> Settings:
+    return Settings(rules.Adam, _moments(o), {})
+
+
+def _group_adam(o: Any) -> Settings:
+    return Settings(rules.GroupAdam, _moments(o) | _regularization(o) | _of_norms(o), {})
+
+
+def _rectified_adam(o: Any) -> Settings:
+    numbers = {"beta_1": o._beta1, "beta_2": o._beta2, "epsilon": o._epsilon}
+    numbers |= {"weight_decay": o.weight_decay, "sma_threshold": o.sma_threshold}
+    flags = {"amsgrad": o.amsgrad, "nesterov": o._use_nesterov}
+    return Settings(rules.RectifiedAdam, {k: _called(v) for k, v in numbers.items()}, flags)
 
 
 def _adagrad(o: Any) -> Settings:
@@ -54,6 +70,11 @@ def _ftrl(o: Any) -> Settings:
     return Settings(rules.Ftrl, {k: _called(v) for k, v in numbers.items()}, flags)
 
 
+def _sparse_group_ftrl(o: Any) -> Settings:
+    ftrl = _ftrl(o)
+    return Settings(rules.SparseGroupFtrl, ftrl.numbers | _of_norms(o), ftrl.flags)
+
+
 def _adadelta(o: Any) -> Settings:
     numbers = {"rho": o._rho, "epsilon": o._epsilon}
     return Settings(rules.Adadelta, {k: _called(v) for k, v in numbers.items()}, {})
@@ -64,6 +85,10 @@ def _regularization(o: Any) -> dict[str, Any]:
         "l1": o._l1_regularization_strength,
         "l2": o._l2_regularization_strength,
     }
+
+
+def _of_norms(o: Any) -> dict[str, Any]:
+    return {"l21": o.l21_regularization_strength}
 
 
 def _proximal_sgd(o: Any) -> Settings:
@@ -93,10 +118,16 @@ _V1_SETTINGS = {
     "ProximalGradientDescentOptimizer": _proximal_sgd,
     "ProximalAdagradOptimizer": _proximal_adagrad,
     "AdagradDAOptimizer": _adagrad_da,
+    # Of sok_lite.kv_variable.training.
+    "GroupAdamOptimizer": _group_adam,
+    "RectifiedAdamOptimizer": _rectified_adam,
+    "SparseGroupFtrlOptimizer": _sparse_group_ftrl,
 }
 
 
 def _learning_rate(optimizer: Any, iterations: Any) -> Any:
+    if hasattr(optimizer, "learning_rate_after"):
+        return optimizer.learning_rate_after(0 if iterations is None else iterations)
     if hasattr(optimizer, "_lr"):
         return _called(optimizer._lr)
     # One of a program's own may keep it elsewhere.
@@ -179,6 +210,7 @@ V1 = Family(
     slot_names={
         rules.RMSprop: {"mean_grad": "mg"},
         rules.Ftrl: {"accumulator": "accum"},
+        rules.SparseGroupFtrl: {"accumulator": "accum"},
         rules.Adadelta: {"accumulator": "accum", "delta_accumulator": "accum_update"},
     },
 )

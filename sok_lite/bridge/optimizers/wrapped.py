@@ -46,16 +46,18 @@ class WrappedOptimizer(RowOptimizer):
     ) -> None:
         inner = inner_of(optimizer)
         self._family = family_of(inner)
-        settings = settings_of(inner, self._family)  # refuses what it cannot follow
+        self.optimizer = optimizer
+        settings = self._settings()  # refuses what it cannot follow
         if isinstance(settings, OwnStep):
             self._carried = begin(settings, stochastic_rounding)
-        inner_iterations = self._family.iterations(inner)
-        first_step = 0
-        if inner_iterations is not None and tf.executing_eagerly():
-            first_step = int(inner_iterations)
-        super().__init__(on_nonfinite, stochastic_rounding, first_step)
+        super().__init__(on_nonfinite, stochastic_rounding, self._first_step(inner, settings))
         self.optimizer = optimizer
         self._shown = Shown()
+
+    def _first_step(self, inner: Any, settings: Settings | OwnStep) -> int | None:
+        """Returns how many steps there were; None: this object need not count them."""
+        iterations = self._family.iterations(inner)
+        return 0 if iterations is None or not tf.executing_eagerly() else int(iterations)
 
     def apply_gradients(
         self,
@@ -84,6 +86,16 @@ class WrappedOptimizer(RowOptimizer):
           CommunicatorError: norms are clipped and a rank has died, or is in another call.
           ValueError: `on_nonfinite` is "error" and a gradient is not finite.
         """
+        return self.take(grads_and_vars, global_step, name)
+
+    def take(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Does what `apply_gradients` does, with further options for the dense variables."""
         refuse_unsupported(self._inner)
         pairs, dense = separated(grads_and_vars)
         has_dense = any(grad is not None for grad, _ in dense)
@@ -95,7 +107,7 @@ class WrappedOptimizer(RowOptimizer):
 
         def settings(count: Any) -> tuple[Settings | OwnStep, Any]:
             rate = self._family.learning_rate(self._inner, count)
-            settings = settings_of(self._inner, self._family)
+            settings = self._settings()
             if isinstance(settings, OwnStep):
                 self._carried = carried_of(settings)  # not that of what this is a copy of
             self._show_slots(settings, [variable for _, variable in pairs])
@@ -108,7 +120,9 @@ class WrappedOptimizer(RowOptimizer):
             pairs,
             dense,
             settings,
-            partial(self._dense_step, dense, has_dense, global_step, name) if has_more else None,
+            partial(self._dense_step, dense, has_dense, global_step, name, options)
+            if has_more
+            else None,
             optimizer=self._inner,
             count=counter,
             go=go,
@@ -122,7 +136,7 @@ class WrappedOptimizer(RowOptimizer):
         if not remote:
             return
         why = None
-        if isinstance(settings_of(self._inner, self._family), OwnStep):
+        if isinstance(self._settings(), OwnStep):
             why = f"rows have no update rule for {type(self._inner).__name__}"
         elif loss_scale is not None:
             why = "a LossScaleOptimizer skips steps of all tables together"
@@ -135,15 +149,17 @@ class WrappedOptimizer(RowOptimizer):
                 "and loss scaling, or keep the rows in this process."
             )
 
-    def _dense_step(self, dense: Any, has_dense: bool, global_step: Any, name: Any) -> Any:
+    def _dense_step(
+        self, dense: Any, has_dense: bool, global_step: Any, name: Any, options: dict[str, Any]
+    ) -> Any:
         if self._family is V1:
             if not has_dense:
                 return global_step.assign_add(1)
-            return self._apply_dense(dense, global_step=global_step, name=name)
+            return self._apply_dense(dense, global_step=global_step, name=name, **options)
         if not has_dense:
             self._family.iterations(self._inner).assign_add(1)
             return None
-        return self._apply_dense(dense)
+        return self._apply_dense(dense, **options)
 
     def _apply_dense(self, dense: Any, **options: Any) -> Any:
         """Has the wrapped optimizer update dense variables."""
@@ -211,9 +227,13 @@ class WrappedOptimizer(RowOptimizer):
         """The wrapped optimizer, but for a LossScaleOptimizer: that has one of its own."""
         return inner_of(self.optimizer)
 
+    def _settings(self) -> Settings | OwnStep:
+        """Returns the settings of a step, or who takes it."""
+        return settings_of(self._inner, self._family)
+
     def _make_slots(self, variables: list[Any]) -> None:
         """Makes the states of tables' rows now rather than in the first update."""
-        settings = settings_of(self._inner, self._family)
+        settings = self._settings()
         self._show_slots(settings, variables)
         create_slots(self._inner, settings, variables)
 

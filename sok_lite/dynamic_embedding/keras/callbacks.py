@@ -87,8 +87,9 @@ class _ModelCheckpoint:
     def __init__(self, filepath: Any, *args: Any, signatures: Any = None, **kwargs: Any) -> None:
         if signatures is not None:
             raise NotImplementedError(
-                "Signatures are of TensorFlow's SavedModel, which cannot hold a table. "
-                f"Received: signatures={signatures!r}. Leave them out."
+                "Signatures are of TensorFlow's SavedModel, which this callback does not write. "
+                f"Received: signatures={signatures!r}. Leave them out, and give them to "
+                "de.keras.models.de_save_model(model, path, signatures=...) after training."
             )
         super().__init__(filepath, *args, **kwargs)  # type: ignore[call-arg]
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.serving.function import export_functions
+from sok_lite.bridge.serving.models import functions_of
 from sok_lite.comm import Communicator
 from sok_lite.dynamic_embedding.keras.stored import all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.ranks import communicator
@@ -19,7 +21,10 @@ from sok_lite.dynamic_embedding.trainable import TrainableWrapper
 __all__ = ["de_hvd_save_model", "de_save_model", "load_model", "load_weights", "save_model"]
 
 _WEIGHTS, _MODEL, _CHECKPOINT = ".weights.h5", ".keras", ".ckpt"
+_OLD = (".h5", ".hdf5")
 _FORMATS = (_MODEL, _WEIGHTS, _CHECKPOINT)
+# Of TensorFlow's SavedModel: a folder that it leaves to others.
+_IN_SAVED_MODEL = Path("assets.extra") / "model.keras"
 
 
 def de_save_model(
@@ -36,24 +41,31 @@ def de_save_model(
     Args:
       model: of Keras 3 or tf_keras, whose tables are in layers of `de.keras.layers`.
       filepath: its end says what is written: ".keras", the whole model in Keras' format;
-        ".weights.h5", weights and tables; ".ckpt", a directory with a TensorFlow checkpoint.
+        ".weights.h5", weights and tables; ".ckpt", a directory with a TensorFlow checkpoint; any
+        other but ".h5", a directory with TensorFlow's SavedModel, which needs no sok_lite to be
+        served, see `sok_lite.export_serving`. `load_model` and `load_weights` read it as well: the
+        model in Keras' format is in it.
       overwrite: False: what is there is not replaced.
       include_optimizer: whether the optimizer and its dense states are saved. States of rows go
         with the rows.
-      signatures: must be None.
+      signatures: of the SavedModel: a tf.function with an input_signature, or a dict of those by
+        name; None: the model's call, by its inputs.
       options: a tf.train.CheckpointOptions, of ".ckpt".
-      save_traces: not used: functions are traced for a SavedModel only.
+      save_traces: not used: a SavedModel has what its signatures need.
 
     Raises:
-      NotImplementedError: TensorFlow's SavedModel is asked for: a path with another end, or
-        signatures; or a ".ckpt" of a table whose creator has a `FileSystemSaver`.
+      NotImplementedError: a ".h5" file, or a ".ckpt" of a table whose creator has a
+        `FileSystemSaver`.
       FileExistsError: something is there that is not to be replaced.
-      ValueError: options for a format that has none.
+      TypeError: a signature that is no such function.
+      ValueError: options or signatures for a format that has none, or a model that does not say
+        what it takes.
     """
     path = _checked(filepath, signatures, options)
     _check_new(path, overwrite)
     _check_savers(model, path)
     _write(model, path, include_optimizer, options)
+    _write_served(model, path, signatures, None)
     for stale, _, _ in _files_of_ranks(path):
         stale.unlink()
 
@@ -89,6 +101,7 @@ def de_hvd_save_model(
                     stale.unlink()
         else:
             _write_tables(model, _file_of_rank(path, comm))
+    _write_served(model, path, signatures, comm if comm.size > 1 else None)
 
 
 save_model = de_save_model
@@ -105,7 +118,7 @@ def load_model(
     """Loads what `de_save_model` or `de_hvd_save_model` wrote; each rank has its tables again.
 
     Args:
-      filepath: a ".keras" file.
+      filepath: a ".keras" file, or a directory with a SavedModel.
       custom_objects, compile, safe_mode: see `tf.keras.models.load_model`.
       package: keras or tf_keras; None: tf.keras.
 
@@ -115,7 +128,9 @@ def load_model(
     path = Path(os.fspath(filepath))
     comm = _checked_ranks(path)
     models = (tf.keras if package is None else package).models
-    model = models.load_model(str(path), custom_objects, compile=compile, safe_mode=safe_mode)
+    model = models.load_model(
+        str(_file_in(path)), custom_objects, compile=compile, safe_mode=safe_mode
+    )
     _read_tables(model, path, comm)
     return model
 
@@ -136,7 +151,7 @@ def load_weights(model: Any, filepath: Any) -> None:
         _read_checkpoint(model, str(path / "ckpt"))
     else:
         _build_optimizer(model)
-        model.load_weights(str(path))
+        model.load_weights(str(_file_in(path)))
     _read_tables(model, path, comm)
 
 
@@ -145,12 +160,17 @@ def load_weights(model: Any, filepath: Any) -> None:
 
 def _checked(filepath: Any, signatures: Any, options: Any) -> Path:
     path = Path(os.fspath(filepath))
-    if signatures is not None or not path.name.endswith(_FORMATS):
+    if path.suffix in _OLD and not path.name.endswith(_WEIGHTS):
         raise NotImplementedError(
-            "TensorFlow's SavedModel cannot hold a table: its lookups are calls to this process. "
-            f"Received: filepath={str(filepath)!r}, signatures={signatures!r}. Save to a path that "
-            "ends in .keras (the model), .weights.h5 (weights and tables) or .ckpt (a directory "
-            "with a checkpoint), without signatures."
+            f"Keras' older format cannot hold a table. Received: filepath={str(filepath)!r}. Save "
+            "to a path that ends in .keras (the model), .weights.h5 (weights and tables) or .ckpt "
+            "(a directory with a checkpoint), or in none of these (a directory with a SavedModel)."
+        )
+    if signatures is not None and path.name.endswith(_FORMATS):
+        raise ValueError(
+            f"`signatures` are of TensorFlow's SavedModel, {path.name!r} is none. "
+            f"Received: signatures={signatures!r}. Leave them out, or save to a path without such "
+            "an end."
         )
     if options is not None and not path.name.endswith(_CHECKPOINT):
         raise ValueError(
@@ -181,7 +201,19 @@ def _check_savers(model: Any, path: Path) -> None:
         )
 
 
+def _write_served(model: Any, path: Path, signatures: Any, comm: Communicator | None) -> None:
+    """Writes what is served of a SavedModel. Every rank of the job must call it, if it has any."""
+    if not path.name.endswith(_FORMATS):
+        export_functions(model, path, functions_of(model, signatures), comm)
+
+
+def _file_in(path: Path) -> Path:
+    """Returns what Keras reads and writes: of a SavedModel a file in it."""
+    return path if path.name.endswith(_FORMATS) else path / _IN_SAVED_MODEL
+
+
 def _write(model: Any, path: Path, include_optimizer: bool, options: Any) -> None:
+    path = _file_in(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.name.endswith(_CHECKPOINT):
         with _without_optimizer(model, not include_optimizer):

@@ -15,6 +15,7 @@ from sok_lite.engine.optimizers.momentum import Momentum
 from sok_lite.engine.optimizers.nadam import Nadam
 from sok_lite.engine.optimizers.proximal_adagrad import ProximalAdagrad
 from sok_lite.engine.optimizers.proximal_sgd import ProximalSGD
+from sok_lite.engine.optimizers.rectified_adam import RectifiedAdam
 from sok_lite.engine.optimizers.rmsprop import RMSprop
 from sok_lite.engine.optimizers.rule import UpdateRule
 from sok_lite.engine.optimizers.schedule_free_adamw import ScheduleFreeAdamW
@@ -40,6 +41,7 @@ __all__ = [
     "ProximalAdagrad",
     "ProximalSGD",
     "RMSprop",
+    "RectifiedAdam",
     "ScheduleFreeAdamW",
     "SparseGroupFtrl",
     "UpdateRule",

@@ -212,12 +212,17 @@ class EmbeddingTable(Inserts):
 
     @changing
     def assign(self, keys: Any, values: Any) -> None:
-        """Sets the rows of the keys that have one and skips the others. The last of a key wins."""
+        """Sets the rows of the keys that have one and skips the others. The last of a key wins.
+
+        As of every write, they count as seen by the last lookup, and their scores stay where these
+        are not numbers of lookups.
+        """
         keys, values = self._keys(keys), self.store.to_storage(values)
         self._check_rows(keys, values)
         distinct, inverse = unique(self.backend, keys)
         last = last_of_each(self.backend, inverse, int(distinct.size))
-        self.store.write(self._find(distinct).rows, values, source=last)
+        search = self._marking(distinct)
+        publish([search.launch, self.store.writing(search.rows, values, source=last)])
 
     @changing
     def assign_state(self, name: str, keys: Any, values: Any) -> None:
@@ -247,7 +252,8 @@ class EmbeddingTable(Inserts):
                 f"{distinct.size} keys, which have no row. Assign their rows first."
             )
         last = last_of_each(self.backend, inverse, int(distinct.size))
-        self.store.write(found.rows, values, name, source=last)
+        writing = self.store.writing(found.rows, values, name, source=last)
+        publish([self._marking(distinct).launch, writing])
 
     @changing
     def accumulate(self, keys: Any, deltas: Any, scale: float = 1.0) -> None:
@@ -268,7 +274,8 @@ class EmbeddingTable(Inserts):
             )
         keys = self._keys(keys)
         distinct, summed = self._summed(keys, self._checked_deltas(keys, deltas))
-        self.store.add(self._find(distinct).rows, summed, scale)
+        adding = self.store.adding(self._find(distinct).rows, summed, scale)
+        publish([self._marking(distinct).launch, adding])
 
     @changing
     def accum_or_assign(self, keys: Any, values: Any, is_found: Any) -> None:

@@ -21,6 +21,7 @@ class Count(IntEnum):
     EVICTED = 8  # keys that lost theirs
     FORGOTTEN = 9  # keys whose sightings are counted no more
     ABSENT = 10  # items whose keys were missing and have no row afterwards
+    LOGGED = 11  # keys that lost their slot and were in the log of removals before
 
 
 def new_counters(backend: Backend, num_tables: int) -> Array:

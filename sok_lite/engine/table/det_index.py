@@ -126,9 +126,14 @@ class DetIndex(Index):
         n = int(keys.size)
         return self._prepared("det_erase", n, keys, rows, self._counts, num_erased, n)
 
-    def erased(self, count: int) -> list[Action]:
-        """Returns the actions that note how many keys were erased."""
-        return setting(self, size=self.size - count, _num_erased=self._num_erased + count)
+    def erased(self, count: int, num_inserted: int = 0) -> list[Action]:
+        """Returns the actions that note how many keys were erased.
+
+        Args:
+          num_inserted: how many were inserted that `inserting` was not told of.
+        """
+        size = self.size - count + num_inserted
+        return setting(self, size=size, _num_erased=self._num_erased + count)
 
     def erase(self, keys: Array) -> None:
         """Erases distinct keys; a missing one is skipped."""

@@ -83,6 +83,30 @@ class Exports(TableParts):
             for entries in self.chunks()
         )
 
+    @exclusive
+    def shrunk_keys(self) -> Array:
+        """Returns the keys that an optimizer has set to zero, (n,) of the key type, ascending.
+
+        Their rows are nothing but 0 now, and an optimizer state is not what it began with: those of
+        group lasso, among others. It looks at every row, some at a time.
+        """
+        keys, _ = self._sorted_of(self._chosen(self._is_shrunk))
+        return keys
+
+    def _is_shrunk(self, entries: Entries) -> Array:
+        """Returns which entries have a row of 0 and a state that has changed, (n,) bool."""
+        xp, store = self.backend.xp, entries.store
+        is_shrunk = self.row_dtype.is_zero(xp, entries.values).all(axis=1)
+        # The states of few keys are read: most rows are not 0.
+        at = xp.flatnonzero(is_shrunk)
+        rows = xp.take(entries.rows, at)
+        has_changed = xp.zeros(int(rows.size), bool)
+        for name in store.state_names:
+            initial = np.float32(store.column(name).initial)
+            has_changed |= (store.read(rows, name) != initial).any(axis=1)
+        is_shrunk[at] = has_changed
+        return is_shrunk
+
     def _is_below(self, cutoff: float) -> Predicate:
         """Returns what chooses the keys of whose row every |element| < cutoff.
 

@@ -1,12 +1,19 @@
-"""What a table knows of the past of its keys: how often and when they were seen."""
+"""What a table knows of the past of its keys: how often and when they were seen, what became of
+them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.engine.table.exclusive import exclusive
+from sok_lite.backend.publish import publish, setting
+from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.export import Exports
+from sok_lite.engine.table.index import CHUNK_SLOTS
+from sok_lite.engine.table.removal_log import RemovalLog
 
 # The most that one item of a batch counts: so sums over a batch fit 63 bits.
 _MOST_COUNT = 2**32 - 1
@@ -39,7 +46,110 @@ class History(Exports):
         stamps = backend.to_host(self._stamps(self._keys(keys)))
         return backend.from_host(self.clock.times_of(stamps))
 
+    # ---------------------------------------------------------------- what has changed
+
+    @exclusive
+    def changed_since(self, number: int) -> Array:
+        """Returns the keys whose rows or states may have changed, (n,) of the key type, ascending.
+
+        Those are the keys with a row that a lookup or a write has inserted, a lookup has seen that
+        inserts, or a write or an optimizer has changed. All of these say when by the number of the
+        last lookup, so the lookup of that number counts as well, and what came after it. Left out
+        is what a caller has given scores of earlier lookups, in tables whose scores are such. What
+        a restored table tells of the time before is what the saved one knew.
+
+        Args:
+          number: `num_lookups` at some time.
+
+        Raises:
+          TypeError, ValueError: it is no number of a lookup. Numbers are halved after 2**32 - 1
+            lookups: one from before may then be above `num_lookups`.
+        """
+        number = self._checked_number("number", number)
+        return self._sorted_keys(self._keys_where(lambda stamps: stamps >= number))
+
+    @changing
+    def log_removals(self) -> None:
+        """Begins to note which keys lose their rows, for `removed_since`.
+
+        The log takes 23 to 34 bytes a key. A restored table begins a new one. Where there is one it
+        goes on.
+
+        Raises:
+          MemoryError: no memory for it; there is none.
+        """
+        if self.removals is None:
+            log = RemovalLog(self.backend, self.key_dtype, self.name, self.num_lookups)
+            publish(setting(self, removals=log))
+
+    @exclusive
+    def removed_since(self, number: int) -> Array:
+        """Returns the keys that have lost their rows and have none now, (n,) of the key type,
+        ascending: by `erase` and its like, `expire`, `clear` or eviction.
+
+        Args:
+          number: `num_lookups` at some time since `log_removals`. Removals between the lookup of
+            that number and the next one count as well.
+
+        Raises:
+          TypeError, ValueError: it is no number of a lookup, or the log does not reach back so far.
+        """
+        log = self._log()
+        number = self._checked_number("number", number)
+        if number < log.since:
+            raise ValueError(
+                f"The log of table {self.name!r} has the removals since lookup {log.since:,}. "
+                f"Received: number={number:,}. What is there now, `export` tells."
+            )
+        keys = log.keys_since(number)
+        return self._sorted_keys(keys[self._find(keys).rows == np.uint32(ABSENT)])
+
+    @changing
+    def forget_removals(self, *, before: int) -> None:
+        """Forgets which keys were removed before a lookup began, and gives the memory back.
+
+        Args:
+          before: number of the lookup, at most `num_lookups`.
+
+        Raises:
+          TypeError, ValueError: it is no number of a lookup, or there is no log.
+        """
+        self._log().forget(self._checked_number("before", before))
+
     # ---------------------------------------------------------------- inside
+
+    def _log(self) -> RemovalLog:
+        if self.removals is None:
+            raise ValueError(
+                f"Table {self.name!r} does not note which keys are removed. Call log_removals() "
+                "before the first is."
+            )
+        return self.removals
+
+    def _checked_number(self, name: str, number: int) -> int:
+        if not is_integer(number):
+            raise TypeError(f"`{name}` must be an integer. Received: {name}={number!r}.")
+        if not 0 <= number <= self.num_lookups:
+            raise ValueError(
+                f"`{name}` must be the number of a lookup of table {self.name!r}, from 0 to "
+                f"{self.num_lookups:,}. Received: {name}={number:,}. If it is from before numbers "
+                "were halved, or from another table, take all keys instead."
+            )
+        return int(number)
+
+    def _keys_where(self, choose: Callable[[Array], Array]) -> Array:
+        """Returns the keys (n,) int64, in no order, whose stamps a function of (m,) uint32 chooses
+        by (m,) bool."""
+        found = []
+        for first in range(0, self.num_slots, CHUNK_SLOTS):
+            held = self.index.entries(first, CHUNK_SLOTS)
+            found.append(held.keys[choose(held.stamps)])
+        return self.backend.xp.concatenate(found)
+
+    def _sorted_keys(self, keys: Array) -> Array:
+        """Returns keys (n,) int64 in the key type, ascending."""
+        keys = self.key_dtype.from_int64(self.backend.xp, keys)
+        return keys[self.backend.xp.argsort(keys)]
 
     def _stamps(self, keys: Array) -> Array:
         """Returns the number of the lookup that last saw each key, (n,) uint32; 0: none has."""

@@ -170,7 +170,7 @@ class HkvTable(EmbeddingTable):
     @property
     def index_bytes(self) -> int:
         others = 0 if self.sightings is None else self.sightings.num_bytes
-        return self.index.num_bytes + self.tiers.num_bytes + others
+        return super().index_bytes + self.tiers.num_bytes + others
 
     @changing
     def insert_and_evict(self, keys: Any, values: Any, scores: Any = None) -> Evicted:
@@ -320,7 +320,11 @@ class HkvTable(EmbeddingTable):
         eviction = _Eviction(
             *(n, new.are_updated, claim, counters, index.size, dict(self._counts)),
         )
-        reading, forgetting = [], []
+        reading, forgetting, logging = [], [], []
+        if self.removals is not None:
+            num_again = counter(counters, Count.LOGGED)
+            those = (placed.evicted_keys, placed.evicted_rows, new.stamp)
+            logging = self.removals.noting_evicted(*those, min(n, index.size), num_again)
         if evicted is not None:
             last_values = store.output(n)
             reading = [store.reading(placed.evicted_rows, last_values)]
@@ -333,6 +337,7 @@ class HkvTable(EmbeddingTable):
             *store.listing(claim),
             *store.taking(claim),
             self._placing(new, placed, counters),
+            *logging,
             *reading,
             *(store.filling(state, placed.evicted_rows) for state in store.state_names),
             index.giving_rows(placed, claim.rows, rows, counts, one_each=False),
@@ -378,6 +383,7 @@ class HkvTable(EmbeddingTable):
                 partial(self._counts.update, counts),
                 *(self._renewing() if num_evicted else ()),
                 *setting(self, _refused=(num_refused, num_keys)),
+                *(self.removals.noted(num_evicted, counted[Count.LOGGED]) if self.removals else ()),
                 *self._forgot(counted[Count.FORGOTTEN]),
             ]
         )

@@ -92,8 +92,10 @@ class HkvIndex(Index):
         """The most keys that can still come without eviction."""
         return self.max_capacity + 2 - self.size
 
-    def scoring(self) -> tuple[int, int]:
-        return STRATEGIES.index(self.strategy), self.epoch
+    def scoring(self, refreshes: bool = True) -> tuple[int, int]:
+        # Of kCustomized they change only where somebody gives others.
+        strategy = self.strategy if refreshes else "kCustomized"
+        return STRATEGIES.index(strategy), self.epoch
 
     def make_room(self, count: int) -> None:
         """Doubles, as far as it may, until `count` more keys keep below the load factor.

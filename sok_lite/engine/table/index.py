@@ -264,8 +264,12 @@ class Index(Segmented):
             )
         return self._place_words
 
-    def scoring(self) -> tuple[int, int]:
-        """Returns how scores are kept: the number of the strategy, and the epoch."""
+    def scoring(self, refreshes: bool = True) -> tuple[int, int]:
+        """Returns how scores are kept: the number of the strategy, and the epoch.
+
+        Args:
+          refreshes: whether a search changes those of the keys that it finds.
+        """
         return 0, 0
 
     def searching(
@@ -276,6 +280,7 @@ class Index(Segmented):
         warming: Warming | None = None,
         copying: Copying | None = None,
         into: tuple[Array, Array | None] | None = None,
+        refreshes: bool = True,
     ) -> Search:
         """Prepares a search for keys, which may repeat.
 
@@ -288,21 +293,24 @@ class Index(Segmented):
           warming: of the rows that are found; None: they have no heat.
           copying: copies the rows that are found; None: does not.
           into: memory for `rows` and `counts` of the search, which are zeros; None: new memory.
+          refreshes: whether scores change; if not, it is only kept when the keys were seen.
         """
         xp, n = self.backend.xp, int(keys.size)
         rows, counts = into or (xp.empty(n, np.uint32), xp.zeros(2, np.int64))
         pointers, shift, row_bytes, out = (None, 0, 0, None) if copying is None else copying
-        note = self.noting(stamp, warming)
+        note = self.noting(stamp, warming, refreshes)
         arguments = (
             *(*self.place(), *note[:3], given, *note[3:]),
             *(pointers, shift, row_bytes, keys, rows, out, counts, n),
         )
         return Search(Launch(self.backend, "find", Part(n, arguments)), rows, counts)
 
-    def noting(self, stamp: int, warming: Warming | None) -> tuple[Any, ...]:
+    def noting(
+        self, stamp: int, warming: Warming | None, refreshes: bool = True
+    ) -> tuple[Any, ...]:
         """Returns what a kernel takes that notes which keys a lookup has seen."""
         heat, warms = (None, False) if warming is None or not stamp else warming
-        return stamp, *self.scoring(), heat, int(warms)
+        return stamp, *self.scoring(refreshes), heat, int(warms)
 
     def find(self, keys: Array, stamp: int = 0, given: Array | None = None) -> Found:
         """Finds keys; see `searching`."""

@@ -12,7 +12,7 @@ from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import last_of_each, segment_sum, unique
 from sok_lite.engine.table.counters import new_counters
-from sok_lite.engine.table.index import Found, Warming
+from sok_lite.engine.table.index import Found, Search, Warming
 from sok_lite.engine.table.removal import Removes
 from sok_lite.engine.table.stages import Stages, run
 from sok_lite.engine.typed_sums import sum_of_each
@@ -175,6 +175,11 @@ class Inserts(Removes):
         publish([search.launch, *ticking])
         return search.found
 
+    def _marking(self, keys: Array) -> Search:
+        """Prepares to find keys whose rows are to change: they count as seen by the last lookup."""
+        into = (self.backend.xp.empty(int(keys.size), np.uint32), None)
+        return self.index.searching(keys, self.clock.now, into=into, refreshes=False)
+
     def _count_found(self, num_items: int, num_missing: int) -> None:
         counts = self._counts
         counts.update(
@@ -183,7 +188,8 @@ class Inserts(Removes):
 
     def _ageing(self) -> list[Action]:
         """Prepares to halve the number of every lookup, so that counting can go on."""
-        return [*self.index.ageing(), *self.clock.halving()]
+        log = [] if self.removals is None else self.removals.ageing()
+        return [*self.index.ageing(), *log, *self.clock.halving()]
 
     # ---------------------------------------------------------------- a write
 

@@ -15,6 +15,7 @@ from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
 from sok_lite.engine.table.index import Found, Index
+from sok_lite.engine.table.removal_log import RemovalLog
 from sok_lite.engine.table.results import GivesFirstRows, KnownRows, Statistics
 
 # A row of this many float32 numbers takes a gigabyte: a larger dimension is a mistake.
@@ -63,6 +64,7 @@ class TableParts(Exclusive, ABC):
       counts_repeats: whether a lookup counts a key as often as it comes; see `counts`.
       sees_updates: whether every update is a lookup of its keys to their scores, not only one that
         has to insert some: for those whose lookups in training do not insert, nor count as such.
+      removals: a log of keys that have lost their rows; None: nobody wants one.
       last_gradient: the keys of the last gradient, most likely those of the update that follows;
         None: there was none.
     """
@@ -108,6 +110,7 @@ class TableParts(Exclusive, ABC):
         self.generation = 0
         self._table_seed = table_seed(self.seed, name)
         self.clock = Clock()
+        self.removals: RemovalLog | None = None
         self.last_gradient: KnownRows | None = None
         self._counts = dict.fromkeys(COUNTERS, 0)
 
@@ -133,7 +136,7 @@ class TableParts(Exclusive, ABC):
     @property
     def index_bytes(self) -> int:
         """Memory of the index, and of what else is kept by key."""
-        return self.index.num_bytes
+        return self.index.num_bytes + (0 if self.removals is None else self.removals.num_bytes)
 
     @property
     def num_evicted(self) -> int:

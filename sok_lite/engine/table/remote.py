@@ -78,7 +78,7 @@ class RemoteTable(Exclusive):
         self.backend, self.dim, self.name = self.like.backend, self.like.dim, self.like.name
         self.key_dtype, self.row_dtype = self.like.key_dtype, self.like.row_dtype
         self.owner = self.like.owner
-        self.store = self.like.store
+        self.store, self.initializer = self.like.store, self.like.initializer
         self.row_bytes = self.dim * self.row_dtype.storage.itemsize
 
     @property

@@ -11,7 +11,6 @@ from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import unique
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.history import History
-from sok_lite.engine.table.index import CHUNK_SLOTS
 from sok_lite.engine.table.parts import COUNTERS
 from sok_lite.engine.table.results import Predicate
 
@@ -68,7 +67,8 @@ class Removes(History):
             oldest = self.clock.first_since(self.clock.read() - seconds)
         else:
             oldest = max(0, self.clock.now - int(num_lookups or 0) + 1)
-        return self._erase(self._keys_seen_before(oldest), self._forgetting_before(oldest))
+        doomed = self._keys_where(lambda stamps: stamps < oldest)
+        return self._erase(doomed, self._forgetting_before(oldest))
 
     def erase_below(self, cutoff: float) -> int:
         """Removes the keys whose rows are nearly zero: every |element| < cutoff; returns how many.
@@ -97,7 +97,9 @@ class Removes(History):
 
     def _clearing(self) -> list[Action]:
         """Prepares to remove every key."""
+        removed = [] if self.removals is None else self._logging(self.index.entries().keys)
         return [
+            *removed,
             *self.index.clearing(),
             *self.store.clearing(),
             *setting(self, _counts=dict.fromkeys(COUNTERS, 0)),
@@ -118,6 +120,7 @@ class Removes(History):
             return 0
         publish(
             [
+                *self._logging(keys[held]),
                 *self.index.erasing(keys[held]),
                 *self._releasing(found[held]),
                 self._counting(erased=count),
@@ -128,6 +131,10 @@ class Removes(History):
         self.index.clean()
         self.store.give_back()
         return count
+
+    def _logging(self, keys: Array) -> list[Action]:
+        """Prepares to note distinct keys that lose their rows, where there is a log."""
+        return [] if self.removals is None else self.removals.noting(keys, self.clock.now)
 
     def _releasing(self, rows: Array) -> list[Action]:
         """Prepares to give rows back."""
@@ -140,12 +147,3 @@ class Removes(History):
     def _forgetting_before(self, stamp: int) -> list[Action]:
         """Prepares to forget what else is known of keys that no lookup from `stamp` on has seen."""
         return []
-
-    def _keys_seen_before(self, stamp: int) -> Array:
-        """Returns the keys (n,) int64 that no lookup from number `stamp` on has seen."""
-        xp = self.backend.xp
-        found = []
-        for first in range(0, self.num_slots, CHUNK_SLOTS):
-            held = self.index.entries(first, CHUNK_SLOTS)
-            found.append(held.keys[held.stamps < stamp])
-        return xp.concatenate(found)

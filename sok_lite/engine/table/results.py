@@ -31,12 +31,14 @@ class KnownRows(NamedTuple):
       rows: (u,) uint32, their row numbers, or absent.
       generation: of the table when it gave the row numbers.
       is_complete: whether all of them had one, which is known; if not, some may have had none.
+      stamp: number of the lookup that asked for them, which has noted that; 0: it has not.
     """
 
     keys: Array
     rows: Array
     generation: int
     is_complete: bool = False
+    stamp: int = 0
 
 
 class Entries(NamedTuple):

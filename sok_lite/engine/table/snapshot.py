@@ -76,7 +76,7 @@ class State(NamedTuple):
 
     Attributes:
       name, dim, initial: what the optimizer calls it, elements of a row, of a new row.
-      rows: (n, dim) float32, or Pieces of such.
+      rows: (n, dim) float32; of what is restored, Pieces of such will do.
       group: the states of one optimizer have a number of their own; None: nobody knows what
         belongs together, as in old checkpoints.
     """
@@ -84,7 +84,7 @@ class State(NamedTuple):
     name: str
     dim: int
     initial: float
-    rows: Array | Pieces
+    rows: Array
     group: int | None = None
 
 
@@ -93,12 +93,13 @@ class Snapshot(NamedTuple):
 
     Attributes:
       held: its keys; of those that are restored the row numbers are not used.
-      values: (n, dim) of the row's storage dtype, in the order of the keys, or Pieces of such.
+      values: (n, dim) of the row's storage dtype, in the order of the keys; of what
+        is restored, Pieces of such will do.
       states: of all optimizers.
     """
 
     held: Held
-    values: Array | Pieces
+    values: Array
     states: Sequence[State] = ()
 
 
@@ -186,7 +187,8 @@ def facts_of(table: EmbeddingTable) -> dict[str, Any]:
 
 
 def restore(table: EmbeddingTable, snapshot: Snapshot) -> None:
-    """Makes a table hold the keys of a snapshot and no others. Counters begin anew.
+    """Makes a table hold the keys of a snapshot and no others. Counters begin anew, and so does a
+    log of removals.
 
     All that it is to hold is made beside what it holds, and takes its place in one piece. So until
     then there must be memory for both, unless the table is empty.
@@ -236,7 +238,9 @@ def preparing(table: EmbeddingTable, snapshot: Snapshot) -> list[Action]:
         ) from error
     counts = dict.fromkeys(COUNTERS, 0)
     clock = table.clock.restarting(*times)
-    return [*actions, *clock, *setting(table, _counts=counts, generation=table.generation + 1)]
+    log = None if table.removals is None else table.removals.emptied(times[0])
+    renewed = setting(table, _counts=counts, generation=table.generation + 1, removals=log)
+    return [*actions, *clock, *renewed]
 
 
 def _prepared(table: EmbeddingTable, keys: Array, snapshot: Snapshot) -> list[Action]:

@@ -23,6 +23,7 @@ from sok_lite.engine.optimizers import (
     Nadam,
     ProximalAdagrad,
     ProximalSGD,
+    RectifiedAdam,
     RMSprop,
     ScheduleFreeAdamW,
     SparseGroupFtrl,
@@ -88,6 +89,12 @@ VARIANTS = [
     SparseGroupFtrl(initial_accumulator=0.0, l21=0.5),
     GroupLamb(),
     GroupLamb(epsilon=1e-3, l1=0.03, l2=0.1, l21=0.1, weight_decay=0.1),
+    # The 5 steps of the tests leave v out in all, or in all but the last.
+    RectifiedAdam(),
+    RectifiedAdam(sma_threshold=4.0, beta_1=0.5, beta_2=0.9, epsilon=1e-3, weight_decay=0.1),
+    RectifiedAdam(sma_threshold=4.0, beta_2=0.8, amsgrad=True, nesterov=True),
+    RectifiedAdam(sma_threshold=4.0, beta_2=0.9, amsgrad=True),
+    RectifiedAdam(sma_threshold=4.0, beta_2=0.9, nesterov=True, weight_decay=0.1),
 ]
 
 

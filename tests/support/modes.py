@@ -51,6 +51,7 @@ class Graph(Mode):
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(tf.Graph().as_default())
         self.session = self._stack.enter_context(tf.compat.v1.Session())
+        self._initialized = []
         return self
 
     def __exit__(self, *error):
@@ -65,10 +66,17 @@ class Graph(Mode):
         feeds = [tf.compat.v1.placeholder(array.dtype, [None] * np.ndim(array)) for array in arrays]
         fetches = function(*feeds)
         values = dict(zip(feeds, arrays, strict=True))
-        self.session.run(tf.compat.v1.global_variables_initializer())
+        self._initialize()
         if fetches is None:
             return lambda: None
         return lambda: self.session.run(fetches, values)
+
+    def _initialize(self):
+        """Initializes the variables that are new: an initializer empties some tables."""
+        done = {id(variable) for variable in self._initialized}
+        new = [each for each in tf.compat.v1.global_variables() if id(each) not in done]
+        self.session.run(tf.compat.v1.variables_initializer(new))
+        self._initialized += new
 
 
 def _array(given):

@@ -1,0 +1,148 @@
+"""The steps of an optimizer that a program calls itself: in eager mode, and in each graph.
+
+The program keeps its optimizer and knows no other object. What takes the steps of tables is made
+where the first step is, and belongs to the optimizer.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.optimizers.family import OwnStep, Settings
+from sok_lite.bridge.optimizers.settings import family_of
+from sok_lite.bridge.optimizers.v1 import V1
+from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
+from sok_lite.bridge.variable import TableVariable
+
+# Takes an optimizer, (gradient, dense variable) pairs and options by name; updates the variables.
+DenseStep = Callable[..., Any]
+
+
+class WrappedHere(WrappedOptimizer):
+    """Steps of an optimizer whose own method comes here.
+
+    Args:
+      optimizer: see `WrappedOptimizer`.
+      dense_step: updates dense variables, and does not come here again.
+    """
+
+    counts_with_optimizer = True
+
+    def __init__(self, optimizer: Any, dense_step: DenseStep) -> None:
+        self._step_of_dense = dense_step
+        super().__init__(optimizer)
+
+    def _settings(self) -> Settings | OwnStep:
+        settings = super()._settings()
+        if not isinstance(settings, OwnStep):
+            return settings
+        # What else a method of the optimizer's class does to gradients is done by now.
+        apply = partial(_apply_copy, self._step_of_dense, self._family is not V1)
+        copying = replace(self._family.copying, apply=apply)
+        return settings._replace(family=replace(self._family, copying=copying))
+
+    def _first_step(self, inner: Any, settings: Settings | OwnStep) -> int | None:
+        # Else a graph has the variables that it has without tables, and so have its checkpoints.
+        if self._family is V1 and (isinstance(settings, OwnStep) or settings.rule.counts_steps):
+            return super()._first_step(inner, settings)
+        return None
+
+    def show_states(self, variables: list[Any]) -> None:
+        """Makes the states of tables, so that a graph can read them before its first step."""
+        if not isinstance(self._settings(), OwnStep):
+            self._make_slots(variables)
+
+    def _apply_dense(self, dense: Any, **options: Any) -> Any:
+        if options.get("name") is not None:
+            # The whole step has the name: who runs an operation by it is to run all of the step.
+            options["name"] += "_dense"
+        return self._step_of_dense(self.optimizer, dense, **options)
+
+
+def _apply_copy(dense_step: DenseStep, counts: bool, copy: Any, pairs: Any, step: int) -> None:
+    """Has a copy of an optimizer take a step; see `Copying.apply`."""
+    if counts:
+        copy.iterations.assign(step - 1)
+    dense_step(copy, pairs)
+
+
+@unconverted
+class StepsHere:
+    """What takes the steps of an optimizer, in eager mode and in each graph.
+
+    Args:
+      optimizer: the optimizer; it is not kept alive.
+      dense_step: see `WrappedHere`.
+    """
+
+    def __init__(self, optimizer: Any, dense_step: DenseStep) -> None:
+        self._optimizer: Any = weakref.ref(optimizer)
+        self._dense_step = dense_step
+        self._wrapped: weakref.WeakKeyDictionary[Any, WrappedHere] = weakref.WeakKeyDictionary()
+        self._eager: WrappedHere | None = None
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a copy of an optimizer takes steps of its own
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer; None: it is gone."""
+        return self._optimizer()
+
+    def take(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Updates tables and dense variables with their gradients.
+
+        Args:
+          grads_and_vars: (gradient or None, variable) pairs.
+          global_step, name: of optimizers of tf.compat.v1.train.
+          options: further ones of the dense step.
+
+        Returns:
+          In a TF1 graph the operation; else what the dense step returns, or None.
+        """
+        pairs, here = list(grads_and_vars), self.here()
+        if not tf.executing_eagerly():
+            tables = [
+                variable
+                for grad, variable in pairs
+                if isinstance(variable, TableVariable) and grad is not None
+            ]
+            here.show_states(tables)
+        if family_of(self.optimizer) is V1 and name is None:
+            name = self.optimizer.get_name()
+        if tf.executing_eagerly() or tf.inside_function():
+            return here.take(pairs, global_step, name, **options)
+        train_ops = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
+        before = list(train_ops)
+        done = here.take(pairs, global_step, name, **options)
+        if family_of(self.optimizer) is V1:
+            train_ops[:] = [*before, done]  # not the dense part alone
+        return done
+
+    def here(self) -> WrappedHere:
+        """Returns what takes steps in this graph, or in eager mode; makes it where it is new."""
+        with tf.init_scope():
+            if not tf.executing_eagerly():
+                graph = tf.compat.v1.get_default_graph()
+                if graph not in self._wrapped:
+                    self._wrapped[graph] = WrappedHere(self.optimizer, self._dense_step)
+                return self._wrapped[graph]
+            if self._eager is None:
+                self._eager = WrappedHere(self.optimizer, self._dense_step)
+                if self._eager.iterations is not None:
+                    # It has no counter of its own: a checkpoint of it is to have this one.
+                    self.optimizer._track_trackable(
+                        self._eager.iterations, "sok_iterations", overwrite=True
+                    )
+            return self._eager

@@ -1,0 +1,144 @@
+"""`export_serving`: a function or model as a SavedModel that needs no sok_lite."""
+
+import os
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge import job
+from sok_lite.bridge.checks import check_cutoff
+from sok_lite.bridge.serving.checked import check_plain
+from sok_lite.bridge.serving.mode import exporting
+from sok_lite.bridge.serving.models import function_of, resources_in
+from sok_lite.bridge.serving.rows import check_quantize
+from sok_lite.bridge.serving.signature import Signature, flat_outputs
+from sok_lite.bridge.serving.tables import ServedTables
+from sok_lite.bridge.serving.together import together
+from sok_lite.bridge.tf_private import ResourceVariable, save_context
+from sok_lite.comm import Communicator
+
+__all__ = ["export_functions", "export_serving"]
+
+
+def export_serving(
+    model_or_fn: Any,
+    path: Any,
+    signature: Any = None,
+    *,
+    cutoff: float | None = None,
+    quantize: str | None = None,
+) -> None:
+    """Writes a SavedModel of plain TensorFlow operations, which gives the same without sok_lite.
+
+    The function is traced once more. Its lookups become a search among sorted keys and a gather;
+    all else is as it is. What it gives is what a live lookup gives that inserts nothing. A key
+    without a row gives the initial value of its table where that is one row for all keys, zeros
+    where it is random or a lookup says `missing="zeros"`. Batches may have any size.
+
+    `tf.saved_model.load(path)` gives what can be called as the function can, with its arguments;
+    TensorFlow Serving and TF1 find plain tensors by name, see `serving/signature.py`, in the
+    signature "serving_default". Nothing is filled when it is loaded, and no operation is one that
+    TensorFlow does not have.
+
+    In a job of several ranks every rank must call it, alike; rank 0 writes. `lookup_sparse` then
+    finds the keys of all ranks, a lookup in one rank's table those of rank 0.
+
+    Args:
+      model_or_fn: a tf.function, a function, a tf.Module with `__call__`, or a model of Keras 3 or
+        tf_keras, which is called with training=False.
+      path: the folder to write.
+      signature: what it takes: a tf.TensorSpec, a list of them by place, or a dict by argument;
+        RaggedTensorSpec, SparseTensorSpec and structures as well. None: the input_signature of a
+        tf.function, the inputs of a model.
+      cutoff: leaves out the keys of whose row every |element| < cutoff, such as 1e-20 for rows of
+        zeros. They give zeros then.
+      quantize: "float16" or "int8" has rows of floats smaller; see `ServedRows` for the error.
+
+    Raises:
+      TypeError, ValueError: an argument that does not fit; rows that cannot be quantised; a cutoff
+        where missing keys do not give zeros.
+      NotImplementedError: the function does something else with a table than look rows up, or
+        calls Python in another way.
+      RuntimeError: in a graph, or another rank has failed.
+    """
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "export_serving() is for eager mode. In a graph of TF1 use "
+            "sok_lite.export_serving_graph(session, path, inputs=..., outputs=...)."
+        )
+    function, arguments = function_of(model_or_fn, signature)
+    functions = {"serving_default": (function, arguments)}
+    comm = job.other_ranks()
+    export_functions(model_or_fn, path, functions, comm, cutoff=cutoff, quantize=quantize)
+
+
+def export_functions(
+    root: Any,
+    path: Any,
+    functions: Mapping[str, tuple[Callable[..., Any], Signature]],
+    comm: Communicator | None,
+    *,
+    cutoff: float | None = None,
+    quantize: str | None = None,
+) -> None:
+    """Does what `export_serving` does for several signatures.
+
+    Args:
+      root: what has the variables that the functions read, as far as they are no tf.Variables.
+      path, cutoff, quantize: see `export_serving`.
+      functions: by the name of the signature a function and what it takes. The first is what the
+        loaded object does when it is called.
+      comm: the job, where every rank calls it; None: what is exported is of this rank.
+    """
+    check_cutoff(cutoff)
+    check_quantize(quantize)
+    names = {name: arguments.flat() for name, (_, arguments) in functions.items()}
+    tables = ServedTables(_variable, _value, cutoff, quantize, comm)
+    module = tf.Module()
+    signatures, variables = {}, []
+    try:
+        with together(comm), exporting(tables):
+            with save_context(SimpleNamespace(experimental_variable_policy=object())):
+                for name, (function, arguments) in functions.items():
+                    served = tf.function(function)
+                    traced = served.get_concrete_function(*arguments.args, **arguments.kwargs)
+                    signatures[name] = _by_name(served, arguments, names[name])
+                    check_plain(traced.graph.as_graph_def())
+                    variables += traced.variables
+                    if not hasattr(module, "__call__"):  # noqa: B004
+                        # As a tf.function TensorFlow would trace it once more where it saves.
+                        module.__call__ = traced
+            if comm is None or comm.rank == 0:
+                module.variables_of_tables = tables.variables
+                module.variables_of_model = variables
+                # A method is of an object that has what it reads.
+                module.resources = resources_in(getattr(root, "__self__", root))
+                tf.saved_model.save(module, os.fspath(path), signatures)
+    finally:
+        # The functions that were traced on the way keep the variables.
+        for variable in tables.variables:
+            nothing = tf.zeros([0] * len(variable.shape), variable.dtype)
+            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing)
+
+
+def _variable(name: str, array: np.ndarray) -> Any:
+    return ResourceVariable(tf.constant(array), trainable=False, name=name)
+
+
+def _value(variable: Any) -> np.ndarray:
+    return variable.numpy()
+
+
+def _by_name(
+    served: Callable[..., Any], arguments: Signature, names: dict[str, tf.TensorSpec]
+) -> Any:
+    """Returns the function of plain tensors by name."""
+
+    def serve(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+        args, kwargs = arguments.packed(tensors)
+        return flat_outputs(served(*args, **kwargs))
+
+    return tf.function(serve, autograph=False).get_concrete_function(**names)

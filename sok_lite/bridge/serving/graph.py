@@ -1,0 +1,259 @@
+"""`export_serving_graph`: a part of a graph of TF1 as a SavedModel that needs no sok_lite."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge import job
+from sok_lite.bridge.checks import check_cutoff
+from sok_lite.bridge.serving.checked import check_plain
+from sok_lite.bridge.serving.graph_def import Nodes
+from sok_lite.bridge.serving.mode import Lookup, lookups_of
+from sok_lite.bridge.serving.rows import check_quantize
+from sok_lite.bridge.serving.signature import parts_of
+from sok_lite.bridge.serving.tables import ServedTables
+from sok_lite.bridge.serving.together import together
+from sok_lite.bridge.variable import TableVariable
+
+__all__ = ["export_serving_graph"]
+
+_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+_SCOPE = "sok_serving"
+
+
+def export_serving_graph(
+    session: Any,
+    path: Any,
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    *,
+    cutoff: float | None = None,
+    quantize: str | None = None,
+) -> None:
+    """Writes what some tensors of a graph of TF1 are computed by, without sok_lite.
+
+    Of the graph it takes what the outputs need and the inputs do not give. Lookups in tables become
+    plain operations, as in `export_serving`, which says what they give; variables have the values
+    that the session has. `tf.compat.v1.saved_model.load`, `tf.saved_model.load` and TensorFlow
+    Serving open it. The session and its graph stay as they are.
+
+    Args:
+      session: a tf.compat.v1.Session, whose variables are initialised.
+      path: the folder to write, which must not be there yet, or be empty.
+      inputs: tensors by the names that the signature has: placeholders, or whatever is to be given.
+        A sparse or ragged one has several names there, as in `export_serving`.
+      outputs: tensors by name, the same.
+      cutoff, quantize: see `export_serving`.
+
+    Raises:
+      TypeError, ValueError: an argument that does not fit; an output needs a placeholder that is
+        not among the inputs.
+      FileExistsError: something is in the folder.
+      NotImplementedError: an output needs something that calls Python and is no lookup, or a lookup
+        in a loop or in a function.
+    """
+    check_cutoff(cutoff)
+    check_quantize(quantize)
+    _check_tensors(session.graph, inputs, "inputs")
+    _check_tensors(session.graph, outputs, "outputs")
+    path = os.fspath(path)
+    if os.path.isdir(path) and os.listdir(path):
+        raise FileExistsError(f"{path!r} is not empty. Give another path, or remove what is there.")
+    comm = job.other_ranks()
+    with together(comm):
+        copy = _Copy(session, _leaves(inputs), _leaves(outputs))
+        copy.serve(cutoff, quantize, comm)
+        if comm is None or comm.rank == 0:
+            copy.write(path, inputs, outputs)
+
+
+class _Copy:
+    """What is written of a graph.
+
+    Args:
+      session: see `export_serving_graph`.
+      inputs, outputs: tensors.
+    """
+
+    def __init__(
+        self, session: Any, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
+    ) -> None:
+        self._session, self._graph = session, session.graph
+        self._outputs = [tensor.name for tensor in outputs]
+        self._nodes = Nodes(self._graph.as_graph_def())
+        self._scratch = tf.Graph()  # what comes in place of lookups, and all variables
+        self._values: dict[str, np.ndarray] = {}
+        with self._scratch.as_default():
+            for tensor in inputs:
+                if tensor.op.type != "Placeholder":
+                    name = f"{_SCOPE}_input/{tensor.op.name}"
+                    given = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name)
+                    self._nodes.replace(tensor.name, given.name)
+        self._nodes.add(self._scratch.as_graph_def())
+        self._inputs = {self._nodes.resolved(tensor.name) for tensor in inputs}
+        self._initializers: list[str] = []
+
+    def serve(self, cutoff: float | None, quantize: str | None, comm: Any) -> None:
+        """Puts plain operations in place of lookups, and variables with values in place of those of
+        the session."""
+        tables = ServedTables(self._variable, self._session.run, cutoff, quantize, comm)
+        waiting = lookups_of(self._graph)
+        while True:
+            asked = self._nodes.asked(self._outputs)
+            lookup = next((each for each in waiting if asked & _names(each.outputs)), None)
+            if lookup is None:
+                break
+            waiting.remove(lookup)
+            self._replace(lookup, tables)
+        check_plain(self._nodes.graph_def(self._outputs))
+        needed = self._nodes.needed(self._outputs)
+        self._check_placeholders(needed)
+        with self._scratch.as_default():
+            self._copy_variables(needed)
+        self._nodes.add(self._scratch.as_graph_def())
+        self._initializers = self._initializers_of(needed)
+
+    def write(self, path: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+        """Writes the SavedModel."""
+        # Its collections make the variables again, of the nodes that have their names.
+        meta = tf.compat.v1.train.export_meta_graph(graph=self._scratch, clear_devices=True)
+        with self._scratch.as_default():
+            protos = [each.to_proto() for each in tf.compat.v1.global_variables()]
+        kept = [*self._outputs, *self._inputs, *self._initializers]
+        for proto in protos:
+            kept += [proto.variable_name, proto.initializer_name, proto.snapshot_name]
+            kept.append(proto.initial_value_name)
+        graph_def = self._nodes.graph_def(kept)
+        meta.graph_def.CopyFrom(graph_def)
+        final = tf.Graph()
+        with final.as_default(), tf.compat.v1.Session(graph=final) as session:
+            tf.compat.v1.train.import_meta_graph(meta, clear_devices=True)
+            variables = tf.compat.v1.global_variables()
+            for variable in variables:
+                assign = variable.initializer
+                session.run(assign, {assign.inputs[1]: self._values[variable.op.name]})
+            signature = tf.compat.v1.saved_model.build_signature_def(
+                self._infos(final, inputs),
+                self._infos(final, outputs),
+                tf.saved_model.PREDICT_METHOD_NAME,
+            )
+            builder = tf.compat.v1.saved_model.Builder(path)
+            builder.add_meta_graph_and_variables(
+                session,
+                [tf.saved_model.SERVING],
+                {tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
+                saver=tf.compat.v1.train.Saver(variables) if variables else None,
+                main_op=tf.group(*map(final.get_operation_by_name, self._initializers)),
+            )
+            builder.save()
+
+    def _replace(self, lookup: Lookup, tables: ServedTables) -> None:
+        if any(self._nodes.is_in_a_loop(tensor.name) for tensor in lookup.inputs):
+            raise NotImplementedError(
+                f"{lookup.what} is within a loop, and cannot be exported for serving. Look all "
+                "keys up before the loop."
+            )
+        with self._scratch.as_default(), tf.name_scope(f"{_SCOPE}/"):
+            stand_ins = [
+                tf.compat.v1.placeholder(tensor.dtype, tensor.shape) for tensor in lookup.inputs
+            ]
+            results = lookup.plain(tables, *stand_ins)
+        for stand_in, tensor in zip(stand_ins, lookup.inputs, strict=True):
+            self._nodes.replace(stand_in.name, tensor.name)
+        for tensor, result in zip(lookup.outputs, results, strict=True):
+            self._nodes.replace(tensor.name, result.name)
+        self._nodes.add(self._scratch.as_graph_def())
+
+    def _variable(self, name: str, array: np.ndarray) -> Any:
+        return self._made(name, array, True, tf.TensorShape(array.shape))
+
+    def _made(self, name: str, array: np.ndarray, is_resource: bool, shape: tf.TensorShape) -> Any:
+        """Makes a variable of the scratch graph; its value is not in the graph."""
+        variable = tf.compat.v1.Variable(
+            tf.zeros(array.shape, array.dtype),
+            trainable=False,
+            name=name,
+            use_resource=is_resource,
+            validate_shape=shape.is_fully_defined(),
+            shape=shape if is_resource else None,
+        )
+        self._values[variable.op.name] = array
+        return variable
+
+    def _copy_variables(self, needed: Mapping[str, Any]) -> None:
+        collections = map(self._graph.get_collection, self._graph.get_all_collection_keys())
+        known = {
+            item.op.name: item for items in collections for item in items if _is_variable(item)
+        }
+        names = [name for name, node in needed.items() if node.op in _VARIABLES]
+        names = [name for name in names if name not in self._values]
+        for name in names:
+            if name not in known or isinstance(known[name], TableVariable):
+                raise NotImplementedError(
+                    f"An output needs {name!r}, which is no variable that can be saved by itself: "
+                    "a table that is not looked up in, or one that no collection of the graph has."
+                )
+        values = self._session.run({name: known[name] for name in names})
+        for name in names:
+            is_resource = needed[name].op == "VarHandleOp"
+            self._made(name, np.asarray(values[name]), is_resource, known[name].shape)
+
+    def _initializers_of(self, needed: Mapping[str, Any]) -> list[str]:
+        """Returns the operations that fill the tables of words that an output needs."""
+        collection = self._graph.get_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS)
+        found = [op for op in collection if any(each.op.name in needed for each in op.inputs)]
+        for op in found:
+            if "TextFile" in op.type:
+                raise NotImplementedError(
+                    f"{op.name!r} reads a file, which would not be exported. Make the table with "
+                    "tf.lookup.KeyValueTensorInitializer."
+                )
+        return [op.name for op in found]
+
+    def _check_placeholders(self, needed: Mapping[str, Any]) -> None:
+        names = [f"{name}:0" for name, node in needed.items() if node.op == "Placeholder"]
+        missing = sorted(set(names) - self._inputs)
+        if missing:
+            raise ValueError(
+                f"An output needs the placeholders {missing}, which are not among `inputs`. "
+                f"Received: {sorted(self._inputs)}."
+            )
+
+    def _infos(self, final: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns how a signature names what tensors of the session's graph have become."""
+        found = {
+            part: final.get_tensor_by_name(self._nodes.resolved(tensor.name))
+            for name, value in tensors.items()
+            for part, tensor in parts_of(name, value).items()
+        }
+        build = tf.compat.v1.saved_model.build_tensor_info
+        return {name: build(tensor) for name, tensor in found.items()}
+
+
+def _is_variable(item: Any) -> bool:
+    return isinstance(item, tf.Variable)
+
+
+def _names(tensors: Sequence[tf.Tensor]) -> set[str]:
+    return {tensor.name for tensor in tensors}
+
+
+def _leaves(tensors: Mapping[str, Any]) -> list[tf.Tensor]:
+    return tf.nest.flatten(list(tensors.values()), expand_composites=True)
+
+
+def _check_tensors(graph: Any, tensors: Any, argument: str) -> None:
+    if not isinstance(tensors, Mapping) or not tensors:
+        raise TypeError(
+            f"`{argument}` must be a dict of tensors by name, at least one. Received: {tensors!r}."
+        )
+    for name, value in tensors.items():
+        for leaf in tf.nest.flatten(value, expand_composites=True):
+            if not tf.is_tensor(leaf) or getattr(leaf, "graph", None) is not graph:
+                raise TypeError(
+                    f"`{argument}` must be tensors of the session's graph. "
+                    f"Received: {name}={leaf!r}."
+                )

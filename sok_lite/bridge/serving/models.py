@@ -1,0 +1,114 @@
+"""What a program gives to be exported: a function, a tf.Module, or a model of Keras."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.serving.signature import Signature, checked_signature
+from sok_lite.bridge.tf_private import CHILDREN, INPUTS_OF_MODELS
+
+
+def function_of(model_or_fn: Any, signature: Any) -> tuple[Callable[..., Any], Signature]:
+    """Returns the function that is served, and what it takes.
+
+    Raises:
+      TypeError: it cannot be called.
+      ValueError: nobody says what it takes.
+    """
+    if not callable(model_or_fn):
+        raise TypeError(
+            "`model_or_fn` must be a function, a tf.Module with __call__, or a model of Keras. "
+            f"Received: {type(model_or_fn).__name__}."
+        )
+    if _is_keras_model(model_or_fn):
+        model = model_or_fn
+
+        def predict(*args: Any, **kwargs: Any) -> Any:
+            return model(*args, **kwargs, training=False)
+
+        if signature is None:
+            return predict, _signature_of_model(model)
+        return predict, checked_signature(model.call, signature)
+    function = model_or_fn.__call__ if isinstance(model_or_fn, tf.Module) else model_or_fn
+    given = getattr(function, "input_signature", None) if signature is None else signature
+    if given is None:
+        raise ValueError(
+            "`signature` must say what the function takes, such as [tf.TensorSpec([None], "
+            "tf.int64)]. Received: None, and a function without an input_signature."
+        )
+    return function, checked_signature(function, given)
+
+
+def functions_of(model: Any, signatures: Any) -> dict[str, tuple[Callable[..., Any], Signature]]:
+    """Returns what a model of Keras is saved with, as `tf.saved_model.save` takes its `signatures`.
+
+    Args:
+      model: what is served where there are none.
+      signatures: None, a tf.function with an input_signature, or a dict of those by name.
+
+    Raises:
+      TypeError: a signature is no tf.function with an input_signature.
+    """
+    if signatures is None:
+        return {"serving_default": function_of(model, None)}
+    named = signatures if isinstance(signatures, Mapping) else {"serving_default": signatures}
+    for name, function in named.items():
+        if getattr(function, "input_signature", None) is None:
+            raise TypeError(
+                "A signature must be a tf.function with an input_signature: it is traced anew "
+                f"where it is saved. Received: {name}={function!r}."
+            )
+    return {name: function_of(function, None) for name, function in named.items()}
+
+
+def resources_in(root: Any) -> list[Any]:
+    """Returns what a model tracks that TensorFlow saves with a function of it, such as tables of
+    words: all with a resource of their own that are no variables."""
+    return [each for each in _tracked(root, set()) if hasattr(type(each), "resource_handle")]
+
+
+def _tracked(root: Any, seen: set[int]) -> Iterator[Any]:
+    children = getattr(root, CHILDREN, None)
+    if children is None or id(root) in seen:
+        return
+    seen.add(id(root))
+    yield root
+    if not isinstance(root, tf.Variable):
+        for child in children().values():
+            yield from _tracked(child, seen)
+
+
+def _is_keras_model(model: Any) -> bool:
+    return any(
+        base.__name__ == "Model" and base.__module__.partition(".")[0] in ("keras", "tf_keras")
+        for base in type(model).__mro__
+    )
+
+
+def _signature_of_model(model: Any) -> Signature:
+    structures = (getattr(model, name, None) for name in INPUTS_OF_MODELS.values())
+    inputs = next((each for each in structures if each is not None), None)
+    if inputs is None:
+        inputs = getattr(model, "inputs", None)
+        inputs = inputs[0] if isinstance(inputs, (list, tuple)) and len(inputs) == 1 else inputs
+    if inputs is None:
+        raise ValueError(
+            f"The model {model.name!r} does not say what it takes: it has no `inputs`. Give "
+            "`signature`, such as [tf.TensorSpec([None, 3], tf.int64)]."
+        )
+    specs = tf.nest.map_structure(_spec_of, inputs)
+    return Signature((specs,), {}, ["inputs"])
+
+
+def _spec_of(tensor: Any) -> Any:
+    """Returns the spec of an input of a model."""
+    dtype = tf.as_dtype(tensor.dtype)
+    if getattr(tensor, "sparse", False):
+        return tf.SparseTensorSpec(tensor.shape, dtype)
+    spec = getattr(tensor, "type_spec", None)  # of tf_keras
+    if isinstance(spec, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+        return spec
+    if getattr(tensor, "ragged", False):
+        return tf.RaggedTensorSpec(tensor.shape, dtype)
+    return tf.TensorSpec(tensor.shape, dtype, tensor.name)

@@ -1,0 +1,142 @@
+"""What a served function takes and gives, and the plain tensors by name that a signature has.
+
+TensorFlow Serving and TF1 know tensors by name only. A ragged or sparse argument is several of them
+there: `<name>_values` and `<name>_row_splits`, or `<name>_indices`, `<name>_values` and
+`<name>_dense_shape`.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+_SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+_NO_WORD = re.compile(r"[^A-Za-z0-9_]+")
+
+
+class Signature(NamedTuple):
+    """The arguments of a function.
+
+    Attributes:
+      args: by place, each a spec or a structure of specs.
+      kwargs: by name, the same.
+      names: of what is given by place.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: list[str]
+
+    def flat(self) -> dict[str, tf.TensorSpec]:
+        """Returns the specs of the plain tensors by name.
+
+        Raises:
+          ValueError: two have one name.
+        """
+        result: dict[str, tf.TensorSpec] = {}
+        for name, spec in self._leaves():
+            for part, plain in parts_of(name, spec).items():
+                if part in result:
+                    raise ValueError(
+                        f"Two tensors of the signature are named {part!r}. Give each TensorSpec a "
+                        "`name` of its own."
+                    )
+                result[part] = tf.TensorSpec(plain.shape, plain.dtype, part)
+        return result
+
+    def packed(self, tensors: Mapping[str, tf.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the arguments that plain tensors by name stand for."""
+        flat = [tensors[name] for name in self.flat()]
+        arguments = (self.args, dict(self.kwargs))
+        return tf.nest.pack_sequence_as(arguments, flat, expand_composites=True)
+
+    def _leaves(self) -> list[tuple[str, Any]]:
+        given = [*zip(self.names, self.args, strict=True)]
+        given += [(name, self.kwargs[name]) for name in sorted(self.kwargs)]
+        return [leaf for name, argument in given for leaf in named_leaves(name, argument)]
+
+
+def checked_signature(function: Callable[..., Any], signature: Any) -> Signature:
+    """Returns what a program means by the signature of a function.
+
+    Args:
+      function: it names what is given by place.
+      signature: a spec, a list of specs or structures of them, by place, or a dict of these by
+        argument.
+
+    Raises:
+      TypeError: something in it is no spec.
+    """
+    if isinstance(signature, Mapping):
+        args, kwargs = (), {name: as_specs(spec) for name, spec in signature.items()}
+    else:
+        is_list = isinstance(signature, (list, tuple))
+        args = tuple(as_specs(each) for each in (signature if is_list else [signature]))
+        kwargs = {}
+    return Signature(args, kwargs, _names_of(function, len(args)))
+
+
+def as_specs(structure: Any) -> Any:
+    """Returns a structure of specs, or raises TypeError."""
+    for leaf in tf.nest.flatten(structure):
+        if not isinstance(leaf, _SPECS):
+            raise TypeError(
+                "`signature` must be made of tf.TensorSpec, tf.RaggedTensorSpec and "
+                f"tf.SparseTensorSpec. Received: {leaf!r}."
+            )
+    return structure
+
+
+def named_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
+    """Returns the leaves of a structure in the order of tf.nest, each with a name."""
+    if isinstance(structure, Mapping):
+        return [leaf for key in sorted(structure) for leaf in named_leaves(key, structure[key])]
+    if isinstance(structure, (list, tuple)):
+        parts = [named_leaves(f"{name}_{i}", part) for i, part in enumerate(structure)]
+        return [leaf for part in parts for leaf in part]
+    own = getattr(structure, "name", None) if isinstance(structure, tf.TensorSpec) else None
+    return [(_NO_WORD.sub("_", str(own or name)), structure)]
+
+
+def parts_of(name: str, value: Any) -> dict[str, Any]:
+    """Returns the plain tensors, or specs, of one that may be ragged or sparse."""
+    flat = tf.nest.flatten(value, expand_composites=True)
+    if isinstance(value, (tf.SparseTensor, tf.SparseTensorSpec)):
+        endings = ["_indices", "_values", "_dense_shape"]
+    elif isinstance(value, (tf.RaggedTensor, tf.RaggedTensorSpec)):
+        splits = [f"_row_splits_{i}" for i in range(1, len(flat) - 1)]
+        endings = ["_values", "_row_splits", *splits]
+    else:
+        endings = [""]
+    return {name + ending: part for ending, part in zip(endings, flat, strict=True)}
+
+
+def flat_outputs(outputs: Any) -> dict[str, tf.Tensor]:
+    """Returns what a function gives as plain tensors by name.
+
+    Raises:
+      TypeError: it gives no tensors.
+    """
+    is_named = isinstance(outputs, Mapping)
+    structure = outputs if is_named or isinstance(outputs, (list, tuple)) else [outputs]
+    result: dict[str, tf.Tensor] = {}
+    for name, leaf in named_leaves("output", structure):
+        if leaf is None or not (tf.is_tensor(leaf) or tf.nest.is_nested(leaf)):
+            raise TypeError(
+                "A function for serving must give tensors: one, or a list or dict of them. "
+                f"Received: {leaf!r}."
+            )
+        result |= {part: tf.identity(tensor) for part, tensor in parts_of(name, leaf).items()}
+    return result
+
+
+def _names_of(function: Callable[..., Any], count: int) -> list[str]:
+    try:
+        parameters: Sequence[Any] = [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        parameters = []
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [each.name for each in parameters if each.kind in by_place][:count]
+    return names + [f"input_{i}" for i in range(len(names), count)]

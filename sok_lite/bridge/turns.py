@@ -1,0 +1,164 @@
+"""The order of calls that ranks make together, in a graph of TF1.
+
+A session runs what it has to in any order, so that ranks would meet each other in different calls.
+Here rank 0 says whose turn it is. A call has three operations: one gives its tensors, one tells
+when all ranks have given theirs, and one waits for the result. Whichever of these is waiting does
+the work of the call that rank 0 names, its own or another, so that no call needs a thread that
+others keep.
+
+When all have given theirs only Horovod can tell without keeping a thread. With MPI a call that rank
+0 names may wait for a thread, of which sessions then have more: TensorFlow asks an environment
+variable how many, when the first one is made.
+"""
+
+import os
+import threading
+import weakref
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.tf_private import CONTROL_FLOW
+from sok_lite.comm import Communicator
+
+_GIVING_TIMEOUT_S = 300.0
+_THREADS_VARIABLE, _NUM_THREADS = "TF_NUM_INTEROP_THREADS", "64"
+
+_Run = Callable[[], Sequence[tf.Tensor]]
+# Of each graph, how many calls of a name it has. Gradients are built in no order that ranks share,
+# so each name has numbers of its own.
+_counts: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()
+
+
+def numbered(name: str) -> str:
+    """Returns a name that is new in this graph, the same on all ranks that come to it as often."""
+    if tf.executing_eagerly():
+        return name
+    counts = _counts.setdefault(tf.compat.v1.get_default_graph(), Counter())
+    counts[name] += 1
+    return f"{name}, {counts[name]}"
+
+
+class Together(NamedTuple):
+    """A call that ranks make together.
+
+    Attributes:
+      comm: the ranks.
+      name: what `numbered` gave to the call, or to the one that it is the gradient of; "": none.
+    """
+
+    comm: Communicator
+    name: str = ""
+
+
+class _Turns:
+    """The calls of this process that were given and not yet done."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_working = False  # whether a thread takes part in collectives
+        self._given: dict[int, deque[_Run]] = {}
+        self._done: dict[int, deque[Sequence[tf.Tensor] | BaseException]] = {}
+
+    def give(self, call: int, run: _Run) -> None:
+        """Notes that the tensors of a call are there."""
+        with self._changed:
+            self._given.setdefault(call, deque()).append(run)
+            self._changed.notify_all()
+
+    def result(self, call: int, comm: Communicator) -> Sequence[tf.Tensor]:
+        """Returns what a call gives, when it has had its turn."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._done.get(call) or not self._is_working)
+                if self._done.get(call):
+                    result = self._done[call].popleft()
+                    break
+                self._is_working = True
+            try:
+                self._work(call, comm)
+            finally:
+                with self._changed:
+                    self._is_working = False
+                    self._changed.notify_all()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _work(self, call: int, comm: Communicator) -> None:
+        """Does the call whose turn it is: on rank 0 this one."""
+        call = int(comm.broadcast(np.array([call], np.int64), 0)[0])
+        with self._changed:
+            if self._changed.wait_for(lambda: self._given.get(call), _GIVING_TIMEOUT_S):
+                run = self._given[call].popleft()
+            else:
+                run = partial(_refuse_to_wait, comm.rank)
+        try:
+            result: Sequence[tf.Tensor] | BaseException = run()
+        except BaseException as error:  # it belongs to who waits for this call
+            result = error
+        with self._changed:
+            self._done.setdefault(call, deque()).append(result)
+
+
+def _refuse_to_wait(rank: int) -> NoReturn:
+    raise TimeoutError(
+        f"Rank 0 makes a call that rank {rank} has not come to for {_GIVING_TIMEOUT_S:g} s. Run "
+        "the same fetches on all ranks, and start them with horovodrun, or give the session more "
+        f"threads than it has lookups, by {_THREADS_VARIABLE} or "
+        "ConfigProto(inter_op_parallelism_threads=...)."
+    )
+
+
+_turns = _Turns()
+
+
+def needs_turn(together: Together) -> bool:
+    """Whether a call of several ranks is built into a graph that orders nothing by itself."""
+    if together.comm.size == 1 or tf.executing_eagerly() or tf.inside_function():
+        return False
+    # Of a loop several rounds may run at once, and no names tell them apart.
+    return getattr(tf.compat.v1.get_default_graph(), CONTROL_FLOW)() is None
+
+
+def in_turn(
+    together: Together,
+    place: Callable[..., Any],
+    function: Callable[..., Sequence[tf.Tensor]],
+    inputs: Sequence[Any],
+    output_dtypes: Sequence[tf.DType],
+    what: str,
+) -> Any:
+    """Returns what a call of several ranks gives, as operations of a TF1 graph.
+
+    All ranks must build the same calls, those of one name in the same order.
+
+    Args:
+      together: the ranks.
+      place: makes a py_function of a function, inputs and dtypes.
+      function, inputs, output_dtypes, what: as of `host_call`.
+    """
+    comm = together.comm
+    name = numbered(f"{what} ({together.name})").encode()
+    # Two hashes of 31 bits: no name is taken for another, and none is negative.
+    call = zlib.crc32(name) >> 1 << 31 | zlib.adler32(name) >> 1
+
+    def give(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+        _turns.give(call, lambda: function(*tensors))
+        return (tf.constant(0, tf.int64),)
+
+    def take(_: tf.Tensor) -> Sequence[tf.Tensor]:
+        return _turns.result(call, comm)
+
+    given = place(give, inputs, [tf.int64])
+    given = given[0] if isinstance(given, (list, tuple)) else given
+    given.set_shape([])
+    given_by_all = comm.given_by_all(given, f"sok_lite.{call}")
+    if given_by_all is given:
+        os.environ.setdefault(_THREADS_VARIABLE, _NUM_THREADS)
+    return place(take, [given_by_all], output_dtypes)

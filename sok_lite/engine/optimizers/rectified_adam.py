@@ -1,0 +1,77 @@
+"""Rectified Adam, RAdam.
+
+* `sok_lite.kv_variable.training.RectifiedAdamOptimizer`: `RectifiedAdam(...)`
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class RectifiedAdam(UpdateRule):
+    """Adam whose first steps leave `v` out, until enough is known of it (Liu et al., 2020).
+
+    With `inf = 2 / (1 - beta_2) - 1` and `length = inf - 2 t beta_2^t / (1 - beta_2^t)`, how many
+    gradients `v` is the mean of: where `length >= sma_threshold`
+    `w -= lr * r * m / (1 - beta_1^t) / (sqrt(v / (1 - beta_2^t)) + epsilon)`, with
+    `r = sqrt((length - 4) (length - 2) inf / ((inf - 4) (inf - 2) length))`; else
+    `w -= lr * m / (1 - beta_1^t)`.
+
+    Attributes:
+      beta_1, beta_2: in [0, 1); beta_2 > 0.6, for inf > 4.
+      epsilon: keeps the root away from 0.
+      sma_threshold: >= 4, below which r is no number.
+      amsgrad: divides by the largest `v` so far, in the state "vhat".
+      nesterov: steps by `beta_1 m + (1 - beta_1) g` in place of m.
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    sma_threshold: float = 5.0
+    amsgrad: bool = False
+    nesterov: bool = False
+
+    kernel: ClassVar[str] = "update_rectified_adam"
+    columns: ClassVar[tuple[str, ...]] = ("m", "v", "vhat")
+    counts_steps: ClassVar[bool] = True
+    lazy: ClassVar[str] = "steps by `m`; fading of `m` and `v`"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_below_one("beta_1", "beta_2")
+        self._require(self.beta_2 > 0.6, "beta_2", "> 0.6")
+        self._require(self.epsilon > 0, "epsilon", "> 0")
+        self._require(self.sma_threshold >= 4, "sma_threshold", ">= 4")
+
+    @property
+    def states(self) -> dict[str, float]:
+        return dict.fromkeys(self.columns if self.amsgrad else self.columns[:2], 0.0)
+
+    def scalars(self, learning_rate: float, step: int) -> Scalars:
+        correction_1, correction_2 = 1 - self.beta_1**step, math.sqrt(1 - self.beta_2**step)
+        rectifier = self._rectifier(step)
+        of_root, divisor = (0.0, 1.0) if rectifier is None else (1.0, self.epsilon * correction_2)
+        factor = 1.0 if rectifier is None else rectifier * correction_2
+        return (
+            learning_rate * factor / correction_1,
+            self._decay(learning_rate),
+            1 - self.beta_1,
+            1 - self.beta_2,
+            *((self.beta_1, 1 - self.beta_1) if self.nesterov else (1.0, 0.0)),
+            of_root,
+            divisor,
+        )
+
+    def _rectifier(self, step: int) -> float | None:
+        """Returns r; None: too little is known of `v`."""
+        power = self.beta_2**step
+        longest = 2 / (1 - self.beta_2) - 1
+        length = longest - 2 * step * power / (1 - power)
+        if length < self.sma_threshold:
+            return None
+        known = (length - 4) * (length - 2) * longest
+        return math.sqrt(known / ((longest - 4) * (longest - 2) * length))

@@ -1,0 +1,177 @@
+"""All that a table knows of its keys, on the host: taken out, cut, joined and put back."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.engine.optimizer_states import drop_left_behind
+from sok_lite.engine.table import EmbeddingTable, snapshot
+from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.snapshot import State
+
+_MOST_SIGHTINGS = 2**32 - 2  # the last number stands for none
+
+
+class Content(NamedTuple):
+    """What a table knows, n keys with a row and m that were seen but have none. Arrays of NumPy.
+
+    Attributes:
+      keys: (n,) of the key type, ascending.
+      values: (n, dim), rows of the storage dtype.
+      states: of all optimizers, (n, dim) each.
+      counts: (n,) int64, how often each key was seen.
+      times: (n,) float64, when it was last, in seconds since 1970; 0: never.
+      sighted_keys: (m,) int64, ascending.
+      sightings, sighted_times: (m,) as `counts` and `times`.
+    """
+
+    keys: np.ndarray
+    values: np.ndarray
+    states: Sequence[State]
+    counts: np.ndarray
+    times: np.ndarray
+    sighted_keys: np.ndarray
+    sightings: np.ndarray
+    sighted_times: np.ndarray
+
+
+def taken(table: EmbeddingTable) -> Content:
+    """Returns a copy of what a table knows now.
+
+    Raises:
+      MemoryError: no memory for it.
+    """
+
+    return alone(table, lambda: _taken(table))
+
+
+def _taken(table: EmbeddingTable) -> Content:
+    drop_left_behind(table)
+    held, values, states = snapshot.take(table)
+    host, times_of = table.backend.to_host, table.clock.times_of
+    order = np.argsort(host(held.sighted_keys))
+    return Content(
+        host(held.keys),
+        host(values),
+        [state._replace(rows=host(state.rows)) for state in states],
+        np.minimum(host(held.scores), np.uint64(2**63 - 1)).astype(np.int64),
+        times_of(host(held.stamps)),
+        host(held.sighted_keys)[order],
+        host(held.sightings)[order].astype(np.int64),
+        times_of(host(held.sighting_stamps)[order]),
+    )
+
+
+def put(table: EmbeddingTable, content: Content) -> None:
+    """Makes a table know that, and nothing else.
+
+    Raises:
+      ValueError: it does not fit the table, or has no room there. The table is as it was.
+      MemoryError: no memory for it beside what the table holds; it is as it was.
+    """
+    device = table.backend.from_host
+    # Lookups are numbered anew: one for each time, and a last one that saw no key.
+    at = np.unique(np.concatenate([content.times, content.sighted_times]))
+    at = at[at > 0]
+
+    def numbers(times: np.ndarray) -> Array:
+        return device(np.searchsorted(at, times, "right").astype(np.uint32))
+
+    spans = {
+        "numbers": list(range(1, at.size + 1)),
+        "times": at.tolist(),
+        "ends": at.tolist(),
+    }
+    facts = {"num_lookups": int(at.size) + 1, "spans": spans, "strategy": "kLfu", "epoch": 0}
+    held = snapshot.Held(
+        keys=device(content.keys),
+        rows=device(np.empty(0, np.uint32)),
+        stamps=numbers(content.times),
+        scores=device(content.counts.astype(np.uint64)),
+        slots=device(np.empty(0, np.int64)),
+        sighted_keys=device(content.sighted_keys),
+        sightings=device(np.minimum(content.sightings, _MOST_SIGHTINGS).astype(np.uint32)),
+        sighting_stamps=numbers(content.sighted_times),
+        facts=facts,
+    )
+    states = [state._replace(rows=device(state.rows)) for state in content.states]
+    snapshot.restore(table, snapshot.Snapshot(held, device(content.values), states))
+
+
+def cut(content: Content, mine: np.ndarray, sighted: np.ndarray) -> Content:
+    """Returns a part of it.
+
+    Args:
+      mine: (n,) bool, or numbers of keys with a row.
+      sighted: (m,) bool, those without one.
+    """
+    return Content(
+        content.keys[mine],
+        content.values[mine],
+        [state._replace(rows=state.rows[mine]) for state in content.states],
+        content.counts[mine],
+        content.times[mine],
+        content.sighted_keys[sighted],
+        content.sightings[sighted],
+        content.sighted_times[sighted],
+    )
+
+
+def joined(contents: Sequence[Content]) -> Content:
+    """Returns what several know together, none of them with a key of another.
+
+    A state that one of them does not have is what it begins with there.
+    """
+    keys = np.concatenate([each.keys for each in contents])
+    sighted = np.concatenate([each.sighted_keys for each in contents])
+    whole = Content(
+        keys,
+        np.concatenate([each.values for each in contents]),
+        _joined_states(contents),
+        np.concatenate([each.counts for each in contents]),
+        np.concatenate([each.times for each in contents]),
+        sighted,
+        np.concatenate([each.sightings for each in contents]),
+        np.concatenate([each.sighted_times for each in contents]),
+    )
+    order, sighted_order = np.argsort(keys), np.argsort(sighted)
+    return cut(whole, order, sighted_order)
+
+
+def changed(content: Content, delta: Content, removed: np.ndarray) -> Content:
+    """Returns what is known after a change.
+
+    Args:
+      delta: keys that are new or have changed, and all that are sighted afterwards.
+      removed: (k,) keys that are gone.
+    """
+    gone = np.concatenate([delta.keys, removed.astype(delta.keys.dtype)])
+    kept = cut(content, ~np.isin(content.keys, gone), np.zeros(content.sighted_keys.size, bool))
+    return joined([kept, delta])
+
+
+def _joined_states(contents: Sequence[Content]) -> list[State]:
+    """Returns the states of several, those of one kind put together in the order they come in."""
+    kinds: dict[tuple[str, int, float, int], State] = {}
+    have: list[dict[tuple[str, int, float, int], State]] = []
+    for content in contents:
+        its: dict[tuple[str, int, float, int], State] = {}
+        for state in content.states:
+            turn = 0
+            while (state.name, state.dim, state.initial, turn) in its:
+                turn += 1
+            its[state.name, state.dim, state.initial, turn] = state
+        kinds |= its  # numbers of optimizers are those of the last
+        have.append(its)
+    joined = []
+    for kind, state in kinds.items():
+        parts = [
+            its[kind].rows
+            if kind in its
+            else np.full((content.keys.size, state.dim), state.initial, np.float32)
+            for content, its in zip(contents, have, strict=True)
+        ]
+        joined.append(state._replace(rows=np.concatenate(parts)))
+    return joined

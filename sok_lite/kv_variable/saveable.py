@@ -1,0 +1,258 @@
+"""How `tf.compat.v1.train.Saver` saves KvVariables: what it finds when it asks one for its tensors.
+
+A KvVariable is a SaveableObject of TensorFlow's as well, which savers take before anything else.
+The tensors of all partitions come from one call, so they are of one moment. A restore looks into
+the file itself: so it takes any number of partitions and the files of all ranks that have saved,
+and of TensorFlow's own operation it wants no more than that it finds one tensor.
+"""
+
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.host_call import host_call
+from sok_lite.bridge.saver_call import saver_call
+from sok_lite.bridge.table_call import table_call
+from sok_lite.bridge.tf_private import SaveableObject, SaveSpec
+from sok_lite.bridge.type_spec import alive
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.kv_variable.saved_files import check_path
+from sok_lite.kv_variable.saved_table import SavedTable
+from sok_lite.kv_variable.saved_tensors import saved_dtypes
+from sok_lite.kv_variable.saving import FULL_EXPORT, checked_mode, delta_export_enabled, saver_mode
+from sok_lite.kv_variable.share import Share
+
+_DEVICE = "CPU:0"  # where checkpoints are written and read
+
+
+class KvVariableSaveable(SaveableObject):
+    """What a `tf.compat.v1.train.Saver` saves of a KvVariable, for a list or dict of what to save.
+
+    A KvVariable in such a list is saved as this with its defaults; the names of a dict are not used
+    for either.
+
+    Args:
+      variable: a KvVariable, partition or PartitionedKvVariable.
+      name: of the variable in the checkpoint; None: its own.
+      mode: as of `set_tfplus_saver_mode`; None: as that says.
+    """
+
+    def __init__(self, variable: Any, name: str | None = None, mode: int | None = None) -> None:
+        self.op, self.name = variable.op, variable.name
+        self._saved: SavedTable = variable.saved
+        self._handles = [part.handle for part in variable.parts]
+        self._shares = [part.share for part in variable.parts]
+        self._named = self._saved.name if name is None else name
+        mode = saver_mode() if mode is None else checked_mode(mode)
+        self._how = (mode, delta_export_enabled())
+
+    @property
+    def specs(self) -> list[Any]:
+        """Names of tensors, and the tensors, for what the saver does that asks."""
+        call = saver_call()
+        if call is not None and call.restores:
+            made = made_for(self._saved, call.filename)
+            if self._named not in made.found:
+                made.found[self._named] = _found(self._saved, self._named, call.filename)
+            key_type = self._saved.key_type
+            return [
+                SaveSpec(
+                    lambda: tf.zeros([0], key_type), "", made.found[self._named], key_type, _DEVICE
+                )
+            ]
+        dtypes, unnamed = saved_dtypes(self._saved.key_type, self._saved.dtype), Made()
+
+        def tensor(share: Share, name: str) -> tf.Tensor:
+            call = saver_call()
+            filename = None if call is None else call.filename
+            made = unnamed if filename is None else made_for(self._saved, filename)
+            if self._how not in made.saved:
+                made.saved[self._how] = _saved(self._saved, *self._how, filename)
+            return made.saved[self._how][share.number, name]
+
+        return [
+            SaveSpec(
+                partial(tensor, share, name),
+                "",
+                f"{self._saved.prefix(self._named, share)}-{name}",
+                dtype,
+                _DEVICE,
+            )
+            for share in self._shares
+            for name, dtype in dtypes.items()
+        ]
+
+    @specs.setter
+    def specs(self, value: Any) -> None:
+        raise AttributeError("`specs` are made when they are asked for.")
+
+    def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> Any:
+        """Returns the operation that makes the table what was saved, and its variables initialized.
+
+        Args:
+          restored_tensors: of the tensor that `specs` named, which must have been found.
+          restored_shapes: not used.
+        """
+        call = saver_call()
+        if call is None:
+            raise RuntimeError(
+                f"{self.name!r} is restored by a tf.compat.v1.train.Saver, which knows the file."
+            )
+        made = made_for(self._saved, call.filename)
+        if self._named not in made.restored:
+            made.restored[self._named] = _restored(
+                self._saved, self._named, self._how[1], call.filename, restored_tensors[0]
+            )
+        if tf.executing_eagerly():
+            return tf.no_op()
+        return self._saved.initialized(self._handles, made.restored[self._named])
+
+
+class Made:
+    """What was made of a table for one saver, of which all partitions have a part.
+
+    Attributes:
+      saved: by mode and whether there are deltas, the tensors by number of partition and name.
+      found: by name of the variable the name of one tensor of it that a checkpoint has.
+      restored: by name of the variable the operation that restores it.
+    """
+
+    def __init__(self) -> None:
+        self.saved: dict[tuple[int, bool], dict[tuple[int, str], tf.Tensor]] = {}
+        self.found: dict[str, Any] = {}
+        self.restored: dict[str, Any] = {}
+
+
+def made_for(saved: SavedTable, filename: tf.Tensor) -> Made:
+    """Returns what was made of a table for the saver of a file name."""
+    if saved.made is None or saved.made[0]() is not filename:
+        saved.made = (weakref.ref(filename), Made())
+    made: Made = saved.made[1]
+    return made
+
+
+def _saved(
+    saved: SavedTable, mode: int, has_deltas: bool, filename: tf.Tensor | None
+) -> dict[tuple[int, str], tf.Tensor]:
+    """Returns the tensors of all partitions of a table, of one call."""
+    dtypes = saved_dtypes(saved.key_type, saved.dtype)
+    shares = [Share(number, saved.count) for number in range(saved.count)]
+    whole, name = weakref.ref(saved), saved.name
+
+    def run(
+        table: EmbeddingTable, is_full: tf.Tensor, path: tf.Tensor, *_: tf.Tensor
+    ) -> list[tf.Tensor]:
+        check_path(tf.compat.as_str(path.numpy()), name)
+        parts = alive(whole).saved(shares, mode, bool(is_full), has_deltas)
+        with tf.device(_DEVICE):
+            return [
+                tf.constant(_as(part[tensor], dtype), dtype)
+                for part in parts
+                for tensor, dtype in dtypes.items()
+            ]
+
+    inputs = [_is_full(has_deltas), "" if filename is None else filename]
+    if not tf.executing_eagerly():
+        # An error where the session has not initialized it. Given, lest TensorFlow leaves it out.
+        inputs += [
+            tf.raw_ops.ReadVariableOp(resource=handle, dtype=saved.dtype)
+            for handle in saved.handles
+        ]
+    outputs = list(dtypes.values()) * len(shares)
+    tensors = table_call(saved, f"Saving {name!r}", run, inputs, outputs, [None] * len(outputs))
+    names = [(share.number, tensor) for share in shares for tensor in dtypes]
+    return dict(zip(names, tensors, strict=True))
+
+
+def _as(value: Any, dtype: tf.DType) -> Any:
+    """Returns an array as TensorFlow takes it: NumPy has no bfloat16, so rows are bits of it."""
+    return value.view(dtype.as_numpy_dtype) if dtype == tf.bfloat16 else value
+
+
+def _is_full(has_deltas: bool) -> tf.Tensor:
+    """Returns whether a save is a full one, in a graph what a program can feed."""
+    if not has_deltas or tf.executing_eagerly():
+        return tf.constant(True)
+    graph = tf.compat.v1.get_default_graph()
+    try:
+        return graph.get_tensor_by_name(f"{FULL_EXPORT}:0")
+    except KeyError:
+        with tf.compat.v1.name_scope(None):
+            return tf.compat.v1.placeholder_with_default(True, [], name=FULL_EXPORT)
+
+
+def _found(saved: SavedTable, name: str, filename: tf.Tensor) -> Any:
+    """Returns the name of a tensor of key type that a checkpoint has of a variable.
+
+    Where there is none it is the name that there should be: TensorFlow's error tells of it.
+    """
+    whole = weakref.ref(saved)
+
+    def run(path: tf.Tensor) -> list[tf.Tensor]:
+        ours: SavedTable = alive(whole)
+        place = ours.place(tf.compat.as_str(path.numpy()), name)
+        with tf.device(_DEVICE):
+            return [tf.constant(place)]
+
+    what = f"The restore of {saved.name!r}"
+    (found,) = host_call(run, [filename], [tf.string], saved.table.backend, what)
+    if tf.executing_eagerly():
+        return tf.compat.as_str(found.numpy())
+    found.set_shape([])
+    return found
+
+
+def _restored(
+    saved: SavedTable, name: str, has_deltas: bool, filename: tf.Tensor, found: tf.Tensor
+) -> Any:
+    """Returns the operation that restores a table, after a tensor of it was found."""
+    whole = weakref.ref(saved)
+
+    def run(table: EmbeddingTable, path: tf.Tensor) -> list[tf.Tensor]:
+        alive(whole).restore(tf.compat.as_str(path.numpy()), name, has_deltas)
+        return []
+
+    with tf.control_dependencies([found]):
+        return table_call(saved, f"The restore of {saved.name!r}", run, [filename])
+
+
+class SavedBySavers:
+    """What a variable needs to be a SaveableObject beside: a KvVariable.
+
+    Attributes:
+      saved: what checkpoints know the table by.
+    """
+
+    saved: SavedTable
+    handle: tf.Tensor
+    _in_graph_mode: bool
+
+    @property
+    def op(self) -> Any:
+        """The operation of its resource in a graph, the resource in eager mode."""
+        return self.handle.op if self._in_graph_mode else self.handle
+
+    @property
+    def specs(self) -> list[Any]:
+        """What a `tf.compat.v1.train.Saver` that is made now saves; see saving.py."""
+        return KvVariableSaveable(self).specs
+
+    def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> Any:
+        """Returns what such a saver restores it by."""
+        return KvVariableSaveable(self).restore(restored_tensors, restored_shapes)
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        """Returns nothing: `tf.train.Checkpoint` saves the table, once for all partitions."""
+        return {}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        return tf.no_op()
+
+    def to_proto(self, export_scope: Any = None) -> None:
+        """Returns None: the Python functions of a table's operations are not in a meta graph.
+
+        So TensorFlow leaves the variable out of the meta graph that `Saver.save` writes.
+        """

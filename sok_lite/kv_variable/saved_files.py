@@ -1,0 +1,279 @@
+"""Where checkpoints of TF1 have what was saved of a KvVariable: in which tensors, of which ranks.
+
+Each rank saves the keys that it owns, into a checkpoint of its own: `rank_path` names it.
+"""
+
+import os
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge import job
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.kv_variable.content import Content, cut, joined
+from sok_lite.kv_variable.saved_tensors import Facts, decoded, facts_of, saved_dtypes
+
+_RANK = re.compile(r"\.rank-(\d+)-of-(\d+)(?=[^/]*$)")
+
+
+class Place(NamedTuple):
+    """Where a part of what was saved of a variable is.
+
+    Attributes:
+      path: what the checkpoint's files start with.
+      reader: of the checkpoint.
+      prefix: what the tensors' names start with.
+      facts: what it says of itself; None: TFPlus has written it.
+    """
+
+    path: str
+    reader: Any
+    prefix: str
+    facts: Facts | None
+
+    def has(self, tensor: str) -> bool:
+        """Whether there is such a tensor."""
+        return bool(self.reader.has_tensor(f"{self.prefix}-{tensor}"))
+
+    def tensor(self, name: str) -> Any:
+        """Returns a tensor: an array, or a text's bytes."""
+        return self.reader.get_tensor(f"{self.prefix}-{name}")
+
+    def form(self, name: str) -> tuple[tf.DType, list[int]]:
+        """Returns dtype and shape of a tensor."""
+        full = f"{self.prefix}-{name}"
+        dtypes = self.reader.get_variable_to_dtype_map()
+        return tf.as_dtype(dtypes[full]), self.reader.get_variable_to_shape_map()[full]
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether it is what has changed since another save."""
+        return self.has("need_full_import") and not np.all(self.tensor("need_full_import"))
+
+
+def ranks() -> tuple[int, int]:
+    """Returns the number of this rank, and how many there are."""
+    comm = job.other_ranks()
+    return (0, 1) if comm is None else (comm.rank, comm.size)
+
+
+def rank_path(path: str) -> str:
+    """Returns the path for the checkpoint of this rank, from one for that of the whole job.
+
+    On one rank it is the path itself, on several `<path>.rank-<rank>-of-<ranks>`. Give it to
+    `Saver.save`; `Saver.restore` takes the path of any rank of the job that has saved, and on any
+    number of ranks each takes the keys that are its own.
+    """
+    rank, size = ranks()
+    return path if size == 1 else f"{path}.rank-{rank}-of-{size}"
+
+
+def saved_path(path: str) -> str:
+    """Returns the path that this rank restores from, given what `rank_path` was given to save.
+
+    Of a job of as many ranks it is that of this rank, of any other that of its first rank.
+
+    Raises:
+      FileNotFoundError: nothing was saved there.
+    """
+    for candidate in (rank_path(path), path):
+        if _exists(candidate):
+            return candidate
+    folder, base = os.path.split(path)
+    index = re.compile(re.escape(base) + r"\.rank-0-of-\d+\.index")
+    files = tf.io.gfile.listdir(folder or ".") if tf.io.gfile.isdir(folder or ".") else []
+    found = sorted(os.path.join(folder, file) for file in files if index.fullmatch(file))
+    if not found:
+        raise FileNotFoundError(f"No checkpoint {path!r}, nor one of ranks: {rank_path(path)!r}.")
+    if len(found) > 1:
+        raise FileNotFoundError(
+            f"Checkpoints of several jobs are named {path!r}: {found}. Restore from one of "
+            "them by its own path."
+        )
+    return found[0].removesuffix(".index")
+
+
+def _exists(path: str) -> bool:
+    return bool(tf.io.gfile.exists(f"{path}.index"))
+
+
+def check_path(path: str, name: str) -> None:
+    """Raises ValueError where several ranks would save, or have saved, under one name."""
+    rank, size = ranks()
+    found = _RANK.search(_without_temporary(path))
+    if size > 1 and (found is None or found.groups() != (str(rank), str(size))):
+        raise ValueError(
+            f"Each of the {size} ranks saves the keys of {name!r} that it owns, into a checkpoint "
+            f"of its own. Received: {path!r} on rank {rank}. Save to "
+            "sok_lite.kv_variable.rank_path(path), on every rank."
+        )
+
+
+def _without_temporary(path: str) -> str:
+    """Returns the path that a sharded save writes to in the end."""
+    return re.sub(r"(_temp/part|\.part)-\d+-of-\d+$", "", path)
+
+
+def places_of(path: str, name: str) -> list[Place]:
+    """Returns where a variable is in a checkpoint, and in those of the other ranks that saved.
+
+    Args:
+      path: of a checkpoint.
+      name: of the variable, without partition.
+
+    Returns:
+      Of each rank its partitions; none: the checkpoint has nothing of it.
+
+    Raises:
+      ValueError: a part is missing.
+    """
+    places = _places_in(path, name)
+    if not places or places[0].facts is None or places[0].facts.num_ranks == 1:
+        return places
+    facts = places[0].facts
+    rank, size = facts.rank, facts.num_ranks
+    own = f".rank-{rank}-of-{size}"
+    if own not in os.path.basename(path):
+        raise ValueError(
+            f"{path!r} has the keys of {name!r} of rank {rank} of {size}, and its name does not "
+            f"have {own!r}: so nobody knows where those of the others are. Give it the name that "
+            "it was saved by."
+        )
+    for other in range(size):
+        if other == rank:
+            continue
+        sibling = _RANK.sub(f".rank-{other}-of-{size}", path)
+        found = _places_in(sibling, name) if _exists(sibling) else []
+        if not found:
+            raise ValueError(
+                f"{path!r} has the keys of {name!r} of rank {rank} of {size}, and {sibling!r} of "
+                f"rank {other} is missing. Restore where the checkpoints of all ranks are."
+            )
+        places += found
+    return places
+
+
+def _places_in(path: str, name: str) -> list[Place]:
+    reader = tf.train.load_checkpoint(path)
+    part = re.compile(re.escape(name) + r"(?:/part_(\d+))?:0-keys")
+    found = {
+        match[1]: tensor.removesuffix("-keys")
+        for tensor in reader.get_variable_to_shape_map()
+        if (match := part.fullmatch(tensor))
+    }
+    if None in found:  # without partitions
+        found = {None: found[None]}
+    places = []
+    for number in sorted(found, key=lambda number: int(number or 0)):
+        place = Place(path, reader, found[number], None)
+        if place.has("facts"):
+            place = place._replace(facts=facts_of(place.tensor("facts"), f"{name!r} in {path!r}"))
+        places.append(place)
+    if not places:
+        return []
+    facts = places[0].facts
+    count = len(places) if facts is None else facts.num_partitions
+    numbers = {int(number or 0) for number in found}
+    missing = sorted(set(range(count)) - numbers)
+    if missing:
+        raise ValueError(
+            f"{path!r} has not all partitions of {name!r}: {missing} of {count} are missing. Save "
+            "all partitions together."
+        )
+    return places
+
+
+def check_forms(
+    places: list[Place], key_type: tf.DType, dtype: tf.DType, dim: int, name: str
+) -> None:
+    """Raises ValueError where what was saved does not fit a variable."""
+    expected = saved_dtypes(key_type, dtype)
+    wanted = (dim, key_type.name, dtype.name)
+    for place in places:
+        keys, (values, shape) = place.form("keys")[0], place.form("values")
+        has = (shape[-1] if len(shape) == 2 else None, keys.name, values.name)
+        if has != wanted:
+            raise ValueError(
+                f"{place.path!r} does not fit {name!r}, which has {wanted} for (embedding_dim, "
+                f"key_dtype, value_dtype). Received: {has}. Make the variable as it was."
+            )
+        if place.facts is None:
+            continue
+        for tensor, each in expected.items():
+            if not place.has(tensor) or place.form(tensor)[0] != each:
+                raise ValueError(
+                    f"What was saved of {name!r} in {place.path!r} is corrupt: no {each.name} "
+                    f"tensor {place.prefix}-{tensor}."
+                )
+
+
+class Read(NamedTuple):
+    """What was read of a variable.
+
+    Attributes:
+      content: the keys that this rank owns.
+      is_delta: whether it changes another save.
+      saves: by rank that has saved, the numbers of the save and, of a delta, of its base; empty:
+        TFPlus has.
+      deleted: (d,) of the key type, keys that are gone.
+    """
+
+    content: Content
+    is_delta: bool
+    saves: dict[int, tuple[int, int | None]]
+    deleted: np.ndarray
+
+
+def read(places: list[Place], table: EmbeddingTable, threshold: int, name: str) -> Read:
+    """Reads what was saved of a variable.
+
+    Args:
+      places: see `places_of`; they fit, and there is at least one.
+      threshold: how often a key must have been seen to get a row.
+
+    Raises:
+      ValueError: it contradicts itself.
+    """
+    now = table.clock.read()
+    contents, deleted = [], []
+    saves: dict[int, tuple[int, int | None]] = {}
+    for place in places:
+        whose = f"{name!r} in {place.path!r}"
+        names = [tensor for tensor in _TENSORS if place.has(tensor)]
+        tensors = {tensor: place.tensor(tensor) for tensor in names}
+        contents.append(decoded(tensors, place.facts, table.row_dtype, threshold, now, whose))
+        deleted.append(tensors.get("delete_keys", tensors["keys"][:0]))
+        if place.facts is None:
+            continue
+        save = (place.facts.save, place.facts.base)
+        if saves.setdefault(place.facts.rank, save) != save:
+            raise ValueError(f"What was saved of {whose} is corrupt: partitions of several saves.")
+    content = joined(contents)
+    if np.unique(content.keys).size != content.keys.size:
+        raise ValueError(f"What was saved of {name!r} is corrupt: partitions have keys in common.")
+    are_deltas = {place.is_delta for place in places}
+    if len(are_deltas) > 1:
+        raise ValueError(
+            f"Some ranks have saved all of {name!r} in {places[0].path!r}, others what has "
+            "changed. Restore what they have saved together."
+        )
+    content = cut(content, _owned(table, content.keys), _owned(table, content.sighted_keys))
+    gone = np.concatenate(deleted)
+    gone = gone[_owned(table, gone)]
+    return Read(content, are_deltas.pop(), saves, gone)
+
+
+_TENSORS = [
+    name for name in saved_dtypes(tf.int64, tf.float32) if name not in ("init_table", "facts")
+]
+
+
+def _owned(table: EmbeddingTable, keys: np.ndarray) -> np.ndarray:
+    """Returns whether each key is this rank's own, (n,) bool."""
+    rank, size = ranks()
+    if size == 1:
+        return np.ones(keys.size, bool)
+    owners = table.owner.owners(keys.astype(np.int64), size, table.key_dtype, np)
+    return np.asarray(owners == rank)

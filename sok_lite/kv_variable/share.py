@@ -1,0 +1,45 @@
+"""Which keys of a table a variable stands for."""
+
+from dataclasses import dataclass
+
+from sok_lite.backend import Array
+from sok_lite.engine.table import EmbeddingTable
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which keys of a table a variable stands for: key mod `count` is `number`."""
+
+    number: int = 0
+    count: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of them."""
+        return self.count == 1
+
+    def has(self, keys: Array) -> Array:
+        """Returns whether each key (n,) is one of them, (n,) bool."""
+        return keys % self.count == self.number
+
+    def held(self, table: EmbeddingTable) -> Array:
+        """Returns those with a row."""
+        return self._of(table.export_rows()[0])
+
+    def shrunk(self, table: EmbeddingTable) -> Array:
+        """Returns those whose row training has set to zeros."""
+        return self._of(table.shrunk_keys())
+
+    def exported(self, table: EmbeddingTable, cutoff: float | None) -> tuple[Array, Array]:
+        """Returns keys (n,), ascending, and rows (n, dim); see `EmbeddingTable.export`."""
+        keys, rows = table.export(cutoff=cutoff)
+        if self.is_whole:
+            return keys, rows
+        mine = self.has(keys)
+        return keys[mine], rows[mine]
+
+    def _of(self, keys: Array) -> Array:
+        return keys if self.is_whole else keys[self.has(keys)]
+
+
+WHOLE = Share()

@@ -1,0 +1,74 @@
+"""Adam that sets whole rows of tables to 0."""
+
+import numbers
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.kv_variable.training.arguments import check_version, checked_strength
+
+
+class GroupAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
+    """Adam with a sparse group lasso on the rows of tables. Dense variables have plain Adam.
+
+    Without penalties it is Adam for the rows that have a gradient, whichever step a row comes first
+    in. The penalties are multiplied by the learning rate of each step.
+
+    Args:
+      learning_rate: a number, a tensor or a callable.
+      initial_accumulator_value: >= 0; version 1 alone used it.
+      beta1, beta2, epsilon, use_locking, name: of `tf.compat.v1.train.AdamOptimizer`.
+      l1_regularization_strength: of every element of a row: sets single ones to 0.
+      l2_regularization_strength: of the squares of a row's elements.
+      l21_regularization_strength: of the norm of a row, times the root of its dimension: sets whole
+        rows to 0.
+      accum_name, linear_name: not used: states lie with the rows and have the names that
+        `get_slot_names` gives.
+      version: 4, or 3 with a learning rate that is a number, which is then the same.
+
+    Raises:
+      TypeError, ValueError: a strength is no number, negative or infinite, or TFPlus has no such
+        version.
+      NotImplementedError: version 1 or 2, or 3 with a learning rate that may change.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        initial_accumulator_value: float = 0.0,
+        beta1: Any = 0.9,
+        beta2: Any = 0.999,
+        epsilon: Any = 1e-8,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        l21_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "GroupAdam",
+        accum_name: str | None = None,
+        linear_name: str | None = None,
+        version: int = 4,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, use_locking, name)
+        checked_strength(self, "initial_accumulator_value", initial_accumulator_value)
+        strengths = {
+            "l1_regularization_strength": l1_regularization_strength,
+            "l2_regularization_strength": l2_regularization_strength,
+        }
+        for argument, strength in strengths.items():
+            setattr(self, f"_{argument}", checked_strength(self, argument, strength))
+        self.l21_regularization_strength = checked_strength(
+            self, "l21_regularization_strength", l21_regularization_strength
+        )
+        check_version(self, version, (1, 2, 3, 4))
+        if version < 3:
+            raise NotImplementedError(
+                f"GroupAdamOptimizer has versions 3 and 4. Received: version={version}. Its "
+                "formulas are others: train with version=4."
+            )
+        if version == 3 and not isinstance(learning_rate, numbers.Real):
+            # Its z lacks the learning rate, so that each change of the rate moves all of a row.
+            raise NotImplementedError(
+                "GroupAdamOptimizer with version=3 must have a learning rate that is a number: it "
+                "is version 4 only where the rate never changes. Received: "
+                f"{type(learning_rate).__name__}. Use version=4."
+            )

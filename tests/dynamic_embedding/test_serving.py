@@ -1,0 +1,186 @@
+"""Models of TFRA's names, exported, give in a process without sok_lite what they give here."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite import dynamic_embedding as de
+from tests.fresh_process import FreshProcess
+
+pytestmark = pytest.mark.usefixtures("initialised")
+
+RNG = np.random.default_rng(0)
+LOADERS = ["tf2", "tf1"]
+KEYS = np.array([5, 1, -3, np.iinfo(np.int64).max, 0, np.iinfo(np.int64).min])
+IDS = np.append(KEYS, [77, 5])
+X = RNG.integers(0, 30, (40, 3))
+Y = RNG.normal(size=(40, 1)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    with FreshProcess() as process:
+        yield process
+
+
+def filled(keys=KEYS, **arguments):
+    variable = de.Variable(**({"dim": 3, "initializer": 0.5} | arguments))
+    rows = RNG.normal(size=(len(keys), 3)) * 9
+    variable.upsert(
+        tf.constant(keys, variable.key_dtype), tf.cast(tf.constant(rows), variable.value_dtype)
+    )
+    return variable
+
+
+@pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32, tf.string])
+@pytest.mark.parametrize("value_dtype", [tf.float32, tf.bfloat16, tf.float64, tf.int32, tf.int8])
+def test_keys_and_values_of_every_dtype(fresh, key_dtype, value_dtype, tmp_path):
+    given = {tf.int64: KEYS, tf.int32: np.array([2**31 - 1, -(2**31), 0], np.int32)}
+    keys = given.get(key_dtype, np.array([b"a", b"", b"\xff\0", b"long" * 99], object))
+    initial = 1 if value_dtype.is_integer else 0.5
+    variable = filled(keys, key_dtype=key_dtype, value_dtype=value_dtype, initializer=initial)
+    ids = np.append(keys, np.array([b"other"], object) if key_dtype == tf.string else 77)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], key_dtype)])
+    def look_up(ids):
+        rows, exists = variable.lookup(ids, return_exists=True)
+        return {"rows": rows, "exists": exists}
+
+    expected = look_up(tf.constant(ids, key_dtype))
+    sok.export_serving(look_up, tmp_path / "m")
+    served = fresh.run(tmp_path / "m", {"ids": ids})
+    assert served["exists"].tolist() == [True] * len(keys) + [False]
+    rows = expected["rows"]
+    rows = tf.cast(rows, tf.float32) if value_dtype == tf.bfloat16 else rows
+    np.testing.assert_array_equal(served["rows"], rows)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_lookups_through_a_trainable(fresh, loader, tmp_path):
+    variable = filled(key_dtype=tf.string, keys=np.array([b"a", b"b", b"c"], object))
+    policy = filled(restrict_policy=de.TimestampRestrictPolicy, devices=["/CPU:0"] * 3, name="p")
+
+    @tf.function(input_signature=[tf.SparseTensorSpec([None, None], tf.string)])
+    def look_up(words):
+        numbers = tf.strings.length(words.values)
+        own = de.embedding_lookup(policy, tf.cast(numbers, tf.int64), name="own", max_norm=1.0)
+        pairs = {"words": words, "weights": words.with_values(tf.cast(numbers, tf.float32))}
+        some = [
+            de.embedding_lookup_sparse(variable, pairs["words"], None, combiner="sum", name="s"),
+            de.embedding_lookup_sparse(variable, pairs["words"], pairs["weights"], name="w"),
+            de.safe_embedding_lookup_sparse(variable, words, combiner="sqrtn", default_id="b"),
+        ]
+        return {"own": own} | {f"some_{i}": rows for i, rows in enumerate(some)}
+
+    texts = np.array([b"a", b"c", b"no such"], object)
+    words = tf.SparseTensor([[0, 0], [0, 1], [2, 3]], texts, [4, 4])
+    expected = look_up(words)
+    sok.export_serving(look_up, tmp_path / "m")
+    inputs = {"words_indices": words.indices.numpy(), "words_values": texts}
+    served = fresh.run(tmp_path / "m", inputs | {"words_dense_shape": [4, 4]}, loader)
+    for name, rows in expected.items():
+        np.testing.assert_allclose(served[name], rows, rtol=1e-6, err_msg=name)
+
+
+def test_a_graph_of_tf1(fresh, tmp_path):
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        variable = de.get_variable("table", key_dtype=tf.string, dim=3, initializer=0.5)
+        texts = np.array([b"a", b"b"], object)
+        session.run(variable.upsert(tf.constant(texts), RNG.normal(size=(2, 3)).astype("f")))
+        words = v1.placeholder(tf.string, [None, 1], "words")
+        rows, trainable = de.embedding_lookup(variable, words, name="e", return_trainable=True)
+        bag = tf.RaggedTensor.from_tensor(words)
+        pooled = de.embedding_lookup_sparse(variable, bag, None, combiner="sum")
+        dense = v1.get_variable("dense", [3, 1])
+        outputs = {"rows": rows, "scores": pooled @ dense, "plain": variable.lookup(words)}
+        optimizer = de.DynamicEmbeddingOptimizer(v1.train.AdamOptimizer(0.1))
+        train = optimizer.minimize(tf.reduce_sum(outputs["scores"] + rows), var_list=[trainable])
+        session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+        asked = np.array([[b"a"], [b"no such"], [b"b"]], object)
+        session.run(train, {words: asked[:1]})
+        expected = session.run(outputs, {words: asked})
+        sok.export_serving_graph(session, tmp_path / "m", {"words": words}, outputs)
+    for loader in LOADERS:
+        served = fresh.run(tmp_path / "m", {"words": asked}, loader)
+        for name, array in expected.items():
+            np.testing.assert_allclose(served[name], array, rtol=1e-6, err_msg=name)
+
+
+# ---------------------------------------------------------------- models of Keras
+
+
+def trained(keras, **arguments):
+    layers = de.keras.layers_for(keras)
+    inputs = keras.Input([3], dtype="int64", name="ids")
+    squashed = layers.SquashedEmbedding(4, combiner="mean", name="mean", **arguments)
+    fields = layers.FieldWiseEmbedding(2, 5, slot_map_fn=lambda ids: ids % 5, name="fields")
+    parts = [squashed(inputs), keras.layers.Flatten()(layers.Embedding(2, name="rows")(inputs))]
+    if keras.__name__ == "tf_keras":
+        parts.append(keras.layers.Reshape([10])(fields(inputs)))
+    outputs = keras.layers.Dense(1, name="score")(keras.layers.Concatenate()(parts))
+    model = keras.Model(inputs, outputs)
+    model.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_model_of_layers(fresh, keras, loader, tmp_path):
+    model = trained(keras)
+    asked = np.append(X, [[1000, -1, 7]], 0)
+    expected = model(tf.constant(asked[:-1])).numpy()
+    sok.export_serving(model, tmp_path / "m")
+    served = fresh.run(tmp_path / "m", {"ids": asked}, loader)["output_0"]
+    np.testing.assert_allclose(served[:-1], expected, rtol=1e-5, atol=1e-6)
+    # Training goes on.
+    model.fit(X, Y, batch_size=8, verbose=0)
+
+
+def test_save_model_writes_a_saved_model_that_is_served_and_trained_on(fresh, keras, tmp_path):
+    model = trained(keras, initializer="zeros")
+    path = tmp_path / "saved"
+    de.keras.models.de_save_model(model, path)
+    expected = model.predict(X, verbose=0)
+    served = fresh.run(path, {"ids": X})["output_0"]
+    np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-6)
+    custom = {name: getattr(de.keras.layers_for(keras), name) for name in _LAYERS}
+    again = de.keras.models.load_model(path, custom, safe_mode=False, package=keras)
+    losses = [
+        each.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history["loss"]
+        for each in (model, again)
+    ]
+    assert losses[0] == losses[1]
+    weights = trained(keras, initializer="zeros")
+    de.keras.models.load_weights(weights, path)
+    np.testing.assert_allclose(weights.predict(X, verbose=0), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(FileExistsError, match="overwrite=False"):
+        de.keras.models.de_save_model(model, path, overwrite=False)
+
+
+_LAYERS = ("Embedding", "SquashedEmbedding", "FieldWiseEmbedding")
+
+
+def test_signatures_that_are_given_are_served(fresh, keras, tmp_path):
+    model = trained(keras)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "user")])
+    def twice(user):
+        return {"twice": 2 * model(tf.stack([user] * 3, axis=1))}
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int64)])
+    def plain(ids):
+        return model(ids)
+
+    save = de.keras.models.de_hvd_save_model
+    save(model, tmp_path / "m", signatures={"twice": twice, "serving_default": plain})
+    users = X[:, 0]
+    served = fresh.run(tmp_path / "m", {"user": users}, signature="twice")["twice"]
+    np.testing.assert_allclose(served, twice(tf.constant(users))["twice"], rtol=1e-5, atol=1e-6)
+    served = fresh.run(tmp_path / "m", {"ids": X})["output_0"]
+    np.testing.assert_allclose(served, plain(tf.constant(X)), rtol=1e-5, atol=1e-6)
+    save(model, tmp_path / "one", signatures=plain)
+    assert fresh.run(tmp_path / "one", {"ids": X})["output_0"].shape == (40, 1)
+    with pytest.raises(TypeError, match="must be a tf.function with an input_signature"):
+        save(model, tmp_path / "none", signatures=lambda ids: ids)

@@ -1,0 +1,447 @@
+"""`get_kv_variable`: arguments, scopes, initializers, collections, where a variable may be made."""
+
+import gc
+import inspect
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from sok_lite import kv_variable as kv
+from sok_lite.kv_variable import get_kv_variable
+
+tf1 = tf.compat.v1
+KEYS = np.array([0, -1, 7, 2**63 - 1, -(2**63)])
+
+# The order of TFPlus' document, then what its code has beside.
+DOCUMENTED = {
+    "name": inspect.Parameter.empty,
+    "embedding_dim": None,
+    "key_dtype": tf.int64,
+    "value_dtype": tf.float32,
+    "initializer": None,
+    "trainable": None,
+    "collections": None,
+    "partitioner": None,
+    "constraint": None,
+}
+BESIDE = {"regularizer": None, "enter_threshold": 0, "kv_options": None}
+
+
+def test_arguments_and_defaults_are_the_documents():
+    parameters = inspect.signature(get_kv_variable).parameters
+    assert {name: each.default for name, each in parameters.items()} == DOCUMENTED | BESIDE
+    assert list(parameters) == [*DOCUMENTED, *BESIDE]
+    kinds = {name: each.kind for name, each in parameters.items()}
+    assert {kinds[name] for name in DOCUMENTED} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    assert {kinds[name] for name in BESIDE} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+# ---- scopes --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["eager", "graph"])
+def mode(request):
+    from tests.support import modes
+
+    with modes.MODES[request.param]() as mode:
+        yield mode
+
+
+def plain_name(variable):
+    return variable.name.split(":")[0]
+
+
+def test_the_name_is_that_of_the_open_scopes(mode):
+    with tf1.variable_scope("a"):
+        with tf1.variable_scope("b"), tf1.name_scope("c"):
+            inner = get_kv_variable("kv", 2)
+        outer = get_kv_variable("kv", 2)
+    assert (plain_name(inner), plain_name(outer)) == ("a/b/kv", "a/kv")
+    split = get_kv_variable("kv", 2, partitioner=tf1.fixed_size_partitioner(2))
+    assert [plain_name(split), *map(plain_name, split)] == ["kv", "kv/part_0", "kv/part_1"]
+
+
+@pytest.mark.parametrize("reuse", [True, tf1.AUTO_REUSE])
+def test_a_scope_that_reuses_finds_the_variable(mode, reuse, parts, made):
+    with tf1.variable_scope("a"), tf1.variable_scope("b"):
+        first = made(key_dtype=tf.int32)
+    with tf1.variable_scope("a", reuse=reuse), tf1.variable_scope("b"):  # inherited
+        again = get_kv_variable("kv", key_dtype=tf.int32)  # dim is known
+        assert made(key_dtype=tf.int32) is first is again
+    assert len(first) == (parts or 1) if parts else isinstance(first, kv.KvVariable)
+
+
+def test_auto_reuse_makes_what_is_missing(mode):
+    with tf1.variable_scope("a", reuse=tf1.AUTO_REUSE):
+        assert get_kv_variable("new", 2) is get_kv_variable("new", 2)
+
+
+def test_a_scope_that_only_reuses_makes_none():
+    with tf.Graph().as_default(), tf1.variable_scope("a", reuse=True):
+        with pytest.raises(ValueError, match="a/other does not exist"):
+            get_kv_variable("other", 2)
+
+
+def test_without_reuse_a_graph_has_a_name_once():
+    with tf.Graph().as_default():
+        get_kv_variable("kv", 2)
+        with pytest.raises(ValueError, match="kv already exists"):
+            get_kv_variable("kv", 2)
+
+
+def test_in_eager_mode_a_name_is_of_what_the_program_keeps():
+    # TensorFlow has every scope reuse there.
+    first = get_kv_variable("twice", 2)
+    assert get_kv_variable("twice", 2) is first
+    with tf1.variable_scope("a"):
+        assert get_kv_variable("twice", 5) is not first
+    del first
+    assert get_kv_variable("twice", 4).embedding_dim == 4
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"embedding_dim": 5},
+        {"embedding_dim": 4, "key_dtype": tf.int32},
+        {"embedding_dim": 4, "value_dtype": tf.float16},
+    ],
+)
+def test_another_form_is_refused(mode, form):
+    kept = get_kv_variable("kv", 4)
+    with tf1.variable_scope("", reuse=True):
+        assert get_kv_variable("kv") is kept
+        with pytest.raises(ValueError, match=r"Trying to share variable kv.*Received"):
+            get_kv_variable("kv", **form)
+        assert get_kv_variable("kv") is kept
+
+
+def test_the_scopes_initializer_partitioner_and_constraint_hold(mode):
+    with tf1.variable_scope(
+        "a",
+        initializer=tf1.constant_initializer(3.0),
+        partitioner=tf1.fixed_size_partitioner(4),
+    ):
+        scoped = get_kv_variable("kv", 2)
+        own = get_kv_variable(
+            "own",
+            2,
+            initializer=tf1.zeros_initializer(),
+            partitioner=tf1.fixed_size_partitioner(2),
+        )
+    assert (len(scoped), len(own)) == (4, 2)
+    assert mode.run(lambda: tf.nn.embedding_lookup(scoped, [1])).tolist() == [[3.0, 3.0]]
+    assert mode.run(lambda: tf.nn.embedding_lookup(own, [1])).tolist() == [[0.0, 0.0]]
+    if mode.is_graph:  # TensorFlow refuses it in eager mode
+        with tf1.variable_scope("b", constraint=tf.nn.relu), pytest.raises(NotImplementedError):
+            get_kv_variable("kv", 2)
+
+
+def test_the_scopes_regularizer_holds():
+    with tf.Graph().as_default():
+        with tf1.variable_scope("a", regularizer=lambda v: 2.0 * tf.reduce_sum(v)):
+            get_kv_variable("kv", 2)
+            get_kv_variable("none", 2, regularizer=lambda v: None)
+            get_kv_variable("own", 2, regularizer=lambda v: tf.reduce_max(v))
+        names = [loss.op.type for loss in tf1.losses.get_regularization_losses()]
+        assert names == ["Mul", "Max"]
+
+
+def test_a_regularizer_is_refused_where_nothing_collects_it():
+    with pytest.raises(NotImplementedError, match="TF1 graph"):
+        get_kv_variable("kv", 2, regularizer=tf.reduce_sum)
+
+
+# ---- collections, trainable ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trainable", [None, True, False])
+@pytest.mark.parametrize("collections", [None, [], ["own", tf1.GraphKeys.GLOBAL_VARIABLES]])
+def test_collections_have_the_partitions(trainable, collections, parts, made):
+    with tf.Graph().as_default() as graph:
+        variable = made(trainable=trainable, collections=collections)
+        own = [variable] if parts is None else list(variable)
+        wanted = {tf1.GraphKeys.GLOBAL_VARIABLES} if collections is None else set(collections)
+        if trainable is not False:
+            wanted.add(tf1.GraphKeys.TRAINABLE_VARIABLES)
+        for name in ["variables", "trainable_variables", "local_variables", "own"]:
+            found = graph.get_collection(name)
+            assert [id(v) for v in found] == ([id(v) for v in own] if name in wanted else [])
+        assert variable.trainable is (trainable is not False)
+
+
+def test_a_variable_that_is_not_trainable_has_no_gradient(parts, made):
+    variable = made(trainable=False)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(variable, [1, 2]))
+    sources = [variable] if parts is None else list(variable)
+    assert tape.gradient(loss, sources) == [None] * len(sources)
+    assert tape.watched_variables() == ()
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({}, TypeError, "`embedding_dim` must be an integer.*None"),
+        ({"embedding_dim": 2.0}, TypeError, "`embedding_dim`"),
+        ({"embedding_dim": [2, 3]}, TypeError, "`embedding_dim`"),
+        ({"embedding_dim": True}, TypeError, "`embedding_dim`"),
+        ({"embedding_dim": 0}, ValueError, "at least 1"),
+        ({"embedding_dim": 2, "key_dtype": tf.string}, ValueError, "to_hash_bucket_fast"),
+        ({"embedding_dim": 2, "key_dtype": tf.uint64}, ValueError, "`key_dtype`.*uint64"),
+        ({"embedding_dim": 2, "value_dtype": tf.int32}, ValueError, "`value_dtype`.*int32"),
+        ({"embedding_dim": 2, "value_dtype": tf.float64}, ValueError, "`value_dtype`.*float64"),
+        ({"embedding_dim": 2, "constraint": tf.nn.relu}, NotImplementedError, "constraint"),
+        ({"embedding_dim": 2, "enter_threshold": -1}, ValueError, "negative"),
+        ({"embedding_dim": 2, "enter_threshold": 1.5}, TypeError, "integer"),
+        ({"embedding_dim": 2, "kv_options": {}}, TypeError, "KvOptions"),
+        ({"embedding_dim": 2, "partitioner": lambda **_: [2, 2]}, NotImplementedError, "axis 0"),
+        ({"embedding_dim": 2, "partitioner": lambda **_: [0]}, ValueError, "number of partitions"),
+        ({"embedding_dim": 2, "initializer": tf.ones([3])}, ValueError, r"\(2,\).*\(3,\)"),
+        ({"embedding_dim": 2, "initializer": np.eye(2)}, ValueError, "rows that differ"),
+    ],
+)
+def test_arguments_that_do_not_fit(mode, arguments, error, words):
+    with pytest.raises(error, match=words):
+        get_kv_variable("wrong", **arguments)
+    assert get_kv_variable("wrong", 7).embedding_dim == 7  # nothing was made
+
+
+@pytest.mark.parametrize("dim", [3, np.int64(3), [3], tf.TensorShape([3]), tf1.Dimension(3)])
+def test_the_dimension_may_be_a_shape_of_one(dim):
+    assert get_kv_variable("kv", dim).embedding_dim == 3
+
+
+@pytest.mark.parametrize("key_dtype", [int, tf.int64, tf.int32, np.int32, "int64"])
+@pytest.mark.parametrize("value_dtype", [tf.float32, tf.float16, tf.bfloat16])
+def test_every_dtype(here, key_dtype, value_dtype, made):
+    variable = made(
+        key_dtype=key_dtype, value_dtype=value_dtype, initializer=tf1.ones_initializer()
+    )
+    assert variable.key_dtype == (tf.int64 if key_dtype is int else tf.as_dtype(key_dtype))
+    assert variable.dtype == value_dtype
+    limits = np.iinfo(variable.key_dtype.as_numpy_dtype)
+    keys = np.array([3, limits.min, limits.max, -3], variable.key_dtype.as_numpy_dtype)
+    rows = here.run(lambda ids: tf.nn.embedding_lookup(variable, ids), keys)
+    assert rows.dtype == value_dtype.as_numpy_dtype and (rows == 1).all()
+    found, rows = here.run(variable.export)
+    assert found.dtype == keys.dtype and sorted(found) == sorted(keys) and rows.shape == (4, 3)
+
+
+# ---- initializers --------------------------------------------------------------------------------
+
+ONES = [
+    tf1.ones_initializer(),
+    tf1.ones_initializer,
+    keras.initializers.Ones(),
+    tf_keras.initializers.Ones(),
+    "ones",
+    1.0,
+    np.ones(3),
+    np.ones((4, 3)),
+    lambda shape, dtype, partition_info=None: tf.ones(shape, dtype),
+    lambda: np.ones(3),
+]
+
+
+@pytest.mark.parametrize("initializer", ONES, ids=range(len(ONES)))
+def test_initializers_of_all_kinds(here, initializer, made):
+    variable = made(initializer=initializer)
+    rows = here.run(lambda ids: tf.nn.embedding_lookup(variable, ids), KEYS)
+    np.testing.assert_array_equal(rows, np.ones((5, 3)))
+
+
+@pytest.mark.parametrize("value", [2.5, [1.0, 2.0, 3.0], [[1.0, 2.0, 3.0]] * 4])
+def test_a_tensor_is_what_each_row_begins_with(mode, value):
+    variable = get_kv_variable("kv", 3, initializer=tf.constant(value))
+    rows = mode.run(lambda: tf.nn.embedding_lookup(variable, [5, 6]))
+    wanted = np.reshape(value, [-1, 3])[0] if np.ndim(value) else value
+    np.testing.assert_array_equal(rows, np.broadcast_to(wanted, (2, 3)))
+
+
+def test_a_tensor_without_a_known_value_or_shape_is_refused():
+    with tf.Graph().as_default():
+        computed = tf.constant([1.0, 2.0]) + 1.0  # is evaluated
+        variable = get_kv_variable("kv", 2, initializer=computed)
+        rows = tf.nn.embedding_lookup(variable, [1])
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            assert session.run(rows).tolist() == [[2.0, 3.0]]
+        with pytest.raises(ValueError, match="static shape"):
+            get_kv_variable("a", 2, initializer=tf1.placeholder(tf.float32, [None]))
+        with pytest.raises(ValueError, match="known when the variable is made"):
+            get_kv_variable("b", 2, initializer=tf1.placeholder(tf.float32, [2]))
+
+
+DISTRIBUTIONS = {
+    # None: Glorot's uniform of [10000, 16].
+    "default": (None, 0.0, np.sqrt(2 / 10016)),
+    "normal": (tf1.random_normal_initializer(0.5, 2.0), 0.5, 2.0),
+    "uniform": (tf1.random_uniform_initializer(-1.0, 3.0), 1.0, 4 / np.sqrt(12)),
+    "keras": (keras.initializers.RandomNormal(-1.0, 0.1, seed=4), -1.0, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_new_rows_have_the_mean_and_deviation_that_is_asked_for(name):
+    initializer, mean, deviation = DISTRIBUTIONS[name]
+    variable = get_kv_variable(f"of_{name}", 16, initializer=initializer)
+    rows = tf.nn.embedding_lookup(variable, tf.range(20_000, dtype=tf.int64)).numpy()
+    tolerance = 5 * deviation / np.sqrt(rows.size)
+    assert abs(rows.mean() - mean) < tolerance and abs(rows.std() - deviation) < tolerance
+    assert len(np.unique(rows, axis=0)) == len(rows)
+
+
+def first_rows(seed, parts, keys, name="seeded"):
+    with tf.Graph().as_default():
+        tf1.set_random_seed(seed)
+        partitioner = None if parts is None else tf1.fixed_size_partitioner(parts)
+        variable = get_kv_variable(name, 4, partitioner=partitioner)
+        rows = tf.nn.embedding_lookup(variable, keys)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            return session.run(rows)
+
+
+def test_a_row_begins_by_seed_name_and_key_alone():
+    rows = first_rows(7, None, KEYS)
+    for parts in (1, 2, 5):
+        np.testing.assert_array_equal(first_rows(7, parts, KEYS), rows)
+    np.testing.assert_array_equal(first_rows(7, 3, KEYS[::-1]), rows[::-1])
+    np.testing.assert_array_equal(first_rows(7, None, KEYS[2:3]), rows[2:3])
+    assert not np.isin(rows, first_rows(8, None, KEYS)).any()
+    assert not np.isin(rows, first_rows(7, None, KEYS, "other")).any()
+
+
+def test_an_initializers_own_seed_counts():
+    def rows(seed):
+        initializer = tf1.random_normal_initializer(seed=seed)
+        variable = get_kv_variable("own_seed", 4, initializer=initializer)
+        return tf.nn.embedding_lookup(variable, KEYS).numpy()
+
+    np.testing.assert_array_equal(rows(3), rows(3))
+    assert not np.isin(rows(3), rows(4)).any()
+
+
+# ---- where a variable may be made ----------------------------------------------------------------
+
+
+def test_made_in_the_first_trace_of_a_function(made):
+    class Model(tf.Module):
+        table = None
+
+        @tf.function
+        def __call__(self, ids):
+            if self.table is None:
+                self.table = made("in_trace", initializer=tf1.ones_initializer())
+            return tf.nn.embedding_lookup(self.table, ids)
+
+    model = Model()
+    assert model(tf.constant([1, -2])).numpy().tolist() == [[1.0] * 3] * 2
+    assert model(tf.constant([5])).numpy().tolist() == [[1.0] * 3]
+    assert model.table.export()[0].numpy().tolist() == [-2, 1, 5]
+
+
+def test_a_function_that_makes_one_in_each_trace_is_refused():
+    function = tf.function(lambda ids: tf.nn.embedding_lookup(get_kv_variable("each", 2), ids))
+    with pytest.raises(ValueError, match="each time that a tf.function is traced"):
+        function(tf.constant([1]))
+
+
+def test_two_graphs_have_tables_of_their_own():
+    found = []
+    for number in (1.0, 2.0):
+        with tf.Graph().as_default():
+            variable = get_kv_variable("kv", 2, initializer=tf1.constant_initializer(number))
+            rows = tf.nn.embedding_lookup(variable, [1])
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                found.append((variable, session.run(rows).tolist()))
+    assert [rows for _, rows in found] == [[[1.0, 1.0]], [[2.0, 2.0]]]
+    assert found[0][0].table is not found[1][0].table
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_a_graph_that_nobody_has_is_gone_with_its_tables(is_trained, made):
+    tf1.reset_default_graph()
+    graph = tf1.get_default_graph()
+    with graph.as_default():
+        variable = made()
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(variable, [1, 2]))
+        loss += tf.reduce_sum(variable.value())
+        if is_trained:
+            optimizer = tf1.train.AdamOptimizer(0.1)
+            train = optimizer.minimize(loss)
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                session.run(train)
+            del session, optimizer, train
+    gone = weakref.ref(variable.table), weakref.ref(graph)
+    del variable, loss, graph
+    tf1.reset_default_graph()
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
+
+
+def test_a_variable_of_eager_mode_goes_with_the_program(made):
+    variable = made()
+    reference, table = weakref.ref(variable), weakref.ref(variable.table)
+    look_up = tf.function(lambda ids: tf.nn.embedding_lookup(reference(), ids))
+    look_up(tf.constant([1]))
+    others = tf.function(lambda: (reference().value(), reference().export()))
+    others()
+    del variable
+    assert table() is None  # at once: its name is free
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+
+def test_rows_beside_the_first_memory(tmp_path):
+    options = kv.KvOptions(
+        kv.StorageCombination.MEM_SSD,
+        {"max_hbm_for_vectors": 1e-5, "far_path": str(tmp_path / "rows"), "init_capacity": 256},
+    )
+    variable = get_kv_variable(
+        "tiers", 8, initializer=tf1.random_normal_initializer(), kv_options=options
+    )
+    rows = tf.nn.embedding_lookup(variable, tf.range(3000, dtype=tf.int64)).numpy()
+    near, far = variable.storage_size_count().numpy()
+    assert near + far == 3000 and far > 2000 and variable.has_storage()
+    np.testing.assert_array_equal(
+        tf.nn.embedding_lookup(variable, tf.range(3000, dtype=tf.int64)), rows
+    )
+    whole = get_kv_variable("memory", 8)
+    assert not whole.has_storage() and whole.kv_options == kv.KvOptions()
+
+
+def test_a_table_may_be_told_to_forget_the_least_counted():
+    options = kv.KvOptions(configs={"init_capacity": 128, "max_capacity": 128})
+    variable = get_kv_variable("forgets", 2, kv_options=options)
+    for _ in range(3):
+        tf.nn.embedding_lookup(variable, tf.range(20, dtype=tf.int64))
+    for start in range(100, 1100, 50):
+        tf.nn.embedding_lookup(variable, tf.range(start, start + 50, dtype=tf.int64))
+    keys = variable.export()[0].numpy()
+    assert len(keys) <= 128 and set(range(20)) <= set(keys.tolist())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"combination": "mem"}, TypeError),
+        ({"configs": [("init_capacity", 5)]}, TypeError),
+        ({"configs": {"enter_threshold": 3}}, ValueError),
+        ({"configs": {"far_path": "x"}}, ValueError),
+    ],
+)
+def test_options_that_do_not_fit(arguments, error):
+    with pytest.raises(error, match="Received|Leave it out"):
+        kv.KvOptions(**arguments)

@@ -1,0 +1,677 @@
+"""KvVariables in the checkpoints of `tf.compat.v1.train.Saver`: written, read, gone on from."""
+
+import gc
+import json
+import time
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_lite import kv_variable as kv
+from tests.kv_variable.saved_graphs import (
+    DIM,
+    Trained,
+    adam,
+    ftrl,
+    of,
+    saved,
+    shrinking,
+    tf1,
+)
+
+LEAST, MOST = -(2**63), 2**63 - 1
+BEFORE = [[1, 2, 3, 3], [-5, 3, LEAST], [MOST, 0, -5]]
+AFTER = [[2, 3, 77], [LEAST, MOST, -5, -5]]
+
+
+def make(path, parts=None, batches=BEFORE, **arguments):
+    """Trains a new variable and saves it; returns (path, what it knew)."""
+    graph = Trained(parts, **arguments)
+    with graph.session() as session:
+        graph.train(*batches)
+        path = tf1.train.Saver().save(session, str(path))
+        return path, graph.known()[0]
+
+
+# ---- there and back ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", [adam, ftrl], ids=["adam", "ftrl"])
+@pytest.mark.parametrize(("parts", "then"), [(None, None), (3, 3), (3, 5), (None, 2), (4, None)])
+def test_training_goes_on_as_if_it_had_not_been_interrupted(tmp_path, parts, then, optimizer):
+    whole = Trained(parts, optimizer)
+    with whole.session() as session:
+        whole.train(*BEFORE)
+        expected_before = whole.known([77])
+        path = tf1.train.Saver().save(session, str(tmp_path / "model"), global_step=3)
+        whole.train(*AFTER)
+        expected = whole.known([99])
+        dense = session.run(whole.dense)
+    again = Trained(then, optimizer)
+    with again.session(initialized=False) as session:
+        tf1.train.Saver().restore(session, path)
+        assert again.known([77]) == expected_before
+        assert session.run(again.global_step) == len(BEFORE)
+        again.train(*AFTER)
+        assert again.known([99]) == expected
+        np.testing.assert_array_equal(session.run(again.dense), dense)
+
+
+def test_the_counts_are_those_of_a_dict(tmp_path):
+    path, known = make(tmp_path / "model", 2)
+    counts = {}
+    for batch in BEFORE:
+        for key in batch:
+            counts[key] = counts.get(key, 0) + 1
+    assert {key: count for key, (_, count) in known.items()} == counts
+    tensors = saved(path)
+    keys = of(tensors, "freq_keys").tolist()
+    assert dict(zip(keys, of(tensors, "freq_values").tolist(), strict=True)) == counts
+    rows = dict(zip(of(tensors, "keys").tolist(), of(tensors, "values").tolist(), strict=True))
+    assert rows == {key: list(row) for key, (row, _) in known.items()}
+
+
+def test_the_names_are_those_of_tfplus_and_some_more(tmp_path):
+    path, _ = make(tmp_path / "model", 2)
+    ours = {name: array for name, array in saved(path).items() if name.startswith("kv")}
+    tfplus = ["keys", "values", "init_table", "blacklist", "freq_keys", "freq_values"]
+    more = ["freq_times", "states", "state_columns", "need_full_import", "delete_keys", "facts"]
+    expected = {f"kv/part_{i}:0-{name}" for i in range(2) for name in tfplus + more}
+    assert set(ours) == expected
+    even = ours["kv/part_0:0-keys"]
+    assert even.dtype == np.int64 and not (even % 2).any()
+    assert ours["kv/part_1:0-freq_values"].dtype == np.int64
+    assert ours["kv/part_1:0-init_table"].shape == (0, DIM)
+    path, _ = make(tmp_path / "other")
+    assert "kv:0-keys" in saved(path)
+
+
+@pytest.mark.parametrize("how", ["list", "dict", "partitioned", "sharded"])
+def test_every_way_to_say_what_is_saved(tmp_path, how):
+    def saver(graph):
+        if how == "list":
+            return tf1.train.Saver([*graph.variable, graph.dense])
+        if how == "dict":
+            return tf1.train.Saver({v.op.name: v for v in [*graph.variable, graph.dense]})
+        if how == "partitioned":
+            return tf1.train.Saver({"kv": graph.variable, "dense": graph.dense})
+        return tf1.train.Saver(sharded=True)
+
+    graph = Trained(3)
+    with graph.session() as session:
+        graph.train(*BEFORE)
+        known = graph.known()
+        path = saver(graph).save(session, str(tmp_path / "model"))
+    again = Trained(3)
+    with again.session(initialized=False) as session:
+        saver(again).restore(session, path)
+        assert again.known() == known
+
+
+def test_a_saver_keeps_the_last_checkpoints(tmp_path):
+    graph, known = Trained(2), []
+    with graph.session() as session:
+        saver = tf1.train.Saver(max_to_keep=2)
+        for number, batch in enumerate(BEFORE):
+            graph.train(batch)
+            known.append(graph.known())
+            saver.save(session, str(tmp_path / "model"), global_step=number)
+        assert [path.rsplit("-", 1)[1] for path in saver.last_checkpoints] == ["1", "2"]
+        for path, expected in zip(saver.last_checkpoints, known[1:], strict=True):
+            saver.restore(session, path)
+            assert graph.known() == expected
+
+
+@pytest.mark.parametrize("batches", [[], [[5]], [[LEAST, MOST]], [[0, 3, 6]]], ids=str)
+def test_awkward_keys(tmp_path, batches):
+    path, known = make(tmp_path / "model", 3, batches)
+    again = Trained(3)
+    with again.session() as session:
+        again.train([1, 2, 3])
+        tf1.train.Saver().restore(session, path)
+        assert again.known()[0] == known
+        assert session.run(again.variable.total_count()) == len({k for b in batches for k in b})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"value_dtype": tf.float16},
+        {"value_dtype": tf.bfloat16},
+        {"key_dtype": tf.int32},
+        {"dim": 1},
+        {"dim": 33},
+    ],
+    ids=str,
+)
+def test_other_kinds_of_keys_and_rows(tmp_path, kind):
+    batches = [[1, -2, 3], [2**31 - 1, -(2**31)]]
+    path, known = make(tmp_path / "model", 2, batches, **kind)
+    again = Trained(3, **kind)
+    with again.session(initialized=False) as session:
+        tf1.train.Saver().restore(session, path)
+        assert again.known()[0] == known
+        again.train([1])
+
+
+def test_two_variables_and_another_graph_with_the_same_names(tmp_path):
+    def both():
+        with tf.Graph().as_default() as graph:
+            variables = [kv.get_kv_variable(name, DIM) for name in ("a", "b")]
+            rows = [
+                tf.nn.embedding_lookup(variable, tf.constant([key, 7], tf.int64))
+                for variable, key in zip(variables, [1, 2], strict=True)
+            ]
+            exported = [variable.export() for variable in variables]
+            return graph, variables, rows, exported, tf1.global_variables_initializer()
+
+    graph, _kept, rows, exported, initializer = both()
+    other, _other_kept, other_rows, _, other_initializer = both()
+    with tf1.Session(graph=graph) as session, tf1.Session(graph=other) as other_session:
+        session.run(initializer)
+        other_session.run(other_initializer)
+        other_session.run([other_rows, other_rows])
+        session.run(rows)
+        with graph.as_default():
+            path = tf1.train.Saver().save(session, str(tmp_path / "model"))
+        expected = session.run(exported)
+    assert [keys.tolist() for keys, _ in expected] == [[1, 7], [2, 7]]
+    graph, _kept, _, exported, _ = both()
+    with graph.as_default(), tf1.Session() as session:
+        tf1.train.Saver().restore(session, path)
+        for (keys, values), (its_keys, its_values) in zip(
+            session.run(exported), expected, strict=True
+        ):
+            np.testing.assert_array_equal(keys, its_keys)
+            np.testing.assert_array_equal(values, its_values)
+
+
+def test_states_of_another_optimizer_begin_anew(tmp_path):
+    path, known = make(tmp_path / "model", 2, optimizer=adam)
+    again, fresh = Trained(2, ftrl), Trained(2, ftrl, initializer=tf1.zeros_initializer())
+    saver_of = {}
+    for graph in (again, fresh):
+        with graph.graph.as_default():
+            saver_of[graph] = tf1.train.Saver(graph.variable.parts)
+    with again.session() as session:
+        saver_of[again].restore(session, path)
+        assert again.known()[0] == known
+        again.train([3])
+        trained = again.known()[0][3][0]
+    with fresh.session() as session:
+        # The same rows, from a program that has never had another optimizer.
+        keys, rows = list(known), [row for row, _ in known.values()]
+        with fresh.graph.as_default():
+            insert = fresh.variable.insert(tf.constant(keys, tf.int64), tf.constant(rows))
+        session.run(insert)
+        fresh.train([3])
+        assert fresh.known()[0][3][0] == trained
+
+
+# ---- sessions ------------------------------------------------------------------------------------
+
+
+def test_a_session_must_initialize_or_restore(tmp_path):
+    path, _ = make(tmp_path / "model", 2)
+    graph = Trained(2)
+    with graph.session(initialized=False) as session:
+        saver, missing = tf1.train.Saver(), tf1.report_uninitialized_variables()
+        with pytest.raises(tf.errors.FailedPreconditionError):
+            saver.save(session, str(tmp_path / "other"))
+        with pytest.raises(tf.errors.FailedPreconditionError):
+            graph.train([1])
+        assert {b"kv/part_0", b"kv/part_1"} <= set(session.run(missing))
+        saver.restore(session, path)
+        assert not session.run(missing).size
+        graph.train([1])
+
+
+def test_a_saver_of_the_table_alone_fails_too_where_nothing_was_initialized(tmp_path):
+    graph = Trained(2)
+    with graph.session(initialized=False) as session:
+        saver = tf1.train.Saver([graph.variable])
+        with pytest.raises(tf.errors.FailedPreconditionError):
+            saver.save(session, str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("parts", [None, 3])
+def test_a_monitored_session_goes_on_where_the_last_one_was(tmp_path, parts):
+    def trained(folder, batches):
+        graph = Trained(parts)
+        with (
+            graph.graph.as_default(),
+            tf1.train.MonitoredTrainingSession(
+                checkpoint_dir=folder, save_checkpoint_steps=1, log_step_count_steps=None
+            ) as session,
+        ):
+            graph.run = session.run
+            graph.train(*batches)
+            return graph.known(), session.run([graph.dense, graph.global_step])
+
+    folder = str(tmp_path / "interrupted")
+    trained(folder, BEFORE)
+    known, (dense, step) = trained(folder, AFTER)
+    expected, (expected_dense, expected_step) = trained(str(tmp_path / "whole"), BEFORE + AFTER)
+    assert known == expected
+    np.testing.assert_array_equal(dense, expected_dense)
+    assert step == expected_step == len(BEFORE + AFTER)
+
+
+def test_the_meta_graph_is_written_without_warnings_and_refuses_an_import(tmp_path, caplog):
+    tf.get_logger().propagate = True
+    try:
+        with caplog.at_level("WARNING"):
+            path, _ = make(tmp_path / "model", 2)
+    finally:
+        tf.get_logger().propagate = False
+    assert not [record for record in caplog.records if "serializ" in record.getMessage()]
+    with tf.Graph().as_default():
+        with pytest.raises(NotImplementedError, match="does not hold KvVariable 'kv'.*get_kv_"):
+            tf1.train.import_meta_graph(f"{path}.meta")
+
+
+def test_a_saver_keeps_no_graph_alive(tmp_path):
+    graph = Trained(2)
+    with graph.session() as session:
+        graph.train(*BEFORE)
+        path = tf1.train.Saver().save(session, str(tmp_path / "model"))
+        tf1.train.Saver().restore(session, path)
+    table = weakref.ref(graph.variable.table)
+    del graph, session
+    gc.collect()
+    assert table() is None
+
+
+def test_a_saver_of_eager_mode(tmp_path):
+    def variable(name):
+        return kv.get_kv_variable(
+            name, DIM, partitioner=tf1.fixed_size_partitioner(2), initializer="uniform"
+        )
+
+    ours = variable("eager")
+    rows = tf.nn.embedding_lookup(ours, tf.constant([4, -7, 9], tf.int64))
+    path = tf1.train.Saver([*ours]).save(None, str(tmp_path / "model"))
+    tf.nn.embedding_lookup(ours, tf.constant([4, 5], tf.int64))
+    tf1.train.Saver([*ours]).restore(None, path)
+    keys, values = ours.export()
+    np.testing.assert_array_equal(keys, [-7, 4, 9])
+    np.testing.assert_array_equal(values, tf.gather(rows, [1, 0, 2]))
+    np.testing.assert_array_equal(ours.get_counting([4, -7, 5]), [1, 1, 0])
+
+
+# ---- what TFPlus does wrong ----------------------------------------------------------------------
+
+
+def test_defect_1_sightings_of_keys_without_a_row_survive(tmp_path):
+    graph = Trained(2, enter_threshold=3)
+    with graph.session() as session:
+        graph.train([1, 2, 2, 4, 4, 4], [1])
+        path = tf1.train.Saver().save(session, str(tmp_path / "model"))
+    tensors = saved(path)
+    assert set(of(tensors, "freq_keys")) == {1, 2, 4} and set(of(tensors, "keys")) == {4}
+    again = Trained(3, enter_threshold=3)
+    with again.session(initialized=False) as session:
+        tf1.train.Saver().restore(session, path)
+        known, others = again.known([1, 2, 9])
+        assert list(known) == [4] and others == {1: 2, 2: 2, 9: 0}
+        again.train([1, 9])
+        known, others = again.known([2, 9])
+        assert list(known) == [1, 4] and known[1][1] == 3 and others == {2: 2, 9: 1}
+
+
+def test_defect_2_times_survive_and_old_keys_expire_after_a_restore(tmp_path):
+    graph = Trained(2, enter_threshold=2)
+    with graph.session() as session:
+        graph.train([1, 1, 6])
+        time.sleep(1.5)
+        graph.train([2, 2, 7])
+        times = graph.times([1, 6, 2, 7, 9])
+        path = tf1.train.Saver().save(session, str(tmp_path / "model"))
+    assert times[0] == times[1] < times[2] == times[3] and times[4] == 0
+    assert abs(times[2] - time.time()) < 10
+    again = Trained(None, enter_threshold=2)
+    with again.session(initialized=False) as session:
+        tf1.train.Saver().restore(session, path)
+        np.testing.assert_array_equal(again.times([1, 6, 2, 7, 9]), times)
+        limit = time.time() - (times[0] + times[2] + 1) / 2
+        with again.graph.as_default():
+            expire = again.variable.delete_with_timestamp(seconds=limit)
+        assert session.run(expire).tolist() == [1]
+        assert list(again.known()[0]) == [2]
+
+
+def test_defect_3_a_row_is_clipped_by_what_it_is_when_it_is_saved(tmp_path):
+    graph = Trained(None, initializer=tf1.zeros_initializer())
+    with graph.session() as session:
+        graph.look_up([1, 2])
+        saver = tf1.train.Saver()
+        assert not of(saved(saver.save(session, str(tmp_path / "zeros"))), "keys").size
+        graph.train([2])  # and not looked up again
+        path = saver.save(session, str(tmp_path / "model"))
+        known = graph.known()[0]
+    assert of(saved(path), "keys").tolist() == [2]
+    assert set(of(saved(path), "freq_keys")) == {1, 2}
+    again = Trained(None, initializer=tf1.ones_initializer())
+    with again.session(initialized=False) as session:
+        tf1.train.Saver().restore(session, path)
+        assert again.known()[0] == known and known[1][0] == (0.0,) * DIM
+
+
+def test_defect_4_reading_the_variable_changes_no_checkpoint(tmp_path):
+    graph = Trained(2, initializer=tf1.zeros_initializer())
+    with graph.session() as session:
+        graph.look_up([1, 2])
+        graph.train([2])
+        saver = tf1.train.Saver()
+        before = saved(saver.save(session, str(tmp_path / "before")))
+        with graph.graph.as_default():
+            session.run([graph.variable.value(), graph.variable.read_value()])
+        after = saved(saver.save(session, str(tmp_path / "after")))
+    for name in before:
+        if not name.endswith("-facts"):
+            np.testing.assert_array_equal(before[name], after[name])
+
+
+def test_defect_6_deleted_keys_leave_no_states(tmp_path):
+    graph, fresh = Trained(2), Trained(2)
+    with graph.session() as session:
+        graph.train([1, 2], [1, 2])
+        with graph.graph.as_default():
+            delete = graph.variable.delete(tf.constant([1], tf.int64))
+        session.run(delete)
+        path = tf1.train.Saver().save(session, str(tmp_path / "model"))
+    tensors = saved(path)
+    assert of(tensors, "states").shape[0] == 1 and of(tensors, "freq_keys").tolist() == [2]
+    again = Trained(2)
+    with again.session(initialized=False) as session:
+        tf1.train.Saver().restore(session, path)
+        again.train([1])
+        restored = again.known()[0][1]
+    with fresh.session():
+        fresh.train([2], [2], [1])
+        assert fresh.known()[0][1] == restored
+
+
+def test_defect_14_counts_above_16_bits(tmp_path):
+    graph = Trained(2)
+    with graph.session() as session:
+        graph.train([1])
+        with graph.graph.as_default():
+            count = graph.variable.increase_counting(
+                tf.constant([1, 2], tf.int64), tf.constant([70000, 2**32 - 1], tf.int64)
+            )
+        session.run([count])
+        path = tf1.train.Saver().save(session, str(tmp_path / "model"))
+    again = Trained(2)
+    with again.session(initialized=False) as session:
+        tf1.train.Saver().restore(session, path)
+        assert {k: count for k, (_, count) in again.known()[0].items()} == {
+            1: 70001,
+            2: 2**32 - 1,
+        }
+
+
+def test_shrunk_rows_come_back_as_zeros_with_their_states(tmp_path):
+    def made():
+        return Trained(3, shrinking)
+
+    whole = made()
+    with whole.session() as session:
+        whole.look_up([5, 6])
+        whole.train([1, 2, -3], [2])
+        path = tf1.train.Saver().save(session, str(tmp_path / "model"))
+        known = whole.known()[0]
+        states = whole.states()
+    tensors = saved(path)
+    assert set(of(tensors, "keys")) == {5, 6} and set(of(tensors, "blacklist")) == {1, 2, -3}
+    assert of(tensors, "states").shape[0] == 5
+    again = made()
+    with again.session(initialized=False) as session:
+        tf1.train.Saver().restore(session, path)
+        assert again.known()[0] == known and known[1][0] == (0.0,) * DIM
+        for name, rows in again.states().items():
+            np.testing.assert_array_equal(rows, states[name])
+        assert session.run(again.variable.total_count()) == 2
+
+
+# ---- modes ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def predicting():
+    kv.set_tfplus_saver_mode(0)
+    yield
+    kv.set_tfplus_saver_mode(1)
+
+
+def check_predict_mode(path, known):
+    tensors = saved(path)
+    assert not of(tensors, "freq_keys").size and not of(tensors, "states").size
+    assert not of(tensors, "blacklist").size
+    rows = dict(zip(of(tensors, "keys").tolist(), of(tensors, "values").tolist(), strict=True))
+    assert rows == {key: list(row) for key, (row, _) in known.items() if any(row)}
+    again = Trained(2)
+    with again.session() as session:
+        tf1.train.Saver([again.variable]).restore(session, path)
+        restored = again.known()[0]
+    assert {key: row for key, (row, _) in restored.items()} == {
+        key: row for key, (row, _) in known.items() if any(row)
+    }
+
+
+def test_predict_mode_saves_keys_and_rows_alone(tmp_path, predicting):
+    path, known = make(tmp_path / "model", 3, optimizer=shrinking)
+    assert not any(any(row) for row, _ in known.values())
+    check_predict_mode(path, known)
+    path, known = make(tmp_path / "other", 3)
+    check_predict_mode(path, known)
+
+
+def test_a_mode_for_one_saver_alone(tmp_path):
+    graph = Trained(3)
+    with graph.session() as session:
+        graph.train(*BEFORE)
+        saver = tf1.train.Saver([kv.KvVariableSaveable(graph.variable, mode=0)])
+        check_predict_mode(saver.save(session, str(tmp_path / "model")), graph.known()[0])
+
+
+def test_the_mode_is_that_of_when_the_saver_is_made(tmp_path, predicting):
+    graph = Trained(2)
+    with graph.session() as session:
+        graph.train(*BEFORE)
+        saver = tf1.train.Saver()
+        kv.set_tfplus_saver_mode(1)
+        assert not of(saved(saver.save(session, str(tmp_path / "model"))), "freq_keys").size
+        saver = tf1.train.Saver()
+        assert of(saved(saver.save(session, str(tmp_path / "model"))), "freq_keys").size
+
+
+@pytest.mark.parametrize("mode", [2, -1, "1"])
+def test_other_modes_are_refused(mode):
+    with pytest.raises(ValueError, match="Expected tfplus saver mode to be 0 or 1."):
+        kv.set_tfplus_saver_mode(mode)
+
+
+def test_a_variable_saved_by_another_name(tmp_path):
+    path, known = make(tmp_path / "model", 3)
+    again = Trained(2, name="other")
+    with again.session() as session:
+        saver = tf1.train.Saver([kv.KvVariableSaveable(again.variable, name="kv")])
+        saver.restore(session, path)
+        assert again.known()[0] == known
+        path = saver.save(session, str(tmp_path / "model"))
+    assert "kv/part_1:0-keys" in saved(path)
+
+
+# ---- files of TFPlus -----------------------------------------------------------------------------
+
+
+def write_as_tfplus(path, parts, tensors, dense):
+    names, arrays = list(dense), list(dense.values())
+    for number, part in enumerate(parts):
+        for ending, array in zip(tensors, part, strict=True):
+            names.append(f"kv/part_{number}:0-{ending}")
+            arrays.append(array)
+    tf.raw_ops.SaveV2(
+        prefix=str(path), tensor_names=names, shape_and_slices=[""] * len(names), tensors=arrays
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+@pytest.mark.parametrize("parts", [None, 2, 3])
+def test_files_of_tfplus(tmp_path, parts, dtype):
+    day = 19_000
+    above = (day << 16) if dtype == np.uint32 else 0
+    tensors = ["keys", "values", "init_table", "blacklist", "freq_keys", "freq_values"]
+
+    def part(keys, blacklist, frequencies):
+        rows = np.array([[key, key + 0.5, 1.0] for key in keys], np.float32).reshape(-1, DIM)
+        freq = np.array([count + above for count in frequencies.values()], dtype)
+        return (
+            np.array(keys, np.int64),
+            rows,
+            np.ones((4, DIM), np.float32),
+            np.array(blacklist, np.int64),
+            np.array(list(frequencies), np.int64),
+            freq,
+        )
+
+    path = write_as_tfplus(
+        tmp_path / "tfplus",
+        [part([4, 2], [8], {2: 5, 8: 7, 4: 65535}), part([], [], {}), part([-3], [], {-3: 1})][:3],
+        tensors,
+        {"dense": np.array([1.0, 2.0], np.float32), "global_step": np.int64(9)},
+    )
+    again = Trained(parts, None)
+    started = time.time()
+    with again.session(initialized=False) as session:
+        tf1.train.Saver().restore(session, path)
+        assert again.known()[0] == {
+            -3: ((-3.0, -2.5, 1.0), 1),
+            2: ((2.0, 2.5, 1.0), 5),
+            4: ((4.0, 4.5, 1.0), 65535),
+            8: ((0.0, 0.0, 0.0), 7),
+        }
+        assert session.run(again.global_step) == 9
+        for seen in again.times([2, 8]):
+            assert seen == day * 86400 if dtype == np.uint32 else seen >= int(started)
+
+
+# ---- what cannot be restored ---------------------------------------------------------------------
+
+
+def check_refused(path, error, match, name="kv", is_corrupt=False, **arguments):
+    """Checks that a restore fails and that nothing has changed."""
+    graph = Trained(2, name=name, **arguments)
+    with graph.session() as session:
+        graph.train([100, 200])
+        known, dense = graph.known(), session.run(graph.dense)
+        with pytest.raises(error, match=match):
+            tf1.train.Saver().restore(session, path)
+        assert graph.known() == known
+        if not is_corrupt:
+            np.testing.assert_array_equal(session.run(graph.dense), dense)
+
+
+def test_a_checkpoint_without_the_variable_is_refused_by_its_name(tmp_path):
+    path, _ = make(tmp_path / "model", 2)
+    check_refused(path, tf.errors.NotFoundError, "missing_one", name="missing_one")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"dim": DIM + 1}, rf"{DIM + 1}, 'int64', 'float32'.*{DIM}, 'int64', 'float32'"),
+        ({"value_dtype": tf.float16}, "'float16'.*'float32'"),
+        ({"key_dtype": tf.int32}, "'int32'.*'int64'"),
+    ],
+    ids=["dim", "rows", "keys"],
+)
+def test_a_variable_of_another_form_is_refused(tmp_path, arguments, match):
+    path, _ = make(tmp_path / "model", 2)
+    check_refused(path, tf.errors.InvalidArgumentError, f"(?s){match}", **arguments)
+
+
+def rewritten(path, change):
+    """Writes a checkpoint anew with some tensors changed."""
+    tensors = {name: np.asarray(array) for name, array in saved(path).items()}
+    change(tensors)
+    tf.raw_ops.SaveV2(
+        prefix=f"{path}-changed",
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=[tf.constant(array) for array in tensors.values()],
+    )
+    return f"{path}-changed"
+
+
+def remove_partition(tensors):
+    for name in [name for name in tensors if name.startswith("kv/part_1:0")]:
+        del tensors[name]
+
+
+def of_later_version(tensors):
+    facts = json.loads(bytes(tensors["kv/part_0:0-facts"].item()))
+    facts["version"] = 2
+    tensors["kv/part_0:0-facts"] = np.array(json.dumps(facts))
+
+
+def without_facts(tensors):
+    tensors["kv/part_0:0-facts"] = np.array("{")
+
+
+def with_fewer_states(tensors):
+    tensors["kv/part_0:0-states"] = tensors["kv/part_0:0-states"][:-1]
+
+
+def with_fewer_columns(tensors):
+    tensors["kv/part_0:0-states"] = tensors["kv/part_0:0-states"][:, :-1]
+
+
+def with_fewer_counts(tensors):
+    tensors["kv/part_0:0-freq_values"] = tensors["kv/part_0:0-freq_values"][:-1]
+
+
+def with_repeated_keys(tensors):
+    tensors["kv/part_1:0-keys"][1:] = tensors["kv/part_1:0-keys"][0]
+
+
+def with_keys_of_another(tensors):
+    for ending in ("keys", "values", "states", "blacklist"):
+        tensors[f"kv/part_1:0-{ending}"] = tensors[f"kv/part_0:0-{ending}"]
+
+
+def without_states(tensors):
+    del tensors["kv/part_1:0-states"]
+
+
+def of_another_save(tensors):
+    facts = json.loads(bytes(tensors["kv/part_1:0-facts"].item()))
+    facts["save"] += 1
+    tensors["kv/part_1:0-facts"] = np.array(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (remove_partition, "not all partitions of 'kv'.*Save all partitions together"),
+        (of_later_version, "has version 2"),
+        (without_facts, "corrupt: no facts"),
+        (with_fewer_states, "corrupt: optimizer states of"),
+        (with_fewer_columns, "corrupt: its states have"),
+        (with_fewer_counts, "corrupt: its tensors differ in length"),
+        (with_repeated_keys, "corrupt: its keys repeat"),
+        (with_keys_of_another, "corrupt: partitions have keys in common"),
+        (without_states, "corrupt: no float32 tensor kv/part_1:0-states"),
+        (of_another_save, "corrupt: partitions of several saves"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_corrupt_checkpoints_are_refused(tmp_path, change, match):
+    path, _ = make(tmp_path / "model", 2, [[1, 2, 3, 4, 5, 6]])
+    check_refused(
+        rewritten(path, change), tf.errors.InvalidArgumentError, f"(?s){match}", is_corrupt=True
+    )

@@ -1,0 +1,69 @@
+"""A variable that optimizers train as they come, as small as one of a face can be."""
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.saveable import save_with_graph
+from sok_lite.bridge.variable import TableVariable, table_for_variable
+from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.table import make_table
+
+v1 = tf.compat.v1
+
+KEYS = np.array([5, -7, 2**40, 0, -(2**62), 11, 6])
+DIM = 3
+
+
+def starts():
+    """The first rows, of which the dense twin is made."""
+    return np.random.default_rng(1).normal(0, 0.5, (len(KEYS), DIM)).astype(np.float32)
+
+
+class StockRows(TableVariable):
+    """Rows by key. Several may be of one table.
+
+    Args:
+      table: of the engine; None: a new one.
+    """
+
+    kind = "StockRows"
+    instead_of_value = instead_of_write = instead_of_copy = instead_of_save = "-"
+    trained_by_stock = True
+    collections = (v1.GraphKeys.LOCAL_VARIABLES,)
+    regularizer = None  # Keras 3 asks each weight of a model for it
+
+    def __init__(self, name="rows", table=None, dim=DIM):
+        is_new = table is None
+        if is_new:
+
+            def make(backend):
+                initializer = make_initializer("0.5", dim, None, "hbm")
+                return make_table("hbm", backend, dim, initializer=initializer, name=name)
+
+            table = table_for_variable(self.kind, make)
+        super().__init__(table, name=name, trainable=True)
+        if self._in_graph_mode and is_new:
+            save_with_graph(self, name)
+
+
+def filled(name="rows"):
+    """Returns a variable whose rows are `starts()`."""
+    rows = StockRows(name)
+    rows.table.insert_or_assign(KEYS, starts())
+    return rows
+
+
+def rows_of(variable):
+    """Returns the rows of KEYS as they are, in any mode."""
+    keys, rows = variable.table.export()
+    by_key = dict(zip(keys.tolist(), rows, strict=True))
+    return np.stack([by_key[key] for key in KEYS.tolist()])
+
+
+def batches(num_steps, seed=2):
+    """Yields (numbers of rows, each at least once and some repeated; a weight for each)."""
+    rng = np.random.default_rng(seed)
+    for _ in range(num_steps):
+        numbers = np.concatenate([np.arange(len(KEYS)), rng.integers(0, len(KEYS), 5)])
+        numbers = rng.permutation(numbers)
+        yield numbers, rng.normal(size=(len(numbers), DIM)).astype(np.float32)

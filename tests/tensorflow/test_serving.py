@@ -1,0 +1,464 @@
+"""Exported functions and models give in a process without sok_lite what they give here."""
+
+import importlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.bridge.serving.index import KeyIndex
+from tests.fresh_process import FreshProcess
+
+pytestmark = pytest.mark.usefixtures("initialised")
+
+RNG = np.random.default_rng(0)
+LOADERS = ["tf2", "tf1"]
+INT64 = np.iinfo(np.int64)
+KEYS = np.array([5, 1, -3, INT64.max, 0, INT64.min, 2**40])
+IDS = [tf.TensorSpec([None], tf.int64, "ids")]
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    with FreshProcess() as process:
+        yield process
+
+
+def rows_like(keys, dim):
+    return RNG.normal(size=(len(keys), dim)).astype(np.float32)
+
+
+def filled(keys=KEYS, dim=3, **arguments):
+    table = sok.DynamicVariable(dim, **({"initializer": "0.5"} | arguments))
+    rows = rows_like(keys, dim)
+    sok.assign(table, keys, rows)
+    return table, rows
+
+
+def lookup_of(table, **arguments):
+    return tf.function(lambda ids: table.sparse_read(ids, **arguments))
+
+
+def live(function, *arguments):
+    with sok.inference_mode():
+        return function(*arguments)
+
+
+# ---------------------------------------------------------------- what is looked up
+
+
+class Model(tf.Module):
+    """Lookups of every kind, and dense layers around them."""
+
+    def __init__(self):
+        self.user, _ = filled(name="user")
+        self.item, _ = filled(np.arange(40), 2, key_type=tf.int32, dtype=tf.bfloat16, name="item")
+        self.word, _ = filled(np.array([1, 2**64 - 1], np.uint64), 2, key_type=tf.uint64, name="w")
+        self.static = sok.Variable(rows_like(range(10), 4), name="static")
+        self.dense = tf.Variable(rows_like(range(3), 2))
+
+    @tf.function
+    def hidden(self, ids):
+        return tf.nn.relu(tf.nn.embedding_lookup(self.user, ids) @ self.dense)
+
+    @tf.function
+    def __call__(self, ids, ragged, sparse, words):
+        weights = ragged.with_values(tf.cast(ragged.values, tf.float32) / 7)
+        sums = sok.lookup_sparse([self.user, self.item], [ragged, sparse], [weights, None], "sum")
+        means = sok.lookup_sparse([self.item, self.static], [ragged, ragged])
+        roots = sok.lookup_sparse(self.user, ragged, weights, combiners="sqrtn")
+        rows = {"hidden": self.hidden(ids), "word": tf.nn.embedding_lookup(self.word, words)}
+        rows |= {"sum_0": sums[0], "sum_1": sums[1], "mean_0": means[0], "mean_1": means[1]}
+        return rows | {"root": roots, "tf": tf.nn.embedding_lookup_sparse(self.user, sparse, None)}
+
+
+SPECS = [
+    tf.TensorSpec([None], tf.int64),
+    tf.RaggedTensorSpec([None, None], tf.int64),
+    tf.SparseTensorSpec([None, None], tf.int32),
+    tf.TensorSpec([None, 2], tf.uint64),
+]
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_lookups_of_every_kind_give_what_they_give_here(fresh, loader, tmp_path):
+    model = Model()
+    ids = np.concatenate([KEYS, [99, -99, INT64.max - 1]])
+    ragged = tf.RaggedTensor.from_row_lengths(np.array([3, 9, 1, 0, 1]), [2, 0, 2, 1])
+    sparse = tf.SparseTensor([[0, 0], [2, 1], [2, 2]], np.array([5, 39, 77], np.int32), [4, 3])
+    words = np.array([[1, 2**64 - 1], [7, 2**63]], np.uint64)
+    arguments = tf.constant(ids), ragged, sparse, tf.constant(words)
+    expected = live(model, *arguments)  # traced before the export
+    sok.export_serving(model, tmp_path / "m", SPECS)
+    inputs = {"ids": ids, "words": words}
+    inputs |= {"ragged_values": ragged.values.numpy(), "ragged_row_splits": [0, 2, 2, 4, 5]}
+    inputs |= {"sparse_indices": sparse.indices.numpy(), "sparse_values": sparse.values.numpy()}
+    inputs |= {"sparse_dense_shape": [4, 3]}
+    served = fresh.run(tmp_path / "m", inputs, loader)
+    assert set(served) == set(expected)
+    for name, rows in expected.items():
+        # As close as sums of float32 in another order, or a rounding to bfloat16, are.
+        tolerance = 1e-2 if rows.dtype == tf.bfloat16 else 1e-6
+        plain = tf.cast(rows, tf.float32).numpy()
+        np.testing.assert_allclose(served[name], plain, rtol=tolerance, atol=1e-7, err_msg=name)
+    # Neither function has changed.
+    again = live(model, *arguments)
+    np.testing.assert_array_equal(again["hidden"], expected["hidden"])
+    assert model.user.size.numpy().tolist() == [len(KEYS), 3]
+
+
+def test_what_is_loaded_is_called_as_the_function_is(tmp_path):
+    model = Model()
+    sok.export_serving(model, tmp_path / "m", SPECS)
+    ragged, sparse = tf.ragged.constant([[5], [7]], tf.int64, row_splits_dtype=tf.int64), None
+    sparse = tf.sparse.from_dense(tf.constant([[1], [3]]))
+    arguments = tf.constant(KEYS), ragged, sparse, tf.zeros([1, 2], tf.uint64)
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    expected = live(model, *arguments)
+    for name, rows in loaded(*arguments).items():
+        np.testing.assert_array_equal(rows, expected[name], name)
+
+
+@pytest.mark.parametrize(
+    ("table", "lookup", "expected"),
+    [
+        ({"initializer": "0.5"}, {}, 0.5),
+        ({"initializer": np.array([1.0, 2.0, 3.0])}, {}, [1, 2, 3]),
+        ({"initializer": "0.5"}, {"missing": "zeros"}, 0),
+        ({"initializer": "normal"}, {}, 0),
+        ({"initializer": "normal"}, {"missing": "initial", "training": False}, 0),
+    ],
+    ids=["constant", "row", "zeros are asked for", "random", "initial is asked for"],
+)
+def test_keys_without_a_row(fresh, table, lookup, expected, tmp_path):
+    variable, rows = filled(**table)
+    sok.export_serving(lookup_of(variable, **lookup), tmp_path / "m", IDS)
+    served = fresh.run(tmp_path / "m", {"ids": np.append(KEYS, [6, 7])})["output_0"]
+    np.testing.assert_array_equal(served[:-2], rows)
+    np.testing.assert_array_equal(served[-2:], np.broadcast_to(np.float32(expected), (2, 3)))
+
+
+def test_the_low_frequency_filter_gives_zeros(fresh, tmp_path):
+    options = {"var_type": "hybrid", "init_capacity": 1024, "max_capacity": 1024}
+    table, rows = filled(**options)
+
+    def look_up(ids):
+        ragged = tf.RaggedTensor.from_tensor(ids[:, None])
+        return sok.lookup_sparse(table, ragged, use_low_frequency_filter=True)
+
+    sok.export_serving(look_up, tmp_path / "m", IDS)
+    served = fresh.run(tmp_path / "m", {"ids": [5, 77]})["output_0"]
+    np.testing.assert_array_equal(served, [rows[0], [0, 0, 0]])
+
+
+def test_inference_mode_says_what_missing_keys_give(tmp_path):
+    table, _ = filled()
+    with sok.inference_mode(missing="zeros"):
+        sok.export_serving(lookup_of(table), tmp_path / "m", IDS)
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    np.testing.assert_array_equal(loaded(tf.constant([77], tf.int64)), np.zeros((1, 3)))
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_an_empty_table(fresh, loader, tmp_path):
+    table = sok.DynamicVariable(2, initializer="3")
+    sok.export_serving(lookup_of(table), tmp_path / "m", IDS)
+    for ids in ([], [0, -1, INT64.max]):
+        served = fresh.run(tmp_path / "m", {"ids": np.array(ids, np.int64)}, loader)["output_0"]
+        np.testing.assert_array_equal(served, np.full((len(ids), 2), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("keys", "ids"), [(tf.int64, tf.uint64), (tf.uint64, tf.int64)], ids=["uint64 ids", "int64 ids"]
+)
+def test_a_number_that_the_key_type_has_not_is_no_key(keys, ids, tmp_path):
+    """Its bits are those of a key."""
+    largest = np.array([-1]) if keys == tf.int64 else np.array([2**64 - 1], np.uint64)
+    table, _ = filled(largest, key_type=keys)
+    sok.export_serving(lookup_of(table), tmp_path / "m", [tf.TensorSpec([None], ids)])
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    number = 2**64 - 1 if ids == tf.uint64 else -1
+    np.testing.assert_array_equal(loaded(tf.constant([number], ids)), np.full((1, 3), 0.5))
+
+
+def test_an_export_has_the_rows_of_its_moment(tmp_path):
+    table, rows = filled()
+    function = lookup_of(table)
+    for number in (1, 2):
+        sok.assign(table, [5], rows[:1] * number)
+        sok.export_serving(function, tmp_path / f"{number}", IDS)
+    for number in (1, 2):
+        loaded = tf.saved_model.load(str(tmp_path / f"{number}"))
+        served = loaded(tf.constant([5], tf.int64))
+        np.testing.assert_array_equal(served, rows[:1] * np.float32(number))
+
+
+def test_branches_loops_and_prefetched_keys(fresh, tmp_path):
+    table, _ = filled()
+
+    @tf.function
+    def function(ids):
+        total = tf.zeros([3])
+        for i in tf.range(tf.size(ids)):
+            if ids[i] > 0:
+                total += tf.nn.embedding_lookup(table, ids[i])
+        mapped = tf.map_fn(
+            lambda key: tf.nn.embedding_lookup(table, key), ids, fn_output_signature=tf.float32
+        )
+        ragged = tf.RaggedTensor.from_tensor(ids[:, None])
+        ahead = sok.lookup_sparse(table, sok.prefetch(table, ragged))
+        return total, mapped, ahead
+
+    expected = live(function, tf.constant(KEYS))
+    sok.export_serving(function, tmp_path / "m", IDS)
+    served = fresh.run(tmp_path / "m", {"ids": KEYS})
+    for i, rows in enumerate(expected):
+        np.testing.assert_allclose(served[f"output_{i}"], rows, rtol=1e-6)
+
+
+def test_what_a_module_tracks_comes_along(fresh, tmp_path):
+    class Words(tf.Module):
+        def __init__(self):
+            self.table, self.rows = filled()
+            names = tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([5, 1], tf.int64))
+            self.numbers = tf.lookup.StaticHashTable(names, -1)
+
+        def __call__(self, words):
+            return tf.nn.embedding_lookup(self.table, self.numbers.lookup(words))
+
+    words = Words()
+    sok.export_serving(words, tmp_path / "m", tf.TensorSpec([None], tf.string))
+    for loader in LOADERS:
+        served = fresh.run(tmp_path / "m", {"words": np.array([b"b", b"a"], object)}, loader)
+        np.testing.assert_array_equal(served["output_0"], words.rows[[1, 0]])
+
+
+@pytest.mark.parametrize("package", ["keras", "tf_keras"])
+def test_a_model_of_keras_is_called_without_training(fresh, package, tmp_path):
+    keras = pytest.importorskip(package)
+    table, _ = filled(np.arange(50))
+
+    class Rows(keras.layers.Layer):
+        def call(self, ids):
+            return sok.lookup_sparse(table, tf.RaggedTensor.from_tensor(ids))
+
+        def compute_output_shape(self, shape):
+            return (shape[0], 3)
+
+    user = keras.Input([2], dtype="int64", name="user")
+    price = keras.Input([1], name="price")
+    hidden = keras.layers.Concatenate()([Rows()(user), price])
+    outputs = keras.layers.Dense(2)(keras.layers.Dropout(0.5)(hidden))
+    model = keras.Model({"user": user, "price": price}, {"score": outputs})
+    inputs = {"user": np.arange(8).reshape(4, 2) * 7, "price": rows_like(range(4), 1)}
+    expected = live(model, {name: tf.constant(array) for name, array in inputs.items()})
+    sok.export_serving(model, tmp_path / "m")
+    served = fresh.run(tmp_path / "m", inputs)
+    np.testing.assert_allclose(served["score"], expected["score"], rtol=1e-6)
+
+
+# ---------------------------------------------------------------- the index
+
+FACTOR = 0x9E3779B97F4A7C15
+_STRIDE = np.arange(1000, dtype=np.int64)
+PATTERNS = {
+    "none": _STRIDE[:0],
+    "one": _STRIDE[7:8],
+    "counting": _STRIDE,
+    "multiples": _STRIDE << np.int64(50),
+    "negative": -_STRIDE * 3,
+    "random": np.unique(RNG.integers(INT64.min, INT64.max, 100_000)),
+    # Their products with the index' factor are neighbours: all in one bucket.
+    "one bucket": (_STRIDE.view(np.uint64) * np.uint64(pow(FACTOR, -1, 2**64))).view(np.int64),
+    "edges": np.array([INT64.min, INT64.min + 1, -1, 0, 1, INT64.max - 1, INT64.max]),
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_index_finds_every_key_and_no_other(pattern):
+    keys = RNG.permutation(PATTERNS[pattern])
+    index = KeyIndex(keys, lambda name, array: tf.constant(array))
+    held = dict(zip(keys.tolist(), range(len(keys)), strict=True))
+    # Its product is the largest number, which stands behind the last key.
+    last = np.array([pow(FACTOR, -1, 2**64) * INT64.max % 2**64], np.uint64).view(np.int64)
+    asked = np.concatenate([keys, keys + 1, last, RNG.integers(INT64.min, INT64.max, 500)])
+    places, is_found = (each.numpy() for each in index.find(tf.constant(asked)))
+    assert is_found.tolist() == [key in held for key in asked.tolist()]
+    found = index.order[places[is_found]] if len(keys) else []
+    assert list(found) == [held[key] for key in asked[is_found].tolist()]
+
+
+def test_another_rounding_of_products_finds_the_same():
+    """Some processors round int64 to float32 by way of float64; one bucket off is in the search."""
+    keys = PATTERNS["random"]
+    index = KeyIndex(keys, lambda name, array: tf.constant(array))
+    products = (keys.view(np.uint64) * np.uint64(FACTOR)).view(np.int64)
+    # Not of the first or the last bucket, beside which there is none.
+    inside = tf.constant(keys[(products > -(2**62)) & (products < 2**62)])
+    for off in (-1, 1):
+        index._first += off
+        is_found = index.find(inside)[1]
+        index._first -= off
+        assert bool(tf.reduce_all(is_found))
+
+
+# ---------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+def test_quantised_rows_are_as_near_as_it_says(scale, tmp_path):
+    keys = np.arange(300)
+    table, rows = filled(keys, 17)
+    sok.assign(table, keys, rows * scale)
+    rows = (rows * np.float32(scale)).astype(np.float64)
+    served = {}
+    for quantize in ("float16", "int8"):
+        sok.export_serving(lookup_of(table), tmp_path / quantize, IDS, quantize=quantize)
+        loaded = tf.saved_model.load(str(tmp_path / quantize))
+        served[quantize] = loaded(tf.constant(keys)).numpy()
+        assert served[quantize].dtype == np.float32
+    error = np.abs(served["float16"] - rows)
+    assert (error <= np.maximum(np.abs(rows) * 2.0**-11, 2.0**-25)).all()
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    # The product of a byte and its scale is rounded to float32.
+    assert (np.abs(served["int8"] - rows) <= largest * (1 / 254 + 2.0**-23)).all()
+
+
+@pytest.mark.parametrize("largest", [0.0, 1e-38, 1e-42, 3e38])
+def test_bytes_of_rows_of_any_size(largest, tmp_path):
+    table, _ = filled(np.array([1]), 2)
+    sok.assign(table, [1], np.array([[largest, -largest / 3]], np.float32))
+    sok.export_serving(lookup_of(table), tmp_path / "m", IDS, quantize="int8")
+    served = tf.saved_model.load(str(tmp_path / "m"))(tf.constant([1], tf.int64)).numpy()
+    bound = max(largest / 254 * (1 + 1e-5), 2e-36)
+    np.testing.assert_allclose(served, [[largest, -largest / 3]], rtol=0, atol=bound)
+
+
+def test_rows_that_cannot_be_quantised_are_refused(tmp_path):
+    table, _ = filled(np.array([1]))
+    sok.assign(table, [1], [[1e5, 0.0, 0.0]])
+    with pytest.raises(ValueError, match=r"at most 65504 in size. Received: 100000"):
+        sok.export_serving(lookup_of(table), tmp_path, IDS, quantize="float16")
+    sok.assign(table, [1], [[np.nan, 0.0, 0.0]])
+    with pytest.raises(ValueError, match="cannot be quantised"):
+        sok.export_serving(lookup_of(table), tmp_path, IDS, quantize="int8")
+    with pytest.raises(ValueError, match="`quantize` must be None, 'float16' or 'int8'"):
+        sok.export_serving(lookup_of(table), tmp_path, IDS, quantize="int4")
+
+
+def size_of(path):
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def test_quantised_rows_are_smaller(tmp_path):
+    table, _ = filled(np.arange(5000), 32)
+    sizes = []
+    for quantize in (None, "float16", "int8"):
+        sok.export_serving(lookup_of(table), tmp_path / str(quantize), IDS, quantize=quantize)
+        sizes.append(size_of(tmp_path / str(quantize)))
+    # 128, 64 and 36 bytes a row, and 12 to 24 of a key.
+    assert sizes[0] - sizes[1] == pytest.approx(64 * 5000, rel=0.1)
+    assert sizes[0] - sizes[2] == pytest.approx(92 * 5000, rel=0.1)
+
+
+def test_a_cutoff_leaves_rows_of_zeros_out(tmp_path):
+    keys = np.arange(4000)
+    table, rows = filled(keys, 8, initializer="0")
+    rows[::2] = 0
+    sok.assign(table, keys, rows)
+    function = lookup_of(table)
+    sok.export_serving(function, tmp_path / "all", IDS)
+    sok.export_serving(function, tmp_path / "some", IDS, cutoff=1e-20)
+    assert size_of(tmp_path / "some") < 0.62 * size_of(tmp_path / "all")
+    served = tf.saved_model.load(str(tmp_path / "some"))(tf.constant(keys))
+    np.testing.assert_array_equal(served, rows)
+
+
+def test_a_cutoff_is_refused_where_it_would_change_rows(tmp_path):
+    table, _ = filled()
+    with pytest.raises(ValueError, match="initial value, which is not below the cutoff"):
+        sok.export_serving(lookup_of(table), tmp_path, IDS, cutoff=1e-20)
+    with pytest.raises(ValueError, match="`cutoff` must be above 0"):
+        sok.export_serving(lookup_of(table), tmp_path, IDS, cutoff=0.0)
+
+
+def test_tensorflow_lite_needs_no_operation_of_others(tmp_path):
+    table, rows = filled()
+    sok.export_serving(lookup_of(table), tmp_path / "m", IDS)
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "m"))
+    # Of builtin operations alone, which is the default: others raise.
+    interpreter = tf.lite.Interpreter(model_content=converter.convert())
+    (given,), (result,) = interpreter.get_input_details(), interpreter.get_output_details()
+    interpreter.resize_tensor_input(given["index"], [len(KEYS) + 1])
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(given["index"], np.append(KEYS, 77))
+    interpreter.invoke()
+    expected = np.append(rows, np.full((1, 3), np.float32(0.5)), 0)
+    np.testing.assert_array_equal(interpreter.get_tensor(result["index"]), expected)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("assign", "sok.assign"),
+        ("contains", "contains"),
+        ("python", "calls a function of Python"),
+        ("training", "training=True"),
+        ("evict", "A lookup in"),
+    ],
+)
+def test_what_is_no_lookup_is_refused(name, what, tmp_path):
+    table, _ = filled(name="table")
+    functions = {
+        "assign": lambda ids: sok.assign(table, ids, tf.zeros([tf.size(ids), 3])).key_type.name,
+        "contains": lambda ids: table.contains(ids),
+        "python": lambda ids: tf.py_function(lambda x: x, [ids], tf.int64),
+        "training": lambda ids: table.sparse_read(ids, training=True),
+        "evict": lambda ids: sok.sparse_read_and_evict(table, ids)[0],
+    }
+    with pytest.raises(NotImplementedError, match=what):
+        sok.export_serving(functions[name], tmp_path / "m", IDS)
+    assert not (tmp_path / "m").exists()
+    # Nothing is left of it.
+    assert live(lookup_of(table), tf.constant([5], tf.int64)).shape == (1, 3)
+
+
+def test_arguments_that_do_not_fit(tmp_path):
+    table, _ = filled()
+    with pytest.raises(TypeError, match="model_or_fn"):
+        sok.export_serving(table, tmp_path, IDS)
+    with pytest.raises(ValueError, match="`signature` must say"):
+        sok.export_serving(lookup_of(table), tmp_path)
+    with pytest.raises(TypeError, match=r"made of tf.TensorSpec.*Received: 3"):
+        sok.export_serving(lookup_of(table), tmp_path, [3])
+    same = [tf.TensorSpec([], tf.int64, "x")] * 2
+    with pytest.raises(ValueError, match="Two tensors of the signature are named 'x'"):
+        sok.export_serving(lambda a, b: a + b, tmp_path, same)
+    with pytest.raises(TypeError, match="must give tensors"):
+        sok.export_serving(lambda ids: None, tmp_path, IDS)
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="export_serving_graph"):
+        sok.export_serving(lookup_of(table), tmp_path, IDS)
+
+
+def test_saved_model_save_names_the_way_out(tmp_path):
+    module = tf.Module()
+    module.table, _ = filled()
+    with pytest.raises(NotImplementedError, match="sok.export_serving"):
+        tf.saved_model.save(module, str(tmp_path))
+
+
+def test_the_loaded_model_needs_nothing_of_ours(tmp_path):
+    table, _ = filled()
+    sok.export_serving(lookup_of(table), tmp_path / "m", IDS)
+    module = importlib.import_module("tensorflow.core.protobuf.saved_model_pb2")
+    proto = module.SavedModel.FromString((tmp_path / "m" / "saved_model.pb").read_bytes())
+    graph = proto.meta_graphs[0].graph_def
+    nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
+    used = {node.op for node in nodes if "PartitionedCall" not in node.op}
+    assert "ResourceGather" in used
+    assert used <= {op.name for op in proto.meta_graphs[0].meta_info_def.stripped_op_list.op}
+    assert not {op for op in used if "Py" in op}

@@ -1,0 +1,563 @@
+"""Optimizers as they come train tables: rows end where a dense variable of the same rows does."""
+
+import contextlib
+import copy
+import gc
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
+from tests.support.modes import MODES
+from tests.tensorflow.optimizer_cases import CASES
+from tests.tensorflow.stock_rows import (
+    DIM,
+    KEYS,
+    StockRows,
+    batches,
+    filled,
+    rows_of,
+    starts,
+)
+from tests.tensorflow.test_every_optimizer import NOT_WHEN_TRACED
+
+v1 = tf.compat.v1
+tf_keras = pytest.importorskip("tf_keras")
+
+pytestmark = pytest.mark.usefixtures("initialised")
+
+train_with_stock_optimizers()
+
+NUM_STEPS = 11
+OWN = {"GroupAdam", "GroupAMSGrad", "GroupLamb", "GroupMomentum", "SparseGroupFtrl"}
+# The first case of each optimizer: with its defaults, mostly.
+OPTIMIZERS = list(
+    {(case.family, case.name): case for case in reversed(CASES) if case.name not in OWN}.values()
+)
+IN_GRAPHS = ("tf.compat.v1.train", "tf_keras.optimizers.legacy")
+
+
+def loss_of(found, weights, dense):
+    """A loss in which the dense variable has to do with every row."""
+    return tf.reduce_sum(tf.sin(found) * weights * (1.0 + dense))
+
+
+def dense_rows(numbers, variable):
+    # No gather: Keras 3 does not sum the gradients of repeated numbers.
+    return tf.matmul(tf.one_hot(numbers, len(KEYS)), variable)
+
+
+class Training:
+    """A model of one table, or of one dense variable with the same rows, and a dense variable.
+
+    Args:
+      mode: an open mode.
+      make: makes the optimizer; gives it and what its apply_gradients takes besides.
+      is_dense: whether the rows are a dense variable.
+      num_parts: how many variables there are of the one table.
+    """
+
+    def __init__(self, mode, make, is_dense=False, num_parts=1):
+        self.mode, self.is_dense = mode, is_dense
+        self.dense = tf.Variable(np.full(DIM, 0.3, np.float32), name="dense")
+        if is_dense:
+            self.rows = [tf.Variable(starts(), name="rows")]
+        else:
+            first = filled()
+            parts = [StockRows(f"part_{i}", first.table) for i in range(1, num_parts)]
+            self.rows = [first, *parts]
+        self.made = make()
+        self._step = None
+
+    def loss(self, numbers, weights):
+        if self.is_dense:
+            return loss_of(dense_rows(numbers, self.rows[0]), weights, self.dense)
+        keys = tf.gather(tf.constant(KEYS), numbers)
+        n = len(self.rows)
+        losses = []
+        for i, part in enumerate(self.rows):
+            mine = tf.equal(keys % n, i)
+            found = tf.nn.embedding_lookup(part, tf.boolean_mask(keys, mine))
+            losses.append(loss_of(found, tf.boolean_mask(weights, mine), self.dense))
+        return tf.add_n(losses)
+
+    def step(self, numbers, weights):
+        variables = [*self.rows, self.dense]
+        with tf.GradientTape() as tape:
+            loss = self.loss(numbers, weights)
+        if self.mode.is_graph:
+            gradients = tf.gradients(loss, variables)
+        else:
+            gradients = tape.gradient(loss, variables)
+        pairs = zip(gradients, variables, strict=True)  # an iterator, as programs give
+        return self.made.optimizer.apply_gradients(pairs, **self.made.arguments)
+
+    def take(self, num_steps, seed=2):
+        for numbers, weights in batches(num_steps, seed):
+            self.take_one(numbers, weights)
+        return self.results()
+
+    def take_one(self, numbers, weights):
+        if not self.mode.is_graph:
+            if self._step is None:
+                self._step = tf.function(self._quiet) if self.mode.is_traced else self._quiet
+            self._step(tf.constant(numbers), tf.constant(weights))
+            return
+        if self._step is None:
+            self.build()
+            self.initialize()
+        values = dict(zip(self._feeds, (numbers, weights), strict=True))
+        self.mode.session.run(self._step, values)
+
+    def build(self):
+        self._feeds = v1.placeholder(tf.int64, [None]), v1.placeholder(tf.float32, [None, DIM])
+        self._step = self.step(*self._feeds)
+
+    def initialize(self):
+        self.mode.session.run(v1.global_variables_initializer())
+
+    def _quiet(self, numbers, weights):
+        self.step(numbers, weights)
+
+    def value(self, variable):
+        return self.mode.session.run(variable) if self.mode.is_graph else variable.numpy()
+
+    def results(self):
+        rows = self.value(self.rows[0]) if self.is_dense else rows_of(self.rows[0])
+        return rows, self.value(self.dense)
+
+
+def opened(name):
+    mode = MODES[name]()
+    mode.is_traced = name == "tf.function"
+    return mode
+
+
+def trained(mode, make, num_steps=NUM_STEPS, **options):
+    with opened(mode) as open_mode:
+        return Training(open_mode, make, **options).take(num_steps)
+
+
+def assert_alike(actual, expected):
+    for ours, theirs in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-5)
+
+
+def _ways():
+    for case in OPTIMIZERS:
+        for mode in MODES:
+            if mode == "graph" and case.family not in IN_GRAPHS:
+                continue
+            if mode == "tf.function" and (case.family, case.name) in NOT_WHEN_TRACED:
+                continue
+            yield pytest.param(case, mode, id=f"{case.family} {case.name} {mode}")
+
+
+@pytest.mark.parametrize(("case", "mode"), list(_ways()))
+def test_rows_and_the_dense_variable_end_where_they_do_without_a_table(case, mode):
+    expected = trained(mode, case.make, is_dense=True)
+    actual = trained(mode, case.make)
+    assert np.abs(expected[0] - starts()).max() > 1e-3  # they did move
+    assert_alike(actual, expected)
+
+
+V1 = {case.name: case for case in OPTIMIZERS if case.family == "tf.compat.v1.train"}
+ONE_OF_EACH_FAMILY = [
+    V1["AdamOptimizer"],
+    next(case for case in OPTIMIZERS if case.family == "Keras 3" and case.name == "Adam"),
+    next(case for case in OPTIMIZERS if case.family == "tf_keras" and case.name == "Ftrl"),
+    next(case for case in OPTIMIZERS if "legacy" in case.family and case.name == "Nadam"),
+]
+
+
+@pytest.mark.parametrize("num_parts", [2, 3])
+@pytest.mark.parametrize("case", ONE_OF_EACH_FAMILY, ids=str)
+def test_parts_of_one_table_are_trained_as_one(case, num_parts):
+    mode = "graph" if case.family in IN_GRAPHS else "tf.function"
+    expected = trained(mode, case.make)
+    actual = trained(mode, case.make, num_parts=num_parts)
+    # The gradient of the dense variable is summed in another order.
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5, atol=1e-6)
+
+
+def test_two_graphs_have_each_its_optimizer():
+    expected = trained("graph", V1["AdamOptimizer"].make)
+    with opened("graph") as first, opened("graph") as second:
+        with first.session.graph.as_default():
+            one = Training(first, V1["AdamOptimizer"].make)
+        with second.session.graph.as_default():
+            other = Training(second, V1["AdamOptimizer"].make)
+        for numbers, weights in batches(NUM_STEPS):
+            for each in (one, other):
+                with each.mode.session.graph.as_default():
+                    each.take_one(numbers, weights)
+        for each in (one, other):
+            with each.mode.session.graph.as_default():
+                np.testing.assert_array_equal(each.results()[0], expected[0])
+                assert len(v1.global_variables("sok_iterations")) == 1
+
+
+# ---- what else the optimizers of TF1 do ----------------------------------------------------------
+
+
+@pytest.fixture
+def session():
+    with tf.Graph().as_default(), v1.Session() as session:
+        yield session
+
+
+def minimized(optimizer, rows, dense, **options):
+    """Returns the operation of a loss over all keys."""
+    found = tf.nn.embedding_lookup(rows, KEYS) if isinstance(rows, StockRows) else tf.identity(rows)
+    return optimizer.minimize(loss_of(found, 1.0, dense), **options)
+
+
+def dense_variable():
+    return tf.Variable(np.full(DIM, 0.3, np.float32), name="dense")
+
+
+@pytest.mark.parametrize("use_locking", [False, True])
+@pytest.mark.parametrize("with_list", [False, True])
+def test_minimize_counts_the_global_step_and_has_its_name(session, use_locking, with_list):
+    rows, dense = filled(), dense_variable()
+    step = v1.train.get_or_create_global_step()
+    optimizer = v1.train.AdamOptimizer(0.1, use_locking=use_locking)
+    options = {"var_list": [dense, rows]} if with_list else {}
+    train = minimized(optimizer, rows, dense, global_step=step, name="train_it", **options)
+    assert train.name == "train_it"
+    assert v1.get_collection(v1.GraphKeys.TRAIN_OP) == [train]
+    session.run(v1.global_variables_initializer())
+    for _ in range(3):
+        session.run("train_it")
+    twin, twin_dense = tf.Variable(starts()), dense_variable()
+    twins = [twin, twin_dense]
+    twin_train = minimized(v1.train.AdamOptimizer(0.1), *twins, var_list=twins)
+    session.run(v1.variables_initializer(v1.global_variables()[3:]))
+    before = rows_of(rows)
+    for _ in range(3):
+        session.run(twin_train)
+    np.testing.assert_array_equal(rows_of(rows), before)
+    assert_alike((before, *session.run([dense])), session.run(twins))
+    assert session.run(step) == 3
+    assert optimizer.get_slot_names() == ["m", "v"]
+    m = session.run(tf.nn.embedding_lookup(optimizer.get_slot(rows, "m"), KEYS))
+    assert np.abs(m).max() > 0
+
+
+def test_a_table_alone_counts_the_global_step_and_has_its_name(session):
+    rows, step = filled(), v1.train.get_or_create_global_step()
+    loss = tf.reduce_sum(tf.nn.embedding_lookup(rows, KEYS))
+    train = v1.train.GradientDescentOptimizer(0.25).minimize(loss, step)
+    assert train.name == "GradientDescent"
+    session.run(v1.global_variables_initializer())
+    session.run(train)
+    np.testing.assert_allclose(rows_of(rows), starts() - 0.25)
+    assert session.run(step) == 1
+
+
+def test_clipped_gradients(session):
+    def clipped(rows, dense):
+        optimizer = v1.train.AdagradOptimizer(0.1)
+        found = tf.nn.embedding_lookup(rows, KEYS) if isinstance(rows, StockRows) else rows
+        pairs = optimizer.compute_gradients(loss_of(found, 9.0, dense), [rows, dense])
+        gradients, _ = tf.clip_by_global_norm([grad for grad, _ in pairs], 0.5)
+        return optimizer.apply_gradients(zip(gradients, [rows, dense], strict=True))
+
+    rows, dense, twin, twin_dense = filled(), dense_variable(), tf.Variable(starts()), None
+    twin_dense = dense_variable()
+    trains = [clipped(rows, dense), clipped(twin, twin_dense)]
+    session.run(v1.global_variables_initializer())
+    for _ in range(4):
+        session.run(trains)
+    assert_alike((rows_of(rows), *session.run([dense])), session.run([twin, twin_dense]))
+
+
+def test_variables_without_a_gradient_are_left_out(session):
+    rows, other, dense = filled(), StockRows("other"), dense_variable()
+    unused = tf.Variable([1.0], name="unused")
+    train = minimized(v1.train.AdamOptimizer(0.1), rows, dense)
+    session.run(v1.global_variables_initializer())
+    session.run(train)
+    assert other.table.size == 0 and session.run(unused) == [1.0]
+
+
+def test_an_optimizer_and_its_states_go_when_the_program_drops_them():
+    class OwnStep(v1.train.AdamOptimizer):
+        def _resource_apply_dense(self, grad, var):
+            return super()._resource_apply_dense(grad * 2.0, var)
+
+    slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), tf.constant(KEYS))
+    for make in (v1.train.AdamOptimizer, OwnStep, keras.optimizers.Adam, tf_keras.optimizers.Adam):
+        rows, optimizer = filled(), make(0.1)
+        optimizer.apply_gradients([(slices, rows)])
+        reference = weakref.ref(optimizer)
+        del optimizer
+        gc.collect()
+        assert reference() is None, make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: v1.train.AdamOptimizer(0.1),
+        lambda: tf_keras.optimizers.legacy.Adam(0.1),
+        lambda: tf_keras.optimizers.Adam(0.1),
+        lambda: keras.optimizers.Adam(0.1),
+    ],
+)
+def test_no_gradient_at_all_is_a_value_error(make):
+    rows, dense, optimizer = filled(), dense_variable(), make()
+    with pytest.raises(ValueError):
+        optimizer.apply_gradients([(None, rows), (None, dense)])
+    with pytest.raises(ValueError):
+        optimizer.apply_gradients([(None, rows)])
+    optimizer.apply_gradients([(None, rows), (tf.ones(DIM), dense)])
+    np.testing.assert_array_equal(rows_of(rows), starts())
+    assert np.all(dense.numpy() < 0.3)
+
+
+def test_a_gradient_that_is_no_slices_is_refused():
+    with pytest.raises(TypeError, match="must be a tf.IndexedSlices"):
+        v1.train.AdamOptimizer(0.1).apply_gradients([(tf.ones([2, DIM]), filled())])
+
+
+def test_a_table_that_does_not_ask_is_not_trained():
+    class NotAsking(StockRows):
+        trained_by_stock = False
+
+    rows = NotAsking()
+    keys = tf.constant(KEYS)
+    slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), keys, [len(KEYS), DIM])
+    with pytest.raises((NotImplementedError, TypeError, ValueError, tf.errors.OpError)):
+        v1.train.GradientDescentOptimizer(0.1).apply_gradients([(slices, rows)])
+    assert rows.table.size == 0
+
+
+def test_an_optimizer_whose_step_means_nothing_for_rows_is_refused():
+    slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), tf.constant(KEYS))
+    with pytest.raises(NotImplementedError, match="Adafactor"):
+        keras.optimizers.Adafactor(0.1).apply_gradients([(slices, filled())])
+
+
+def test_an_average_of_a_table_is_refused(session):
+    rows = filled()
+    with pytest.raises((NotImplementedError, ValueError)):
+        v1.train.ExponentialMovingAverage(0.9).apply([rows])
+
+
+def test_a_subclass_that_changes_gradients_changes_those_of_tables_and_does_it_once():
+    class Halved(v1.train.GradientDescentOptimizer):
+        def apply_gradients(self, grads_and_vars, *args, **kwargs):
+            halves = [
+                (tf.IndexedSlices(g.values / 2, g.indices), v)
+                if isinstance(g, tf.IndexedSlices)
+                else (g / 2, v)
+                for g, v in grads_and_vars
+            ]
+            return super().apply_gradients(halves, *args, **kwargs)
+
+    rows, dense = filled(), dense_variable()
+    slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), tf.constant(KEYS))
+    Halved(0.5).apply_gradients([(slices, rows), (tf.ones(DIM), dense)])
+    np.testing.assert_allclose(rows_of(rows), starts() - 0.25, rtol=1e-6)
+    np.testing.assert_allclose(dense.numpy(), 0.3 - 0.25, rtol=1e-6)
+
+
+def test_a_copy_of_an_optimizer_takes_steps_of_its_own():
+    rows = filled()
+    slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), tf.constant(KEYS))
+    first = v1.train.MomentumOptimizer(0.5, 0.9)
+    first.apply_gradients([(slices, rows)])
+    second = copy.copy(first)
+    second.apply_gradients([(slices, rows)])  # without the first one's momentum
+    np.testing.assert_allclose(rows_of(rows), starts() - 1.0, rtol=1e-5, atol=1e-6)
+
+
+def test_replicas_in_step(session, tmp_path):
+    rows, dense = filled(), dense_variable()
+    step = v1.train.get_or_create_global_step()
+    optimizer = v1.train.SyncReplicasOptimizer(
+        v1.train.GradientDescentOptimizer(0.25), replicas_to_aggregate=1, total_num_replicas=1
+    )
+    found = tf.nn.embedding_lookup(rows, np.concatenate([KEYS, KEYS]))
+    pairs = optimizer.compute_gradients(tf.reduce_sum(found) + tf.reduce_sum(dense))
+    train = optimizer.apply_gradients(pairs, global_step=step)
+    hook = optimizer.make_session_run_hook(is_chief=True, num_tokens=0)
+    with v1.train.MonitoredTrainingSession(hooks=[hook]) as monitored:
+        for _ in range(2):
+            monitored.run(train)
+        assert monitored.run(step) == 2
+        np.testing.assert_allclose(monitored.run(dense), np.full(DIM, 0.3 - 0.5), rtol=1e-5)
+    np.testing.assert_allclose(rows_of(rows), starts() - 1.0, rtol=1e-5, atol=1e-6)
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def built(name):
+    """Opens a graph of TF1 with a model and its step; gives the training and a saver."""
+    with opened("graph") as mode:
+        training = Training(mode, V1[name].make)
+        training.build()
+        yield training, v1.train.Saver()
+
+
+@pytest.mark.parametrize("name", sorted(V1))
+def test_training_goes_on_after_a_restore_as_if_there_had_been_none(name, tmp_path):
+    with built(name) as (first, saver):
+        first.initialize()
+        first.take(5)
+        path = saver.save(first.mode.session, str(tmp_path / "model"))
+        expected = first.take(5, seed=3)
+    with built(name) as (second, saver):
+        second.rows[0].table.clear()
+        saver.restore(second.mode.session, path)  # all there is: nothing is initialized
+        actual = second.take(5, seed=3)
+    for ours, theirs in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_only_an_optimizer_that_counts_brings_a_variable(tmp_path):
+    for name, extra in (("FtrlOptimizer", set()), ("AdamOptimizer", {"sok_iterations:0"})):
+        names = []
+        for is_dense in (False, True):
+            with opened("graph") as mode:
+                training = Training(mode, V1[name].make, is_dense=is_dense)
+                training.take(1)
+                names.append({var.name for var in v1.global_variables()})
+        of_rows = {each for each in names[1] if each.startswith("rows")}
+        assert names[0] == names[1] - of_rows | extra
+
+
+def test_a_checkpoint_of_training_restores_into_a_graph_without(tmp_path):
+    with built("AdamOptimizer") as (first, saver):
+        first.initialize()
+        first.take(3)
+        path = saver.save(first.mode.session, str(tmp_path / "model"))
+        expected = rows_of(first.rows[0])
+    with tf.Graph().as_default(), v1.Session() as session:
+        rows, _ = StockRows(), dense_variable()
+        v1.train.Saver().restore(session, path)
+        np.testing.assert_array_equal(rows_of(rows), expected)
+
+
+def test_training_goes_on_after_a_checkpoint_of_tf_2(tmp_path):
+    def new():
+        rows, dense = filled(), dense_variable()
+        optimizer = v1.train.AdamOptimizer(0.1)
+        checkpoint = tf.train.Checkpoint(rows=rows, dense=dense, optimizer=optimizer)
+        return rows, dense, optimizer, checkpoint
+
+    def take(rows, dense, optimizer, num_steps):
+        for _ in range(num_steps):
+            optimizer.minimize(
+                lambda: loss_of(tf.nn.embedding_lookup(rows, KEYS), 1.0, dense),
+                var_list=[rows, dense],
+            )
+
+    rows, dense, optimizer, checkpoint = new()
+    take(rows, dense, optimizer, 4)
+    path = checkpoint.write(str(tmp_path / "model"))
+    take(rows, dense, optimizer, 4)
+    again, dense_again, optimizer, checkpoint = new()
+    checkpoint.read(path)
+    take(again, dense_again, optimizer, 4)
+    np.testing.assert_array_equal(rows_of(again), rows_of(rows))
+    np.testing.assert_array_equal(dense_again.numpy(), dense.numpy())
+
+
+# ---- Keras ---------------------------------------------------------------------------------------
+
+
+def layer_of(package):
+    class Looking(package.layers.Layer):
+        """A layer that lists its table among its weights."""
+
+        def __init__(self):
+            super().__init__()
+            self.rows = filled()
+
+        def call(self, ids):
+            return tf.nn.embedding_lookup(self.rows, ids)
+
+        @property
+        def weights(self):
+            return [*super().weights, self.rows]
+
+        @property
+        def trainable_weights(self):
+            return [*super().trainable_weights, self.rows]
+
+        variables, trainable_variables = weights, trainable_weights
+
+    return Looking()
+
+
+@pytest.mark.parametrize("package", [keras, tf_keras], ids=lambda package: package.__name__)
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_fit_trains_a_table_that_a_layer_lists(package, optimizer):
+    def model(first):
+        ids = package.Input((), dtype="int64")
+        out = package.layers.Dense(1, kernel_initializer="ones")(first(ids))
+        made = package.Model(ids, out)
+        made.compile(optimizer, "mse")
+        return made
+
+    ids = np.arange(len(KEYS))  # no repeated ones: Keras 3 does not sum their gradients
+    targets = np.cos(ids).astype(np.float32)
+    looking = layer_of(package)
+    twin = package.layers.Embedding(len(KEYS), DIM)
+    twin.build(None)
+    twin.set_weights([starts()])
+    for made, given in ((model(looking), KEYS[ids]), (model(twin), ids)):
+        made.fit(given, targets, batch_size=len(ids), epochs=4, shuffle=False, verbose=0)
+    assert np.abs(rows_of(looking.rows) - starts()).max() > 1e-4
+    np.testing.assert_allclose(
+        rows_of(looking.rows), np.asarray(twin.get_weights()[0]), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_keras_3_makes_no_dense_states_for_a_table():
+    optimizer = keras.optimizers.Adam(0.1)
+    optimizer.build([filled(), dense_variable()])
+    # Its counter and rate, and two states of the dense variable.
+    assert len(optimizer.variables) == 4
+
+
+def test_a_loss_scale_of_keras_3():
+    rows, dense = filled(), dense_variable()
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=4.0)
+    slices = tf.IndexedSlices(tf.fill([len(KEYS), DIM], 4.0), tf.constant(KEYS))
+    optimizer.apply_gradients([(slices, rows), (tf.fill([DIM], 4.0), dense)])
+    np.testing.assert_allclose(rows_of(rows), starts() - 0.5, rtol=1e-6)
+    np.testing.assert_allclose(dense.numpy(), 0.3 - 0.5, rtol=1e-6)
+    infinite = tf.IndexedSlices(slices.values * np.inf, slices.indices)
+    optimizer.apply_gradients([(infinite, rows), (tf.fill([DIM], 4.0), dense)])
+    np.testing.assert_allclose(rows_of(rows), starts() - 0.5, rtol=1e-6)
+
+
+def test_a_loss_scale_of_tf_keras():
+    for inner in (tf_keras.optimizers.SGD(0.5), tf_keras.optimizers.legacy.SGD(0.5)):
+        rows, dense = filled(), dense_variable()
+        optimizer = tf_keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=4.0)
+        slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), tf.constant(KEYS))
+        optimizer.apply_gradients([(slices, rows), (tf.ones(DIM), dense)])
+        np.testing.assert_allclose(rows_of(rows), starts() - 0.5, rtol=1e-6)
+        np.testing.assert_allclose(dense.numpy(), 0.3 - 0.5, rtol=1e-6)
+
+
+def test_options_of_the_dense_step_reach_it():
+    slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), tf.constant(KEYS))
+    rows, dense = filled(), dense_variable()
+    pairs = [(slices, rows), (tf.ones(DIM), dense)]
+    tf_keras.optimizers.legacy.SGD(0.5).apply_gradients(
+        pairs, experimental_aggregate_gradients=False
+    )
+    tf_keras.optimizers.SGD(0.5).apply_gradients(pairs, skip_gradients_aggregation=True)
+    np.testing.assert_allclose(rows_of(rows), starts() - 1.0, rtol=1e-5, atol=1e-6)
+    with pytest.raises(TypeError):
+        tf_keras.optimizers.legacy.SGD(0.5).apply_gradients(pairs, not_an_option=1)
