@@ -119,7 +119,8 @@ def _states(
 ) -> list[State]:
     """Returns all states of the table, then those of groups that it does not have.
 
-    A saved group goes on in the first of the table's that has the same kinds of states.
+    A saved group goes on in the first of the table's that has the same kinds of states, and a state
+    that no optimizer keeps together with others in one like it.
     """
     own: dict[int | None, dict[str, Column]] = {}
     for group, name, column in numbered_states(table.store):
@@ -129,7 +130,7 @@ def _states(
         others.setdefault(state.group, {})[state.name] = state
     states = []
     for group, columns in own.items():
-        match = _match(columns, others)
+        match = _match(group, columns, others)
         for name, column in columns.items():
             rest = match[name].rows if name in match else None
             pieces = _joined(table, rows, places, n, num_bytes, column, rest)
@@ -143,14 +144,22 @@ def _states(
 
 
 def _match(
-    columns: Mapping[str, Column], others: dict[int | None, dict[str, State]]
+    group: int | None, columns: Mapping[str, Column], others: dict[int | None, dict[str, State]]
 ) -> dict[str, State]:
-    """Takes the first group with the same kinds of states out of `others` and returns it."""
-    kinds = {name: (column.dim, column.initial) for name, column in columns.items()}
-    for group, states in others.items():
-        if {name: (state.dim, state.initial) for name, state in states.items()} == kinds:
-            return others.pop(group)
+    """Takes the saved states that are those of a group out of `others` and returns them."""
+    if group is None:  # of these no two belong together
+        free = others.get(None, {})
+        alike = [name for name in columns if name in free and _is_like(columns[name], free[name])]
+        return {name: free.pop(name) for name in alike}
+    for number, states in others.items():
+        has_these = number is not None and states.keys() == columns.keys()
+        if has_these and all(_is_like(columns[name], state) for name, state in states.items()):
+            return others.pop(number)
     return {}
+
+
+def _is_like(column: Column, state: State) -> bool:
+    return (column.dim, column.initial) == (state.dim, state.initial)
 
 
 def _joined(

@@ -12,6 +12,8 @@ from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizer_states import Claim, claim_states
+from sok_lite.engine.owner import HASH, OneRank
+from sok_lite.engine.table.snapshot import take_held
 from tests.engine.helpers import new_table, sized
 from tests.table_state import State
 
@@ -82,8 +84,8 @@ def held(*tables):
 
 def all_of(table):
     """What a checkpoint is to keep of a table."""
-    state = State.of(table)
-    return state.rows, state.seen, state.sightings, state.now, state.epoch, table.clock.spans
+    state, slots = State.of(table), table.backend.to_host(take_held(table).slots).tolist()
+    return state.rows, state.seen, slots, state.sightings, state.now, state.epoch, table.clock.spans
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,6 +102,39 @@ def test_a_table_comes_back_as_it_was(backend, tmp_path, kind, n):
     load(tmp_path / "c", [other], ONE)
     assert all_of(other) == before == all_of(table)
     assert {key: row for key, row in held(other).items() if key in oracle} == oracle
+
+
+def test_a_full_table_comes_back_whole(backend, tmp_path):
+    options = HYBRID | {"max_capacity": 64, "on_refused": "ignore"}
+    table = new_table(backend, 3, **options)
+    limits, rng = np.iinfo(np.int64), np.random.default_rng(0)
+    table.find_or_insert([limits.max, limits.min])  # those that mark slots have places of their own
+    while table.size < 66:
+        table.find_or_insert(rng.integers(-1000, 1000, 5))
+    dump(tmp_path, [table], ONE)
+    other = new_table(backend, 3, **options)
+    load(tmp_path, [other], ONE)
+    assert all_of(other) == all_of(table)
+
+
+@pytest.mark.parametrize("rule", [HASH, OneRank(1)])
+def test_the_owners_of_keys_may_change(backend, tmp_path, rule):
+    keys, rows = some_keys(33), rows_of(33, 3)
+
+    def program(comm):
+        table = new_table(backend, 3)
+        mine = table.owner.owners(keys, comm.size) == comm.rank
+        table.insert_or_assign(keys[mine], backend.from_host(rows[mine]))
+        dump(tmp_path, [table], comm)
+        other = new_table(backend, 3, owner=rule)
+        load(tmp_path, [other], comm)
+        expected = {key for key in keys.tolist() if rule.owners(np.array([key]), 2) == comm.rank}
+        found, values = map(backend.to_host, other.export())
+        assert set(found.tolist()) == expected
+        return dict(zip(found.tolist(), values.tolist(), strict=True))
+
+    one, two = run_ranks(2, program)
+    assert one | two == dict(zip(keys.tolist(), rows.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("key_type", ["int64", "int32", "uint64"])
@@ -220,20 +255,35 @@ def test_the_number_of_ranks_may_change(backend, tmp_path, kind, ranks):
     assert held(*run_ranks(ranks[1], read)) == held_by(keys, rows, states)
 
 
-def test_a_merge_keeps_the_keys_that_were_not_saved(backend, tmp_path):
-    for kind in KINDS:
-        saved, oracle = filled(backend, 33, **KINDS[kind])
-        dump(tmp_path, [saved], ONE, chunk_bytes=64)
-        table, mine = filled(backend, 33, seed=5, **KINDS[kind])
-        assert oracle.keys() & mine.keys() and oracle.keys() - mine.keys()
-        seen = State.of(table).seen
-        load(tmp_path, [table], ONE, mode="merge")
-        assert held(table) == mine | oracle
-        now = State.of(table).seen
-        assert {k: now[k] for k in mine.keys() - oracle.keys()} == {
-            k: seen[k] for k in mine.keys() - oracle.keys()
-        }
-        assert {now[k][0] for k in oracle} == {table.num_lookups}
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_merge_keeps_the_keys_that_were_not_saved(backend, tmp_path, kind):
+    saved, oracle = filled(backend, 33, **KINDS[kind])
+    saved.lookup(list(oracle)[::2])
+    saved.lookup([91, 92])
+    dump(tmp_path, [saved], ONE, chunk_bytes=64)
+    table, mine = filled(backend, 33, seed=5, **KINDS[kind])
+    both, only_mine = oracle.keys() & mine.keys(), mine.keys() - oracle.keys()
+    assert both and only_mine and oracle.keys() - mine.keys()
+    table.store.ensure_state("w", 0.5, 1)
+    table.assign_state("w", list(mine), np.full((33, 1), 4, np.float32))
+    for _ in range(3):
+        table.lookup(list(mine)[::3])
+    table.lookup([91, 93])
+    before, theirs = State.of(table), State.of(saved)
+    load(tmp_path, [table], ONE, mode="merge")
+    added = {91, 92, 93} if kind != "sightings" else set()
+    assert {k: row for k, row in held(table).items() if k not in added} == mine | oracle
+    assert held(table).keys() == mine.keys() | oracle.keys() | added
+    now = State.of(table)
+    assert {k: now.seen[k] for k in only_mine} == {k: before.seen[k] for k in only_mine}
+    assert {now.seen[k][0] for k in oracle} == {table.num_lookups} == {before.now}
+    if kind == "sightings":  # kLfu: the scores of both tables mean the same
+        assert {k: now.seen[k][1] for k in oracle} == {k: theirs.seen[k][1] for k in oracle}
+        # A key that both have seen keeps the count that it has here.
+        assert now.sightings == before.sightings | {92: (1, before.now)}
+    for keys, state in ((only_mine, 4), (both, 0.5)):
+        got = backend.to_host(table.read_state("w", list(keys)))
+        np.testing.assert_array_equal(got, np.full((len(keys), 1), state))
 
 
 def test_a_merge_keeps_states_of_an_optimizer_and_joins_them(backend, tmp_path):

@@ -105,6 +105,34 @@ def test_any_call_may_fail(tmp_path, code, has_old):
     assert num_failed > 30
 
 
+def test_a_manifest_is_replaced_and_not_written_over(tmp_path):
+    dump(tmp_path, [table_of(1)], ONE)
+    old = (tmp_path / "manifest.json").read_bytes()
+    os.link(tmp_path / "manifest.json", tmp_path / "old")
+    dump(tmp_path, [table_of(2)], ONE)
+    assert (tmp_path / "old").read_bytes() == old != (tmp_path / "manifest.json").read_bytes()
+
+
+def test_files_are_on_the_disk_before_the_manifest_has_its_name(tmp_path, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(number):
+        done.append(os.path.basename(os.readlink(f"/proc/self/fd/{number}")))
+        fsync(number)
+
+    def noted_replace(source, target):
+        done.append("replace")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    dump(tmp_path, [table_of(1)], ONE)
+    (data,) = tmp_path.glob("data-*")
+    file = "t-00000-of-00001.safetensors"
+    assert done == [file, data.name, "manifest.json.tmp", "replace", tmp_path.name]
+
+
 def test_a_short_write_is_continued(tmp_path, monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: max(1, len(data) // 2)]))
