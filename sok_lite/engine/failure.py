@@ -1,16 +1,22 @@
-"""A rank that fails alone makes a lookup, or its gradient, fail on all ranks."""
+"""A rank that fails alone makes a lookup, its gradient, or any work on all ranks, fail on all."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import numpy as np
 
 from sok_lite.comm.header import LONGEST_CALL
-from sok_lite.comm.protocol import Communicator, CommunicatorError
+from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
+
+T = TypeVar("T")
 
 # First word of a message that takes the place of keys: no tag of a lookup is negative.
 _FAILED = -1
 _LONGEST_REASON_BYTES = 4096
+
+# What a failure of another rank is raised as: the first that it is, with its number in front.
+_KINDS: tuple[type[Exception], ...] = (MemoryError, OSError, TypeError, ValueError, RuntimeError)
 
 # What the collective is called that carries keys, or the reason why there are none.
 SEND_KEYS = "send_keys"
@@ -51,6 +57,47 @@ def failure_known_to_all(comm: Communicator) -> Iterator[None]:
         with suppress(CommunicatorError):
             comm.barrier(call.encode("ascii", "replace")[:LONGEST_CALL].decode())
         raise
+
+
+def together(comm: Communicator, function: Callable[[], T]) -> T:
+    """Calls a function on every rank; where it fails on one, all ranks raise what that one did.
+
+    Every rank must call it. It returns when the function has returned on every rank.
+
+    Args:
+      function: makes no collective call.
+
+    Raises:
+      MemoryError, OSError, TypeError, ValueError, RuntimeError: with the number of the first rank
+        that failed and its reason; with one rank what the function raised.
+    """
+    if comm.size == 1:
+        return function()
+    failure: Exception | None = None
+    try:
+        result = function()
+    except CommunicatorError:
+        raise
+    except Exception as error:
+        failure = error
+    gathered = comm.allgatherv(_reason(failure), call="together")
+    ends = split_offsets(gathered.recv_splits)
+    for rank in range(comm.size):
+        part = gathered.rows[ends[rank] : ends[rank + 1]].tobytes()
+        if part:
+            text = part[1:].decode(errors="replace")
+            raise _KINDS[part[0]](f"Rank {rank}: {text}") from failure
+    return result
+
+
+def _reason(failure: Exception | None) -> np.ndarray:
+    """Returns the number of the kind of a failure and its text as bytes; none without a failure."""
+    if failure is None:
+        return np.empty(0, np.uint8)
+    kinds = [i for i, kind in enumerate(_KINDS) if isinstance(failure, kind)]
+    name = "" if kinds else f"{type(failure).__name__}: "
+    text = f"{name}{failure}".encode(errors="replace")[:_LONGEST_REASON_BYTES]
+    return np.frombuffer(bytes([*kinds, len(_KINDS) - 1][:1]) + text, np.uint8)
 
 
 def reason_in(part: np.ndarray) -> str | None:

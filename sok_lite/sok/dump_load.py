@@ -1,27 +1,148 @@
-"""SOK's dump and load: the names, until files that any number of ranks can read are here."""
+"""SOK's dump and load: checkpoints of variables, which any number of ranks can read.
 
+docs/checkpoint_format.md has the files.
+"""
+
+import os
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from sok_lite.bridge.host_call import host_call
+from sok_lite.bridge.job import communicator
+from sok_lite.engine.files.dump import dump as engine_dump
+from sok_lite.engine.files.load import load as engine_load
+from sok_lite.sok.dynamic_variable import DynamicVariable
+from sok_lite.sok.optimizer import OptimizerWrapper
 
 __all__ = ["dump", "incremental_model_dump", "load"]
 
-
-def dump(path: Any, dump_vars: Any, optimizer: Any = None) -> NoReturn:
-    """Raises NotImplementedError."""
-    _refuse("dump", "sok.export and np.save, or tf.train.Checkpoint")
+Path = str | os.PathLike[str]
 
 
-def load(path: Any, load_vars: Any, optimizer: Any = None) -> NoReturn:
-    """Raises NotImplementedError."""
-    _refuse("load", "np.load and sok.assign, or tf.train.Checkpoint")
+def dump(path: Path, dump_vars: Any, optimizer: Any = None) -> None:
+    """Writes variables of all ranks into a folder. Every rank must call it, in eager mode.
+
+    Written are keys, rows, the states of all optimizers, scores, sightings and times. A checkpoint
+    that is there is replaced when the new one is whole; until then, and if this fails, it stays.
+    The memory that is needed does not grow with the variables.
+
+    Args:
+      path: of the folder, which all ranks must see; it is made if it is not there.
+      dump_vars: a DynamicVariable, or a list or tuple of several with different names.
+      optimizer: a sok.OptimizerWrapper, or a list of one: its step count is kept as well.
+
+    Raises:
+      TypeError, ValueError: an argument is not as said here, or differs between ranks.
+      RuntimeError: not in eager mode, or `sok.init` was not called.
+      OSError, MemoryError: a rank cannot write its files. All ranks raise the same.
+    """
+    variables, wrapper = _checked(dump_vars, optimizer, "dump")
+    comm = communicator()
+    tables = [variable.table for variable in variables]
+    extra = {} if wrapper is None else {"iterations": _counts(wrapper)}
+    _run(variables, "sok.dump", lambda: engine_dump(path, tables, comm, extra))
+
+
+def load(
+    path: Path, load_vars: Any, optimizer: Any = None, mode: str = "replace", cast: bool = False
+) -> None:
+    """Gives variables what `dump` wrote, on any number of ranks. Every rank must call it.
+
+    All variables change on all ranks, or none does. Their kinds (`var_type`) and options may differ
+    from those that were written; dimension, key_type and dtype must be the same.
+
+    Args:
+      path: of the folder.
+      load_vars: a DynamicVariable, or a list or tuple of several, with the names that they had.
+      optimizer: a sok.OptimizerWrapper, or a list of one: it goes on from its step count. The
+        states of rows come back with or without it.
+      mode: "replace": a variable has the keys that were written and no others. "merge": it keeps
+        its other keys as well.
+      cast: whether rows may be of another dtype of floats than those that were written.
+
+    Raises:
+      TypeError, ValueError: an argument is not as said here or differs between ranks, the variables
+        do not fit what was written, or a file is corrupt.
+      RuntimeError: not in eager mode, or `sok.init` was not called.
+      OSError, MemoryError: there is no checkpoint, or a rank cannot read or hold its part. All
+        ranks raise the same, and no variable has changed.
+    """
+    variables, wrapper = _checked(load_vars, optimizer, "load")
+    comm = communicator()
+    tables = [variable.table for variable in variables]
+    extra: dict[str, Any] = {}
+    _run(variables, "sok.load", lambda: extra.update(engine_load(path, tables, comm, mode, cast)))
+    if wrapper is not None:
+        _go_on_from(wrapper, extra, path)
 
 
 def incremental_model_dump(sok_vars: Any, time_threshold: Any, sess: Any = None) -> NoReturn:
     """Raises NotImplementedError."""
-    _refuse("incremental_model_dump", "variable.export_if(min_score=...)")
-
-
-def _refuse(name: str, instead: str) -> NoReturn:
     raise NotImplementedError(
-        f"sok.{name} is not there yet. Use {instead}, on every rank for its part. "
-        "docs/migrating_from_sok.md lists what differs."
+        "sok.incremental_model_dump is not there yet. Use variable.export_if(min_score=...), on "
+        "every rank for its part. docs/migrating_from_sok.md lists what differs."
     )
+
+
+def _run(variables: Sequence[DynamicVariable], what: str, function: Callable[[], None]) -> None:
+    def run() -> Sequence[tf.Tensor]:
+        function()
+        return ()
+
+    host_call(run, [], [], variables[0].table.backend, what)
+
+
+def _checked(
+    given: Any, optimizer: Any, what: str
+) -> tuple[list[DynamicVariable], OptimizerWrapper | None]:
+    """Returns variables and the optimizer that a caller has given."""
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            f"sok.{what} works in eager mode only. Call it outside of tf.function and of graphs of "
+            "TF1, or use tf.train.Checkpoint there."
+        )
+    variables = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not variables:
+        raise ValueError(f"sok.{what} takes at least one variable. Received: none.")
+    for variable in variables:
+        if not isinstance(variable, DynamicVariable):
+            raise TypeError(
+                f"sok.{what} takes sok.DynamicVariable. Received: {type(variable).__name__}. Save "
+                "other variables with tf.train.Checkpoint."
+            )
+        if variable.is_static():
+            raise ValueError(
+                f"sok.{what} takes variables in dynamic mode. Received: {variable.name!r} in "
+                "static mode. Call its to_dynamic() first."
+            )
+    optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if len(optimizers) != 1:
+        raise ValueError(f"sok.{what} takes one optimizer. Received: {len(optimizers)}.")
+    (wrapper,) = optimizers
+    if not isinstance(wrapper, (OptimizerWrapper, type(None))):
+        raise TypeError(
+            f"sok.{what} takes a sok.OptimizerWrapper. Received: {type(wrapper).__name__}. Wrap it."
+        )
+    return variables, wrapper
+
+
+def _counters(wrapper: OptimizerWrapper) -> list[Any]:
+    """Returns the step counts: the wrapper's, and that of the optimizer in it if it has one."""
+    own = getattr(wrapper.optimizer, "iterations", None)
+    return [wrapper.iterations, *([] if own is None else [own])]
+
+
+def _counts(wrapper: OptimizerWrapper) -> list[int]:
+    return [int(counter) for counter in _counters(wrapper)]
+
+
+def _go_on_from(wrapper: OptimizerWrapper, extra: dict[str, Any], path: Path) -> None:
+    if "iterations" not in extra:
+        raise ValueError(
+            f"The checkpoint at {os.fspath(path)} has no step count: it was dumped without an "
+            "optimizer. The variables were loaded. Leave `optimizer` out."
+        )
+    for counter, count in zip(_counters(wrapper), extra["iterations"], strict=False):
+        counter.assign(count)

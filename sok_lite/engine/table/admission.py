@@ -11,6 +11,7 @@ from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.det_index import DetIndex
+from sok_lite.engine.table.index import IndexEntries
 
 
 def drawing(
@@ -194,6 +195,15 @@ class SightingCounter:
         """Returns the keys, (n,) int64 in no order, their counts and their stamps, (n,) uint32."""
         held = self._index.entries()
         return held.keys, held.rows, held.stamps
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that `entries` can be asked for."""
+        return self._index.num_slots
+
+    def entries(self, first: int, count: int) -> IndexEntries:
+        """Returns what the slots [first, first + count) hold; the counts stand for rows."""
+        return self._index.entries(first, count)
 
     def restore(self, keys: Array, counts: Array, stamps: Array) -> None:
         """Replaces all counts.

@@ -7,13 +7,14 @@ might find both of their buckets full: so the slots are kept too, and used where
 segments are of the same size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.state_owner import StateOwner, fitting, kinds_of
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.rows.tiers import RowTiers
@@ -56,12 +57,26 @@ class Held(NamedTuple):
     facts: dict[str, Any]
 
 
+class Pieces(NamedTuple):
+    """Rows that come in pieces, so that never all of them are in memory: those of a file.
+
+    Attributes:
+      shape: (n, dim), that of all of them together.
+      read: begins to read. It gives (at, rows): (k,) int64, their places in the order of the keys,
+        and (k, dim), C-contiguous. Each place comes once at most; a state's row that does not come
+        is its initial value.
+    """
+
+    shape: tuple[int, int]
+    read: Callable[[], Iterator[tuple[Array, Array]]]
+
+
 class State(NamedTuple):
     """The rows of an optimizer state.
 
     Attributes:
       name, dim, initial: what the optimizer calls it, elements of a row, of a new row.
-      rows: (n, dim) float32.
+      rows: (n, dim) float32; of what is restored, Pieces of such will do.
       group: the states of one optimizer have a number of their own; None: nobody knows what
         belongs together, as in old checkpoints.
     """
@@ -78,7 +93,8 @@ class Snapshot(NamedTuple):
 
     Attributes:
       held: its keys; of those that are restored the row numbers are not used.
-      values: (n, dim) of the row's storage dtype, in the order of the keys.
+      values: (n, dim) of the row's storage dtype, in the order of the keys; of what
+        is restored, Pieces of such will do.
       states: of all optimizers.
     """
 
@@ -104,14 +120,22 @@ def take_held(table: EmbeddingTable) -> Held:
 def _taken(table: EmbeddingTable) -> Snapshot:
     store, held = table.store, _held(table)
     rows = table.backend.xp.ascontiguousarray(held.rows)
+    states = [
+        State(name, column.dim, column.initial, store.read(rows, column.name), number)
+        for number, name, column in numbered_states(store)
+    ]
+    return Snapshot(held, store.read(rows), states)
+
+
+def numbered_states(store: RowStore) -> list[tuple[int | None, str, Column]]:
+    """Returns the number of its group, the name and the column of every optimizer state."""
     groups = store.state_groups
     grouped = [groups.get(None, {}), *(groups[owner] for owner in groups if owner)]
-    states = [
-        State(name, column.dim, column.initial, store.read(rows, column.name), number or None)
+    return [
+        (number or None, name, column)
         for number, group in enumerate(grouped)
         for name, column in group.items()
     ]
-    return Snapshot(held, store.read(rows), states)
 
 
 def _held(table: EmbeddingTable) -> Held:
@@ -122,10 +146,6 @@ def _held(table: EmbeddingTable) -> Held:
     scores, slots = xp.empty(0, np.uint64), xp.empty(0, np.int64)
     sighted_keys = xp.empty(0, np.int64)
     sightings = sighting_stamps = xp.empty(0, np.uint32)
-    facts: dict[str, Any] = {
-        "num_lookups": table.num_lookups,
-        "spans": table.clock.spans._asdict(),
-    }
     if isinstance(table, HkvTable):
         index = table.index
         if index.is_regular:
@@ -134,14 +154,6 @@ def _held(table: EmbeddingTable) -> Held:
             scores = held.scores[order]
         if table.sightings is not None:
             sighted_keys, sightings, sighting_stamps = table.sightings.export()
-        facts |= {
-            "capacity": index.capacity,
-            "bucket": index.bucket,
-            "segment": index.segment_slots,
-            "num_slots": index.num_slots - 2,
-            "strategy": index.strategy,
-            "epoch": index.epoch,
-        }
     return Held(
         keys[order],
         held.rows[order],
@@ -151,8 +163,27 @@ def _held(table: EmbeddingTable) -> Held:
         sighted_keys,
         sightings,
         sighting_stamps,
-        facts,
+        facts_of(table),
     )
+
+
+def facts_of(table: EmbeddingTable) -> dict[str, Any]:
+    """Returns the facts of a table, as in Held: values that JSON knows."""
+    facts: dict[str, Any] = {
+        "num_lookups": table.num_lookups,
+        "spans": table.clock.spans._asdict(),
+    }
+    if isinstance(table, HkvTable):
+        index = table.index
+        facts |= {
+            "capacity": index.capacity,
+            "bucket": index.bucket,
+            "segment": index.segment_slots,
+            "num_slots": index.num_slots - 2,
+            "strategy": index.strategy,
+            "epoch": index.epoch,
+        }
+    return facts
 
 
 def restore(table: EmbeddingTable, snapshot: Snapshot) -> None:
@@ -173,30 +204,43 @@ def restore(table: EmbeddingTable, snapshot: Snapshot) -> None:
         itself. The table is as it was.
       MemoryError: no memory for keys and rows; the table is as it was.
     """
+    changing_alone(table, lambda: publish_restored([table], [preparing(table, snapshot)]))
+
+
+def publish_restored(
+    tables: Sequence[EmbeddingTable], prepared: Sequence[Sequence[Action]]
+) -> None:
+    """Gives tables what `preparing` has made for each, all of them together."""
+    old = [table.store for table in tables]  # kept: nothing of it is given back while it publishes
+    publish([action for actions in prepared for action in actions])
+    for store in old:
+        store.close_far()
+
+
+def preparing(table: EmbeddingTable, snapshot: Snapshot) -> list[Action]:
+    """Prepares what `restore` does, for `publish_restored`. Hold the table from before it on.
+
+    Raises:
+      As of `restore`, and what reading Pieces raises.
+    """
     held = snapshot.held
     keys = table.key_dtype.to_int64(table.backend.xp, held.keys, f"keys of {table.name!r}")
-    changing_alone(table, lambda: _restore(table, keys, snapshot))
-
-
-def _restore(table: EmbeddingTable, keys: Array, snapshot: Snapshot) -> None:
-    _check(table, snapshot.held)
+    _check(table, held)
     _check_rows(table, snapshot)
-    times = _times(table, snapshot.held.facts)
+    times = _times(table, held.facts)
     try:
         actions = _prepared(table, keys, snapshot)
     except MemoryError as error:
-        held = f" Clear it first: it holds {table.size:,} keys." if table.size else ""
+        size = f" Clear it first: it holds {table.size:,} keys." if table.size else ""
         raise MemoryError(
             f"No memory to restore {int(keys.size):,} keys of table {table.name!r}, beside what it "
-            f"holds. It is as it was.{held} ({error})"
+            f"holds. It is as it was.{size} ({error})"
         ) from error
     counts = dict.fromkeys(COUNTERS, 0)
     clock = table.clock.restarting(*times)
     log = None if table.removals is None else table.removals.emptied(times[0])
     renewed = setting(table, _counts=counts, generation=table.generation + 1, removals=log)
-    old = table.store  # kept, so that nothing of it is given back while `publish` runs
-    publish([*actions, *clock, *renewed])
-    old.close_far()
+    return [*actions, *clock, *renewed]
 
 
 def _prepared(table: EmbeddingTable, keys: Array, snapshot: Snapshot) -> list[Action]:
@@ -225,13 +269,13 @@ def _new_store(table: EmbeddingTable, scores: Array, snapshot: Snapshot) -> tupl
     order = xp.argsort(~scores)  # descending: ~ turns unsigned numbers round
     rows[order] = store.allocate(int(scores.size))
     states = snapshot.states
-    store.write(rows, snapshot.values)
+    _write(store, rows, snapshot.values)
     owners: dict[int | None, StateOwner | None] = {state.group: StateOwner() for state in states}
     owners[None] = None
     for state in states:
         kinds = {state.name: (state.dim, state.initial)}
         (column,) = store.add_states(kinds, owners[state.group])
-        store.write(rows, xp.ascontiguousarray(state.rows), column=column.name)
+        _write(store, rows, state.rows, column.name)
     for owner, its_states in old.state_groups.items():
         if owner is None or owner.optimizer is None:
             continue
@@ -242,6 +286,14 @@ def _new_store(table: EmbeddingTable, scores: Array, snapshot: Snapshot) -> tupl
         else:
             publish(store.giving(saved.values(), owner))
     return store, rows
+
+
+def _write(store: RowStore, rows: Array, content: Array | Pieces, column: str = "value") -> None:
+    if isinstance(content, Pieces):
+        for at, piece in content.read():
+            store.write(rows[at], piece, column)
+    else:
+        store.write(rows, store.backend.xp.ascontiguousarray(content), column)
 
 
 def _check(table: EmbeddingTable, held: Held) -> None:

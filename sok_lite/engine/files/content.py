@@ -1,0 +1,266 @@
+"""What the files of a checkpoint have for a table of this rank: a snapshot whose rows stay there.
+
+Keys and what goes with each are in memory, as in the table's index; rows come in pieces as they are
+asked for. Where as many ranks wrote the checkpoint as read it, and the keys have the same owners,
+each rank reads the file of its own number alone; else the keys of all files and the rows of its own
+keys.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.comm.protocol import Communicator
+from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
+from sok_lite.engine.files.shard import ShardReader
+from sok_lite.engine.files.table_file import tensors_of
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.snapshot import Held, Pieces, Snapshot, State
+
+# What identifies a state in files of several ranks: see `_kinds_of`.
+_Kind = tuple[Any, ...]
+
+
+class _Part(NamedTuple):
+    """Keys of one file that belong to this rank.
+
+    Attributes:
+      reader: of the file.
+      at: (k,) int64, ascending, where they are in the file.
+      places: (k,) int64, where they are among all keys of this rank.
+      num_rows: how many there are in the file.
+    """
+
+    reader: ShardReader
+    at: np.ndarray
+    places: np.ndarray
+    num_rows: int
+
+    def rows(self, name: str, num_bytes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields (places, rows) of a tensor, of which at most `num_bytes` are read at a time."""
+        step = max(1, num_bytes // max(1, self.reader.tensors[name].row_bytes))
+        cuts = np.searchsorted(self.at, np.arange(0, self.num_rows + step, step))
+        spans = [(i, j) for i, j in itertools.pairwise(cuts.tolist()) if i < j]
+        ranges = ((int(self.at[i]), int(self.at[j - 1]) + 1) for i, j in spans)
+        for (i, j), rows in zip(spans, self.reader.rows(name, ranges), strict=True):
+            yield self.places[i:j], rows[self.at[i:j] - self.at[i]]
+
+
+def content(
+    table: EmbeddingTable, facts: TableFacts, folder: str, comm: Communicator, num_bytes: int
+) -> Snapshot:
+    """Returns what a checkpoint has for the part of a table that is on this rank.
+
+    Args:
+      facts: what the manifest says of the table; dim, key type and dtype fit it.
+      folder: of the checkpoint.
+      num_bytes: of rows that are read together.
+
+    Raises:
+      OSError: a file cannot be read. ValueError: a file is corrupt. Reading the Pieces may raise
+        the same.
+    """
+    shards: Sequence[Shard] = facts.shards
+    is_own = len(shards) == comm.size and facts.owner == table.owner.name
+    if is_own:
+        shards = [shards[comm.rank]]
+    readers = [_opened(facts, shard, folder) for shard in shards]
+    has_all = is_own or comm.size == 1
+    chosen = [_keys(table, reader, comm, has_all, num_bytes) for reader in readers]
+    key_type = table.key_dtype.dtype
+    keys = np.concatenate([np.empty(0, key_type), *(keys for _, keys in chosen)])
+    # Stable, and the first one counts: that of the lowest rank, where several had the key.
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    is_first = np.ones(keys.size, bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    places = np.full(keys.size, -1)
+    places[order[is_first]] = np.arange(np.count_nonzero(is_first))
+    parts, start = [], 0
+    for reader, shard, (at, _) in zip(readers, shards, chosen, strict=True):
+        its = places[start : start + at.size]
+        start += at.size
+        parts.append(_Part(reader, at[its >= 0], its[its >= 0], shard.rows))
+    sighted = _sighted(table, readers, comm, has_all, num_bytes)
+    held = _held(table, shards, parts, ordered[is_first], sighted, num_bytes)
+    n, to_storage = int(held.keys.size), _conversion(table, facts.dtype)
+    values = _pieces(table, [(part, "values") for part in parts], (n, table.dim), num_bytes)
+    values = values._replace(read=_converted(values.read, to_storage))
+    return Snapshot(held, values, _states(table, shards, parts, n, num_bytes))
+
+
+def _opened(facts: TableFacts, shard: Shard, folder: str) -> ShardReader:
+    reader = ShardReader(path_of(folder, shard), shard.written, facts.name)
+    for tensor in tensors_of(facts.dim, facts.dtype, facts.key_type, shard):
+        reader.expect(tensor)
+    return reader
+
+
+def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int, int]]:
+    tensor = reader.tensors[name]
+    num_rows, step = tensor.shape[0], max(1, num_bytes // max(1, tensor.row_bytes))
+    for first in range(0, num_rows, step):
+        yield first, min(first + step, num_rows)
+
+
+def _keys(
+    table: EmbeddingTable,
+    reader: ShardReader,
+    comm: Communicator,
+    has_all: bool,
+    num_bytes: int,
+    name: str = "keys",
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where the keys of this rank are in a file, and those keys."""
+    found, chosen = [np.empty(0, np.int64)], [np.empty(0, table.key_dtype.dtype)]
+    steps = list(_steps(reader, name, num_bytes))
+    for (first, _), keys in zip(steps, reader.rows(name, iter(steps)), strict=True):
+        if has_all:
+            at = np.arange(keys.size)
+        else:
+            engine_keys = table.key_dtype.to_int64(np, keys)
+            owners = table.owner.owners(engine_keys, comm.size, table.key_dtype, np)
+            at = np.flatnonzero(owners == comm.rank)
+        found.append(at + first)
+        chosen.append(keys[at])
+    return np.concatenate(found), np.concatenate(chosen)
+
+
+def _held(
+    table: EmbeddingTable,
+    shards: Sequence[Shard],
+    parts: Sequence[_Part],
+    keys: np.ndarray,
+    sighted: tuple[np.ndarray, np.ndarray, np.ndarray],
+    num_bytes: int,
+) -> Held:
+    from_host = table.backend.from_host
+
+    def gathered(name: str, dtype: Any) -> np.ndarray:
+        whole = np.zeros(keys.size, dtype)
+        for part in parts:
+            for places, numbers in part.rows(name, num_bytes):
+                whole[places] = numbers
+        return whole
+
+    facts = _joined_facts(shards)
+    none = np.empty(0, np.int64)
+    is_whole = len(shards) == 1 and keys.size == shards[0].rows
+    has_scores = all(shard.scores for shard in shards)
+    slots = gathered("slots", np.int64) if is_whole and shards[0].slots else none
+    if not is_whole:
+        facts = {name: fact for name, fact in facts.items() if name not in ("segment", "num_slots")}
+    scores = gathered("scores", np.uint64) if has_scores else none.astype(np.uint64)
+    return Held(
+        from_host(keys),
+        from_host(np.empty(0, np.uint32)),
+        from_host(gathered("stamps", np.uint32)),
+        from_host(scores),
+        from_host(slots),
+        from_host(sighted[0]),
+        from_host(sighted[1]),
+        from_host(sighted[2]),
+        facts,
+    )
+
+
+def _sighted(
+    table: EmbeddingTable,
+    readers: Sequence[ShardReader],
+    comm: Communicator,
+    has_all: bool,
+    num_bytes: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the keys that were seen and have no row, as int64, how often, and when last."""
+    keys = [np.empty(0, np.int64)]
+    counts, stamps = [np.empty(0, np.uint32)], [np.empty(0, np.uint32)]
+    for reader in readers:
+        at, found = _keys(table, reader, comm, has_all, num_bytes, "sighted_keys")
+        num_rows = reader.tensors["sighted_keys"].shape[0]
+        part = _Part(reader, at, np.arange(at.size), num_rows)
+        keys.append(table.key_dtype.to_int64(np, found))
+        counts.extend(rows for _, rows in part.rows("sightings", num_bytes))
+        stamps.extend(rows for _, rows in part.rows("sighting_stamps", num_bytes))
+    distinct, first = np.unique(np.concatenate(keys), return_index=True)
+    return distinct, np.concatenate(counts)[first], np.concatenate(stamps)[first]
+
+
+def _joined_facts(shards: Sequence[Shard]) -> dict[str, Any]:
+    """Returns the facts of that rank which had most lookups: no stamp of a key is above."""
+    newest = max((shard.facts for shard in shards), key=lambda facts: facts["num_lookups"])
+    epochs = [shard.facts["epoch"] for shard in shards if "epoch" in shard.facts]
+    return newest | ({"epoch": max(epochs)} if epochs else {})
+
+
+def _kinds_of(shard: Shard) -> dict[_Kind, str]:
+    """Returns the tensor of each state of a file, by what tells it from others in every file.
+
+    Groups have numbers of their own on every rank: the first with some kinds of states is the first
+    with these kinds in every file, and so on.
+    """
+    groups: dict[int | None, list[tuple[str, int, float]]] = {}
+    for state in shard.states:
+        groups.setdefault(state.group, []).append((state.name, state.dim, state.initial))
+    seen: list[tuple[Any, ...]] = []
+    numbers: dict[int | None, _Kind] = {}
+    for group, kinds in groups.items():
+        alike = (group is None, *(sorted(kinds) if group is not None else ()))
+        numbers[group] = (alike, seen.count(alike))
+        seen.append(alike)
+    return {
+        (*numbers[state.group], state.name, state.dim, state.initial): state.tensor
+        for state in shard.states
+    }
+
+
+def _states(
+    table: EmbeddingTable, shards: Sequence[Shard], parts: Sequence[_Part], n: int, num_bytes: int
+) -> list[State]:
+    by_kind: dict[_Kind, list[tuple[_Part, str]]] = {}
+    for shard, part in zip(shards, parts, strict=True):
+        for kind, tensor in _kinds_of(shard).items():
+            by_kind.setdefault(kind, []).append((part, tensor))
+    groups: dict[_Kind, int] = {}
+    states = []
+    for kind, tensors in by_kind.items():
+        (is_free, *_), *_, name, dim, initial = kind
+        group = None if is_free else groups.setdefault(kind[:2], len(groups) + 1)
+        rows = _pieces(table, tensors, (n, dim), num_bytes)
+        states.append(State(name, dim, initial, rows, group))
+    return states
+
+
+def _pieces(
+    table: EmbeddingTable,
+    tensors: Sequence[tuple[_Part, str]],
+    shape: tuple[int, int],
+    num_bytes: int,
+) -> Pieces:
+    from_host = table.backend.from_host
+
+    def read() -> Iterator[tuple[Array, Array]]:
+        for part, name in tensors:
+            for places, rows in part.rows(name, num_bytes):
+                yield from_host(places), from_host(rows)
+
+    return Pieces(shape, read)
+
+
+def _conversion(table: EmbeddingTable, dtype: str) -> Callable[[Array], Array]:
+    """Returns what makes rows of a dtype those of the table."""
+    if dtype == table.row_dtype.name:
+        return lambda rows: rows
+    xp, source = table.backend.xp, row_dtype(dtype)
+    if source.name == "bfloat16":
+        return lambda rows: table.store.to_storage(source.to_float32(xp, rows))
+    return table.store.to_storage
+
+
+def _converted(
+    read: Callable[[], Iterator[tuple[Array, Array]]], convert: Callable[[Array], Array]
+) -> Callable[[], Iterator[tuple[Array, Array]]]:
+    return lambda: ((places, convert(rows)) for places, rows in read())

@@ -1,0 +1,207 @@
+"""Writing a checkpoint: several tables, on all ranks, into one folder.
+
+The folder has a manifest and, for each dump, a folder of files. A dump writes its files beside
+those of the one before, then the manifest takes the place of the old one in one piece, and only
+then the old files go. So whenever a dump ends, however it ends, the folder has a whole checkpoint:
+the old one, or the new one. What an interrupted dump leaves is read by nobody, and the next dump
+removes it.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sok_lite.comm.protocol import Communicator, split_offsets
+from sok_lite.engine.agreement import check_equal_on_all_ranks
+from sok_lite.engine.failure import together
+from sok_lite.engine.files import manifest
+from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
+from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.files.table_file import write_table
+from sok_lite.engine.optimizer_states import drop_left_behind
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.exclusive import alone, holding
+
+_TOKEN_BYTES = 8
+
+
+def dump(
+    path: str | os.PathLike[str],
+    tables: Sequence[EmbeddingTable],
+    comm: Communicator,
+    extra: Mapping[str, Any] | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> None:
+    """Writes all that tables hold into a folder. Every rank must call it; it returns together.
+
+    All ranks must see the same folder. A checkpoint that is there is replaced when the new one is
+    whole. The tables are held meanwhile: no other thread changes them. Memory is needed for a few
+    chunks, whatever the tables hold.
+
+    Args:
+      path: of the folder; it is made if it is not there. One dump at a time.
+      tables: with different names, the same on all ranks.
+      comm: the ranks.
+      extra: what JSON knows, given back by `load`. That of rank 0 counts.
+      chunk_bytes: bytes that are written together.
+
+    Raises:
+      TypeError, ValueError: as of `check_tables`.
+      OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
+    """
+    check_tables(tables, comm, {"path": os.fspath(path)}, "dump")
+    folder = os.path.abspath(path)
+    mine = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8)
+    data = "data-" + comm.broadcast(mine).tobytes().hex()
+    try:
+        together(comm, lambda: _make_folders(folder, data, comm))
+        shards = together(comm, lambda: _write_all(folder, data, tables, comm, chunk_bytes))
+        by_rank = _gathered(comm, shards)
+        together(comm, lambda: _publish(folder, tables, by_rank, comm, dict(extra or {})))
+    finally:
+        if comm.rank == 0:
+            sweep(folder, data)
+
+
+def check_tables(
+    tables: Sequence[EmbeddingTable], comm: Communicator, more: Mapping[str, Any], what: str
+) -> None:
+    """Raises if tables have no place in a checkpoint, or the ranks want different things.
+
+    Args:
+      more: what must be equal on all ranks as well.
+      what: "dump" or "load".
+
+    Raises:
+      TypeError: an item is no table with keys of its own. ValueError: a name repeats, or a rank
+        has other tables.
+    """
+
+    def check() -> None:
+        for table in tables:
+            if not isinstance(table, EmbeddingTable) or table.is_remote:
+                raise TypeError(
+                    f"{what} takes tables whose rows are in this process. Received: {table!r}."
+                )
+        names = [table.name for table in tables]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                "The tables of a checkpoint must have different names. Received: several of "
+                f"{', '.join(map(repr, twice))}. Make them with other names."
+            )
+
+    together(comm, check)
+    description = dict(more)
+    for i, table in enumerate(tables):
+        facts = (table.name, table.dim, table.row_dtype.name, table.key_dtype.name)
+        description[f"table {i}"] = [*facts, table.owner.name]
+    check_equal_on_all_ranks(comm, description, f"A {what}")
+
+
+def _make_folders(folder: str, data: str, comm: Communicator) -> None:
+    if comm.rank == 0:
+        os.makedirs(folder, exist_ok=True)
+        _check_is_ours(os.path.join(folder, manifest.NAME))
+        os.mkdir(os.path.join(folder, data))
+
+
+def _check_is_ours(path: str) -> None:
+    try:
+        with open(path, "rb") as file:
+            is_ours = manifest.FORMAT.encode() in file.read()
+    except FileNotFoundError:
+        return
+    if not is_ours:
+        raise FileExistsError(
+            f"{path} is no manifest of a checkpoint, and a dump would replace it. Dump into a "
+            "folder of its own."
+        )
+
+
+def _write_all(
+    folder: str, data: str, tables: Sequence[EmbeddingTable], comm: Communicator, chunk_bytes: int
+) -> list[Shard]:
+    for table in tables:
+        alone(table, partial(drop_left_behind, table))
+    names = [manifest.file_name(table.name, comm.rank, comm.size) for table in tables]
+
+    def write() -> list[Shard]:
+        return [
+            write_table(table, folder, f"{data}/{name}", chunk_bytes)
+            for table, name in zip(tables, names, strict=True)
+        ]
+
+    shards = holding(tables, write)
+    manifest.sync_folder(os.path.join(folder, data))
+    return shards
+
+
+def _gathered(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
+    """Returns what the files of every rank are."""
+    text = np.frombuffer(manifest.shards_to_text(shards).encode(), np.uint8)
+    gathered = comm.allgatherv(text, call="dump")
+    ends = split_offsets(gathered.recv_splits)
+    return [
+        manifest.shards_from_text(gathered.rows[ends[rank] : ends[rank + 1]].tobytes())
+        for rank in range(comm.size)
+    ]
+
+
+def _publish(
+    folder: str,
+    tables: Sequence[EmbeddingTable],
+    by_rank: list[list[Shard]],
+    comm: Communicator,
+    extra: dict[str, Any],
+) -> None:
+    if comm.rank != 0:
+        return
+    facts = {
+        table.name: TableFacts(
+            *(table.name, table.var_type, table.dim, table.row_dtype.name, table.key_dtype.name),
+            *(table.owner.name, _options(table), tuple(shards[i] for shards in by_rank)),
+        )
+        for i, table in enumerate(tables)
+    }
+    manifest.publish(folder, manifest.as_text(Manifest(comm.size, facts, extra)))
+
+
+def _options(table: EmbeddingTable) -> dict[str, Any]:
+    options = {"seed": table.seed, "initializer": repr(table.initializer)}
+    options |= table.options_of_all_ranks()
+    plain: dict[str, Any] = json.loads(json.dumps(options, default=repr))
+    return plain
+
+
+def sweep(folder: str, data: str) -> None:
+    """Removes what belongs to no checkpoint: files of old dumps, and of those that failed.
+
+    What cannot be removed stays. Where the manifest cannot be read nothing goes but, if there is no
+    manifest at all, the files of this dump.
+
+    Args:
+      data: the folder of this dump's files.
+    """
+    try:
+        found = manifest.read(folder)
+    except FileNotFoundError:
+        doomed = [data]
+    except (OSError, ValueError):
+        return
+    else:
+        used = {shard.file.split("/")[0] for t in found.tables.values() for shard in t.shards}
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            return
+        doomed = [name for name in names if manifest.DATA_FOLDER.fullmatch(name)]
+        doomed = [name for name in doomed if name not in used]
+    for name in doomed:
+        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)

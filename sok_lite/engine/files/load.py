@@ -1,0 +1,125 @@
+"""Reading a checkpoint: several tables, on any number of ranks, whatever ranks wrote it.
+
+Nothing is given to a table before all of it has been read and checked, on all ranks: a load that
+fails leaves every table as it was.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from sok_lite.backend.publish import Action
+from sok_lite.comm.protocol import Communicator
+from sok_lite.engine.agreement import check_equal_on_all_ranks
+from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.failure import together
+from sok_lite.engine.files import manifest
+from sok_lite.engine.files.content import content
+from sok_lite.engine.files.dump import check_tables
+from sok_lite.engine.files.manifest import Manifest, TableFacts
+from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.table.merging import merged
+from sok_lite.engine.table.snapshot import preparing, publish_restored
+
+MODES = ("replace", "merge")
+
+
+def load(
+    path: str | os.PathLike[str],
+    tables: Sequence[EmbeddingTable],
+    comm: Communicator,
+    mode: str = "replace",
+    cast: bool = False,
+) -> dict[str, Any]:
+    """Gives tables what a checkpoint has of them. Every rank must call it; it returns together.
+
+    All that a table is to hold is made beside what it holds, so until then there must be memory for
+    both, unless the table is empty. Kinds and options of tables may differ from those that were
+    written, as `snapshot.restore` says; so may the number of ranks.
+
+    Args:
+      path: of the folder that `dump` wrote.
+      tables: those to load, the same on all ranks; others of the checkpoint are not read.
+      comm: the ranks.
+      mode: "replace": a table holds what was written and nothing else. "merge": it keeps its other
+        keys too; see `merging.merged`.
+      cast: whether rows of floats may be of another dtype of floats than those of the table, to
+        which they are rounded.
+
+    Returns:
+      What `dump` was given as `extra`.
+
+    Raises:
+      OSError: a file cannot be read, or there is no checkpoint. TypeError: as of `dump`.
+      ValueError: a file is corrupt, or what it has does not fit a table.
+      MemoryError: no memory for it. In all cases every table is as it was, on all ranks.
+    """
+    folder = os.path.abspath(path)
+    wanted = {"path": os.fspath(path), "mode": mode, "cast": cast}
+    check_tables(tables, comm, wanted, "load")
+    if mode not in MODES:
+        raise ValueError(f"`mode` must be 'replace' or 'merge'. Received: mode={mode!r}.")
+    found = together(comm, lambda: _checked(folder, tables, cast))
+    files = [shard.file for facts in found.tables.values() for shard in facts.shards]
+    check_equal_on_all_ranks(comm, {"files": files}, f"The checkpoint at {folder}")
+
+    def give() -> None:
+        prepared = together(comm, lambda: _prepared(folder, found, tables, comm, mode))
+        publish_restored(tables, prepared)
+
+    holding(tables, give)
+    return found.extra
+
+
+def _checked(folder: str, tables: Sequence[EmbeddingTable], cast: bool) -> Manifest:
+    try:
+        found = manifest.read(folder)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{folder} has no {manifest.NAME}: no dump into it was ever finished. Give the folder "
+            "that was given to `dump`."
+        ) from error
+    for table in tables:
+        if table.name not in found.tables:
+            names = ", ".join(map(repr, sorted(found.tables))) or "none"
+            raise ValueError(
+                f"The checkpoint at {folder} has no table {table.name!r}. It has: {names}. Make "
+                "the table with the name that it had."
+            )
+        _check_fits(folder, table, found.tables[table.name], cast)
+    return found
+
+
+def _check_fits(folder: str, table: EmbeddingTable, facts: TableFacts, cast: bool) -> None:
+    mine = (table.dim, table.key_dtype.name, table.row_dtype.name)
+    theirs = (facts.dim, facts.key_type, facts.dtype)
+    advice = "Make the table as it was"
+    if mine[:2] == theirs[:2] and mine[2] != theirs[2]:
+        are_floats = not table.row_dtype.is_integer and not row_dtype(facts.dtype).is_integer
+        if are_floats and cast:
+            return
+        advice += ", or load it with cast=True" if are_floats else ""
+    if mine != theirs:
+        names = ("dimension", "key_type", "dtype")
+        expected, received = (
+            ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+            for values in (theirs, mine)
+        )
+        raise ValueError(
+            f"Table {table.name!r} must be as in the checkpoint at {folder}: {expected}. "
+            f"Received: {received}. Nothing was loaded. {advice}."
+        )
+
+
+def _prepared(
+    folder: str, found: Manifest, tables: Sequence[EmbeddingTable], comm: Communicator, mode: str
+) -> list[list[Action]]:
+    prepared = []
+    for table in tables:
+        snapshot = content(table, found.tables[table.name], folder, comm, CHUNK_BYTES)
+        if mode == "merge":
+            snapshot = merged(table, snapshot, CHUNK_BYTES)
+        prepared.append(preparing(table, snapshot))
+    return prepared

@@ -1,0 +1,292 @@
+"""The manifest of a checkpoint: what it has, which files those are, and how each must look.
+
+It is the last file to be written, and takes the place of the one before in one piece: so it decides
+which checkpoint a folder holds. The files of each dump are in a folder of their own beside it.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from sok_lite._version import __version__
+from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written
+
+NAME = "manifest.json"
+FORMAT = "sok_lite checkpoint"
+VERSION = 1
+# The folders of files, one for each dump.
+DATA_FOLDER = re.compile(r"data-[0-9a-f]{16}")
+
+_TEMPORARY = NAME + ".tmp"
+_NO_SUM = "0" * 64
+_LONGEST_NAME = 100
+_FILE = re.compile(rf"{DATA_FOLDER.pattern}/[^/\0]+\.safetensors")
+
+
+class StateFacts(NamedTuple):
+    """An optimizer state in a file; see `snapshot.State`."""
+
+    tensor: str
+    name: str
+    dim: int
+    initial: float
+    group: int | None
+
+
+class Shard(NamedTuple):
+    """The part of a table that was on one rank.
+
+    Attributes:
+      file: relative to the folder of the manifest, with "/".
+      rows, sighted: keys with a row; keys that were seen and have none yet.
+      scores, slots: whether the file has those tensors.
+      states: the optimizer states.
+      facts: as of `snapshot.Held`.
+      written: the file's size and checksums.
+    """
+
+    file: str
+    rows: int
+    sighted: int
+    scores: bool
+    slots: bool
+    states: tuple[StateFacts, ...]
+    facts: dict[str, Any]
+    written: Written
+
+
+class TableFacts(NamedTuple):
+    """A table.
+
+    Attributes:
+      name, var_type, dim, dtype, key_type: of the table.
+      owner: name of the rule that says which rank owns a key.
+      options: what else it was made with: for people, a load does not ask.
+      shards: of each rank.
+    """
+
+    name: str
+    var_type: str
+    dim: int
+    dtype: str
+    key_type: str
+    owner: str
+    options: dict[str, Any]
+    shards: tuple[Shard, ...]
+
+
+class Manifest(NamedTuple):
+    """What a checkpoint has.
+
+    Attributes:
+      ranks: how many wrote it.
+      tables: by name.
+      extra: what the caller of `dump` gave.
+    """
+
+    ranks: int
+    tables: dict[str, TableFacts]
+    extra: dict[str, Any]
+
+
+def file_name(table: str, rank: int, ranks: int) -> str:
+    """Returns the name of the file of a rank's part of a table.
+
+    What is no letter, digit, "_", "-", "." or "~" of ASCII stands as "%" and its bytes in UTF-8, as
+    in addresses of the web: so no two names give one. One that becomes too long for a file is cut,
+    and ends with "~" and a part of its SHA-256.
+    """
+    name = quote(table, safe="")
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return f"{name}-{rank:05d}-of-{ranks:05d}.safetensors"
+
+
+def as_text(manifest: Manifest) -> str:
+    """Returns the text of a manifest."""
+    tables = [
+        table._asdict() | {"shards": [_shard_to_json(shard) for shard in table.shards]}
+        for table in manifest.tables.values()
+    ]
+    described = {
+        "format": FORMAT,
+        "version": VERSION,
+        "library": __version__,
+        "ranks": manifest.ranks,
+        "extra": manifest.extra,
+        "tables": tables,
+        "sha256": _NO_SUM,
+    }
+    text = json.dumps(described, indent=1) + "\n"
+    before, _, after = text.rpartition(_NO_SUM)  # a name may look like it: the last one counts
+    return before + hashlib.sha256(text.encode()).hexdigest() + after
+
+
+def read(folder: str) -> Manifest:
+    """Returns the manifest of a folder.
+
+    Raises:
+      FileNotFoundError: it has none, so no whole checkpoint. ValueError: as of `from_text`.
+    """
+    path = os.path.join(folder, NAME)
+    with open(path, "rb") as file:
+        return from_text(file.read(), path)
+
+
+def path_of(folder: str, shard: Shard) -> str:
+    """Returns the path of a file."""
+    return os.path.join(folder, *shard.file.split("/"))
+
+
+def from_text(data: bytes, path: str) -> Manifest:
+    """Returns the manifest that a text is.
+
+    Args:
+      data: of the file.
+      path: of the file, for errors.
+
+    Raises:
+      ValueError: it is none, or of a newer version, or not as it was written.
+    """
+    try:
+        described = json.loads(data)
+        is_other = described["format"] != FORMAT
+        version, stated = described["version"], described["sha256"]
+        before, _, after = data.rpartition(stated.encode())
+        summed = hashlib.sha256(before + _NO_SUM.encode() + after)
+        is_whole = summed.hexdigest() == stated
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise _corrupt(path, f"it cannot be read ({error})") from error
+    if not is_whole:
+        raise _corrupt(path, "its SHA-256 is not the one that it names")
+    if is_other or version != VERSION:
+        raise ValueError(
+            f"{path} must be a {FORMAT!r} of version {VERSION}. Received: {described['format']!r} "
+            f"of version {version!r}, written by version {described.get('library')!r} of the "
+            "library. Load it with that version."
+        )
+    try:
+        return _from_json(described)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _corrupt(path, f"a part of it is missing or no such thing ({error})") from error
+
+
+def publish(folder: str, text: str) -> None:
+    """Lets the text be the manifest of a folder. At every moment it is the old or the new one.
+
+    Raises:
+      OSError: it is the old one; or the new one, if it is there, may not survive a loss of power.
+    """
+    temporary = os.path.join(folder, _TEMPORARY)
+    number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        data = memoryview(text.encode())
+        while data:
+            data = data[os.write(number, data) :]
+        os.fsync(number)
+    finally:
+        os.close(number)
+    os.replace(temporary, os.path.join(folder, NAME))
+    sync_folder(folder)
+
+
+def sync_folder(folder: str) -> None:
+    """Lets the names of a folder's files survive a loss of power."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _corrupt(path: str, reason: str) -> ValueError:
+    return ValueError(
+        f"{path}, a manifest, is corrupt: {reason}. Nothing was loaded. Take another checkpoint."
+    )
+
+
+def _shard_to_json(shard: Shard) -> dict[str, Any]:
+    return shard._asdict() | {
+        "states": [state._asdict() for state in shard.states],
+        "written": shard.written._asdict(),
+    }
+
+
+def shards_to_text(shards: Sequence[Shard]) -> str:
+    """Returns shards as a text, for another rank."""
+    return json.dumps([_shard_to_json(shard) for shard in shards])
+
+
+def shards_from_text(text: str | bytes) -> list[Shard]:
+    """Returns what `shards_to_text` was given."""
+    return [_shard(shard) for shard in json.loads(text)]
+
+
+def _from_json(described: dict[str, Any]) -> Manifest:
+    ranks = _number(described["ranks"], 1)
+    tables = {}
+    for each in described["tables"]:
+        shards = tuple(_shard(shard) for shard in each["shards"])
+        if len(shards) != ranks:
+            raise ValueError(f"{len(shards)} files of {ranks} ranks")
+        name, var_type, dtype, key_type, owner = (
+            _of(str, each[field]) for field in ("name", "var_type", "dtype", "key_type", "owner")
+        )
+        dim, options = _number(each["dim"], 1), _of(dict, each["options"])
+        tables[name] = TableFacts(name, var_type, dim, dtype, key_type, owner, options, shards)
+    return Manifest(ranks, tables, _of(dict, described["extra"]))
+
+
+def _shard(each: dict[str, Any]) -> Shard:
+    file = _of(str, each["file"])
+    if not _FILE.fullmatch(file):
+        raise ValueError(f"file {file!r}")
+    states = tuple(
+        StateFacts(
+            _of(str, state["tensor"]),
+            _of(str, state["name"]),
+            _number(state["dim"], 1),
+            float(state["initial"]),
+            None if state["group"] is None else _number(state["group"], 1),
+        )
+        for state in each["states"]
+    )
+    written = each["written"]
+    return Shard(
+        file,
+        _number(each["rows"]),
+        _number(each["sighted"]),
+        _of(bool, each["scores"]),
+        _of(bool, each["slots"]),
+        states,
+        _facts(each["facts"]),
+        Written(
+            _number(written["num_bytes"]),
+            _number(written["chunk_bytes"], 1, MAX_CHUNK_BYTES),
+            tuple(_number(crc) for crc in written["crcs"]),
+        ),
+    )
+
+
+def _facts(facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns the facts of a table, whose numbers are some."""
+    _number(facts["num_lookups"], 0, 0xFFFFFFFF)
+    for name in ("capacity", "bucket", "segment", "num_slots", "epoch"):
+        _number(facts.get(name, 0))
+    return facts
+
+
+def _number(value: Any, least: int = 0, most: int = 1 << 62) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{value!r} is no number from {least} to {most}")
+    return value
+
+
+def _of(kind: Callable[..., Any], value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is no {kind}")
+    return value

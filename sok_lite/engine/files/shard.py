@@ -1,0 +1,287 @@
+"""A file of tensors in the format of safetensors, written and read in pieces.
+
+Eight bytes, little-endian, are the length of a JSON header, which says of each tensor its dtype,
+its shape and where its bytes are; the tensors follow, without a gap. Any reader of safetensors
+opens such a file. The format has no checksum: whoever writes a file keeps the CRC-32 of each of its
+chunks, stretches of equal length from the first byte of the file on, and a reader checks a chunk
+whenever it reads a part of it.
+"""
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# The length of a chunk. So much is in memory at a time, or a few times as much.
+CHUNK_BYTES = 8 << 20
+# The longest that a reader takes: it holds a whole chunk.
+MAX_CHUNK_BYTES = 64 << 20
+# The most that readers of safetensors take.
+MAX_HEADER_BYTES = 100_000_000
+
+_LENGTH_BYTES = 8
+# Names of dtypes in a header; rows of bfloat16 are kept as the bits, which NumPy has no dtype for.
+_DTYPES = {
+    "I64": "int64",
+    "U64": "uint64",
+    "F64": "float64",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "uint16",
+    "I8": "int8",
+}
+
+
+class Tensor(NamedTuple):
+    """A tensor of a file.
+
+    Attributes:
+      name: in the header.
+      dtype: a name of safetensors, such as "F32".
+      shape: its shape.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def storage(self) -> np.dtype:
+        """The dtype of its elements, little-endian; of BF16 uint16."""
+        return np.dtype(_DTYPES[self.dtype]).newbyteorder("<")
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.storage.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of what one number of the first dimension has."""
+        return math.prod(self.shape[1:]) * self.storage.itemsize
+
+
+class Written(NamedTuple):
+    """What a manifest says of a file.
+
+    Attributes:
+      num_bytes: its size.
+      chunk_bytes: the length of a chunk; the last one may be shorter.
+      crcs: the CRC-32 of each chunk.
+    """
+
+    num_bytes: int
+    chunk_bytes: int
+    crcs: tuple[int, ...]
+
+
+def dtype_of(name: str) -> str:
+    """Returns safetensors' name of a dtype of keys or rows, such as "BF16" of "bfloat16"."""
+    if name == "bfloat16":
+        return "BF16"
+    return next(short for short, dtype in _DTYPES.items() if dtype == name)
+
+
+class ShardWriter:
+    """Writes a new file, tensor after tensor. Leave it by `close`, also after a failure.
+
+    Args:
+      path: of the file, which must not be there.
+      tensors: all of them, in the order in which they will come.
+      about: texts that the header has besides.
+      chunk_bytes: see `Written`.
+
+    Raises:
+      OSError: the file cannot be made or written.
+    """
+
+    def __init__(
+        self, path: str, tensors: Sequence[Tensor], about: Mapping[str, str], chunk_bytes: int
+    ) -> None:
+        self._path, self._chunk_bytes = path, chunk_bytes
+        self._num_bytes, self._crcs = 0, list[int]()
+        head = _header(tensors, about)
+        self._total = len(head) + sum(tensor.num_bytes for tensor in tensors)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            self._write(memoryview(head))
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, array: np.ndarray) -> None:
+        """Writes the next elements, in the dtype of their tensor."""
+        if array.size:
+            self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def _write(self, data: memoryview) -> None:
+        while data:
+            begun = self._num_bytes % self._chunk_bytes
+            part = data[: self._chunk_bytes - begun]
+            written = os.write(self._file, part)
+            crc = zlib.crc32(part[:written], self._crcs.pop() if begun else 0)
+            self._crcs.append(crc)
+            self._num_bytes += written
+            data = data[written:]
+
+    def finish(self) -> Written:
+        """Waits until all is on the disk and returns what the manifest says of it."""
+        if self._num_bytes != self._total:
+            raise RuntimeError(
+                f"{self._path} was to have {self._total:,} bytes. Received: {self._num_bytes:,}. "
+                "A table has changed while it was written."
+            )
+        os.fsync(self._file)
+        return Written(self._num_bytes, self._chunk_bytes, tuple(self._crcs))
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file >= 0:
+            number, self._file = self._file, -1
+            os.close(number)
+
+
+def _header(tensors: Sequence[Tensor], about: Mapping[str, str]) -> bytes:
+    described: dict[str, Any] = {"__metadata__": dict(about)}
+    begin = 0
+    for tensor in tensors:
+        end = begin + tensor.num_bytes
+        described[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(described, separators=(",", ":")).encode()
+    # The tensors begin at a multiple of 8, so that a reader may map them.
+    text = text.ljust(-(-len(text) // 8) * 8)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+class ShardReader:
+    """Reads a file that `ShardWriter` wrote, or one that says it is such. Nothing is believed.
+
+    Args:
+      path: of the file.
+      written: what the manifest says of it.
+      table: whose it is, for errors.
+
+    Attributes:
+      tensors: by name.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: the file is not what the manifest says, or no such file at all.
+    """
+
+    def __init__(self, path: str, written: Written, table: str) -> None:
+        self._path, self._written, self._table = path, written, table
+        self._number, self._chunk = -1, b""  # of the chunk that was read last, and it
+        num_chunks = -(-written.num_bytes // written.chunk_bytes)
+        if len(written.crcs) != num_chunks:
+            raise self._corrupt(f"{num_chunks:,} chunks have {len(written.crcs):,} checksums")
+        with open(path, "rb") as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            if num_bytes != written.num_bytes:
+                raise self._corrupt(
+                    f"it has {num_bytes:,} bytes and not {written.num_bytes:,}, so that chunk "
+                    f"{min(num_bytes, written.num_bytes) // written.chunk_bytes} of {num_chunks} "
+                    "is the first that is wrong"
+                )
+            self._begin, self.tensors = self._described(file)
+
+    def _described(self, file: Any) -> tuple[int, dict[str, Tensor]]:
+        """Returns where the tensors begin, and what they are."""
+        size = self._written.num_bytes
+        if size < _LENGTH_BYTES:
+            raise self._corrupt("it is too short for a header")
+        length = int.from_bytes(self._read(file, 0, _LENGTH_BYTES), "little")
+        if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+            raise self._corrupt(f"a header of {length:,} bytes is longer than the file, or allowed")
+        begin = _LENGTH_BYTES + length
+        try:
+            described = json.loads(self._read(file, _LENGTH_BYTES, begin))
+            described.pop("__metadata__", None)
+            placed = sorted(_placed(name, facts) for name, facts in described.items())
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise self._corrupt(f"its header is none of safetensors: {error}") from error
+        end = 0
+        for first, last, tensor in placed:
+            if first != end or last - first != tensor.num_bytes:
+                raise self._corrupt(f"tensor {tensor.name!r} is not where its shape says")
+            end = last
+        if end != size - begin:
+            raise self._corrupt(f"its tensors have {end:,} bytes, and there are {size - begin:,}")
+        self._first = {tensor.name: begin + first for first, _, tensor in placed}
+        return begin, {tensor.name: tensor for *_, tensor in placed}
+
+    def rows(self, name: str, ranges: Iterator[tuple[int, int]]) -> Iterator[np.ndarray]:
+        """Yields rows of a tensor, range by range.
+
+        Args:
+          name: of the tensor.
+          ranges: [first, last) of each.
+        """
+        tensor = self.tensors[name]
+        begin, width = self._first[name], tensor.row_bytes
+        with open(self._path, "rb") as file:
+            for first, last in ranges:
+                data = self._read(file, begin + first * width, begin + last * width)
+                yield np.frombuffer(data, tensor.storage).reshape(last - first, *tensor.shape[1:])
+
+    def _read(self, file: Any, begin: int, end: int) -> bytes:
+        """Returns the bytes [begin, end), whose chunks are as they were written."""
+        size = self._written.chunk_bytes
+        parts = []
+        for number in range(begin // size, -(-end // size)):
+            chunk = self._checked(file, number)
+            parts.append(chunk[max(0, begin - number * size) : end - number * size])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _checked(self, file: Any, number: int) -> bytes:
+        if number != self._number:
+            size, total = self._written.chunk_bytes, self._written.num_bytes
+            expected = min(size, total - number * size)
+            file.seek(number * size)
+            chunk = file.read(expected)
+            if len(chunk) != expected or zlib.crc32(chunk) != self._written.crcs[number]:
+                raise self._corrupt(
+                    f"chunk {number} of {len(self._written.crcs)}, {expected:,} bytes from "
+                    f"{number * size:,} on, is not what was written"
+                )
+            self._number, self._chunk = number, chunk
+        return self._chunk
+
+    def expect(self, tensor: Tensor) -> None:
+        """Raises ValueError if the file has no such tensor."""
+        if self.tensors.get(tensor.name) != tensor:
+            raise self._corrupt(
+                f"expected {_text(tensor)}, and it has {_text(self.tensors.get(tensor.name))}"
+            )
+
+    def _corrupt(self, reason: str) -> ValueError:
+        return ValueError(
+            f"{self._path}, a file of table {self._table!r}, is corrupt: {reason}. Nothing was "
+            "loaded. Take another checkpoint."
+        )
+
+
+def _placed(name: str, facts: Any) -> tuple[int, int, Tensor]:
+    """Returns where the bytes of a tensor begin and end, and the tensor."""
+    first, last = facts["data_offsets"]
+    numbers = [first, last, *facts["shape"]]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"tensor {name!r} has numbers that are none")
+    if facts["dtype"] not in _DTYPES:
+        raise ValueError(f"tensor {name!r} has dtype {facts['dtype']!r}")
+    return first, last, Tensor(name, facts["dtype"], tuple(facts["shape"]))
+
+
+def _text(tensor: Tensor | None) -> str:
+    return "none" if tensor is None else f"{tensor.name!r} {tensor.dtype} {list(tensor.shape)}"

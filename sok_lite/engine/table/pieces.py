@@ -1,0 +1,64 @@
+"""What a table holds, piece by piece in the order of its slots: for files.
+
+Hold the table, as `changing_alone` does, from `outline` to the last piece.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from sok_lite.engine.rows.column import Column
+from sok_lite.engine.table.base import EmbeddingTable
+from sok_lite.engine.table.hkv import HkvTable
+from sok_lite.engine.table.index import IndexEntries
+from sok_lite.engine.table.snapshot import facts_of, numbered_states
+
+
+class Outline(NamedTuple):
+    """How much of what a table holds.
+
+    Attributes:
+      num_keys: keys with a row.
+      num_sighted: keys that were seen and have no row yet.
+      has_scores: whether there are scores beside the stamps.
+      has_slots: whether the numbers of the slots say anything; see `snapshot.Held`.
+      states: the optimizer states: number of the group, name, column.
+      facts: as of `snapshot.Held`.
+    """
+
+    num_keys: int
+    num_sighted: int
+    has_scores: bool
+    has_slots: bool
+    states: list[tuple[int | None, str, Column]]
+    facts: dict[str, Any]
+
+
+def outline(table: EmbeddingTable) -> Outline:
+    """Returns what there is."""
+    num_sighted, has_scores, has_slots = 0, False, False
+    if isinstance(table, HkvTable):
+        has_scores, has_slots = table.index.has_scores, table.index.is_regular
+        num_sighted = 0 if table.sightings is None else table.sightings.size
+    states = numbered_states(table.store)
+    return Outline(table.size, num_sighted, has_scores, has_slots, states, facts_of(table))
+
+
+def pieces(table: EmbeddingTable, num_slots: int) -> Iterator[IndexEntries]:
+    """Yields all keys, of the table's key type, with what is kept beside them.
+
+    Args:
+      num_slots: that are looked at together, so the most keys of a piece.
+    """
+    for first in range(0, table.index.num_slots, num_slots):
+        held = table.index.entries(first, num_slots)
+        yield held._replace(keys=table.key_dtype.from_int64(table.backend.xp, held.keys))
+
+
+def sighted_pieces(table: EmbeddingTable, num_slots: int) -> Iterator[IndexEntries]:
+    """Yields the keys that were seen and have no row, as `pieces` does; rows are how often."""
+    sightings = table.sightings if isinstance(table, HkvTable) else None
+    if sightings is None:
+        return
+    for first in range(0, sightings.num_slots, num_slots):
+        held = sightings.entries(first, num_slots)
+        yield held._replace(keys=table.key_dtype.from_int64(table.backend.xp, held.keys))

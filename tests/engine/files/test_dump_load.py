@@ -1,0 +1,371 @@
+"""Tables come back from a checkpoint as they were, on any number of ranks, of any kind."""
+
+import gc
+import os
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from sok_lite.comm import run_ranks
+from sok_lite.comm.single import SingleCommunicator
+from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.load import load
+from sok_lite.engine.optimizer_states import Claim, claim_states
+from sok_lite.engine.owner import HASH, OneRank
+from sok_lite.engine.table.snapshot import take_held
+from tests.engine.helpers import new_table, sized
+from tests.table_state import State
+
+HYBRID = {"var_type": "hybrid", "init_capacity": 16, "max_capacity": 4096}
+KINDS = {
+    "hbm": {"var_type": "hbm"},
+    "kLru": HYBRID | {"evict_strategy": "kLru"},
+    "kEpochLfu": HYBRID | {"evict_strategy": "kEpochLfu"},
+    "sightings": HYBRID | {"evict_strategy": "kLfu", "enter_threshold": 2},
+}
+ONE = SingleCommunicator()
+
+
+class Optimizer:
+    """What states belong to."""
+
+
+def some_keys(n, key_type="int64", seed=0):
+    """Distinct keys in no order, among them those that an index marks slots with."""
+    limits = np.iinfo(key_type)
+    marks = [limits.max, limits.min, limits.max - 1, 0, 1]
+    more = np.random.default_rng(seed).integers(2, limits.max - 2, 2 * n, limits.dtype)
+    keys = np.unique(np.concatenate([np.array(marks, limits.dtype), more]))
+    marked = np.isin(keys, np.array(marks, limits.dtype))
+    keys = np.concatenate([keys[marked], keys[~marked]])[:n]
+    return np.random.default_rng(seed + 1).permutation(keys)
+
+
+def rows_of(n, dim, dtype="float32", seed=0):
+    """Rows in the format in which they are kept."""
+    rng = np.random.default_rng(seed)
+    if dtype == "bfloat16":
+        return rng.integers(0, 0x7F80, (n, dim), np.uint16)
+    if np.dtype(dtype).kind == "i":
+        limits = np.iinfo(dtype)
+        return rng.integers(limits.min, limits.max, (n, dim), dtype, endpoint=True)
+    return rng.standard_normal((n, dim)).astype(dtype)
+
+
+def filled(backend, n, dtype="float32", key_type="int64", seed=0, dim=3, **options):
+    """A table with n keys and a state, and {key: (row, state)}."""
+    table = new_table(backend, dim, dtype=dtype, key_type=key_type, **options)
+    keys, rows = some_keys(n, key_type, seed), rows_of(n, dim, dtype, seed)
+    states = rows_of(n, dim, seed=seed + 7)
+    for part in np.array_split(np.arange(n), 3):
+        table.insert_or_assign(keys[part], backend.from_host(rows[part]))
+    table.store.ensure_state("m", 0.25)
+    table.assign_state("m", keys, backend.from_host(states))
+    return table, held_by(keys, rows, states)
+
+
+def held_by(keys, rows, states):
+    parts = zip(keys.tolist(), rows, states, strict=True)
+    return {key: (row.tobytes(), state.tobytes()) for key, row, state in parts}
+
+
+def held(*tables):
+    """{key: (row, state)} of tables that have no key in common."""
+    found = {}
+    for table in tables:
+        keys, rows = map(table.backend.to_host, table.export())
+        states = table.backend.to_host(table.read_state("m", keys))
+        more = held_by(keys, rows, states)
+        assert not found.keys() & more.keys()
+        found |= more
+    return found
+
+
+def all_of(table):
+    """What a checkpoint is to keep of a table."""
+    state, slots = State.of(table), table.backend.to_host(take_held(table).slots).tolist()
+    return state.rows, state.seen, slots, state.sightings, state.now, state.epoch, table.clock.spans
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [0, 1, 33, 1000])
+def test_a_table_comes_back_as_it_was(backend, tmp_path, kind, n):
+    n = sized(backend, n, min(n, 33))
+    table, oracle = filled(backend, n, **KINDS[kind])
+    for _ in range(2):
+        table.lookup(list(oracle)[::2])
+    table.lookup(some_keys(n, seed=3))
+    other, _ = filled(backend, 5, seed=9, **KINDS[kind])
+    dump(tmp_path / "c", [table], ONE, chunk_bytes=200)
+    before = all_of(table)
+    load(tmp_path / "c", [other], ONE)
+    assert all_of(other) == before == all_of(table)
+    assert {key: row for key, row in held(other).items() if key in oracle} == oracle
+
+
+def test_a_full_table_comes_back_whole(backend, tmp_path):
+    options = HYBRID | {"max_capacity": 64, "on_refused": "ignore"}
+    table = new_table(backend, 3, **options)
+    limits, rng = np.iinfo(np.int64), np.random.default_rng(0)
+    table.find_or_insert([limits.max, limits.min])  # those that mark slots have places of their own
+    while table.size < 66:
+        table.find_or_insert(rng.integers(-1000, 1000, 5))
+    dump(tmp_path, [table], ONE)
+    other = new_table(backend, 3, **options)
+    load(tmp_path, [other], ONE)
+    assert all_of(other) == all_of(table)
+
+
+@pytest.mark.parametrize("rule", [HASH, OneRank(1)])
+def test_the_owners_of_keys_may_change(backend, tmp_path, rule):
+    keys, rows = some_keys(33), rows_of(33, 3)
+
+    def program(comm):
+        table = new_table(backend, 3)
+        mine = table.owner.owners(keys, comm.size) == comm.rank
+        table.insert_or_assign(keys[mine], backend.from_host(rows[mine]))
+        dump(tmp_path, [table], comm)
+        other = new_table(backend, 3, owner=rule)
+        load(tmp_path, [other], comm)
+        expected = {key for key in keys.tolist() if rule.owners(np.array([key]), 2) == comm.rank}
+        found, values = map(backend.to_host, other.export())
+        assert set(found.tolist()) == expected
+        return dict(zip(found.tolist(), values.tolist(), strict=True))
+
+    one, two = run_ranks(2, program)
+    assert one | two == dict(zip(keys.tolist(), rows.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("key_type", ["int64", "int32", "uint64"])
+@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
+def test_every_key_comes_back(backend, tmp_path, key_type, var_type):
+    options = KINDS["hbm"] if var_type == "hbm" else HYBRID
+    table, oracle = filled(backend, 33, key_type=key_type, **options)
+    dump(tmp_path, [table], ONE)
+    other = new_table(backend, 3, key_type=key_type, **options)
+    load(tmp_path, [other], ONE)
+    assert held(other) == oracle
+    limits = np.iinfo(key_type)
+    assert {int(limits.min), int(limits.max)} < oracle.keys()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "bfloat16", "float64", "int32", "int64", "int8"]
+)
+def test_rows_of_every_dtype_come_back(backend, tmp_path, dtype):
+    table, oracle = filled(backend, 33, dtype)
+    dump(tmp_path, [table], ONE, chunk_bytes=100)
+    other = new_table(backend, 3, dtype=dtype)
+    load(tmp_path, [other], ONE)
+    assert held(other) == oracle
+
+
+def bits_to_float(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def test_float32_comes_from_bfloat16_and_back_when_asked(backend, tmp_path):
+    table, _ = filled(backend, 33, "bfloat16")
+    dump(tmp_path, [table], ONE)
+    wide = new_table(backend, 3)
+    with pytest.raises(ValueError, match=r"dtype bfloat16\. Received: .*dtype float32.*cast=True"):
+        load(tmp_path, [wide], ONE)
+    load(tmp_path, [wide], ONE, cast=True)
+    bits, rows = backend.to_host(table.export()[1]), backend.to_host(wide.export()[1])
+    np.testing.assert_array_equal(rows, bits_to_float(bits))
+    # A quarter of the last place of bfloat16, so that rounding finds the way back.
+    wide.assign(wide.export()[0], backend.from_host(rows * np.float32(1 + 2.0**-10)))
+    dump(tmp_path, [wide], ONE)
+    load(tmp_path, [table], ONE, cast=True)
+    np.testing.assert_array_equal(backend.to_host(table.export()[1]), bits)
+
+
+def test_kinds_of_tables_may_differ(backend, tmp_path):
+    table, oracle = filled(backend, 33, **KINDS["sightings"])
+    dump(tmp_path, [table], ONE)
+    for kind in ("hbm", "kLru", "kEpochLfu"):
+        other = new_table(backend, 3, **KINDS[kind])
+        load(tmp_path, [other], ONE)
+        assert held(other) == oracle
+        dump(tmp_path / kind, [other], ONE)
+        back = new_table(backend, 3, **KINDS["sightings"])
+        load(tmp_path / kind, [back], ONE)
+        assert held(back) == oracle
+
+
+def test_several_tables_and_only_some_are_loaded(backend, tmp_path):
+    names = ["a/b", "a_b", "a b", "ä" * 200]
+    made = [filled(backend, 9 + i, seed=i, name=name) for i, name in enumerate(names)]
+    dump(tmp_path, [table for table, _ in made], ONE, extra={"step": [1, "x"]})
+    for i in (3, 1):
+        other = new_table(backend, 3, name=names[i])
+        assert load(tmp_path, [other], ONE) == {"step": [1, "x"]}
+        assert held(other) == made[i][1]
+
+
+def test_states_of_several_optimizers_come_back(backend, tmp_path):
+    table, oracle = filled(backend, 9)
+    optimizers = [Optimizer() for _ in range(3)]
+    kinds = [{"m": (3, 0.0), "v": (1, 0.5)}, {"m": (3, 0.0), "v": (1, 0.5)}, {"acc": (3, 1.0)}]
+    keys = np.array(list(oracle))
+    for i, (optimizer, kind) in enumerate(zip(optimizers, kinds, strict=True)):
+        (states,) = claim_states([Claim(table.store, kind, optimizer)])
+        for j, (name, column) in enumerate(states.items()):
+            values = np.full((len(keys), kind[name][0]), 10 * i + j + 1, np.float32)
+            table.assign_state(column.name, keys, backend.from_host(values))
+    dump(tmp_path, [table], ONE, chunk_bytes=64)
+    other = new_table(backend, 3)
+    load(tmp_path, [other], ONE)
+    for i, kind in enumerate(kinds):
+        new = Optimizer()
+        (states,) = claim_states([Claim(other.store, kind, new)])
+        optimizers.append(new)  # it lives as long as its states
+        for j, (name, column) in enumerate(states.items()):
+            got = backend.to_host(other.read_state(column.name, keys))
+            np.testing.assert_array_equal(got, np.full((9, kind[name][0]), 10 * i + j + 1))
+
+
+@pytest.mark.parametrize("kind", ["hbm", "kEpochLfu"])
+@pytest.mark.parametrize("ranks", [(1, 2), (3, 2), (2, 1), (2, 2)])
+def test_the_number_of_ranks_may_change(backend, tmp_path, kind, ranks):
+    keys = some_keys(sized(backend, 200, 20))
+    rows, states = rows_of(len(keys), 3), rows_of(len(keys), 3, seed=1)
+
+    def write(comm):
+        table = new_table(backend, 3, **KINDS[kind])
+        mine = table.owner.owners(keys, comm.size) == comm.rank
+        table.insert_or_assign(keys[mine], backend.from_host(rows[mine]))
+        if comm.rank != 2:  # that rank has no state
+            table.store.ensure_state("m", 0.25)
+            table.assign_state("m", keys[mine], backend.from_host(states[mine]))
+        dump(tmp_path, [table], comm, {"rank": comm.rank}, chunk_bytes=64)
+
+    def read(comm):
+        table = new_table(backend, 3, **KINDS[kind])
+        table.find_or_insert([12345])
+        assert load(tmp_path, [table], comm) == {"rank": 0}
+        engine_keys = backend.to_host(table.export()[0])
+        assert (table.owner.owners(engine_keys, comm.size) == comm.rank).all()
+        return table
+
+    run_ranks(ranks[0], write)
+    if ranks[0] == 3:
+        states[keys % 3 == 2] = 0.25
+    assert held(*run_ranks(ranks[1], read)) == held_by(keys, rows, states)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_merge_keeps_the_keys_that_were_not_saved(backend, tmp_path, kind):
+    saved, oracle = filled(backend, 33, **KINDS[kind])
+    saved.lookup(list(oracle)[::2])
+    saved.lookup([91, 92])
+    dump(tmp_path, [saved], ONE, chunk_bytes=64)
+    table, mine = filled(backend, 33, seed=5, **KINDS[kind])
+    both, only_mine = oracle.keys() & mine.keys(), mine.keys() - oracle.keys()
+    assert both and only_mine and oracle.keys() - mine.keys()
+    table.store.ensure_state("w", 0.5, 1)
+    table.assign_state("w", list(mine), np.full((33, 1), 4, np.float32))
+    for _ in range(3):
+        table.lookup(list(mine)[::3])
+    table.lookup([91, 93])
+    before, theirs = State.of(table), State.of(saved)
+    load(tmp_path, [table], ONE, mode="merge")
+    added = {91, 92, 93} if kind != "sightings" else set()
+    assert {k: row for k, row in held(table).items() if k not in added} == mine | oracle
+    assert held(table).keys() == mine.keys() | oracle.keys() | added
+    now = State.of(table)
+    assert {k: now.seen[k] for k in only_mine} == {k: before.seen[k] for k in only_mine}
+    assert {now.seen[k][0] for k in oracle} == {table.num_lookups} == {before.now}
+    if kind == "sightings":  # kLfu: the scores of both tables mean the same
+        assert {k: now.seen[k][1] for k in oracle} == {k: theirs.seen[k][1] for k in oracle}
+        # A key that both have seen keeps the count that it has here.
+        assert now.sightings == before.sightings | {92: (1, before.now)}
+    for keys, state in ((only_mine, 4), (both, 0.5)):
+        got = backend.to_host(table.read_state("w", list(keys)))
+        np.testing.assert_array_equal(got, np.full((len(keys), 1), state))
+
+
+def test_a_merge_keeps_states_of_an_optimizer_and_joins_them(backend, tmp_path):
+    saved, oracle = filled(backend, 9, dim=1)
+    old, new = Optimizer(), Optimizer()
+    keys = np.array(list(oracle))
+    (states,) = claim_states([Claim(saved.store, {"v": (1, 0.0)}, old)])
+    saved.assign_state(states["v"].name, keys, np.full((9, 1), 5, np.float32))
+    dump(tmp_path, [saved], ONE)
+    table = new_table(backend, 1)
+    table.find_or_insert([777])
+    (states,) = claim_states([Claim(table.store, {"v": (1, 0.0)}, new)])
+    table.assign_state(states["v"].name, [777], np.full((1, 1), 3, np.float32))
+    load(tmp_path, [table], ONE, mode="merge")
+    (states,) = claim_states([Claim(table.store, {"v": (1, 0.0)}, new)])
+    got = backend.to_host(table.read_state(states["v"].name, [777, *keys]))
+    np.testing.assert_array_equal(got[:, 0], [3] + [5] * 9)
+
+
+# -------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dim": 4}, {"dtype": "float64"}, {"dtype": "int32"}, {"key_type": "uint64"}, {"name": "b"}],
+)
+@pytest.mark.parametrize("mode", ["replace", "merge"])
+def test_a_table_that_does_not_fit_is_one_error(backend, tmp_path, options, mode):
+    fitting, _ = filled(backend, 9, name="first")
+    table, _ = filled(backend, 9, name="table")
+    dump(tmp_path, [fitting, table], ONE)
+    fitting.erase(fitting.export()[0])
+    other = new_table(backend, **({"dim": 3} | options))
+    with pytest.raises(ValueError, match="Received: |has no table 'b'"):
+        load(tmp_path, [fitting, other], ONE, mode)
+    assert fitting.size == 0 == other.size
+
+
+def test_wrong_arguments_are_refused(backend, tmp_path):
+    table, _ = filled(backend, 1)
+    with pytest.raises(FileNotFoundError, match=r"no manifest\.json"):
+        load(tmp_path / "none", [table], ONE)
+    with pytest.raises(ValueError, match="different names"):
+        dump(tmp_path, [table, table], ONE)
+    with pytest.raises(TypeError, match="Received: 3"):
+        dump(tmp_path, [3], ONE)
+    dump(tmp_path, [table], ONE)
+    with pytest.raises(ValueError, match="'replace' or 'merge'"):
+        load(tmp_path, [table], ONE, mode="add")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "manifest.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="folder of its own"):
+        dump(tmp_path / "mine", [table], ONE)
+    assert os.listdir(tmp_path / "mine") == ["manifest.json"]
+
+
+def test_ranks_that_want_different_things_all_say_so(backend, tmp_path):
+    def program(comm):
+        table = new_table(backend, 3 + comm.rank)
+        with pytest.raises(ValueError, match="must be the same on all ranks"):
+            dump(tmp_path, [table], comm)
+
+    run_ranks(2, program)
+    assert os.listdir(tmp_path) == []
+
+
+# -------------------------------------------------------------------- memory
+
+
+def test_a_dump_needs_memory_for_a_few_chunks(tmp_path):
+    from sok_lite.backend import get_backend
+
+    table = new_table(get_backend("cpu"), 64)
+    table.find_or_insert(np.arange(100_000))
+    chunk = 1 << 20
+    dump(tmp_path, [table], ONE, chunk_bytes=chunk)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        dump(tmp_path, [table], ONE, chunk_bytes=chunk)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 20 * chunk < 100_000 * 64 * 4
+    assert most < 5 * chunk

@@ -1,0 +1,277 @@
+"""A dump that is killed, or fails anywhere, leaves a whole checkpoint: the old one or the new."""
+
+import errno
+import os
+import random
+import resource
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sok_lite.backend import get_backend
+from sok_lite.comm import run_ranks
+from sok_lite.comm.single import SingleCommunicator
+from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.load import load
+from tests.conftest import LONG
+from tests.engine.helpers import new_table
+from tests.table_state import State
+
+ONE = SingleCommunicator()
+HYBRID = {
+    "var_type": "hybrid",
+    "init_capacity": 16,
+    "max_capacity": 256,
+    "evict_strategy": "kLfu",
+    "enter_threshold": 2,
+}
+CPU = get_backend("cpu")
+
+
+def table_of(version, name="t", n=40, **options):
+    """A table whose rows say of which version they are."""
+    table = new_table(CPU, 2, name=name, **options)
+    table.insert_or_assign(np.arange(n), np.full((n, 2), version, np.float32))
+    return table
+
+
+def version_at(path, name="t", n=40):
+    """The version of a table in a checkpoint, all of whose rows must be of the same."""
+    table = new_table(CPU, 2, name=name)
+    load(path, [table], ONE)
+    keys, rows = table.export()
+    np.testing.assert_array_equal(keys, np.arange(n))
+    (version,) = np.unique(rows)
+    return int(version)
+
+
+# -------------------------------------------------------------------- calls that fail
+
+CALLS = ("open", "write", "fsync", "replace", "mkdir", "listdir", "unlink", "rmdir")
+
+
+class FailingCalls:
+    """Lets the N-th call of the operating system fail, counted over all kinds in CALLS."""
+
+    def __init__(self, monkeypatch, number, code):
+        self.count = 0
+        for name in CALLS:
+            monkeypatch.setattr(os, name, self._failing(getattr(os, name), number, code))
+
+    def _failing(self, call, number, code):
+        def counted(*args, **kwargs):
+            self.count += 1
+            if self.count == number:
+                raise OSError(code, os.strerror(code))
+            return call(*args, **kwargs)
+
+        return counted
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("has_old", [True, False])
+def test_any_call_may_fail(tmp_path, code, has_old):
+    number, num_failed = 0, 0
+    while True:
+        path = tmp_path / str(number)
+        if has_old:
+            dump(path, [table_of(1), table_of(1, "u", **HYBRID)], ONE)
+        tables = [table_of(2), table_of(2, "u", **HYBRID)]
+        number += 1
+        with pytest.MonkeyPatch.context() as patch:
+            calls = FailingCalls(patch, number, code)
+            failed = False
+            try:
+                dump(path, tables, ONE, chunk_bytes=200)
+            except OSError as error:
+                assert error.errno == code
+                failed = True
+        num_failed += failed
+        expected = {1, 2} if failed and has_old else {2}
+        if (path / "manifest.json").exists():
+            assert version_at(path) == version_at(path, "u") in expected
+        else:
+            assert failed and not has_old
+        dump(path, tables, ONE)
+        assert version_at(path) == 2
+        assert len(list(path.glob("data-*"))) == 1
+        if calls.count < number:
+            break
+    assert num_failed > 30
+
+
+def test_a_manifest_is_replaced_and_not_written_over(tmp_path):
+    dump(tmp_path, [table_of(1)], ONE)
+    old = (tmp_path / "manifest.json").read_bytes()
+    os.link(tmp_path / "manifest.json", tmp_path / "old")
+    dump(tmp_path, [table_of(2)], ONE)
+    assert (tmp_path / "old").read_bytes() == old != (tmp_path / "manifest.json").read_bytes()
+
+
+def test_files_are_on_the_disk_before_the_manifest_has_its_name(tmp_path, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(number):
+        done.append(os.path.basename(os.readlink(f"/proc/self/fd/{number}")))
+        fsync(number)
+
+    def noted_replace(source, target):
+        done.append("replace")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    dump(tmp_path, [table_of(1)], ONE)
+    (data,) = tmp_path.glob("data-*")
+    file = "t-00000-of-00001.safetensors"
+    assert done == [file, data.name, "manifest.json.tmp", "replace", tmp_path.name]
+
+
+def test_a_short_write_is_continued(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: max(1, len(data) // 2)]))
+    dump(tmp_path, [table_of(3)], ONE)
+    assert version_at(tmp_path) == 3
+
+
+def test_a_file_system_that_is_full(tmp_path):
+    dump(tmp_path, [table_of(1)], ONE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            dump(tmp_path, [table_of(2, n=200)], ONE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert version_at(tmp_path) == 1
+    assert len(os.listdir(tmp_path)) == 2  # the manifest and the files of the old checkpoint
+
+
+def test_a_folder_in_which_nobody_may_write():
+    for path in ("/proc/checkpoint", "/dev/null/checkpoint"):
+        with pytest.raises(OSError, match="checkpoint"):
+            dump(path, [table_of(1)], ONE)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_one_of_two_ranks_that_fails_fails_both(tmp_path, monkeypatch, failing):
+    def write(comm, version):
+        dump(tmp_path, [table_of(version)], comm)
+
+    run_ranks(2, lambda comm: write(comm, 1))
+    is_open = os.open
+
+    def refusing(path, *args, **kwargs):
+        if str(path).endswith(f"-{failing:05d}-of-00002.safetensors"):
+            raise OSError(errno.ENOSPC, "No space left", str(path))
+        return is_open(path, *args, **kwargs)
+
+    def fail(comm):
+        with pytest.raises(OSError, match="No space left") as caught:
+            write(comm, 2)
+        return str(caught.value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refusing)
+        (said,) = set(run_ranks(2, fail))
+    assert said.startswith(f"Rank {failing}: ")
+    assert len(list(tmp_path.glob("data-*"))) == 1
+
+    def read(comm):
+        table = new_table(CPU, 2, name="t")
+        load(tmp_path, [table], comm)
+        return set(table.export()[1].ravel().tolist())
+
+    assert run_ranks(2, read) == [{1}, {1}]
+
+
+# -------------------------------------------------------------------- kill -9
+
+DUMPS = """
+    import sys
+    from pathlib import Path
+    from sok_lite.comm.single import SingleCommunicator
+    from sok_lite.engine.files.dump import dump
+    from tests.engine.files.test_faults import table_of
+
+    version = int(sys.argv[2])
+    while True:
+        version += 1
+        tables = [table_of(version, n=2000), table_of(version, "u", n=2000)]
+        dump(sys.argv[1], tables, SingleCommunicator(), chunk_bytes=512)
+        print(version, flush=True)
+"""
+
+
+def test_a_killed_dump_leaves_a_whole_checkpoint(tmp_path):
+    rng = random.Random(0)
+    last = 1
+    dump(tmp_path, [table_of(last, n=2000), table_of(last, "u", n=2000)], ONE)
+    seen = set()
+    for _ in range(200 if LONG else 20):
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(DUMPS), str(tmp_path), str(last)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[3],
+        )
+        said = int(child.stdout.readline())  # it is up to speed
+        assert said == last + 1
+        time.sleep(rng.random() * 0.05)
+        child.kill()
+        rest = child.communicate()[0].split()
+        finished = int(rest[-1]) if rest else said
+        last = version_at(tmp_path, n=2000)
+        assert last == version_at(tmp_path, "u", n=2000)
+        assert last in (finished, finished + 1)
+        seen.add(len(list(tmp_path.glob("data-*"))))
+    assert max(seen) > 1  # some were killed among their files
+    dump(tmp_path, [table_of(0)], ONE)
+    assert version_at(tmp_path) == 0
+    assert len(list(tmp_path.glob("data-*"))) == 1
+
+
+# -------------------------------------------------------------------- files that are not as written
+
+
+@pytest.mark.parametrize("options", [{}, HYBRID])
+@pytest.mark.parametrize("chunk_bytes", [64, 1 << 20])
+def test_no_flipped_or_missing_byte_is_loaded(tmp_path, options, chunk_bytes):
+    def made(version):
+        table = table_of(version, n=5, **options)
+        table.lookup([100, 101, 3])
+        table.store.ensure_state("m", 0.5)
+        table.assign_state("m", [1, 2], np.ones((2, 2), np.float32))
+        return table
+
+    dump(tmp_path, [made(1)], ONE, chunk_bytes=chunk_bytes)
+    other = made(2)
+    before = State.of(other)
+    (data,) = tmp_path.glob("data-*/*")
+    for file in (tmp_path / "manifest.json", data):
+        whole = file.read_bytes()
+        step = 1 if LONG else 7
+        cuts = [whole[:i] for i in range(0, len(whole), 5 * step)]
+        flips = [
+            whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :]
+            for i in range(0, len(whole), step)
+        ]
+        for bad in [*cuts, *flips, whole + b"\0", b"", bytes(len(whole))]:
+            file.write_bytes(bad)
+            with pytest.raises(ValueError, match="corrupt|must be a") as caught:
+                load(tmp_path, [other], ONE)
+            assert file.name in str(caught.value)
+            if file == data:
+                assert "table 't'" in str(caught.value) and "chunk" in str(caught.value)
+        file.write_bytes(whole)
+    assert State.of(other) == before
+    data.unlink()
+    with pytest.raises(FileNotFoundError, match=r"t-00000-of-00001\.safetensors"):
+        load(tmp_path, [other], ONE)
+    assert State.of(other) == before

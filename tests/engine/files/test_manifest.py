@@ -1,0 +1,168 @@
+"""The manifest: names of files, what it says, and that nothing of it can change unseen."""
+
+import hashlib
+import json
+import os
+from urllib.parse import unquote
+
+import pytest
+
+from sok_lite._version import __version__
+from sok_lite.engine.files import manifest
+from sok_lite.engine.files.manifest import Manifest, Shard, StateFacts, TableFacts
+from sok_lite.engine.files.shard import Written
+
+SHARD = Shard(
+    *("data-0123456789abcdef/a-00000-of-00001.safetensors", 2, 1, True, False),
+    (StateFacts("states.0.m", "m", 4, 0.5, 1),),
+    {"num_lookups": 3, "spans": {"numbers": [1], "times": [2.0], "ends": [2.5]}},
+    Written(9, 4, (1, 2, 3)),
+)
+TABLE = TableFacts("a", "hbm", 4, "float32", "int64", "key mod ranks", {"seed": 0}, (SHARD,))
+WHOLE = Manifest(1, {"a": TABLE}, {"step": 7})
+
+
+def test_names_keep_apart():
+    names = ["a/b", "a_b", "a b", "a.b", "a%2Fb", "A/b", "ä", "a\u0308", "", ".", "..", "\0", "a\n"]
+    names += ["x" * 300, "x" * 301, "ü" * 100, "ü" * 101]
+    files = [manifest.file_name(name, 0, 1) for name in names]
+    assert len(set(files)) == len(names)
+    for name, file in zip(names, files, strict=True):
+        assert file.isascii() and "/" not in file and "\0" not in file and len(file) < 200
+        if len(name) < 30:
+            assert unquote(file.removesuffix("-00000-of-00001.safetensors")) == name
+
+
+def test_a_manifest_has_exactly_this_text():
+    text = manifest.as_text(WHOLE)
+    expected = """{
+ "format": "sok_lite checkpoint",
+ "version": 1,
+ "library": "%s",
+ "ranks": 1,
+ "extra": {
+  "step": 7
+ },
+ "tables": [
+  {
+   "name": "a",
+   "var_type": "hbm",
+   "dim": 4,
+   "dtype": "float32",
+   "key_type": "int64",
+   "owner": "key mod ranks",
+   "options": {
+    "seed": 0
+   },
+   "shards": [
+    {
+     "file": "data-0123456789abcdef/a-00000-of-00001.safetensors",
+     "rows": 2,
+     "sighted": 1,
+     "scores": true,
+     "slots": false,
+     "states": [
+      {
+       "tensor": "states.0.m",
+       "name": "m",
+       "dim": 4,
+       "initial": 0.5,
+       "group": 1
+      }
+     ],
+     "facts": {
+      "num_lookups": 3,
+      "spans": {
+       "numbers": [
+        1
+       ],
+       "times": [
+        2.0
+       ],
+       "ends": [
+        2.5
+       ]
+      }
+     },
+     "written": {
+      "num_bytes": 9,
+      "chunk_bytes": 4,
+      "crcs": [
+       1,
+       2,
+       3
+      ]
+     }
+    }
+   ]
+  }
+ ],
+ "sha256": "%s"
+}
+"""
+    digest = hashlib.sha256((expected % (__version__, "0" * 64)).encode()).hexdigest()
+    assert text == expected % (__version__, digest)
+
+
+def test_what_is_written_is_read(tmp_path):
+    manifest.publish(str(tmp_path), manifest.as_text(WHOLE))
+    assert manifest.read(str(tmp_path)) == WHOLE
+    assert os.listdir(tmp_path) == ["manifest.json"]
+
+
+def test_a_name_like_a_checksum_is_read():
+    odd = TABLE._replace(name="0" * 64)
+    whole = Manifest(1, {odd.name: odd}, {"0" * 64: "0" * 64})
+    assert manifest.from_text(manifest.as_text(whole).encode(), "m") == whole
+
+
+def test_every_flipped_bit_is_noticed():
+    data = manifest.as_text(WHOLE).encode()
+    for i in range(8 * len(data)):
+        bad = bytearray(data)
+        bad[i // 8] ^= 1 << i % 8
+        with pytest.raises(ValueError, match="path/m"):
+            manifest.from_text(bytes(bad), "path/m")
+
+
+def test_every_cut_is_noticed():
+    data = manifest.as_text(WHOLE).encode()
+    for i in range(len(data)):
+        with pytest.raises(ValueError, match="corrupt"):
+            manifest.from_text(data[:i], "m")
+
+
+def test_another_version_is_refused():
+    described = json.loads(manifest.as_text(WHOLE))
+    described |= {"version": 2, "library": "9.9", "sha256": "0" * 64}
+    text = json.dumps(described)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    with pytest.raises(ValueError, match=r"version 1\. Received: .* version 2.*'9\.9'"):
+        manifest.from_text(text.replace("0" * 64, digest).encode(), "m")
+
+
+@pytest.mark.parametrize(
+    ("change", "to"),
+    [
+        ('"file": "data-', '"file": "../data-'),
+        ("/a-00000", "/../../a-00000"),
+        ('"rows": 2', '"rows": -2'),
+        ('"rows": 2', '"rows": 2.0'),
+        ('"rows": 2', '"rows": 1e999'),
+        ('"ranks": 1', '"ranks": 2'),
+        ('"dim": 4,\n   "dtype"', '"dim": 0,\n   "dtype"'),
+        ('"chunk_bytes": 4', '"chunk_bytes": 4000000000'),
+        ('"chunk_bytes": 4', '"chunk_bytes": 0'),
+        ('"num_lookups": 3', '"num_lookups": "3"'),
+        ('"name": "a"', '"name": 3'),
+    ],
+)
+def test_a_manifest_that_lies_is_not_believed(change, to):
+    text = manifest.as_text(WHOLE)
+    assert change in text
+    text = text.replace(change, to)
+    stated = json.loads(text)["sha256"]
+    text = text.replace(stated, "0" * 64)
+    text = text.replace("0" * 64, hashlib.sha256(text.encode()).hexdigest())
+    with pytest.raises(ValueError, match="m, a manifest, is corrupt"):
+        manifest.from_text(text.encode(), "m")
