@@ -235,7 +235,8 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
         def run(table: EmbeddingTable) -> Array:
             store = table.store
-            return np.array([store.num_rows - store.num_far_rows, store.num_far_rows], np.int64)
+            far = store.num_far_rows
+            return table.backend.from_host(np.array([store.num_rows - far, far], np.int64))
 
         (counts,) = self._call("storage_size_count", run, [], [tf.int64], [[2]])
         return tf.identity(counts, name)

@@ -1,20 +1,23 @@
 """docs/faces.md is true: its names, defaults, functions and tests are there."""
 
-import ast
-import importlib
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
 from sok_lite import dynamic_embedding as de
 from sok_lite.dynamic_embedding.variable import default_partition_fn
-
-HERE = Path(__file__).resolve().parent
-PAGE = (HERE.parent.parent / "docs" / "faces.md").read_text()
-NONE = "nothing"  # of `sok_lite` is behind it
+from tests.support.faces_page import (
+    assert_every_row_has_a_test,
+    assert_what_is_behind_is_there,
+    below,
+    codes,
+    names_of,
+    section,
+    signature_of,
+    text_of,
+)
 
 # The order of the documents. `short_file_name` is newer than they are.
 DOCUMENTED = {
@@ -71,7 +74,7 @@ FUNCTIONS = {
     "safe_embedding_lookup_sparse": "embedding_weights, sparse_ids, sparse_weights=None, "
     "combiner='mean', default_id=None, name='safe_embedding_lookup_sparse', "
     "partition_strategy=None, max_norm=None, return_trainable=False",
-    "DynamicEmbeddingOptimizer": "self, bp_v2=False, synchronous=False, **kwargs",
+    "DynamicEmbeddingOptimizer": "bp_v2=False, synchronous=False, **kwargs",
     "TrainableWrapper": "params, ids=None, max_norm=None, *, name=None, trainable=None",
     "trainable_wrapper_filter": "iterable_object_in, test_unaggregated_function=None",
     "KVCreator": "config=None, saver=None",
@@ -94,23 +97,6 @@ FUNCTIONS = {
 }
 
 
-def section(title):
-    """Returns the tables of a section: lists of rows, each a list of cells, without the heads."""
-    (text,) = re.findall(rf"^### {re.escape(title)}\n((?s:.*?))(?=^##|\Z)", PAGE, re.MULTILINE)
-    tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-    return [
-        [
-            [cell.strip() for cell in line.strip("|\n").split(" | ")]
-            for line in table.splitlines()[2:]
-        ]
-        for table in tables
-    ]
-
-
-def codes(cell):
-    return re.findall(r"`([^`]+)`", cell)
-
-
 ARGUMENTS = "Arguments of `Variable` and `get_variable`"
 OF_VARIABLE = "Methods and properties of `Variable`"
 WRONG = "What TFRA gets wrong, and this does"
@@ -118,23 +104,6 @@ SECTIONS = [
     *(ARGUMENTS, OF_VARIABLE, "Other names"),
     *("Arguments of `DynamicEmbeddingOptimizer`", "Arguments of `HkvHashTableConfig`"),
 ]
-
-
-def names_of(title):
-    return [codes(row[0])[0].split("=")[0] for row in section(title)[0]]
-
-
-def found(path):
-    """Returns what a dotted path below `sok_lite` names; raises where there is no such thing."""
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(f"sok_lite.{module}"), name)
-
-
-def below(module, path):
-    """Returns what a dotted path below a module names; raises where there is no such thing."""
-    for name in path.split("."):
-        module = getattr(module, name)
-    return module
 
 
 def public_names(module, start=""):
@@ -147,44 +116,14 @@ def public_names(module, start=""):
             yield start + name
 
 
-def collected(path):
-    return {
-        node.name
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    }
-
-
-def signature_of(function):
-    function = function.__init__ if inspect.isclass(function) else function
-    parameters = list(inspect.signature(function).parameters.values())
-    if parameters and parameters[0].name == "self" and function is not de.DynamicEmbeddingOptimizer:
-        parameters = parameters[1:]
-    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
-    return str(inspect.Signature(plain)).strip("()")
-
-
 @pytest.mark.parametrize("title", [*SECTIONS, WRONG])
 def test_every_row_has_a_test_that_exists(title):
-    said, shown = section(title)
-    assert [row[0] for row in said] == [row[0] for row in shown] and len(said) >= 3
-    for name, cell in shown:
-        tests = codes(cell)
-        assert tests, f"no test shows {name}"
-        for test in tests:
-            file, _, function = test.partition("::")
-            folder = HERE.parent / "parallel" if file.startswith("test_tfra_") else HERE
-            assert function in collected(folder / file), f"{name} names {test}"
+    assert_every_row_has_a_test(title, "dynamic_embedding", "test_tfra_")
 
 
 @pytest.mark.parametrize("title", SECTIONS)
 def test_what_is_behind_a_name_is_there(title):
-    for name, _, behind in section(title)[0]:
-        if behind == NONE:
-            continue
-        (path,) = codes(behind)
-        assert path.split(".")[0] in ("bridge", "engine", "backend"), name
-        found(path)
+    assert_what_is_behind_is_there(title)
 
 
 def test_every_name_of_the_page_is_in_the_package():
@@ -280,7 +219,7 @@ def test_functions_take_what_is_documented(name):
 
 
 def test_what_the_page_says_is_not_here_is_not():
-    text = PAGE.split("### Not here")[1]
+    text = text_of("Not here")
     names = [name for name in codes(text) if re.fullmatch(r"[A-Za-z_]+", name)]
     absent = [name for name in names if not hasattr(de, name)]
     assert {"DistributedVariableWrapper", "create_slots", "patch_on_tf"} <= set(absent)

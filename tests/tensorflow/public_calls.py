@@ -7,6 +7,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite import communication
 from sok_lite import dynamic_embedding as de
+from sok_lite import kv_variable as kv
 from sok_lite.bridge import ahead
 from sok_lite.bridge.collectives import agreed_sum
 from sok_lite.bridge.lookup_arguments import checked_arguments
@@ -36,6 +37,17 @@ class Calls:
         creator = de.HkvHashTableCreator(settings)
         self.bounded = de.Variable(tf.int32, dim=DIM, name="bounded", kv_creator=creator)
         self.by_text = de.Variable(tf.string, dim=DIM, name="by_text")
+        # Names are of the process: these are no others that a program may have.
+        with tf.compat.v1.variable_scope(f"public_calls_{id(self)}"):
+            self.split = kv.get_kv_variable(
+                "split",
+                DIM,
+                tf.int32,
+                initializer=1.0,
+                partitioner=tf.compat.v1.fixed_size_partitioner(2),
+            )
+            self.few = kv.get_kv_variable("few", DIM, tf.int32, enter_threshold=2)
+        kv.insert_kv_embedding(self.split, tf.range(13), tf.ones([13, DIM]))
         self.dense = tf.Variable([1.0])
         self.clipping.optimizer.build([self.dense])
         # States, and variables of the optimizer: not to be made within a graph.
@@ -183,6 +195,28 @@ class Calls:
         keys, values = self.by_text.export()
         return rows, exists, tf.strings.length(keys), values
 
+    def by_tfplus_names(self):
+        keys, ids = tf.constant([3, 1, 3, 77]), self.ids()
+        with tf.GradientTape() as tape:
+            rows = tf.nn.embedding_lookup(self.split, keys)
+            combined = tf.nn.embedding_lookup_sparse(list(self.split), ids, None, combiner="sum")
+            loss = tf.reduce_sum(rows) + tf.reduce_sum(combined) + tf.reduce_sum(self.split.value())
+        slices = tape.gradient(loss, list(self.split))
+        gradients = [part for each in slices for part in (each.indices, each.values)]
+        self.few.sparse_read_with_counts(keys[:3], tf.constant([1, 2, 3]))
+        self.few.increase_counting(keys[3:], tf.constant([2]))
+        for scatter in (self.split.scatter_mul, self.split.scatter_update):
+            scatter(tf.IndexedSlices(tf.fill([2, DIM], 3.0), keys[:2]))
+        kv.insert_kv_embedding(self.split, keys[:1], tf.ones([1, DIM]))
+        self.split.delete(keys[1:2])
+        facts = self.split.total_count(), self.split.total_freq(), self.few.get_counting(keys)
+        seen = self.few.get_timestamp(keys) > 0
+        gone = self.few.delete_with_timestamp(10_000)
+        self.few.assign(self.split)
+        exported = self.few.export()
+        stored = self.few.storage_size_count()
+        return (rows, combined, *gradients, *facts, seen, gone, *exported, stored)
+
     def collectives(self):
         x = tf.constant([[1, 2], [3, 4]])
         comm = sok.communication
@@ -232,6 +266,7 @@ IN_GRAPHS = [
     "removals",
     "checkpoints",
     "by_tfras_names",
+    "by_tfplus_names",
     "collectives",
 ]
 EAGER_ONLY = ["statistics", "words", "epoch", "chunks", "table"]

@@ -15,6 +15,7 @@ import sok_lite
 from sok_lite.backend import get_backend
 from sok_lite.bridge import tensor
 from sok_lite.bridge.host_call import host_call, on_device
+from sok_lite.kv_variable import get_kv_variable
 from tests.tensorflow.public_calls import IN_GRAPHS, Calls
 from tests.tripwire import Tripwire
 
@@ -242,6 +243,10 @@ def test_no_host_call_of_the_package_is_sent_away_from_a_gpu(monkeypatch):
     monkeypatch.setattr(tf, "py_function", noted)
     for name in IN_GRAPHS:
         tf.function(getattr(calls, name), autograph=False).get_concrete_function()
+    with tf.Graph().as_default():  # a saver is of a TF1 graph
+        saved = get_kv_variable("kv", 2).saved
+        tf.compat.v1.train.Saver()
+        saved._restore_from_tensors(saved._serialize_to_tensors())
     calls_of_host = [places(name) for name in ("host_call", "table_call", "array_call")]
     unseen = {
         (file, first)
@@ -252,8 +257,8 @@ def test_no_host_call_of_the_package_is_sent_away_from_a_gpu(monkeypatch):
     assert not unseen, "a call that tests/tensorflow/public_calls.py does not make"
     # What programs exchange goes by way of the host, and texts and files are there.
     assert on_host == {"collectives.py", "texts.py", "file_call.py"}
-    # The facts of a checkpoint are text, and are written to a file from the host.
-    assert sent_away == {("checkpoint.py", tf.string)}
+    # The facts of a checkpoint and the names of files are text, and files are read by the host.
+    assert sent_away == {("checkpoint.py", tf.string), ("saveable.py", tf.string)}
 
 
 def test_without_a_gpu_for_tables_a_call_stays_on_the_host():
