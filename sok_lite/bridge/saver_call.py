@@ -1,11 +1,19 @@
 """What a saver of TF1 is doing when it asks a variable for its tensors."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_lite.bridge.tf_private import SAVER, SAVER_FILENAME, SAVER_RESTORES, SAVER_SAVES
+from sok_lite.bridge.tf_private import (
+    SAVER,
+    SAVER_BUILDS,
+    SAVER_FILENAME,
+    SAVER_NAMES,
+    SAVER_RESTORES,
+    SAVER_SAVES,
+)
 
 
 class SaverCall(NamedTuple):
@@ -14,10 +22,12 @@ class SaverCall(NamedTuple):
     Attributes:
       filename: scalar text, what the checkpoint's files start with.
       restores: whether the tensors are for a restore.
+      names: what it saves, variables and lists of them, by the names that it was given.
     """
 
     filename: tf.Tensor
     restores: bool
+    names: Mapping[str, Any]
 
 
 def saver_call() -> SaverCall | None:
@@ -26,9 +36,13 @@ def saver_call() -> SaverCall | None:
     It asks for the same attribute when it saves and when it restores, and tells nobody of its file.
     """
     frame: Any = sys._getframe(1)
+    filename, restores = None, False
     while frame is not None:
         name = frame.f_code.co_name
-        if name in (SAVER_SAVES, SAVER_RESTORES) and frame.f_globals.get("__name__") == SAVER:
-            return SaverCall(frame.f_locals[SAVER_FILENAME], name == SAVER_RESTORES)
+        if frame.f_globals.get("__name__") == SAVER:
+            if name in (SAVER_SAVES, SAVER_RESTORES):
+                filename, restores = frame.f_locals[SAVER_FILENAME], name == SAVER_RESTORES
+            elif name == SAVER_BUILDS and filename is not None:
+                return SaverCall(filename, restores, frame.f_locals[SAVER_NAMES])
         frame = frame.f_back
-    return None
+    return None if filename is None else SaverCall(filename, restores, {})

@@ -50,6 +50,9 @@ save_context: Any = private("tensorflow.python.saved_model.save_context", "save_
 # Answers a public function for types that TensorFlow does not know. (tf.experimental's dispatch for
 # types, which is public, is not asked for plain classes.)
 OpDispatcher: Any = private("tensorflow.python.util.dispatch", "OpDispatcher")
+# How TensorFlow's own lookups take ragged ids: names of functions of `tf.compat.v1.nn`, each of
+# which has one for them.
+RAGGED_LOOKUPS = "tensorflow.python.ops.ragged.ragged_embedding_ops"
 
 # What a saver of TF1 asks a table for.
 _SAVEABLES = "tensorflow.python.training.saving.saveable_object"
@@ -78,11 +81,14 @@ CONTROL_FLOW = "_get_control_flow_context"
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
 
 # The module of savers of TF1, two methods of its BaseSaverBuilder that ask for the tensors of a
-# variable, to save them and to restore them, and the argument of both that names the file.
+# variable, to save them and to restore them, and the argument of both that names the file; and the
+# method that calls them, with its argument of what is saved.
 SAVER = "tensorflow.python.training.saver"
 SAVER_SAVES = "_AddSaveOps"
 SAVER_RESTORES = "_AddRestoreOps"
 SAVER_FILENAME = "filename_tensor"
+SAVER_BUILDS = "_build_internal"
+SAVER_NAMES = "names_to_saveables"
 
 # Members of ResourceVariable that a table uses.
 USED = (

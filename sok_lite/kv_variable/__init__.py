@@ -4,6 +4,7 @@
 """
 
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
+from sok_lite.kv_variable import training as train
 from sok_lite.kv_variable.embedding_ops import (
     embedding_lookup,
     embedding_lookup_sparse,
@@ -16,6 +17,7 @@ from sok_lite.kv_variable.embedding_ops import (
 from sok_lite.kv_variable.kv_variable_ops import KvVariable, training_mode
 from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination
 from sok_lite.kv_variable.partitioned import PartitionedKvVariable
+from sok_lite.kv_variable.patch import patch_tf, unpatch_tf
 from sok_lite.kv_variable.saveable import KvVariableSaveable
 from sok_lite.kv_variable.saved_files import rank_path, saved_path
 from sok_lite.kv_variable.saving import (
@@ -48,13 +50,16 @@ __all__ = [
     "enable_save_v3",
     "get_kv_variable",
     "insert_kv_embedding",
+    "patch_tf",
     "rank_path",
     "safe_embedding_lookup_sparse",
     "save_delta",
     "saved_path",
     "set_new_num_shards",
     "set_tfplus_saver_mode",
+    "train",
     "training_mode",
+    "unpatch_tf",
     "use_tf_embedding_ops",
     "use_tfplus_embedding_ops",
 ]

@@ -5,11 +5,11 @@ TensorFlow's own would drop negative keys, and would divide the keys of a list o
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_lite.bridge import job
+from sok_lite.bridge import job, tf_private
 from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.lookup import look_up
@@ -173,10 +173,20 @@ def insert_kv_embedding(params: Any, ids: Any, values: Any) -> Any:
 
     Returns:
       None in eager mode, the operation in a graph.
+
+    Raises:
+      TypeError: ids are no integers. ValueError: values have another shape.
     """
     variable = variable_of(params)
     keys = checked_keys(variable, ids)
-    rows = tf.reshape(tf.convert_to_tensor(values, variable.dtype), [-1, variable.dimension])
+    rows = tf.convert_to_tensor(values, variable.dtype)
+    wanted = keys.shape.concatenate([variable.dimension])
+    if not rows.shape.is_compatible_with(wanted):
+        raise ValueError(
+            f"`values` of insert_kv_embedding must have the shape of `ids` and rows of "
+            f"{variable.dimension}, {wanted}. Received: shape {rows.shape}."
+        )
+    rows = tf.reshape(rows, [-1, variable.dimension])
     done = variable.insert(tf.reshape(keys, [-1]), rows)
     return None if tf.executing_eagerly() else done
 
@@ -228,27 +238,55 @@ def _clipped(rows: tf.Tensor, max_norm: float | None) -> tf.Tensor:
 # ---- TensorFlow's own functions ------------------------------------------------------------------
 
 
-def _answering(public: Any, function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """Returns a function with the arguments of a public one, that calls another one."""
+class _Answer(NamedTuple):
+    """Who answers a public function of TensorFlow.
+
+    Attributes:
+      public: the function.
+      ours: what is called for KvVariables, with its arguments.
+      ragged: what TensorFlow calls for ragged ids; None: there is no such thing.
+    """
+
+    public: Any
+    ours: Callable[..., Any]
+    ragged: Callable[..., Any] | None
+
+
+def _answer(public: Any, function: Callable[..., Any], ragged: Any = None) -> _Answer:
     signature = inspect.signature(public)
     known = inspect.signature(function).parameters
+    params = next(iter(signature.parameters))
 
-    def answer(*args: Any, **kwargs: Any) -> tf.Tensor:
+    def answer(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
+        # TensorFlow refuses two that answer: so ragged ids of its own variables come here as well.
+        if ragged is not None and not _is_ours(given[params]):
+            return ragged(*args, **kwargs)
         return function(**{name: value for name, value in given.items() if name in known})
 
     answer.__signature__ = signature  # type: ignore[attr-defined]
-    return answer
+    return _Answer(public, answer, ragged)
 
 
-_PUBLIC = [
-    (public, _answering(public, function))
-    for nn in (tf.nn, tf.compat.v1.nn)
-    for public, function in (
-        (nn.embedding_lookup, embedding_lookup),
-        (nn.embedding_lookup_sparse, embedding_lookup_sparse),
-        (nn.safe_embedding_lookup_sparse, safe_embedding_lookup_sparse),
-    )
+def _is_ours(params: Any) -> bool:
+    if isinstance(params, (list, tuple)):
+        return bool(params) and all(isinstance(each, KvVariable) for each in params)
+    return isinstance(params, KvVariable)
+
+
+def _answers_of(function: Callable[..., Any]) -> list[_Answer]:
+    name = function.__name__
+    ragged = tf_private.private(tf_private.RAGGED_LOOKUPS, name)
+    return [
+        _answer(getattr(tf.nn, name), function),
+        _answer(getattr(tf.compat.v1.nn, name), function, ragged),
+    ]
+
+
+_ANSWERS = [
+    answer
+    for function in (embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse)
+    for answer in _answers_of(function)
 ]
 _answers = False
 
@@ -258,10 +296,13 @@ def use_tfplus_embedding_ops() -> None:
     global _answers
     if _answers:
         return
-    for public, answer in _PUBLIC:
-        params = next(iter(inspect.signature(public).parameters))
-        for kind in (KvVariable, list[KvVariable]):
-            tf.experimental.dispatch_for_api(public, {params: kind})(answer)
+    for public, ours, ragged in _ANSWERS:
+        params, ids = list(inspect.signature(public).parameters)[:2]
+        kinds: list[dict[str, Any]] = [{params: KvVariable}, {params: list[KvVariable]}]
+        if ragged is not None:
+            tf.experimental.unregister_dispatch_for(ragged)
+            kinds += [{ids: tf.RaggedTensor}, {ids: tf.compat.v1.ragged.RaggedTensorValue}]
+        tf.experimental.dispatch_for_api(public, *kinds)(ours)
     _answers = True
 
 
@@ -271,10 +312,13 @@ def use_tf_embedding_ops() -> None:
     They then refuse lists of partitions, and leave out negative keys.
     """
     global _answers
-    if _answers:
-        for _, answer in _PUBLIC:
-            tf.experimental.unregister_dispatch_for(answer)
-        _answers = False
+    if not _answers:
+        return
+    for public, ours, ragged in _ANSWERS:
+        tf.experimental.unregister_dispatch_for(ours)
+        if ragged is not None:
+            tf.experimental.dispatch_for_api(public)(ragged)
+    _answers = False
 
 
 use_tfplus_embedding_ops()

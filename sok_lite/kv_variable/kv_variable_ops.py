@@ -13,7 +13,7 @@ from sok_lite.bridge import job
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
 from sok_lite.bridge.graph_gradient import custom_gradient
-from sok_lite.bridge.inference import checked_training
+from sok_lite.bridge.inference import checked_missing, checked_training
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.lookup import look_up_each
 from sok_lite.bridge.lookup_host import Treatment
@@ -241,11 +241,11 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         return tf.identity(counts, name)
 
     def get_counting(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Returns how often training lookups have seen keys, int64 of their shape; 0: never."""
+        """Returns how often training lookups and writes have seen keys, int64 of their shape."""
         return self._of_keys("get_counting", indices, lambda table, keys: table.counts(keys))
 
     def get_timestamp(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Returns when a training lookup last saw keys, int64 of their shape; 0: never.
+        """Returns when a training lookup or a write last saw keys, int64 of their shape; 0: never.
 
         In seconds since 1970, as exact as `sok_lite.DynamicVariable.expire` is.
         """
@@ -294,7 +294,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     def _rows(
         self, keys: Any, training: bool | None, missing: str | None, counts: Any = None
     ) -> tf.Tensor:
-        training = self.resolved(training)
+        training, missing = self.resolved(training), checked_missing(missing)
         comm = job.other_ranks()
         if comm is None:
             return local_lookup(self, keys, training, missing, READING_ONLY, counts)
@@ -303,8 +303,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
     def resolved(self, training: bool | None) -> bool | None:
         """Returns the `training` of a lookup as the bridge takes it."""
-        if training is None:
-            training = self.training
+        training = checked_training(self.training if training is None else training)
         if training is None and not IS_TRAINING:
             training = False
         return training
@@ -319,6 +318,21 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         return self._read_all()
+
+    def numpy(self) -> Any:
+        """Returns what `value` does, of eager mode."""
+        if self._in_graph_mode:
+            raise NotImplementedError(
+                f"numpy() of {self.name!r} needs eager mode. Use session.run(variable)."
+            )
+        return self._read_all().numpy()
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.asarray(self.numpy(), *args, **kwargs)
+
+    def eval(self, session: Any = None) -> Any:
+        """Returns what `value` does, of a TF1 graph."""
+        return self._graph_element.eval(session=session)
 
     def _dense_var_to_tensor(
         self, dtype: Any = None, name: Any = None, as_ref: bool = False

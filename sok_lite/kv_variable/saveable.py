@@ -7,7 +7,7 @@ and of TensorFlow's own operation it wants no more than that it finds one tensor
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,8 +31,8 @@ _DEVICE = "CPU:0"  # where checkpoints are written and read
 class KvVariableSaveable(SaveableObject):
     """What a `tf.compat.v1.train.Saver` saves of a KvVariable, for a list or dict of what to save.
 
-    A KvVariable in such a list is saved as this with its defaults; the names of a dict are not used
-    for either.
+    A KvVariable in such a list is saved as this with its defaults. The names of a dict are not used
+    for these: TensorFlow does not tell them.
 
     Args:
       variable: a KvVariable, partition or PartitionedKvVariable.
@@ -226,6 +226,7 @@ class SavedBySavers:
       saved: what checkpoints know the table by.
     """
 
+    name: str
     saved: SavedTable
     handle: tf.Tensor
     _in_graph_mode: bool
@@ -237,12 +238,29 @@ class SavedBySavers:
 
     @property
     def specs(self) -> list[Any]:
-        """What a `tf.compat.v1.train.Saver` that is made now saves; see saving.py."""
+        """What a `tf.compat.v1.train.Saver` that is made now saves; see saving.py.
+
+        Raises:
+          ValueError: the saver was given another name for it.
+        """
+        call = saver_call()
+        if call is not None:
+            self._check_names(call.names)
         return KvVariableSaveable(self).specs
 
     def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> Any:
         """Returns what such a saver restores it by."""
         return KvVariableSaveable(self).restore(restored_tensors, restored_shapes)
+
+    def _check_names(self, names: Mapping[str, Any]) -> None:
+        ours = (self.name, self.name.removesuffix(":0"), self.saved.name)
+        for name, saved in names.items():
+            each = saved if isinstance(saved, (list, tuple)) else [saved]
+            if name not in ours and any(part is self for part in each):
+                raise ValueError(
+                    f"A saver saves KvVariable {self.name!r} by its own name. Received: {name!r}. "
+                    "Give it KvVariableSaveable(variable, name) in place of the variable."
+                )
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         """Returns nothing: `tf.train.Checkpoint` saves the table, once for all partitions."""

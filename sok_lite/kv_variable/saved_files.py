@@ -15,7 +15,7 @@ from sok_lite.engine.table import EmbeddingTable
 from sok_lite.kv_variable.content import Content, cut, joined
 from sok_lite.kv_variable.saved_tensors import Facts, decoded, facts_of, saved_dtypes
 
-_RANK = re.compile(r"\.rank-(\d+)-of-(\d+)(?=[^/]*$)")
+_RANK = re.compile(r"\.rank-(\d+)-of-(\d+)")
 
 
 class Place(NamedTuple):
@@ -63,7 +63,8 @@ def rank_path(path: str) -> str:
     """Returns the path for the checkpoint of this rank, from one for that of the whole job.
 
     On one rank it is the path itself, on several `<path>.rank-<rank>-of-<ranks>`. Give it to
-    `Saver.save`; `Saver.restore` takes the path of any rank of the job that has saved, and on any
+    `Saver.save`, or to `MonitoredTrainingSession` as its `checkpoint_dir`, with checkpoints at
+    equal steps. `Saver.restore` takes the path of any rank of the job that has saved, and on any
     number of ranks each takes the keys that are its own.
     """
     rank, size = ranks()
@@ -73,18 +74,21 @@ def rank_path(path: str) -> str:
 def saved_path(path: str) -> str:
     """Returns the path that this rank restores from, given what `rank_path` was given to save.
 
+    It may be that of a checkpoint or of a folder of checkpoints.
+
     Of a job of as many ranks it is that of this rank, of any other that of its first rank.
 
     Raises:
       FileNotFoundError: nothing was saved there.
     """
     for candidate in (rank_path(path), path):
-        if _exists(candidate):
+        if _exists(candidate) or tf.io.gfile.isdir(candidate):
             return candidate
     folder, base = os.path.split(path)
-    index = re.compile(re.escape(base) + r"\.rank-0-of-\d+\.index")
+    first = re.compile(rf"({re.escape(base)}\.rank-0-of-\d+)(\.index)?/?")
     files = tf.io.gfile.listdir(folder or ".") if tf.io.gfile.isdir(folder or ".") else []
-    found = sorted(os.path.join(folder, file) for file in files if index.fullmatch(file))
+    matches = [match for file in files if (match := first.fullmatch(file))]
+    found = sorted({os.path.join(folder, match[1]) for match in matches})
     if not found:
         raise FileNotFoundError(f"No checkpoint {path!r}, nor one of ranks: {rank_path(path)!r}.")
     if len(found) > 1:
@@ -92,7 +96,7 @@ def saved_path(path: str) -> str:
             f"Checkpoints of several jobs are named {path!r}: {found}. Restore from one of "
             "them by its own path."
         )
-    return found[0].removesuffix(".index")
+    return found[0]
 
 
 def _exists(path: str) -> bool:
@@ -135,7 +139,7 @@ def places_of(path: str, name: str) -> list[Place]:
     facts = places[0].facts
     rank, size = facts.rank, facts.num_ranks
     own = f".rank-{rank}-of-{size}"
-    if own not in os.path.basename(path):
+    if own not in path:
         raise ValueError(
             f"{path!r} has the keys of {name!r} of rank {rank} of {size}, and its name does not "
             f"have {own!r}: so nobody knows where those of the others are. Give it the name that "

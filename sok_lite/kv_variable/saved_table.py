@@ -5,6 +5,7 @@ saved, all that has changed since then, and a delta of another save is refused.
 """
 
 import secrets
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge import checkpoint
+from sok_lite.bridge.table_call import table_call
+from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.kv_variable.content import changed, cut, put, taken
@@ -77,9 +80,15 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         return checkpoint.serialized(self)
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
-        restored = checkpoint.restored(self, restored_tensors)
-        self.base = None
-        return restored if tf.executing_eagerly() else self.initialized(self.handles, restored)
+        restored, whole = checkpoint.restored(self, restored_tensors), weakref.ref(self)
+
+        def forget(table: EmbeddingTable) -> list[tf.Tensor]:
+            alive(whole).base = None
+            return []
+
+        with tf.control_dependencies([restored]):
+            done = table_call(self, f"The restore of {self.name!r}", forget)
+        return tf.no_op() if tf.executing_eagerly() else self.initialized(self.handles, done)
 
     def initialized(self, handles: Sequence[tf.Tensor], after: Any) -> Any:
         """Returns the operation that marks variables as initialized in a session."""

@@ -1,19 +1,20 @@
 """What the tests of TFPlus' face share: calls in each of TensorFlow's modes, and variables."""
 
-import importlib.util
-import os
+import weakref
 
 import pytest
 
-from tests.tensorflow.conftest import initialised
+from tests.tensorflow.conftest import collect_ignore_glob, initialised
 
-__all__ = ["initialised"]
+__all__ = ["collect_ignore_glob", "here", "initialised", "made", "names", "parts"]
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
-# The modules import TensorFlow at their head; without it there is nothing to collect.
-collect_ignore_glob = [] if HAS_TENSORFLOW else ["test_*.py"]
+@pytest.fixture(autouse=True)
+def names(monkeypatch):
+    """Begins each test without a name in eager mode: a test that failed keeps its variables."""
+    from sok_lite.kv_variable import variable_scope
+
+    monkeypatch.setattr(variable_scope, "_by_name", weakref.WeakValueDictionary())
 
 
 @pytest.fixture(params=["eager", "tf.function", "graph"])

@@ -138,3 +138,11 @@ def test_counts_and_times_and_sightings(tmp_path):
         expected, found = (getattr(each, of_keys)([1, 2, 5, 9]) for each in (ours, again))
         np.testing.assert_array_equal(expected, found)
     np.testing.assert_array_equal(again.get_counting([1, 2, 5, 9]), [4, 2, 1, 0])
+
+
+def test_a_file_of_a_saver_is_refused(tmp_path):
+    ours = Trained(2)
+    with ours.session() as session:
+        path = tf1.train.Saver().save(session, str(tmp_path / "model"))
+    with pytest.raises(RuntimeError, match="restored by a tf.compat.v1.train.Saver"):
+        tf.train.Checkpoint(kv=variable(2)).restore(path)

@@ -110,6 +110,23 @@ def test_every_way_to_say_what_is_saved(tmp_path, how):
         assert again.known() == known
 
 
+def test_another_name_in_a_dict_is_refused():
+    graph = Trained(2)
+    first, second = graph.variable
+    with graph.graph.as_default():
+        for names in ({"other": graph.variable}, {"other": [first, second]}, {"kv/part_1": first}):
+            with pytest.raises(ValueError, match="by its own name.*'(other|kv/part_1)'.*Saveable"):
+                tf1.train.Saver(names)
+
+
+def test_a_saver_calls_python_once_to_save_a_table_and_twice_to_restore_it():
+    graph = Trained(3)
+    with graph.graph.as_default():
+        tf1.train.Saver()
+    calls = [each for each in graph.graph.get_operations() if each.type == "EagerPyFunc"]
+    assert len([call for call in calls if call.name.startswith("save/")]) == 3
+
+
 def test_a_saver_keeps_the_last_checkpoints(tmp_path):
     graph, known = Trained(2), []
     with graph.session() as session:

@@ -44,11 +44,18 @@ def test_the_module_that_reads_variables_as_tensors_is_there():
     )
 
 
-@pytest.mark.parametrize("name", [tf_private.SAVER_SAVES, tf_private.SAVER_RESTORES])
-def test_methods_of_savers_that_are_known_by_their_frames(name):
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        (tf_private.SAVER_SAVES, tf_private.SAVER_FILENAME),
+        (tf_private.SAVER_RESTORES, tf_private.SAVER_FILENAME),
+        (tf_private.SAVER_BUILDS, tf_private.SAVER_NAMES),
+    ],
+)
+def test_methods_of_savers_that_are_known_by_their_frames(name, argument):
     builder = importlib.import_module(tf_private.SAVER).BaseSaverBuilder
     assert_has(builder, name)
-    assert tf_private.SAVER_FILENAME in inspect.signature(getattr(builder, name)).parameters
+    assert argument in inspect.signature(getattr(builder, name)).parameters
 
 
 @pytest.mark.parametrize("name", tf_private.USED)

@@ -1,0 +1,132 @@
+"""Lookups that train and lookups that predict: by flag, by variable, by call, by block."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite import kv_variable as kv
+from sok_lite.kv_variable import get_kv_variable, kv_variable_ops
+
+tf1 = tf.compat.v1
+IDS = np.array([[3, -4], [3, 2**40]])
+
+
+def ones(made, **arguments):
+    return made(initializer=tf1.ones_initializer(), **arguments)
+
+
+def is_inserting(here, variable, look_up):
+    """Looks new keys up; returns whether they were inserted and have begun with ones."""
+    before = len(here.run(variable.export)[0])
+    rows = here.run(look_up, IDS)
+    count = len(here.run(variable.export)[0]) - before
+    assert (count, rows.min(), rows.max()) in [(3, 1.0, 1.0), (0, 0.0, 0.0)]
+    return count == 3
+
+
+def plain(variable, **arguments):
+    function = kv.embedding_lookup if arguments else tf.nn.embedding_lookup
+    return lambda ids: function(variable, ids, **arguments)
+
+
+def sparse(variable, **arguments):
+    function = kv.embedding_lookup_sparse if arguments else tf.nn.embedding_lookup_sparse
+    return lambda ids: function(
+        variable, tf.RaggedTensor.from_tensor(ids), None, combiner="mean", **arguments
+    )
+
+
+@pytest.mark.parametrize("kind", [plain, sparse])
+def test_the_flag_of_the_module_is_read_when_a_lookup_is_built(here, made, kind, monkeypatch):
+    variable = ones(made)
+    monkeypatch.setattr(kv_variable_ops, "IS_TRAINING", False)
+    assert not is_inserting(here, variable, kind(variable))
+    if here.is_graph:
+        built = here.step(kind(variable), IDS)
+        monkeypatch.setattr(kv_variable_ops, "IS_TRAINING", True)
+        assert (built() == 0).all()  # as it was built
+    monkeypatch.setattr(kv_variable_ops, "IS_TRAINING", True)
+    assert is_inserting(here, variable, kind(variable))
+
+
+@pytest.mark.parametrize("kind", [plain, sparse])
+def test_training_mode_is_a_block_of_it(here, made, kind):
+    variable = ones(made)
+    with kv.training_mode(False):
+        assert not kv_variable_ops.IS_TRAINING
+        with kv.training_mode(True):
+            assert kv_variable_ops.IS_TRAINING
+        assert not is_inserting(here, variable, kind(variable))
+    assert kv_variable_ops.IS_TRAINING and is_inserting(here, variable, kind(variable))
+    for wrong in (None, 1, "no"):
+        with pytest.raises(TypeError, match="training"), kv.training_mode(wrong):
+            pass
+    with pytest.raises(KeyError), kv.training_mode(False):
+        raise KeyError
+    assert kv_variable_ops.IS_TRAINING
+
+
+@pytest.mark.parametrize("kind", [plain, sparse])
+def test_a_variable_may_say_it(here, made, kind):
+    variable, other = ones(made), ones(made, name="other")
+    variable.training = False
+    assert not is_inserting(here, variable, kind(variable))
+    assert is_inserting(here, other, kind(other))
+    variable.training = True
+    with kv.training_mode(False):
+        assert is_inserting(here, variable, kind(variable))
+
+
+@pytest.mark.parametrize("kind", [plain, sparse])
+def test_a_call_may_say_it(here, made, kind):
+    variable = ones(made)
+    assert not is_inserting(here, variable, kind(variable, training=False))
+    variable.training = False
+    with kv.training_mode(False):
+        assert is_inserting(here, variable, kind(variable, training=True))
+    with pytest.raises(TypeError, match="`training` must be"):
+        kv.embedding_lookup(variable, [1], training=1)
+
+
+@pytest.mark.parametrize("kind", [plain, sparse])
+def test_inference_mode_holds_when_a_lookup_runs(here, made, kind):
+    variable = ones(made)
+    step = here.step(kind(variable), IDS)
+    here.run(variable.export)  # of a graph: initializes it
+    with sok.inference_mode():
+        assert (step() == 0).all()
+    assert here.run(variable.export)[0].shape == (0,)
+    with sok.inference_mode("initial"):
+        assert (step() == 1).all()
+    assert here.run(variable.export)[0].shape == (0,)
+    assert (step() == 1).all()
+    assert len(here.run(variable.export)[0]) == 3
+
+
+def test_predicting_gives_the_rows_there_are_and_changes_nothing(here, made):
+    variable = ones(made)
+    here.run(plain(variable), [3, 5])
+    before = [here.run(f) for f in (variable.export, lambda: variable.get_counting([3, 5, 9]))]
+    rows = here.run(plain(variable, training=False), [3, 9, 5, 9])
+    assert rows[:, 0].tolist() == [1.0, 0.0, 1.0, 0.0]
+    after = [here.run(f) for f in (variable.export, lambda: variable.get_counting([3, 5, 9]))]
+    tf.nest.map_structure(np.testing.assert_array_equal, before, after)
+
+
+def test_what_a_missing_key_gives_may_be_said(here, made):
+    variable = ones(made)
+    for missing, number in (("initial", 1.0), ("zeros", 0.0)):
+        rows = here.run(lambda ids, m=missing: variable.sparse_read(ids, None, False, m), IDS)
+        assert (rows == number).all()
+    assert here.run(variable.export)[0].shape == (0,)
+    with pytest.raises(ValueError, match="`missing`"):
+        variable.sparse_read([1], missing="ones")
+
+
+def test_a_gradient_of_a_prediction_inserts_what_it_trains():
+    variable = get_kv_variable("kv", 2)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(kv.embedding_lookup(variable, [1], training=False))
+    gradient = tape.gradient(loss, variable)
+    assert gradient.indices.numpy().tolist() == [1] and variable.export()[0].shape == (0,)

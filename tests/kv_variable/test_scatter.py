@@ -1,0 +1,142 @@
+"""The seven scatters, by method and by TensorFlow's names, against a dict."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_lite import kv_variable as kv
+from sok_lite.kv_variable import get_kv_variable
+
+tf1 = tf.compat.v1
+FUNCTIONS = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "min": np.minimum,
+    "max": np.maximum,
+    "update": lambda row, value: value,
+}
+START = 2.0
+
+
+def scattered(rows, operation, keys, values):
+    """Does to a dict of rows what a scatter does, key by key."""
+    for key, value in zip(keys, np.float32(values), strict=True):
+        row = rows.get(key, np.full(len(value), START, np.float32))
+        rows[key] = np.float32(FUNCTIONS[operation](row, value))
+
+
+def batches(dim, seed):
+    """Batches with repeated keys, one key, and none."""
+    rng = np.random.default_rng(seed)
+    for count in (40, 1, 0, 7):
+        keys = rng.choice([0, -1, 5, -7, 2**63 - 1, -(2**63), 12, 13], count)
+        yield keys, rng.choice([-3.0, -0.5, 0.25, 1.5, 2.0], (count, dim)).astype(np.float32)
+
+
+@pytest.mark.parametrize("operation", FUNCTIONS)
+def test_repeated_keys_are_taken_in_order(here, made, operation):
+    variable = made(embedding_dim=5, initializer=tf1.constant_initializer(START))
+    rows = {}
+    for keys, values in batches(5, 1):
+        here.run(
+            lambda k, v: getattr(variable, f"scatter_{operation}")(tf.IndexedSlices(v, k)),
+            keys,
+            values,
+        )
+        scattered(rows, operation, keys.tolist(), values)
+    found, values = here.run(variable.export)
+    assert found.tolist() == sorted(rows)
+    for key, value in zip(found.tolist(), values, strict=True):
+        np.testing.assert_allclose(value, rows[key], rtol=1e-6)
+
+
+@pytest.mark.parametrize("operation", FUNCTIONS)
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_halves(operation, dtype):
+    variable = get_kv_variable(
+        "halves", 3, value_dtype=dtype, initializer=tf1.constant_initializer(START)
+    )
+    delta = tf.IndexedSlices(tf.constant([[0.5, 2.0, 4.0]], dtype), tf.constant([7]))
+    assert getattr(variable, f"scatter_{operation}")(delta) is variable
+    wanted = FUNCTIONS[operation](np.full(3, START), np.array([0.5, 2.0, 4.0]))
+    rows = tf.nn.embedding_lookup(variable, [7])
+    assert rows.dtype == dtype
+    np.testing.assert_array_equal(tf.cast(rows, tf.float64)[0], wanted)  # exact in halves
+
+
+@pytest.mark.parametrize("operation", FUNCTIONS)
+def test_a_write_is_a_sighting_and_needs_no_admission(here, made, operation):
+    variable = made(initializer=tf1.ones_initializer(), enter_threshold=2)
+    here.run(lambda ids: tf.nn.embedding_lookup(variable, ids), [1, 1, 2])
+    here.run(
+        lambda k, v: getattr(variable, f"scatter_{operation}")(tf.IndexedSlices(v, k)),
+        [1, 2, 3],
+        np.ones((3, 3), np.float32),
+    )
+    # What is written has a row, whatever was seen of it.
+    assert here.run(lambda: variable.export(cutoff=None))[0].tolist() == [1, 2, 3]
+    assert here.run(variable.get_counting, [1, 2, 3]).tolist() == [3, 2, 1]
+
+
+def test_a_partition_reaches_any_key():
+    variable = get_kv_variable("kv", 1, initializer=0.0, partitioner=tf1.fixed_size_partitioner(2))
+    delta = tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([4, 7]))
+    next(iter(variable)).scatter_add(delta)
+    assert variable.value().numpy().ravel().tolist() == [1.0, 2.0]
+    assert [part.value().numpy().ravel().tolist() for part in variable] == [[1.0], [2.0]]
+
+
+@pytest.mark.parametrize("operation", FUNCTIONS)
+def test_arguments_that_do_not_fit(operation):
+    variable = get_kv_variable("kv", 2)
+    scatter = getattr(variable, f"scatter_{operation}")
+    with pytest.raises(TypeError, match=f"scatter_{operation}.*IndexedSlices"):
+        scatter(tf.ones([1, 2]))
+    for values in (tf.ones([1, 2]), tf.ones([2, 3]), tf.ones([2])):
+        with pytest.raises(ValueError, match=f"scatter_{operation}"):
+            scatter(tf.IndexedSlices(values, tf.constant([1, 2])))
+    with pytest.raises(TypeError, match="integers"):
+        scatter(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1.0])))
+    assert variable.export()[0].shape == (0,)
+
+
+@pytest.mark.parametrize("method", ["assign_add", "assign_sub", "scatter_nd_add", "count_up_to"])
+def test_what_a_table_cannot_do(method):
+    variable = get_kv_variable("kv", 2)
+    with pytest.raises(NotImplementedError, match=f"{method}.*scatter_add"):
+        getattr(variable, method)(1)
+
+
+@pytest.mark.parametrize("operation", FUNCTIONS)
+def test_tensorflows_own_names_after_a_patch(here, made, operation):
+    variable = made(embedding_dim=2, initializer=tf1.constant_initializer(START))
+    own = getattr(tf1, f"scatter_{operation}")
+    dense = (
+        tf1.get_variable("dense", initializer=np.ones((3, 2), np.float32), use_resource=True)
+        if here.is_graph
+        else tf.Variable(np.ones((3, 2), np.float32))
+    )
+    kv.patch_tf(disable_eager=False)
+    try:
+        keys, values = [5, -1, 5], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+        scatter = getattr(tf1, f"scatter_{operation}")
+        here.run(lambda k, v: scatter(variable, k, v), keys, values)
+        rows = {}
+        scattered(rows, operation, keys, values)
+        found, values = here.run(variable.export)
+        assert found.tolist() == [-1, 5]
+        np.testing.assert_allclose(values, [rows[-1], rows[5]], rtol=1e-6)
+        changed = here.run(lambda: tf.convert_to_tensor(scatter(dense, [1], [[4.0, 4.0]])))
+        np.testing.assert_array_equal(changed[1], FUNCTIONS[operation](1.0, 4.0) * np.ones(2))
+    finally:
+        kv.unpatch_tf()
+    assert getattr(tf1, f"scatter_{operation}") is own
+
+
+def test_without_a_patch_tensorflows_own_names_fail_before_anything_changes():
+    variable = get_kv_variable("kv", 2)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        tf1.scatter_add(variable, tf.constant([1]), tf.ones([1, 2]))
+    assert variable.export()[0].shape == (0,)
