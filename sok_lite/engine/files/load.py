@@ -37,7 +37,8 @@ def load(
 
     All that a table is to hold is made beside what it holds, so until then there must be memory for
     both, unless the table is empty. Kinds and options of tables may differ from those that were
-    written, as `snapshot.restore` says; so may the number of ranks.
+    written, as `snapshot.restore` says; so may the number of ranks. No other thread may look the
+    tables up on all ranks meanwhile: the ranks would wait for each other.
 
     Args:
       path: of the folder that `dump` wrote.

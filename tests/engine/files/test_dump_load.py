@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
@@ -354,8 +355,6 @@ def test_ranks_that_want_different_things_all_say_so(backend, tmp_path):
 
 
 def test_a_dump_needs_memory_for_a_few_chunks(tmp_path):
-    from sok_lite.backend import get_backend
-
     table = new_table(get_backend("cpu"), 64)
     table.find_or_insert(np.arange(100_000))
     chunk = 1 << 20
@@ -369,3 +368,19 @@ def test_a_dump_needs_memory_for_a_few_chunks(tmp_path):
         tracemalloc.stop()
     assert 20 * chunk < 100_000 * 64 * 4
     assert most < 5 * chunk
+
+
+def test_a_load_does_not_hold_all_rows_twice(tmp_path):
+    backend, num_bytes = get_backend("cpu"), 200_000 * 128 * 4
+    table, other = new_table(backend, 128), new_table(backend, 128)
+    table.find_or_insert(np.arange(200_000))
+    dump(tmp_path, [table], ONE)
+    gc.collect()
+    tracemalloc.start()  # of the rows of a table it does not know
+    try:
+        load(tmp_path, [other], ONE)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert other.size == 200_000
+    assert most < num_bytes / 2

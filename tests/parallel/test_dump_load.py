@@ -1,0 +1,65 @@
+"""sok.dump and sok.load over real ranks."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.bridge import job
+from sok_lite.comm import SingleCommunicator
+
+KEYS = np.arange(-40, 61)
+
+
+@pytest.fixture(autouse=True)
+def over(comm, monkeypatch):
+    """Every test runs over each transport, as if `sok.init` had chosen it."""
+    monkeypatch.setattr(job, "_communicator", comm)
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    """One folder for all ranks: that of rank 0."""
+    path = np.frombuffer(str(tmp_path).encode().ljust(500), np.uint8)
+    return Path(bytes(comm.broadcast(path)).decode().rstrip())
+
+
+def variable(keys):
+    made = sok.DynamicVariable(2, name="v")
+    sok.assign(made, keys, tf.constant(rows_of(keys)))
+    return made
+
+
+def rows_of(keys):
+    return np.stack([keys * 2.0, keys + 0.5], 1).astype(np.float32)
+
+
+def assert_has(one, keys):
+    found, rows = sok.export(one)
+    np.testing.assert_array_equal(found, keys)
+    np.testing.assert_array_equal(rows, rows_of(keys))
+
+
+def test_each_rank_gets_its_keys(comm, folder, monkeypatch):
+    mine = KEYS[KEYS % comm.size == comm.rank]
+    sok.dump(folder / "all", variable(mine))
+    other = variable(np.arange(100, 103))
+    sok.load(folder / "all", other)
+    assert_has(other, mine)
+    with monkeypatch.context() as patch:  # every rank by itself, as a job of one
+        patch.setattr(job, "_communicator", SingleCommunicator())
+        sok.load(folder / "all", other)
+        assert_has(other, KEYS)
+        if comm.rank == 0:
+            sok.dump(folder / "one", other)
+    comm.barrier()
+    sok.load(folder / "one", other)
+    assert_has(other, mine)
+
+
+def test_a_folder_that_cannot_be_made_is_one_error(comm):
+    with pytest.raises(OSError, match="checkpoint"):
+        sok.dump("/dev/null/checkpoint", variable(KEYS))
+    comm.barrier()
