@@ -241,34 +241,53 @@ SOK_DRAW_CONSTANT(f32)
 SOK_DRAW_CONSTANT(f16)
 SOK_DRAW_CONSTANT(bf16)
 
-// choose_row: which row of a matrix a key takes.
-//   seed    of the table, 64 bits
-//   count   rows of the matrix
-//   number  (n,)  out
-SOK_KERNEL(choose_row)
-(const SokShare share, const i64* keys, i64 seed, i64 count, i32* number, i64 n) {
-  SOK_FOR_EACH(i, n) {
-    number[i] = (i32)(sok_hash((i64)(sok_hash(keys[i]) ^ (u64)seed)) % (u64)count);
-  }
-}
-SOK_EXPORT(choose_row)
-
-// draw_row_<width>: a given row for every key, of any format.
-//   row     (count, dim)
-//   number  (n,)            which of them each key takes; null: the first
+// draw_row_<width>: the same row for every key, of any format.
+//   row     (dim,)
 //   rows, out               as of draw_<distribution>_<T>
-#define SOK_DRAW_ROW(T)                                                                     \
-  SOK_KERNEL(draw_row_##T)                                                                  \
-  (const SokShare share, T* out, i64 dim, const u32* rows, const T* row, const i32* number, \
-   i64 n) {                                                                                 \
-    SOK_FOR_EACH(i, n * dim) {                                                              \
-      const i64 key = i / dim, first = number ? (i64)number[key] * dim : 0;                 \
-      if (!rows || rows[key] == SOK_ABSENT) out[i] = row[first + i % dim];                  \
-    }                                                                                       \
-  }                                                                                         \
+#define SOK_DRAW_ROW(T)                                                           \
+  SOK_KERNEL(draw_row_##T)                                                        \
+  (const SokShare share, T* out, i64 dim, const u32* rows, const T* row, i64 n) { \
+    SOK_FOR_EACH(i, n * dim) {                                                    \
+      if (!rows || rows[i / dim] == SOK_ABSENT) out[i] = row[i % dim];            \
+    }                                                                             \
+  }                                                                               \
   SOK_EXPORT(draw_row_##T)
 
 SOK_DRAW_ROW(u64)
 SOK_DRAW_ROW(u32)
 SOK_DRAW_ROW(u16)
 SOK_DRAW_ROW(u8)
+
+// The row of a matrix that a key takes.
+SOK_DEVICE i64 chosen_row(i64 key, i64 seed, i64 count) {
+  return (i64)(sok_hash((i64)(sok_hash(key) ^ (u64)seed)) % (u64)count);
+}
+
+// init_matrix_<width>, draw_matrix_<width>: for each key one row of a matrix, of any format.
+//   matrix  (count, dim)
+//   values, rows, keys, seed, out  as of the kernels of distributions
+#define SOK_MATRIX(T)                                                                             \
+  SOK_ROW_KERNEL(init_matrix_##T)                                                                 \
+  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, \
+   i64 seed, const T* matrix, i64 count, i64 n) {                                                 \
+    SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {                                                        \
+      if (rows[r] == SOK_ABSENT) continue;                                                        \
+      T* to = sok_row<T>(values, shift, dim, rows[r]);                                            \
+      const T* from = matrix + chosen_row(keys[r], seed, count) * dim;                            \
+      SOK_FOR_EACH_WORD_OF_ROW(c, r, dim) { to[c] = from[c]; }                                    \
+    }                                                                                             \
+  }                                                                                               \
+  SOK_EXPORT(init_matrix_##T)                                                                     \
+  SOK_KERNEL(draw_matrix_##T)                                                                     \
+  (const SokShare share, T* out, i64 dim, const u32* rows, const i64* keys, i64 seed,             \
+   const T* matrix, i64 count, i64 n) {                                                           \
+    SOK_FOR_EACH(i, n * dim) {                                                                    \
+      if (rows && rows[i / dim] != SOK_ABSENT) continue;                                          \
+      out[i] = matrix[chosen_row(keys[i / dim], seed, count) * dim + i % dim];                    \
+    }                                                                                             \
+  }                                                                                               \
+  SOK_EXPORT(draw_matrix_##T)
+
+SOK_MATRIX(u64)
+SOK_MATRIX(u32)
+SOK_MATRIX(u16)

@@ -11,13 +11,13 @@ When all have given theirs only Horovod can tell without keeping a thread. With 
 variable how many, when the first one is made.
 """
 
+import itertools
 import os
 import threading
 import weakref
 import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -30,18 +30,25 @@ _GIVING_TIMEOUT_S = 300.0
 _THREADS_VARIABLE, _NUM_THREADS = "TF_NUM_INTEROP_THREADS", "64"
 
 _Run = Callable[[], Sequence[tf.Tensor]]
-# Of each graph, how many calls of a name it has. Gradients are built in no order that ranks share,
-# so each name has numbers of its own.
-_counts: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()
+# Of each graph its number, and how many calls of a name it has. Gradients are built in no order
+# that ranks share, so each name has numbers of its own.
+_graphs: "weakref.WeakKeyDictionary[Any, tuple[int, Counter[str]]]" = weakref.WeakKeyDictionary()
+_graph_numbers = itertools.count()
 
 
 def numbered(name: str) -> str:
-    """Returns a name that is new in this graph, the same on all ranks that come to it as often."""
+    """Returns a name that is new, the same on all ranks that come to it as often.
+
+    They must begin their graphs in the same order.
+    """
     if tf.executing_eagerly():
         return name
-    counts = _counts.setdefault(tf.compat.v1.get_default_graph(), Counter())
+    graph = tf.compat.v1.get_default_graph()
+    if graph not in _graphs:
+        _graphs[graph] = next(_graph_numbers), Counter()
+    number, counts = _graphs[graph]
     counts[name] += 1
-    return f"{name}, {counts[name]}"
+    return f"{name}, {counts[name]} of graph {number}"
 
 
 class Together(NamedTuple):
@@ -57,31 +64,39 @@ class Together(NamedTuple):
 
 
 class _Turns:
-    """The calls of this process that were given and not yet done."""
+    """The calls of this process that were given and not yet done.
+
+    A call may be given several times before it is done, as by two sessions in two threads: each
+    time has a ticket of its own, and its own result. Which of them meets which of another rank's is
+    left open: they are of one graph, and of the same tables.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._is_working = False  # whether a thread takes part in collectives
-        self._given: dict[int, deque[_Run]] = {}
-        self._done: dict[int, deque[Sequence[tf.Tensor] | BaseException]] = {}
+        self._tickets = itertools.count()
+        self._given: dict[int, dict[int, _Run]] = {}  # by call and ticket
+        self._done: dict[int, Sequence[tf.Tensor] | BaseException] = {}  # by ticket
 
-    def give(self, call: int, run: _Run) -> None:
-        """Notes that the tensors of a call are there."""
+    def give(self, call: int, run: _Run) -> int:
+        """Notes that the tensors of a call are there; returns the ticket."""
         with self._changed:
-            self._given.setdefault(call, deque()).append(run)
+            ticket = next(self._tickets)
+            self._given.setdefault(call, {})[ticket] = run
             self._changed.notify_all()
+        return ticket
 
-    def result(self, call: int, comm: Communicator) -> Sequence[tf.Tensor]:
+    def result(self, call: int, ticket: int, comm: Communicator) -> Sequence[tf.Tensor]:
         """Returns what a call gives, when it has had its turn."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._done.get(call) or not self._is_working)
-                if self._done.get(call):
-                    result = self._done[call].popleft()
+                self._changed.wait_for(lambda: ticket in self._done or not self._is_working)
+                if ticket in self._done:
+                    result = self._done.pop(ticket)
                     break
                 self._is_working = True
             try:
-                self._work(call, comm)
+                self._work(call, ticket, comm)
             finally:
                 with self._changed:
                     self._is_working = False
@@ -90,20 +105,22 @@ class _Turns:
             raise result
         return result
 
-    def _work(self, call: int, comm: Communicator) -> None:
+    def _work(self, call: int, ticket: int, comm: Communicator) -> None:
         """Does the call whose turn it is: on rank 0 this one."""
-        call = int(comm.broadcast(np.array([call], np.int64), 0)[0])
+        chosen = int(comm.broadcast(np.array([call], np.int64), 0)[0])
         with self._changed:
-            if self._changed.wait_for(lambda: self._given.get(call), _GIVING_TIMEOUT_S):
-                run = self._given[call].popleft()
-            else:
-                run = partial(_refuse_to_wait, comm.rank)
+            if not self._changed.wait_for(lambda: self._given.get(chosen), _GIVING_TIMEOUT_S):
+                _refuse_to_wait(comm.rank)
+            given = self._given[chosen]
+            # The last one: a run that failed may have left an older one behind.
+            worked = ticket if ticket in given else next(reversed(given))
+            run = given.pop(worked)
         try:
             result: Sequence[tf.Tensor] | BaseException = run()
         except BaseException as error:  # it belongs to who waits for this call
             result = error
         with self._changed:
-            self._done.setdefault(call, deque()).append(result)
+            self._done[worked] = result
 
 
 def _refuse_to_wait(rank: int) -> NoReturn:
@@ -136,7 +153,8 @@ def in_turn(
 ) -> Any:
     """Returns what a call of several ranks gives, as operations of a TF1 graph.
 
-    All ranks must build the same calls, those of one name in the same order.
+    All ranks must build the same graphs in the same order, and in them the same calls, those of one
+    name in the same order.
 
     Args:
       together: the ranks.
@@ -149,11 +167,10 @@ def in_turn(
     call = zlib.crc32(name) >> 1 << 31 | zlib.adler32(name) >> 1
 
     def give(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
-        _turns.give(call, lambda: function(*tensors))
-        return (tf.constant(0, tf.int64),)
+        return (tf.constant(_turns.give(call, lambda: function(*tensors)), tf.int64),)
 
-    def take(_: tf.Tensor) -> Sequence[tf.Tensor]:
-        return _turns.result(call, comm)
+    def take(_: tf.Tensor, ticket: tf.Tensor) -> Sequence[tf.Tensor]:
+        return _turns.result(call, int(ticket), comm)
 
     given = place(give, inputs, [tf.int64])
     given = given[0] if isinstance(given, (list, tuple)) else given
@@ -161,4 +178,4 @@ def in_turn(
     given_by_all = comm.given_by_all(given, f"sok_lite.{call}")
     if given_by_all is given:
         os.environ.setdefault(_THREADS_VARIABLE, _NUM_THREADS)
-    return place(take, [given_by_all], output_dtypes)
+    return place(take, [given_by_all, given], output_dtypes)

@@ -3,7 +3,6 @@
 import math
 import zlib
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,7 +73,7 @@ class RowInitializer:
         n, dim = out.shape
         suffix, words = as_words(out)
         row = as_words(self._stored(backend, row_dtype))[1]
-        return backend.prepared(f"draw_row_{suffix}", n, words, dim, rows, row, None, n)
+        return backend.prepared(f"draw_row_{suffix}", n, words, dim, rows, row, n)
 
     def _stored(self, backend: Backend, row_dtype: RowDtype) -> Array:
         """Returns the row in a format, (1, dim)."""
@@ -100,7 +99,7 @@ class MatrixInitializer:
                 "A matrix of initial values must have shape (rows, dim), of one row at least. "
                 f"Received: shape {self._matrix.shape}."
             )
-        if not np.isfinite(self._matrix.astype(np.float32)).all():
+        if not (np.abs(self._matrix) <= np.finfo(np.float32).max).all():
             raise ValueError("A matrix of initial values must have finite float32 numbers.")
         self._digest = zlib.crc32(self._matrix.tobytes())
         self._copies: dict[tuple[int, str], Array] = {}
@@ -126,9 +125,11 @@ class MatrixInitializer:
         self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
     ) -> Action:
         """Prepares to write the rows into the `value` column; see GivesFirstRows."""
-        number, choosing = self._choosing(backend, keys, table_seed)
-        source = self._stored(backend, store.row_dtype)
-        return partial(_both, choosing, store.writing(rows, source, source=number))
+        suffix, matrix = as_words(self._stored(backend, store.row_dtype))
+        column = store.column("value").pointers
+        place = (column, store.chunk_shift, store.dim, rows)
+        source = (keys, as_i64(table_seed), matrix, len(self._matrix))
+        return backend.prepared(f"init_matrix_{suffix}", len(rows), *place, *source, len(rows))
 
     def drawing(
         self,
@@ -141,17 +142,10 @@ class MatrixInitializer:
     ) -> Action:
         """Prepares to write the row of every key, without a table; see GivesFirstRows."""
         n, dim = out.shape
-        number, choosing = self._choosing(backend, keys, table_seed)
         suffix, words = as_words(out)
         matrix = as_words(self._stored(backend, row_dtype))[1]
-        draw = backend.prepared(f"draw_row_{suffix}", n, words, dim, rows, matrix, number, n)
-        return partial(_both, choosing, draw)
-
-    def _choosing(self, backend: Backend, keys: Array, table_seed: int) -> tuple[Array, Action]:
-        n, count = len(keys), len(self._matrix)
-        number = backend.xp.empty(n, np.int32)
-        seed = as_i64(table_seed)
-        return number, backend.prepared("choose_row", n, keys, seed, count, number, n)
+        source = (keys, as_i64(table_seed), matrix, len(self._matrix))
+        return backend.prepared(f"draw_matrix_{suffix}", n, words, dim, rows, *source, n)
 
     def _stored(self, backend: Backend, row_dtype: RowDtype) -> Array:
         """Returns the matrix in a format; one copy is kept for each backend and format."""
@@ -165,8 +159,3 @@ def as_i64(seed: int) -> int:
     """Returns 64 bits as the signed number that a kernel takes."""
     seed = int(seed) & 0xFFFFFFFFFFFFFFFF
     return seed - (1 << 64) if seed >> 63 else seed
-
-
-def _both(first: Action, second: Action) -> None:
-    first()
-    second()

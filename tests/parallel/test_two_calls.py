@@ -1,5 +1,7 @@
 """Two calls of `lookup_sparse` in one step, and steps on keys that lost their rows: real ranks."""
 
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -86,6 +88,40 @@ def test_calls_of_one_session_need_no_thread_each(comm):
                 mine = held(comm, sorted(expected))
                 np.testing.assert_array_equal(keys, mine)
                 np.testing.assert_allclose(values[:, 0], [expected[k] for k in mine], 1e-5)
+
+
+def test_graphs_in_two_threads_have_their_own_rows(comm):
+    """Two graphs whose tables and calls have the same names."""
+    mine = held(comm, range(40))
+    calls = []
+    for first_key in (100, 5000):
+        with tf.Graph().as_default() as graph:
+            table = sok.DynamicVariable(1, "ones", name="table")
+            ids = tf.compat.v1.placeholder(tf.int64, [None])
+            ragged = tf.RaggedTensor.from_row_splits(ids, [0, tf.size(ids)])
+            rows = sok.lookup_sparse(table, ragged, combiners="sum")
+            values = [[first_key + key] for key in mine]
+            assigned = sok.assign(table, mine, tf.constant(values, tf.float32))
+            session = tf.compat.v1.Session(graph=graph)
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(assigned)
+            calls.append((first_key, session, rows, ids, table))
+    wrong = []
+
+    def look_up(number):
+        first_key, session, rows, ids, _ = calls[number]
+        for step in range(STEPS):
+            keys = [step, 20 + (step + 7 * number) % 20]
+            found = session.run(rows, {ids: keys})[0, 0]
+            if found != sum(first_key + key for key in keys):
+                wrong.append((first_key, keys, found))
+
+    threads = [threading.Thread(target=look_up, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def batches(i, size):
