@@ -205,7 +205,7 @@ def test_a_variable_that_is_not_trainable_has_no_gradient(parts, made):
         ({"embedding_dim": 2, "partitioner": lambda **_: [2, 2]}, NotImplementedError, "axis 0"),
         ({"embedding_dim": 2, "partitioner": lambda **_: [0]}, ValueError, "number of partitions"),
         ({"embedding_dim": 2, "initializer": tf.ones([3])}, ValueError, r"\(2,\).*\(3,\)"),
-        ({"embedding_dim": 2, "initializer": np.eye(2)}, ValueError, "rows that differ"),
+        ({"embedding_dim": 2, "initializer": np.eye(3)}, ValueError, r"\(n, 2\).*\(3, 3\)"),
     ],
 )
 def test_arguments_that_do_not_fit(mode, arguments, error, words):
@@ -264,6 +264,24 @@ def test_a_tensor_is_what_each_row_begins_with(mode, value):
     rows = mode.run(lambda: tf.nn.embedding_lookup(variable, [5, 6]))
     wanted = np.reshape(value, [-1, 3])[0] if np.ndim(value) else value
     np.testing.assert_array_equal(rows, np.broadcast_to(wanted, (2, 3)))
+
+
+def test_of_a_tensor_of_several_rows_each_key_begins_with_one(mode):
+    matrix = np.arange(12, dtype=np.float32).reshape(4, 3)
+    keys = np.arange(-500, 500)
+    found = []
+    for parts in (1, 3):
+        variable = get_kv_variable(
+            f"kv_{parts}",
+            3,
+            initializer=tf.constant(matrix),
+            partitioner=tf1.fixed_size_partitioner(parts),
+        )
+        found.append(mode.run(lambda ids, v=variable: tf.nn.embedding_lookup(v, ids), keys))
+    for rows in found:
+        places = (rows[:, 0] / 3).astype(int)
+        np.testing.assert_array_equal(rows, matrix[places])
+        assert np.bincount(places, minlength=4).min() > 150
 
 
 def test_a_tensor_without_a_known_value_or_shape_is_refused():
