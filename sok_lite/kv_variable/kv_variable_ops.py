@@ -472,10 +472,10 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     def delete_with_timestamp(
         self, threshold: float = 7, name: str | None = None, *, seconds: float | None = None
     ) -> tf.Tensor:
-        """Removes the keys that no training lookup has seen lately.
+        """Removes the keys that no training lookup or write has seen lately.
 
         Args:
-          threshold: for so many days. A key that none has ever seen stays.
+          threshold: for so many days.
           seconds: for so many seconds, in place of days.
 
         Returns:
@@ -489,8 +489,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
         def run(table: EmbeddingTable) -> Array:
             keys = share.held(table)
-            times = table.times(keys)
-            old = keys[(times > 0) & (times <= table.clock.read() - limit)]
+            old = keys[table.times(keys) <= table.clock.read() - limit]
             table.erase(old)
             return old
 

@@ -180,6 +180,16 @@ def test_the_default_is_seven_days(now):
             variable.delete_with_timestamp(**wrong)
 
 
+def test_written_keys_expire_from_the_write_on(now):
+    variable = get_kv_variable("kv", 2)
+    for keys in ([1, 2], [2, 3]):
+        kv.insert_kv_embedding(variable, keys, [[1.0, 1.0]] * 2)
+        now.time += 1000
+    start = 1_000_000_000
+    assert variable.get_timestamp([1, 2, 3]).numpy().tolist() == [start, start + 1000, start + 1000]
+    assert variable.delete_with_timestamp(seconds=1500).numpy().tolist() == [1]
+
+
 def test_delete_removes_rows_counts_and_states(here, made):
     variable = made(enter_threshold=2, initializer=tf1.ones_initializer())
     look_up(here, variable, [5, 5, -6, -6, 7])

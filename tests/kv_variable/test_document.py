@@ -116,6 +116,7 @@ def test_its_numbers_are_those_of_a_dense_variable_and_come_back(tmp_path):
 
 def test_a_patch_is_taken_back(tmp_path):
     program = """
+import tensorflow.compat.v1  # which replaces tf.compat by itself
 import tensorflow as tf
 tf1 = tf.compat.v1
 
