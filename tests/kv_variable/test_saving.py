@@ -522,6 +522,18 @@ def test_a_variable_saved_by_another_name(tmp_path):
     assert "kv/part_1:0-keys" in saved(path)
 
 
+@pytest.mark.parametrize("parts", [None, 2])
+def test_dense_rows_are_no_initial_value_and_the_error_names_the_saver(tmp_path, parts):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        rows = tf1.get_variable("kv", [5, DIM], use_resource=True)
+        session.run(rows.initializer)
+        path = tf1.train.Saver([rows]).save(session, str(tmp_path / "dense"))
+    graph = Trained(parts)
+    way_out = r"Saver\(\[KvVariableSaveable\(v, 'kv'\)\]\)\.restore"
+    with graph.graph.as_default(), pytest.raises(RuntimeError, match=way_out):
+        tf1.train.init_from_checkpoint(path, {"kv": graph.variable})
+
+
 # ---- files of TFPlus -----------------------------------------------------------------------------
 
 
