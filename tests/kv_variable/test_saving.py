@@ -245,8 +245,9 @@ def test_a_session_must_initialize_or_restore(tmp_path):
         graph.train([1])
 
 
-def test_a_saver_of_the_table_alone_fails_too_where_nothing_was_initialized(tmp_path):
-    graph = Trained(2)
+@pytest.mark.parametrize("parts", [None, 2])
+def test_a_saver_of_the_table_alone_fails_too_where_nothing_was_initialized(tmp_path, parts):
+    graph = Trained(parts)
     with graph.session(initialized=False) as session:
         saver = tf1.train.Saver([graph.variable])
         with pytest.raises(tf.errors.FailedPreconditionError):
