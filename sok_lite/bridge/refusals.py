@@ -139,6 +139,9 @@ class RefusesDense(RefusesCopies):
     def count_up_to(self, limit: Any) -> NoReturn:
         self._refuse_write("count_up_to")
 
+    def load(self, value: Any, session: Any = None) -> NoReturn:
+        self._refuse_write("load")
+
     def assign_add(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse_write("assign_add")
 

@@ -384,7 +384,9 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         if not isinstance(value, KvVariable):
             raise TypeError(
                 f"assign() of {self.name!r} takes another KvVariable, all of whose keys it is to "
-                f"have. Received: {type(value).__name__}. Use insert_kv_embedding for some rows."
+                f"have. Received: {type(value).__name__}. Use insert_kv_embedding for some rows. "
+                "Where hvd.broadcast_variables or hvd.broadcast_global_variables asks, leave it "
+                "out: each rank has its own keys, so broadcast the dense variables alone."
             )
         if value.dimension != self.dimension:
             raise ValueError(

@@ -99,7 +99,11 @@ class KvVariableSaveable(SaveableObject):
         call = saver_call()
         if call is None:
             raise RuntimeError(
-                f"{self.name!r} is restored by a tf.compat.v1.train.Saver, which knows the file."
+                f"{self.name!r} is restored by a tf.compat.v1.train.Saver alone, not by "
+                "init_from_checkpoint or warm_start: its rows are known by key and are no initial "
+                "value. Leave it out there, initialize, and then call "
+                f"Saver([KvVariableSaveable(v, {self._named!r})]).restore(session, path), with the "
+                "name that the checkpoint has."
             )
         made = made_for(self._saved, call.filename)
         if self._named not in made.restored:

@@ -63,9 +63,10 @@ def rank_path(path: str) -> str:
     """Returns the path for the checkpoint of this rank, from one for that of the whole job.
 
     On one rank it is the path itself, on several `<path>.rank-<rank>-of-<ranks>`. Give it to
-    `Saver.save`, or to `MonitoredTrainingSession` as its `checkpoint_dir`, with checkpoints at
-    equal steps. `Saver.restore` takes the path of any rank of the job that has saved, and on any
-    number of ranks each takes the keys that are its own.
+    `Saver.save`, or to `MonitoredTrainingSession` and `CheckpointSaverHook` as `checkpoint_dir`, on
+    every rank and with checkpoints at equal steps: the folders differ in these names alone, else
+    no rank finds those of the others. `Saver.restore` takes the path of any rank of the job that
+    has saved, and on any number of ranks each takes the keys that are its own.
     """
     rank, size = ranks()
     return path if size == 1 else f"{path}.rank-{rank}-of-{size}"
@@ -74,18 +75,23 @@ def rank_path(path: str) -> str:
 def saved_path(path: str) -> str:
     """Returns the path that this rank restores from, given what `rank_path` was given to save.
 
-    It may be that of a checkpoint or of a folder of checkpoints.
+    It may be that of a checkpoint, also with the step ("-7") that `Saver.save` adds to it, or of a
+    folder of checkpoints.
 
     Of a job of as many ranks it is that of this rank, of any other that of its first rank.
 
     Raises:
       FileNotFoundError: nothing was saved there.
     """
-    for candidate in (rank_path(path), path):
+    step = "".join(re.findall(r"-\d+$", path))
+    stem = path.removesuffix(step)
+    for candidate in (rank_path(path), rank_path(stem) + step, path):
         if _exists(candidate) or tf.io.gfile.isdir(candidate):
             return candidate
     folder, base = os.path.split(path)
-    first = re.compile(rf"({re.escape(base)}\.rank-0-of-\d+)(\.index)?/?")
+    name = re.escape(os.path.basename(stem))
+    of_first = r"\.rank-0-of-\d+"
+    first = re.compile(rf"({re.escape(base)}{of_first}|{name}{of_first}{step})(\.index)?/?")
     files = tf.io.gfile.listdir(folder or ".") if tf.io.gfile.isdir(folder or ".") else []
     matches = [match for file in files if (match := first.fullmatch(file))]
     found = sorted({os.path.join(folder, match[1]) for match in matches})

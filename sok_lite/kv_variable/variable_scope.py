@@ -60,6 +60,10 @@ def get_kv_variable(
     Names are of the graph in TF1. In eager mode they are of the process, as long as the program
     keeps the variable, and TensorFlow has every scope reuse it.
 
+    `tf.compat.v1.train.init_from_checkpoint` and `warm_start` restore no KvVariable. Given a scope,
+    the former restores its dense variables alone and does not say so. Once all is initialized, call
+    `tf.compat.v1.train.Saver([KvVariableSaveable(v, "its name there")]).restore(session, path)`.
+
     A key that training looks up gets a row, whose initial value is a function of the seed of the
     graph or of the initializer, the name and the key: the same for any number of partitions and
     ranks.

@@ -245,8 +245,9 @@ def test_a_session_must_initialize_or_restore(tmp_path):
         graph.train([1])
 
 
-def test_a_saver_of_the_table_alone_fails_too_where_nothing_was_initialized(tmp_path):
-    graph = Trained(2)
+@pytest.mark.parametrize("parts", [None, 2])
+def test_a_saver_of_the_table_alone_fails_too_where_nothing_was_initialized(tmp_path, parts):
+    graph = Trained(parts)
     with graph.session(initialized=False) as session:
         saver = tf1.train.Saver([graph.variable])
         with pytest.raises(tf.errors.FailedPreconditionError):
@@ -520,6 +521,18 @@ def test_a_variable_saved_by_another_name(tmp_path):
         assert again.known()[0] == known
         path = saver.save(session, str(tmp_path / "model"))
     assert "kv/part_1:0-keys" in saved(path)
+
+
+@pytest.mark.parametrize("parts", [None, 2])
+def test_dense_rows_are_no_initial_value_and_the_error_names_the_saver(tmp_path, parts):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        rows = tf1.get_variable("kv", [5, DIM], use_resource=True)
+        session.run(rows.initializer)
+        path = tf1.train.Saver([rows]).save(session, str(tmp_path / "dense"))
+    graph = Trained(parts)
+    way_out = r"Saver\(\[KvVariableSaveable\(v, 'kv'\)\]\)\.restore"
+    with graph.graph.as_default(), pytest.raises(RuntimeError, match=way_out):
+        tf1.train.init_from_checkpoint(path, {"kv": graph.variable})
 
 
 # ---- files of TFPlus -----------------------------------------------------------------------------

@@ -156,6 +156,28 @@ def test_what_cannot_be_assigned():
     assert variable.export()[0].numpy().tolist() == [1]
 
 
+def test_horovod_cannot_broadcast_one(made):
+    hvd = pytest.importorskip("horovod.tensorflow")
+    hvd.init()
+    with tf.Graph().as_default():
+        made()
+        with pytest.raises(TypeError, match="hvd.broadcast.* leave it out: each"):
+            hvd.broadcast_global_variables(0)
+    variable = made()
+    with pytest.raises(TypeError, match="hvd.broadcast.* leave it out: each"):
+        hvd.broadcast_variables([variable], 0)
+
+
+def test_nothing_can_be_loaded(made):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variable = made()
+        session.run(tf1.global_variables_initializer())
+        with pytest.raises(NotImplementedError, match=r"load\(\) is not .* insert_kv_embedding"):
+            variable.load(ROWS, session)
+    with pytest.raises(NotImplementedError, match=r"load\(\) is not .* insert_kv_embedding"):
+        made().load(ROWS)
+
+
 # ---- initialization ------------------------------------------------------------------------------
 
 

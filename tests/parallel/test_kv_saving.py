@@ -124,6 +124,15 @@ def test_paths(comm, folder):
         with alone():
             first = kv.saved_path(path)
         assert first == (path if comm.size == 1 else f"{path}.rank-0-of-{comm.size}")
+        with pytest.raises(FileNotFoundError, match="No checkpoint"):
+            kv.saved_path(f"{path}-7")
+        comm.barrier("all have looked again")
+        own_path = saver.save(session, kv.rank_path(path), global_step=7)
+        comm.barrier("all have saved a step")
+        assert kv.saved_path(f"{path}-7") == own_path
+        with alone():
+            first = kv.saved_path(f"{path}-7")
+        assert first == (own_path if comm.size == 1 else f"{path}.rank-0-of-{comm.size}-7")
 
 
 def test_what_one_rank_cannot_do_alone_is_refused(comm, folder):
