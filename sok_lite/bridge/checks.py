@@ -32,6 +32,8 @@ def checked_keys(variable: Any, keys: Any) -> tf.Tensor:
 def integer_keys(keys: Any, whose: str, expected: str) -> tf.Tensor:
     """Returns keys as a tensor of integers; the texts are for the TypeError if they are none."""
     keys = without_keras(keys)
+    if isinstance(keys, (list, tuple)) and not tf.executing_eagerly():
+        keys = _stacked(keys, whose)
     if not tf.is_tensor(keys):
         array = np.asarray(keys)
         if array.size == 0 and array.dtype == np.float64:
@@ -45,6 +47,28 @@ def integer_keys(keys: Any, whose: str, expected: str) -> tf.Tensor:
             f"Received: {name}. Cast them first if they really are keys."
         )
     return keys
+
+
+def _stacked(keys: Any, whose: str) -> Any:
+    """Returns a list that holds a tensor, which may be symbolic, as one; others as they are.
+
+    Raises:
+      ValueError: a number does not fit the tensor's dtype, to which TensorFlow would cut it.
+    """
+    leaves = tf.nest.flatten(keys)
+    dtype = next((leaf.dtype for leaf in leaves if tf.is_tensor(leaf)), None)
+    if dtype is None:
+        return keys
+    dtype = tf.as_dtype(dtype)
+    if dtype.is_integer:
+        for array in [np.asarray(leaf) for leaf in leaves if not tf.is_tensor(leaf)]:
+            bad = array[(array < dtype.min) | (array > dtype.max)]
+            if bad.size:
+                raise ValueError(
+                    f"{whose} in a list must fit {dtype.name}, the dtype of the tensor in it. "
+                    f"Received: {bad[0]}. Cast the tensor to a wider dtype first."
+                )
+    return tf.convert_to_tensor(keys)
 
 
 def checked_rows(variable: Any, keys: tf.Tensor, values: Any, what: str) -> tf.Tensor:

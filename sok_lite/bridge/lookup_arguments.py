@@ -324,7 +324,9 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]
                 f"{name} must have rank 2 with one ragged dimension. "
                 f"Received: a RaggedTensor of shape {argument.shape}."
             )
-        length = None if splits.shape.rank is None else splits.shape[0]
+        length = None
+        if splits.shape.rank is not None:
+            length = tf.compat.dimension_value(splits.shape[0])
         values = tf.ensure_shape(values, [None]) if values.shape.rank is None else values
         return values, Rows(splits, None), None if length is None else length - 1
     if isinstance(argument, tf.SparseTensor):
@@ -332,7 +334,9 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]
             raise ValueError(
                 f"{name} must have rank 2. Received: a SparseTensor of shape {argument.shape}."
             )
-        batch = None if argument.shape.rank is None else argument.shape[0]
+        batch = None
+        if argument.shape.rank is not None:
+            batch = tf.compat.dimension_value(argument.shape[0])
         return argument.values, Rows(argument.indices, argument.dense_shape[:1]), batch
     raise TypeError(
         f"{name} must be a tf.RaggedTensor or tf.SparseTensor of rank 2. "

@@ -9,6 +9,10 @@ from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.tf_private import GRADIENT_OF_A_LOOP, FuncGraph
 from sok_lite.engine.static_table import AnyTable
 
+OUT_OF_A_LOOP = (
+    "Look all keys up before the loop, or put the gradient, such as a GradientTape, inside it."
+)
+
 
 def size_of(table: AnyTable) -> list[int]:
     """Returns [rows on this rank, dimension]; the largest int32 for more."""
@@ -100,8 +104,7 @@ def _refusing(name: str, tensor: tf.Tensor) -> tf.Tensor:
         raise NotImplementedError(
             f"The gradient of a lookup in {name!r} cannot leave the loop that the lookup is in "
             "(tf.while_loop, tf.map_fn, tf.vectorized_map, `for` over a tensor): TensorFlow adds "
-            "dense gradients there, and a table has none. Look all keys up before the loop, or put "
-            "the GradientTape inside it."
+            f"dense gradients there, and a table has none. {OUT_OF_A_LOOP}"
         )
 
     refused = tf.numpy_function(refuse, [tensor], tensor.dtype, stateful=False)

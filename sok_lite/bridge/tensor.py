@@ -95,7 +95,7 @@ def _gpu_view(tensor: tf.Tensor, backend: Backend) -> Array | None:
     """
     xp = backend.xp
     dtype = _storage_dtype(tensor.dtype)
-    shape = tuple(tensor.shape)
+    shape = tuple(tensor.shape.as_list())
     if math.prod(shape) == 0:
         return xp.empty(shape, dtype)
     capsule = tf.experimental.dlpack.to_dlpack(tensor)

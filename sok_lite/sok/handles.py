@@ -71,14 +71,15 @@ def dummy_var_handle(
       RuntimeError: within a tf.function.
     """
     shape = tf.TensorShape(shape)
-    if shape.rank != 2 or not shape[1]:
+    dim = tf.compat.dimension_value(shape[1]) if shape.rank == 2 else None
+    if not dim:
         raise ValueError(
             "dummy_var_handle takes a shape of rank 2, (None, dimension), with a known dimension "
             f"above 0. Received: shape={shape}."
         )
     if tf.inside_function():
         raise RuntimeError("Call dummy_var_handle outside of the tf.function, as for a variable.")
-    facts = _Facts(shape[1], tf.as_dtype(key_type), tf.as_dtype(dtype), shared_name)
+    facts = _Facts(dim, tf.as_dtype(key_type), tf.as_dtype(dtype), shared_name)
     is_eager = tf.executing_eagerly()
     handle = _shared.get((container, shared_name)) if is_eager and shared_name else None
     if handle is not None:

@@ -132,10 +132,11 @@ def _one_key_a_row(indices: Any) -> tf.RaggedTensor:
             f"Received: shape {keys.shape}. Use tf.reshape(keys, [-1]), and reshape the rows."
         )
     keys = tf.ensure_shape(keys, [None]) if keys.shape.rank is None else keys
-    num_keys = tf.size(keys, tf.int64) if keys.shape[0] is None else keys.shape[0]
+    known = tf.compat.dimension_value(keys.shape[0])
+    num_keys = tf.size(keys, tf.int64) if known is None else known
     splits = tf.range(tf.constant(1, tf.int64) + num_keys)
-    if keys.shape[0] is not None:
-        splits.set_shape([keys.shape[0] + 1])  # `tf.range` does not see it in a graph
+    if known is not None:
+        splits.set_shape([known + 1])  # `tf.range` does not see it in a graph
     return tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
 
 

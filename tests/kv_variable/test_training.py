@@ -335,11 +335,38 @@ def test_training_goes_on_after_a_restore_as_if_there_had_been_none(make, tmp_pa
         ),
         (lambda: training.RectifiedAdamOptimizer(sma_threshold=3.0), ValueError, ">= 4"),
         (lambda: training.RectifiedAdamOptimizer(warmup_proportion=2), ValueError, r"\[0, 1\]"),
+        (lambda: training.RectifiedAdamOptimizer(beta1=1.0), ValueError, "`beta1`.*below 1"),
+        (lambda: training.RectifiedAdamOptimizer(beta1=-0.5), ValueError, "`beta1`.*>= 0"),
+        (lambda: training.RectifiedAdamOptimizer(beta1="0.9"), TypeError, "`beta1`.*a number"),
+        (lambda: training.RectifiedAdamOptimizer(beta2=0.6), ValueError, "`beta2`.*above 0.6"),
+        (lambda: training.RectifiedAdamOptimizer(beta2=1.5), ValueError, "`beta2`.*below 1"),
+        (lambda: training.RectifiedAdamOptimizer(epsilon=0.0), ValueError, "`epsilon`.*above 0"),
     ],
 )
 def test_arguments_out_of_range_are_refused(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_rectified_adam_takes_callables_and_tensors():
+    variable = tf.Variable([1.0])
+    training.RectifiedAdamOptimizer(
+        0.1, beta1=lambda: 0.9, beta2=tf.constant(0.999, tf.float64), epsilon=lambda: 1e-7
+    ).apply_gradients([(tf.constant([2.0]), variable)])
+    np.testing.assert_allclose(variable, [1 - 0.1 * 2], rtol=1e-6)
+
+
+def test_rectified_adam_counts_on_where_float32_stops():
+    optimizer = training.RectifiedAdamOptimizer(0.1)
+    variable = tf.Variable([1.0])
+    optimizer.apply_gradients([(tf.constant([2.0]), variable)])
+    (step,) = [
+        each for each in optimizer.variables() if each.shape.rank == 0 and "step" in each.name
+    ]
+    step.assign(tf.cast(2**24, step.dtype))
+    for count in (1, 2, 3):
+        optimizer.apply_gradients([(tf.constant([2.0]), variable)])
+        assert int(step) == 2**24 + count
 
 
 def test_names_of_slots_are_accepted():

@@ -263,3 +263,33 @@ def test_lookups_from_several_threads(initialised):
     assert table.table.size == len(np.unique(keys))
     for k, rows in zip(keys, results, strict=True):
         np.testing.assert_array_equal(tf.nn.embedding_lookup(table, k), rows)
+
+
+KEYS_IN_A_LIST = {
+    "vector": (lambda key: [key, 5], [7, 5]),
+    "matrix": (lambda key: [[5, key], (key, 2)], [[5, 7], [7, 2]]),
+    "rows": (lambda key: [tf.stack([key, key]), np.array([3, 2])], [[7, 7], [3, 2]]),
+}
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("keys, expected", KEYS_IN_A_LIST.values(), ids=KEYS_IN_A_LIST.keys())
+def test_tensors_in_a_list_of_keys(mode, keys, expected, dtype):
+    table = sok.DynamicVariable(1)
+    sok.assign(table, np.arange(8), np.arange(8.0)[:, None])
+    found = mode(lambda: table.sparse_read(keys(tf.constant(7, dtype))))()
+    np.testing.assert_array_equal(found, np.expand_dims(expected, -1))
+
+
+def test_a_key_in_a_list_must_fit_the_tensor_beside_it():
+    table = sok.DynamicVariable(1)
+
+    @tf.function
+    def look_up(key):
+        return table.sparse_read([key, 2**40])
+
+    with pytest.raises(ValueError, match="fit int32.*Received: 1099511627776"):
+        look_up(tf.constant(7))
+    assert look_up(tf.constant(7, tf.int64)).shape == (2, 1)
+    with pytest.raises(TypeError, match=r"must be integers \(int64\).*Received: float32"):
+        look_up(tf.constant(7.0))

@@ -77,6 +77,38 @@ def test_a_frozen_table_lets_dense_gradients_through_vectorized_map(look_up):
     np.testing.assert_allclose(tape.gradient(total, scale), 2 * 2.0 * 8)
 
 
+LOOPS = {
+    "map_fn": lambda look: tf.map_fn(look, tf.constant(KEYS, tf.int64), tf.float32),
+    "while_loop": lambda look: tf.while_loop(
+        lambda i, _: i < 3,
+        lambda i, total: (i + 1, total + look(i[tf.newaxis])),
+        [tf.constant(0, tf.int64), 0.0],
+    )[1],
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS.keys())
+@pytest.mark.parametrize("wrap", [True, False], ids=["tf.function", "graph"])
+def test_a_step_with_a_gradient_out_of_a_loop_names_the_loop(look_up, loop, wrap):
+    def gradient(table):
+        total = tf.reduce_sum(loop(lambda some: tf.reduce_sum(look_up(table, some))))
+        return tf.gradients(total, table)[0]
+
+    def step():
+        table = tables[0] if wrap else sok.DynamicVariable(2, name="narrow_way")
+        optimizer.apply_gradients([(gradient(table), table)])
+
+    optimizer = sok.OptimizerWrapper(tf.compat.v1.train.GradientDescentOptimizer(0.1))
+    tables = [sok.DynamicVariable(2, name="narrow_way")] if wrap else []
+    refused = pytest.raises(TypeError, match="(?s)'narrow_way:0'.*a loop.*tf.while_loop.*before")
+    if wrap:
+        with refused:
+            tf.function(step)()
+        return
+    with tf.Graph().as_default(), refused:
+        step()
+
+
 def test_recompute_grad_is_refused_by_name(table, look_up, mode):
     keys = tf.constant(KEYS[0], tf.int64)
     total = tf.recompute_grad(lambda x: tf.reduce_sum(look_up(table, keys) * x))

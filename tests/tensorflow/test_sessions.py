@@ -136,3 +136,30 @@ def test_a_tf1_saver_saves_dense_variables_and_refuses_tables(session, tmp_path)
     session.run(dense.assign([5.0, 5.0]))
     saver.restore(session, path)
     np.testing.assert_array_equal(session.run(dense), [1.0, 1.0])
+
+
+@pytest.mark.parametrize("of", ["table", "dense", "both"])
+def test_a_step_in_a_branch_is_an_operation(session, of):
+    table = sok.DynamicVariable(2, initializer="1", name="table")
+    dense = v1.get_variable("dense", [2], initializer=v1.ones_initializer(), use_resource=True)
+    rows = tf.nn.embedding_lookup(table, tf.constant([7], tf.int64))
+    variables = {"table": [table], "dense": [dense], "both": [table, dense]}[of]
+    loss = tf.reduce_sum(rows) + tf.reduce_sum(dense)
+    pairs = list(zip(v1.gradients(loss, variables), variables, strict=True))
+    optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(0.25))
+    is_taken = v1.placeholder(tf.bool, [])
+    were_v2 = v1.control_flow_v2_enabled()
+    v1.enable_control_flow_v2()
+    try:
+        train = tf.cond(is_taken, lambda: optimizer.apply_gradients(pairs), tf.no_op)
+    finally:
+        if not were_v2:
+            v1.disable_control_flow_v2()
+    session.run(v1.global_variables_initializer())
+    session.run(rows)
+    for taken, steps in [(True, 1), (False, 1), (True, 2)]:
+        session.run(train, {is_taken: taken})
+        values = session.run({"table": rows[0], "dense": dense})
+        for kind, value in values.items():
+            expected = 1 - 0.25 * steps if of in (kind, "both") else 1.0
+            np.testing.assert_array_equal(value, np.full(2, expected))

@@ -192,8 +192,8 @@ def _names_of_others(
     seen: Counter[str] = Counter()
     for attribute, variable in found:
         others = [other for name, other in with_more if name == attribute]
-        shapes = [tuple(other.shape) for other in others]
-        if tuple(variable.shape) not in shapes:
+        shapes = [_sizes(other) for other in others]
+        if _sizes(variable) not in shapes:
             raise CannotStepError(
                 optimizer,
                 f"its variable in {attribute!r} has another size with other rows, but not one row "
@@ -289,10 +289,10 @@ def _roles(
     variables: Sequence[Any],
     own: Sequence[tuple[str, Any]],
 ) -> list[State | str]:
-    by_size = {variable.shape[0]: i for i, variable in enumerate(variables)}
+    by_size = {_sizes(variable)[0]: i for i, variable in enumerate(variables)}
     roles: list[State | str] = []  # of what is no state, the attribute
     for attribute, variable in own:
-        shape = tuple(variable.shape)
+        shape = _sizes(variable)
         table = by_size.get(shape[0]) if shape else None
         if table is None:
             roles.append(attribute)
@@ -304,6 +304,10 @@ def _roles(
         initial = _initial_value(optimizer, name, variable)
         roles.append(State(table, name, math.prod(shape[1:]), initial))
     return roles
+
+
+def _sizes(variable: Any) -> list[int]:
+    return tf.TensorShape(variable.shape).as_list()
 
 
 def _plain_name(variable: Any, rows: Any) -> str:

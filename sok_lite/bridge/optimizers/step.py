@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_lite.backend.publish import setting
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.bridge.host_call import host_call, on_device, refuse_replicas
+from sok_lite.bridge.host_call import graph_of_function, host_call, on_device, refuse_replicas
 from sok_lite.bridge.optimizers.family import OwnStep, Settings
 from sok_lite.bridge.optimizers.host import (
     NonFiniteRows,
@@ -22,6 +22,8 @@ from sok_lite.bridge.optimizers.host import (
 )
 from sok_lite.bridge.optimizers.order import StepOrder, Turn, dense_checks, keep_alive
 from sok_lite.bridge.optimizers.own_step import OwnStepHost
+from sok_lite.bridge.row_gradient import OUT_OF_A_LOOP
+from sok_lite.bridge.tf_private import FuncGraph
 from sok_lite.bridge.variable import TableVariable
 
 Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
@@ -124,7 +126,7 @@ class RowOptimizer(tf.Module):
           name: of the operation of a TF1 graph.
 
         Returns:
-          In a TF1 graph the operation; else what `dense_step` returns.
+          In a TF1 graph, a branch or a loop of one the operation; else what `dense_step` returns.
         """
         with self._turn() as turn:
             so_far = self.iterations if count is None else count
@@ -147,7 +149,7 @@ class RowOptimizer(tf.Module):
             if count is not None and tf.inside_function():
                 turn.last.append(tf.convert_to_tensor(count))  # counted on by now
             turn.last += operations(*counted, done)
-        if tf.executing_eagerly() or tf.inside_function():
+        if tf.executing_eagerly() or isinstance(graph_of_function(), FuncGraph):
             return done
         return tf.group(*operations(update, done, *counted, turn.end), name=name)
 
@@ -225,7 +227,9 @@ def separated(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tu
         elif grad is not None:
             raise TypeError(
                 f"The gradient of {variable.name!r} must be a tf.IndexedSlices of keys and rows. "
-                f"Received: {type(grad).__name__}."
+                f"Received: {type(grad).__name__}. TensorFlow makes a dense gradient of that of a "
+                "lookup that is in a loop (tf.while_loop, tf.map_fn, `for` over a tensor) where "
+                f"the gradient leaves the loop. {OUT_OF_A_LOOP}"
             )
     return pairs, dense
 

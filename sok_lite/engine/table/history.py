@@ -38,7 +38,8 @@ class History(Exports):
     def times(self, keys: Any) -> Array:
         """Returns when a lookup that inserts last saw each key, (n,) float64 in seconds since 1970.
 
-        Of a key without a row that is when it was last sighted; 0 where it never was. A time is
+        A write into a row counts as of the last lookup that there was before it. Of a key without
+        a row that is when it was last sighted; 0 where it never was. A time is
         none too early, and too late by at most a second or 1/128 of how long ago it was. A
         checkpoint keeps them.
         """

@@ -41,6 +41,8 @@ class Removes(History):
     def expire(self, *, num_lookups: int | None = None, seconds: float | None = None) -> int:
         """Removes keys that were not seen lately; returns how many.
 
+        A write into a row counts as of the last lookup that there was before it.
+
         Args:
           num_lookups: those that none of the last `num_lookups` lookups asked for. A training step
             is one lookup of a table where it is looked up once a step.

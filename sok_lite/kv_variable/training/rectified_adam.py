@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_lite.kv_variable.training.arguments import checked_strength
@@ -17,7 +18,9 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
 
     Args:
       learning_rate: a number, a tensor or a callable.
-      beta1, beta2, epsilon, use_locking, name: of `tf.compat.v1.train.AdamOptimizer`.
+      beta1, beta2, epsilon: numbers, tensors or callables; beta1 in [0, 1), beta2 in (0.6, 1),
+        epsilon above 0.
+      use_locking, name: of `tf.compat.v1.train.AdamOptimizer`.
       decay: the learning rate is divided by `1 + decay * t` in step t, 1 for the first.
       weight_decay: decoupled: a row or variable loses `learning rate * weight_decay` of itself.
       amsgrad: divides by the largest second moment so far.
@@ -50,6 +53,7 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
         name: str = "RectifiedAdam",
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, use_locking, name)
+        self._check_numbers(beta1, beta2, epsilon)
         values = (decay, total_steps, warmup_proportion, min_lr)
         for argument, value in zip(_SETTINGS, values, strict=True):
             setattr(self, f"_{argument}", checked_strength(self, argument, value))
@@ -66,6 +70,19 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
                 f"is no number. Received: {sma_threshold!r}."
             )
         self.amsgrad, self._use_nesterov = bool(amsgrad), bool(use_nesterov)
+
+    def _check_numbers(self, beta1: Any, beta2: Any, epsilon: Any) -> None:
+        """Raises where numbers are out of range. Tensors and callables rows check in a step."""
+        limits = (("beta1", beta1, None, 1.0), ("beta2", beta2, 0.6, 1.0))
+        for name, value, low, high in (*limits, ("epsilon", epsilon, 0.0, float("inf"))):
+            if callable(value) or tf.is_tensor(value):
+                continue
+            number = checked_strength(self, name, value)
+            what = f"`{name}` of RectifiedAdamOptimizer"
+            if low is not None and number <= low:
+                raise ValueError(f"{what} must be above {low:g}. Received: {value!r}.")
+            if number >= high:
+                raise ValueError(f"{what} must be below {high:g}. Received: {value!r}.")
 
     def learning_rate_after(self, iterations: Any) -> Any:
         """Returns the learning rate of the step after some steps, a number or a tensor."""
@@ -86,7 +103,7 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
     def _create_slots(self, var_list: Any) -> None:
         super()._create_slots(var_list)
         first = min(var_list, key=lambda variable: variable.name)
-        self._create_non_slot_variable(initial_value=1.0, name="step", colocate_with=first)
+        self._create_non_slot_variable(initial_value=np.int64(1), name="step", colocate_with=first)
         if self.amsgrad:
             for variable in var_list:
                 self._zeros_slot(variable, "vhat", self._name)
@@ -163,7 +180,7 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
     def _finish(self, update_ops: Any, name_scope: Any) -> Any:
         with tf.control_dependencies(update_ops):
             step = self._step_variable()
-            counted = tf.compat.v1.assign(step, step + 1.0, use_locking=self._use_locking)
+            counted = tf.compat.v1.assign(step, step + 1, use_locking=self._use_locking)
         return super()._finish([*update_ops, counted], name_scope)
 
 
