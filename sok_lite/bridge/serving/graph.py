@@ -85,11 +85,14 @@ class _Copy:
         self._outputs = [tensor.name for tensor in outputs]
         self._nodes = Nodes(self._graph.as_graph_def())
         self._scratch = tf.Graph()  # what comes in place of lookups, and all variables
+        # All that is made there is beneath it: the graph may have any other name.
+        self._scope = self._nodes.unused_scope(_SCOPE)
         self._values: dict[str, np.ndarray] = {}
-        with self._scratch.as_default():
+        self._saved_names: dict[str, str] = {}
+        with self._scratch.as_default(), tf.name_scope(f"{self._scope}/"):
             for tensor in inputs:
                 if tensor.op.type != "Placeholder":
-                    name = f"{_SCOPE}_input/{tensor.op.name}"
+                    name = f"input/{tensor.op.name}"
                     given = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name)
                     self._nodes.replace(tensor.name, given.name)
         self._nodes.add(self._scratch.as_graph_def())
@@ -111,8 +114,7 @@ class _Copy:
         check_plain(self._nodes.graph_def(self._outputs))
         needed = self._nodes.needed(self._outputs)
         self._check_placeholders(needed)
-        with self._scratch.as_default():
-            self._copy_variables(needed)
+        self._copy_variables(needed)
         self._nodes.add(self._scratch.as_graph_def())
         self._initializers = self._initializers_of(needed)
 
@@ -135,6 +137,9 @@ class _Copy:
             for variable in variables:
                 assign = variable.initializer
                 session.run(assign, {assign.inputs[1]: self._values[variable.op.name]})
+            # In the files variables have the names that they have in the session.
+            names = self._saved_names
+            saved = {names.get(each.op.name, each.op.name): each for each in variables}
             signature = tf.compat.v1.saved_model.build_signature_def(
                 self._infos(final, inputs),
                 self._infos(final, outputs),
@@ -145,7 +150,7 @@ class _Copy:
                 session,
                 [tf.saved_model.SERVING],
                 {tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
-                saver=tf.compat.v1.train.Saver(variables) if variables else None,
+                saver=tf.compat.v1.train.Saver(saved) if saved else None,
                 main_op=tf.group(*map(final.get_operation_by_name, self._initializers)),
             )
             builder.save()
@@ -156,7 +161,7 @@ class _Copy:
                 f"{lookup.what} is within a loop, and cannot be exported for serving. Look all "
                 "keys up before the loop."
             )
-        with self._scratch.as_default(), tf.name_scope(f"{_SCOPE}/"):
+        with self._scratch.as_default(), tf.name_scope(f"{self._scope}/"):
             stand_ins = [
                 tf.compat.v1.placeholder(tensor.dtype, tensor.shape) for tensor in lookup.inputs
             ]
@@ -172,14 +177,15 @@ class _Copy:
 
     def _made(self, name: str, array: np.ndarray, is_resource: bool, shape: tf.TensorShape) -> Any:
         """Makes a variable of the scratch graph; its value is not in the graph."""
-        variable = tf.compat.v1.Variable(
-            tf.zeros(array.shape, array.dtype),
-            trainable=False,
-            name=name,
-            use_resource=is_resource,
-            validate_shape=shape.is_fully_defined(),
-            shape=shape if is_resource else None,
-        )
+        with self._scratch.as_default(), tf.name_scope(f"{self._scope}/"):
+            variable = tf.compat.v1.Variable(
+                tf.zeros(array.shape, array.dtype),
+                trainable=False,
+                name=name,
+                use_resource=is_resource,
+                validate_shape=shape.is_fully_defined(),
+                shape=shape if is_resource else None,
+            )
         self._values[variable.op.name] = array
         return variable
 
@@ -199,7 +205,9 @@ class _Copy:
         values = self._session.run({name: known[name] for name in names})
         for name in names:
             is_resource = needed[name].op == "VarHandleOp"
-            self._made(name, np.asarray(values[name]), is_resource, known[name].shape)
+            made = self._made(name, np.asarray(values[name]), is_resource, known[name].shape)
+            self._saved_names[made.op.name] = name
+            self._nodes.replace(name, made.op.name)
 
     def _initializers_of(self, needed: Mapping[str, Any]) -> list[str]:
         """Returns the operations that fill the tables of words that an output needs."""
