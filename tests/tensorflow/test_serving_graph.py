@@ -1,10 +1,13 @@
 """Parts of TF1 graphs, exported, give in a process without sok_lite what the session gives."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.bridge.serving.graph_def import Nodes
 from tests.fresh_process import FreshProcess
 
 v1 = tf.compat.v1
@@ -149,6 +152,46 @@ def test_what_waits_for_a_lookup_waits_for_nothing(fresh, session, tmp_path):
     session.run(v1.global_variables_initializer())
     path = exported(session, tmp_path / "m", {"ids": ids}, outputs)
     check(fresh, session, path, {"ids": (ids, IDS)}, outputs)
+
+
+def test_names_of_the_graph_are_its_own(fresh, session, tmp_path):
+    """The export makes zeros, variables and placeholders of its own."""
+    table = filled(session)
+    keys = v1.placeholder(tf.int64, [None]) * 1
+    rows = tf.nn.embedding_lookup(table, keys)
+    pad = tf.zeros([1, 3])
+    assert pad.op.name == "zeros"
+    outputs = {"padded": tf.concat([rows, pad], 0)}
+    for scope, name in [
+        ("", "zeros_1"),
+        ("SOK_serving/", "sok_table_0_keys"),
+        ("sok_serving_1/input/", "mul"),
+        ("sok_serving_input/", "mul"),
+    ]:
+        with tf.name_scope(scope):
+            outputs[name + scope] = tf.constant([float(len(outputs))], name=name)
+    outputs = {re.sub(r"\W", "_", name): value for name, value in outputs.items()}
+    first = v1.get_variable("first", [3], initializer=v1.constant_initializer(2.0))
+    later = v1.get_variable("zeros_2", [3], initializer=v1.constant_initializer(9.0))
+    old = v1.get_variable("zeros_3", [3], use_resource=False)
+    outputs["rows"] = rows * first + later + old
+    session.run(v1.global_variables_initializer())
+    path = exported(session, tmp_path / "m", {"keys": keys}, outputs)
+    assert {"first", "zeros_2", "zeros_3"} <= dict(variables_in(path)).keys()
+    check(fresh, session, path, {"keys": (keys, IDS)}, outputs)
+
+
+def test_no_node_takes_the_place_of_another(session):
+    tf.constant(1, name="one")
+    nodes = Nodes(session.graph.as_graph_def())
+    with tf.Graph().as_default() as other:
+        tf.constant(1, name="two")
+        nodes.add(other.as_graph_def())
+        tf.constant(1, name="three")
+        nodes.add(other.as_graph_def())
+        tf.constant(2, name="one")
+        with pytest.raises(ValueError, match=r"Received: \['one'\]"):
+            nodes.add(other.as_graph_def())
 
 
 def test_quantised_and_without_rows_of_zeros(fresh, session, tmp_path):

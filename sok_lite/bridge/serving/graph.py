@@ -15,7 +15,7 @@ from sok_lite.bridge.serving.mode import Lookup, lookups_of
 from sok_lite.bridge.serving.rows import check_quantize
 from sok_lite.bridge.serving.signature import parts_of
 from sok_lite.bridge.serving.tables import ServedTables
-from sok_lite.bridge.serving.together import together
+from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.variable import TableVariable
 
 __all__ = ["export_serving_graph"]
@@ -54,19 +54,20 @@ def export_serving_graph(
       FileExistsError: something is in the folder.
       NotImplementedError: an output needs something that calls Python and is no lookup, or a lookup
         in a loop or in a function.
+      RuntimeError and its like: another rank has failed; what it says has its number.
     """
-    check_cutoff(cutoff)
-    check_quantize(quantize)
-    _check_tensors(session.graph, inputs, "inputs")
-    _check_tensors(session.graph, outputs, "outputs")
-    path = os.fspath(path)
-    if os.path.isdir(path) and os.listdir(path):
-        raise FileExistsError(f"{path!r} is not empty. Give another path, or remove what is there.")
-    comm = job.other_ranks()
-    with together(comm):
+    ranks = Ranks(job.other_ranks())
+    with ranks.together():
+        check_cutoff(cutoff)
+        check_quantize(quantize)
+        _check_tensors(session.graph, inputs, "inputs")
+        _check_tensors(session.graph, outputs, "outputs")
+        path = os.fspath(path)
+        if ranks.is_first:
+            _check_empty(path)
         copy = _Copy(session, _leaves(inputs), _leaves(outputs))
-        copy.serve(cutoff, quantize, comm)
-        if comm is None or comm.rank == 0:
+        copy.serve(cutoff, quantize, ranks)
+        if ranks.is_first:
             copy.write(path, inputs, outputs)
 
 
@@ -85,21 +86,24 @@ class _Copy:
         self._outputs = [tensor.name for tensor in outputs]
         self._nodes = Nodes(self._graph.as_graph_def())
         self._scratch = tf.Graph()  # what comes in place of lookups, and all variables
+        # All that is made there is beneath it: the graph may have any other name.
+        self._scope = self._nodes.unused_scope(_SCOPE)
         self._values: dict[str, np.ndarray] = {}
-        with self._scratch.as_default():
+        self._saved_names: dict[str, str] = {}
+        with self._scratch.as_default(), tf.name_scope(f"{self._scope}/"):
             for tensor in inputs:
                 if tensor.op.type != "Placeholder":
-                    name = f"{_SCOPE}_input/{tensor.op.name}"
+                    name = f"input/{tensor.op.name}"
                     given = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name)
                     self._nodes.replace(tensor.name, given.name)
         self._nodes.add(self._scratch.as_graph_def())
         self._inputs = {self._nodes.resolved(tensor.name) for tensor in inputs}
         self._initializers: list[str] = []
 
-    def serve(self, cutoff: float | None, quantize: str | None, comm: Any) -> None:
+    def serve(self, cutoff: float | None, quantize: str | None, ranks: Ranks) -> None:
         """Puts plain operations in place of lookups, and variables with values in place of those of
         the session."""
-        tables = ServedTables(self._variable, self._session.run, cutoff, quantize, comm)
+        tables = ServedTables(self._variable, self._session.run, cutoff, quantize, ranks)
         waiting = lookups_of(self._graph)
         while True:
             asked = self._nodes.asked(self._outputs)
@@ -111,8 +115,7 @@ class _Copy:
         check_plain(self._nodes.graph_def(self._outputs))
         needed = self._nodes.needed(self._outputs)
         self._check_placeholders(needed)
-        with self._scratch.as_default():
-            self._copy_variables(needed)
+        self._copy_variables(needed)
         self._nodes.add(self._scratch.as_graph_def())
         self._initializers = self._initializers_of(needed)
 
@@ -135,6 +138,9 @@ class _Copy:
             for variable in variables:
                 assign = variable.initializer
                 session.run(assign, {assign.inputs[1]: self._values[variable.op.name]})
+            # In the files variables have the names that they have in the session.
+            names = self._saved_names
+            saved = {names.get(each.op.name, each.op.name): each for each in variables}
             signature = tf.compat.v1.saved_model.build_signature_def(
                 self._infos(final, inputs),
                 self._infos(final, outputs),
@@ -145,7 +151,7 @@ class _Copy:
                 session,
                 [tf.saved_model.SERVING],
                 {tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
-                saver=tf.compat.v1.train.Saver(variables) if variables else None,
+                saver=tf.compat.v1.train.Saver(saved) if saved else None,
                 main_op=tf.group(*map(final.get_operation_by_name, self._initializers)),
             )
             builder.save()
@@ -156,7 +162,7 @@ class _Copy:
                 f"{lookup.what} is within a loop, and cannot be exported for serving. Look all "
                 "keys up before the loop."
             )
-        with self._scratch.as_default(), tf.name_scope(f"{_SCOPE}/"):
+        with self._scratch.as_default(), tf.name_scope(f"{self._scope}/"):
             stand_ins = [
                 tf.compat.v1.placeholder(tensor.dtype, tensor.shape) for tensor in lookup.inputs
             ]
@@ -172,14 +178,15 @@ class _Copy:
 
     def _made(self, name: str, array: np.ndarray, is_resource: bool, shape: tf.TensorShape) -> Any:
         """Makes a variable of the scratch graph; its value is not in the graph."""
-        variable = tf.compat.v1.Variable(
-            tf.zeros(array.shape, array.dtype),
-            trainable=False,
-            name=name,
-            use_resource=is_resource,
-            validate_shape=shape.is_fully_defined(),
-            shape=shape if is_resource else None,
-        )
+        with self._scratch.as_default(), tf.name_scope(f"{self._scope}/"):
+            variable = tf.compat.v1.Variable(
+                tf.zeros(array.shape, array.dtype),
+                trainable=False,
+                name=name,
+                use_resource=is_resource,
+                validate_shape=shape.is_fully_defined(),
+                shape=shape if is_resource else None,
+            )
         self._values[variable.op.name] = array
         return variable
 
@@ -199,7 +206,9 @@ class _Copy:
         values = self._session.run({name: known[name] for name in names})
         for name in names:
             is_resource = needed[name].op == "VarHandleOp"
-            self._made(name, np.asarray(values[name]), is_resource, known[name].shape)
+            made = self._made(name, np.asarray(values[name]), is_resource, known[name].shape)
+            self._saved_names[made.op.name] = name
+            self._nodes.replace(name, made.op.name)
 
     def _initializers_of(self, needed: Mapping[str, Any]) -> list[str]:
         """Returns the operations that fill the tables of words that an output needs."""
@@ -243,6 +252,11 @@ def _names(tensors: Sequence[tf.Tensor]) -> set[str]:
 
 def _leaves(tensors: Mapping[str, Any]) -> list[tf.Tensor]:
     return tf.nest.flatten(list(tensors.values()), expand_composites=True)
+
+
+def _check_empty(path: str) -> None:
+    if os.path.isdir(path) and os.listdir(path):
+        raise FileExistsError(f"{path!r} is not empty. Give another path, or remove what is there.")
 
 
 def _check_tensors(graph: Any, tensors: Any, argument: str) -> None:

@@ -21,11 +21,35 @@ class Nodes:
     def __init__(self, graph_def: Any) -> None:
         self._graph_def = graph_def
         self._nodes = {node.name: node for node in graph_def.node}
+        self._of_first = frozenset(self._nodes)
         self._replaced: dict[str, str] = {}
 
+    def unused_scope(self, name: str) -> str:
+        """Returns a name, this one if it can be, that no node has and none is beneath.
+
+        Of names that differ in case alone, TensorFlow changes one.
+        """
+        tops = {each.partition("/")[0].lower() for each in self._nodes}
+        result, number = name, 0
+        while result.lower() in tops:
+            number += 1
+            result = f"{name}_{number}"
+        return result
+
     def add(self, graph_def: Any) -> None:
-        """Takes the nodes of another graph: of two with one name, that of the other."""
-        self._nodes |= {node.name: node for node in graph_def.node}
+        """Takes the nodes of another graph, which may have grown since it was taken before.
+
+        Raises:
+          ValueError: a node of the first graph has the name of one of them.
+        """
+        added = {node.name: node for node in graph_def.node}
+        both = sorted(self._of_first & added.keys())
+        if both:
+            raise ValueError(
+                f"The graph must not have a node that the export makes. Received: {both}. Give "
+                "these operations other names."
+            )
+        self._nodes |= added
 
     def replace(self, name: str, by: str) -> None:
         """Has whoever takes one tensor take another, both by the names that tensors have."""
