@@ -104,7 +104,8 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
     Args:
       table: what `bridge.variable.table_for_variable` gave.
-      name: in TensorFlow.
+      name: with its scopes: what checkpoints know it by. Where the graph has an operation of that
+        name, TensorFlow appends a number to `KvVariable.name`.
       trainable: whether it is trained.
       collections: of the graph, that it is in.
       options: where its rows are.
@@ -144,7 +145,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         self.kv_options, self.share = options, share
         self.collections = tuple(collections)
         super().__init__(table, name=name, trainable=trainable)
-        self.saved = saved or SavedTable(table, self.name.removesuffix(":0"))
+        self.saved = saved or SavedTable(table, name)
         self._track_trackable(self.saved, "table")
         if self._in_graph_mode:
             if self.parts == [self]:
