@@ -16,6 +16,31 @@ VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16)
 NUM_ROWS = 10000
 
 
+def check_types(
+    name: Any, trainable: Any, collections: Any, partitioner: Any, regularizer: Any
+) -> None:
+    """Raises TypeError where one of them is of a wrong type, ValueError for an empty name."""
+    if not isinstance(name, str):
+        raise TypeError(f"`name` must be a text. Received: name={name!r}.")
+    if not name:
+        raise ValueError("`name` must not be empty. Received: name=''.")
+    if trainable is not None and not isinstance(trainable, (bool, np.bool_)):
+        raise TypeError(
+            f"`trainable` must be True, False or None. Received: trainable={trainable!r}."
+        )
+    if collections is not None and not (
+        isinstance(collections, (list, tuple))
+        and all(isinstance(each, str) for each in collections)
+    ):
+        raise TypeError(
+            "`collections` must be a list or tuple of the names of collections, or None. "
+            f"Received: collections={collections!r}."
+        )
+    for what, function in (("partitioner", partitioner), ("regularizer", regularizer)):
+        if function is not None and not callable(function):
+            raise TypeError(f"`{what}` must be callable or None. Received: {what}={function!r}.")
+
+
 def checked_key_dtype(dtype: Any) -> tf.DType:
     """Returns the type of the keys. Python's int is int64."""
     key_dtype = tf.int64 if dtype is int else tf.as_dtype(dtype)

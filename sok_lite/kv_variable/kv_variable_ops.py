@@ -23,6 +23,7 @@ from sok_lite.bridge.tensor import to_tensor
 from sok_lite.bridge.tf_private import SaveableObject
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.exclusive import alone
 from sok_lite.kv_variable.kv_variable_options import KvOptions
 from sok_lite.kv_variable.saveable import SavedBySavers
 from sok_lite.kv_variable.saved_table import SavedTable
@@ -104,7 +105,8 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
     Args:
       table: what `bridge.variable.table_for_variable` gave.
-      name: in TensorFlow.
+      name: with its scopes: what checkpoints know it by. Where the graph has an operation of that
+        name, TensorFlow appends a number to `KvVariable.name`.
       trainable: whether it is trained.
       collections: of the graph, that it is in.
       options: where its rows are.
@@ -144,7 +146,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         self.kv_options, self.share = options, share
         self.collections = tuple(collections)
         super().__init__(table, name=name, trainable=trainable)
-        self.saved = saved or SavedTable(table, self.name.removesuffix(":0"))
+        self.saved = saved or SavedTable(table, name)
         self._track_trackable(self.saved, "table")
         if self._in_graph_mode:
             if self.parts == [self]:
@@ -474,7 +476,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     def delete_with_timestamp(
         self, threshold: float = 7, name: str | None = None, *, seconds: float | None = None
     ) -> tf.Tensor:
-        """Removes the keys that no training lookup or write has seen lately.
+        """Removes the keys that no training lookup or write has seen lately, row or not.
 
         Args:
           threshold: for so many days.
@@ -490,10 +492,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         share = self.share
 
         def run(table: EmbeddingTable) -> Array:
-            keys = share.held(table)
-            old = keys[table.times(keys) <= table.clock.read() - limit]
-            table.erase(old)
-            return old
+            return alone(table, lambda: _removed_before(table, share, limit))
 
         (gone,) = self._call("delete_with_timestamp", run, [], [self.key_type], [[None]])
         return gone
@@ -553,8 +552,22 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
 
 def _clear(table: EmbeddingTable, share: Share) -> None:
-    """Removes the keys of a share."""
+    """Removes the keys of a share, and forgets those that were seen and have no row."""
     if share.is_whole:
         table.clear()
     else:
-        table.erase(share.held(table))
+        alone(table, lambda: table.erase(_known(table, share)))
+
+
+def _removed_before(table: EmbeddingTable, share: Share, seconds: float) -> Array:
+    """Removes the keys of a share that were not seen for some time, and returns them."""
+    keys = _known(table, share)
+    times = table.times(keys)
+    old = keys[(times > 0) & (times <= table.clock.read() - seconds)]
+    table.erase(old)
+    return old
+
+
+def _known(table: EmbeddingTable, share: Share) -> Array:
+    """Returns the keys of a share that have a row or were seen."""
+    return table.backend.xp.concatenate([share.held(table), share.sighted(table)])

@@ -26,6 +26,10 @@ class Share:
         """Returns those with a row."""
         return self._of(table.export_rows()[0])
 
+    def sighted(self, table: EmbeddingTable) -> Array:
+        """Returns those that were seen and have no row yet."""
+        return self._of(table.sighted_keys())
+
     def shrunk(self, table: EmbeddingTable) -> Array:
         """Returns those whose row training has set to zeros."""
         return self._of(table.shrunk_keys())

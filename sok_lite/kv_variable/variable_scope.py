@@ -13,6 +13,7 @@ from sok_lite.bridge.variable import table_for_variable
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.kv_variable.arguments import (
     NUM_ROWS,
+    check_types,
     checked_dim,
     checked_key_dtype,
     checked_threshold,
@@ -92,10 +93,12 @@ def get_kv_variable(
 
     Raises:
       ValueError: the variable exists and the scope does not reuse, or is missing and the scope
-        does; it exists in another form; an argument out of range.
+        does; it exists in another form, with another enter_threshold or number of partitions; the
+        graph has a variable of another kind by its name; an argument out of range.
       TypeError: an argument of a wrong type.
       NotImplementedError: a constraint, or partitions of the rows' columns.
     """
+    check_types(name, trainable, collections, partitioner, regularizer)
     scope = tf.compat.v1.get_variable_scope()
     full_name = f"{scope.name}/{name}" if scope.name else name
     keys, values = checked_key_dtype(key_dtype), checked_value_dtype(value_dtype)
@@ -103,24 +106,28 @@ def get_kv_variable(
     options = KvOptions() if kv_options is None else kv_options
     if not isinstance(options, KvOptions):
         raise TypeError(f"`kv_options` must be a KvOptions or None. Received: {options!r}.")
+    if constraint is not None or scope.constraint is not None:
+        raise NotImplementedError(
+            f"KvVariable has no constraints: an update touches single rows. Received: "
+            f"constraint={constraint or scope.constraint!r} for {full_name!r}. Leave it out, "
+            "and clip what you look up, as by max_norm."
+        )
     with _naming:
         found = _found(full_name, scope.reuse)
         if found is not None:
             _check_form(found, embedding_dim, keys, values)
+            _check_keeping(found, threshold, partitioner or scope.partitioner)
             return found
-        if constraint is not None or scope.constraint is not None:
-            raise NotImplementedError(
-                f"KvVariable has no constraints: an update touches single rows. Received: "
-                f"constraint={constraint or scope.constraint!r} for {full_name!r}. Leave it out, "
-                "and clip what you look up, as by max_norm."
-            )
+        _check_no_other(full_name)
+        regularizer = scope.regularizer if regularizer is None else regularizer
+        if regularizer is not None:
+            _check_collected(full_name)
         dim = checked_dim(embedding_dim)
         if initializer is None:
             initializer = scope.initializer
         table = _table(full_name, dim, keys, values, initializer, threshold, options)
         count = _num_partitions(partitioner or scope.partitioner, dim, values)
         made = _variable(table, full_name, trainable, collections, options, count)
-        regularizer = scope.regularizer if regularizer is None else regularizer
         if regularizer is not None:
             _regularize(made, regularizer)
         if tf.executing_eagerly() or tf.inside_function():
@@ -137,7 +144,7 @@ def _found(name: str, reuse: Any) -> KvVariable | None:
         is_missing_an_error = reuse is True
     else:
         variables = tf.compat.v1.get_collection(GRAPH_COLLECTION)
-        found = next((each for each in variables if _name_of(each) == name), None)
+        found = next((each for each in variables if each.saved.name == name), None)
         if found is not None and not reuse:
             raise ValueError(
                 f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "
@@ -152,8 +159,21 @@ def _found(name: str, reuse: Any) -> KvVariable | None:
     return found
 
 
-def _name_of(variable: KvVariable) -> str:
-    return variable.name.split(":")[0]
+def _check_no_other(name: str) -> None:
+    """Raises ValueError where the graph has a variable of another kind by a name."""
+    if tf.executing_eagerly() or tf.inside_function():
+        return
+    taken = {f"{name}:0", f"{name}/part_0:0"}
+    others = [
+        each.name
+        for each in tf.compat.v1.global_variables()
+        if each.name in taken and not isinstance(each, KvVariable)
+    ]
+    if others:
+        raise ValueError(
+            f"Variable {name} already exists and is no KvVariable: {others[0]!r} was not created "
+            "with get_kv_variable(). Give one of them another name."
+        )
 
 
 def _check_form(found: KvVariable, dim: Any, keys: tf.DType, values: tf.DType) -> None:
@@ -162,8 +182,29 @@ def _check_form(found: KvVariable, dim: Any, keys: tf.DType, values: tf.DType) -
     wants = _Form(has.embedding_dim if dim is None else checked_dim(dim), keys.name, values.name)
     if has != wants:
         raise ValueError(
-            f"Trying to share variable {_name_of(found)}, but it has {tuple(has)} for "
+            f"Trying to share variable {found.saved.name}, but it has {tuple(has)} for "
             f"(embedding_dim, key_dtype, value_dtype). Received: {tuple(wants)}."
+        )
+
+
+def _check_keeping(found: KvVariable, threshold: int, partitioner: Any) -> None:
+    """Raises ValueError where a variable admits or parts its keys in another way than asked for.
+
+    What a program does not say is as it is.
+    """
+    has = found.enter_threshold
+    if threshold and max(has, 1) != threshold:
+        raise ValueError(
+            f"Trying to share variable {found.saved.name}, but it has enter_threshold={has}. "
+            f"Received: enter_threshold={threshold}."
+        )
+    count = _num_partitions(partitioner, found.embedding_dim, found.dtype)
+    parts = len(found) if isinstance(found, PartitionedKvVariable) else None
+    if count not in (None, parts):
+        raise ValueError(
+            f"Trying to share variable {found.saved.name}, but it has "
+            f"{'no' if parts is None else parts} partitions. Received: a partitioner that gives "
+            f"{count}."
         )
 
 
@@ -235,12 +276,28 @@ def _variable(
         return PartitionedKvVariable(table, **arguments, num_partitions=count)
 
 
-def _regularize(variable: KvVariable, regularizer: Callable[[Any], Any]) -> None:
+def _check_collected(name: str) -> None:
+    """Raises NotImplementedError where nothing collects the loss of a regularizer."""
     if tf.executing_eagerly() or tf.inside_function():
         raise NotImplementedError(
-            f"A regularizer of {variable.name!r} belongs to a TF1 graph, which collects its "
-            "losses. Leave it out, and add the loss in your step."
+            f"A regularizer of {name!r} belongs to a TF1 graph, which collects its losses. Leave "
+            "it out, and add the loss in your step."
         )
-    loss = regularizer(variable)
+
+
+def _regularize(variable: KvVariable, regularizer: Callable[[Any], Any]) -> None:
+    try:
+        loss = regularizer(variable)
+    except BaseException:
+        _forget(variable)
+        raise
     if loss is not None:
         tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.REGULARIZATION_LOSSES, loss)
+
+
+def _forget(variable: KvVariable) -> None:
+    """Takes a variable out of all collections of its graph."""
+    graph = variable.graph
+    for key in graph.get_all_collection_keys():
+        members = graph.get_collection_ref(key)
+        members[:] = [each for each in members if not any(each is part for part in variable.parts)]

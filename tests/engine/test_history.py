@@ -61,6 +61,38 @@ def test_every_occurrence_counts(backend, threshold, n):
         assert table.sightings.size == len(seen) - len(held)
 
 
+@pytest.mark.parametrize("threshold", [0, 1, 2, 4])
+def test_keys_that_were_seen_and_have_no_row(backend, threshold):
+    table, seen = counting(backend, threshold), Counter()
+
+    def assert_sighted():
+        keys = table.sighted_keys()
+        assert keys.dtype == np.int64
+        held = backend.to_host(table.export()[0]).tolist()
+        assert backend.to_host(keys).tolist() == sorted(set(seen) - set(held))
+
+    assert_sighted()
+    for batch in ([5, -6, 5], [7], [*RESERVED, -6, 8, 8, 8, 8], range(-40, 40), [5, 7]):
+        table.lookup(np.array(batch, np.int64))
+        seen.update(batch)
+        assert_sighted()
+        assert set(backend.to_host(table.sighted_keys()).tolist()) == {
+            key for key, count in seen.items() if count < threshold
+        }
+    table.erase(np.array([-7, 9], np.int64))
+    del seen[-7], seen[9]
+    assert_sighted()
+    table.clear()
+    assert table.sighted_keys().size == 0
+
+
+def test_a_table_that_admits_all_has_sighted_none(backend):
+    table = new_table(backend, 2, "hbm", key_type="int32")
+    table.lookup(np.array([5, -6], np.int32))
+    keys = table.sighted_keys()
+    assert keys.shape == (0,) and keys.dtype == np.int32
+
+
 @pytest.mark.parametrize("unique_keys", [False, True])
 @pytest.mark.parametrize("threshold", [0, 1000])
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])

@@ -168,6 +168,39 @@ def test_keys_that_were_not_seen_lately_are_removed(here, made, now, unit):
     assert 8 in keys_of(here, variable)
 
 
+def test_keys_without_a_row_are_forgotten_as_well(here, made, now):
+    variable = made(enter_threshold=2, initializer=tf1.ones_initializer())
+    look_up(here, variable, [5, -6, 7, 7])
+    now.time += 100
+    look_up(here, variable, [8, 10, 10])
+    gone = here.run(lambda: variable.delete_with_timestamp(seconds=50))
+    assert sorted(gone.tolist()) == [-6, 5, 7]
+    assert here.run(variable.get_counting, [5, -6, 7, 8, 10]).tolist() == [0, 0, 0, 1, 2]
+    assert here.run(variable.get_timestamp, [5, -6, 7]).tolist() == [0, 0, 0]
+    look_up(here, variable, [5, 8])
+    assert keys_of(here, variable) == [8, 10]  # 5 is counted anew
+
+
+def test_what_a_partition_removes_are_its_keys_without_a_row_as_well():
+    with tf.Graph().as_default():
+        two = tf1.fixed_size_partitioner(2)
+        variable = get_kv_variable("kv", 2, enter_threshold=3, partitioner=two)
+        other = get_kv_variable("other", 2, partitioner=two)
+        odd = list(variable)[1]
+        train = tf.nn.embedding_lookup(variable, [1, -1, -2, 4])
+        assign, counting = odd.assign(list(other)[1]), variable.get_counting([1, -1, -2, 4])
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for remove in (odd.initializer, assign):
+                session.run([train])
+                assert session.run(counting)[:2].tolist() == [1, 1]
+                session.run(remove)
+                assert session.run(counting)[:2].tolist() == [0, 0]
+            assert session.run(counting)[2:].tolist() == [2, 2]
+            session.run(variable.initializer)
+            assert session.run(counting).tolist() == [0, 0, 0, 0]
+
+
 def test_the_default_is_seven_days(now):
     variable = get_kv_variable("kv", 2)
     tf.nn.embedding_lookup(variable, [5])

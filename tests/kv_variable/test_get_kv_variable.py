@@ -93,6 +93,79 @@ def test_without_reuse_a_graph_has_a_name_once():
             get_kv_variable("kv", 2)
 
 
+def occupy_name_scope():
+    with tf1.name_scope("user"):
+        tf.constant(1)
+
+
+def occupy_placeholder():
+    tf1.placeholder(tf.int64, [None], name="user")
+
+
+def occupy_variable_scope():
+    with tf1.variable_scope("user"):
+        get_kv_variable("inner", 2)
+
+
+@pytest.mark.parametrize("occupy", [occupy_name_scope, occupy_placeholder, occupy_variable_scope])
+def test_a_name_is_the_variables_where_an_operation_has_it_as_well(occupy, parts, made, tmp_path):
+    path = str(tmp_path / "model")
+
+    def built(session_of):
+        with tf.Graph().as_default():
+            if session_of == "saved":
+                occupy()
+            variable = made("user", 2)
+            with pytest.raises(ValueError, match="user already exists"):
+                made("user", 2)
+            for reuse in (True, tf1.AUTO_REUSE):
+                with tf1.variable_scope("", reuse=reuse):
+                    assert get_kv_variable("user") is variable
+            rows = tf.nn.embedding_lookup(variable, KEYS)
+            saver = tf1.train.Saver([variable] if parts is None else list(variable))
+            with tf1.Session() as session:
+                if session_of == "saved":
+                    session.run(tf1.global_variables_initializer())
+                    found = session.run(rows)
+                    saver.save(session, path)
+                    return found
+                saver.restore(session, path)  # of a graph whose operations have other names
+                return session.run(rows)
+
+    np.testing.assert_array_equal(built("saved"), built("restored"))
+    prefix = "user" if parts is None else "user/part_0"
+    assert f"{prefix}:0-keys" in dict(tf.train.list_variables(path))
+
+
+@pytest.mark.parametrize("shards", [None, 2])
+def test_a_name_that_a_dense_variable_has_is_refused(shards):
+    with tf.Graph().as_default():
+        partitioner = None if shards is None else tf1.fixed_size_partitioner(shards)
+        tf1.get_variable("user", [4, 2], partitioner=partitioner)
+        with pytest.raises(ValueError, match="user already exists and is no KvVariable"):
+            get_kv_variable("user", 2)
+        assert get_kv_variable("user_of_keys", 2).name == "user_of_keys:0"
+
+
+def test_what_a_scope_reuses_admits_and_parts_its_keys_alike(mode):
+    three = tf1.fixed_size_partitioner(3)
+    plain = get_kv_variable("plain", 2, enter_threshold=1)
+    split = get_kv_variable("split", 2, partitioner=three, enter_threshold=3)
+    with tf1.variable_scope("", reuse=True):
+        assert get_kv_variable("plain") is get_kv_variable("plain", enter_threshold=1) is plain
+        assert get_kv_variable("split", partitioner=three, enter_threshold=3) is split
+        for name, arguments, words in (
+            ("plain", {"enter_threshold": 2}, "enter_threshold=1.*Received: enter_threshold=2"),
+            ("split", {"enter_threshold": 1}, "enter_threshold=3.*Received: enter_threshold=1"),
+            ("plain", {"partitioner": three}, "no partitions.*gives 3"),
+            ("split", {"partitioner": tf1.fixed_size_partitioner(2)}, "3 partitions.*gives 2"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                get_kv_variable(name, **arguments)
+        with pytest.raises(NotImplementedError, match="constraint"):
+            get_kv_variable("plain", constraint=tf.nn.relu)
+
+
 def test_in_eager_mode_a_name_is_of_what_the_program_keeps():
     # TensorFlow has every scope reuse there.
     first = get_kv_variable("twice", 2)
@@ -156,6 +229,19 @@ def test_a_regularizer_is_refused_where_nothing_collects_it():
         get_kv_variable("kv", 2, regularizer=tf.reduce_sum)
 
 
+def test_a_regularizer_that_fails_leaves_no_variable(parts, made):
+    def fails(variable):
+        raise RuntimeError("of the regularizer")
+
+    with tf.Graph().as_default() as graph:
+        with pytest.raises(RuntimeError, match="of the regularizer"):
+            made(regularizer=fails, collections=["own", tf1.GraphKeys.GLOBAL_VARIABLES])
+        assert not any(graph.get_collection(key) for key in graph.get_all_collection_keys())
+        variable = made(regularizer=lambda v: tf.reduce_sum(v))
+        with tf1.variable_scope("", reuse=True):
+            assert get_kv_variable("kv") is variable
+
+
 # ---- collections, trainable ----------------------------------------------------------------------
 
 
@@ -204,6 +290,12 @@ def test_a_variable_that_is_not_trainable_has_no_gradient(parts, made):
         ({"embedding_dim": 2, "kv_options": {}}, TypeError, "KvOptions"),
         ({"embedding_dim": 2, "partitioner": lambda **_: [2, 2]}, NotImplementedError, "axis 0"),
         ({"embedding_dim": 2, "partitioner": lambda **_: [0]}, ValueError, "number of partitions"),
+        ({"embedding_dim": 2, "partitioner": 3}, TypeError, "`partitioner` must be callable.*3"),
+        ({"embedding_dim": 2, "regularizer": 0.1}, TypeError, "`regularizer` must be callable"),
+        ({"embedding_dim": 2, "trainable": "no"}, TypeError, "`trainable` must be.*'no'"),
+        ({"embedding_dim": 2, "trainable": 1}, TypeError, "`trainable` must be True, False"),
+        ({"embedding_dim": 2, "collections": "own"}, TypeError, "`collections` must be.*'own'"),
+        ({"embedding_dim": 2, "collections": [1]}, TypeError, "`collections` must be a list"),
         ({"embedding_dim": 2, "initializer": tf.ones([3])}, ValueError, r"\(2,\).*\(3,\)"),
         ({"embedding_dim": 2, "initializer": np.eye(3)}, ValueError, r"\(n, 2\)"),
     ],
@@ -212,6 +304,14 @@ def test_arguments_that_do_not_fit(mode, arguments, error, words):
     with pytest.raises(error, match=words):
         get_kv_variable("wrong", **arguments)
     assert get_kv_variable("wrong", 7).embedding_dim == 7  # nothing was made
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [(None, TypeError), (3, TypeError), (b"kv", TypeError), ("", ValueError)]
+)
+def test_a_name_is_a_text(mode, name, error):
+    with pytest.raises(error, match="`name` must.*Received: name="):
+        get_kv_variable(name, 2)
 
 
 @pytest.mark.parametrize("dim", [3, np.int64(3), [3], tf.TensorShape([3]), tf1.Dimension(3)])

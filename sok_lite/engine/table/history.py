@@ -47,6 +47,14 @@ class History(Exports):
         stamps = backend.to_host(self._stamps(self._keys(keys)))
         return backend.from_host(self.clock.times_of(stamps))
 
+    @exclusive
+    def sighted_keys(self) -> Array:
+        """Returns the keys that have no row yet and were seen, (n,) of the key type, ascending.
+
+        None where a key gets a row when it is first seen.
+        """
+        return self._sorted_keys(self._sighted())
+
     # ---------------------------------------------------------------- what has changed
 
     @exclusive
@@ -155,6 +163,10 @@ class History(Exports):
     def _stamps(self, keys: Array) -> Array:
         """Returns the number of the lookup that last saw each key, (n,) uint32; 0: none has."""
         return self.index.stamps(keys)
+
+    def _sighted(self) -> Array:
+        """Returns the keys that were seen and have no row, (n,) int64, in no order."""
+        return self.backend.xp.empty(0, np.int64)
 
     def _occurrences(self, keys: Array) -> Array:
         """Returns what `counts` does, of a table that counts."""

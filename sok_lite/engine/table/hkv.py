@@ -432,6 +432,9 @@ class HkvTable(EmbeddingTable):
         stamps = super()._stamps(keys)
         return stamps if self.sightings is None else stamps | self.sightings.stamps(keys)
 
+    def _sighted(self) -> Array:
+        return super()._sighted() if self.sightings is None else self.sightings.export()[0]
+
     def _check_assignable(self, scores: Array) -> None:
         if not self.index.has_scores:
             super()._check_assignable(scores)
