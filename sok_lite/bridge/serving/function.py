@@ -16,9 +16,8 @@ from sok_lite.bridge.serving.models import function_of, resources_in
 from sok_lite.bridge.serving.rows import check_quantize
 from sok_lite.bridge.serving.signature import Signature, flat_outputs
 from sok_lite.bridge.serving.tables import ServedTables
-from sok_lite.bridge.serving.together import together
+from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.tf_private import ResourceVariable, save_context
-from sok_lite.comm import Communicator
 
 __all__ = ["export_functions", "export_serving"]
 
@@ -64,22 +63,23 @@ def export_serving(
         calls Python in another way.
       RuntimeError: in a graph, or another rank has failed.
     """
-    if not tf.executing_eagerly():
-        raise RuntimeError(
-            "export_serving() is for eager mode. In a graph of TF1 use "
-            "sok_lite.export_serving_graph(session, path, inputs=..., outputs=...)."
-        )
-    function, arguments = function_of(model_or_fn, signature)
-    functions = {"serving_default": (function, arguments)}
-    comm = job.other_ranks()
-    export_functions(model_or_fn, path, functions, comm, cutoff=cutoff, quantize=quantize)
+    ranks = Ranks(job.other_ranks())
+    with ranks.together():
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "export_serving() is for eager mode. In a graph of TF1 use "
+                "sok_lite.export_serving_graph(session, path, inputs=..., outputs=...)."
+            )
+        function, arguments = function_of(model_or_fn, signature)
+        functions = {"serving_default": (function, arguments)}
+        export_functions(model_or_fn, path, functions, ranks, cutoff=cutoff, quantize=quantize)
 
 
 def export_functions(
     root: Any,
     path: Any,
     functions: Mapping[str, tuple[Callable[..., Any], Signature]],
-    comm: Communicator | None,
+    ranks: Ranks,
     *,
     cutoff: float | None = None,
     quantize: str | None = None,
@@ -91,16 +91,16 @@ def export_functions(
       path, cutoff, quantize: see `export_serving`.
       functions: by the name of the signature a function and what it takes. The first is what the
         loaded object does when it is called.
-      comm: the job, where every rank calls it; None: what is exported is of this rank.
+      ranks: those that call it, each within `ranks.together()`.
     """
     check_cutoff(cutoff)
     check_quantize(quantize)
     names = {name: arguments.flat() for name, (_, arguments) in functions.items()}
-    tables = ServedTables(_variable, _value, cutoff, quantize, comm)
+    tables = ServedTables(_variable, _value, cutoff, quantize, ranks)
     module = tf.Module()
     signatures, variables = {}, []
     try:
-        with together(comm), exporting(tables):
+        with exporting(tables):
             with save_context(SimpleNamespace(experimental_variable_policy=object())):
                 for name, (function, arguments) in functions.items():
                     served = tf.function(function)
@@ -111,7 +111,7 @@ def export_functions(
                     if not hasattr(module, "__call__"):  # noqa: B004
                         # As a tf.function TensorFlow would trace it once more where it saves.
                         module.__call__ = traced
-            if comm is None or comm.rank == 0:
+            if ranks.is_first:
                 module.variables_of_tables = tables.variables
                 module.variables_of_model = variables
                 # A method is of an object that has what it reads.

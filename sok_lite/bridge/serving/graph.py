@@ -15,7 +15,7 @@ from sok_lite.bridge.serving.mode import Lookup, lookups_of
 from sok_lite.bridge.serving.rows import check_quantize
 from sok_lite.bridge.serving.signature import parts_of
 from sok_lite.bridge.serving.tables import ServedTables
-from sok_lite.bridge.serving.together import together
+from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.variable import TableVariable
 
 __all__ = ["export_serving_graph"]
@@ -54,19 +54,20 @@ def export_serving_graph(
       FileExistsError: something is in the folder.
       NotImplementedError: an output needs something that calls Python and is no lookup, or a lookup
         in a loop or in a function.
+      RuntimeError and its like: another rank has failed; what it says has its number.
     """
-    check_cutoff(cutoff)
-    check_quantize(quantize)
-    _check_tensors(session.graph, inputs, "inputs")
-    _check_tensors(session.graph, outputs, "outputs")
-    path = os.fspath(path)
-    if os.path.isdir(path) and os.listdir(path):
-        raise FileExistsError(f"{path!r} is not empty. Give another path, or remove what is there.")
-    comm = job.other_ranks()
-    with together(comm):
+    ranks = Ranks(job.other_ranks())
+    with ranks.together():
+        check_cutoff(cutoff)
+        check_quantize(quantize)
+        _check_tensors(session.graph, inputs, "inputs")
+        _check_tensors(session.graph, outputs, "outputs")
+        path = os.fspath(path)
+        if ranks.is_first:
+            _check_empty(path)
         copy = _Copy(session, _leaves(inputs), _leaves(outputs))
-        copy.serve(cutoff, quantize, comm)
-        if comm is None or comm.rank == 0:
+        copy.serve(cutoff, quantize, ranks)
+        if ranks.is_first:
             copy.write(path, inputs, outputs)
 
 
@@ -99,10 +100,10 @@ class _Copy:
         self._inputs = {self._nodes.resolved(tensor.name) for tensor in inputs}
         self._initializers: list[str] = []
 
-    def serve(self, cutoff: float | None, quantize: str | None, comm: Any) -> None:
+    def serve(self, cutoff: float | None, quantize: str | None, ranks: Ranks) -> None:
         """Puts plain operations in place of lookups, and variables with values in place of those of
         the session."""
-        tables = ServedTables(self._variable, self._session.run, cutoff, quantize, comm)
+        tables = ServedTables(self._variable, self._session.run, cutoff, quantize, ranks)
         waiting = lookups_of(self._graph)
         while True:
             asked = self._nodes.asked(self._outputs)
@@ -251,6 +252,11 @@ def _names(tensors: Sequence[tf.Tensor]) -> set[str]:
 
 def _leaves(tensors: Mapping[str, Any]) -> list[tf.Tensor]:
     return tf.nest.flatten(list(tensors.values()), expand_composites=True)
+
+
+def _check_empty(path: str) -> None:
+    if os.path.isdir(path) and os.listdir(path):
+        raise FileExistsError(f"{path!r} is not empty. Give another path, or remove what is there.")
 
 
 def _check_tensors(graph: Any, tensors: Any, argument: str) -> None:

@@ -11,7 +11,7 @@ from sok_lite.bridge.inference import reading
 from sok_lite.bridge.joined import as_int64
 from sok_lite.bridge.serving.index import KeyIndex
 from sok_lite.bridge.serving.rows import ServedRows
-from sok_lite.comm import Communicator
+from sok_lite.bridge.serving.together import Ranks
 from sok_lite.engine.table import EmbeddingTable
 
 # Takes a name and an array, and gives a variable of TensorFlow.
@@ -40,7 +40,7 @@ class ServedTables:
       read_variable: gives the dense value of a static variable, as an array.
       cutoff: keys of whose row every |element| is below it are left out; None: none.
       quantize: see `ServedRows`.
-      comm: the job, where it has several ranks: every rank makes the same lookups.
+      ranks: those that export, alike: every rank makes the same lookups.
 
     Attributes:
       variables: all that were made.
@@ -52,10 +52,11 @@ class ServedTables:
         read_variable: Callable[[Any], np.ndarray],
         cutoff: float | None,
         quantize: str | None,
-        comm: Communicator | None,
+        ranks: Ranks,
     ) -> None:
         self._make_variable, self._read_variable = make_variable, read_variable
-        self._cutoff, self._quantize, self._comm = cutoff, quantize, comm
+        self._cutoff, self._quantize = cutoff, quantize
+        self._ranks, self._comm = ranks, ranks.comm
         self._served: dict[tuple[int, bool], _Served] = {}
         self._static: dict[int, tuple[Any, ServedRows]] = {}
         self._nothing: Any = None
@@ -164,14 +165,14 @@ class ServedTables:
         assert self._comm is not None
         owners = table.owner.owners(keys, self._comm.size, table.key_dtype)
         is_own = owners == self._comm.rank
-        return self._to_first(keys[is_own]), self._to_first(rows[is_own])
+        return self._ranks.to_first(keys[is_own]), self._ranks.to_first(rows[is_own])
 
     def _rows_of_static(self, variable: Any) -> np.ndarray:
         rows = self._read_variable(variable)
         if self._comm is None:
             return rows
         all_rows = np.zeros((variable.table.num_rows, variable.dimension), rows.dtype)
-        received = self._to_first(rows.view(np.uint16) if rows.dtype.itemsize == 2 else rows)
+        received = self._ranks.to_first(rows.view(np.uint16) if rows.dtype.itemsize == 2 else rows)
         if self._comm.rank > 0:
             return rows
         first = 0
@@ -183,12 +184,6 @@ class ServedTables:
             all_rows[start : start + stride * count : stride] = part
             first += count
         return all_rows
-
-    def _to_first(self, array: np.ndarray) -> np.ndarray:
-        """Returns what all ranks have, one after the other, on rank 0; nothing elsewhere."""
-        assert self._comm is not None
-        splits = [len(array)] + [0] * (self._comm.size - 1)
-        return self._comm.alltoallv(array, splits, call="export_serving").rows
 
 
 def _contents(table: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -1,31 +1,70 @@
-"""Work of one rank that all wait for: they go on together, or all raise."""
+"""Work of ranks that wait for each other: they go on together, or all raise."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import numpy as np
 
-from sok_lite.comm import Communicator
+from sok_lite.comm import Communicator, CommunicatorError
+from sok_lite.engine import failure
 
 
-@contextmanager
-def together(comm: Communicator | None) -> Iterator[None]:
-    """Ends when all ranks have done what is inside, and raises on all where one has failed.
+class Ranks:
+    """The ranks that export a model, each of which may fail where the others do not.
 
     Args:
       comm: the job; None: there is one rank.
+
+    Attributes:
+      comm: the same.
+      is_first: whether this rank is the one that writes.
     """
-    if comm is None:
-        yield
-        return
-    failure: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        failure = error
-    text = b"" if failure is None else f"{type(failure).__name__}: {failure}".encode()
-    texts = comm.allgatherv(np.frombuffer(text, np.uint8), call="export_serving")
-    if failure is not None:
-        raise failure
-    if len(texts.rows):
-        raise RuntimeError(f"Another rank could not export: {texts.rows.tobytes().decode()}")
+
+    def __init__(self, comm: Communicator | None) -> None:
+        self.comm = comm
+        self.is_first = comm is None or comm.rank == 0
+        self._has_met = False
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Ends when all ranks have done what is inside, and raises on all where one has failed.
+
+        Raises:
+          MemoryError, OSError, TypeError, ValueError, RuntimeError: another rank has failed, with
+            its number and reason.
+        """
+        if self.comm is None:
+            yield
+            return
+        try:
+            yield
+        except CommunicatorError:
+            raise
+        except Exception as error:
+            if not self._has_met:
+                # The others are here, or in `to_first`.
+                with suppress(Exception):
+                    failure.together(self.comm, partial(_raise, error))
+            raise
+        failure.together(self.comm, lambda: None)
+
+    def to_first(self, array: np.ndarray) -> np.ndarray:
+        """Returns what all ranks have, one after the other, on rank 0; nothing elsewhere.
+
+        Every rank must call it, within `together`.
+
+        Raises: as `together`.
+        """
+        assert self.comm is not None
+        try:
+            failure.together(self.comm, lambda: None)
+        except Exception:
+            self._has_met = True  # all raise this, and none waits for another
+            raise
+        splits = [len(array)] + [0] * (self.comm.size - 1)
+        return self.comm.alltoallv(array, splits, call="export_serving").rows
+
+
+def _raise(error: Exception) -> None:
+    raise error

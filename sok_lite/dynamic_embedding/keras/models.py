@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.serving.function import export_functions
 from sok_lite.bridge.serving.models import functions_of
+from sok_lite.bridge.serving.together import Ranks
 from sok_lite.comm import Communicator
 from sok_lite.dynamic_embedding.keras.stored import all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.ranks import communicator
@@ -204,7 +205,9 @@ def _check_savers(model: Any, path: Path) -> None:
 def _write_served(model: Any, path: Path, signatures: Any, comm: Communicator | None) -> None:
     """Writes what is served of a SavedModel. Every rank of the job must call it, if it has any."""
     if not path.name.endswith(_FORMATS):
-        export_functions(model, path, functions_of(model, signatures), comm)
+        ranks = Ranks(comm)
+        with ranks.together():
+            export_functions(model, path, functions_of(model, signatures), ranks)
 
 
 def _file_in(path: Path) -> Path:
