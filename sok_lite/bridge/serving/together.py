@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import numpy as np
 
@@ -40,11 +41,11 @@ class Ranks:
             yield
         except CommunicatorError:
             raise
-        except Exception:
+        except Exception as error:
             if not self._has_met:
                 # The others are here, or in `to_first`.
                 with suppress(Exception):
-                    failure.together(self.comm, lambda: _raise(error))
+                    failure.together(self.comm, partial(_raise, error))
             raise
         failure.together(self.comm, lambda: None)
 
