@@ -123,7 +123,10 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     kind = "KvVariable"
     trained_by_stock = True
     instead_of_value = "Use tf.nn.embedding_lookup(variable, keys) for some rows."
-    instead_of_write = "Use scatter_add and the like, or insert_kv_embedding."
+    instead_of_write = (
+        "Use the variable's scatter_add and the like, or insert_kv_embedding. After patch_tf() "
+        "tf.compat.v1.scatter_add and the like take it as well."
+    )
     instead_of_copy = "Make another one, and assign() this one to it."
     instead_of_save = "Use sok_lite.export_serving for a model that is to be served."
     instead_of_own_step = "Hold it in a layer that lists it among its weights."
@@ -356,10 +359,17 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
                 size_tensor(table),
             )
 
+        ready = self._initialized()
+
         @custom_gradient
         def read(source: tf.Tensor) -> Any:
             keys, rows, size = table_call(
-                self, f"The value of {self.name!r}", run, [], [key_type, dtype, tf.int32], shapes
+                self,
+                f"The value of {self.name!r}",
+                lambda table, *_: run(table),
+                ready,
+                [key_type, dtype, tf.int32],
+                shapes,
             )
 
             def grad(row_grads: tf.Tensor) -> tf.IndexedSlices:
@@ -497,7 +507,8 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     def _cleared(self) -> Any:
         """Removes all keys; returns the operation in a graph."""
         share = self.share
-        return self._call("clear", lambda table: _clear(table, share), [])
+        what = f"clear of {self.name!r}"
+        return array_call(self, what, lambda table: _clear(table, share))
 
     # ---------------------------------------------------------------- exporting
 
@@ -541,8 +552,28 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         dtypes: Sequence[tf.DType] = (),
         shapes: Sequence[Any] = (),
     ) -> Any:
+        count = len(inputs)
+
+        def run(table: EmbeddingTable, *arrays: Array) -> Any:
+            return function(table, *arrays[:count])
+
         what = f"{method} of {self.name!r}"
-        return array_call(self, what, function, inputs, dtypes, shapes)
+        return array_call(self, what, run, [*inputs, *self._initialized()], dtypes, shapes)
+
+    def _initialized(self) -> list[tf.Tensor]:
+        """Returns inputs for a call that fail in a session of a TF1 graph which has not initialized
+        the variable; none elsewhere.
+
+        A control dependency would not do: TensorFlow may leave out a read whose value nobody has.
+        """
+        if not self._in_graph_mode:
+            return []
+        return [tensor for part in self.parts for tensor in part._own_initialized()]
+
+    def _own_initialized(self) -> list[tf.Tensor]:
+        is_global = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES in self.collections
+        with tf.control_dependencies([] if is_global else [self._initializer_op]):
+            return [tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)]
 
     def _done(self, operation: Any) -> Any:
         return self if tf.executing_eagerly() else operation
