@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -25,13 +25,40 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.kv_variable.kv_variable_options import KvOptions
-from sok_lite.kv_variable.saveable import SavedBySavers
+from sok_lite.kv_variable.meta_graph import GRAPH_COLLECTION
+from sok_lite.kv_variable.saveable import KvVariableSaveable, SavedBySavers
 from sok_lite.kv_variable.saved_table import SavedTable
 from sok_lite.kv_variable.saved_tensors import CUTOFF
+from sok_lite.kv_variable.saving import (
+    disable_delta_export,
+    disable_full_or_delta_import_v2,
+    disable_save_v3,
+    enable_delta_export,
+    enable_full_or_delta_import_v2,
+    enable_save_v3,
+    set_new_num_shards,
+    set_tfplus_saver_mode,
+)
 from sok_lite.kv_variable.scatter import OPERATIONS, scattered
 from sok_lite.kv_variable.share import WHOLE, Share
 
-__all__ = ["CUTOFF", "IS_TRAINING", "KvVariable", "Share", "training_mode"]
+__all__ = [
+    "CUTOFF",
+    "IS_TRAINING",
+    "KvVariable",
+    "KvVariableSaveable",
+    "Share",
+    "disable_delta_export",
+    "disable_full_or_delta_import_v2",
+    "disable_save_v3",
+    "enable_delta_export",
+    "enable_full_or_delta_import_v2",
+    "enable_save_v3",
+    "get_kv_feature_size",
+    "set_new_num_shards",
+    "set_tfplus_saver_mode",
+    "training_mode",
+]
 
 # Whether lookups insert: what holds is the flag when a lookup is built. See `KvVariable`.
 IS_TRAINING = True
@@ -58,6 +85,12 @@ def training_mode(is_training: bool) -> Iterator[None]:
         yield
     finally:
         IS_TRAINING = before
+
+
+def get_kv_feature_size() -> dict[str, tf.Tensor]:
+    """Returns `total_count` of the KvVariables of the default TF1 graph, by name."""
+    variables = tf.compat.v1.get_collection(GRAPH_COLLECTION)
+    return {variable.saved.name: variable.total_count() for variable in variables}
 
 
 def _scatter(operation: str) -> Callable[..., Any]:
@@ -132,6 +165,8 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     instead_of_own_step = "Hold it in a layer that lists it among its weights."
     instead_of_partitions = "Look each up by itself."
 
+    # TFPlus' optimizers set how many states lie in a row of theirs. Here each lies in its own.
+    num_concat_opt_vars = 1
     training: bool | None = None
     _whole: "weakref.ref[Any] | None" = None
 
@@ -196,6 +231,10 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         """How often a key must have been seen to get a row; 0 and 1: the first time."""
         table: Any = self.table  # a "hybrid" one
         return int(table.options.enter_threshold)
+
+    def get_generic_name(self) -> str:
+        """Returns the name with its scopes, of a partition that of its whole."""
+        return self.saved.name
 
     @property
     def whole(self) -> Any:
@@ -530,6 +569,24 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
             [[None], [None, self.dimension]],
         )
         return keys, rows
+
+    # ---------------------------------------------------------------- of TFPlus alone
+
+    def apply_snapshot(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        self._refuse("apply_snapshot", "Restore a checkpoint with tf.compat.v1.train.Saver.")
+
+    def dynamic_restore(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        self._refuse("dynamic_restore", "Any restore takes any number of partitions and ranks.")
+
+    def load_remote_storage(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        self._refuse("load_remote_storage", "Use `kv_options` for rows beside the first memory.")
+
+    def add_multi_level_hash(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        self._refuse("add_multi_level_hash", "Make a variable for each level with get_kv_variable.")
 
     # ---------------------------------------------------------------- inside
 
