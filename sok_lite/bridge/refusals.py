@@ -1,5 +1,6 @@
 """Everything a dense variable can do that a table cannot: each raises and says what to use."""
 
+import re
 import sys
 from typing import Any, NoReturn
 
@@ -177,6 +178,11 @@ class RefusesDense(RefusesCopies):
 
     def scatter_nd_min(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse_write("scatter_nd_min")
+
+    def _lazy_read(self, op: Any) -> NoReturn:
+        # How TensorFlow's own functions end that write to a variable, in a graph before they run.
+        name = op.type.removeprefix("Resource")
+        self._refuse_write("tf.compat.v1." + re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
 
     def _strided_slice_assign(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse_write("_strided_slice_assign")

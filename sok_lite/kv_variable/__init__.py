@@ -1,6 +1,7 @@
 """TFPlus' KvVariable: `from sok_lite.kv_variable import get_kv_variable`.
 
-`patch_tf()` puts the names where TFPlus' document has them.
+`patch_tf()` puts the names where TFPlus' document has them. Whether lookups insert is said by
+`training_mode`, or by `kv_variable_ops.IS_TRAINING`: an IS_TRAINING of this package does nothing.
 """
 
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers

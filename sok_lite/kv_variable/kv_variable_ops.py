@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -25,13 +25,40 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.kv_variable.kv_variable_options import KvOptions
-from sok_lite.kv_variable.saveable import SavedBySavers
+from sok_lite.kv_variable.meta_graph import GRAPH_COLLECTION
+from sok_lite.kv_variable.saveable import KvVariableSaveable, SavedBySavers
 from sok_lite.kv_variable.saved_table import SavedTable
 from sok_lite.kv_variable.saved_tensors import CUTOFF
+from sok_lite.kv_variable.saving import (
+    disable_delta_export,
+    disable_full_or_delta_import_v2,
+    disable_save_v3,
+    enable_delta_export,
+    enable_full_or_delta_import_v2,
+    enable_save_v3,
+    set_new_num_shards,
+    set_tfplus_saver_mode,
+)
 from sok_lite.kv_variable.scatter import OPERATIONS, scattered
 from sok_lite.kv_variable.share import WHOLE, Share
 
-__all__ = ["CUTOFF", "IS_TRAINING", "KvVariable", "Share", "training_mode"]
+__all__ = [
+    "CUTOFF",
+    "IS_TRAINING",
+    "KvVariable",
+    "KvVariableSaveable",
+    "Share",
+    "disable_delta_export",
+    "disable_full_or_delta_import_v2",
+    "disable_save_v3",
+    "enable_delta_export",
+    "enable_full_or_delta_import_v2",
+    "enable_save_v3",
+    "get_kv_feature_size",
+    "set_new_num_shards",
+    "set_tfplus_saver_mode",
+    "training_mode",
+]
 
 # Whether lookups insert: what holds is the flag when a lookup is built. See `KvVariable`.
 IS_TRAINING = True
@@ -58,6 +85,12 @@ def training_mode(is_training: bool) -> Iterator[None]:
         yield
     finally:
         IS_TRAINING = before
+
+
+def get_kv_feature_size() -> dict[str, tf.Tensor]:
+    """Returns `total_count` of the KvVariables of the default TF1 graph, by name."""
+    variables = tf.compat.v1.get_collection(GRAPH_COLLECTION)
+    return {variable.saved.name: variable.total_count() for variable in variables}
 
 
 def _scatter(operation: str) -> Callable[..., Any]:
@@ -123,12 +156,17 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     kind = "KvVariable"
     trained_by_stock = True
     instead_of_value = "Use tf.nn.embedding_lookup(variable, keys) for some rows."
-    instead_of_write = "Use scatter_add and the like, or insert_kv_embedding."
+    instead_of_write = (
+        "Use the variable's scatter_add and the like, or insert_kv_embedding. After patch_tf() "
+        "tf.compat.v1.scatter_add and the like take it as well."
+    )
     instead_of_copy = "Make another one, and assign() this one to it."
     instead_of_save = "Use sok_lite.export_serving for a model that is to be served."
     instead_of_own_step = "Hold it in a layer that lists it among its weights."
     instead_of_partitions = "Look each up by itself."
 
+    # TFPlus' optimizers set how many states lie in a row of theirs. Here each lies in its own.
+    num_concat_opt_vars = 1
     training: bool | None = None
     _whole: "weakref.ref[Any] | None" = None
 
@@ -193,6 +231,10 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         """How often a key must have been seen to get a row; 0 and 1: the first time."""
         table: Any = self.table  # a "hybrid" one
         return int(table.options.enter_threshold)
+
+    def get_generic_name(self) -> str:
+        """Returns the name with its scopes, of a partition that of its whole."""
+        return self.saved.name
 
     @property
     def whole(self) -> Any:
@@ -357,10 +399,17 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
                 size_tensor(table),
             )
 
+        ready = self._initialized()
+
         @custom_gradient
         def read(source: tf.Tensor) -> Any:
             keys, rows, size = table_call(
-                self, f"The value of {self.name!r}", run, [], [key_type, dtype, tf.int32], shapes
+                self,
+                f"The value of {self.name!r}",
+                lambda table, *_: run(table),
+                ready,
+                [key_type, dtype, tf.int32],
+                shapes,
             )
 
             def grad(row_grads: tf.Tensor) -> tf.IndexedSlices:
@@ -500,7 +549,8 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     def _cleared(self) -> Any:
         """Removes all keys; returns the operation in a graph."""
         share = self.share
-        return self._call("clear", lambda table: _clear(table, share), [])
+        what = f"clear of {self.name!r}"
+        return array_call(self, what, lambda table: _clear(table, share))
 
     # ---------------------------------------------------------------- exporting
 
@@ -523,6 +573,24 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         )
         return keys, rows
 
+    # ---------------------------------------------------------------- of TFPlus alone
+
+    def apply_snapshot(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        self._refuse("apply_snapshot", "Restore a checkpoint with tf.compat.v1.train.Saver.")
+
+    def dynamic_restore(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        self._refuse("dynamic_restore", "Any restore takes any number of partitions and ranks.")
+
+    def load_remote_storage(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        self._refuse("load_remote_storage", "Use `kv_options` for rows beside the first memory.")
+
+    def add_multi_level_hash(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        self._refuse("add_multi_level_hash", "Make a variable for each level with get_kv_variable.")
+
     # ---------------------------------------------------------------- inside
 
     def _of_keys(
@@ -544,8 +612,28 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         dtypes: Sequence[tf.DType] = (),
         shapes: Sequence[Any] = (),
     ) -> Any:
+        count = len(inputs)
+
+        def run(table: EmbeddingTable, *arrays: Array) -> Any:
+            return function(table, *arrays[:count])
+
         what = f"{method} of {self.name!r}"
-        return array_call(self, what, function, inputs, dtypes, shapes)
+        return array_call(self, what, run, [*inputs, *self._initialized()], dtypes, shapes)
+
+    def _initialized(self) -> list[tf.Tensor]:
+        """Returns inputs for a call that fail in a session of a TF1 graph which has not initialized
+        the variable; none elsewhere.
+
+        A control dependency would not do: TensorFlow may leave out a read whose value nobody has.
+        """
+        if not self._in_graph_mode:
+            return []
+        return [tensor for part in self.parts for tensor in part._own_initialized()]
+
+    def _own_initialized(self) -> list[tf.Tensor]:
+        is_global = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES in self.collections
+        with tf.control_dependencies([] if is_global else [self._initializer_op]):
+            return [tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)]
 
     def _done(self, operation: Any) -> Any:
         return self if tf.executing_eagerly() else operation

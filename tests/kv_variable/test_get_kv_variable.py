@@ -500,6 +500,51 @@ def test_a_graph_that_nobody_has_is_gone_with_its_tables(is_trained, made):
     assert [each() for each in gone] == [None, None]
 
 
+CALLS = {
+    "total_count": lambda v: v.total_count(),
+    "total_freq": lambda v: v.total_freq(),
+    "storage_size_count": lambda v: v.storage_size_count(),
+    "get_counting": lambda v: v.get_counting([1]),
+    "get_timestamp": lambda v: v.get_timestamp([1]),
+    "value": lambda v: v.value(),
+    "variable": lambda v: v,
+    "export": lambda v: v.export(),
+    "insert": lambda v: kv.insert_kv_embedding(v, [1], [[1.0] * 3]),
+    "scatter_add": lambda v: v.scatter_add(tf.IndexedSlices([[1.0] * 3], [1])),
+    "increase_counting": lambda v: v.increase_counting([1], [1]),
+    "assign": lambda v: v.assign(v),
+    "delete": lambda v: v.delete([1]),
+    "delete_with_timestamp": lambda v: v.delete_with_timestamp(),
+    "lookup": lambda v: tf.nn.embedding_lookup(v, [1]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_session_that_has_not_initialized_the_variable_cannot_use_it(call, made):
+    with tf.Graph().as_default():
+        variable = made()
+        fetched, count = CALLS[call](variable), variable.total_count()
+        rows = tf.nn.embedding_lookup(variable, [1, 2])
+        with tf1.Session() as first, tf1.Session() as second:
+            first.run(tf1.global_variables_initializer())
+            first.run(rows)
+            with pytest.raises(tf.errors.FailedPreconditionError):
+                second.run(fetched)
+            assert first.run(count) == 2
+            first.run(fetched)
+            second.run(variable.initializer)
+            second.run(fetched)
+
+
+def test_a_variable_of_no_global_collection_needs_no_initializer(made):
+    with tf.Graph().as_default():
+        variable = made(collections=[])
+        insert = kv.insert_kv_embedding(variable, [1], [[1.0] * 3])
+        with tf1.Session() as session:
+            session.run(insert)
+            assert session.run(variable.export())[0].tolist() == [1]
+
+
 def test_a_variable_of_eager_mode_goes_with_the_program(made):
     variable = made()
     reference, table = weakref.ref(variable), weakref.ref(variable.table)

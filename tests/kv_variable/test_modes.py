@@ -130,3 +130,46 @@ def test_a_gradient_of_a_prediction_inserts_what_it_trains():
         loss = tf.reduce_sum(kv.embedding_lookup(variable, [1], training=False))
     gradient = tape.gradient(loss, variable)
     assert gradient.indices.numpy().tolist() == [1] and variable.export()[0].shape == (0,)
+
+
+# ---- names of TFPlus -----------------------------------------------------------------------------
+
+
+def test_the_sizes_of_a_graph_by_name():
+    with tf.Graph().as_default():
+        with tf1.name_scope("user"):
+            tf.constant(1)
+        user = get_kv_variable("user", 2)
+        with tf1.variable_scope("a"):
+            item = get_kv_variable("item", 2, partitioner=tf1.fixed_size_partitioner(2))
+        rows = [tf.nn.embedding_lookup(user, [1]), tf.nn.embedding_lookup(item, [1, 2, 3])]
+        sizes = kv_variable_ops.get_kv_feature_size()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(rows)
+            assert session.run(sizes) == {"user": 1, "a/item": 3}
+        assert [part.get_generic_name() for part in item] == ["a/item"] * 2
+        assert user.get_generic_name() == "user"
+
+
+def test_the_module_has_the_functions_of_savers():
+    from sok_lite import kv_variable as package
+
+    names = [name for name in package.__all__ if name.startswith(("enable_", "disable_", "set_"))]
+    assert len(names) == 8
+    for name in names:
+        assert getattr(kv_variable_ops, name) is getattr(package, name)
+
+
+@pytest.mark.parametrize(
+    ("method", "instead"),
+    [
+        ("apply_snapshot", "Saver"),
+        ("dynamic_restore", "any number of partitions"),
+        ("load_remote_storage", "kv_options"),
+        ("add_multi_level_hash", "get_kv_variable"),
+    ],
+)
+def test_what_tfplus_has_and_a_table_lacks_says_what_to_use(method, instead):
+    with pytest.raises(NotImplementedError, match=rf"{method}\(\).*{instead}"):
+        getattr(get_kv_variable("kv", 2), method)()

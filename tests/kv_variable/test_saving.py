@@ -356,7 +356,7 @@ def test_defect_2_times_survive_and_old_keys_expire_after_a_restore(tmp_path):
         limit = time.time() - (times[0] + times[2] + 1) / 2
         with again.graph.as_default():
             expire = again.variable.delete_with_timestamp(seconds=limit)
-        assert session.run(expire).tolist() == [1]
+        assert sorted(session.run(expire).tolist()) == [1, 6]  # with and without a row
         assert list(again.known()[0]) == [2]
 
 

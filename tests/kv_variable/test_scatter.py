@@ -140,3 +140,16 @@ def test_without_a_patch_tensorflows_own_names_fail_before_anything_changes():
     with pytest.raises(tf.errors.InvalidArgumentError):
         tf1.scatter_add(variable, tf.constant([1]), tf.ones([1, 2]))
     assert variable.export()[0].shape == (0,)
+
+
+OF_TF1 = ["add", "sub", "update", "mul", "div", "min", "max", "nd_add", "nd_sub", "nd_update"]
+
+
+@pytest.mark.parametrize("operation", OF_TF1)
+def test_without_a_patch_tensorflows_own_names_are_refused_in_a_graph(operation, made):
+    name = f"scatter_{operation}"
+    with tf.Graph().as_default():
+        variable = made(embedding_dim=2)
+        keys, rows = tf1.placeholder(tf.int64, None), tf1.placeholder(tf.float32, None)
+        with pytest.raises(NotImplementedError, match=rf"tf.compat.v1.{name}\(\).*patch_tf"):
+            getattr(tf1, name)(variable, keys, rows)
