@@ -1,5 +1,6 @@
 """Exported functions and models give in a process without sok_lite what they give here."""
 
+import functools
 import importlib
 
 import numpy as np
@@ -194,6 +195,32 @@ def test_an_export_has_the_rows_of_its_moment(tmp_path):
         np.testing.assert_array_equal(served, rows[:1] * np.float32(number))
 
 
+def test_results_within_others_have_names_of_their_own(fresh, tmp_path):
+    table, rows = filled()
+
+    def function(ids):
+        own = tf.nn.embedding_lookup(table, ids)
+        return {"user": {"score": own, "more": [own * 2, {"score": own * 3}]}, "score": own * 4}
+
+    sok.export_serving(function, tmp_path / "m", IDS)
+    served = fresh.run(tmp_path / "m", {"ids": KEYS})
+    factors = {"user_score": 1, "user_more_0": 2, "user_more_1_score": 3, "score": 4}
+    assert served.keys() == factors.keys()
+    for name, factor in factors.items():
+        np.testing.assert_array_equal(served[name], rows * np.float32(factor))
+
+
+def test_two_results_of_one_name_are_refused(tmp_path):
+    for outputs in (
+        lambda ids: {"a b": ids, "a_b": ids},
+        lambda ids: {"a": {"b": ids}, "a_b": ids},
+        lambda ids: {"a": tf.RaggedTensor.from_tensor(ids[:, None]), "a_values": ids},
+    ):
+        with pytest.raises(ValueError, match=r"Two tensors of the signature are named 'a_"):
+            sok.export_serving(outputs, tmp_path / "m", IDS)
+    assert not (tmp_path / "m").exists()
+
+
 def test_branches_loops_and_prefetched_keys(fresh, tmp_path):
     table, _ = filled()
 
@@ -217,21 +244,62 @@ def test_branches_loops_and_prefetched_keys(fresh, tmp_path):
         np.testing.assert_allclose(served[f"output_{i}"], rows, rtol=1e-6)
 
 
+class Words(tf.Module):
+    """A table of words, and methods that read it."""
+
+    def __init__(self):
+        self.table, self.rows = filled()
+        names = tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([5, 1], tf.int64))
+        self.numbers = tf.lookup.StaticHashTable(names, -1)
+
+    def plain(self, words):
+        return tf.nn.embedding_lookup(self.table, self.numbers.lookup(words))
+
+    @tf.function
+    def traced(self, words):
+        return self.plain(words)
+
+
 def test_what_a_module_tracks_comes_along(fresh, tmp_path):
-    class Words(tf.Module):
-        def __init__(self):
-            self.table, self.rows = filled()
-            names = tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([5, 1], tf.int64))
-            self.numbers = tf.lookup.StaticHashTable(names, -1)
-
+    class Called(Words):
         def __call__(self, words):
-            return tf.nn.embedding_lookup(self.table, self.numbers.lookup(words))
+            return self.plain(words)
 
-    words = Words()
+    words = Called()
     sok.export_serving(words, tmp_path / "m", tf.TensorSpec([None], tf.string))
     for loader in LOADERS:
         served = fresh.run(tmp_path / "m", {"words": np.array([b"b", b"a"], object)}, loader)
         np.testing.assert_array_equal(served["output_0"], words.rows[[1, 0]])
+
+
+@pytest.mark.parametrize(
+    "function_of",
+    [
+        lambda words: words.plain,
+        lambda words: words.traced,
+        lambda words: lambda given: words.plain(given),
+        lambda words: tf.function(lambda given: words.traced(given)),
+        lambda words: functools.partial(lambda own, given: own.plain(given), words),
+    ],
+    ids=["method", "traced method", "function around", "traced function around", "partial"],
+)
+def test_what_a_function_has_from_outside_comes_along(fresh, function_of, tmp_path):
+    words = Words()
+    given = tf.TensorSpec([None], tf.string, "given")
+    sok.export_serving(function_of(words), tmp_path / "m", [given])
+    served = fresh.run(tmp_path / "m", {"given": np.array([b"b", b"a"], object)})
+    np.testing.assert_array_equal(served["output_0"], words.rows[[1, 0]])
+
+
+def test_a_table_of_words_that_is_not_found_is_refused(tmp_path):
+    hidden = [{"words": Words()}]
+    with pytest.raises(NotImplementedError, match=r"an attribute of a tf.Module with __call__"):
+        sok.export_serving(
+            lambda given: hidden[0]["words"].plain(given),
+            tmp_path / "m",
+            [tf.TensorSpec([None], tf.string, "given")],
+        )
+    assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize("package", ["keras", "tf_keras"])

@@ -261,6 +261,9 @@ def test_what_cannot_be_exported_is_refused(session, tmp_path):
         exported(session, path, {"ids": ids}, rows)
     with tf.Graph().as_default(), pytest.raises(TypeError, match="of the session's graph"):
         exported(session, path, {"ids": ids}, {"rows": tf.zeros([])})
+    ragged = tf.RaggedTensor.from_tensor(ids[:, None])
+    with pytest.raises(ValueError, match="are named 'a_values'"):
+        exported(session, path, {"ids": ids}, {"a": ragged, "a_values": rows})
     training = table.sparse_read(ids, training=True)
     with pytest.raises(NotImplementedError, match="training=True"):
         exported(session, path, {"ids": ids}, {"rows": training})

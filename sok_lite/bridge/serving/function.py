@@ -98,7 +98,7 @@ def export_functions(
     names = {name: arguments.flat() for name, (_, arguments) in functions.items()}
     tables = ServedTables(_variable, _value, cutoff, quantize, ranks)
     module = tf.Module()
-    signatures, variables = {}, []
+    signatures, variables, captured = {}, [], []
     try:
         with exporting(tables):
             with save_context(SimpleNamespace(experimental_variable_policy=object())):
@@ -108,20 +108,39 @@ def export_functions(
                     signatures[name] = _by_name(served, arguments, names[name])
                     check_plain(traced.graph.as_graph_def())
                     variables += traced.variables
+                    captured += [outside for outside, _ in traced.graph.captures]
                     if not hasattr(module, "__call__"):  # noqa: B004
                         # As a tf.function TensorFlow would trace it once more where it saves.
                         module.__call__ = traced
+            resources = _captured_resources(root, captured, [*variables, *tables.variables])
             if ranks.is_first:
                 module.variables_of_tables = tables.variables
                 module.variables_of_model = variables
-                # A method is of an object that has what it reads.
-                module.resources = resources_in(getattr(root, "__self__", root))
+                module.resources = resources
                 tf.saved_model.save(module, os.fspath(path), signatures)
     finally:
         # The functions that were traced on the way keep the variables.
         for variable in tables.variables:
             nothing = tf.zeros([0] * len(variable.shape), variable.dtype)
             tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing)
+
+
+def _captured_resources(root: Any, captured: list[Any], variables: list[Any]) -> list[Any]:
+    """Returns what functions read that is no variable, such as tables of words.
+
+    Raises:
+      NotImplementedError: nobody knows whose resource it is.
+    """
+    ids = {id(tensor) for tensor in captured if tensor.dtype == tf.resource}
+    found = [each for each in resources_in(root) if id(each.resource_handle) in ids]
+    known = {id(each.resource_handle) for each in found} | {id(each.handle) for each in variables}
+    if ids - known:
+        raise NotImplementedError(
+            "The function reads a table of tf.lookup, or another resource that is no variable, "
+            "which the export does not find. Make it an attribute of a tf.Module with __call__, "
+            "and give that module."
+        )
+    return found
 
 
 def _variable(name: str, array: np.ndarray) -> Any:

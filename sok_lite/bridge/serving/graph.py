@@ -13,7 +13,7 @@ from sok_lite.bridge.serving.checked import check_plain
 from sok_lite.bridge.serving.graph_def import Nodes
 from sok_lite.bridge.serving.mode import Lookup, lookups_of
 from sok_lite.bridge.serving.rows import check_quantize
-from sok_lite.bridge.serving.signature import parts_of
+from sok_lite.bridge.serving.signature import plain_parts
 from sok_lite.bridge.serving.tables import ServedTables
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.variable import TableVariable
@@ -235,8 +235,7 @@ class _Copy:
         """Returns how a signature names what tensors of the session's graph have become."""
         found = {
             part: final.get_tensor_by_name(self._nodes.resolved(tensor.name))
-            for name, value in tensors.items()
-            for part, tensor in parts_of(name, value).items()
+            for part, tensor in plain_parts(tensors.items()).items()
         }
         build = tf.compat.v1.saved_model.build_tensor_info
         return {name: build(tensor) for name, tensor in found.items()}
@@ -271,3 +270,4 @@ def _check_tensors(graph: Any, tensors: Any, argument: str) -> None:
                     f"`{argument}` must be tensors of the session's graph. "
                     f"Received: {name}={leaf!r}."
                 )
+    plain_parts(tensors.items())  # no two have one name

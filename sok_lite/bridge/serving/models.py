@@ -1,6 +1,8 @@
 """What a program gives to be exported: a function, a tf.Module, or a model of Keras."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -63,20 +65,46 @@ def functions_of(model: Any, signatures: Any) -> dict[str, tuple[Callable[..., A
 
 
 def resources_in(root: Any) -> list[Any]:
-    """Returns what a model tracks that TensorFlow saves with a function of it, such as tables of
-    words: all with a resource of their own that are no variables."""
-    return [each for each in _tracked(root, set()) if hasattr(type(each), "resource_handle")]
+    """Returns what TensorFlow saves with a function, such as tables of words.
+
+    These have a resource of their own and are no variables. They are found in what a model tracks,
+    in the object that a method is of, and in what a function has from outside of it.
+    """
+    return [each for each in _reached(root) if hasattr(type(each), "resource_handle")]
 
 
-def _tracked(root: Any, seen: set[int]) -> Iterator[Any]:
-    children = getattr(root, CHILDREN, None)
-    if children is None or id(root) in seen:
-        return
-    seen.add(id(root))
-    yield root
-    if not isinstance(root, tf.Variable):
-        for child in children().values():
-            yield from _tracked(child, seen)
+def _reached(root: Any) -> Iterator[Any]:
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        children = None if inspect.isclass(each) else getattr(each, CHILDREN, None)
+        if children is not None:
+            yield each
+            if not isinstance(each, tf.Variable):
+                waiting += children().values()
+        if not inspect.isclass(each) and not inspect.ismodule(each):
+            waiting += _behind(each)
+
+
+def _behind(function: Any) -> list[Any]:
+    """Returns the objects that a function is of and those that it names."""
+    if inspect.ismethod(function):
+        # The object of a tf.function's method is a stand-in, which has it as its `target`.
+        owner = function.__self__
+        return [function.__func__, owner, getattr(owner, "target", None)]
+    if inspect.isfunction(function):
+        outside = inspect.getclosurevars(function)
+        named = [*outside.nonlocals.values(), *outside.globals.values()]
+        return [*named, getattr(function, "__wrapped__", None)]
+    if isinstance(function, partial):
+        return [function.func, *function.args, *function.keywords.values()]
+    if isinstance(function, tf.types.experimental.PolymorphicFunction):
+        return [function.python_function]
+    return []
 
 
 def _is_keras_model(model: Any) -> bool:

@@ -7,7 +7,7 @@ there: `<name>_values` and `<name>_row_splits`, or `<name>_indices`, `<name>_val
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -35,16 +35,8 @@ class Signature(NamedTuple):
         Raises:
           ValueError: two have one name.
         """
-        result: dict[str, tf.TensorSpec] = {}
-        for name, spec in self._leaves():
-            for part, plain in parts_of(name, spec).items():
-                if part in result:
-                    raise ValueError(
-                        f"Two tensors of the signature are named {part!r}. Give each TensorSpec a "
-                        "`name` of its own."
-                    )
-                result[part] = tf.TensorSpec(plain.shape, plain.dtype, part)
-        return result
+        parts = plain_parts(self._leaves())
+        return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in parts.items()}
 
     def packed(self, tensors: Mapping[str, tf.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments that plain tensors by name stand for."""
@@ -89,15 +81,40 @@ def as_specs(structure: Any) -> Any:
     return structure
 
 
-def named_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
-    """Returns the leaves of a structure in the order of tf.nest, each with a name."""
+def named_leaves(name: str, structure: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Returns the leaves of a structure in the order of tf.nest, each with a name.
+
+    Args:
+      name: of the structure. A dict has keys instead, a list `<name>_0` and so on.
+      structure: see above.
+      prefix: what keys of dicts begin with; those within others begin with the name of that.
+    """
     if isinstance(structure, Mapping):
-        return [leaf for key in sorted(structure) for leaf in named_leaves(key, structure[key])]
-    if isinstance(structure, (list, tuple)):
-        parts = [named_leaves(f"{name}_{i}", part) for i, part in enumerate(structure)]
-        return [leaf for part in parts for leaf in part]
-    own = getattr(structure, "name", None) if isinstance(structure, tf.TensorSpec) else None
-    return [(_NO_WORD.sub("_", str(own or name)), structure)]
+        named = [(f"{prefix}{key}", structure[key]) for key in sorted(structure)]
+    elif isinstance(structure, (list, tuple)):
+        named = [(f"{name}_{i}", part) for i, part in enumerate(structure)]
+    else:
+        own = getattr(structure, "name", None) if isinstance(structure, tf.TensorSpec) else None
+        return [(_NO_WORD.sub("_", str(own or name)), structure)]
+    return [leaf for each, part in named for leaf in named_leaves(each, part, f"{each}_")]
+
+
+def plain_parts(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the plain tensors, or specs, of several with names; see `parts_of`.
+
+    Raises:
+      ValueError: two have one name.
+    """
+    result: dict[str, Any] = {}
+    for name, value in leaves:
+        for part, plain in parts_of(name, value).items():
+            if part in result:
+                raise ValueError(
+                    f"Two tensors of the signature are named {part!r}. Give each result another "
+                    "key, and each TensorSpec a `name` of its own."
+                )
+            result[part] = plain
+    return result
 
 
 def parts_of(name: str, value: Any) -> dict[str, Any]:
@@ -118,18 +135,18 @@ def flat_outputs(outputs: Any) -> dict[str, tf.Tensor]:
 
     Raises:
       TypeError: it gives no tensors.
+      ValueError: two have one name.
     """
     is_named = isinstance(outputs, Mapping)
     structure = outputs if is_named or isinstance(outputs, (list, tuple)) else [outputs]
-    result: dict[str, tf.Tensor] = {}
-    for name, leaf in named_leaves("output", structure):
+    leaves = named_leaves("output", structure)
+    for _, leaf in leaves:
         if leaf is None or not (tf.is_tensor(leaf) or tf.nest.is_nested(leaf)):
             raise TypeError(
                 "A function for serving must give tensors: one, or a list or dict of them. "
                 f"Received: {leaf!r}."
             )
-        result |= {part: tf.identity(tensor) for part, tensor in parts_of(name, leaf).items()}
-    return result
+    return {name: tf.identity(tensor) for name, tensor in plain_parts(leaves).items()}
 
 
 def _names_of(function: Callable[..., Any], count: int) -> list[str]:
