@@ -104,6 +104,7 @@ OVERRIDDEN = (
     "_serialize_to_tensors",
     "_restore_from_tensors",
     "_read_variable_op",
+    "_lazy_read",
     "_dense_var_to_tensor",
     "_strided_slice_assign",
     "_copy_trackable_to_cpu",

@@ -24,7 +24,7 @@ from sok_lite.bridge.tf_private import SaveableObject
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.kv_variable.kv_variable_options import KvOptions
+from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination
 from sok_lite.kv_variable.meta_graph import GRAPH_COLLECTION
 from sok_lite.kv_variable.saveable import KvVariableSaveable, SavedBySavers
 from sok_lite.kv_variable.saved_table import SavedTable
@@ -90,7 +90,7 @@ def training_mode(is_training: bool) -> Iterator[None]:
 def get_kv_feature_size() -> dict[str, tf.Tensor]:
     """Returns `total_count` of the KvVariables of the default TF1 graph, by name."""
     variables = tf.compat.v1.get_collection(GRAPH_COLLECTION)
-    return {variable.saved.name: variable.total_count() for variable in variables}
+    return {variable.saved.name: variable.total_count for variable in variables}
 
 
 def _scatter(operation: str) -> Callable[..., Any]:
@@ -246,13 +246,13 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         """Its partitions; of one without any, and of a partition, itself."""
         return [self]
 
-    def has_storage(self) -> bool:
-        """Whether rows may lie beside the first memory."""
-        return self.table.store.near_rows is not None
+    def has_storage(self, storage_type: StorageCombination = StorageCombination.MEM_SSD) -> bool:
+        """Whether rows may lie in some memory, by default beside the first one."""
+        return storage_type is StorageCombination.MEM or self.table.store.near_rows is not None
 
-    def total_count(self, name: str | None = None) -> tf.Tensor:
-        """Returns how many keys have a row that training has not set to zeros, scalar int64."""
-
+    @property
+    def total_count(self) -> tf.Tensor:
+        """How many keys have a row that training has not set to zeros, scalar int64."""
         share = self.share
 
         def run(table: EmbeddingTable) -> Array:
@@ -260,11 +260,11 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
             return np.array(count, np.int64)
 
         (count,) = self._call("total_count", run, [], [tf.int64], [[]])
-        return tf.identity(count, name)
+        return count
 
-    def total_freq(self, name: str | None = None) -> tf.Tensor:
-        """Returns how often the keys that `total_count` counts were seen, scalar int64."""
-
+    @property
+    def total_freq(self) -> tf.Tensor:
+        """How often the keys that `total_count` counts were seen, scalar int64."""
         share = self.share
 
         def run(table: EmbeddingTable) -> Array:
@@ -272,10 +272,11 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
             return np.array(int(counts - table.counts(share.shrunk(table)).sum()), np.int64)
 
         (count,) = self._call("total_freq", run, [], [tf.int64], [[]])
-        return tf.identity(count, name)
+        return count
 
-    def storage_size_count(self, name: str | None = None) -> tf.Tensor:
-        """Returns rows in the first memory and beside it, (2,) int64, of all partitions."""
+    @property
+    def storage_size_count(self) -> tf.Tensor:
+        """Rows in the first memory and beside it, (2,) int64, of all partitions."""
 
         def run(table: EmbeddingTable) -> Array:
             store = table.store
@@ -283,7 +284,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
             return table.backend.from_host(np.array([store.num_rows - far, far], np.int64))
 
         (counts,) = self._call("storage_size_count", run, [], [tf.int64], [[2]])
-        return tf.identity(counts, name)
+        return counts
 
     def get_counting(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Returns how often training lookups and writes have seen keys, int64 of their shape."""

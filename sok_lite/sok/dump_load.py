@@ -4,12 +4,11 @@ docs/checkpoint_format.md has the files.
 """
 
 import os
-from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from sok_lite.bridge.host_call import host_call
+from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
 from sok_lite.engine.files.dump import dump as engine_dump
 from sok_lite.engine.files.load import load as engine_load
@@ -42,7 +41,7 @@ def dump(path: Path, dump_vars: Any, optimizer: Any = None) -> None:
     comm = communicator()
     tables = [variable.table for variable in variables]
     extra = {} if wrapper is None else {"iterations": _counts(wrapper)}
-    _run(variables, "sok.dump", lambda: engine_dump(path, tables, comm, extra))
+    on_device(tables[0].backend, engine_dump, path, tables, comm, extra)
 
 
 def load(
@@ -72,8 +71,7 @@ def load(
     variables, wrapper = _checked(load_vars, optimizer, "load")
     comm = communicator()
     tables = [variable.table for variable in variables]
-    extra: dict[str, Any] = {}
-    _run(variables, "sok.load", lambda: extra.update(engine_load(path, tables, comm, mode, cast)))
+    extra = on_device(tables[0].backend, engine_load, path, tables, comm, mode, cast)
     if wrapper is not None:
         _go_on_from(wrapper, extra, path)
 
@@ -84,14 +82,6 @@ def incremental_model_dump(sok_vars: Any, time_threshold: Any, sess: Any = None)
         "sok.incremental_model_dump is not there yet. Use variable.export_if(min_score=...), on "
         "every rank for its part. docs/migrating_from_sok.md lists what differs."
     )
-
-
-def _run(variables: Sequence[DynamicVariable], what: str, function: Callable[[], None]) -> None:
-    def run() -> Sequence[tf.Tensor]:
-        function()
-        return ()
-
-    host_call(run, [], [], variables[0].table.backend, what)
 
 
 def _checked(

@@ -501,9 +501,9 @@ def test_a_graph_that_nobody_has_is_gone_with_its_tables(is_trained, made):
 
 
 CALLS = {
-    "total_count": lambda v: v.total_count(),
-    "total_freq": lambda v: v.total_freq(),
-    "storage_size_count": lambda v: v.storage_size_count(),
+    "total_count": lambda v: v.total_count,
+    "total_freq": lambda v: v.total_freq,
+    "storage_size_count": lambda v: v.storage_size_count,
     "get_counting": lambda v: v.get_counting([1]),
     "get_timestamp": lambda v: v.get_timestamp([1]),
     "value": lambda v: v.value(),
@@ -523,7 +523,7 @@ CALLS = {
 def test_a_session_that_has_not_initialized_the_variable_cannot_use_it(call, made):
     with tf.Graph().as_default():
         variable = made()
-        fetched, count = CALLS[call](variable), variable.total_count()
+        fetched, count = CALLS[call](variable), variable.total_count
         rows = tf.nn.embedding_lookup(variable, [1, 2])
         with tf1.Session() as first, tf1.Session() as second:
             first.run(tf1.global_variables_initializer())
@@ -568,7 +568,7 @@ def test_rows_beside_the_first_memory(tmp_path):
         "tiers", 8, initializer=tf1.random_normal_initializer(), kv_options=options
     )
     rows = tf.nn.embedding_lookup(variable, tf.range(3000, dtype=tf.int64)).numpy()
-    near, far = variable.storage_size_count().numpy()
+    near, far = variable.storage_size_count.numpy()
     assert near + far == 3000 and far > 2000 and variable.has_storage()
     np.testing.assert_array_equal(
         tf.nn.embedding_lookup(variable, tf.range(3000, dtype=tf.int64)), rows

@@ -149,7 +149,7 @@ def test_awkward_keys(tmp_path, batches):
         again.train([1, 2, 3])
         tf1.train.Saver().restore(session, path)
         assert again.known()[0] == known
-        assert session.run(again.variable.total_count()) == len({k for b in batches for k in b})
+        assert session.run(again.variable.total_count) == len({k for b in batches for k in b})
 
 
 @pytest.mark.parametrize(
@@ -451,7 +451,7 @@ def test_shrunk_rows_come_back_as_zeros_with_their_states(tmp_path):
         assert again.known()[0] == known and known[1][0] == (0.0,) * DIM
         for name, rows in again.states().items():
             np.testing.assert_array_equal(rows, states[name])
-        assert session.run(again.variable.total_count()) == 2
+        assert session.run(again.variable.total_count) == 2
 
 
 # ---- modes ---------------------------------------------------------------------------------------

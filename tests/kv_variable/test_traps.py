@@ -33,7 +33,7 @@ def test_defect_5_a_key_below_the_threshold_costs_no_row():
     for _ in range(2):
         tf.nn.embedding_lookup(variable, tf.range(20_000, dtype=tf.int64))
     assert variable.table.store.num_rows == 0
-    assert variable.storage_size_count().numpy().tolist() == [0, 0]
+    assert variable.storage_size_count.numpy().tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_defect_8_each_count_has_one_meaning():
     variable = get_kv_variable("kv", 2, enter_threshold=2, initializer=tf1.ones_initializer())
     tf.nn.embedding_lookup(variable, [1, 1, 2, 2, 3])
     assert variable.shape.as_list() == [None, 2]
-    assert int(variable.total_count()) == 2  # with a row
-    assert int(variable.total_freq()) == 4  # of those
-    assert variable.storage_size_count().numpy().tolist() == [2, 0]
+    assert int(variable.total_count) == 2  # with a row
+    assert int(variable.total_freq) == 4  # of those
+    assert variable.storage_size_count.numpy().tolist() == [2, 0]
     assert variable.value().shape == (2, 2)
 
 
@@ -77,7 +77,7 @@ def test_defect_8_keys_that_training_has_set_to_zeros_are_not_counted():
         loss = tf.reduce_sum(rows * [[1e-3, 1e-3], [-50.0, -50.0]])
         step = kv.train.SparseGroupFtrlOptimizer(0.1, l21_regularization_strength=1.0)
         exported = variable.export(), variable.export(cutoff=None)
-        return [step.minimize(loss), variable.total_count(), variable.total_freq(), exported]
+        return [step.minimize(loss), variable.total_count, variable.total_freq, exported]
 
     def after(session, step, count, freq, exported):
         session.run(step)

@@ -209,12 +209,12 @@ class Calls:
             scatter(tf.IndexedSlices(tf.fill([2, DIM], 3.0), keys[:2]))
         kv.insert_kv_embedding(self.split, keys[:1], tf.ones([1, DIM]))
         self.split.delete(keys[1:2])
-        facts = self.split.total_count(), self.split.total_freq(), self.few.get_counting(keys)
+        facts = self.split.total_count, self.split.total_freq, self.few.get_counting(keys)
         seen = self.few.get_timestamp(keys) > 0
         gone = self.few.delete_with_timestamp(10_000)
         self.few.assign(self.split)
         exported = self.few.export()
-        stored = self.few.storage_size_count()
+        stored = self.few.storage_size_count
         return (rows, combined, *gradients, *facts, seen, gone, *exported, stored)
 
     def collectives(self):
