@@ -4,7 +4,9 @@ Every rank runs the same tests in the same order. Run alone, they hold for the o
 """
 
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sok_lite.comm import Communicator, CommunicatorError, launched_ranks, make_communicator
@@ -43,6 +45,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "comm" in metafunc.fixturenames:
         connected = connect()
         metafunc.parametrize("comm", connected.values(), ids=connected.keys())
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    """One folder for all ranks: that of rank 0."""
+    path = np.frombuffer(str(tmp_path).encode().ljust(500), np.uint8)
+    return Path(bytes(comm.broadcast(path)).decode().rstrip())
 
 
 def pytest_report_header() -> list[str]:

@@ -1,7 +1,5 @@
 """sok.dump and sok.load over real ranks."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,13 +15,6 @@ KEYS = np.arange(-40, 61)
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if `sok.init` had chosen it."""
     monkeypatch.setattr(job, "_communicator", comm)
-
-
-@pytest.fixture
-def folder(comm, tmp_path):
-    """One folder for all ranks: that of rank 0."""
-    path = np.frombuffer(str(tmp_path).encode().ljust(500), np.uint8)
-    return Path(bytes(comm.broadcast(path)).decode().rstrip())
 
 
 def variable(keys):

@@ -1,7 +1,5 @@
 """Exports over real ranks: what rank 0 writes has the keys of all."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,13 +12,6 @@ from sok_lite.bridge import job
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if the program had connected its ranks so."""
     monkeypatch.setattr(job, "_communicator", comm)
-
-
-@pytest.fixture
-def folder(comm, tmp_path):
-    """One folder for all ranks: that of rank 0."""
-    path = np.frombuffer(str(tmp_path).encode().ljust(500), np.uint8)
-    return Path(bytes(comm.broadcast(path)).decode().rstrip())
 
 
 def test_an_export_has_the_keys_of_all_ranks(comm, folder):

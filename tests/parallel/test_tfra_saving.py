@@ -52,13 +52,6 @@ def over(comm, monkeypatch):
     monkeypatch.setattr(job, "_communicator", comm)
 
 
-@pytest.fixture
-def folder(comm, tmp_path):
-    """One folder for all ranks: that of rank 0."""
-    path = np.frombuffer(str(tmp_path).encode().ljust(500), np.uint8)
-    return Path(bytes(comm.broadcast(path)).decode().rstrip())
-
-
 def alone(comm, what, folder):
     """Runs a process of one rank, on rank 0; the others wait."""
     if comm.rank == 0:
