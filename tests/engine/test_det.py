@@ -129,6 +129,11 @@ class TableAgainstDict(RuleBasedStateMachine):
         self.inserted += len(set(keys) - set(self.oracle.scores))
         self.oracle.scores.update((key, self.oracle.now) for key in keys)
 
+    def wrote(self, keys):
+        """Keys that have a row count as seen by the last lookup."""
+        held = set(keys) & set(self.oracle.rows)
+        self.oracle.scores.update(dict.fromkeys(held, self.oracle.now))
+
     def erase_both(self, erase, keys):
         keys = set(keys) & set(self.oracle.rows)
         assert erase() == len(keys)
@@ -172,11 +177,13 @@ class TableAgainstDict(RuleBasedStateMachine):
     def assign(self, keys):
         for each in (self.table, self.oracle):
             each.assign(np.array(keys, np.int64), self.values(keys))
+        self.wrote(keys)
 
     @rule(keys=KEYS)
     def accumulate(self, keys):
         for each in (self.table, self.oracle):
             each.accumulate(np.array(keys, np.int64), self.values(keys), -1.0)
+        self.wrote(keys)
 
     @rule(keys=KEYS)
     def erase(self, keys):

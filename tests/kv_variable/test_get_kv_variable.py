@@ -173,6 +173,7 @@ def test_in_eager_mode_a_name_is_of_what_the_program_keeps():
     with tf1.variable_scope("a"):
         assert get_kv_variable("twice", 5) is not first
     del first
+    gc.collect()
     assert get_kv_variable("twice", 4).embedding_dim == 4
 
 
