@@ -85,6 +85,11 @@ class Watched:
         """`assign` or `accumulate`."""
         getattr(self.table, name)(array(keys), values)
         getattr(self.oracle, name)(keys, values)
+        # What is written counts as seen by the last lookup.
+        held = {key: self.oracle.now for key in keys if key in self.oracle.rows}
+        self.seen.update(held)
+        if self.oracle.strategy == "kLru":
+            self.oracle.scores.update(held)
 
     def erase(self, keys):
         self._erased(self.table.erase(array(keys)), keys)
