@@ -140,7 +140,8 @@ def get_kv_variable(
 def _found(name: str, reuse: Any) -> KvVariable | None:
     """Returns the variable of a name, if the scope lets it be found."""
     if tf.executing_eagerly() or tf.inside_function():
-        found = _by_name.get(name) if reuse else None
+        # Scopes that are made in eager mode reuse; one that TensorFlow made before need not say so.
+        found = _by_name.get(name)
         is_missing_an_error = reuse is True
     else:
         variables = tf.compat.v1.get_collection(GRAPH_COLLECTION)
