@@ -30,25 +30,34 @@ _GIVING_TIMEOUT_S = 300.0
 _THREADS_VARIABLE, _NUM_THREADS = "TF_NUM_INTEROP_THREADS", "64"
 
 _Run = Callable[[], Sequence[tf.Tensor]]
-# Of each graph its number, and how many calls of a name it has. Gradients are built in no order
-# that ranks share, so each name has numbers of its own.
-_graphs: "weakref.WeakKeyDictionary[Any, tuple[int, Counter[str]]]" = weakref.WeakKeyDictionary()
-_graph_numbers = itertools.count()
+# Of each graph, how many calls of a name it has. Gradients are built in no order that ranks share,
+# so each name has numbers of its own.
+_counts: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()
+# Of each name, the number of the graph among those that have such a call of several ranks.
+_graphs: "dict[str, weakref.WeakKeyDictionary[Any, int]]" = {}
+_num_graphs: Counter[str] = Counter()
 
 
 def numbered(name: str) -> str:
-    """Returns a name that is new, the same on all ranks that come to it as often.
-
-    They must begin their graphs in the same order.
-    """
+    """Returns a name that is new in this graph, the same on all ranks that come to it as often."""
     if tf.executing_eagerly():
         return name
-    graph = tf.compat.v1.get_default_graph()
-    if graph not in _graphs:
-        _graphs[graph] = next(_graph_numbers), Counter()
-    number, counts = _graphs[graph]
+    counts = _counts.setdefault(tf.compat.v1.get_default_graph(), Counter())
     counts[name] += 1
-    return f"{name}, {counts[name]} of graph {number}"
+    return f"{name}, {counts[name]}"
+
+
+def _of_graph(name: str) -> str:
+    """Returns a name of a call of this graph that is new in the process.
+
+    What ranks do alone does not count: a rank may build graphs that others do not build.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    numbers = _graphs.setdefault(name, weakref.WeakKeyDictionary())
+    if graph not in numbers:
+        numbers[graph] = _num_graphs[name]
+        _num_graphs[name] += 1
+    return f"{name} of graph {numbers[graph]}"
 
 
 class Together(NamedTuple):
@@ -153,8 +162,8 @@ def in_turn(
 ) -> Any:
     """Returns what a call of several ranks gives, as operations of a TF1 graph.
 
-    All ranks must build the same graphs in the same order, and in them the same calls, those of one
-    name in the same order.
+    All ranks must build the same calls, those of one name in the same order, and graphs that have
+    the same calls in the same order.
 
     Args:
       together: the ranks.
@@ -162,7 +171,7 @@ def in_turn(
       function, inputs, output_dtypes, what: as of `host_call`.
     """
     comm = together.comm
-    name = numbered(f"{what} ({together.name})").encode()
+    name = _of_graph(numbered(f"{what} ({together.name})")).encode()
     # Two hashes of 31 bits: no name is taken for another, and none is negative.
     call = zlib.crc32(name) >> 1 << 31 | zlib.adler32(name) >> 1
 
