@@ -83,6 +83,11 @@ def with_outer(rows: tf.Tensor, outer: tf.Tensor | None, ids: Any) -> tf.Tensor:
     return rows
 
 
+def clipped(rows: tf.Tensor, max_norm: float | None) -> tf.Tensor:
+    """Returns rows no longer than a norm; None: as they are."""
+    return rows if max_norm is None else tf.clip_by_norm(rows, max_norm, axes=[-1])
+
+
 def combined_rows(rows: tf.Tensor, ids: Any, weights: Any, combiner: str) -> tf.Tensor:
     """Returns the rows of keys combined as `tf.nn.embedding_lookup_sparse` does.
 

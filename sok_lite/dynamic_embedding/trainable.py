@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.local_lookup import local_lookup
+from sok_lite.bridge.sparse_matrix import clipped
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
 
@@ -234,11 +235,6 @@ def trains_tables(optimizer: Any) -> bool:
 
 class DEResourceVariable:
     """A marker for the buffers that other implementations keep: there are none here."""
-
-
-def clipped(rows: tf.Tensor, max_norm: float | None) -> tf.Tensor:
-    """Returns rows no longer than a norm; None: as they are."""
-    return rows if max_norm is None else tf.clip_by_norm(rows, max_norm, axes=[-1])
 
 
 def trainable_wrapper_filter(

@@ -19,6 +19,7 @@ from sok_lite.bridge.sparse_matrix import (
     as_safe_matrix,
     check_sparse,
     checked_combiner,
+    clipped,
     combined_rows,
     values_of,
     with_outer,
@@ -69,7 +70,7 @@ def embedding_lookup(
     if isinstance(ids, tf.RaggedTensor):
         options = {"name": name, "max_norm": max_norm, "training": training}
         return ids.with_flat_values(embedding_lookup(variable, ids.flat_values, **options))
-    rows = _clipped(variable.sparse_read(ids, training=training), max_norm)
+    rows = clipped(variable.sparse_read(ids, training=training), max_norm)
     return tf.identity(rows, name) if name is not None else rows
 
 
@@ -223,16 +224,12 @@ def _combined(
     """Returns the rows of keys combined, (batch, dim)."""
     # Halves stay float32 when they are combined: a table would round them.
     if max_norm is not None or variable.dtype != tf.float32:
-        rows = _clipped(variable.sparse_read(values_of(ids), training=training), max_norm)
+        rows = clipped(variable.sparse_read(values_of(ids), training=training), max_norm)
         return combined_rows(rows, ids, weights, combiner)
     comm = job.other_ranks() or SingleCommunicator()
     arguments = checked_arguments([variable], [ids], weights, combiner, comm.size)
     treatment = Treatment(variable.resolved(training), None, False, READING_ONLY)
     return look_up(comm, arguments, treatment)[0]
-
-
-def _clipped(rows: tf.Tensor, max_norm: float | None) -> tf.Tensor:
-    return rows if max_norm is None else tf.clip_by_norm(rows, max_norm, axes=[-1])
 
 
 # ---- TensorFlow's own functions ------------------------------------------------------------------
