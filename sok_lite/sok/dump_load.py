@@ -4,12 +4,14 @@ docs/checkpoint_format.md has the files.
 """
 
 import os
+from functools import partial
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
+from sok_lite.bridge.progress import checked_progress, progress_bar
 from sok_lite.engine.files.dump import dump as engine_dump
 from sok_lite.engine.files.load import load as engine_load
 from sok_lite.sok.dynamic_variable import DynamicVariable
@@ -20,7 +22,7 @@ __all__ = ["dump", "incremental_model_dump", "load"]
 Path = str | os.PathLike[str]
 
 
-def dump(path: Path, dump_vars: Any, optimizer: Any = None) -> None:
+def dump(path: Path, dump_vars: Any, optimizer: Any = None, progress: bool | None = None) -> None:
     """Writes variables of all ranks into a folder. Every rank must call it, in eager mode.
 
     Written are keys, rows, the states of all optimizers, scores, sightings and times. A checkpoint
@@ -31,21 +33,32 @@ def dump(path: Path, dump_vars: Any, optimizer: Any = None) -> None:
       path: of the folder, which all ranks must see; it is made if it is not there.
       dump_vars: a DynamicVariable, or a list or tuple of several with different names.
       optimizer: a sok.OptimizerWrapper, or a list of one: its step count is kept as well.
+      progress: whether rank 0 shows a bar of its bytes; None: if it writes to a terminal and tqdm
+        is installed.
 
     Raises:
       TypeError, ValueError: an argument is not as said here, or differs between ranks.
       RuntimeError: not in eager mode, or `sok.init` was not called.
       OSError, MemoryError: a rank cannot write its files. All ranks raise the same.
+      ImportError: `progress` is True and there is no tqdm.
     """
     variables, wrapper = _checked(dump_vars, optimizer, "dump")
     comm = communicator()
     tables = [variable.table for variable in variables]
     extra = {} if wrapper is None else {"iterations": _counts(wrapper)}
-    on_device(tables[0].backend, engine_dump, path, tables, comm, extra)
+    shown = checked_progress(progress, comm.rank)
+    with progress_bar(shown, f"Dump to {os.fspath(path)}", comm.size) as report:
+        write = partial(engine_dump, path, tables, comm, extra, report=report)
+        on_device(tables[0].backend, write)
 
 
 def load(
-    path: Path, load_vars: Any, optimizer: Any = None, mode: str = "replace", cast: bool = False
+    path: Path,
+    load_vars: Any,
+    optimizer: Any = None,
+    mode: str = "replace",
+    cast: bool = False,
+    progress: bool | None = None,
 ) -> None:
     """Gives variables what `dump` wrote, on any number of ranks. Every rank must call it.
 
@@ -60,6 +73,7 @@ def load(
       mode: "replace": a variable has the keys that were written and no others. "merge": it keeps
         its other keys as well.
       cast: whether rows may be of another dtype of floats than those that were written.
+      progress: as of `dump`.
 
     Raises:
       TypeError, ValueError: an argument is not as said here or differs between ranks, the variables
@@ -67,11 +81,15 @@ def load(
       RuntimeError: not in eager mode, or `sok.init` was not called.
       OSError, MemoryError: there is no checkpoint, or a rank cannot read or hold its part. All
         ranks raise the same, and no variable has changed.
+      ImportError: as of `dump`.
     """
     variables, wrapper = _checked(load_vars, optimizer, "load")
     comm = communicator()
     tables = [variable.table for variable in variables]
-    extra = on_device(tables[0].backend, engine_load, path, tables, comm, mode, cast)
+    shown = checked_progress(progress, comm.rank)
+    with progress_bar(shown, f"Load from {os.fspath(path)}", comm.size) as report:
+        read = partial(engine_load, path, tables, comm, mode, cast, report=report)
+        extra = on_device(tables[0].backend, read)
     if wrapper is not None:
         _go_on_from(wrapper, extra, path)
 

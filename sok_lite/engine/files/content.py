@@ -17,6 +17,7 @@ from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.joined import joined_facts, joined_states, without_slots
 from sok_lite.engine.files.manifest import Shard, TableFacts
+from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import ShardReader
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.table import EmbeddingTable
@@ -48,8 +49,23 @@ class _Part(NamedTuple):
             yield self.places[i:j], rows[self.at[i:j] - self.at[i]]
 
 
+def shards_of(table: EmbeddingTable, facts: TableFacts, comm: Communicator) -> Sequence[Shard]:
+    """Returns the files that have keys of this rank: its own alone, or all."""
+    return [facts.shards[comm.rank]] if _is_own(table, facts, comm) else facts.shards
+
+
+def _is_own(table: EmbeddingTable, facts: TableFacts, comm: Communicator) -> bool:
+    """Whether each rank has a file with its keys and no others."""
+    return len(facts.shards) == comm.size and facts.owner == table.owner.name
+
+
 def content(
-    table: EmbeddingTable, facts: TableFacts, folder: str, comm: Communicator, num_bytes: int
+    table: EmbeddingTable,
+    facts: TableFacts,
+    folder: str,
+    comm: Communicator,
+    num_bytes: int,
+    progress: Progress | None = None,
 ) -> Snapshot:
     """Returns what a checkpoint has for the part of a table that is on this rank.
 
@@ -57,17 +73,15 @@ def content(
       facts: what the manifest says of the table; dim, key type and dtype fit it.
       folder: of the checkpoint.
       num_bytes: of rows that are read together.
+      progress: told of every chunk when it is read for the first time.
 
     Raises:
       OSError: a file cannot be read. ValueError: a file is corrupt. Reading the Pieces may raise
         the same.
     """
-    shards: Sequence[Shard] = facts.shards
-    is_own = len(shards) == comm.size and facts.owner == table.owner.name
-    if is_own:
-        shards = [shards[comm.rank]]
-    readers = [open_shard(facts, shard, folder) for shard in shards]
-    has_all = is_own or comm.size == 1
+    shards = shards_of(table, facts, comm)
+    readers = [open_shard(facts, shard, folder, progress) for shard in shards]
+    has_all = _is_own(table, facts, comm) or comm.size == 1
     chosen = [_keys(table, reader, comm, has_all, num_bytes) for reader in readers]
     key_type = table.key_dtype.dtype
     keys = np.concatenate([np.empty(0, key_type), *(keys for _, keys in chosen)])

@@ -22,8 +22,9 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
+from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
-from sok_lite.engine.files.table_file import write_table
+from sok_lite.engine.files.table_file import num_bytes, write_table
 from sok_lite.engine.optimizer_states import drop_left_behind
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone, holding
@@ -37,6 +38,7 @@ def dump(
     comm: Communicator,
     extra: Mapping[str, Any] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    report: Report | None = None,
 ) -> None:
     """Writes all that tables hold into a folder. Every rank must call it; it returns together.
 
@@ -50,6 +52,7 @@ def dump(
       comm: the ranks.
       extra: what JSON knows, given back by `load`. That of rank 0 counts.
       chunk_bytes: bytes that are written together.
+      report: called with the bytes of this rank's files that are written, and all of them.
 
     Raises:
       TypeError, ValueError: as of `check_tables`.
@@ -61,7 +64,7 @@ def dump(
     data = "data-" + comm.broadcast(mine).tobytes().hex()
     try:
         together(comm, lambda: _make_folders(folder, data, comm))
-        shards = together(comm, lambda: _write_all(folder, data, tables, comm, chunk_bytes))
+        shards = together(comm, lambda: _write_all(folder, data, tables, comm, chunk_bytes, report))
         by_rank = _gathered(comm, shards)
         together(comm, lambda: _publish(folder, tables, by_rank, comm, dict(extra or {})))
     finally:
@@ -127,15 +130,21 @@ def check_is_ours(path: str) -> None:
 
 
 def _write_all(
-    folder: str, data: str, tables: Sequence[EmbeddingTable], comm: Communicator, chunk_bytes: int
+    folder: str,
+    data: str,
+    tables: Sequence[EmbeddingTable],
+    comm: Communicator,
+    chunk_bytes: int,
+    report: Report | None,
 ) -> list[Shard]:
     for table in tables:
         alone(table, partial(drop_left_behind, table))
     names = [manifest.file_name(table.name, comm.rank, comm.size) for table in tables]
 
     def write() -> list[Shard]:
+        progress = Progress(report, sum(map(num_bytes, tables)))
         return [
-            write_table(table, folder, f"{data}/{name}", chunk_bytes)
+            write_table(table, folder, f"{data}/{name}", chunk_bytes, progress)
             for table, name in zip(tables, names, strict=True)
         ]
 

@@ -14,9 +14,10 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.content import content
+from sok_lite.engine.files.content import content, shards_of
 from sok_lite.engine.files.dump import check_tables
 from sok_lite.engine.files.manifest import Manifest, TableFacts
+from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
@@ -32,6 +33,7 @@ def load(
     comm: Communicator,
     mode: str = "replace",
     cast: bool = False,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Gives tables what a checkpoint has of them. Every rank must call it; it returns together.
 
@@ -48,6 +50,7 @@ def load(
         keys too; see `merging.merged`.
       cast: whether rows of floats may be of another dtype of floats than those of the table, to
         which they are rounded.
+      report: called with the bytes that this rank has read, and those of the files that it reads.
 
     Returns:
       What `dump` was given as `extra`.
@@ -67,7 +70,7 @@ def load(
     check_equal_on_all_ranks(comm, {"files": files}, f"The checkpoint at {folder}")
 
     def give() -> None:
-        prepared = together(comm, lambda: _prepared(folder, found, tables, comm, mode))
+        prepared = together(comm, lambda: _prepared(folder, found, tables, comm, mode, report))
         publish_restored(tables, prepared)
 
     holding(tables, give)
@@ -115,11 +118,20 @@ def _check_fits(folder: str, table: EmbeddingTable, facts: TableFacts, cast: boo
 
 
 def _prepared(
-    folder: str, found: Manifest, tables: Sequence[EmbeddingTable], comm: Communicator, mode: str
+    folder: str,
+    found: Manifest,
+    tables: Sequence[EmbeddingTable],
+    comm: Communicator,
+    mode: str,
+    report: Report | None,
 ) -> list[list[Action]]:
     prepared = []
+    shards = [
+        shard for table in tables for shard in shards_of(table, found.tables[table.name], comm)
+    ]
+    progress = Progress(report, sum(shard.written.num_bytes for shard in shards))
     for table in tables:
-        snapshot = content(table, found.tables[table.name], folder, comm, CHUNK_BYTES)
+        snapshot = content(table, found.tables[table.name], folder, comm, CHUNK_BYTES, progress)
         if mode == "merge":
             snapshot = merged(table, snapshot, CHUNK_BYTES)
         prepared.append(preparing(table, snapshot))

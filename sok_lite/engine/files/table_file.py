@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts, path_of
+from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import (
     CHUNK_BYTES,
     ShardReader,
@@ -56,38 +57,33 @@ def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor
     ]
 
 
-def open_shard(facts: TableFacts, shard: Shard, folder: str) -> ShardReader:
+def open_shard(
+    facts: TableFacts, shard: Shard, folder: str, progress: Progress | None = None
+) -> ShardReader:
     """Returns a reader of a file of a table, which has the tensors that the manifest implies.
 
     Args:
       facts: of the table.
       shard: one of its files.
       folder: of the checkpoint.
+      progress: told of every chunk when it is read for the first time.
 
     Raises:
       OSError: the file cannot be read. ValueError: it is corrupt.
     """
-    reader = ShardReader(path_of(folder, shard), shard.written, facts.name)
+    reader = ShardReader(path_of(folder, shard), shard.written, facts.name, progress)
     for tensor in tensors_of(facts.dim, facts.dtype, facts.key_type, shard):
         reader.expect(tensor)
     return reader
 
 
-def write_table(
-    table: EmbeddingTable, folder: str, file: str, chunk_bytes: int = CHUNK_BYTES
-) -> Shard:
-    """Writes what a table holds, chunk by chunk. Hold the table, as `holding` does.
+def planned(table: EmbeddingTable, file: str) -> tuple[Outline, Shard, list[Tensor]]:
+    """Returns what a table holds, what the manifest says of it but for `written`, and its tensors.
+
+    Hold the table, as `holding` does, from here to the last byte.
 
     Args:
-      folder: of the checkpoint.
-      file: the new file, relative to it, with "/".
-      chunk_bytes: see `Written`.
-
-    Returns:
-      What the manifest says of the file, which is on the disk.
-
-    Raises:
-      OSError: it cannot be written.
+      file: the new file, relative to the folder of the checkpoint, with "/".
     """
     held = outline(table)
     states = tuple(
@@ -96,9 +92,38 @@ def write_table(
     )
     sizes = (held.num_keys, held.num_sighted, held.has_scores, held.has_slots)
     shard = Shard(file, *sizes, states, held.facts, NOT_WRITTEN)
-    tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
+    return held, shard, tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
+
+
+def num_bytes(table: EmbeddingTable) -> int:
+    """Returns the bytes of a table's file without its header. Hold the table."""
+    return sum(tensor.num_bytes for tensor in planned(table, "")[-1])
+
+
+def write_table(
+    table: EmbeddingTable,
+    folder: str,
+    file: str,
+    chunk_bytes: int = CHUNK_BYTES,
+    progress: Progress | None = None,
+) -> Shard:
+    """Writes what a table holds, chunk by chunk. Hold the table, as `holding` does.
+
+    Args:
+      folder: of the checkpoint.
+      file: the new file, relative to it, with "/".
+      chunk_bytes: see `Written`.
+      progress: told of every byte of the tensors.
+
+    Returns:
+      What the manifest says of the file, which is on the disk.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    held, shard, tensors = planned(table, file)
     about = {"table": table.name}
-    writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes)
+    writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes, progress)
     try:
         for array in _arrays(table, held, chunk_bytes):
             writer.write(array)
