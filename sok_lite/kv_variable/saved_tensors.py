@@ -33,7 +33,7 @@ import tensorflow as tf
 from sok_lite.bridge.checkpoint import columns_of, states_of
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.table.snapshot import State
-from sok_lite.kv_variable.content import Content, cut
+from sok_lite.kv_variable.content import Content, are_distinct, cut, in_order
 from sok_lite.kv_variable.share import Share
 
 # Rows all of whose |elements| are below it are left out of `keys` and `values`.
@@ -185,29 +185,36 @@ def decoded(
     """
     keys, values = tensors["keys"], np.ascontiguousarray(tensors["values"])
     empty = keys[:0]
-    blacklist = np.setdiff1d(tensors.get("blacklist", empty), keys)
+    blacklist = tensors.get("blacklist", empty)
+    if blacklist.size:
+        blacklist = np.setdiff1d(blacklist, keys)
     known = tensors.get("freq_keys", empty)
     counts, times = _frequencies(tensors, now)
     stated = np.concatenate([keys, blacklist])
     if not known.shape == counts.shape == times.shape or values.shape[:1] != keys.shape:
         raise ValueError(f"What was saved of {whose} is corrupt: its tensors differ in length.")
-    if np.unique(stated).size != stated.size or np.unique(known).size != known.size:
+    if not are_distinct(stated) or not are_distinct(known):
         raise ValueError(f"What was saved of {whose} is corrupt: its keys repeat.")
+    places = _places(known, stated)
+    is_stated = places >= 0
     if facts is not None:
         has_row = np.arange(known.size) < facts.num_rows
     else:
-        has_row = np.isin(known, stated) | (counts >= threshold)
-    clipped = np.setdiff1d(known[has_row], stated)
-    zeros = blacklist.size + clipped.size
-    all_keys = np.concatenate([stated, clipped])
-    rows = np.concatenate([values, np.zeros((zeros, values.shape[1]), values.dtype)])
+        has_row = is_stated | (counts >= threshold)
+    clipped = np.flatnonzero(has_row & ~is_stated)
+    all_keys = np.concatenate([stated, known[clipped]])
+    num_zeros = all_keys.size - keys.size
+    if num_zeros:
+        zeros = np.zeros((num_zeros, values.shape[1]), values.dtype)
+        values = np.concatenate([values, zeros])
     its_counts = np.full(all_keys.size, max(1, threshold), np.int64)
     its_times = np.full(all_keys.size, now)
-    _, at, of = np.intersect1d(all_keys, known, assume_unique=True, return_indices=True)
-    its_counts[at], its_times[at] = counts[of], times[of]
+    for its, numbers in ((its_counts, counts), (its_times, times)):
+        its[places[is_stated]] = numbers[is_stated]
+        its[stated.size :] = numbers[clipped]
     content = Content(
         all_keys,
-        rows.view(row_dtype.storage),
+        values.view(row_dtype.storage),
         _states(tensors, stated.size, clipped.size, whose),
         its_counts,
         its_times,
@@ -215,7 +222,17 @@ def decoded(
         counts[~has_row],
         times[~has_row],
     )
-    return cut(content, np.argsort(all_keys), np.argsort(content.sighted_keys))
+    return in_order(content)
+
+
+def _places(keys: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Returns where each key is among distinct ones, -1: nowhere."""
+    if among.size == 0:
+        return np.full(keys.size, -1)
+    order = np.argsort(among, kind="stable")  # quick where they are in order
+    ordered = among[order]
+    at = np.minimum(np.searchsorted(ordered, keys), among.size - 1)
+    return np.where(ordered[at] == keys, order[at], -1)
 
 
 def _frequencies(tensors: Mapping[str, Any], now: float) -> tuple[np.ndarray, np.ndarray]:
@@ -239,6 +256,8 @@ def _states(
             f"What was saved of {whose} is corrupt: optimizer states of "
             f"{len(tensors['states']):,} keys, and {num_stated:,} keys."
         )
+    if num_clipped == 0:
+        return states
     return [
         state._replace(
             rows=np.concatenate(
