@@ -100,12 +100,13 @@ def encoded(
       deleted: (d,) keys that are gone.
     """
     part = cut(content, share.has(content.keys), share.has(content.sighted_keys))
-    rows = row_dtype.to_float32(np, part.values)
-    is_zero = (np.abs(rows) < CUTOFF).all(axis=1)
-    is_shrunk = np.zeros(part.keys.size, bool)
+    # Few rows begin with a zero: only those are looked at.
+    zeros = np.flatnonzero(row_dtype.is_below(np, part.values[:, 0], CUTOFF))
+    zeros = zeros[row_dtype.is_below(np, part.values[zeros], CUTOFF).all(axis=1)]
+    is_zero, is_shrunk = np.zeros(part.keys.size, bool), np.zeros(part.keys.size, bool)
+    is_zero[zeros] = True
     for state in part.states:
-        is_shrunk |= (state.rows != np.float32(state.initial)).any(axis=1)
-    is_shrunk &= is_zero
+        is_shrunk[zeros] |= (state.rows[zeros] != np.float32(state.initial)).any(axis=1)
     deleted = deleted[share.has(deleted)]
     if facts.mode == PREDICT:
         if facts.base is not None:
@@ -123,8 +124,8 @@ def encoded(
     num_rows = part.keys.size if facts.mode == TRAIN else 0
     return {
         "keys": part.keys[~is_zero],
-        "values": part.values[~is_zero],
-        "init_table": np.empty((0, rows.shape[1]), np.float32),
+        "values": part.values[~is_zero] if zeros.size else part.values,
+        "init_table": np.empty((0, part.values.shape[1]), np.float32),
         "blacklist": part.keys[is_shrunk],
         "freq_keys": known,
         "freq_values": counts,
