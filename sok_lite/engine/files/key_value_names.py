@@ -51,21 +51,6 @@ class Place:
         return f"{file_prefix(name)}_mht_{shard}"
 
 
-def directory(dirpath: str | os.PathLike[str], dirpath_env: str | None = "TFRA_SAVED_KV") -> str:
-    """Returns the folder of the files: the environment's where it names one, else `dirpath`.
-
-    Raises:
-      ValueError: it is an address and not a folder of this machine.
-    """
-    folder = (os.environ.get(dirpath_env) if dirpath_env else None) or os.fspath(dirpath)
-    if "://" in folder:
-        raise ValueError(
-            "Files of keys and values are in a folder of this machine, which may be a mounted one. "
-            f"Received: {folder!r}. Mount it, or save there and copy the folder."
-        )
-    return folder
-
-
 def group_sizes(folder: str, name: str) -> set[int]:
     """Returns how many processes have written a variable's files: several numbers, several saves.
 
