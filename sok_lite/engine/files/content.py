@@ -15,14 +15,12 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
+from sok_lite.engine.files.joined import joined_facts, joined_states, without_slots
+from sok_lite.engine.files.manifest import Shard, TableFacts
 from sok_lite.engine.files.shard import ShardReader
-from sok_lite.engine.files.table_file import tensors_of
+from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.snapshot import Held, Pieces, Snapshot, State
-
-# What identifies a state in files of several ranks: see `_kinds_of`.
-_Kind = tuple[Any, ...]
 
 
 class _Part(NamedTuple):
@@ -68,7 +66,7 @@ def content(
     is_own = len(shards) == comm.size and facts.owner == table.owner.name
     if is_own:
         shards = [shards[comm.rank]]
-    readers = [_opened(facts, shard, folder) for shard in shards]
+    readers = [open_shard(facts, shard, folder) for shard in shards]
     has_all = is_own or comm.size == 1
     chosen = [_keys(table, reader, comm, has_all, num_bytes) for reader in readers]
     key_type = table.key_dtype.dtype
@@ -91,13 +89,6 @@ def content(
     values = _pieces(table, [(part, "values") for part in parts], (n, table.dim), num_bytes)
     values = values._replace(read=_converted(values.read, to_storage))
     return Snapshot(held, values, _states(table, shards, parts, n, num_bytes))
-
-
-def _opened(facts: TableFacts, shard: Shard, folder: str) -> ShardReader:
-    reader = ShardReader(path_of(folder, shard), shard.written, facts.name)
-    for tensor in tensors_of(facts.dim, facts.dtype, facts.key_type, shard):
-        reader.expect(tensor)
-    return reader
 
 
 def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int, int]]:
@@ -147,13 +138,13 @@ def _held(
                 whole[places] = numbers
         return whole
 
-    facts = _joined_facts(shards)
+    facts = joined_facts([shard.facts for shard in shards])
     none = np.empty(0, np.int64)
     is_whole = len(shards) == 1 and keys.size == shards[0].rows
     has_scores = all(shard.scores for shard in shards)
     slots = gathered("slots", np.int64) if is_whole and shards[0].slots else none
     if not is_whole:
-        facts = {name: fact for name, fact in facts.items() if name not in ("segment", "num_slots")}
+        facts = without_slots(facts)
     scores = gathered("scores", np.uint64) if has_scores else none.astype(np.uint64)
     return Held(
         from_host(keys),
@@ -189,47 +180,13 @@ def _sighted(
     return distinct, np.concatenate(counts)[first], np.concatenate(stamps)[first]
 
 
-def _joined_facts(shards: Sequence[Shard]) -> dict[str, Any]:
-    """Returns the facts of that rank which had most lookups: no stamp of a key is above."""
-    newest = max((shard.facts for shard in shards), key=lambda facts: facts["num_lookups"])
-    epochs = [shard.facts["epoch"] for shard in shards if "epoch" in shard.facts]
-    return newest | ({"epoch": max(epochs)} if epochs else {})
-
-
-def _kinds_of(shard: Shard) -> dict[_Kind, str]:
-    """Returns the tensor of each state of a file, by what tells it from others in every file.
-
-    Groups have numbers of their own on every rank: the first with some kinds of states is the first
-    with these kinds in every file, and so on.
-    """
-    groups: dict[int | None, list[tuple[str, int, float]]] = {}
-    for state in shard.states:
-        groups.setdefault(state.group, []).append((state.name, state.dim, state.initial))
-    seen: list[tuple[Any, ...]] = []
-    numbers: dict[int | None, _Kind] = {}
-    for group, kinds in groups.items():
-        alike = (group is None, *(sorted(kinds) if group is not None else ()))
-        numbers[group] = (alike, seen.count(alike))
-        seen.append(alike)
-    return {
-        (*numbers[state.group], state.name, state.dim, state.initial): state.tensor
-        for state in shard.states
-    }
-
-
 def _states(
     table: EmbeddingTable, shards: Sequence[Shard], parts: Sequence[_Part], n: int, num_bytes: int
 ) -> list[State]:
-    by_kind: dict[_Kind, list[tuple[_Part, str]]] = {}
-    for shard, part in zip(shards, parts, strict=True):
-        for kind, tensor in _kinds_of(shard).items():
-            by_kind.setdefault(kind, []).append((part, tensor))
-    groups: dict[_Kind, int] = {}
     states = []
-    for kind, tensors in by_kind.items():
-        (is_free, *_), *_, name, dim, initial = kind
-        group = None if is_free else groups.setdefault(kind[:2], len(groups) + 1)
-        rows = _pieces(table, tensors, (n, dim), num_bytes)
+    for name, dim, initial, group, tensors in joined_states([shard.states for shard in shards]):
+        its = [(parts[i], tensor) for i, tensor in tensors.items()]
+        rows = _pieces(table, its, (n, dim), num_bytes)
         states.append(State(name, dim, initial, rows, group))
     return states
 

@@ -108,11 +108,12 @@ def check_tables(
 def _make_folders(folder: str, data: str, comm: Communicator) -> None:
     if comm.rank == 0:
         os.makedirs(folder, exist_ok=True)
-        _check_is_ours(os.path.join(folder, manifest.NAME))
+        check_is_ours(os.path.join(folder, manifest.NAME))
         os.mkdir(os.path.join(folder, data))
 
 
-def _check_is_ours(path: str) -> None:
+def check_is_ours(path: str) -> None:
+    """Raises FileExistsError if there is a file that is no manifest where one is to go."""
     try:
         with open(path, "rb") as file:
             is_ours = manifest.FORMAT.encode() in file.read()

@@ -17,14 +17,22 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sok_lite.engine.files.manifest import Shard, StateFacts, path_of
-from sok_lite.engine.files.shard import CHUNK_BYTES, ShardWriter, Tensor, Written, dtype_of
+from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts, path_of
+from sok_lite.engine.files.shard import (
+    CHUNK_BYTES,
+    ShardReader,
+    ShardWriter,
+    Tensor,
+    Written,
+    dtype_of,
+)
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.pieces import Outline, outline, pieces, sighted_pieces
 
 # What goes with each key beside its rows; of the index alone, so never more than this a key.
 _ENTRY_BYTES = 32
-_NOTHING = Written(0, 1, ())
+# Of a file that is to be written.
+NOT_WRITTEN = Written(0, 1, ())
 
 
 def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor]:
@@ -46,6 +54,23 @@ def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor
         Tensor("sightings", "U32", (m,)),
         Tensor("sighting_stamps", "U32", (m,)),
     ]
+
+
+def open_shard(facts: TableFacts, shard: Shard, folder: str) -> ShardReader:
+    """Returns a reader of a file of a table, which has the tensors that the manifest implies.
+
+    Args:
+      facts: of the table.
+      shard: one of its files.
+      folder: of the checkpoint.
+
+    Raises:
+      OSError: the file cannot be read. ValueError: it is corrupt.
+    """
+    reader = ShardReader(path_of(folder, shard), shard.written, facts.name)
+    for tensor in tensors_of(facts.dim, facts.dtype, facts.key_type, shard):
+        reader.expect(tensor)
+    return reader
 
 
 def write_table(
@@ -70,7 +95,7 @@ def write_table(
         for i, (group, name, column) in enumerate(held.states)
     )
     sizes = (held.num_keys, held.num_sighted, held.has_scores, held.has_slots)
-    shard = Shard(file, *sizes, states, held.facts, _NOTHING)
+    shard = Shard(file, *sizes, states, held.facts, NOT_WRITTEN)
     tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
     about = {"table": table.name}
     writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes)
