@@ -51,7 +51,10 @@ LAYERS = [
     ["sok_lite.engine.files.content"],
     ["sok_lite.engine.files.load"],
     ["sok_lite.cli", "sok_lite.cli.errors", "sok_lite.cli.arguments"],
-    ["sok_lite.cli.wrapped", "sok_lite.cli.options", "sok_lite.cli.buckets"],
+    [
+        *("sok_lite.cli.wrapped", "sok_lite.cli.options", "sok_lite.cli.buckets"),
+        "sok_lite.cli.plain",
+    ],
     ["sok_lite.cli.importers"],
     [
         *("sok_lite.cli.progress", "sok_lite.cli.reading", "sok_lite.cli.destination"),

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.cli.buckets import Buckets, firsts
-from sok_lite.engine.dtypes import key_dtype, row_dtype
+from sok_lite.cli.plain import plain
+from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.source import Source, column_of
 
 _NUM_EXAMPLES = 5
@@ -66,7 +67,7 @@ def difference(
                 only[side] += alone.size
                 _show(examples[side], alone, sources[0].key_type)
             rows = [
-                _numbers(source, column, records["row"][at])
+                plain(source, column, records["row"][at])
                 for source, column, records, at in zip(
                     sources, columns, (first, second), (at_first, at_second), strict=True
                 )
@@ -85,12 +86,6 @@ def _records(source: Source, column: str, dtype: np.dtype) -> Iterator[np.ndarra
         records["key"] = kind.to_int64(np, keys)
         records["row"] = rows.reshape(records["row"].shape)
         yield records
-
-
-def _numbers(source: Source, column: str, rows: np.ndarray) -> np.ndarray:
-    if column == "values" and source.dtype == "bfloat16":
-        return row_dtype(source.dtype).to_float32(np, rows)
-    return rows
 
 
 def _compared(

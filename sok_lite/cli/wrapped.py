@@ -1,4 +1,4 @@
-"""A source that is another one but for something."""
+"""Sources that are others but for something."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,6 +19,20 @@ class Wrapped(Source):
 
     def read(self, column: str) -> Iterator[np.ndarray]:
         return self._source.read(column)
+
+
+def only_one(sources: Sequence[Source], what: str) -> Source:
+    """Returns the only source there is.
+
+    Args:
+      what: has one table.
+
+    Raises:
+      WrongUse: there are more, or none.
+    """
+    if len(sources) != 1:
+        raise WrongUse(f"{what} has one table, and there are {len(sources)}: choose one, --table")
+    return sources[0]
 
 
 class WithColumns(Wrapped):

@@ -20,6 +20,8 @@ from sok_lite.cli.errors import WrongUse
 # Name, for the user, and module. Those are asked in this order what a path is.
 FORMATS = {
     "sok_lite": "checkpoint",
+    "npz": "npz",
+    "parquet": "parquet",
     "csv": "csv",
 }
 

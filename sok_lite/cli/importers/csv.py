@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sok_lite.cli.errors import WrongUse
-from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.files.source import Column, Source, columns_of
+from sok_lite.cli.plain import plain_columns, read_plain
+from sok_lite.cli.wrapped import only_one
+from sok_lite.engine.files.source import Column, Source
 
 
 def write(path: str, sources: Sequence[Source]) -> None:
@@ -15,16 +15,12 @@ def write(path: str, sources: Sequence[Source]) -> None:
     A float is the shortest number that reads back as the same float32, float16 or float64; those of
     bfloat16 are written as float32.
     """
-    if len(sources) != 1:
-        raise WrongUse(f"a CSV file has one table, and there are {len(sources)}")
-    (source,) = sources
-    columns = columns_of(source)
+    source = only_one(sources, "a CSV file")
+    columns = plain_columns(source)
     with open(path, "x", encoding="utf-8", newline="") as file:
         file.write(",".join(name for column in columns for name in _names(column)) + "\n")
-        for pieces in zip(*(source.read(column.name) for column in columns), strict=True):
-            texts = [
-                _texts(source, column, piece) for column, piece in zip(columns, pieces, strict=True)
-            ]
+        for pieces in zip(*(read_plain(source, column.name) for column in columns), strict=True):
+            texts = [piece.reshape(len(piece), -1).astype(str).astype(object) for piece in pieces]
             for line in np.concatenate(texts, axis=1).tolist():
                 file.write(",".join(line) + "\n")
 
@@ -39,9 +35,3 @@ def _quoted(name: str) -> str:
     if not set(name) & set(',"\r\n'):
         return name
     return '"' + name.replace('"', '""') + '"'
-
-
-def _texts(source: Source, column: Column, piece: np.ndarray) -> np.ndarray:
-    if column.name == "values" and source.dtype == "bfloat16":
-        piece = row_dtype(source.dtype).to_float32(np, piece)
-    return piece.reshape(len(piece), -1).astype(str).astype(object)
