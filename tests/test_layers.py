@@ -52,6 +52,19 @@ LAYERS = [
     ["sok_lite.engine.files.rewriting"],
     ["sok_lite.engine.files.content"],
     ["sok_lite.engine.files.load"],
+    ["sok_lite.cli", "sok_lite.cli.errors", "sok_lite.cli.arguments"],
+    [
+        *("sok_lite.cli.wrapped", "sok_lite.cli.options", "sok_lite.cli.buckets"),
+        "sok_lite.cli.plain",
+    ],
+    ["sok_lite.cli.importers"],
+    [
+        *("sok_lite.cli.progress", "sok_lite.cli.reading", "sok_lite.cli.destination"),
+        *("sok_lite.cli.merged", "sok_lite.cli.compared", "sok_lite.cli.verified"),
+    ],
+    ["sok_lite.cli.commands"],
+    ["sok_lite.cli.main"],
+    ["sok_lite.__main__"],
     ["sok_lite.bridge"],
     ["sok_lite.bridge.tf_private"],
     ["sok_lite.bridge.graph_gradient"],
@@ -188,6 +201,7 @@ OUTSIDE = {
     "sok_lite.comm.mpi": {"mpi4py"},
     "sok_lite.comm": set(),
     "sok_lite.engine": set(),
+    "sok_lite.cli": set(),
     "sok_lite.dynamic_embedding.states_file": set(),
     "sok_lite.dynamic_embedding.checkpoint_folder": set(),
 }
