@@ -58,6 +58,9 @@ LAYERS = [
         "sok_lite.cli.plain",
     ],
     ["sok_lite.cli.importers"],
+    ["sok_lite.cli.importers.keyed_rows", "sok_lite.cli.importers.per_table"],
+    ["sok_lite.cli.importers.tensorflow_reader", "sok_lite.cli.importers.tfra_slots"],
+    ["sok_lite.cli.importers.tfra_files", "sok_lite.cli.importers.tfra_checkpoint"],
     [
         *("sok_lite.cli.progress", "sok_lite.cli.reading", "sok_lite.cli.destination"),
         *("sok_lite.cli.merged", "sok_lite.cli.compared", "sok_lite.cli.verified"),
@@ -186,6 +189,7 @@ LAYERS = [
     ["sok_lite.kv_variable.variable_scope"],
     ["sok_lite.kv_variable.patch"],
     ["sok_lite.kv_variable"],
+    ["sok_lite.cli.importers.tfplus"],
     [
         *("sok_lite.distributed_variable", "sok_lite.dump_load", "sok_lite.dynamic_variable"),
         *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.optimizers", "sok_lite.raw_ops"),
@@ -202,6 +206,7 @@ OUTSIDE = {
     "sok_lite.comm": set(),
     "sok_lite.engine": set(),
     "sok_lite.cli": set(),
+    "sok_lite.cli.importers.tensorflow_reader": {"tensorflow"},
     "sok_lite.dynamic_embedding.states_file": set(),
     "sok_lite.dynamic_embedding.checkpoint_folder": set(),
 }

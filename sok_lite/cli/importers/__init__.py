@@ -23,6 +23,9 @@ FORMATS = {
     "npz": "npz",
     "parquet": "parquet",
     "csv": "csv",
+    "tfra": "tfra_files",
+    "tfra_tensorflow": "tfra_checkpoint",
+    "tfplus": "tfplus",
 }
 
 

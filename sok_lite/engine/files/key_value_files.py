@@ -247,6 +247,19 @@ def checksums(folder: str, base: str) -> tuple[int, int] | None:
     return None if meta is None else (meta["keys_crc32"], meta["values_crc32"])
 
 
+def described(folder: str, base: str) -> Layout | None:
+    """Returns what a shard's third file says that the shard holds.
+
+    Args:
+      base: of its files.
+
+    Returns:
+      None where there is no such file.
+    """
+    meta = _read_meta(os.path.join(folder, base))
+    return None if meta is None else make_layout(*(meta[field] for field in _FIELDS))
+
+
 def _keys(base: str) -> str:
     return f"{base}-keys"
 
