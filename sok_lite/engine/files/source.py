@@ -131,8 +131,6 @@ class CheckpointSource(Source):
     def __init__(self, folder: str, facts: TableFacts) -> None:
         shards = facts.shards
         self._folder, self._facts = folder, facts
-        for shard in shards:
-            open_shard(facts, shard, folder)
         self.name, self.dim, self.dtype = facts.name, facts.dim, facts.dtype
         self.key_type = facts.key_type
         self.num_keys = sum(shard.rows for shard in shards)
@@ -155,6 +153,8 @@ class CheckpointSource(Source):
         )
         widest = max(column.row_bytes for column in columns_of(self))
         self._piece_rows = max(1, CHUNK_BYTES // widest)
+        for shard in shards:
+            open_shard(facts, shard, folder)
 
     def read(self, column: str) -> Iterator[np.ndarray]:
         state = self._states.get(column)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sok_lite.dynamic_embedding.file_names import Place, directory, find_shards
-from sok_lite.dynamic_embedding.files import Layout, make_layout, open_shards, write_shard
+from sok_lite.engine.files.key_value_files import Layout, make_layout, open_shards, write_shard
+from sok_lite.engine.files.key_value_names import Place, find_shards
 
 LAYOUT = make_layout("user/emb", "int64", "float32", 2)
 BASE = "user_emb_mht_1of1_rank0_size1"
@@ -343,17 +343,6 @@ def test_a_piece_of_another_form_is_refused(tmp_path, piece):
 
 
 # ----------------------------------------------------------------------------- which files
-
-
-def test_the_environment_names_the_folder(monkeypatch):
-    monkeypatch.delenv("TFRA_SAVED_KV", raising=False)
-    assert directory("a") == "a"
-    monkeypatch.setenv("TFRA_SAVED_KV", "b")
-    assert directory("a") == "b"
-    assert directory("a", "OTHER") == "a"
-    assert directory("a", None) == "a"
-    monkeypatch.setenv("TFRA_SAVED_KV", "")
-    assert directory("a") == "a"
 
 
 def touch(folder, *names):
