@@ -32,6 +32,8 @@ _MODULE_OF_NAME = {
     "OptimizerWrapper": "sok.optimizer",
     "SGD": "sok.sgd",
 }
+# What needs no TensorFlow.
+_WITHOUT_TENSORFLOW = {"hash_strings": "strings"}
 # Modules that programs reach as `sok.lookup` and the like, as in SparseOperationKit.
 _TENSORFLOW_MODULES = (
     "communication",
@@ -45,7 +47,7 @@ _TENSORFLOW_MODULES = (
     "utils",
 )
 
-__all__ = ["__version__", "communication", "tf_version", *_MODULE_OF_NAME]
+__all__ = ["__version__", "communication", "tf_version", *_MODULE_OF_NAME, *_WITHOUT_TENSORFLOW]
 
 
 def _tensorflow_module(name: str) -> Any:
@@ -76,6 +78,9 @@ def _leading_digits(text: str) -> str:
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF_NAME:
         value = getattr(_tensorflow_module(_MODULE_OF_NAME[name]), name)
+    elif name in _WITHOUT_TENSORFLOW:
+        module = importlib.import_module(f"sok_lite.{_WITHOUT_TENSORFLOW[name]}")
+        value = getattr(module, name)
     elif name in _TENSORFLOW_MODULES:
         value = _tensorflow_module(name)
     elif name == "tf_version":
