@@ -15,6 +15,7 @@ LAYERS = [
     ["sok_lite.backend"],
     ["sok_lite.comm"],
     ["sok_lite.engine.dtypes", "sok_lite.engine.hashing", "sok_lite.engine"],
+    ["sok_lite.engine.fingerprint"],
     ["sok_lite.engine.segments", "sok_lite.engine.owner"],
     ["sok_lite.engine.typed_sums"],
     ["sok_lite.engine.rows", "sok_lite.engine.rows.far_file", "sok_lite.engine.rows.allocator"],
@@ -75,7 +76,7 @@ LAYERS = [
     ["sok_lite.bridge.tf_private"],
     ["sok_lite.bridge.graph_gradient"],
     ["sok_lite.bridge.gpu", "sok_lite.bridge.row_gradient", "sok_lite.bridge.inference"],
-    ["sok_lite.bridge.autograph", "sok_lite.bridge.serving.mode"],
+    ["sok_lite.bridge.autograph", "sok_lite.bridge.serving.mode", "sok_lite.bridge.string_keys"],
     ["sok_lite.bridge.tensor", "sok_lite.bridge.summary", "sok_lite.bridge.type_spec"],
     ["sok_lite.bridge.turns", "sok_lite.bridge.saver_call"],
     ["sok_lite.bridge.host_call", "sok_lite.bridge.joined", "sok_lite.bridge.job"],
@@ -196,7 +197,7 @@ LAYERS = [
     [
         *("sok_lite.distributed_variable", "sok_lite.dump_load", "sok_lite.dynamic_variable"),
         *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.optimizers", "sok_lite.raw_ops"),
-        "sok_lite.utils",
+        *("sok_lite.utils", "sok_lite.strings"),
     ],
     ["sok_lite"],
 ]
