@@ -45,8 +45,9 @@ LAYERS = [
     ["sok_lite.engine.files.shard"],
     ["sok_lite.engine.files.manifest"],
     ["sok_lite.engine.files.table_file"],
-    ["sok_lite.engine.files.dump"],
     ["sok_lite.engine.files.content"],
+    ["sok_lite.engine.files.static_part"],
+    ["sok_lite.engine.files.dump"],
     ["sok_lite.engine.files.load"],
     ["sok_lite.bridge", "sok_lite.bridge.progress"],
     ["sok_lite.bridge.tf_private"],
@@ -60,6 +61,7 @@ LAYERS = [
     ["sok_lite.bridge.local_lookup", "sok_lite.bridge.checkpoint", "sok_lite.bridge.refusals"],
     ["sok_lite.bridge.keras_guard"],
     ["sok_lite.bridge.variable", "sok_lite.bridge.static_variable"],
+    ["sok_lite.bridge.static_part"],
     [
         *("sok_lite.bridge.table_ops", "sok_lite.bridge.writes", "sok_lite.bridge.static_rows"),
         *("sok_lite.bridge.saveable", "sok_lite.bridge.texts"),
@@ -91,7 +93,10 @@ LAYERS = [
         *("sok_lite.bridge.optimizers.settings", "sok_lite.bridge.optimizers.host"),
         *("sok_lite.bridge.optimizers.changes", "sok_lite.bridge.optimizers.loss_scale"),
     ],
-    ["sok_lite.bridge.optimizers.order", "sok_lite.bridge.optimizers.own_step"],
+    [
+        *("sok_lite.bridge.optimizers.order", "sok_lite.bridge.optimizers.own_step"),
+        "sok_lite.bridge.optimizers.dense_slots",
+    ],
     [
         *("sok_lite.bridge.optimizers.slots", "sok_lite.bridge.optimizers.gradients"),
         "sok_lite.bridge.optimizers.minimize",

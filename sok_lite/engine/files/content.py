@@ -8,6 +8,7 @@ keys.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import ShardReader
 from sok_lite.engine.files.table_file import tensors_of
-from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.snapshot import Held, Pieces, Snapshot, State
 
 # What identifies a state in files of several ranks: see `_kinds_of`.
@@ -51,18 +52,18 @@ class _Part(NamedTuple):
             yield self.places[i:j], rows[self.at[i:j] - self.at[i]]
 
 
-def shards_of(table: EmbeddingTable, facts: TableFacts, comm: Communicator) -> Sequence[Shard]:
+def shards_of(table: AnyTable, facts: TableFacts, comm: Communicator) -> Sequence[Shard]:
     """Returns the files that have keys of this rank: its own alone, or all."""
     return [facts.shards[comm.rank]] if _is_own(table, facts, comm) else facts.shards
 
 
-def _is_own(table: EmbeddingTable, facts: TableFacts, comm: Communicator) -> bool:
+def _is_own(table: AnyTable, facts: TableFacts, comm: Communicator) -> bool:
     """Whether each rank has a file with its keys and no others."""
     return len(facts.shards) == comm.size and facts.owner == table.owner.name
 
 
 def content(
-    table: EmbeddingTable,
+    table: AnyTable,
     facts: TableFacts,
     folder: str,
     comm: Communicator,
@@ -122,7 +123,7 @@ def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int
 
 
 def _keys(
-    table: EmbeddingTable,
+    table: AnyTable,
     reader: ShardReader,
     comm: Communicator,
     has_all: bool,
@@ -145,7 +146,7 @@ def _keys(
 
 
 def _held(
-    table: EmbeddingTable,
+    table: AnyTable,
     shards: Sequence[Shard],
     parts: Sequence[_Part],
     keys: np.ndarray,
@@ -183,7 +184,7 @@ def _held(
 
 
 def _sighted(
-    table: EmbeddingTable,
+    table: AnyTable,
     readers: Sequence[ShardReader],
     comm: Communicator,
     has_all: bool,
@@ -232,7 +233,7 @@ def _kinds_of(shard: Shard) -> dict[_Kind, str]:
 
 
 def _states(
-    table: EmbeddingTable, shards: Sequence[Shard], parts: Sequence[_Part], n: int, num_bytes: int
+    table: AnyTable, shards: Sequence[Shard], parts: Sequence[_Part], n: int, num_bytes: int
 ) -> list[State]:
     by_kind: dict[_Kind, list[tuple[_Part, str]]] = {}
     for shard, part in zip(shards, parts, strict=True):
@@ -249,7 +250,7 @@ def _states(
 
 
 def _pieces(
-    table: EmbeddingTable,
+    table: AnyTable,
     tensors: Sequence[tuple[_Part, str]],
     shape: tuple[int, int],
     num_bytes: int,
@@ -264,14 +265,14 @@ def _pieces(
     return Pieces(shape, read)
 
 
-def _conversion(table: EmbeddingTable, dtype: str) -> Callable[[Array], Array]:
+def _conversion(table: AnyTable, dtype: str) -> Callable[[Array], Array]:
     """Returns what makes rows of a dtype those of the table."""
     if dtype == table.row_dtype.name:
         return lambda rows: rows
     xp, source = table.backend.xp, row_dtype(dtype)
     if source.name == "bfloat16":
-        return lambda rows: table.store.to_storage(source.to_float32(xp, rows))
-    return table.store.to_storage
+        return lambda rows: table.row_dtype.to_storage(xp, source.to_float32(xp, rows))
+    return partial(table.row_dtype.to_storage, xp)
 
 
 def _converted(
