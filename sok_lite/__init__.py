@@ -30,6 +30,7 @@ _MODULE_OF_NAME = {
     "prefetch": "sok.lookup",
     "sparse_read_and_evict": "sok.lookup",
     "OptimizerWrapper": "sok.optimizer",
+    "optimizer_states": "bridge.named_states",
     "SGD": "sok.sgd",
 }
 # Modules that programs reach as `sok.lookup` and the like, as in SparseOperationKit.
