@@ -65,6 +65,7 @@ _MODULE_OF_NAME = {
     "prefetch": "sok.lookup",
     "sparse_read_and_evict": "sok.lookup",
     "OptimizerWrapper": "sok.optimizer",
+    "optimizer_states": "bridge.named_states",
     "SGD": "sok.sgd",
 }
 # What needs no TensorFlow.

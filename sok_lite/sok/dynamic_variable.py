@@ -11,7 +11,7 @@ import tensorflow as tf
 from sok_lite.backend import Backend
 from sok_lite.bridge import table_ops, writes
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.bridge.slot import SlotView
+from sok_lite.bridge.slot import StateView
 from sok_lite.bridge.static_rows import WithStaticRows, by_row_number
 from sok_lite.bridge.variable import table_for_variable
 from sok_lite.communication import num_ranks
@@ -269,7 +269,7 @@ def export(var: Any, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]
     return var.export(cutoff=cutoff)
 
 
-def assign(var: DynamicVariable | SlotView, indices: Any, values: Any, scores: Any = None) -> Any:
+def assign(var: DynamicVariable | StateView, indices: Any, values: Any, scores: Any = None) -> Any:
     """Sets the rows of keys on this rank, inserting keys that are new. No communication.
 
     Args:
@@ -288,7 +288,7 @@ def assign(var: DynamicVariable | SlotView, indices: Any, values: Any, scores: A
       ValueError: shapes do not fit, a key does not fit the key type, or has no row to have a state;
         a state comes with scores. Nothing has changed then.
     """
-    if isinstance(var, SlotView):
+    if isinstance(var, StateView):
         if scores is not None:
             raise ValueError(
                 f"State {var.name!r} has no scores: keys have. Received: scores={scores!r}. Give "

@@ -8,6 +8,7 @@ keys.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from sok_lite.engine.files.manifest import Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import ShardReader
 from sok_lite.engine.files.table_file import open_shard
-from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.snapshot import Held, Pieces, Snapshot, State
 
 
@@ -49,18 +50,18 @@ class _Part(NamedTuple):
             yield self.places[i:j], rows[self.at[i:j] - self.at[i]]
 
 
-def shards_of(table: EmbeddingTable, facts: TableFacts, comm: Communicator) -> Sequence[Shard]:
+def shards_of(table: AnyTable, facts: TableFacts, comm: Communicator) -> Sequence[Shard]:
     """Returns the files that have keys of this rank: its own alone, or all."""
     return [facts.shards[comm.rank]] if _is_own(table, facts, comm) else facts.shards
 
 
-def _is_own(table: EmbeddingTable, facts: TableFacts, comm: Communicator) -> bool:
+def _is_own(table: AnyTable, facts: TableFacts, comm: Communicator) -> bool:
     """Whether each rank has a file with its keys and no others."""
     return len(facts.shards) == comm.size and facts.owner == table.owner.name
 
 
 def content(
-    table: EmbeddingTable,
+    table: AnyTable,
     facts: TableFacts,
     folder: str,
     comm: Communicator,
@@ -113,7 +114,7 @@ def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int
 
 
 def _keys(
-    table: EmbeddingTable,
+    table: AnyTable,
     reader: ShardReader,
     comm: Communicator,
     has_all: bool,
@@ -136,7 +137,7 @@ def _keys(
 
 
 def _held(
-    table: EmbeddingTable,
+    table: AnyTable,
     shards: Sequence[Shard],
     parts: Sequence[_Part],
     keys: np.ndarray,
@@ -174,7 +175,7 @@ def _held(
 
 
 def _sighted(
-    table: EmbeddingTable,
+    table: AnyTable,
     readers: Sequence[ShardReader],
     comm: Communicator,
     has_all: bool,
@@ -195,7 +196,7 @@ def _sighted(
 
 
 def _states(
-    table: EmbeddingTable, shards: Sequence[Shard], parts: Sequence[_Part], n: int, num_bytes: int
+    table: AnyTable, shards: Sequence[Shard], parts: Sequence[_Part], n: int, num_bytes: int
 ) -> list[State]:
     states = []
     for name, dim, initial, group, tensors in joined_states([shard.states for shard in shards]):
@@ -206,7 +207,7 @@ def _states(
 
 
 def _pieces(
-    table: EmbeddingTable,
+    table: AnyTable,
     tensors: Sequence[tuple[_Part, str]],
     shape: tuple[int, int],
     num_bytes: int,
@@ -221,14 +222,14 @@ def _pieces(
     return Pieces(shape, read)
 
 
-def _conversion(table: EmbeddingTable, dtype: str) -> Callable[[Array], Array]:
+def _conversion(table: AnyTable, dtype: str) -> Callable[[Array], Array]:
     """Returns what makes rows of a dtype those of the table."""
     if dtype == table.row_dtype.name:
         return lambda rows: rows
     xp, source = table.backend.xp, row_dtype(dtype)
     if source.name == "bfloat16":
-        return lambda rows: table.store.to_storage(source.to_float32(xp, rows))
-    return table.store.to_storage
+        return lambda rows: table.row_dtype.to_storage(xp, source.to_float32(xp, rows))
+    return partial(table.row_dtype.to_storage, xp)
 
 
 def _converted(

@@ -24,8 +24,16 @@ from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.files.static_part import (
+    Item,
+    StaticPart,
+    static_num_bytes,
+    table_of,
+    write_static,
+)
 from sok_lite.engine.files.table_file import num_bytes, write_table
 from sok_lite.engine.optimizer_states import drop_left_behind
+from sok_lite.engine.static_table import AnyTable, StaticTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone, holding
 
@@ -34,7 +42,7 @@ _TOKEN_BYTES = 8
 
 def dump(
     path: str | os.PathLike[str],
-    tables: Sequence[EmbeddingTable],
+    tables: Sequence[Item],
     comm: Communicator,
     extra: Mapping[str, Any] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
@@ -73,7 +81,7 @@ def dump(
 
 
 def check_tables(
-    tables: Sequence[EmbeddingTable], comm: Communicator, more: Mapping[str, Any], what: str
+    tables: Sequence[Item], comm: Communicator, more: Mapping[str, Any], what: str
 ) -> None:
     """Raises if tables have no place in a checkpoint, or the ranks want different things.
 
@@ -88,11 +96,11 @@ def check_tables(
 
     def check() -> None:
         for table in tables:
-            if not isinstance(table, EmbeddingTable) or table.is_remote:
+            if not isinstance(table, (EmbeddingTable, StaticPart)) or table_of(table).is_remote:
                 raise TypeError(
                     f"{what} takes tables whose rows are in this process. Received: {table!r}."
                 )
-        names = [table.name for table in tables]
+        names = [table_of(table).name for table in tables]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(
@@ -102,9 +110,11 @@ def check_tables(
 
     together(comm, check)
     description = dict(more)
-    for i, table in enumerate(tables):
+    for i, table in enumerate(map(table_of, tables)):
         facts = (table.name, table.dim, table.row_dtype.name, table.key_dtype.name)
         description[f"table {i}"] = [*facts, table.owner.name]
+        if isinstance(table, StaticTable):
+            description[f"table {i}"].append(table.num_rows)
     check_equal_on_all_ranks(comm, description, f"A {what}")
 
 
@@ -132,25 +142,35 @@ def check_is_ours(path: str) -> None:
 def _write_all(
     folder: str,
     data: str,
-    tables: Sequence[EmbeddingTable],
+    tables: Sequence[Item],
     comm: Communicator,
     chunk_bytes: int,
     report: Report | None,
 ) -> list[Shard]:
-    for table in tables:
+    dynamic = [table for table in tables if isinstance(table, EmbeddingTable)]
+    for table in dynamic:
         alone(table, partial(drop_left_behind, table))
-    names = [manifest.file_name(table.name, comm.rank, comm.size) for table in tables]
 
     def write() -> list[Shard]:
-        progress = Progress(report, sum(map(num_bytes, tables)))
-        return [
-            write_table(table, folder, f"{data}/{name}", chunk_bytes, progress)
-            for table, name in zip(tables, names, strict=True)
-        ]
+        total = sum(
+            static_num_bytes(table, comm) if isinstance(table, StaticPart) else num_bytes(table)
+            for table in tables
+        )
+        progress = Progress(report, total)
+        return [_write(table, folder, data, comm, chunk_bytes, progress) for table in tables]
 
-    shards = holding(tables, write)
+    shards = holding(dynamic, write)
     manifest.sync_folder(os.path.join(folder, data))
     return shards
+
+
+def _write(
+    table: Item, folder: str, data: str, comm: Communicator, chunk_bytes: int, progress: Progress
+) -> Shard:
+    file = f"{data}/{manifest.file_name(table_of(table).name, comm.rank, comm.size)}"
+    if isinstance(table, StaticPart):
+        return write_static(table, table.reading(), comm, folder, file, chunk_bytes, progress)
+    return write_table(table, folder, file, chunk_bytes, progress)
 
 
 def _gathered(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
@@ -166,7 +186,7 @@ def _gathered(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
 
 def _publish(
     folder: str,
-    tables: Sequence[EmbeddingTable],
+    tables: Sequence[Item],
     by_rank: list[list[Shard]],
     comm: Communicator,
     extra: dict[str, Any],
@@ -178,12 +198,12 @@ def _publish(
             *(table.name, table.var_type, table.dim, table.row_dtype.name, table.key_dtype.name),
             *(table.owner.name, _options(table), tuple(shards[i] for shards in by_rank)),
         )
-        for i, table in enumerate(tables)
+        for i, table in enumerate(map(table_of, tables))
     }
     manifest.publish(folder, manifest.as_text(Manifest(comm.size, facts, extra)))
 
 
-def _options(table: EmbeddingTable) -> dict[str, Any]:
+def _options(table: AnyTable) -> dict[str, Any]:
     options = {"seed": table.seed, "initializer": repr(table.initializer)}
     options |= table.options_of_all_ranks()
     plain: dict[str, Any] = json.loads(json.dumps(options, default=repr))
