@@ -55,6 +55,8 @@ LAYERS = [
         *("sok_lite.cli.wrapped", "sok_lite.cli.options", "sok_lite.cli.buckets"),
         "sok_lite.cli.plain",
     ],
+    ["sok_lite.cli.file_source", "sok_lite.cli.initial", "sok_lite.cli.sorted_file"],
+    ["sok_lite.cli.named"],
     ["sok_lite.cli.importers"],
     [
         *("sok_lite.cli.progress", "sok_lite.cli.reading", "sok_lite.cli.destination"),

@@ -20,8 +20,12 @@ from sok_lite.cli.errors import WrongUse
 # Name, for the user, and module. Those are asked in this order what a path is.
 FORMATS = {
     "sok_lite": "checkpoint",
+    "sok": "sok",
+    "hkv": "hkv",
     "npz": "npz",
+    "torch": "torch",
     "parquet": "parquet",
+    "safetensors": "safetensors",
     "csv": "csv",
 }
 
