@@ -30,7 +30,7 @@ def expected(path, name, columns):
 
 def from_npz(path):
     with np.load(path) as archive:
-        return dict(archive)
+        return {name: array for name, array in archive.items() if name != "about"}
 
 
 def from_parquet(path):
