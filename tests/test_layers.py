@@ -84,7 +84,8 @@ LAYERS = [
     ["sok_lite.bridge.host_call", "sok_lite.bridge.joined", "sok_lite.bridge.job"],
     ["sok_lite.bridge.table_call", "sok_lite.bridge.checks", "sok_lite.bridge.collectives"],
     ["sok_lite.bridge.local_lookup", "sok_lite.bridge.checkpoint", "sok_lite.bridge.refusals"],
-    ["sok_lite.bridge.keras_guard"],
+    ["sok_lite.bridge.keras_guard", "sok_lite.bridge.stored"],
+    ["sok_lite.bridge.keras_classes", "sok_lite.bridge.keras_weights"],
     ["sok_lite.bridge.variable", "sok_lite.bridge.static_variable"],
     ["sok_lite.bridge.static_part"],
     [
@@ -125,7 +126,7 @@ LAYERS = [
     ],
     [
         *("sok_lite.bridge.optimizers.slots", "sok_lite.bridge.optimizers.gradients"),
-        "sok_lite.bridge.optimizers.minimize",
+        *("sok_lite.bridge.optimizers.minimize", "sok_lite.bridge.optimizers.all_ranks"),
     ],
     ["sok_lite.bridge.optimizers.step", "sok_lite.bridge.optimizers.shown"],
     ["sok_lite.bridge.optimizers.wrapped"],
@@ -201,6 +202,10 @@ LAYERS = [
     ["sok_lite.kv_variable.patch"],
     ["sok_lite.kv_variable"],
     ["sok_lite.cli.importers.tfplus"],
+    ["sok_lite.keras.features", "sok_lite.keras.weight"],
+    ["sok_lite.keras.table", "sok_lite.keras.layers"],
+    ["sok_lite.keras.classes"],
+    ["sok_lite.keras"],
     [
         *("sok_lite.distributed_variable", "sok_lite.dump_load", "sok_lite.dynamic_variable"),
         *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.optimizers", "sok_lite.raw_ops"),
@@ -281,7 +286,9 @@ def test_imports_point_down(path):
     assert faults(module, path.read_text()) == []
 
 
-FACES = {"sok_lite.sok", "sok_lite.dynamic_embedding", "sok_lite.kv_variable"}
+FACES = {
+    *("sok_lite.sok", "sok_lite.dynamic_embedding", "sok_lite.kv_variable", "sok_lite.keras"),
+}
 
 
 @pytest.mark.parametrize("face", sorted(FACES))
