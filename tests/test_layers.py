@@ -43,6 +43,7 @@ LAYERS = [
     ["sok_lite.engine.trips"],
     ["sok_lite.engine.files.shard"],
     ["sok_lite.engine.files.manifest"],
+    ["sok_lite.engine.files.chain", "sok_lite.engine.files.increment"],
     ["sok_lite.engine.files.table_file"],
     ["sok_lite.engine.files.dump"],
     ["sok_lite.engine.files.content"],

@@ -15,6 +15,7 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.files.chain import rows_of
 from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
 from sok_lite.engine.files.shard import ShardReader
 from sok_lite.engine.files.table_file import tensors_of
@@ -88,9 +89,25 @@ def content(
     sighted = _sighted(table, readers, comm, has_all, num_bytes)
     held = _held(table, shards, parts, ordered[is_first], sighted, num_bytes)
     n, to_storage = int(held.keys.size), _conversion(table, facts.dtype)
-    values = _pieces(table, [(part, "values") for part in parts], (n, table.dim), num_bytes)
+    rows = [
+        _with_rows(facts, shard, folder, part, ordered[is_first])
+        for shard, part in zip(shards, parts, strict=True)
+    ]
+    with_values = [(part, "values") for its_rows in rows for _, part in its_rows]
+    values = _pieces(table, with_values, (n, table.dim), num_bytes)
     values = values._replace(read=_converted(values.read, to_storage))
-    return Snapshot(held, values, _states(table, shards, parts, n, num_bytes))
+    return Snapshot(held, values, _states(table, shards, rows, n, num_bytes))
+
+
+def _with_rows(
+    facts: TableFacts, shard: Shard, folder: str, part: _Part, keys: np.ndarray
+) -> list[tuple[Shard, _Part]]:
+    """Returns the files that have the rows of a part, newest first, and where."""
+    readers = [*(_opened(facts, old, folder) for old in shard.before), part.reader]
+    return [
+        (rows.shard, _Part(rows.reader, rows.at, part.places[rows.places], rows.shard.num_rows))
+        for rows in rows_of(shard, readers, keys[part.places], part.at)
+    ]
 
 
 def _opened(facts: TableFacts, shard: Shard, folder: str) -> ShardReader:
@@ -218,19 +235,28 @@ def _kinds_of(shard: Shard) -> dict[_Kind, str]:
 
 
 def _states(
-    table: EmbeddingTable, shards: Sequence[Shard], parts: Sequence[_Part], n: int, num_bytes: int
+    table: EmbeddingTable,
+    shards: Sequence[Shard],
+    rows: Sequence[Sequence[tuple[Shard, _Part]]],
+    n: int,
+    num_bytes: int,
 ) -> list[State]:
     by_kind: dict[_Kind, list[tuple[_Part, str]]] = {}
-    for shard, part in zip(shards, parts, strict=True):
-        for kind, tensor in _kinds_of(shard).items():
-            by_kind.setdefault(kind, []).append((part, tensor))
+    for shard, its_rows in zip(shards, rows, strict=True):
+        for kind, newest in _kinds_of(shard).items():
+            tensor: str | None = newest
+            for file, part in its_rows:
+                if tensor is None:
+                    break
+                by_kind.setdefault(kind, []).append((part, tensor))
+                tensor = next(s.before for s in file.states if s.tensor == tensor)
     groups: dict[_Kind, int] = {}
     states = []
     for kind, tensors in by_kind.items():
         (is_free, *_), *_, name, dim, initial = kind
         group = None if is_free else groups.setdefault(kind[:2], len(groups) + 1)
-        rows = _pieces(table, tensors, (n, dim), num_bytes)
-        states.append(State(name, dim, initial, rows, group))
+        pieces = _pieces(table, tensors, (n, dim), num_bytes)
+        states.append(State(name, dim, initial, pieces, group))
     return states
 
 

@@ -11,16 +11,19 @@ import json
 import os
 import secrets
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from sok_lite.backend.publish import publish
 from sok_lite.comm.protocol import Communicator, split_offsets
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.increment import remembering_file, shards_to_continue
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.table_file import write_table
@@ -37,6 +40,7 @@ def dump(
     comm: Communicator,
     extra: Mapping[str, Any] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    incremental: bool = False,
 ) -> None:
     """Writes all that tables hold into a folder. Every rank must call it; it returns together.
 
@@ -44,29 +48,43 @@ def dump(
     whole. The tables are held meanwhile: no other thread changes them. Memory is needed for a few
     chunks, whatever the tables hold.
 
+    An incremental dump leaves the files that are there, and writes the rows and states that have
+    changed since, with the keys of all. Where it cannot be told what has changed it writes all of
+    them, as without `incremental`, and rank 0 warns.
+
     Args:
       path: of the folder; it is made if it is not there. One dump at a time.
       tables: with different names, the same on all ranks.
       comm: the ranks.
       extra: what JSON knows, given back by `load`. That of rank 0 counts.
       chunk_bytes: bytes that are written together.
+      incremental: whether to add to the checkpoint that is there.
 
     Raises:
       TypeError, ValueError: as of `check_tables`.
+      RuntimeError: another thread has restored a table meanwhile.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
     """
-    check_tables(tables, comm, {"path": os.fspath(path)}, "dump")
+    wanted = {"path": os.fspath(path), "incremental": incremental}
+    check_tables(tables, comm, wanted, "dump")
     folder = os.path.abspath(path)
     mine = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8)
     data = "data-" + comm.broadcast(mine).tobytes().hex()
+    before: list[Shard | None] = [None] * len(tables)
+    reason = ""
+    if incremental:
+        before, reason = shards_to_continue(folder, tables, comm)
     try:
         together(comm, lambda: _make_folders(folder, data, comm))
-        shards = together(comm, lambda: _write_all(folder, data, tables, comm, chunk_bytes))
+        shards = together(comm, lambda: _write_all(folder, data, tables, before, comm, chunk_bytes))
         by_rank = _gathered(comm, shards)
         together(comm, lambda: _publish(folder, tables, by_rank, comm, dict(extra or {})))
     finally:
         if comm.rank == 0:
             sweep(folder, data)
+    if reason and comm.rank == 0:
+        text = f"All was dumped into {folder}, and not only what has changed: {reason}."
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def check_tables(
@@ -126,17 +144,24 @@ def _check_is_ours(path: str) -> None:
 
 
 def _write_all(
-    folder: str, data: str, tables: Sequence[EmbeddingTable], comm: Communicator, chunk_bytes: int
+    folder: str,
+    data: str,
+    tables: Sequence[EmbeddingTable],
+    before: Sequence[Shard | None],
+    comm: Communicator,
+    chunk_bytes: int,
 ) -> list[Shard]:
     for table in tables:
         alone(table, partial(drop_left_behind, table))
     names = [manifest.file_name(table.name, comm.rank, comm.size) for table in tables]
 
     def write() -> list[Shard]:
-        return [
-            write_table(table, folder, f"{data}/{name}", chunk_bytes)
-            for table, name in zip(tables, names, strict=True)
-        ]
+        shards = []
+        for table, name, old in zip(tables, names, before, strict=True):
+            shard = write_table(table, folder, f"{data}/{name}", chunk_bytes, old)
+            publish(remembering_file(table, folder, shard))
+            shards.append(shard)
+        return shards
 
     shards = holding(tables, write)
     manifest.sync_folder(os.path.join(folder, data))
@@ -196,7 +221,7 @@ def sweep(folder: str, data: str) -> None:
     except (OSError, ValueError):
         return
     else:
-        used = {shard.file.split("/")[0] for t in found.tables.values() for shard in t.shards}
+        used = {file.split("/")[0] for file in found.files}
         try:
             names = os.listdir(folder)
         except OSError:

@@ -11,15 +11,22 @@ n keys, in the order of the index, and m keys that were seen and have no row yet
   sighted_keys     (m,)       the table's key type
   sightings        (m,)       U32, how often each was seen
   sighting_stamps  (m,)       U32, number of the lookup that last saw each
+
+An increment has all of this but the rows of values and states that have not changed: its k-th row
+is that of the k-th key that a lookup has seen, or a write changed, since the file before.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from sok_lite.backend import Array
+from sok_lite.engine.files.increment import continuing
 from sok_lite.engine.files.manifest import Shard, StateFacts, path_of
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardWriter, Tensor, Written, dtype_of
+from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.index import IndexEntries
 from sok_lite.engine.table.pieces import Outline, outline, pieces, sighted_pieces
 
 # What goes with each key beside its rows; of the index alone, so never more than this a key.
@@ -34,14 +41,14 @@ def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor
       dim, dtype, key_type: of the table.
       shard: says how much there is; `written` is not looked at.
     """
-    n, m, key = shard.rows, shard.sighted, dtype_of(key_type)
+    n, m, k, key = shard.rows, shard.sighted, shard.num_rows, dtype_of(key_type)
     return [
         Tensor("keys", key, (n,)),
-        Tensor("values", dtype_of(dtype), (n, dim)),
+        Tensor("values", dtype_of(dtype), (k, dim)),
         Tensor("stamps", "U32", (n,)),
         *([Tensor("scores", "U64", (n,))] if shard.scores else []),
         *([Tensor("slots", "I64", (n,))] if shard.slots else []),
-        *(Tensor(state.tensor, "F32", (n, state.dim)) for state in shard.states),
+        *(Tensor(state.tensor, "F32", (k, state.dim)) for state in shard.states),
         Tensor("sighted_keys", key, (m,)),
         Tensor("sightings", "U32", (m,)),
         Tensor("sighting_stamps", "U32", (m,)),
@@ -49,7 +56,11 @@ def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor
 
 
 def write_table(
-    table: EmbeddingTable, folder: str, file: str, chunk_bytes: int = CHUNK_BYTES
+    table: EmbeddingTable,
+    folder: str,
+    file: str,
+    chunk_bytes: int = CHUNK_BYTES,
+    before: Shard | None = None,
 ) -> Shard:
     """Writes what a table holds, chunk by chunk. Hold the table, as `holding` does.
 
@@ -57,12 +68,14 @@ def write_table(
       folder: of the checkpoint.
       file: the new file, relative to it, with "/".
       chunk_bytes: see `Written`.
+      before: what the file is to continue as an increment; None: it has all rows.
 
     Returns:
       What the manifest says of the file, which is on the disk.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: it cannot be written. RuntimeError: the table does not know any more what has
+        changed since `before`.
     """
     held = outline(table)
     states = tuple(
@@ -71,31 +84,45 @@ def write_table(
     )
     sizes = (held.num_keys, held.num_sighted, held.has_scores, held.has_slots)
     shard = Shard(file, *sizes, states, held.facts, _NOTHING)
+    if before is not None:
+        columns = [column for *_, column in held.states]
+        shard = continuing(table, shard, before, columns, _num_slots(table, columns, chunk_bytes))
     tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
     about = {"table": table.name}
     writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes)
     try:
-        for array in _arrays(table, held, chunk_bytes):
+        for array in _arrays(table, held, shard, chunk_bytes):
             writer.write(array)
         return shard._replace(written=writer.finish())
     finally:
         writer.close()
 
 
-def _arrays(table: EmbeddingTable, held: Outline, chunk_bytes: int) -> Iterator[np.ndarray]:
+def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: int) -> int:
+    """Returns of how many slots the rows and states make a chunk at most."""
+    widest = max(column.row_bytes for column in (table.store.column(), *columns))
+    return max(1, chunk_bytes // max(widest, _ENTRY_BYTES))
+
+
+def _arrays(
+    table: EmbeddingTable, held: Outline, shard: Shard, chunk_bytes: int
+) -> Iterator[np.ndarray]:
     """Yields all tensors in pieces of a chunk at most, on the host."""
     to_host, store = table.backend.to_host, table.store
     columns = [column for *_, column in held.states]
-    widest = max(column.row_bytes for column in (store.column(), *columns))
-    num_slots = max(1, chunk_bytes // max(widest, _ENTRY_BYTES))
+    num_slots = _num_slots(table, columns, chunk_bytes)
+
+    def rows_of(piece: IndexEntries) -> Array:
+        return piece.rows[piece.stamps >= np.uint32(shard.since)]
+
     names = ["keys", "value", "stamps"]
     names += ["scores"] * held.has_scores + ["slots"] * held.has_slots
     for name in names:
         for piece in pieces(table, num_slots):
-            yield to_host(store.read(piece.rows) if name == "value" else getattr(piece, name))
+            yield to_host(store.read(rows_of(piece)) if name == "value" else getattr(piece, name))
     for column in columns:
         for piece in pieces(table, num_slots):
-            yield to_host(store.read(piece.rows, column.name))
+            yield to_host(store.read(rows_of(piece), column.name))
     for name in ("keys", "rows", "stamps"):
         for piece in sighted_pieces(table, num_slots):
             yield to_host(getattr(piece, name))
