@@ -49,6 +49,7 @@ LAYERS = [
     ["sok_lite.engine.files.growing_file", "sok_lite.engine.files.key_value_names"],
     ["sok_lite.engine.files.key_value_files"],
     ["sok_lite.engine.files.joined"],
+    ["sok_lite.engine.files.chain", "sok_lite.engine.files.increment"],
     ["sok_lite.engine.files.table_file"],
     ["sok_lite.engine.files.content"],
     ["sok_lite.engine.files.static_part"],

@@ -16,6 +16,7 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.files.chain import rows_of
 from sok_lite.engine.files.joined import joined_facts, joined_states, without_slots
 from sok_lite.engine.files.manifest import Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
@@ -101,9 +102,25 @@ def content(
     sighted = _sighted(table, readers, comm, has_all, num_bytes)
     held = _held(table, shards, parts, ordered[is_first], sighted, num_bytes)
     n, to_storage = int(held.keys.size), _conversion(table, facts.dtype)
-    values = _pieces(table, [(part, "values") for part in parts], (n, table.dim), num_bytes)
+    rows = [
+        _with_rows(facts, shard, folder, part, ordered[is_first])
+        for shard, part in zip(shards, parts, strict=True)
+    ]
+    with_values = [(part, "values") for its_rows in rows for _, part in its_rows]
+    values = _pieces(table, with_values, (n, table.dim), num_bytes)
     values = values._replace(read=_converted(values.read, to_storage))
-    return Snapshot(held, values, _states(table, shards, parts, n, num_bytes))
+    return Snapshot(held, values, _states(table, shards, rows, n, num_bytes))
+
+
+def _with_rows(
+    facts: TableFacts, shard: Shard, folder: str, part: _Part, keys: np.ndarray
+) -> list[tuple[Shard, _Part]]:
+    """Returns the files that have the rows of a part, newest first, and where."""
+    readers = [*(open_shard(facts, old, folder) for old in shard.before), part.reader]
+    return [
+        (rows.shard, _Part(rows.reader, rows.at, part.places[rows.places], rows.shard.num_rows))
+        for rows in rows_of(shard, readers, keys[part.places], part.at)
+    ]
 
 
 def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int, int]]:
@@ -196,13 +213,24 @@ def _sighted(
 
 
 def _states(
-    table: AnyTable, shards: Sequence[Shard], parts: Sequence[_Part], n: int, num_bytes: int
+    table: AnyTable,
+    shards: Sequence[Shard],
+    rows: Sequence[Sequence[tuple[Shard, _Part]]],
+    n: int,
+    num_bytes: int,
 ) -> list[State]:
     states = []
     for name, dim, initial, group, tensors in joined_states([shard.states for shard in shards]):
-        its = [(parts[i], tensor) for i, tensor in tensors.items()]
-        rows = _pieces(table, its, (n, dim), num_bytes)
-        states.append(State(name, dim, initial, rows, group))
+        its: list[tuple[_Part, str]] = []
+        for i, newest in tensors.items():
+            tensor: str | None = newest
+            for file, part in rows[i]:
+                if tensor is None:
+                    break
+                its.append((part, tensor))
+                tensor = next(s.before for s in file.states if s.tensor == tensor)
+        pieces = _pieces(table, its, (n, dim), num_bytes)
+        states.append(State(name, dim, initial, pieces, group))
     return states
 
 

@@ -11,16 +11,19 @@ import json
 import os
 import secrets
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from sok_lite.backend.publish import publish
 from sok_lite.comm.protocol import Communicator, split_offsets
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.increment import remembering_file, shards_to_continue
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
@@ -47,12 +50,17 @@ def dump(
     extra: Mapping[str, Any] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     report: Report | None = None,
+    incremental: bool = False,
 ) -> None:
     """Writes all that tables hold into a folder. Every rank must call it; it returns together.
 
     All ranks must see the same folder. A checkpoint that is there is replaced when the new one is
     whole. The tables are held meanwhile: no other thread changes them. Memory is needed for a few
     chunks, whatever the tables hold.
+
+    An incremental dump leaves the files that are there, and writes the rows and states that have
+    changed since, with the keys of all. Where it cannot be told what has changed it writes all of
+    them, as without `incremental`, and rank 0 warns.
 
     Args:
       path: of the folder; it is made if it is not there. One dump at a time.
@@ -61,23 +69,36 @@ def dump(
       extra: what JSON knows, given back by `load`. That of rank 0 counts.
       chunk_bytes: bytes that are written together.
       report: called with the bytes of this rank's files that are written, and all of them.
+      incremental: whether to add to the checkpoint that is there.
 
     Raises:
       TypeError, ValueError: as of `check_tables`.
+      RuntimeError: another thread has restored a table meanwhile.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
     """
-    check_tables(tables, comm, {"path": os.fspath(path)}, "dump")
+    wanted = {"path": os.fspath(path), "incremental": incremental}
+    check_tables(tables, comm, wanted, "dump")
     folder = os.path.abspath(path)
     mine = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8)
     data = "data-" + comm.broadcast(mine).tobytes().hex()
+    before: Mapping[str, Shard] = {}
+    reason = ""
+    if incremental:
+        names = [table_of(table).name for table in tables]
+        before, reason = shards_to_continue(folder, _dynamic(tables), names, comm)
     try:
         together(comm, lambda: _make_folders(folder, data, comm))
-        shards = together(comm, lambda: _write_all(folder, data, tables, comm, chunk_bytes, report))
+        shards = together(
+            comm, lambda: _write_all(folder, data, tables, before, comm, chunk_bytes, report)
+        )
         by_rank = _gathered(comm, shards)
         together(comm, lambda: _publish(folder, tables, by_rank, comm, dict(extra or {})))
     finally:
         if comm.rank == 0:
             sweep(folder, data)
+    if reason and comm.rank == 0:
+        text = f"All was dumped into {folder}, and not only what has changed: {reason}."
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def check_tables(
@@ -143,34 +164,51 @@ def _write_all(
     folder: str,
     data: str,
     tables: Sequence[Item],
+    before: Mapping[str, Shard],
     comm: Communicator,
     chunk_bytes: int,
     report: Report | None,
 ) -> list[Shard]:
-    dynamic = [table for table in tables if isinstance(table, EmbeddingTable)]
+    dynamic = _dynamic(tables)
     for table in dynamic:
         alone(table, partial(drop_left_behind, table))
 
     def write() -> list[Shard]:
         total = sum(
-            static_num_bytes(table, comm) if isinstance(table, StaticPart) else num_bytes(table)
+            static_num_bytes(table, comm)
+            if isinstance(table, StaticPart)
+            else num_bytes(table, chunk_bytes, before.get(table.name))
             for table in tables
         )
         progress = Progress(report, total)
-        return [_write(table, folder, data, comm, chunk_bytes, progress) for table in tables]
+        return [
+            _write(table, folder, data, before, comm, chunk_bytes, progress) for table in tables
+        ]
 
     shards = holding(dynamic, write)
     manifest.sync_folder(os.path.join(folder, data))
     return shards
 
 
+def _dynamic(tables: Sequence[Item]) -> list[EmbeddingTable]:
+    return [table for table in tables if isinstance(table, EmbeddingTable)]
+
+
 def _write(
-    table: Item, folder: str, data: str, comm: Communicator, chunk_bytes: int, progress: Progress
+    table: Item,
+    folder: str,
+    data: str,
+    before: Mapping[str, Shard],
+    comm: Communicator,
+    chunk_bytes: int,
+    progress: Progress,
 ) -> Shard:
     file = f"{data}/{manifest.file_name(table_of(table).name, comm.rank, comm.size)}"
     if isinstance(table, StaticPart):
         return write_static(table, table.reading(), comm, folder, file, chunk_bytes, progress)
-    return write_table(table, folder, file, chunk_bytes, progress)
+    shard = write_table(table, folder, file, chunk_bytes, before.get(table.name), progress)
+    publish(remembering_file(table, folder, shard))
+    return shard
 
 
 def _gathered(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
@@ -226,7 +264,7 @@ def sweep(folder: str, data: str) -> None:
     except (OSError, ValueError):
         return
     else:
-        used = {shard.file.split("/")[0] for t in found.tables.values() for shard in t.shards}
+        used = {file.split("/")[0] for file in found.files}
         try:
             names = os.listdir(folder)
         except OSError:
