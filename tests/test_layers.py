@@ -57,7 +57,7 @@ LAYERS = [
     ["sok_lite.engine.files.source"],
     ["sok_lite.engine.files.rewriting"],
     ["sok_lite.engine.files.load"],
-    ["sok_lite.cli", "sok_lite.cli.errors", "sok_lite.cli.arguments"],
+    ["sok_lite.cli", "sok_lite.cli.errors", "sok_lite.cli.arguments", "sok_lite.cli.texts"],
     [
         *("sok_lite.cli.wrapped", "sok_lite.cli.options", "sok_lite.cli.buckets"),
         "sok_lite.cli.plain",

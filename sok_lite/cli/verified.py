@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from sok_lite.cli.buckets import Buckets, firsts
+from sok_lite.cli.texts import counted, listed
 from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
 from sok_lite.engine.files.rewriting import owner_rule
@@ -101,9 +102,10 @@ def _keys(
                 some = at[: _NUM_EXAMPLES - len(examples)]
                 examples += [f"{keys[i]} of rank {owners[i]}" for i in some.tolist()]
     if num_foreign:
+        count = counted(num_foreign, "key")
         yield (
-            f"{path_of(folder, shard)}: table {facts.name!r}: {num_foreign:,} keys of other ranks "
-            f"than {rank}, by {facts.owner}: {_list(examples, num_foreign)}"
+            f"{path_of(folder, shard)}: table {facts.name!r}: {count} of other ranks than {rank}, "
+            f"by {facts.owner}: {listed(examples, num_foreign)}"
         )
 
 
@@ -120,11 +122,7 @@ def _repeats(folder: str, facts: TableFacts, buckets: Buckets) -> Iterator[str]:
             files = " and ".join(dict.fromkeys(f"rank {rank}" for rank in ranks))
             examples.append(f"{key} in {files}")
     if num_repeats:
+        count = counted(num_repeats, "key is", "keys are")
         yield (
-            f"{folder}: table {facts.name!r}: {num_repeats:,} keys are there again: "
-            f"{_list(examples, num_repeats)}"
+            f"{folder}: table {facts.name!r}: {count} there again: {listed(examples, num_repeats)}"
         )
-
-
-def _list(examples: list[str], count: int) -> str:
-    return ", ".join(examples) + (", ..." if count > len(examples) else "")

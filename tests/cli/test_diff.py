@@ -75,14 +75,14 @@ def test_what_is_no_number_is_never_within_a_tolerance(tmp_path, other):
     with_rows(tmp_path / "a", np.float32([[1, 1]]))
     with_rows(tmp_path / "b", np.float32([other]))
     (line,) = findings(tmp_path / "a", tmp_path / "b", "--tolerance", 1e30)
-    assert f"rows of 1 of 1 keys differ, by up to {other[0]:g}: 0" in line
+    assert f"rows of 1 of 1 key differ, by up to {other[0]:g}: 0" in line
 
 
 def test_large_integers_are_told_apart(tmp_path):
     with_rows(tmp_path / "a", [[2**60, 1]], dtype="int64")
     with_rows(tmp_path / "b", [[2**60 + 1, 1]], dtype="int64")
     (line,) = findings(tmp_path / "a", tmp_path / "b")
-    assert "rows of 1 of 1 keys differ" in line
+    assert "rows of 1 of 1 key differ" in line
 
 
 def test_tables_and_kinds_that_differ(tmp_path):

@@ -8,12 +8,13 @@ from sok_lite.cli.compared import Difference, difference
 from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
 from sok_lite.cli.progress import watched
 from sok_lite.cli.reading import chosen, open_sources
+from sok_lite.cli.texts import counted, listed
 from sok_lite.cli.wrapped import WithColumns
 from sok_lite.engine.files.joined import kinds_of
 from sok_lite.engine.files.source import Source
 
 HELP = "compare two checkpoints: tables, keys, rows and optimizer states"
-EXAMPLES = "sok-lite diff runs/a runs/b --tolerance 1e-6"
+EXAMPLES = "sok-lite diff runs/model runs/later --tolerance 1e-6"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,16 +102,12 @@ def _of_keys(args: argparse.Namespace, compared: Difference) -> Iterator[str]:
     paths, examples = (args.first, args.second), compared.examples[:2]
     for path, count, keys in zip(paths, compared.only, examples, strict=True):
         if count:
-            yield f"{count:,} keys only in {path}: {_list(keys, count)}"
+            yield f"{counted(count, 'key')} only in {path}: {listed(keys, count)}"
 
 
 def _of_rows(what: str, compared: Difference) -> str:
-    keys = _list(compared.examples[2], compared.differing)
+    keys = listed(compared.examples[2], compared.differing)
     return (
-        f"{what} of {compared.differing:,} of {compared.both:,} keys differ, by up to "
+        f"{what} of {compared.differing:,} of {counted(compared.both, 'key')} differ, by up to "
         f"{compared.largest:g}: {keys}"
     )
-
-
-def _list(keys: list[int], count: int) -> str:
-    return ", ".join(map(str, keys)) + (", ..." if count > len(keys) else "")

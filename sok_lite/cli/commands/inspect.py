@@ -8,6 +8,7 @@ from typing import Any
 from sok_lite.cli.arguments import add_from_format, add_tables
 from sok_lite.cli.errors import FINE
 from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
+from sok_lite.cli.texts import counted
 from sok_lite.engine.files.manifest import Manifest, TableFacts
 from sok_lite.engine.files.source import Source, columns_of, read_manifest
 
@@ -70,9 +71,10 @@ def _known(facts: TableFacts) -> dict[str, Any]:
 
 def _text(described: dict[str, Any]) -> str:
     tables = described["tables"]
-    ranks = f"{described['ranks']} ranks, " if "ranks" in described else ""
-    counts = f"{ranks}{len(tables)} tables, {described['bytes']:,} bytes"
-    lines = [f"{described['path']} is of format {described['format']}: {counts}"]
+    counts = [counted(len(tables), "table"), counted(described["bytes"], "byte")]
+    if "ranks" in described:
+        counts.insert(0, counted(described["ranks"], "rank"))
+    lines = [f"{described['path']} is of format {described['format']}: {', '.join(counts)}"]
     if described.get("extra"):
         lines.append(f"extra: {json.dumps(described['extra'])}")
     for table in tables:

@@ -5,6 +5,7 @@ import os
 
 from sok_lite.cli.errors import FINDINGS, FINE
 from sok_lite.cli.progress import progress_bar
+from sok_lite.cli.texts import counted
 from sok_lite.cli.verified import findings_of_table
 from sok_lite.engine.files.rewriting import owner_rule
 from sok_lite.engine.files.source import read_manifest
@@ -34,8 +35,9 @@ def run(args: argparse.Namespace) -> int:
             if owner_rule(facts.owner, found.ranks) is None:
                 print(f"table {facts.name!r}: whose its keys are was not looked at: {facts.owner}")
     if count:
-        print(f"{count:,} findings")
+        print(f"{counted(count, 'finding')}")
         return FINDINGS
     num_keys = sum(shard.rows for shard in files)
-    print(f"{args.path} is whole: {len(found.tables)} tables, {num_keys:,} keys, {total:,} bytes")
+    sizes = counted(len(found.tables), "table"), counted(num_keys, "key"), counted(total, "byte")
+    print(f"{args.path} is whole: {', '.join(sizes)}")
     return FINE
