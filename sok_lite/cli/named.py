@@ -203,6 +203,12 @@ def package(module: str, what: str, install: str) -> Any:
         ) from error
 
 
+def check_opens(path: str) -> None:
+    """Raises OSError if a file cannot be opened, which is no fault of its content."""
+    with open(path, "rb"):
+        pass
+
+
 @contextmanager
 def naming(path: str, *errors: type[Exception]) -> Iterator[None]:
     """Lets errors of a library become a ValueError that names the file."""
