@@ -97,6 +97,9 @@ def _opened(path: str, dim: int | None) -> tuple[dict[str, Stored], str | None]:
         about = (schema.metadata or {}).get(_METADATA)
     for base, names in _numbered(found).items():
         found.setdefault(base, _stored(path, names, found[names[0]].dtype, (n, len(names))))
+        if base.startswith("states."):
+            for name in names:
+                del found[name]  # or each would be a state
     return found, about
 
 

@@ -114,7 +114,7 @@ def write(path: str, sources: Sequence[Source]) -> None:
             whole = whole.to(torch.bfloat16)
         first = 0
         for piece in read_plain(source, column.name):
-            whole[first : first + len(piece)] = torch.from_numpy(np.ascontiguousarray(piece))
+            whole[first : first + len(piece)] = torch.from_numpy(np.array(piece))
             first += len(piece)
         held[name] = whole
     with open(path, "xb") as file:
