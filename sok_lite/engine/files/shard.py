@@ -25,9 +25,9 @@ MAX_CHUNK_BYTES = 64 << 20
 # The most that readers of safetensors take.
 MAX_HEADER_BYTES = 100_000_000
 
-LENGTH_BYTES = 8
+_LENGTH_BYTES = 8
 # Names of dtypes in a header; rows of bfloat16 are kept as the bits, which NumPy has no dtype for.
-DTYPES = {
+_DTYPES = {
     "I64": "int64",
     "U64": "uint64",
     "F64": "float64",
@@ -56,7 +56,7 @@ class Tensor(NamedTuple):
     @property
     def storage(self) -> np.dtype:
         """The dtype of its elements, little-endian; of BF16 uint16."""
-        return np.dtype(DTYPES[self.dtype]).newbyteorder("<")
+        return np.dtype(_DTYPES[self.dtype]).newbyteorder("<")
 
     @property
     def num_bytes(self) -> int:
@@ -87,7 +87,7 @@ def dtype_of(name: str) -> str:
     """Returns safetensors' name of a dtype of keys or rows, such as "BF16" of "bfloat16"."""
     if name == "bfloat16":
         return "BF16"
-    return next(short for short, dtype in DTYPES.items() if dtype == name)
+    return next(short for short, dtype in _DTYPES.items() if dtype == name)
 
 
 class ShardWriter:
@@ -171,7 +171,7 @@ def _header(tensors: Sequence[Tensor], about: Mapping[str, str]) -> bytes:
     text = json.dumps(described, separators=(",", ":")).encode()
     # The tensors begin at a multiple of 8, so that a reader may map them.
     text = text.ljust(-(-len(text) // 8) * 8)
-    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 class ShardReader:
@@ -213,16 +213,16 @@ class ShardReader:
     def _described(self, file: Any) -> tuple[int, dict[str, Tensor]]:
         """Returns where the tensors begin, and what they are."""
         size = self._written.num_bytes
-        if size < LENGTH_BYTES:
+        if size < _LENGTH_BYTES:
             raise self.corrupt("it is too short for a header")
-        length = int.from_bytes(self._read(file, 0, LENGTH_BYTES), "little")
-        if length > min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
+        length = int.from_bytes(self._read(file, 0, _LENGTH_BYTES), "little")
+        if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
             raise self.corrupt(f"a header of {length:,} bytes is longer than the file, or allowed")
-        begin = LENGTH_BYTES + length
+        begin = _LENGTH_BYTES + length
         try:
-            described = json.loads(self._read(file, LENGTH_BYTES, begin))
+            described = json.loads(self._read(file, _LENGTH_BYTES, begin))
             described.pop("__metadata__", None)
-            placed = sorted(placed_tensor(name, facts) for name, facts in described.items())
+            placed = sorted(_placed(name, facts) for name, facts in described.items())
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise self.corrupt(f"its header is none of safetensors: {error}") from error
         end = 0
@@ -290,13 +290,13 @@ class ShardReader:
         )
 
 
-def placed_tensor(name: str, facts: Any) -> tuple[int, int, Tensor]:
+def _placed(name: str, facts: Any) -> tuple[int, int, Tensor]:
     """Returns where the bytes of a tensor begin and end, and the tensor."""
     first, last = facts["data_offsets"]
     numbers = [first, last, *facts["shape"]]
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"tensor {name!r} has numbers that are none")
-    if facts["dtype"] not in DTYPES:
+    if facts["dtype"] not in _DTYPES:
         raise ValueError(f"tensor {name!r} has dtype {facts['dtype']!r}")
     return first, last, Tensor(name, facts["dtype"], tuple(facts["shape"]))
 
