@@ -39,7 +39,7 @@ def sources(
     *,
     tables: str | Sequence[str] | None = None,
     names: PerTable = None,
-    initial: PerTable = None,
+    initial: str = "",
     slots: str = "states",
 ) -> list[Source]:
     """Returns the tables of a TensorFlow checkpoint that TFRA has written, in memory.

@@ -42,7 +42,7 @@ def sources(
     size: int | str | None = None,
     tables: str | Sequence[str] | None = None,
     names: PerTable = None,
-    initial: PerTable = None,
+    initial: str = "",
     slots: str = "states",
 ) -> list[Source]:
     """Returns the tables of a folder of files of keys and values.

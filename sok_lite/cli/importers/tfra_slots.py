@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from sok_lite.cli.importers.keyed_rows import Keyed, KeyedSource
-from sok_lite.cli.importers.per_table import PerTable, of_table
+from sok_lite.cli.initial import initial_values
 from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import Source
 
@@ -29,7 +29,7 @@ _INITIAL = {"accumulator": 0.1}
 
 
 def with_slots(
-    tables: Mapping[str, Keyed], separator: str, initial: PerTable = None, slots: str = "states"
+    tables: Mapping[str, Keyed], separator: str, initial: str = "", slots: str = "states"
 ) -> list[Source]:
     """Returns tables as sources, those that are slots of another as its optimizer states.
 
@@ -39,12 +39,13 @@ def with_slots(
     Args:
       tables: by the names that TFRA gave.
       separator: between the parts of the names of slots.
-      initial: what new rows have in a state, by its name; else 0.1 in "accumulator" and 0 in all
-        others. An optimizer takes states over that begin with what its own begin with.
+      initial: what new rows have in states, such as "accumulator=0.25"; else 0.1 in "accumulator"
+        and 0 in all others. An optimizer takes over states that begin with what its own begin with.
       slots: "states", or "tables": no table is taken for a slot.
 
     Raises:
       ValueError: `slots` is neither.
+      WrongUse: `initial` names a state that there is not.
     """
     if slots not in ("states", "tables"):
         raise ValueError(f"`slots` must be 'states' or 'tables'. Received: {slots!r}.")
@@ -54,6 +55,7 @@ def with_slots(
         owner = _owner(whole, name, tables[name], separator)
         if owner:
             owners[name] = owner
+    begin = _INITIAL | initial_values(initial, sorted({state for *_, state in owners.values()}))
     sources: list[Source] = []
     for name, keyed in tables.items():
         if name in owners:
@@ -62,8 +64,8 @@ def with_slots(
         optimizers = sorted({optimizer for _, optimizer, _ in its})
         states = []
         for i, (slot, optimizer, state) in enumerate(sorted(its, key=lambda slot: slot[1:])):
-            begins = float(of_table(initial, state, _INITIAL.get(state, 0.0)))
             group = optimizers.index(optimizer) + 1
+            begins = begin.get(state, 0.0)
             facts = StateFacts(f"states.{i}.{state}", state, keyed.dim, begins, group)
             states.append((facts, tables[slot]))
         sources.append(KeyedSource(keyed, states))
