@@ -41,6 +41,7 @@ LAYERS = [
     ["sok_lite.engine.lookup", "sok_lite.engine.update"],
     ["sok_lite.engine.gathered_update", "sok_lite.engine.remote_update"],
     ["sok_lite.engine.trips"],
+    ["sok_lite.engine.changes"],
     ["sok_lite.engine.files.shard"],
     ["sok_lite.engine.files.manifest"],
     ["sok_lite.engine.files.chain", "sok_lite.engine.files.increment"],
