@@ -44,6 +44,7 @@ LAYERS = [
     ["sok_lite.engine.gathered_update", "sok_lite.engine.remote_update"],
     ["sok_lite.engine.trips"],
     ["sok_lite.engine.files.progress"],
+    ["sok_lite.engine.changes"],
     ["sok_lite.engine.files.shard"],
     ["sok_lite.engine.files.manifest"],
     ["sok_lite.engine.files.growing_file", "sok_lite.engine.files.key_value_names"],
