@@ -12,15 +12,14 @@ n keys, in the order of the index, and m keys that were seen and have no row yet
   sightings        (m,)       U32, how often each was seen
   sighting_stamps  (m,)       U32, number of the lookup that last saw each
 
-An increment has all of this but the rows of values and states that have not changed: its k-th row
-is that of the k-th key that a lookup has seen, or a write changed, since the file before.
+An increment has all of this but the rows of values and states that have not changed. The keys that
+a lookup has seen, or a write changed, since the file before come first; so row i is that of key i.
 """
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sok_lite.backend import Array
 from sok_lite.engine.files.increment import continuing
 from sok_lite.engine.files.manifest import Shard, StateFacts, path_of
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardWriter, Tensor, Written, dtype_of
@@ -84,14 +83,17 @@ def write_table(
     )
     sizes = (held.num_keys, held.num_sighted, held.has_scores, held.has_slots)
     shard = Shard(file, *sizes, states, held.facts, _NOTHING)
+    since = None
     if before is not None:
         columns = [column for *_, column in held.states]
-        shard = continuing(table, shard, before, columns, _num_slots(table, columns, chunk_bytes))
+        shard, since = continuing(
+            table, shard, before, columns, _num_slots(table, columns, chunk_bytes)
+        )
     tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
     about = {"table": table.name}
     writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes)
     try:
-        for array in _arrays(table, held, shard, chunk_bytes):
+        for array in _arrays(table, held, since, chunk_bytes):
             writer.write(array)
         return shard._replace(written=writer.finish())
     finally:
@@ -105,24 +107,33 @@ def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: in
 
 
 def _arrays(
-    table: EmbeddingTable, held: Outline, shard: Shard, chunk_bytes: int
+    table: EmbeddingTable, held: Outline, since: int | None, chunk_bytes: int
 ) -> Iterator[np.ndarray]:
-    """Yields all tensors in pieces of a chunk at most, on the host."""
+    """Yields all tensors in pieces of a chunk at most, on the host.
+
+    Args:
+      since: of an increment, the least stamp of the keys that have changed.
+    """
     to_host, store = table.backend.to_host, table.store
     columns = [column for *_, column in held.states]
     num_slots = _num_slots(table, columns, chunk_bytes)
 
-    def rows_of(piece: IndexEntries) -> Array:
-        return piece.rows[piece.stamps >= np.uint32(shard.since)]
+    def parts(has_changed: bool) -> Iterator[IndexEntries]:
+        for piece in pieces(table, num_slots):
+            is_wanted = (piece.stamps >= np.uint32(since or 0)) == has_changed
+            yield IndexEntries(*(array[is_wanted] for array in piece))
 
     names = ["keys", "value", "stamps"]
     names += ["scores"] * held.has_scores + ["slots"] * held.has_slots
     for name in names:
-        for piece in pieces(table, num_slots):
-            yield to_host(store.read(rows_of(piece)) if name == "value" else getattr(piece, name))
+        for piece in parts(has_changed=True):
+            yield to_host(store.read(piece.rows) if name == "value" else getattr(piece, name))
+        if since is not None and name != "value":
+            for piece in parts(has_changed=False):
+                yield to_host(getattr(piece, name))
     for column in columns:
-        for piece in pieces(table, num_slots):
-            yield to_host(store.read(rows_of(piece), column.name))
+        for piece in parts(has_changed=True):
+            yield to_host(store.read(piece.rows, column.name))
     for name in ("keys", "rows", "stamps"):
         for piece in sighted_pieces(table, num_slots):
             yield to_host(getattr(piece, name))
