@@ -86,9 +86,8 @@ def write_table(
     since = None
     if before is not None:
         columns = [column for *_, column in held.states]
-        shard, since = continuing(
-            table, shard, before, columns, _num_slots(table, columns, chunk_bytes)
-        )
+        num_slots = _num_slots(table, columns, chunk_bytes)
+        shard, since = continuing(table, shard, before, columns, num_slots)
     tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
     about = {"table": table.name}
     writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes)
@@ -120,8 +119,11 @@ def _arrays(
 
     def parts(has_changed: bool) -> Iterator[IndexEntries]:
         for piece in pieces(table, num_slots):
-            is_wanted = (piece.stamps >= np.uint32(since or 0)) == has_changed
-            yield IndexEntries(*(array[is_wanted] for array in piece))
+            if since is None:
+                yield piece
+            else:
+                is_wanted = (piece.stamps >= np.uint32(since)) == has_changed
+                yield IndexEntries(*(array[is_wanted] for array in piece))
 
     names = ["keys", "value", "stamps"]
     names += ["scores"] * held.has_scores + ["slots"] * held.has_slots
