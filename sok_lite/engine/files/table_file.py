@@ -12,15 +12,15 @@ n keys, in the order of the index, and m keys that were seen and have no row yet
   sightings        (m,)       U32, how often each was seen
   sighting_stamps  (m,)       U32, number of the lookup that last saw each
 
-An increment has all of this but the rows of values and states that have not changed: its k-th row
-is that of the k-th key that a lookup has seen, or a write changed, since the file before.
+An increment has all of this but the rows of values and states that have not changed. The keys that
+a lookup has seen, or a write changed, since the file before come first; so row i is that of key i.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.backend import Array
 from sok_lite.engine.files.increment import continuing
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts, path_of
 from sok_lite.engine.files.progress import Progress
@@ -84,12 +84,24 @@ def open_shard(
     return reader
 
 
-def planned(
-    table: EmbeddingTable, file: str, chunk_bytes: int, before: Shard | None
-) -> tuple[Outline, Shard, list[Tensor]]:
-    """Returns what a table holds, what the manifest says of it but for `written`, and its tensors.
+class Plan(NamedTuple):
+    """How a file is to be written.
 
-    Hold the table, as `holding` does, from here to the last byte.
+    Attributes:
+      held: what the table holds.
+      shard: what the manifest says of the file, but for `written`.
+      since: rows are written whose keys have this stamp or a later one; None: all.
+      tensors: of the file.
+    """
+
+    held: Outline
+    shard: Shard
+    since: int | None
+    tensors: list[Tensor]
+
+
+def planned(table: EmbeddingTable, file: str, chunk_bytes: int, before: Shard | None) -> Plan:
+    """Returns how to write a file. Hold the table, as `holding` does, from here to the last byte.
 
     Args:
       As of `write_table`.
@@ -103,16 +115,18 @@ def planned(
         for i, (group, name, column) in enumerate(held.states)
     )
     sizes = (held.num_keys, held.num_sighted, held.has_scores, held.has_slots)
-    shard = Shard(file, *sizes, states, held.facts, NOT_WRITTEN)
+    shard, since = Shard(file, *sizes, states, held.facts, NOT_WRITTEN), None
     if before is not None:
         columns = [column for *_, column in held.states]
-        shard = continuing(table, shard, before, columns, _num_slots(table, columns, chunk_bytes))
-    return held, shard, tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
+        num_slots = _num_slots(table, columns, chunk_bytes)
+        shard, since = continuing(table, shard, before, columns, num_slots)
+    tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
+    return Plan(held, shard, since, tensors)
 
 
 def num_bytes(table: EmbeddingTable, chunk_bytes: int, before: Shard | None) -> int:
     """Returns the bytes of a table's file without its header; see `planned`."""
-    return sum(tensor.num_bytes for tensor in planned(table, "", chunk_bytes, before)[-1])
+    return sum(tensor.num_bytes for tensor in planned(table, "", chunk_bytes, before).tensors)
 
 
 def write_table(
@@ -139,11 +153,12 @@ def write_table(
       OSError: it cannot be written. RuntimeError: the table does not know any more what has
         changed since `before`.
     """
-    held, shard, tensors = planned(table, file, chunk_bytes, before)
+    plan = planned(table, file, chunk_bytes, before)
+    shard = plan.shard
     about = {"table": table.name}
-    writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes, progress)
+    writer = ShardWriter(path_of(folder, shard), plan.tensors, about, chunk_bytes, progress)
     try:
-        for array in _arrays(table, held, shard, chunk_bytes):
+        for array in _arrays(table, plan.held, plan.since, chunk_bytes):
             writer.write(array)
         return shard._replace(written=writer.finish())
     finally:
@@ -157,24 +172,36 @@ def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: in
 
 
 def _arrays(
-    table: EmbeddingTable, held: Outline, shard: Shard, chunk_bytes: int
+    table: EmbeddingTable, held: Outline, since: int | None, chunk_bytes: int
 ) -> Iterator[np.ndarray]:
-    """Yields all tensors in pieces of a chunk at most, on the host."""
+    """Yields all tensors in pieces of a chunk at most, on the host.
+
+    Args:
+      since: of an increment, the least stamp of the keys that have changed.
+    """
     to_host, store = table.backend.to_host, table.store
     columns = [column for *_, column in held.states]
     num_slots = _num_slots(table, columns, chunk_bytes)
 
-    def rows_of(piece: IndexEntries) -> Array:
-        return piece.rows[piece.stamps >= np.uint32(shard.since)]
+    def parts(has_changed: bool) -> Iterator[IndexEntries]:
+        for piece in pieces(table, num_slots):
+            if since is None:
+                yield piece
+            else:
+                is_wanted = (piece.stamps >= np.uint32(since)) == has_changed
+                yield IndexEntries(*(array[is_wanted] for array in piece))
 
     names = ["keys", "value", "stamps"]
     names += ["scores"] * held.has_scores + ["slots"] * held.has_slots
     for name in names:
-        for piece in pieces(table, num_slots):
-            yield to_host(store.read(rows_of(piece)) if name == "value" else getattr(piece, name))
+        for piece in parts(has_changed=True):
+            yield to_host(store.read(piece.rows) if name == "value" else getattr(piece, name))
+        if since is not None and name != "value":
+            for piece in parts(has_changed=False):
+                yield to_host(getattr(piece, name))
     for column in columns:
-        for piece in pieces(table, num_slots):
-            yield to_host(store.read(rows_of(piece), column.name))
+        for piece in parts(has_changed=True):
+            yield to_host(store.read(piece.rows, column.name))
     for name in ("keys", "rows", "stamps"):
         for piece in sighted_pieces(table, num_slots):
             yield to_host(getattr(piece, name))
