@@ -45,6 +45,8 @@ LAYERS = [
     ["sok_lite.engine.files.shard"],
     ["sok_lite.engine.files.manifest"],
     ["sok_lite.engine.files.table_file"],
+    ["sok_lite.engine.files.mapped", "sok_lite.engine.files.key_index"],
+    ["sok_lite.engine.files.readonly"],
     ["sok_lite.engine.files.dump"],
     ["sok_lite.engine.files.content"],
     ["sok_lite.engine.files.load"],

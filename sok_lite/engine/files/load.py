@@ -75,13 +75,7 @@ def load(
 
 
 def _checked(folder: str, tables: Sequence[EmbeddingTable], cast: bool) -> Manifest:
-    try:
-        found = manifest.read(folder)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{folder} has no {manifest.NAME}: no dump into it was ever finished. Give the folder "
-            "that was given to `dump`."
-        ) from error
+    found = manifest.read(folder)
     for table in tables:
         if table.name not in found.tables:
             names = ", ".join(map(repr, sorted(found.tables))) or "none"
