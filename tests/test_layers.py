@@ -52,6 +52,8 @@ LAYERS = [
     ["sok_lite.engine.files.joined"],
     ["sok_lite.engine.files.chain", "sok_lite.engine.files.increment"],
     ["sok_lite.engine.files.table_file"],
+    ["sok_lite.engine.files.mapped", "sok_lite.engine.files.key_index"],
+    ["sok_lite.engine.files.readonly"],
     ["sok_lite.engine.files.content"],
     ["sok_lite.engine.files.static_part"],
     ["sok_lite.engine.files.dump"],

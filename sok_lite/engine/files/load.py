@@ -90,13 +90,7 @@ def load(
 
 
 def _checked(folder: str, tables: Sequence[Item], cast: bool) -> Manifest:
-    try:
-        found = manifest.read(folder)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{folder} has no {manifest.NAME}: no dump into it was ever finished. Give the folder "
-            "that was given to `dump`."
-        ) from error
+    found = manifest.read(folder)
     for item in tables:
         table = table_of(item)
         if table.name not in found.tables:
