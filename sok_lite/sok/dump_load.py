@@ -16,6 +16,7 @@ from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.progress import checked_progress, progress_bar
 from sok_lite.bridge.static_part import VariableRows
+from sok_lite.engine.files.background import BackgroundDump, dump_in_background
 from sok_lite.engine.files.dump import dump as engine_dump
 from sok_lite.engine.files.load import load as engine_load
 from sok_lite.engine.files.static_part import Item, table_of
@@ -28,7 +29,13 @@ __all__ = ["dump", "incremental_model_dump", "load"]
 Path = str | os.PathLike[str]
 
 
-def dump(path: Path, dump_vars: Any, optimizer: Any = None, progress: bool | None = None) -> None:
+def dump(
+    path: Path,
+    dump_vars: Any,
+    optimizer: Any = None,
+    progress: bool | None = None,
+    background: bool = False,
+) -> BackgroundDump | None:
     """Writes variables of all ranks into a folder. Every rank must call it, in eager mode.
 
     Written are keys, rows, the states of all optimizers, scores, sightings and times. A checkpoint
@@ -43,6 +50,13 @@ def dump(path: Path, dump_vars: Any, optimizer: Any = None, progress: bool | Non
         states that it has for static variables.
       progress: whether rank 0 shows a bar of its bytes; None: if it writes to a terminal and tqdm
         is installed.
+      background: whether to return as soon as what the variables hold is copied to the host, which
+        needs memory for all of it; a thread writes the copy while training goes on.
+
+    Returns:
+      With `background` what to `wait()` for, on every rank: only then the checkpoint is there, or
+      the error is raised that a rank had. The next dump into the folder, and a load from it, do so
+      first. Else None, when the checkpoint is there.
 
     Raises:
       TypeError, ValueError: an argument is not as said here, or differs between ranks.
@@ -54,10 +68,18 @@ def dump(path: Path, dump_vars: Any, optimizer: Any = None, progress: bool | Non
     comm = communicator()
     tables = _items(variables, wrapper, makes=False)
     extra = {} if wrapper is None else {"iterations": _counts(wrapper)}
+    backend = table_of(tables[0]).backend
+    if background:
+        if progress:
+            raise ValueError("A dump in the background has no bar. Leave `progress` out.")
+        begin = partial(dump_in_background, path, tables, comm, extra)
+        begun: BackgroundDump = on_device(backend, begin)
+        return begun
     shown = checked_progress(progress, comm.rank)
     with progress_bar(shown, f"Dump to {os.fspath(path)}", comm.size) as report:
         write = partial(engine_dump, path, tables, comm, extra, report=report)
-        on_device(table_of(tables[0]).backend, write)
+        on_device(backend, write)
+    return None
 
 
 def load(

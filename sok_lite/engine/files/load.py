@@ -17,6 +17,7 @@ from sok_lite.engine.files import manifest
 from sok_lite.engine.files.content import content, shards_of
 from sok_lite.engine.files.dump import check_tables
 from sok_lite.engine.files.manifest import Manifest, TableFacts
+from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.static_part import (
@@ -74,6 +75,7 @@ def load(
     check_tables(tables, comm, wanted, "load")
     if mode not in MODES:
         raise ValueError(f"`mode` must be 'replace' or 'merge'. Received: mode={mode!r}.")
+    wait_for_pending(comm, folder)
     found = together(comm, lambda: _checked(folder, tables, cast))
     files = [shard.file for facts in found.tables.values() for shard in facts.shards]
     check_equal_on_all_ranks(comm, {"files": files}, f"The checkpoint at {folder}")

@@ -17,15 +17,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sok_lite.engine.files.manifest import Shard, StateFacts, path_of
-from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.shard import CHUNK_BYTES, ShardWriter, Tensor, Written, dtype_of
+from sok_lite.engine.files.manifest import Shard, StateFacts
+from sok_lite.engine.files.part import Part
+from sok_lite.engine.files.shard import CHUNK_BYTES, Tensor, Written, dtype_of
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.pieces import Outline, outline, pieces, sighted_pieces
 
 # What goes with each key beside its rows; of the index alone, so never more than this a key.
 _ENTRY_BYTES = 32
-_NOTHING = Written(0, 1, ())
+# Of a file that is not there yet.
+NOTHING_WRITTEN = Written(0, 1, ())
 
 
 def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor]:
@@ -49,13 +50,12 @@ def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor
     ]
 
 
-def planned(table: EmbeddingTable, file: str) -> tuple[Outline, Shard, list[Tensor]]:
-    """Returns what a table holds, what the manifest says of it but for `written`, and its tensors.
-
-    Hold the table, as `holding` does, from here to the last byte.
+def part_of(table: EmbeddingTable, file: str, chunk_bytes: int = CHUNK_BYTES) -> Part:
+    """Returns what is written of a table. Hold it, as `holding` does, to the last array.
 
     Args:
       file: the new file, relative to the folder of the checkpoint, with "/".
+      chunk_bytes: of a piece at most.
     """
     held = outline(table)
     states = tuple(
@@ -63,45 +63,9 @@ def planned(table: EmbeddingTable, file: str) -> tuple[Outline, Shard, list[Tens
         for i, (group, name, column) in enumerate(held.states)
     )
     sizes = (held.num_keys, held.num_sighted, held.has_scores, held.has_slots)
-    shard = Shard(file, *sizes, states, held.facts, _NOTHING)
-    return held, shard, tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
-
-
-def num_bytes(table: EmbeddingTable) -> int:
-    """Returns the bytes of a table's file without its header. Hold the table."""
-    return sum(tensor.num_bytes for tensor in planned(table, "")[-1])
-
-
-def write_table(
-    table: EmbeddingTable,
-    folder: str,
-    file: str,
-    chunk_bytes: int = CHUNK_BYTES,
-    progress: Progress | None = None,
-) -> Shard:
-    """Writes what a table holds, chunk by chunk. Hold the table, as `holding` does.
-
-    Args:
-      folder: of the checkpoint.
-      file: the new file, relative to it, with "/".
-      chunk_bytes: see `Written`.
-      progress: told of every byte of the tensors.
-
-    Returns:
-      What the manifest says of the file, which is on the disk.
-
-    Raises:
-      OSError: it cannot be written.
-    """
-    held, shard, tensors = planned(table, file)
-    about = {"table": table.name}
-    writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes, progress)
-    try:
-        for array in _arrays(table, held, chunk_bytes):
-            writer.write(array)
-        return shard._replace(written=writer.finish())
-    finally:
-        writer.close()
+    shard = Shard(file, *sizes, states, held.facts, NOTHING_WRITTEN)
+    tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
+    return Part(table.name, shard, tensors, _arrays(table, held, chunk_bytes))
 
 
 def _arrays(table: EmbeddingTable, held: Outline, chunk_bytes: int) -> Iterator[np.ndarray]:
