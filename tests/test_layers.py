@@ -51,6 +51,7 @@ LAYERS = [
     ["sok_lite.engine.files.key_value_files"],
     ["sok_lite.engine.files.joined"],
     ["sok_lite.engine.files.chain", "sok_lite.engine.files.increment"],
+    ["sok_lite.engine.files.part", "sok_lite.engine.files.pending"],
     ["sok_lite.engine.files.table_file"],
     ["sok_lite.engine.files.mapped", "sok_lite.engine.files.key_index"],
     ["sok_lite.engine.files.readonly"],
@@ -59,7 +60,7 @@ LAYERS = [
     ["sok_lite.engine.files.dump"],
     ["sok_lite.engine.files.source"],
     ["sok_lite.engine.files.rewriting"],
-    ["sok_lite.engine.files.load"],
+    ["sok_lite.engine.files.load", "sok_lite.engine.files.background"],
     ["sok_lite.cli", "sok_lite.cli.errors", "sok_lite.cli.arguments", "sok_lite.cli.texts"],
     [
         *("sok_lite.cli.wrapped", "sok_lite.cli.options", "sok_lite.cli.buckets"),
