@@ -27,6 +27,9 @@ FORMATS = {
     "parquet": "parquet",
     "safetensors": "safetensors",
     "csv": "csv",
+    "tfra": "tfra_files",
+    "tfra_tensorflow": "tfra_checkpoint",
+    "tfplus": "tfplus",
 }
 
 

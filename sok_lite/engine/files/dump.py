@@ -11,20 +11,32 @@ import json
 import os
 import secrets
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from sok_lite.backend.publish import publish
 from sok_lite.comm.protocol import Communicator, split_offsets
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.increment import remembering_file, shards_to_continue
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
+from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
-from sok_lite.engine.files.table_file import write_table
+from sok_lite.engine.files.static_part import (
+    Item,
+    StaticPart,
+    static_num_bytes,
+    table_of,
+    write_static,
+)
+from sok_lite.engine.files.table_file import num_bytes, write_table
 from sok_lite.engine.optimizer_states import drop_left_behind
+from sok_lite.engine.static_table import AnyTable, StaticTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone, holding
 
@@ -33,10 +45,12 @@ _TOKEN_BYTES = 8
 
 def dump(
     path: str | os.PathLike[str],
-    tables: Sequence[EmbeddingTable],
+    tables: Sequence[Item],
     comm: Communicator,
     extra: Mapping[str, Any] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    report: Report | None = None,
+    incremental: bool = False,
 ) -> None:
     """Writes all that tables hold into a folder. Every rank must call it; it returns together.
 
@@ -44,33 +58,51 @@ def dump(
     whole. The tables are held meanwhile: no other thread changes them. Memory is needed for a few
     chunks, whatever the tables hold.
 
+    An incremental dump leaves the files that are there, and writes the rows and states that have
+    changed since, with the keys of all. Where it cannot be told what has changed it writes all of
+    them, as without `incremental`, and rank 0 warns.
+
     Args:
       path: of the folder; it is made if it is not there. One dump at a time.
       tables: with different names, the same on all ranks.
       comm: the ranks.
       extra: what JSON knows, given back by `load`. That of rank 0 counts.
       chunk_bytes: bytes that are written together.
+      report: called with the bytes of this rank's files that are written, and all of them.
+      incremental: whether to add to the checkpoint that is there.
 
     Raises:
       TypeError, ValueError: as of `check_tables`.
+      RuntimeError: another thread has restored a table meanwhile.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
     """
-    check_tables(tables, comm, {"path": os.fspath(path)}, "dump")
+    wanted = {"path": os.fspath(path), "incremental": incremental}
+    check_tables(tables, comm, wanted, "dump")
     folder = os.path.abspath(path)
     mine = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8)
     data = "data-" + comm.broadcast(mine).tobytes().hex()
+    before: Mapping[str, Shard] = {}
+    reason = ""
+    if incremental:
+        names = [table_of(table).name for table in tables]
+        before, reason = shards_to_continue(folder, _dynamic(tables), names, comm)
     try:
         together(comm, lambda: _make_folders(folder, data, comm))
-        shards = together(comm, lambda: _write_all(folder, data, tables, comm, chunk_bytes))
+        shards = together(
+            comm, lambda: _write_all(folder, data, tables, before, comm, chunk_bytes, report)
+        )
         by_rank = _gathered(comm, shards)
         together(comm, lambda: _publish(folder, tables, by_rank, comm, dict(extra or {})))
     finally:
         if comm.rank == 0:
             sweep(folder, data)
+    if reason and comm.rank == 0:
+        text = f"All was dumped into {folder}, and not only what has changed: {reason}."
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def check_tables(
-    tables: Sequence[EmbeddingTable], comm: Communicator, more: Mapping[str, Any], what: str
+    tables: Sequence[Item], comm: Communicator, more: Mapping[str, Any], what: str
 ) -> None:
     """Raises if tables have no place in a checkpoint, or the ranks want different things.
 
@@ -85,11 +117,11 @@ def check_tables(
 
     def check() -> None:
         for table in tables:
-            if not isinstance(table, EmbeddingTable) or table.is_remote:
+            if not isinstance(table, (EmbeddingTable, StaticPart)) or table_of(table).is_remote:
                 raise TypeError(
                     f"{what} takes tables whose rows are in this process. Received: {table!r}."
                 )
-        names = [table.name for table in tables]
+        names = [table_of(table).name for table in tables]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(
@@ -99,9 +131,11 @@ def check_tables(
 
     together(comm, check)
     description = dict(more)
-    for i, table in enumerate(tables):
+    for i, table in enumerate(map(table_of, tables)):
         facts = (table.name, table.dim, table.row_dtype.name, table.key_dtype.name)
         description[f"table {i}"] = [*facts, table.owner.name]
+        if isinstance(table, StaticTable):
+            description[f"table {i}"].append(table.num_rows)
     check_equal_on_all_ranks(comm, description, f"A {what}")
 
 
@@ -127,21 +161,54 @@ def check_is_ours(path: str) -> None:
 
 
 def _write_all(
-    folder: str, data: str, tables: Sequence[EmbeddingTable], comm: Communicator, chunk_bytes: int
+    folder: str,
+    data: str,
+    tables: Sequence[Item],
+    before: Mapping[str, Shard],
+    comm: Communicator,
+    chunk_bytes: int,
+    report: Report | None,
 ) -> list[Shard]:
-    for table in tables:
+    dynamic = _dynamic(tables)
+    for table in dynamic:
         alone(table, partial(drop_left_behind, table))
-    names = [manifest.file_name(table.name, comm.rank, comm.size) for table in tables]
 
     def write() -> list[Shard]:
+        total = sum(
+            static_num_bytes(table, comm)
+            if isinstance(table, StaticPart)
+            else num_bytes(table, chunk_bytes, before.get(table.name))
+            for table in tables
+        )
+        progress = Progress(report, total)
         return [
-            write_table(table, folder, f"{data}/{name}", chunk_bytes)
-            for table, name in zip(tables, names, strict=True)
+            _write(table, folder, data, before, comm, chunk_bytes, progress) for table in tables
         ]
 
-    shards = holding(tables, write)
+    shards = holding(dynamic, write)
     manifest.sync_folder(os.path.join(folder, data))
     return shards
+
+
+def _dynamic(tables: Sequence[Item]) -> list[EmbeddingTable]:
+    return [table for table in tables if isinstance(table, EmbeddingTable)]
+
+
+def _write(
+    table: Item,
+    folder: str,
+    data: str,
+    before: Mapping[str, Shard],
+    comm: Communicator,
+    chunk_bytes: int,
+    progress: Progress,
+) -> Shard:
+    file = f"{data}/{manifest.file_name(table_of(table).name, comm.rank, comm.size)}"
+    if isinstance(table, StaticPart):
+        return write_static(table, table.reading(), comm, folder, file, chunk_bytes, progress)
+    shard = write_table(table, folder, file, chunk_bytes, before.get(table.name), progress)
+    publish(remembering_file(table, folder, shard))
+    return shard
 
 
 def _gathered(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
@@ -157,7 +224,7 @@ def _gathered(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
 
 def _publish(
     folder: str,
-    tables: Sequence[EmbeddingTable],
+    tables: Sequence[Item],
     by_rank: list[list[Shard]],
     comm: Communicator,
     extra: dict[str, Any],
@@ -169,12 +236,12 @@ def _publish(
             *(table.name, table.var_type, table.dim, table.row_dtype.name, table.key_dtype.name),
             *(table.owner.name, _options(table), tuple(shards[i] for shards in by_rank)),
         )
-        for i, table in enumerate(tables)
+        for i, table in enumerate(map(table_of, tables))
     }
     manifest.publish(folder, manifest.as_text(Manifest(comm.size, facts, extra)))
 
 
-def _options(table: EmbeddingTable) -> dict[str, Any]:
+def _options(table: AnyTable) -> dict[str, Any]:
     options = {"seed": table.seed, "initializer": repr(table.initializer)}
     options |= table.options_of_all_ranks()
     plain: dict[str, Any] = json.loads(json.dumps(options, default=repr))
@@ -197,7 +264,7 @@ def sweep(folder: str, data: str) -> None:
     except (OSError, ValueError):
         return
     else:
-        used = {shard.file.split("/")[0] for t in found.tables.values() for shard in t.shards}
+        used = {file.split("/")[0] for file in found.files}
         try:
             names = os.listdir(folder)
         except OSError:

@@ -11,13 +11,19 @@ n keys, in the order of the index, and m keys that were seen and have no row yet
   sighted_keys     (m,)       the table's key type
   sightings        (m,)       U32, how often each was seen
   sighting_stamps  (m,)       U32, number of the lookup that last saw each
+
+An increment has all of this but the rows of values and states that have not changed: its k-th row
+is that of the k-th key that a lookup has seen, or a write changed, since the file before.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from sok_lite.backend import Array
+from sok_lite.engine.files.increment import continuing
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts, path_of
+from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import (
     CHUNK_BYTES,
     ShardReader,
@@ -26,7 +32,9 @@ from sok_lite.engine.files.shard import (
     Written,
     dtype_of,
 )
+from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.index import IndexEntries
 from sok_lite.engine.table.pieces import Outline, outline, pieces, sighted_pieces
 
 # What goes with each key beside its rows; of the index alone, so never more than this a key.
@@ -42,52 +50,52 @@ def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor
       dim, dtype, key_type: of the table.
       shard: says how much there is; `written` is not looked at.
     """
-    n, m, key = shard.rows, shard.sighted, dtype_of(key_type)
+    n, m, k, key = shard.rows, shard.sighted, shard.num_rows, dtype_of(key_type)
     return [
         Tensor("keys", key, (n,)),
-        Tensor("values", dtype_of(dtype), (n, dim)),
+        Tensor("values", dtype_of(dtype), (k, dim)),
         Tensor("stamps", "U32", (n,)),
         *([Tensor("scores", "U64", (n,))] if shard.scores else []),
         *([Tensor("slots", "I64", (n,))] if shard.slots else []),
-        *(Tensor(state.tensor, "F32", (n, state.dim)) for state in shard.states),
+        *(Tensor(state.tensor, "F32", (k, state.dim)) for state in shard.states),
         Tensor("sighted_keys", key, (m,)),
         Tensor("sightings", "U32", (m,)),
         Tensor("sighting_stamps", "U32", (m,)),
     ]
 
 
-def open_shard(facts: TableFacts, shard: Shard, folder: str) -> ShardReader:
+def open_shard(
+    facts: TableFacts, shard: Shard, folder: str, progress: Progress | None = None
+) -> ShardReader:
     """Returns a reader of a file of a table, which has the tensors that the manifest implies.
 
     Args:
       facts: of the table.
       shard: one of its files.
       folder: of the checkpoint.
+      progress: told of every chunk when it is read for the first time.
 
     Raises:
       OSError: the file cannot be read. ValueError: it is corrupt.
     """
-    reader = ShardReader(path_of(folder, shard), shard.written, facts.name)
+    reader = ShardReader(path_of(folder, shard), shard.written, facts.name, progress)
     for tensor in tensors_of(facts.dim, facts.dtype, facts.key_type, shard):
         reader.expect(tensor)
     return reader
 
 
-def write_table(
-    table: EmbeddingTable, folder: str, file: str, chunk_bytes: int = CHUNK_BYTES
-) -> Shard:
-    """Writes what a table holds, chunk by chunk. Hold the table, as `holding` does.
+def planned(
+    table: EmbeddingTable, file: str, chunk_bytes: int, before: Shard | None
+) -> tuple[Outline, Shard, list[Tensor]]:
+    """Returns what a table holds, what the manifest says of it but for `written`, and its tensors.
+
+    Hold the table, as `holding` does, from here to the last byte.
 
     Args:
-      folder: of the checkpoint.
-      file: the new file, relative to it, with "/".
-      chunk_bytes: see `Written`.
-
-    Returns:
-      What the manifest says of the file, which is on the disk.
+      As of `write_table`.
 
     Raises:
-      OSError: it cannot be written.
+      RuntimeError: as of `write_table`.
     """
     held = outline(table)
     states = tuple(
@@ -96,31 +104,77 @@ def write_table(
     )
     sizes = (held.num_keys, held.num_sighted, held.has_scores, held.has_slots)
     shard = Shard(file, *sizes, states, held.facts, NOT_WRITTEN)
-    tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
+    if before is not None:
+        columns = [column for *_, column in held.states]
+        shard = continuing(table, shard, before, columns, _num_slots(table, columns, chunk_bytes))
+    return held, shard, tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
+
+
+def num_bytes(table: EmbeddingTable, chunk_bytes: int, before: Shard | None) -> int:
+    """Returns the bytes of a table's file without its header; see `planned`."""
+    return sum(tensor.num_bytes for tensor in planned(table, "", chunk_bytes, before)[-1])
+
+
+def write_table(
+    table: EmbeddingTable,
+    folder: str,
+    file: str,
+    chunk_bytes: int = CHUNK_BYTES,
+    before: Shard | None = None,
+    progress: Progress | None = None,
+) -> Shard:
+    """Writes what a table holds, chunk by chunk. Hold the table, as `holding` does.
+
+    Args:
+      folder: of the checkpoint.
+      file: the new file, relative to it, with "/".
+      chunk_bytes: see `Written`.
+      before: what the file is to continue as an increment; None: it has all rows.
+      progress: told of every byte of the tensors.
+
+    Returns:
+      What the manifest says of the file, which is on the disk.
+
+    Raises:
+      OSError: it cannot be written. RuntimeError: the table does not know any more what has
+        changed since `before`.
+    """
+    held, shard, tensors = planned(table, file, chunk_bytes, before)
     about = {"table": table.name}
-    writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes)
+    writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes, progress)
     try:
-        for array in _arrays(table, held, chunk_bytes):
+        for array in _arrays(table, held, shard, chunk_bytes):
             writer.write(array)
         return shard._replace(written=writer.finish())
     finally:
         writer.close()
 
 
-def _arrays(table: EmbeddingTable, held: Outline, chunk_bytes: int) -> Iterator[np.ndarray]:
+def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: int) -> int:
+    """Returns of how many slots the rows and states make a chunk at most."""
+    widest = max(column.row_bytes for column in (table.store.column(), *columns))
+    return max(1, chunk_bytes // max(widest, _ENTRY_BYTES))
+
+
+def _arrays(
+    table: EmbeddingTable, held: Outline, shard: Shard, chunk_bytes: int
+) -> Iterator[np.ndarray]:
     """Yields all tensors in pieces of a chunk at most, on the host."""
     to_host, store = table.backend.to_host, table.store
     columns = [column for *_, column in held.states]
-    widest = max(column.row_bytes for column in (store.column(), *columns))
-    num_slots = max(1, chunk_bytes // max(widest, _ENTRY_BYTES))
+    num_slots = _num_slots(table, columns, chunk_bytes)
+
+    def rows_of(piece: IndexEntries) -> Array:
+        return piece.rows[piece.stamps >= np.uint32(shard.since)]
+
     names = ["keys", "value", "stamps"]
     names += ["scores"] * held.has_scores + ["slots"] * held.has_slots
     for name in names:
         for piece in pieces(table, num_slots):
-            yield to_host(store.read(piece.rows) if name == "value" else getattr(piece, name))
+            yield to_host(store.read(rows_of(piece)) if name == "value" else getattr(piece, name))
     for column in columns:
         for piece in pieces(table, num_slots):
-            yield to_host(store.read(piece.rows, column.name))
+            yield to_host(store.read(rows_of(piece), column.name))
     for name in ("keys", "rows", "stamps"):
         for piece in sighted_pieces(table, num_slots):
             yield to_host(getattr(piece, name))
