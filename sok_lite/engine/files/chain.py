@@ -65,10 +65,10 @@ def rows_of(
 
 def _keys_with_rows(part: Shard, reader: ShardReader) -> np.ndarray:
     """Returns the keys of the rows of a file, in the order of these."""
-    keys = _whole(reader, "keys")
+    keys = whole_tensor(reader, "keys")
     if part.changed is None:
         return keys
-    keys = keys[_whole(reader, "stamps") >= part.since]
+    keys = keys[whole_tensor(reader, "stamps") >= part.since]
     if keys.size != part.changed:
         raise reader.corrupt(
             f"{keys.size:,} of its keys have changed, and it has rows of {part.changed:,}"
@@ -76,6 +76,7 @@ def _keys_with_rows(part: Shard, reader: ShardReader) -> np.ndarray:
     return keys
 
 
-def _whole(reader: ShardReader, name: str) -> np.ndarray:
+def whole_tensor(reader: ShardReader, name: str) -> np.ndarray:
+    """Returns all of a tensor."""
     (array,) = reader.rows(name, iter([(0, reader.tensors[name].shape[0])]))
     return array
