@@ -7,11 +7,13 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from sok_lite.comm import run_ranks
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source, checkpoint_sources
+from sok_lite.engine.owner import MOD, OneRank
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, optimized, run
 from tests.engine.files.test_dump_load import (
     HYBRID,
@@ -22,6 +24,7 @@ from tests.engine.files.test_dump_load import (
     rows_of,
     some_keys,
 )
+from tests.engine.files.test_static_part import assert_equal, everything, part_of
 from tests.engine.helpers import new_table
 
 
@@ -163,6 +166,27 @@ def test_a_merge_may_replace_one_of_its_own(tmp_path):
     second = dumped(tmp_path / "b", 4, seed=3, names=["user"])["user"]
     fine("merge", tmp_path / "a", tmp_path / "b", tmp_path / "a", "--force")
     assert loaded(tmp_path / "a", "user")[0] == first | second
+
+
+@pytest.mark.parametrize("owner", [MOD, OneRank(1)], ids=lambda owner: owner.name)
+def test_static_tables_are_resharded(tmp_path, owner):
+    columns = everything(11)
+
+    def write(comm):
+        dump(tmp_path / "two", [part_of(CPU, comm, columns, owner)], comm, {"step": 1})
+
+    def read(comm):
+        expected = part_of(CPU, comm, columns, owner)
+        part = part_of(CPU, comm, everything(11, seed=1), owner)
+        assert load(tmp_path / "three", [part], comm) == {"step": 1}
+        assert_equal(part, expected)
+
+    run_ranks(2, write)
+    fine("reshard", tmp_path / "two", tmp_path / "three", "--ranks", 3)
+    run_ranks(3, read)
+    assert "static, owner of a key: " + owner.name in fine("inspect", tmp_path / "three")
+    fine("verify", tmp_path / "three")
+    fine("diff", tmp_path / "two", tmp_path / "three", "--all")
 
 
 class Counting(Source):
