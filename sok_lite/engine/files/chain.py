@@ -29,8 +29,7 @@ def rows_of(
 ) -> list[Rows]:
     """Returns where the newest row of each key is.
 
-    The newest file has all keys, and how each was last seen. An older one has a key's row if that
-    has not changed since.
+    The newest file has all keys. An older one has a key's row if that has not changed since.
 
     Args:
       shard: the newest file.
@@ -47,7 +46,7 @@ def rows_of(
     order = np.argsort(keys)
     left = keys[order], order  # ascending, and their places
     for part, reader in reversed(list(zip(shard.chain, readers, strict=True))):
-        held = _keys_with_rows(part, reader)
+        (held,) = reader.rows("keys", iter([(0, part.num_rows)]))  # those that have a row there
         at_left = np.searchsorted(left[0], held)
         at_left[at_left == left[0].size] = 0
         is_wanted = left[0][at_left] == held if left[0].size else np.zeros(held.size, bool)
@@ -61,19 +60,6 @@ def rows_of(
             f"{left[0].size:,} of its keys have no row there, nor in the files that it continues"
         )
     return found
-
-
-def _keys_with_rows(part: Shard, reader: ShardReader) -> np.ndarray:
-    """Returns the keys of the rows of a file, in the order of these."""
-    keys = whole_tensor(reader, "keys")
-    if part.changed is None:
-        return keys
-    keys = keys[whole_tensor(reader, "stamps") >= part.since]
-    if keys.size != part.changed:
-        raise reader.corrupt(
-            f"{keys.size:,} of its keys have changed, and it has rows of {part.changed:,}"
-        )
-    return keys
 
 
 def whole_tensor(reader: ShardReader, name: str) -> np.ndarray:

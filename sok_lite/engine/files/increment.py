@@ -107,8 +107,9 @@ def _fits(table: EmbeddingTable, facts: TableFacts) -> bool:
 
 def continuing(
     table: EmbeddingTable, shard: Shard, before: Shard, columns: Sequence[Column], num_slots: int
-) -> Shard:
-    """Returns what the manifest says of an increment of a table, but for `written`.
+) -> tuple[Shard, int]:
+    """Returns what the manifest says of an increment of a table, but for `written`, and the least
+    stamp of the keys that have changed.
 
     Args:
       shard: of all that the table holds.
@@ -137,7 +138,7 @@ def continuing(
     *older, last = before.chain
     slim = last._replace(facts={"num_lookups": last.facts["num_lookups"]}, before=())
     chain = (*older, slim)
-    return shard._replace(states=states, since=since, changed=changed, before=chain)
+    return shard._replace(states=states, changed=changed, before=chain), since
 
 
 def _tensor_before(column: Column, dumped: Dumped, before: Shard) -> str | None:

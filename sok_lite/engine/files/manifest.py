@@ -54,9 +54,8 @@ class Shard(NamedTuple):
       states: the optimizer states.
       facts: as of `snapshot.Held`.
       written: the file's size and checksums.
-      since: of an increment, number of a lookup: the file has the rows and states of the keys that
-        have it or a later one as their stamp. Those of the others are in the files before.
-      changed: how many keys these are; None: it is no increment, all rows are in the file.
+      changed: of how many keys, the first ones, an increment has rows and states; those of the
+        others are in the files before. None: it is no increment, all rows are in the file.
       before: the files that an increment continues, oldest first; the first is no increment. Of
         these nobody asks what is before.
     """
@@ -69,7 +68,6 @@ class Shard(NamedTuple):
     states: tuple[StateFacts, ...]
     facts: dict[str, Any]
     written: Written
-    since: int = 0
     changed: int | None = None
     before: "tuple[Shard, ...]" = ()
 
@@ -166,8 +164,15 @@ def read(folder: str) -> Manifest:
       FileNotFoundError: it has none, so no whole checkpoint. ValueError: as of `from_text`.
     """
     path = os.path.join(folder, NAME)
-    with open(path, "rb") as file:
-        return from_text(file.read(), path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{folder} has no {NAME}: no dump into it was ever finished. Give the folder that was "
+            "given to `dump`."
+        ) from error
+    return from_text(data, path)
 
 
 def path_of(folder: str, shard: Shard) -> str:
@@ -251,7 +256,7 @@ def _shard_to_json(shard: Shard) -> dict[str, Any]:
     if not shard.before:
         del described["before"]
     if shard.changed is None:
-        del described["since"], described["changed"]
+        del described["changed"]
         for state in described["states"]:
             del state["before"]
     return described
@@ -290,7 +295,6 @@ def _shard(each: dict[str, Any]) -> Shard:
 
 
 def _one_file(each: dict[str, Any]) -> Shard:
-    is_increment = "changed" in each
     file = _of(str, each["file"])
     if not _FILE.fullmatch(file):
         raise ValueError(f"file {file!r}")
@@ -319,8 +323,7 @@ def _one_file(each: dict[str, Any]) -> Shard:
             _number(written["chunk_bytes"], 1, MAX_CHUNK_BYTES),
             tuple(_number(crc) for crc in written["crcs"]),
         ),
-        _number(each["since"], 0, 0xFFFFFFFF) if is_increment else 0,
-        _number(each["changed"], 0, each["rows"]) if is_increment else None,
+        _number(each["changed"], 0, each["rows"]) if "changed" in each else None,
     )
 
 

@@ -12,26 +12,19 @@ n keys, in the order of the index, and m keys that were seen and have no row yet
   sightings        (m,)       U32, how often each was seen
   sighting_stamps  (m,)       U32, number of the lookup that last saw each
 
-An increment has all of this but the rows of values and states that have not changed: its k-th row
-is that of the k-th key that a lookup has seen, or a write changed, since the file before.
+An increment has all of this but the rows of values and states that have not changed. The keys that
+a lookup has seen, or a write changed, since the file before come first; so row i is that of key i.
 """
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sok_lite.backend import Array
 from sok_lite.engine.files.increment import continuing
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts, path_of
+from sok_lite.engine.files.part import Part
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.shard import (
-    CHUNK_BYTES,
-    ShardReader,
-    ShardWriter,
-    Tensor,
-    Written,
-    dtype_of,
-)
+from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader, Tensor, Written, dtype_of
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.index import IndexEntries
@@ -39,7 +32,7 @@ from sok_lite.engine.table.pieces import Outline, outline, pieces, sighted_piece
 
 # What goes with each key beside its rows; of the index alone, so never more than this a key.
 _ENTRY_BYTES = 32
-# Of a file that is to be written.
+# Of a file that is not there yet.
 NOT_WRITTEN = Written(0, 1, ())
 
 
@@ -84,18 +77,21 @@ def open_shard(
     return reader
 
 
-def planned(
-    table: EmbeddingTable, file: str, chunk_bytes: int, before: Shard | None
-) -> tuple[Outline, Shard, list[Tensor]]:
-    """Returns what a table holds, what the manifest says of it but for `written`, and its tensors.
-
-    Hold the table, as `holding` does, from here to the last byte.
+def part_of(
+    table: EmbeddingTable,
+    file: str,
+    chunk_bytes: int = CHUNK_BYTES,
+    before: Shard | None = None,
+) -> Part:
+    """Returns what is written of a table. Hold it, as `holding` does, to the last array.
 
     Args:
-      As of `write_table`.
+      file: the new file, relative to the folder of the checkpoint, with "/".
+      chunk_bytes: of a piece at most.
+      before: what the file is to continue as an increment; None: it has all rows.
 
     Raises:
-      RuntimeError: as of `write_table`.
+      RuntimeError: the table does not know any more what has changed since `before`.
     """
     held = outline(table)
     states = tuple(
@@ -103,51 +99,13 @@ def planned(
         for i, (group, name, column) in enumerate(held.states)
     )
     sizes = (held.num_keys, held.num_sighted, held.has_scores, held.has_slots)
-    shard = Shard(file, *sizes, states, held.facts, NOT_WRITTEN)
+    shard, since = Shard(file, *sizes, states, held.facts, NOT_WRITTEN), None
     if before is not None:
         columns = [column for *_, column in held.states]
-        shard = continuing(table, shard, before, columns, _num_slots(table, columns, chunk_bytes))
-    return held, shard, tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
-
-
-def num_bytes(table: EmbeddingTable, chunk_bytes: int, before: Shard | None) -> int:
-    """Returns the bytes of a table's file without its header; see `planned`."""
-    return sum(tensor.num_bytes for tensor in planned(table, "", chunk_bytes, before)[-1])
-
-
-def write_table(
-    table: EmbeddingTable,
-    folder: str,
-    file: str,
-    chunk_bytes: int = CHUNK_BYTES,
-    before: Shard | None = None,
-    progress: Progress | None = None,
-) -> Shard:
-    """Writes what a table holds, chunk by chunk. Hold the table, as `holding` does.
-
-    Args:
-      folder: of the checkpoint.
-      file: the new file, relative to it, with "/".
-      chunk_bytes: see `Written`.
-      before: what the file is to continue as an increment; None: it has all rows.
-      progress: told of every byte of the tensors.
-
-    Returns:
-      What the manifest says of the file, which is on the disk.
-
-    Raises:
-      OSError: it cannot be written. RuntimeError: the table does not know any more what has
-        changed since `before`.
-    """
-    held, shard, tensors = planned(table, file, chunk_bytes, before)
-    about = {"table": table.name}
-    writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes, progress)
-    try:
-        for array in _arrays(table, held, shard, chunk_bytes):
-            writer.write(array)
-        return shard._replace(written=writer.finish())
-    finally:
-        writer.close()
+        num_slots = _num_slots(table, columns, chunk_bytes)
+        shard, since = continuing(table, shard, before, columns, num_slots)
+    tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
+    return Part(table.name, shard, tensors, _arrays(table, held, since, chunk_bytes))
 
 
 def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: int) -> int:
@@ -157,24 +115,36 @@ def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: in
 
 
 def _arrays(
-    table: EmbeddingTable, held: Outline, shard: Shard, chunk_bytes: int
+    table: EmbeddingTable, held: Outline, since: int | None, chunk_bytes: int
 ) -> Iterator[np.ndarray]:
-    """Yields all tensors in pieces of a chunk at most, on the host."""
+    """Yields all tensors in pieces of a chunk at most, on the host.
+
+    Args:
+      since: of an increment, the least stamp of the keys that have changed.
+    """
     to_host, store = table.backend.to_host, table.store
     columns = [column for *_, column in held.states]
     num_slots = _num_slots(table, columns, chunk_bytes)
 
-    def rows_of(piece: IndexEntries) -> Array:
-        return piece.rows[piece.stamps >= np.uint32(shard.since)]
+    def parts(has_changed: bool) -> Iterator[IndexEntries]:
+        for piece in pieces(table, num_slots):
+            if since is None:
+                yield piece
+            else:
+                is_wanted = (piece.stamps >= np.uint32(since)) == has_changed
+                yield IndexEntries(*(array[is_wanted] for array in piece))
 
     names = ["keys", "value", "stamps"]
     names += ["scores"] * held.has_scores + ["slots"] * held.has_slots
     for name in names:
-        for piece in pieces(table, num_slots):
-            yield to_host(store.read(rows_of(piece)) if name == "value" else getattr(piece, name))
+        for piece in parts(has_changed=True):
+            yield to_host(store.read(piece.rows) if name == "value" else getattr(piece, name))
+        if since is not None and name != "value":
+            for piece in parts(has_changed=False):
+                yield to_host(getattr(piece, name))
     for column in columns:
-        for piece in pieces(table, num_slots):
-            yield to_host(store.read(rows_of(piece), column.name))
+        for piece in parts(has_changed=True):
+            yield to_host(store.read(piece.rows, column.name))
     for name in ("keys", "rows", "stamps"):
         for piece in sighted_pieces(table, num_slots):
             yield to_host(getattr(piece, name))

@@ -183,7 +183,7 @@ ROUND = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=3000 if LONG else 25, derandomize=not LONG)
+@settings(deadline=None, max_examples=400 if LONG else 25, derandomize=not LONG)
 @given(rounds=st.lists(ROUND, min_size=5, max_size=8))
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_dumped_in_parts_comes_back_whole(kind, rounds):
