@@ -46,8 +46,8 @@ def _described(source: Source, found: Manifest | None) -> dict[str, Any]:
         "bytes": sum(source.num_keys * column.row_bytes for column in columns_of(source)),
         "columns": list(source.columns),
         "states": [
-            {field: value for field, value in state._asdict().items() if field != "tensor"}
-            for state in source.states
+            {"name": s.name, "dim": s.dim, "initial": s.initial, "group": s.group}
+            for s in source.states
         ],
     }
     return described | (_known(found.tables[source.name]) if found is not None else {})
@@ -65,7 +65,8 @@ def _known(facts: TableFacts) -> dict[str, Any]:
         "sighted": sum(shard.sighted for shard in facts.shards),
         "lookups": max(shard.facts["num_lookups"] for shard in facts.shards),
         "last_lookup": max(times, default=None),
-        "bytes": sum(shard.written.num_bytes for shard in facts.shards),
+        "bytes": sum(s.written.num_bytes for shard in facts.shards for s in shard.chain),
+        "increments": max(len(shard.before) for shard in facts.shards),
     }
 
 
@@ -93,10 +94,12 @@ def _rows_of(table: dict[str, Any]) -> list[tuple[str, str]]:
         for state in table["states"]
     ]
     options = [f"{name}={value!r}" for name, value in table.get("options", {}).items()]
+    has_increments = table.get("increments", 0)
+    increments = f", with {counted(has_increments, 'increment')}" if has_increments else ""
     rows = [
         ("keys", f"{table['keys']:,} of {table['key_type']}{by_rank}{sighted}"),
         ("rows", f"{table['dim']} of {table['dtype']}"),
-        ("bytes", f"{table['bytes']:,}"),
+        ("bytes", f"{table['bytes']:,}{increments}"),
         ("states", ", ".join(states)),
         ("columns", ", ".join(table["columns"])),
     ]

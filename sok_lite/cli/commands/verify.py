@@ -25,8 +25,8 @@ def run(args: argparse.Namespace) -> int:
         print(error)
         return FINDINGS
     folder, count = os.path.abspath(args.path), 0
-    files = [shard for facts in found.tables.values() for shard in facts.shards]
-    total = sum(shard.written.num_bytes for shard in files)
+    shards = [shard for facts in found.tables.values() for shard in facts.shards]
+    total = sum(part.written.num_bytes for shard in shards for part in shard.chain)
     with progress_bar("verify", total, args.progress) as add:
         for facts in found.tables.values():
             for finding in findings_of_table(folder, facts, add):
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if count:
         print(f"{counted(count, 'finding')}")
         return FINDINGS
-    num_keys = sum(shard.rows for shard in files)
+    num_keys = sum(shard.rows for shard in shards)
     sizes = counted(len(found.tables), "table"), counted(num_keys, "key"), counted(total, "byte")
     print(f"{args.path} is whole: {', '.join(sizes)}")
     return FINE

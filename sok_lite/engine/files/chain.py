@@ -60,3 +60,9 @@ def rows_of(
             f"{left[0].size:,} of its keys have no row there, nor in the files that it continues"
         )
     return found
+
+
+def whole_tensor(reader: ShardReader, name: str) -> np.ndarray:
+    """Returns all of a tensor."""
+    (array,) = reader.rows(name, iter([(0, reader.tensors[name].shape[0])]))
+    return array
