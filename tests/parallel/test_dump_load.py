@@ -1,5 +1,7 @@
 """sok.dump and sok.load over real ranks."""
 
+from datetime import datetime, timedelta
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -71,6 +73,34 @@ def test_each_rank_gets_its_rows_of_a_static_variable(comm, folder, monkeypatch)
     comm.barrier()
     with pytest.raises(ValueError, match=r"shape \(7, 2\)\. Received: shape \(8, 2\)"):
         sok.load(folder / "all", sok.Variable(np.zeros((8, 2), np.float32), name="s"))
+
+
+def test_each_rank_adds_its_changes(comm, folder, monkeypatch):
+    mine = KEYS[KEYS % comm.size == comm.rank]
+    one = variable(mine)
+    sok.dump(folder / "parts", one, incremental=True)
+    one.erase(mine[:2])
+    sok.assign(one, mine[-3:], tf.zeros([3, 2]))
+    sok.dump(folder / "parts", one, incremental=True)
+    other = sok.DynamicVariable(2, name="v")
+    sok.load(folder / "parts", other)
+    for expected, got in zip(sok.export(one), sok.export(other), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert len(list((folder / "parts").glob("data-*"))) == 2
+    with monkeypatch.context() as patch:  # every rank by itself, as a job of one
+        patch.setattr(job, "_communicator", SingleCommunicator())
+        sok.load(folder / "parts", other)
+        assert other.size[0] == len(KEYS) - 2 * comm.size
+    comm.barrier()
+
+
+def test_what_has_changed_is_that_of_all_ranks(comm):
+    mine = KEYS[KEYS % comm.size == comm.rank]
+    since = datetime.now() - timedelta(hours=1)
+    keys_list, values_list = sok.incremental_model_dump([variable(mine)], since)
+    order = np.argsort(keys_list[0], kind="stable")
+    np.testing.assert_array_equal(keys_list[0][order], KEYS)
+    np.testing.assert_array_equal(values_list[0], rows_of(keys_list[0]))
 
 
 def test_a_folder_that_cannot_be_made_is_one_error(comm):

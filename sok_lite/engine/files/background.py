@@ -117,6 +117,7 @@ def dump_in_background(
     comm: Communicator,
     extra: Mapping[str, Any] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    incremental: bool = False,
 ) -> BackgroundDump:
     """Begins a dump of what tables hold now. Every rank must call it; it returns together.
 
@@ -127,7 +128,7 @@ def dump_in_background(
       As of `dump.dump`, and MemoryError: a rank has no memory for a copy of its part. What fails
       later `wait` raises.
     """
-    begun = begin(path, tables, comm, extra)
+    begun = begin(path, tables, comm, extra, incremental)
     try:
         parts = together(comm, lambda: with_parts(begun, tables, chunk_bytes, _copies))
         made = BackgroundDump(begun, parts, chunk_bytes)

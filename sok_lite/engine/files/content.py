@@ -16,15 +16,14 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
+from sok_lite.engine.files.chain import rows_of
+from sok_lite.engine.files.joined import joined_facts, joined_states, without_slots
+from sok_lite.engine.files.manifest import Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import ShardReader
-from sok_lite.engine.files.table_file import tensors_of
+from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.snapshot import Held, Pieces, Snapshot, State
-
-# What identifies a state in files of several ranks: see `_kinds_of`.
-_Kind = tuple[Any, ...]
 
 
 class _Part(NamedTuple):
@@ -83,7 +82,7 @@ def content(
         the same.
     """
     shards = shards_of(table, facts, comm)
-    readers = [_opened(facts, shard, folder, progress) for shard in shards]
+    readers = [open_shard(facts, shard, folder, progress) for shard in shards]
     has_all = _is_own(table, facts, comm) or comm.size == 1
     chosen = [_keys(table, reader, comm, has_all, num_bytes) for reader in readers]
     key_type = table.key_dtype.dtype
@@ -103,16 +102,25 @@ def content(
     sighted = _sighted(table, readers, comm, has_all, num_bytes)
     held = _held(table, shards, parts, ordered[is_first], sighted, num_bytes)
     n, to_storage = int(held.keys.size), _conversion(table, facts.dtype)
-    values = _pieces(table, [(part, "values") for part in parts], (n, table.dim), num_bytes)
+    rows = [
+        _with_rows(facts, shard, folder, part, ordered[is_first])
+        for shard, part in zip(shards, parts, strict=True)
+    ]
+    with_values = [(part, "values") for its_rows in rows for _, part in its_rows]
+    values = _pieces(table, with_values, (n, table.dim), num_bytes)
     values = values._replace(read=_converted(values.read, to_storage))
-    return Snapshot(held, values, _states(table, shards, parts, n, num_bytes))
+    return Snapshot(held, values, _states(table, shards, rows, n, num_bytes))
 
 
-def _opened(facts: TableFacts, shard: Shard, folder: str, progress: Progress | None) -> ShardReader:
-    reader = ShardReader(path_of(folder, shard), shard.written, facts.name, progress)
-    for tensor in tensors_of(facts.dim, facts.dtype, facts.key_type, shard):
-        reader.expect(tensor)
-    return reader
+def _with_rows(
+    facts: TableFacts, shard: Shard, folder: str, part: _Part, keys: np.ndarray
+) -> list[tuple[Shard, _Part]]:
+    """Returns the files that have the rows of a part, newest first, and where."""
+    readers = [*(open_shard(facts, old, folder) for old in shard.before), part.reader]
+    return [
+        (rows.shard, _Part(rows.reader, rows.at, part.places[rows.places], rows.shard.num_rows))
+        for rows in rows_of(shard, readers, keys[part.places], part.at)
+    ]
 
 
 def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int, int]]:
@@ -162,13 +170,13 @@ def _held(
                 whole[places] = numbers
         return whole
 
-    facts = _joined_facts(shards)
+    facts = joined_facts([shard.facts for shard in shards])
     none = np.empty(0, np.int64)
     is_whole = len(shards) == 1 and keys.size == shards[0].rows
     has_scores = all(shard.scores for shard in shards)
     slots = gathered("slots", np.int64) if is_whole and shards[0].slots else none
     if not is_whole:
-        facts = {name: fact for name, fact in facts.items() if name not in ("segment", "num_slots")}
+        facts = without_slots(facts)
     scores = gathered("scores", np.uint64) if has_scores else none.astype(np.uint64)
     return Held(
         from_host(keys),
@@ -204,48 +212,25 @@ def _sighted(
     return distinct, np.concatenate(counts)[first], np.concatenate(stamps)[first]
 
 
-def _joined_facts(shards: Sequence[Shard]) -> dict[str, Any]:
-    """Returns the facts of that rank which had most lookups: no stamp of a key is above."""
-    newest = max((shard.facts for shard in shards), key=lambda facts: facts["num_lookups"])
-    epochs = [shard.facts["epoch"] for shard in shards if "epoch" in shard.facts]
-    return newest | ({"epoch": max(epochs)} if epochs else {})
-
-
-def _kinds_of(shard: Shard) -> dict[_Kind, str]:
-    """Returns the tensor of each state of a file, by what tells it from others in every file.
-
-    Groups have numbers of their own on every rank: the first with some kinds of states is the first
-    with these kinds in every file, and so on.
-    """
-    groups: dict[int | None, list[tuple[str, int, float]]] = {}
-    for state in shard.states:
-        groups.setdefault(state.group, []).append((state.name, state.dim, state.initial))
-    seen: list[tuple[Any, ...]] = []
-    numbers: dict[int | None, _Kind] = {}
-    for group, kinds in groups.items():
-        alike = (group is None, *(sorted(kinds) if group is not None else ()))
-        numbers[group] = (alike, seen.count(alike))
-        seen.append(alike)
-    return {
-        (*numbers[state.group], state.name, state.dim, state.initial): state.tensor
-        for state in shard.states
-    }
-
-
 def _states(
-    table: AnyTable, shards: Sequence[Shard], parts: Sequence[_Part], n: int, num_bytes: int
+    table: AnyTable,
+    shards: Sequence[Shard],
+    rows: Sequence[Sequence[tuple[Shard, _Part]]],
+    n: int,
+    num_bytes: int,
 ) -> list[State]:
-    by_kind: dict[_Kind, list[tuple[_Part, str]]] = {}
-    for shard, part in zip(shards, parts, strict=True):
-        for kind, tensor in _kinds_of(shard).items():
-            by_kind.setdefault(kind, []).append((part, tensor))
-    groups: dict[_Kind, int] = {}
     states = []
-    for kind, tensors in by_kind.items():
-        (is_free, *_), *_, name, dim, initial = kind
-        group = None if is_free else groups.setdefault(kind[:2], len(groups) + 1)
-        rows = _pieces(table, tensors, (n, dim), num_bytes)
-        states.append(State(name, dim, initial, rows, group))
+    for name, dim, initial, group, tensors in joined_states([shard.states for shard in shards]):
+        its: list[tuple[_Part, str]] = []
+        for i, newest in tensors.items():
+            tensor: str | None = newest
+            for file, part in rows[i]:
+                if tensor is None:
+                    break
+                its.append((part, tensor))
+                tensor = next(s.before for s in file.states if s.tensor == tensor)
+        pieces = _pieces(table, its, (n, dim), num_bytes)
+        states.append(State(name, dim, initial, pieces, group))
     return states
 
 

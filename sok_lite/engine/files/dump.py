@@ -11,16 +11,19 @@ import json
 import os
 import secrets
 import shutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from sok_lite.backend.publish import publish
 from sok_lite.comm.protocol import Communicator, split_offsets
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.increment import remembering_file, shards_to_continue
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.part import Part, write_part
 from sok_lite.engine.files.pending import wait_for_pending
@@ -45,12 +48,17 @@ def dump(
     extra: Mapping[str, Any] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     report: Report | None = None,
+    incremental: bool = False,
 ) -> None:
     """Writes all that tables hold into a folder. Every rank must call it; it returns together.
 
     All ranks must see the same folder. A checkpoint that is there is replaced when the new one is
     whole. The tables are held meanwhile: no other thread changes them. Memory is needed for a few
     chunks, whatever the tables hold.
+
+    An incremental dump leaves the files that are there, and writes the rows and states that have
+    changed since, with the keys of all. Where it cannot be told what has changed it writes all of
+    them, as without `incremental`, and rank 0 warns.
 
     Args:
       path: of the folder; it is made if it is not there. One dump at a time: one of this process
@@ -60,12 +68,14 @@ def dump(
       extra: what JSON knows, given back by `load`. That of rank 0 counts.
       chunk_bytes: bytes that are written together.
       report: called with the bytes of this rank's files that are written, and all of them.
+      incremental: whether to add to the checkpoint that is there.
 
     Raises:
       TypeError, ValueError: as of `check_tables`.
+      RuntimeError: another thread has restored a table meanwhile.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
     """
-    begun = begin(path, tables, comm, extra)
+    begun = begin(path, tables, comm, extra, incremental)
 
     def write(parts: list[Part]) -> list[Shard]:
         return write_parts(begun, parts, chunk_bytes, report)
@@ -81,6 +91,7 @@ class Begun(NamedTuple):
       tables: what the manifest says of them, but for their files.
       comm: the ranks.
       extra: as of `dump`.
+      before: by table the file of this rank that is continued; none: all is written.
     """
 
     folder: str
@@ -88,6 +99,7 @@ class Begun(NamedTuple):
     tables: list[TableFacts]
     comm: Communicator
     extra: dict[str, Any]
+    before: Mapping[str, Shard]
 
 
 def begin(
@@ -95,15 +107,24 @@ def begin(
     tables: Sequence[Item],
     comm: Communicator,
     extra: Mapping[str, Any] | None,
+    incremental: bool,
 ) -> Begun:
     """Makes the folders of a dump; arguments and errors are those of `dump`."""
-    check_tables(tables, comm, {"path": os.fspath(path)}, "dump")
+    wanted = {"path": os.fspath(path), "incremental": incremental}
+    check_tables(tables, comm, wanted, "dump")
     folder = os.path.abspath(path)
     wait_for_pending(comm, folder)
     mine = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8)
     data = "data-" + comm.broadcast(mine).tobytes().hex()
+    before: Mapping[str, Shard] = {}
+    if incremental:
+        names = [table_of(table).name for table in tables]
+        before, reason = shards_to_continue(folder, _dynamic(tables), names, comm)
+        if reason and comm.rank == 0:
+            text = f"All is dumped into {folder}, and not only what has changed: {reason}."
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
     facts = [_facts(table_of(item)) for item in tables]
-    begun = Begun(folder, data, facts, comm, dict(extra or {}))
+    begun = Begun(folder, data, facts, comm, dict(extra or {}), before)
     try:
         together(comm, lambda: _make_folders(folder, data, comm))
     except BaseException:
@@ -140,8 +161,7 @@ def with_parts(
     Args:
       chunk_bytes: of a piece at most.
     """
-    comm = begun.comm
-    dynamic = [table for table in tables if isinstance(table, EmbeddingTable)]
+    comm, dynamic = begun.comm, _dynamic(tables)
     for table in dynamic:
         alone(table, partial(drop_left_behind, table))
 
@@ -150,9 +170,15 @@ def with_parts(
         file = f"{begun.data}/{name}"
         if isinstance(item, StaticPart):
             return static_part_of(item, comm, file, chunk_bytes)
-        return part_of(item, file, chunk_bytes)
+        made = part_of(item, file, chunk_bytes, begun.before.get(item.name))
+        publish(remembering_file(item, begun.folder, made.shard))
+        return made
 
     return holding(dynamic, lambda: function([part(item) for item in tables]))
+
+
+def _dynamic(tables: Sequence[Item]) -> list[EmbeddingTable]:
+    return [table for table in tables if isinstance(table, EmbeddingTable)]
 
 
 def write_parts(
@@ -206,11 +232,12 @@ def check_tables(
 def _make_folders(folder: str, data: str, comm: Communicator) -> None:
     if comm.rank == 0:
         os.makedirs(folder, exist_ok=True)
-        _check_is_ours(os.path.join(folder, manifest.NAME))
+        check_is_ours(os.path.join(folder, manifest.NAME))
         os.mkdir(os.path.join(folder, data))
 
 
-def _check_is_ours(path: str) -> None:
+def check_is_ours(path: str) -> None:
+    """Raises FileExistsError if there is a file that is no manifest where one is to go."""
     try:
         with open(path, "rb") as file:
             is_ours = manifest.FORMAT.encode() in file.read()
@@ -274,7 +301,7 @@ def sweep(folder: str, data: str) -> None:
     except (OSError, ValueError):
         return
     else:
-        used = {shard.file.split("/")[0] for t in found.tables.values() for shard in t.shards}
+        used = {file.split("/")[0] for file in found.files}
         try:
             names = os.listdir(folder)
         except OSError:

@@ -199,11 +199,11 @@ class ShardReader:
         self._number, self._chunk = -1, b""  # of the chunk that was read last, and it
         num_chunks = -(-written.num_bytes // written.chunk_bytes)
         if len(written.crcs) != num_chunks:
-            raise self._corrupt(f"{num_chunks:,} chunks have {len(written.crcs):,} checksums")
+            raise self.corrupt(f"{num_chunks:,} chunks have {len(written.crcs):,} checksums")
         with open(path, "rb") as file:
             num_bytes = os.fstat(file.fileno()).st_size
             if num_bytes != written.num_bytes:
-                raise self._corrupt(
+                raise self.corrupt(
                     f"it has {num_bytes:,} bytes and not {written.num_bytes:,}, so that chunk "
                     f"{min(num_bytes, written.num_bytes) // written.chunk_bytes} of {num_chunks} "
                     "is the first that is wrong"
@@ -214,24 +214,24 @@ class ShardReader:
         """Returns where the tensors begin, and what they are."""
         size = self._written.num_bytes
         if size < _LENGTH_BYTES:
-            raise self._corrupt("it is too short for a header")
+            raise self.corrupt("it is too short for a header")
         length = int.from_bytes(self._read(file, 0, _LENGTH_BYTES), "little")
         if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
-            raise self._corrupt(f"a header of {length:,} bytes is longer than the file, or allowed")
+            raise self.corrupt(f"a header of {length:,} bytes is longer than the file, or allowed")
         begin = _LENGTH_BYTES + length
         try:
             described = json.loads(self._read(file, _LENGTH_BYTES, begin))
             described.pop("__metadata__", None)
             placed = sorted(_placed(name, facts) for name, facts in described.items())
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise self._corrupt(f"its header is none of safetensors: {error}") from error
+            raise self.corrupt(f"its header is none of safetensors: {error}") from error
         end = 0
         for first, last, tensor in placed:
             if first != end or last - first != tensor.num_bytes:
-                raise self._corrupt(f"tensor {tensor.name!r} is not where its shape says")
+                raise self.corrupt(f"tensor {tensor.name!r} is not where its shape says")
             end = last
         if end != size - begin:
-            raise self._corrupt(f"its tensors have {end:,} bytes, and there are {size - begin:,}")
+            raise self.corrupt(f"its tensors have {end:,} bytes, and there are {size - begin:,}")
         self._first = {tensor.name: begin + first for first, _, tensor in placed}
         return begin, {tensor.name: tensor for *_, tensor in placed}
 
@@ -264,25 +264,40 @@ class ShardReader:
             expected = min(size, total - number * size)
             file.seek(number * size)
             chunk = file.read(expected)
-            if len(chunk) != expected or zlib.crc32(chunk) != self._written.crcs[number]:
-                raise self._corrupt(
-                    f"chunk {number} of {len(self._written.crcs)}, {expected:,} bytes from "
-                    f"{number * size:,} on, is not what was written"
-                )
+            self.check(number, chunk)
             self._number, self._chunk = number, chunk
             if number not in self._seen:
                 self._seen.add(number)
                 self._progress.add(expected)
         return self._chunk
 
+    def check(self, number: int, chunk: bytes) -> None:
+        """Raises ValueError if the bytes of a chunk are not what was written."""
+        size, total = self._written.chunk_bytes, self._written.num_bytes
+        expected = min(size, total - number * size)
+        if len(chunk) != expected or zlib.crc32(chunk) != self._written.crcs[number]:
+            raise self.corrupt(
+                f"chunk {number} of {len(self._written.crcs)}, {expected:,} bytes from "
+                f"{number * size:,} on, is not what was written"
+            )
+
+    def forget(self) -> None:
+        """Gives back the memory of the chunk that was read last."""
+        self._number, self._chunk = -1, b""
+
+    def place(self, name: str) -> int:
+        """Returns where the bytes of a tensor begin in the file."""
+        return self._first[name]
+
     def expect(self, tensor: Tensor) -> None:
         """Raises ValueError if the file has no such tensor."""
         if self.tensors.get(tensor.name) != tensor:
-            raise self._corrupt(
+            raise self.corrupt(
                 f"expected {_text(tensor)}, and it has {_text(self.tensors.get(tensor.name))}"
             )
 
-    def _corrupt(self, reason: str) -> ValueError:
+    def corrupt(self, reason: str) -> ValueError:
+        """Returns the error that says so."""
         return ValueError(
             f"{self._path}, a file of table {self._table!r}, is corrupt: {reason}. Nothing was "
             "loaded. Take another checkpoint."

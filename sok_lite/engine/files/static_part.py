@@ -16,7 +16,7 @@ from sok_lite.engine.files.content import content
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
 from sok_lite.engine.files.part import Part
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.table_file import NOTHING_WRITTEN, tensors_of
+from sok_lite.engine.files.table_file import NOT_WRITTEN, tensors_of
 from sok_lite.engine.static_table import StaticTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.snapshot import Pieces
@@ -72,7 +72,7 @@ def static_part_of(part: StaticPart, comm: Communicator, file: str, chunk_bytes:
         for i, name in enumerate(part.states or ())
     )
     sizes = (len(numbers), 0, False, False)
-    shard = Shard(file, *sizes, states, {"num_lookups": 0}, NOTHING_WRITTEN)
+    shard = Shard(file, *sizes, states, {"num_lookups": 0}, NOT_WRITTEN)
     tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
     return Part(table.name, shard, tensors, _arrays(part, part.reading(), numbers, chunk_bytes))
 
