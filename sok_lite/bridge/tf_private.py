@@ -58,6 +58,9 @@ RAGGED_LOOKUPS = "tensorflow.python.ops.ragged.ragged_embedding_ops"
 _SAVEABLES = "tensorflow.python.training.saving.saveable_object"
 SaveableObject: Any = private(_SAVEABLES, "SaveableObject")
 SaveSpec: Any = private(_SAVEABLES, "SaveSpec")
+# What it asks an object for that is no variable, by the name that gets no ending in the checkpoint.
+GATHERS = "_gather_saveables_for_checkpoint"
+WHOLE: Any = private("tensorflow.python.trackable.base", "VARIABLE_VALUE_KEY")
 
 # How TensorFlow's generated functions call an operation eagerly, in C++, and what they give it.
 execute: Any = private("tensorflow.python.pywrap_tfe", "TFE_Py_FastPathExecute")

@@ -186,3 +186,59 @@ def test_what_cannot_be_written(tmp_path):
     with pytest.raises(ValueError, match="'uint64'"):
         tfra_files.write(tmp_path / "new", [source])
     assert not (tmp_path / "new").exists()
+
+
+# ---- what this package has written beside --------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """The folder of a de.Variable that was saved from two processes with Adam's states."""
+    keras = pytest.importorskip("keras")
+    import tensorflow as tf
+
+    from sok_lite import dynamic_embedding as de
+
+    def save(rank):
+        saver = de.FileSystemSaver(proc_size=2, proc_rank=rank, save_path=str(tmp_path / "f"))
+        options = {"devices": ["/CPU:0"] * 2, "initializer": 1.0, "name": "a/b"}
+        table = de.Variable(dim=2, kv_creator=de.CuckooHashTableCreator(saver=saver), **options)
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+        shadow = de.shadow_ops.ShadowVariable(table, name="shadow")
+        keys = tf.constant([9 - rank, 4 + rank, -3 - rank], tf.int64)
+        with tf.GradientTape() as tape:
+            rows = de.shadow_ops.embedding_lookup(shadow, keys)
+            loss = tf.reduce_sum(rows * tf.cast(keys, tf.float32)[:, None])
+        optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
+        tf.train.Checkpoint(table=table).write(str(tmp_path / f"c{rank}"))
+
+    save(0)
+    save(1)
+    return tmp_path / "f"
+
+
+def test_states_of_our_own_files_come_too(saved):
+    (source,) = tfra_files.sources(saved)
+    assert (source.name, source.dim) == ("a/b", 2)
+    m, v = (rows_of(source, facts.tensor) for facts in source.states)
+    keys = [9, 4, -3, 8, 5, -4]
+    assert m.keys() == set(keys)
+    np.testing.assert_allclose([m[key] for key in keys], np.outer(keys, [0.1] * 2), rtol=1e-6)
+    squares = np.outer(np.square(keys), [0.001] * 2)
+    np.testing.assert_allclose([v[key] for key in keys], squares, rtol=1e-6)
+    (source,) = tfra_files.sources(saved, slots="tables")
+    assert source.states == ()
+
+
+def test_states_of_another_save_or_of_one_process_alone(saved):
+    first, second = sorted(saved.glob("*-states.npz"))
+    whole = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(ValueError, match="from two saves"):
+        tfra_files.sources(saved)
+    first.write_bytes(whole[:-7])
+    with pytest.raises(ValueError, match="states.npz' is corrupt"):
+        tfra_files.sources(saved)
+    first.unlink()
+    with pytest.raises(ValueError, match="states of several kinds"):
+        tfra_files.sources(saved)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite
+from sok_lite import dynamic_embedding as de
 from sok_lite.bridge import tf_private
 from sok_lite.bridge.refusals import RefusesDense
 from sok_lite.bridge.static_rows import WithStaticRows
@@ -82,6 +83,11 @@ def test_every_private_method_that_is_overridden_is_listed(cls):
     named = re.compile("_(?!abc_)[a-z].*|__tf_.*")  # not Python's own
     private = {name for name in vars(cls) if named.fullmatch(name) and hasattr(base, name)}
     assert private <= {*tf_private.OVERRIDDEN, *tf_private.OVERRIDDEN_OF_SPEC}
+
+
+def test_what_a_saver_asks_an_object_for():
+    assert_has(tf.__internal__.tracking.Trackable(), tf_private.GATHERS)
+    assert_has(de.Variable, tf_private.GATHERS)
 
 
 @pytest.mark.parametrize("name", tf_private.CHECKPOINT)
