@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.source import Source
 
 
@@ -27,8 +28,8 @@ class Places(NamedTuple):
         Raises:
           ValueError: a key repeats.
         """
-        pieces = list(source.read("keys"))
-        keys = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+        none = np.empty(0, key_dtype(source.key_type).dtype)
+        keys = np.concatenate([none, *source.read("keys")])
         order = np.argsort(keys, kind="stable")
         keys = keys[order]
         repeated = np.flatnonzero(keys[1:] == keys[:-1])
