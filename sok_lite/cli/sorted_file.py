@@ -44,11 +44,6 @@ class Places(NamedTuple):
         """The least key; None: there is none."""
         return int(self.keys[0]) if self.keys.size else None
 
-    @property
-    def most(self) -> int | None:
-        """The largest key; None: there is none."""
-        return int(self.keys[-1]) if self.keys.size else None
-
     def has(self, key: int) -> bool:
         """Returns whether a key, which need not be of their type, is among them."""
         limits = np.iinfo(self.keys.dtype)
