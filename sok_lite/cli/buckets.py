@@ -14,7 +14,7 @@ import numpy as np
 from sok_lite.engine.hashing import hash_keys
 
 # Of the records of all sides that are in memory together, or a few times as much.
-BUCKET_BYTES = 64 << 20
+BUCKET_BYTES = 32 << 20
 
 
 class Buckets:
@@ -29,6 +29,7 @@ class Buckets:
         self._dtypes = dtypes
         num_bytes = sum(d.itemsize * count for d, count in zip(dtypes, counts, strict=True))
         self._num_buckets = max(1, -(-num_bytes // BUCKET_BYTES))
+        self._waiting: list[list[np.ndarray]] = [[] for _ in dtypes]
         self._folder = tempfile.TemporaryDirectory(prefix="sok-lite-")
 
     def __enter__(self) -> "Buckets":
@@ -49,19 +50,31 @@ class Buckets:
 
     def add(self, side: int, records: np.ndarray) -> None:
         """Keeps some records of a side."""
+        self._waiting[side].append(records)
+        # Many together: so each file is opened a few times only, however many files there are.
+        if sum(some.nbytes for some in self._waiting[side]) >= BUCKET_BYTES:
+            self._write(side)
+
+    def _write(self, side: int) -> None:
+        if not self._waiting[side]:
+            return
+        records = np.concatenate(self._waiting[side])
+        self._waiting[side].clear()
         # The high half: 2**32 buckets are more than enough, and products fit.
         high = hash_keys(np.ascontiguousarray(records["key"])) >> np.uint64(32)
         numbers = ((high * np.uint64(self._num_buckets)) >> np.uint64(32)).astype(np.int64)
         order = np.argsort(numbers, kind="stable")
-        ends = np.flatnonzero(np.diff(numbers[order], append=-1)) + 1
-        first = 0
-        for end in ends.tolist():
-            with open(self._path(side, int(numbers[order[first]])), "ab") as file:
-                file.write(records[order[first:end]].tobytes())
-            first = end
+        ends = np.searchsorted(numbers[order], np.arange(self._num_buckets + 1))
+        for number in range(self._num_buckets):
+            some = order[ends[number] : ends[number + 1]]
+            if some.size:
+                with open(self._path(side, number), "ab") as file:
+                    file.write(records[some].data)
 
     def __iter__(self) -> Iterator[list[np.ndarray]]:
         """Yields the records of every side, bucket by bucket, each by key and then as added."""
+        for side in range(len(self._dtypes)):
+            self._write(side)
         for number in range(self._num_buckets):
             sides = []
             for side, dtype in enumerate(self._dtypes):

@@ -1,5 +1,6 @@
 """A table in files of others: its columns, checked, and in types that tables have."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -28,6 +29,12 @@ class Stored(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     read: Callable[[int], Iterator[np.ndarray]]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        itemsize = np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype).itemsize
+        return itemsize * math.prod(self.shape[1:])
 
 
 class FileSource(Source):
@@ -60,9 +67,7 @@ class FileSource(Source):
         for column in ("keys", "values"):
             if column not in stored:
                 found = ", ".join(map(repr, stored)) or "none"
-                raise ValueError(
-                    f"{path} has no column of {column}. Those that were found: {found}."
-                )
+                raise ValueError(f"{path} has no column of {column}. It has: {found}.")
         shape = stored["values"].shape
         if len(shape) != 2 or shape[1] < 1:
             raise ValueError(
@@ -78,7 +83,8 @@ class FileSource(Source):
         columns = columns_of(self)
         for each in columns:
             self._check(each)
-        widest = max(*(each.row_bytes for each in columns), 8 * self.dim)
+        widths = [each.row_bytes for each in columns]
+        widest = max(widths + [column.row_bytes for column in stored.values()])
         self._piece_rows = max(1, CHUNK_BYTES // widest)
 
     def _check(self, column: Column) -> None:
@@ -162,7 +168,7 @@ def raw_rows(path: str, begin: int, dtype: str, shape: tuple[int, ...]) -> Store
       shape: of the column; the caller has compared it with the size of the file.
     """
     storage = np.dtype(np.uint16 if dtype == "bfloat16" else dtype).newbyteorder("<")
-    width = storage.itemsize * (shape[1] if len(shape) == 2 else 1)
+    width = storage.itemsize * math.prod(shape[1:])
 
     def read(piece_rows: int) -> Iterator[np.ndarray]:
         with open(path, "rb") as file:

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
@@ -55,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def entry() -> int:
     """`main` for a process of its own, which removes its temporary files also when it is ended."""
     signal.signal(signal.SIGTERM, _end)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of tables may have any letter
     return main()
 
 
@@ -69,9 +73,16 @@ def _failed(args: argparse.Namespace, status: int, reason: str) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as everything else here does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_USE, f"{self.prog}: {message} (--help says more)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="sok-lite",
         description="Looks at checkpoints of sok_lite, and makes others of them.",
         epilog=f"sok-lite COMMAND --help says more, with an example.\n\n{_STATUS}",

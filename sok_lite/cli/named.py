@@ -4,6 +4,7 @@ The names are those of docs/checkpoint_format.md: keys, values, stamps, scores, 
 What columns do not say is JSON that our own files have, as `about`:
 
   {"table", "var_type", "dtype", "num_lookups", "strategy", "epoch",
+   "columns": [...], of "stamps" and "scores" what there is,
    "states": [{"name", "initial", "group"}, ...]}
 
 Every field may be missing. Files of others have none.
@@ -60,6 +61,9 @@ def named_source(
     stored = {name: found[name] for name in ("keys", "values", *NUMBERS) if name in found}
     named = sorted((int(m[1]), m[2], each) for each in found if (m := _STATE.fullmatch(each)))
     states = [(state, found[each]) for _, state, each in named]
+    missing = [each for each in map(str, said.get("columns", [])) if each not in stored]
+    if missing or len(said.get("states", [])) > len(states):
+        raise _corrupt(path, f"it has no {missing[0]!r}" if missing else "a state is missing")
     for ours, theirs in _pairs(columns).items():
         if theirs not in found:
             known = ", ".join(map(repr, found)) or "none"
@@ -100,7 +104,7 @@ def _said(text: Any, path: str) -> dict[str, Any]:
         said = dict(json.loads(text))
         wrong = [field for field in texts if type(said.get(field, "")) is not str]
         wrong += [field for field in numbers if not _is_number(said.get(field, 0))]
-        wrong += ["states"] * (type(said.get("states", [])) is not list)
+        wrong += [f for f in ("columns", "states") if type(said.get(f, [])) is not list]
     except (RecursionError, TypeError, ValueError) as error:
         raise _corrupt(path, f"what it says of its table is no JSON object ({error})") from error
     if wrong:
@@ -146,13 +150,18 @@ def _about_of(path: str, said: dict[str, Any], stamps: Stored | None) -> About:
 def about_text(source: Source) -> str:
     """Returns what a file is to say of its table, beside the columns."""
     facts = source.about.facts
-    said = {"table": source.name, "var_type": source.about.var_type, "dtype": source.dtype}
+    said: dict[str, Any] = {
+        "table": source.name,
+        "var_type": source.about.var_type,
+        "dtype": source.dtype,
+    }
     said |= {name: facts[name] for name in ("num_lookups", "strategy", "epoch") if name in facts}
     states = [
         {"name": state.name, "initial": state.initial, "group": state.group}
         for state in source.states
     ]
-    return json.dumps(said | {"states": states}, separators=(",", ":"))
+    said |= {"columns": list(source.columns), "states": states}
+    return json.dumps(said, separators=(",", ":"))
 
 
 def named_columns(source: Source) -> list[tuple[str, Column]]:
@@ -201,6 +210,12 @@ def package(module: str, what: str, install: str) -> Any:
             f"{what} need {name}, which cannot be imported ({error}). Install it with "
             f'`pip install "{install}"`.'
         ) from error
+
+
+def check_opens(path: str) -> None:
+    """Raises OSError if a file cannot be opened, which is no fault of its content."""
+    with open(path, "rb"):
+        pass
 
 
 @contextmanager

@@ -26,11 +26,15 @@ def progress_bar(what: str, total: int, is_wanted: bool) -> Iterator[Add]:
         from tqdm import tqdm
     except ImportError:
         is_wanted = False
-    if not is_wanted or not sys.stderr.isatty():
+    if not is_wanted or not _is_shown():
         yield lambda num_bytes: None
         return
     with tqdm(desc=what, total=total, unit="B", unit_scale=True, file=sys.stderr) as bar:
         yield bar.update
+
+
+def _is_shown() -> bool:
+    return sys.stderr.isatty()
 
 
 @contextlib.contextmanager
@@ -56,6 +60,6 @@ class _Watched(Wrapped):
 
     def read(self, column: str) -> Iterator[np.ndarray]:
         for piece in super().read(column):
-            yield piece
             if column in self._counted:
                 self._add(piece.nbytes)
+            yield piece

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from sok_lite.cli.buckets import Buckets, firsts
+from sok_lite.cli.texts import counted, listed
 from sok_lite.engine.dtypes import key_dtype, row_dtype
+from sok_lite.engine.files.chain import rows_of, whole_tensor
 from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
 from sok_lite.engine.files.rewriting import owner_rule
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
@@ -22,7 +24,8 @@ def findings_of_table(
 ) -> Iterator[str]:
     """Yields what is wrong with a table: the file, the table, the chunk where one is.
 
-    Memory is needed for a chunk and a bucket of keys, and disk for the keys in temporary files.
+    Memory is needed for a chunk and a bucket of keys, and for the keys of a rank where there are
+    increments; disk for all keys, in temporary files.
 
     Args:
       folder: of the checkpoint.
@@ -37,10 +40,15 @@ def findings_of_table(
     total = sum(shard.rows for shard in facts.shards)
     with Buckets([_RECORD], [total]) as buckets:
         for rank, shard in enumerate(facts.shards):
-            reader, findings = _opened(folder, facts, shard, add)
-            yield from findings
+            readers = []
+            for part in shard.chain:
+                reader, findings = _opened(folder, facts, part, add)
+                readers += [] if reader is None else [reader]
+                yield from findings
             if reader is not None:
                 yield from _keys(folder, facts, rank, reader, buckets)
+            if shard.changed is not None and len(readers) == len(shard.chain):
+                yield from _missing_rows(folder, facts, shard, readers)
         yield from _repeats(folder, facts, buckets)
 
 
@@ -60,10 +68,24 @@ def _opened(
     except FileNotFoundError:
         return None, [f"{path}: table {facts.name!r}: the file is missing"]
     except ValueError as error:
-        # The text of a load: what it says beyond the reason is of no use here.
-        reason = str(error).partition(" is corrupt: ")[2].partition(". Nothing was loaded")[0]
-        return None, findings or [f"{path}: table {facts.name!r}: {reason}"]
+        return None, findings or [f"{path}: table {facts.name!r}: {_reason(error)}"]
     return (None if findings else reader), findings
+
+
+def _reason(error: ValueError) -> str:
+    """Returns what is wrong, of the text of a load."""
+    return str(error).partition(" is corrupt: ")[2].partition(". Nothing was loaded")[0]
+
+
+def _missing_rows(
+    folder: str, facts: TableFacts, shard: Shard, readers: list[ShardReader]
+) -> Iterator[str]:
+    """Yields whether an increment has keys without a row, whose keys are in memory for this."""
+    keys = whole_tensor(readers[-1], "keys")
+    try:
+        rows_of(shard, readers, keys, np.arange(keys.size))
+    except ValueError as error:
+        yield f"{path_of(folder, shard)}: table {facts.name!r}: {_reason(error)}"
 
 
 def _wrong_chunks(path: str, shard: Shard, add: Callable[[int], object]) -> Iterator[int]:
@@ -101,9 +123,10 @@ def _keys(
                 some = at[: _NUM_EXAMPLES - len(examples)]
                 examples += [f"{keys[i]} of rank {owners[i]}" for i in some.tolist()]
     if num_foreign:
+        count = counted(num_foreign, "key")
         yield (
-            f"{path_of(folder, shard)}: table {facts.name!r}: {num_foreign:,} keys of other ranks "
-            f"than {rank}, by {facts.owner}: {_list(examples, num_foreign)}"
+            f"{path_of(folder, shard)}: table {facts.name!r}: {count} of other ranks than {rank}, "
+            f"by {facts.owner}: {listed(examples, num_foreign)}"
         )
 
 
@@ -120,11 +143,7 @@ def _repeats(folder: str, facts: TableFacts, buckets: Buckets) -> Iterator[str]:
             files = " and ".join(dict.fromkeys(f"rank {rank}" for rank in ranks))
             examples.append(f"{key} in {files}")
     if num_repeats:
+        count = counted(num_repeats, "key is", "keys are")
         yield (
-            f"{folder}: table {facts.name!r}: {num_repeats:,} keys are there again: "
-            f"{_list(examples, num_repeats)}"
+            f"{folder}: table {facts.name!r}: {count} there again: {listed(examples, num_repeats)}"
         )
-
-
-def _list(examples: list[str], count: int) -> str:
-    return ", ".join(examples) + (", ..." if count > len(examples) else "")

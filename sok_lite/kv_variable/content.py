@@ -128,8 +128,10 @@ def cut(content: Content, mine: np.ndarray, sighted: np.ndarray) -> Content:
 
     Args:
       mine: (n,) bool, or numbers of keys with a row.
-      sighted: (m,) bool, those without one.
+      sighted: (m,) bool, or numbers of those without one.
     """
+    if _are_all(mine) and _are_all(sighted):
+        return content
     return Content(
         content.keys[mine],
         content.values[mine],
@@ -142,11 +144,36 @@ def cut(content: Content, mine: np.ndarray, sighted: np.ndarray) -> Content:
     )
 
 
+def _are_all(chosen: np.ndarray) -> bool:
+    return chosen.dtype == bool and bool(chosen.all())
+
+
+def in_order(content: Content) -> Content:
+    """Returns it with ascending keys: itself if they are."""
+    orders = [_order(content.keys), _order(content.sighted_keys)]
+    return cut(content, *orders)
+
+
+def _order(keys: np.ndarray) -> np.ndarray:
+    """Returns what makes keys ascending, for `cut`."""
+    if bool((keys[1:] > keys[:-1]).all()):
+        return np.ones(keys.size, bool)
+    return np.argsort(keys)
+
+
+def are_distinct(keys: np.ndarray) -> bool:
+    """Returns whether no key repeats."""
+    ordered = np.sort(keys, kind="stable")  # quick where they are in order
+    return not bool((ordered[1:] == ordered[:-1]).any())
+
+
 def joined(contents: Sequence[Content]) -> Content:
     """Returns what several know together, none of them with a key of another.
 
     A state that one of them does not have is what it begins with there.
     """
+    if len(contents) == 1:
+        return contents[0]
     keys = np.concatenate([each.keys for each in contents])
     sighted = np.concatenate([each.sighted_keys for each in contents])
     whole = Content(
@@ -159,8 +186,7 @@ def joined(contents: Sequence[Content]) -> Content:
         np.concatenate([each.sightings for each in contents]),
         np.concatenate([each.sighted_times for each in contents]),
     )
-    order, sighted_order = np.argsort(keys), np.argsort(sighted)
-    return cut(whole, order, sighted_order)
+    return in_order(whole)
 
 
 def changed(content: Content, delta: Content, removed: np.ndarray) -> Content:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from sok_lite.bridge import job
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.kv_variable.content import Content, cut, joined
+from sok_lite.kv_variable.content import Content, are_distinct, cut, joined
 from sok_lite.kv_variable.saved_tensors import Facts, decoded, facts_of, saved_dtypes
 
 _RANK = re.compile(r"\.rank-(\d+)-of-(\d+)")
@@ -280,7 +280,7 @@ def read_all(
         if saves.setdefault(place.facts.rank, save) != save:
             raise ValueError(f"What was saved of {whose} is corrupt: partitions of several saves.")
     content = joined(contents)
-    if np.unique(content.keys).size != content.keys.size:
+    if not are_distinct(content.keys):
         raise ValueError(f"What was saved of {name!r} is corrupt: partitions have keys in common.")
     are_deltas = {place.is_delta for place in places}
     if len(are_deltas) > 1:

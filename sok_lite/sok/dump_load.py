@@ -4,48 +4,105 @@ docs/checkpoint_format.md has the files.
 """
 
 import os
-from typing import Any, NoReturn
+from datetime import datetime
+from functools import partial
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
+from sok_lite.bridge.optimizers.dense_slots import dense_slots
+from sok_lite.bridge.optimizers.loss_scale import inner_of
+from sok_lite.bridge.optimizers.settings import family_of
+from sok_lite.bridge.progress import checked_progress, progress_bar
+from sok_lite.bridge.static_part import VariableRows
+from sok_lite.bridge.tensor import to_tensor
+from sok_lite.engine.changes import changes_since
+from sok_lite.engine.files.background import BackgroundDump, dump_in_background
 from sok_lite.engine.files.dump import dump as engine_dump
 from sok_lite.engine.files.load import load as engine_load
+from sok_lite.engine.files.static_part import Item, table_of
 from sok_lite.sok.dynamic_variable import DynamicVariable
 from sok_lite.sok.optimizer import OptimizerWrapper
+from sok_lite.sok.static_variable import FixedVariable
 
 __all__ = ["dump", "incremental_model_dump", "load"]
 
 Path = str | os.PathLike[str]
 
 
-def dump(path: Path, dump_vars: Any, optimizer: Any = None) -> None:
+def dump(
+    path: Path,
+    dump_vars: Any,
+    optimizer: Any = None,
+    *,
+    incremental: bool = False,
+    background: bool = False,
+    progress: bool | None = None,
+) -> BackgroundDump | None:
     """Writes variables of all ranks into a folder. Every rank must call it, in eager mode.
 
     Written are keys, rows, the states of all optimizers, scores, sightings and times. A checkpoint
     that is there is replaced when the new one is whole; until then, and if this fails, it stays.
     The memory that is needed does not grow with the variables.
 
+    With `incremental` the checkpoint that is there stays, and what has changed since is added: the
+    rows and states of the keys that a lookup has seen or a write has changed, and which keys there
+    are. `sok.load` gives exactly what there was at the last dump. Where there is no checkpoint all
+    is written; also, with a warning, where it cannot be told what has changed since the last dump
+    into this folder or load from it: another process has dumped there, the number of ranks is
+    another one, a variable was restored or merged, or keys were given scores that are numbers of
+    lookups. A dump without `incremental` replaces everything: now and then it saves time and space.
+
     Args:
       path: of the folder, which all ranks must see; it is made if it is not there.
-      dump_vars: a DynamicVariable, or a list or tuple of several with different names.
-      optimizer: a sok.OptimizerWrapper, or a list of one: its step count is kept as well.
+      dump_vars: a DynamicVariable or a sok.Variable, or a list or tuple of several with different
+        names. Of a sok.Variable all rows are written each time.
+      optimizer: a sok.OptimizerWrapper, or a list of one: its step count is kept as well, and the
+        states that it has for static variables.
+      incremental: whether to add to the checkpoint that is there.
+      background: whether to return as soon as what the variables hold is copied to the host, which
+        needs memory for all of it; a thread writes the copy while training goes on.
+      progress: whether rank 0 shows a bar of its bytes; None: if it writes to a terminal and tqdm
+        is installed.
+
+    Returns:
+      With `background` what to `wait()` for, on every rank: only then the checkpoint is there, or
+      the error is raised that a rank had. The next dump into the folder, and a load from it, do so
+      first. Else None, when the checkpoint is there.
 
     Raises:
       TypeError, ValueError: an argument is not as said here, or differs between ranks.
       RuntimeError: not in eager mode, or `sok.init` was not called.
       OSError, MemoryError: a rank cannot write its files. All ranks raise the same.
+      ImportError: `progress` is True and there is no tqdm.
     """
     variables, wrapper = _checked(dump_vars, optimizer, "dump")
     comm = communicator()
-    tables = [variable.table for variable in variables]
+    tables = _items(variables, wrapper, makes=False)
     extra = {} if wrapper is None else {"iterations": _counts(wrapper)}
-    on_device(tables[0].backend, engine_dump, path, tables, comm, extra)
+    backend = table_of(tables[0]).backend
+    if background:
+        if progress:
+            raise ValueError("A dump in the background has no bar. Leave `progress` out.")
+        begin = partial(dump_in_background, path, tables, comm, extra)
+        return on_device(backend, partial(begin, incremental=bool(incremental)))
+    shown = checked_progress(progress, comm.rank)
+    with progress_bar(shown, f"Dump to {os.fspath(path)}", comm.size) as report:
+        write = partial(engine_dump, path, tables, comm, extra, report=report)
+        on_device(backend, partial(write, incremental=bool(incremental)))
+    return None
 
 
 def load(
-    path: Path, load_vars: Any, optimizer: Any = None, mode: str = "replace", cast: bool = False
+    path: Path,
+    load_vars: Any,
+    optimizer: Any = None,
+    mode: str = "replace",
+    cast: bool = False,
+    progress: bool | None = None,
 ) -> None:
     """Gives variables what `dump` wrote, on any number of ranks. Every rank must call it.
 
@@ -54,12 +111,15 @@ def load(
 
     Args:
       path: of the folder.
-      load_vars: a DynamicVariable, or a list or tuple of several, with the names that they had.
-      optimizer: a sok.OptimizerWrapper, or a list of one: it goes on from its step count. The
-        states of rows come back with or without it.
+      load_vars: a DynamicVariable or a sok.Variable, or a list or tuple of several, with the names
+        that they had. A static one takes all of its rows, in both modes.
+      optimizer: a sok.OptimizerWrapper, or a list of one: it goes on from its step count, and from
+        the states that it had for static variables. Those of dynamic ones come back with or
+        without it.
       mode: "replace": a variable has the keys that were written and no others. "merge": it keeps
         its other keys as well.
       cast: whether rows may be of another dtype of floats than those that were written.
+      progress: as of `dump`.
 
     Raises:
       TypeError, ValueError: an argument is not as said here or differs between ranks, the variables
@@ -67,26 +127,94 @@ def load(
       RuntimeError: not in eager mode, or `sok.init` was not called.
       OSError, MemoryError: there is no checkpoint, or a rank cannot read or hold its part. All
         ranks raise the same, and no variable has changed.
+      ImportError: as of `dump`.
     """
     variables, wrapper = _checked(load_vars, optimizer, "load")
     comm = communicator()
-    tables = [variable.table for variable in variables]
-    extra = on_device(tables[0].backend, engine_load, path, tables, comm, mode, cast)
+    tables = _items(variables, wrapper, makes=True)
+    shown = checked_progress(progress, comm.rank)
+    with progress_bar(shown, f"Load from {os.fspath(path)}", comm.size) as report:
+        read = partial(engine_load, path, tables, comm, mode, cast, report=report)
+        extra = on_device(table_of(tables[0]).backend, read)
     if wrapper is not None:
         _go_on_from(wrapper, extra, path)
 
 
-def incremental_model_dump(sok_vars: Any, time_threshold: Any, sess: Any = None) -> NoReturn:
-    """Raises NotImplementedError."""
-    raise NotImplementedError(
-        "sok.incremental_model_dump is not there yet. Use variable.export_if(min_score=...), on "
-        "every rank for its part. docs/migrating_from_sok.md lists what differs."
-    )
+def incremental_model_dump(
+    sok_vars: Any, time_threshold: Any, sess: Any = None
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Returns the keys that were seen or changed since a time, and their rows, of all ranks.
+
+    Every rank must call it, in eager mode, and all get the same. For both kinds of variables. Take
+    the time between two training steps: a write that inserts no key, such as an optimizer's, counts
+    as of the last lookup before it. There may be keys of up to a second before the time, and of
+    long ago of up to 1/128 of how long ago it was.
+
+    Args:
+      sok_vars: a DynamicVariable, or a list or tuple of several.
+      time_threshold: a datetime, or a list or tuple of one, or of one for each variable. Without a
+        time zone it is local time.
+      sess: of TF1, which is not supported: None.
+
+    Returns:
+      (keys_list, values_list): of each variable the keys (n,) of its key type and the rows (n,
+      dimension) of its dtype, NumPy arrays: those of rank 0, ascending, then those of rank 1 and so
+      on. Keys that were removed are in none.
+
+    Raises:
+      TypeError, ValueError: an argument is not as said here, or the variables differ between ranks.
+      RuntimeError: not in eager mode, or `sok.init` was not called.
+      MemoryError: a rank has none for its rows. All ranks raise the same.
+    """
+    variables, _ = _checked(sok_vars, None, "incremental_model_dump")
+    if sess is not None:
+        raise ValueError(
+            f"sok.incremental_model_dump takes no session. Received: sess={sess!r}. Call it in "
+            "eager mode, without `sess`."
+        )
+    for variable in variables:
+        if not isinstance(variable, DynamicVariable):
+            raise TypeError(
+                "sok.incremental_model_dump takes sok.DynamicVariable. Received: a static variable,"
+                f" {variable.name!r}, all of whose rows are there: read it as it is."
+            )
+    times = _checked_times(time_threshold, len(variables))
+    tables = [variable.table for variable in variables if isinstance(variable, DynamicVariable)]
+    comm, backend = communicator(), tables[0].backend
+
+    def run() -> list[tuple[np.ndarray, np.ndarray]]:
+        return [
+            (keys, to_tensor(backend.from_host(rows), variable.dtype, backend).numpy())
+            for variable, (keys, rows) in zip(
+                variables, changes_since(tables, times, comm), strict=True
+            )
+        ]
+
+    changes = on_device(backend, run)
+    return [keys for keys, _ in changes], [rows for _, rows in changes]
+
+
+def _checked_times(given: Any, num_variables: int) -> list[float]:
+    """Returns a time for each variable, in seconds since 1970."""
+    times = list(given) if isinstance(given, (list, tuple)) else [given]
+    for time in times:
+        if not isinstance(time, datetime):
+            raise TypeError(
+                "`time_threshold` must be a datetime.datetime, or a list of such. Received: "
+                f"{time!r}."
+            )
+    if len(times) not in (1, num_variables):
+        raise ValueError(
+            f"`time_threshold` must be one time, or one for each of {num_variables} variables. "
+            f"Received: {len(times)}."
+        )
+    seconds = [time.timestamp() for time in times]
+    return seconds if len(seconds) == num_variables else seconds * num_variables
 
 
 def _checked(
     given: Any, optimizer: Any, what: str
-) -> tuple[list[DynamicVariable], OptimizerWrapper | None]:
+) -> tuple[list[DynamicVariable | FixedVariable], OptimizerWrapper | None]:
     """Returns variables and the optimizer that a caller has given."""
     if not tf.executing_eagerly():
         raise RuntimeError(
@@ -97,12 +225,12 @@ def _checked(
     if not variables:
         raise ValueError(f"sok.{what} takes at least one variable. Received: none.")
     for variable in variables:
-        if not isinstance(variable, DynamicVariable):
+        if not isinstance(variable, (DynamicVariable, FixedVariable)):
             raise TypeError(
-                f"sok.{what} takes sok.DynamicVariable. Received: {type(variable).__name__}. Save "
-                "other variables with tf.train.Checkpoint."
+                f"sok.{what} takes sok.DynamicVariable and sok.Variable. Received: "
+                f"{type(variable).__name__}. Save other variables with tf.train.Checkpoint."
             )
-        if variable.is_static():
+        if isinstance(variable, DynamicVariable) and variable.is_static():
             raise ValueError(
                 f"sok.{what} takes variables in dynamic mode. Received: {variable.name!r} in "
                 "static mode. Call its to_dynamic() first."
@@ -116,6 +244,26 @@ def _checked(
             f"sok.{what} takes a sok.OptimizerWrapper. Received: {type(wrapper).__name__}. Wrap it."
         )
     return variables, wrapper
+
+
+def _items(
+    variables: list[DynamicVariable | FixedVariable], wrapper: OptimizerWrapper | None, makes: bool
+) -> list[Item]:
+    """Returns what the engine writes of variables, or gives them.
+
+    Args:
+      makes: whether states of static variables are made that are not there yet.
+    """
+
+    def item(variable: DynamicVariable | FixedVariable) -> Item:
+        if isinstance(variable, DynamicVariable):
+            return variable.table
+        if wrapper is None:
+            return VariableRows(variable)
+        inner = inner_of(wrapper.optimizer)
+        return VariableRows(variable, dense_slots(inner, family_of(inner), variable, makes))
+
+    return [item(variable) for variable in variables]
 
 
 def _counters(wrapper: OptimizerWrapper) -> list[Any]:

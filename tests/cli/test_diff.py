@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.load import load
+from sok_lite.engine.files.rewriting import write_checkpoint
+from sok_lite.engine.files.source import Source
 from tests.cli.helpers import CPU, ONE, dumped, fine, optimized, run
 from tests.engine.files.test_dump_load import HYBRID, filled, rows_of, some_keys
 from tests.engine.helpers import new_table
@@ -75,14 +78,14 @@ def test_what_is_no_number_is_never_within_a_tolerance(tmp_path, other):
     with_rows(tmp_path / "a", np.float32([[1, 1]]))
     with_rows(tmp_path / "b", np.float32([other]))
     (line,) = findings(tmp_path / "a", tmp_path / "b", "--tolerance", 1e30)
-    assert f"rows of 1 of 1 keys differ, by up to {other[0]:g}: 0" in line
+    assert f"rows of 1 of 1 key differ, by up to {other[0]:g}: 0" in line
 
 
 def test_large_integers_are_told_apart(tmp_path):
     with_rows(tmp_path / "a", [[2**60, 1]], dtype="int64")
     with_rows(tmp_path / "b", [[2**60 + 1, 1]], dtype="int64")
     (line,) = findings(tmp_path / "a", tmp_path / "b")
-    assert "rows of 1 of 1 keys differ" in line
+    assert "rows of 1 of 1 key differ" in line
 
 
 def test_tables_and_kinds_that_differ(tmp_path):
@@ -133,3 +136,22 @@ def test_empty_tables_and_chosen_ones(tmp_path):
     fine("merge", tmp_path / "c", tmp_path / "d")
     assert len(findings(tmp_path / "a", tmp_path / "c")) == 2
     fine("diff", tmp_path / "c", tmp_path / "d", "--table", "user")
+
+
+class Repeating(Source):
+    """The keys 0 to 9, ten times over; rows say how often a key was there before."""
+
+    name, dim, dtype, key_type, num_keys = "x", 1, "float32", "int64", 100
+
+    def read(self, column):
+        for i in range(10):
+            yield np.arange(10) if column == "keys" else np.full((10, 1), i, np.float32)
+
+
+def test_of_a_key_that_repeats_the_first_counts_as_for_a_load(tmp_path):
+    write_checkpoint(tmp_path / "a", [Repeating()])
+    table = new_table(CPU, 1, name="x")
+    load(tmp_path / "a", [table], ONE)
+    assert (table.export()[1] == 0).all()
+    dump(tmp_path / "b", [table], ONE)
+    fine("diff", tmp_path / "a", tmp_path / "b")

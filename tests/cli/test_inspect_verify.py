@@ -23,7 +23,7 @@ def test_what_is_there_is_shown(tmp_path):
     keys = some_keys(50)
     optimized(tmp_path / "c", keys, 4, ranks=2)
     text = fine("inspect", tmp_path / "c")
-    for part in ("2 ranks, 1 tables", "table 'table'", "keys      50 of int64, ", " on a rank",
+    for part in ("2 ranks, 1 table, ", "table 'table'", "keys      50 of int64, ", " on a rank",
                  "rows      3 of float32", "m of 3 from 0 (optimizer 1)", "v of 1 from 0.5",
                  "acc of 3 from 1 (optimizer 2)", "owner of a key: key mod ranks", "seed=0",
                  'extra: {"iterations": [4]}'):  # fmt: skip
@@ -64,7 +64,7 @@ def findings(folder):
     status, out, err = run("verify", folder)
     assert (status, err) == (1, "")
     *lines, last = out.splitlines()
-    assert last == f"{len(lines)} findings"
+    assert last == f"{len(lines)} finding" + "s" * (len(lines) != 1)
     return lines
 
 
@@ -177,7 +177,7 @@ class Twice(Source):
 def test_a_key_that_is_twice_in_one_file_is_found(tmp_path):
     write_checkpoint(tmp_path, [Twice()])
     (finding,) = findings(tmp_path)
-    assert finding == f"{tmp_path}: table 'x': 1 keys are there again: 4 in rank 0"
+    assert finding == f"{tmp_path}: table 'x': 1 key is there again: 4 in rank 0"
 
 
 def test_owners_that_a_function_says_are_not_looked_at(tmp_path):

@@ -1,14 +1,19 @@
 """Checkpoints for other ranks, and one of several: real tables load them."""
 
+import gc
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
 
+from sok_lite.comm import run_ranks
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
-from sok_lite.engine.files.source import checkpoint_sources
+from sok_lite.engine.files.rewriting import write_checkpoint
+from sok_lite.engine.files.source import Source, checkpoint_sources
+from sok_lite.engine.owner import MOD, OneRank
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, optimized, run
 from tests.engine.files.test_dump_load import (
     HYBRID,
@@ -19,6 +24,7 @@ from tests.engine.files.test_dump_load import (
     rows_of,
     some_keys,
 )
+from tests.engine.files.test_static_part import assert_equal, everything, part_of
 from tests.engine.helpers import new_table
 
 
@@ -160,3 +166,62 @@ def test_a_merge_may_replace_one_of_its_own(tmp_path):
     second = dumped(tmp_path / "b", 4, seed=3, names=["user"])["user"]
     fine("merge", tmp_path / "a", tmp_path / "b", tmp_path / "a", "--force")
     assert loaded(tmp_path / "a", "user")[0] == first | second
+
+
+@pytest.mark.parametrize("owner", [MOD, OneRank(1)], ids=lambda owner: owner.name)
+def test_static_tables_are_resharded(tmp_path, owner):
+    columns = everything(11)
+
+    def write(comm):
+        dump(tmp_path / "two", [part_of(CPU, comm, columns, owner)], comm, {"step": 1})
+
+    def read(comm):
+        expected = part_of(CPU, comm, columns, owner)
+        part = part_of(CPU, comm, everything(11, seed=1), owner)
+        assert load(tmp_path / "three", [part], comm) == {"step": 1}
+        assert_equal(part, expected)
+
+    run_ranks(2, write)
+    fine("reshard", tmp_path / "two", tmp_path / "three", "--ranks", 3)
+    run_ranks(3, read)
+    assert "static, owner of a key: " + owner.name in fine("inspect", tmp_path / "three")
+    fine("verify", tmp_path / "three")
+    fine("diff", tmp_path / "two", tmp_path / "three", "--all")
+
+
+class Counting(Source):
+    """Rows of a number of keys from some key on."""
+
+    name, dim, dtype, key_type = "x", 16, "float32", "int64"
+
+    def __init__(self, num_keys, first=0):
+        self.num_keys, self._first = num_keys, first
+
+    def read(self, column):
+        for i in range(0, self.num_keys, 500):
+            keys = np.arange(i, min(i + 500, self.num_keys)) + self._first
+            yield keys if column == "keys" else np.repeat(keys[:, None], 16, 1).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "command", ["reshard a c --ranks 3", "merge a b c", "diff a b", "verify a"]
+)
+def test_memory_does_not_grow_with_the_table(tmp_path, monkeypatch, command):
+    monkeypatch.setattr("sok_lite.engine.files.source.CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("sok_lite.cli.verified.CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("sok_lite.cli.buckets.BUCKET_BYTES", 100_000)
+    peaks = []
+    for n in (2000, 20_000, 40_000):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        for name, first in (("a", 0), ("b", n // 2)):
+            write_checkpoint(name, [Counting(n, first)], 2, chunk_bytes=10_000)
+        gc.collect()
+        tracemalloc.start()
+        status, _, err = run(*command.split())
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert (status, err) == (int(command.startswith("diff")), "")
+    # What does grow: of a file of 3 MB the checksums, and their text in the manifest.
+    assert peaks[2] < peaks[1] + 200_000 < 2_000_000, peaks

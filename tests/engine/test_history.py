@@ -619,3 +619,18 @@ def test_a_table_that_does_not_count_says_so(backend, options):
         table.counts([1])
     with pytest.raises(ValueError, match="does not.*count_repeats=True"):
         table.lookup([1], counts=[1])
+
+
+@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
+def test_rows_that_have_changed_since_a_time(backend, monkeypatch, kind):
+    table = new_table(backend, 2, kind, key_type="int32")
+    for time, keys in ((100.0, [3, 1, 2]), (200.0, [5, 1]), (300.0, [-4])):
+        monkeypatch.setattr(clock.time, "time", lambda: time)  # noqa: B023
+        table.lookup(np.array(keys, np.int32))
+    table.assign(np.array([2], np.int32), np.full((1, 2), 7, np.float32))
+    table.erase(np.array([5], np.int32))
+    for since, expected in ((0, [-4, 1, 2, 3]), (150, [-4, 1, 2]), (250, [-4, 2]), (400, [])):
+        keys, rows = map(backend.to_host, table.export_since(since))
+        assert keys.dtype == np.int32 and keys.tolist() == expected
+        first = [7 if key == 2 else key % 1000 for key in expected]
+        np.testing.assert_array_equal(rows, np.array([first, first]).T.reshape(-1, 2))

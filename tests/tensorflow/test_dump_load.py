@@ -1,10 +1,14 @@
 """sok.dump and sok.load: training goes on where it stopped."""
 
+import sys
+from datetime import datetime, timedelta, timezone
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.engine.table import clock
 
 pytestmark = pytest.mark.usefixtures("initialised")
 
@@ -62,7 +66,7 @@ def test_one_variable_of_another_kind_merges(tmp_path):
 def test_what_cannot_be_dumped_is_refused(tmp_path):
     one = sok.DynamicVariable(2, name="v")
     for call in (sok.dump, sok.load):
-        with pytest.raises(TypeError, match=r"DynamicVariable\. Received: .*Variable"):
+        with pytest.raises(TypeError, match=r"and sok\.Variable\. Received: .*Variable"):
             call(tmp_path, [one, tf.Variable([1.0])])
         with pytest.raises(ValueError, match="at least one"):
             call(tmp_path, [])
@@ -89,3 +93,138 @@ def test_a_variable_in_static_mode_is_refused(tmp_path):
     one.to_static(tf.constant([1, 2]))
     with pytest.raises(ValueError, match="to_dynamic"):
         sok.dump(tmp_path, one)
+
+
+def test_a_bar_shows_the_bytes(tmp_path, capsys):
+    one = sok.DynamicVariable(2, name="v")
+    sok.assign(one, range(100), tf.ones([100, 2]))
+    for call, word in ((sok.dump, "Dump to"), (sok.load, "Load from")):
+        call(tmp_path / "c", one)  # no terminal here
+        call(tmp_path / "c", one, progress=False)
+        assert capsys.readouterr().err == ""
+        call(tmp_path / "c", one, progress=True)
+        shown = capsys.readouterr().err
+        assert f"{word} {tmp_path / 'c'}: 100%" in shown and "kB/s" in shown.replace("MB/s", "kB/s")
+        with pytest.raises(TypeError, match="`progress` must be"):
+            call(tmp_path / "c", one, progress=1)
+
+
+def test_a_terminal_has_a_bar_and_tqdm_may_be_missing(tmp_path, capsys, monkeypatch):
+    one = sok.DynamicVariable(2, name="v")
+    sok.assign(one, [1], tf.ones([1, 2]))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    sok.dump(tmp_path, one)
+    assert "100%" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    sok.dump(tmp_path, one)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ImportError, match=r"sok_lite\[progress\]"):
+        sok.load(tmp_path, one, progress=True)
+
+
+# -------------------------------------------------------------------- what has changed
+
+
+def test_increments_come_back_with_step_counts(tmp_path):
+    straight, optimizer = variables(), adam()
+    for steps in (3, 0, 2):
+        train(straight, optimizer, steps)
+        sok.dump(tmp_path, straight, optimizer, incremental=True)
+    assert len(list(tmp_path.glob("data-*"))) == 3
+    other, new = variables(), adam()
+    sok.load(tmp_path, other, new)
+    assert int(new.iterations) == 5
+    for model, its in ((straight, optimizer), (other, new)):
+        train(model, its, 4)
+    sok.dump(tmp_path, other, new, incremental=True)  # the new process goes on
+    assert len(list(tmp_path.glob("data-*"))) == 4
+    again = variables()
+    sok.load(tmp_path, again)
+    for one, *rest in zip(straight, other, again, strict=True):
+        for same in rest:
+            for expected, got in zip(sok.export(one), sok.export(same), strict=True):
+                np.testing.assert_array_equal(got, expected)
+
+
+def look_up(table, keys, time, monkeypatch):
+    """Looks keys up as of a time, in seconds."""
+    with monkeypatch.context() as patch:
+        patch.setattr(clock.time, "time", lambda: time)
+        tf.nn.embedding_lookup(table, tf.constant(keys, table.key_type))
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+def test_what_changed_since_a_time(monkeypatch, dtype):
+    first, second = (
+        sok.DynamicVariable(2, "ones", kind, name=kind, dtype=dtype, key_type=key_type)
+        for kind, key_type in (("hbm", tf.int32), ("hybrid", tf.int64))
+    )
+    noon = datetime(2024, 2, 29, 12, tzinfo=timezone.utc)
+    for seconds, keys in ((0, [9, 7, 5]), (60, [3, 7]), (120, [-1])):
+        for table in (first, second):
+            look_up(table, keys, noon.timestamp() + seconds, monkeypatch)
+    first.scatter_update(tf.IndexedSlices(tf.constant([[4.0, 4]], dtype), tf.constant([9])))
+    first.erase([3])
+    since = noon + timedelta(seconds=30)
+    keys_list, values_list = sok.incremental_model_dump([first, second], since)
+    assert [keys.tolist() for keys in keys_list] == [[-1, 7, 9], [-1, 3, 7]]
+    assert [keys.dtype for keys in keys_list] == [np.int32, np.int64]
+    assert [rows.dtype for rows in values_list] == [dtype.as_numpy_dtype] * 2
+    assert values_list[0].tolist() == [[1, 1], [1, 1], [4, 4]]
+    later, local = noon + timedelta(seconds=90), (noon + timedelta(days=1)).astimezone()
+    keys_list, values_list = sok.incremental_model_dump((first, second), [later, local])
+    assert [keys.tolist() for keys in keys_list] == [[-1, 9], []]
+    assert values_list[1].shape == (0, 2)
+    keys_list, _ = sok.incremental_model_dump(first, [local.replace(tzinfo=None)])
+    assert keys_list[0].tolist() == []
+    everything = datetime.fromtimestamp(0)
+    assert sok.incremental_model_dump(second, everything)[0][0].tolist() == [-1, 3, 5, 7, 9]
+
+
+def test_wrong_arguments_of_an_incremental_dump():
+    one = sok.DynamicVariable(2)
+    with pytest.raises(TypeError, match="must be a datetime.*Received: 3"):
+        sok.incremental_model_dump([one], 3)
+    now = datetime.now()
+    with pytest.raises(ValueError, match="one for each of 1 variables. Received: 2"):
+        sok.incremental_model_dump(one, [now, now])
+    with pytest.raises(TypeError, match="takes sok.DynamicVariable"):
+        sok.incremental_model_dump([tf.Variable([[1.0]])], now)
+    with pytest.raises(TypeError, match="takes sok.DynamicVariable. Received: a static variable"):
+        sok.incremental_model_dump([sok.Variable(np.ones((2, 2), np.float32))], now)
+    with pytest.raises(ValueError, match="takes no session"):
+        sok.incremental_model_dump(one, now, sess=object())
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="eager mode only"):
+        sok.incremental_model_dump(one, now)
+
+
+def test_training_goes_on_while_a_dump_is_written(tmp_path):
+    straight, optimizer = variables(), adam()
+    straight.append(sok.Variable(tf.ones([6, 2]), name="static"))
+
+    def step(tables, wrapper):
+        with tf.GradientTape() as tape:
+            ids = tf.ragged.constant([[1, 5]], dtype=tf.int64)
+            out = sok.lookup_sparse(tables, [ids] * 3, combiners="sum")
+            loss = tf.add_n([tf.reduce_sum(each**2) for each in out])
+        gradients = tape.gradient(loss, tables)
+        wrapper.apply_gradients(zip(gradients, tables, strict=True))
+
+    step(straight, optimizer)
+    begun = sok.dump(tmp_path, straight, optimizer, background=True)
+    for _ in range(3):
+        step(straight, optimizer)
+    begun.wait()
+    assert begun.done
+    other, new = [*variables(), sok.Variable(tf.zeros([6, 2]), name="static")], adam()
+    new.optimizer.build([other[2]])
+    sok.load(tmp_path, other, new)
+    assert int(new.iterations) == 1
+    for _ in range(3):
+        step(other, new)
+    for one, same in zip(straight[:2], other[:2], strict=True):
+        for expected, got in zip(sok.export(one), sok.export(same), strict=True):
+            np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(straight[2].numpy(), other[2].numpy())
+    with pytest.raises(ValueError, match="no bar"):
+        sok.dump(tmp_path, other, background=True, progress=True)

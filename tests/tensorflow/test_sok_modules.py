@@ -42,12 +42,6 @@ def test_a_module_is_imported_first(name):
     assert run.returncode == 0, run.stderr[-3000:]
 
 
-def test_what_comes_later_says_what_to_use():
-    table = sok.DynamicVariable(2)
-    with pytest.raises(NotImplementedError, match="is not there yet. Use .*migrating_from_sok"):
-        sok.incremental_model_dump([table], None)
-
-
 def test_group_lookup_is_a_lookup_of_each(mode):
     ones, dense = sok.DynamicVariable(2, "ones"), tf.Variable([[1.0], [2.0], [3.0]])
     ids = [tf.constant([7, 7]), tf.constant([2, 0])]

@@ -12,7 +12,7 @@ from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
 
 HELP = "write the tables of one format in another"
 EXAMPLES = (
-    "sok-lite convert rows.npz runs/model --to-option ranks=2\n"
+    "sok-lite convert rows.npz runs/rows --to-option ranks=2\n"
     "sok-lite convert runs/model rows.csv --table user --to-format csv"
 )
 

@@ -8,11 +8,13 @@ from sok_lite.cli.compared import Difference, difference
 from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
 from sok_lite.cli.progress import watched
 from sok_lite.cli.reading import chosen, open_sources
+from sok_lite.cli.texts import counted, listed
+from sok_lite.cli.wrapped import WithColumns
 from sok_lite.engine.files.joined import kinds_of
 from sok_lite.engine.files.source import Source
 
 HELP = "compare two checkpoints: tables, keys, rows and optimizer states"
-EXAMPLES = "sok-lite diff runs/a runs/b --tolerance 1e-6"
+EXAMPLES = "sok-lite diff runs/model runs/later --tolerance 1e-6"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not args.tolerance >= 0:
         raise WrongUse(f"--tolerance must be a number from 0 on, and is {args.tolerance}")
-    sides = [chosen(open_sources(path), args.table, path) for path in (args.first, args.second)]
+    sides = [
+        [
+            source if args.all else _without_columns(source)
+            for source in chosen(open_sources(path), args.table, path)
+        ]
+        for path in (args.first, args.second)
+    ]
     with watched([*sides[0], *sides[1]], "diff", args.progress) as sources:
         first = {source.name: source for source in sources[: len(sides[0])]}
         second = {source.name: source for source in sources[len(sides[0]) :]}
@@ -51,6 +59,10 @@ def run(args: argparse.Namespace) -> int:
         return FINDINGS
     print(f"{args.first} and {args.second} have the same")
     return FINE
+
+
+def _without_columns(source: Source) -> Source:
+    return WithColumns(source, [state.tensor for state in source.states])
 
 
 def _findings(args: argparse.Namespace, sources: tuple[Source, Source]) -> Iterator[str]:
@@ -77,7 +89,7 @@ def _findings(args: argparse.Namespace, sources: tuple[Source, Source]) -> Itera
         compared = difference(sources, columns, args.tolerance)
         if compared.differing:
             yield _of_rows(f"rows of state {name!r}", compared)
-    for name in [*dict.fromkeys([*first.columns, *second.columns])] if args.all else []:
+    for name in [*dict.fromkeys([*first.columns, *second.columns])]:
         if name not in first.columns or name not in second.columns:
             yield f"{name}: only in {args.first if name in first.columns else args.second}"
             continue
@@ -90,16 +102,12 @@ def _of_keys(args: argparse.Namespace, compared: Difference) -> Iterator[str]:
     paths, examples = (args.first, args.second), compared.examples[:2]
     for path, count, keys in zip(paths, compared.only, examples, strict=True):
         if count:
-            yield f"{count:,} keys only in {path}: {_list(keys, count)}"
+            yield f"{counted(count, 'key')} only in {path}: {listed(keys, count)}"
 
 
 def _of_rows(what: str, compared: Difference) -> str:
-    keys = _list(compared.examples[2], compared.differing)
+    keys = listed(compared.examples[2], compared.differing)
     return (
-        f"{what} of {compared.differing:,} of {compared.both:,} keys differ, by up to "
+        f"{what} of {compared.differing:,} of {counted(compared.both, 'key')} differ, by up to "
         f"{compared.largest:g}: {keys}"
     )
-
-
-def _list(keys: list[int], count: int) -> str:
-    return ", ".join(map(str, keys)) + (", ..." if count > len(keys) else "")

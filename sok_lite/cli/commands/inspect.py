@@ -8,6 +8,7 @@ from typing import Any
 from sok_lite.cli.arguments import add_from_format, add_tables
 from sok_lite.cli.errors import FINE
 from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
+from sok_lite.cli.texts import counted
 from sok_lite.engine.files.manifest import Manifest, TableFacts
 from sok_lite.engine.files.source import Source, columns_of, read_manifest
 
@@ -45,8 +46,8 @@ def _described(source: Source, found: Manifest | None) -> dict[str, Any]:
         "bytes": sum(source.num_keys * column.row_bytes for column in columns_of(source)),
         "columns": list(source.columns),
         "states": [
-            {field: value for field, value in state._asdict().items() if field != "tensor"}
-            for state in source.states
+            {"name": s.name, "dim": s.dim, "initial": s.initial, "group": s.group}
+            for s in source.states
         ],
     }
     return described | (_known(found.tables[source.name]) if found is not None else {})
@@ -64,15 +65,17 @@ def _known(facts: TableFacts) -> dict[str, Any]:
         "sighted": sum(shard.sighted for shard in facts.shards),
         "lookups": max(shard.facts["num_lookups"] for shard in facts.shards),
         "last_lookup": max(times, default=None),
-        "bytes": sum(shard.written.num_bytes for shard in facts.shards),
+        "bytes": sum(s.written.num_bytes for shard in facts.shards for s in shard.chain),
+        "increments": max(len(shard.before) for shard in facts.shards),
     }
 
 
 def _text(described: dict[str, Any]) -> str:
     tables = described["tables"]
-    ranks = f"{described['ranks']} ranks, " if "ranks" in described else ""
-    counts = f"{ranks}{len(tables)} tables, {described['bytes']:,} bytes"
-    lines = [f"{described['path']} is of format {described['format']}: {counts}"]
+    counts = [counted(len(tables), "table"), counted(described["bytes"], "byte")]
+    if "ranks" in described:
+        counts.insert(0, counted(described["ranks"], "rank"))
+    lines = [f"{described['path']} is of format {described['format']}: {', '.join(counts)}"]
     if described.get("extra"):
         lines.append(f"extra: {json.dumps(described['extra'])}")
     for table in tables:
@@ -91,10 +94,12 @@ def _rows_of(table: dict[str, Any]) -> list[tuple[str, str]]:
         for state in table["states"]
     ]
     options = [f"{name}={value!r}" for name, value in table.get("options", {}).items()]
+    has_increments = table.get("increments", 0)
+    increments = f", with {counted(has_increments, 'increment')}" if has_increments else ""
     rows = [
         ("keys", f"{table['keys']:,} of {table['key_type']}{by_rank}{sighted}"),
         ("rows", f"{table['dim']} of {table['dtype']}"),
-        ("bytes", f"{table['bytes']:,}"),
+        ("bytes", f"{table['bytes']:,}{increments}"),
         ("states", ", ".join(states)),
         ("columns", ", ".join(table["columns"])),
     ]

@@ -15,7 +15,7 @@ from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source
 
 HELP = "write the tables of several checkpoints as one; of equal keys the last one counts"
-EXAMPLES = "sok-lite merge runs/users runs/items runs/model"
+EXAMPLES = "sok-lite merge runs/users runs/items runs/both"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

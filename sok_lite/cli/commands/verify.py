@@ -5,6 +5,7 @@ import os
 
 from sok_lite.cli.errors import FINDINGS, FINE
 from sok_lite.cli.progress import progress_bar
+from sok_lite.cli.texts import counted
 from sok_lite.cli.verified import findings_of_table
 from sok_lite.engine.files.rewriting import owner_rule
 from sok_lite.engine.files.source import read_manifest
@@ -24,8 +25,8 @@ def run(args: argparse.Namespace) -> int:
         print(error)
         return FINDINGS
     folder, count = os.path.abspath(args.path), 0
-    files = [shard for facts in found.tables.values() for shard in facts.shards]
-    total = sum(shard.written.num_bytes for shard in files)
+    shards = [shard for facts in found.tables.values() for shard in facts.shards]
+    total = sum(part.written.num_bytes for shard in shards for part in shard.chain)
     with progress_bar("verify", total, args.progress) as add:
         for facts in found.tables.values():
             for finding in findings_of_table(folder, facts, add):
@@ -34,8 +35,9 @@ def run(args: argparse.Namespace) -> int:
             if owner_rule(facts.owner, found.ranks) is None:
                 print(f"table {facts.name!r}: whose its keys are was not looked at: {facts.owner}")
     if count:
-        print(f"{count:,} findings")
+        print(f"{counted(count, 'finding')}")
         return FINDINGS
-    num_keys = sum(shard.rows for shard in files)
-    print(f"{args.path} is whole: {len(found.tables)} tables, {num_keys:,} keys, {total:,} bytes")
+    num_keys = sum(shard.rows for shard in shards)
+    sizes = counted(len(found.tables), "table"), counted(num_keys, "key"), counted(total, "byte")
+    print(f"{args.path} is whole: {', '.join(sizes)}")
     return FINE

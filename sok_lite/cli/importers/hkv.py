@@ -43,6 +43,7 @@ def sources(
     keys: str = "keys",
     values: str = "values",
     scores: str = "scores",
+    score_type: str = "uint64",
 ) -> list[Source]:
     """Returns the table that was saved.
 
@@ -55,12 +56,15 @@ def sources(
       strategy: by which the scores were given, such as "kLfu". A table of the same goes on with
         them; without it a load gives each key the score of a new one.
       keys, values, scores: names of the files, relative to the folder. Without scores: "".
+      score_type: of the scores, "uint64", or "uint32", which a table of kCustomized may have.
 
     Raises:
       OSError: a file cannot be read. ValueError: the files do not fit each other. WrongUse: an
         option is wrong.
     """
     _check_key_type(key_type)
+    if score_type not in ("uint64", "uint32"):
+        raise WrongUse(f"score_type must be uint64 or uint32. Received: {score_type!r}")
     try:
         width = row_dtype(dtype).storage.itemsize
     except ValueError as error:
@@ -75,8 +79,14 @@ def sources(
         "values": raw_rows(files[1], 0, dtype, (n, row_bytes // width)),
     }
     if scores:
-        file = os.path.join(path, scores)
-        stored["scores"] = raw_rows(file, 0, _score_type(file, n), (n,))
+        file, width = os.path.join(path, scores), np.dtype(score_type).itemsize
+        if os.path.getsize(file) != n * width:
+            raise ValueError(
+                f"{file} must have a score of {width} bytes for each of {n:,} keys. Received: "
+                f"{os.path.getsize(file):,} bytes. Check score_type and the names of the files; if "
+                "they are right, one of them was cut."
+            )
+        stored["scores"] = raw_rows(file, 0, score_type, (n,))
     about = About()
     if strategy is not None:
         about = _about_of(strategy, stored.get("scores"))
@@ -107,17 +117,6 @@ def _length(path: str, width: int, what: str) -> int:
             "the right file, it was cut."
         )
     return size // width
-
-
-def _score_type(path: str, n: int) -> str:
-    size = os.path.getsize(path)
-    for dtype in ("uint64", "uint32"):
-        if size == n * np.dtype(dtype).itemsize:
-            return dtype
-    raise ValueError(
-        f"{path} must have a score of 8 or of 4 bytes for each of {n:,} keys. Received: {size:,} "
-        "bytes. If this is the right file, one of them was cut."
-    )
 
 
 def _about_of(strategy: str, scores: Stored | None) -> About:

@@ -4,6 +4,8 @@ NumPy has no bfloat16: such rows are written as float32, and read as bfloat16 ag
 says so.
 """
 
+import math
+import os
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -15,6 +17,7 @@ from sok_lite.cli.file_source import Stored
 from sok_lite.cli.named import (
     ABOUT,
     about_text,
+    check_opens,
     named_columns,
     named_source,
     naming,
@@ -27,7 +30,8 @@ from sok_lite.engine.files.source import Source
 _END = ".npy"
 _ERRORS = (
     *(zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError),
-    *(ValueError, UnicodeDecodeError),
+    # An offset before the file is an OSError.
+    *(ValueError, OSError),
 )
 # The text of ours is a few hundred bytes a state.
 _MOST_ABOUT = 1 << 20
@@ -38,7 +42,7 @@ def detect(path: str) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(_END) for name in archive.namelist())
-    except (OSError, *_ERRORS):
+    except _ERRORS:
         return False
 
 
@@ -55,6 +59,7 @@ def sources(
     Raises:
       OSError: the file cannot be read.
     """
+    check_opens(path)
     with naming(path, *_ERRORS):
         found, about = _opened(path)
     return [named_source(path, found, about, name, dtype, key_type, columns, initial)]
@@ -64,9 +69,10 @@ def _opened(path: str) -> tuple[dict[str, Stored], str | None]:
     found: dict[str, Stored] = {}
     about = None
     with zipfile.ZipFile(path) as archive:
+        _check_has_all(path, archive)
         for info in archive.infolist():
             if not info.filename.endswith(_END):
-                continue
+                raise ValueError(f"{info.filename!r} in it is no array")
             name = info.filename.removesuffix(_END)
             with archive.open(info) as file:
                 shape, dtype = _header(file, info)
@@ -75,6 +81,16 @@ def _opened(path: str) -> tuple[dict[str, Stored], str | None]:
                 elif not dtype.hasobject and len(shape) in (1, 2):
                     found[name] = _stored(path, info.filename, shape, dtype)
     return found, about
+
+
+def _check_has_all(path: str, archive: zipfile.ZipFile) -> None:
+    """Raises ValueError if the archive has more members than its list shows: a length in the list
+    that is wrong hides those behind it."""
+    with open(path, "rb") as file:
+        file.seek(-22 - len(archive.comment), os.SEEK_END)
+        stated = int.from_bytes(file.read(22)[10:12], "little")
+    if stated not in (len(archive.infolist()), 0xFFFF):  # 0xFFFF: more than fit there
+        raise ValueError(f"it has {stated} members, and lists {len(archive.infolist())}")
 
 
 def _header(file: IO[bytes], info: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype]:
@@ -86,7 +102,7 @@ def _header(file: IO[bytes], info: zipfile.ZipInfo) -> tuple[tuple[int, ...], np
         shape, is_turned, dtype = np.lib.format.read_array_header_2_0(file)
     else:
         raise ValueError(f"array {info.filename!r} is of version {version}")
-    num_bytes = int(np.prod([int(size) for size in shape], dtype=object)) * dtype.itemsize
+    num_bytes = math.prod(shape) * dtype.itemsize
     if not dtype.hasobject and info.file_size != file.tell() + num_bytes:
         raise ValueError(
             f"array {info.filename!r} of shape {shape} has {num_bytes:,} bytes, and there are "
@@ -102,13 +118,14 @@ def _header(file: IO[bytes], info: zipfile.ZipInfo) -> tuple[tuple[int, ...], np
 def _text(file: IO[bytes], dtype: np.dtype) -> str:
     if dtype.itemsize > _MOST_ABOUT:
         raise ValueError(f"its text about the table has {dtype.itemsize:,} bytes")
-    return str(np.frombuffer(file.read(dtype.itemsize), dtype)[0])
+    data = file.read(dtype.itemsize + 1)  # past the last byte the archive compares its checksum
+    return str(np.frombuffer(data, dtype)[0])
 
 
 def _stored(path: str, member: str, shape: tuple[int, ...], dtype: np.dtype) -> Stored:
     # The dtype that packages for bfloat16 leave behind.
     dtype = np.dtype(np.uint16) if dtype == np.dtype("V2") else dtype
-    row_bytes = dtype.itemsize * (shape[1] if len(shape) == 2 else 1)
+    row_bytes = dtype.itemsize * math.prod(shape[1:])
 
     def read(piece_rows: int) -> Iterator[np.ndarray]:
         with naming(path, *_ERRORS), zipfile.ZipFile(path) as archive, archive.open(member) as file:

@@ -14,6 +14,7 @@ import numpy as np
 from sok_lite.cli.file_source import Stored
 from sok_lite.cli.named import (
     about_text,
+    check_opens,
     named_columns,
     named_source,
     naming,
@@ -58,8 +59,7 @@ def sources(
     Raises:
       OSError: the file cannot be read.
     """
-    with open(path, "rb"):
-        pass  # that it cannot be opened is no fault of its content
+    check_opens(path)
     with naming(path, *_errors()):
         found, about = _opened(path, dim)
     for ours, theirs in _NAMES.items():
@@ -97,6 +97,9 @@ def _opened(path: str, dim: int | None) -> tuple[dict[str, Stored], str | None]:
         about = (schema.metadata or {}).get(_METADATA)
     for base, names in _numbered(found).items():
         found.setdefault(base, _stored(path, names, found[names[0]].dtype, (n, len(names))))
+        if base.startswith("states."):
+            for name in names:
+                del found[name]  # or each would be a state
     return found, about
 
 

@@ -13,6 +13,7 @@ from sok_lite.cli.file_source import Stored, raw_rows
 from sok_lite.cli.named import (
     ABOUT,
     about_text,
+    check_opens,
     named_columns,
     named_source,
     naming,
@@ -21,16 +22,28 @@ from sok_lite.cli.named import (
 from sok_lite.cli.wrapped import only_one
 from sok_lite.engine.files.shard import (
     CHUNK_BYTES,
-    DTYPES,
-    LENGTH_BYTES,
     MAX_HEADER_BYTES,
     ShardWriter,
     Tensor,
     dtype_of,
-    placed_tensor,
 )
 from sok_lite.engine.files.source import Source
 
+_LENGTH_BYTES = 8
+_DTYPES = {
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+}
 _ERRORS = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 
 
@@ -56,6 +69,7 @@ def sources(
     Raises:
       OSError: the file cannot be read.
     """
+    check_opens(path)
     with naming(path, *_ERRORS):
         found, about = _opened(path)
     return [named_source(path, found, about, name, dtype, key_type, columns, initial)]
@@ -64,14 +78,14 @@ def sources(
 def _header(path: str) -> tuple[dict[str, Any], int, int]:
     """Returns the header, where the tensors begin, and the bytes that they have."""
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        if size < LENGTH_BYTES or length > min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
+        size = os.fstat(file.fileno()).st_size - _LENGTH_BYTES
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if length > min(MAX_HEADER_BYTES, size):
             raise ValueError(f"a header of {length:,} bytes is longer than the file, or allowed")
         header = json.loads(file.read(length))
     if type(header) is not dict:
         raise ValueError("its header is no JSON object")
-    return header, LENGTH_BYTES + length, size - LENGTH_BYTES - length
+    return header, _LENGTH_BYTES + length, size - length
 
 
 def _opened(path: str) -> tuple[dict[str, Stored], str | None]:
@@ -79,15 +93,17 @@ def _opened(path: str) -> tuple[dict[str, Stored], str | None]:
     about = header.pop("__metadata__", {}).get(ABOUT)
     found, end = {}, 0
     for name, facts in header.items():
-        end = max(end, facts["data_offsets"][1])
-        if facts["dtype"] not in DTYPES:
-            continue  # nor has any column such
-        first, last, tensor = placed_tensor(name, facts)
-        if last - first != tensor.num_bytes or last > num_bytes:
+        (first, last), shape = facts["data_offsets"], facts["shape"]
+        if not all(type(number) is int and number >= 0 for number in (first, last, *shape)):
+            raise ValueError(f"tensor {name!r} has numbers that are none")
+        end = max(end, last)
+        dtype = _DTYPES.get(facts["dtype"])
+        if dtype is None or len(shape) not in (1, 2):
+            continue  # no column is such
+        column = raw_rows(path, begin + first, dtype, tuple(shape))
+        if column.row_bytes * shape[0] != last - first or last > num_bytes:
             raise ValueError(f"tensor {name!r} is not where its shape says")
-        dtype = "bfloat16" if tensor.dtype == "BF16" else tensor.storage.name
-        if len(tensor.shape) in (1, 2):
-            found[name] = raw_rows(path, begin + first, dtype, tensor.shape)
+        found[name] = column
     if end != num_bytes:
         raise ValueError(f"its tensors have {end:,} bytes, and there are {num_bytes:,}")
     return found, about

@@ -15,6 +15,7 @@ from sok_lite.cli.file_source import Stored
 from sok_lite.cli.named import (
     ABOUT,
     about_text,
+    check_opens,
     named_columns,
     named_source,
     naming,
@@ -53,8 +54,7 @@ def sources(
       OSError: the file cannot be read.
     """
     torch = _torch()
-    with open(path, "rb"):
-        pass  # that it cannot be opened is no fault of its content
+    check_opens(path)
     with naming(path, Exception):
         held = _loaded(torch, path)
     found = {
@@ -114,7 +114,7 @@ def write(path: str, sources: Sequence[Source]) -> None:
             whole = whole.to(torch.bfloat16)
         first = 0
         for piece in read_plain(source, column.name):
-            whole[first : first + len(piece)] = torch.from_numpy(np.ascontiguousarray(piece))
+            whole[first : first + len(piece)] = torch.from_numpy(np.array(piece))
             first += len(piece)
         held[name] = whole
     with open(path, "xb") as file:

@@ -8,6 +8,7 @@ keys.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +16,13 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.files.chain import rows_of
 from sok_lite.engine.files.joined import joined_facts, joined_states, without_slots
 from sok_lite.engine.files.manifest import Shard, TableFacts
+from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import ShardReader
 from sok_lite.engine.files.table_file import open_shard
-from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.snapshot import Held, Pieces, Snapshot, State
 
 
@@ -48,8 +51,23 @@ class _Part(NamedTuple):
             yield self.places[i:j], rows[self.at[i:j] - self.at[i]]
 
 
+def shards_of(table: AnyTable, facts: TableFacts, comm: Communicator) -> Sequence[Shard]:
+    """Returns the files that have keys of this rank: its own alone, or all."""
+    return [facts.shards[comm.rank]] if _is_own(table, facts, comm) else facts.shards
+
+
+def _is_own(table: AnyTable, facts: TableFacts, comm: Communicator) -> bool:
+    """Whether each rank has a file with its keys and no others."""
+    return len(facts.shards) == comm.size and facts.owner == table.owner.name
+
+
 def content(
-    table: EmbeddingTable, facts: TableFacts, folder: str, comm: Communicator, num_bytes: int
+    table: AnyTable,
+    facts: TableFacts,
+    folder: str,
+    comm: Communicator,
+    num_bytes: int,
+    progress: Progress | None = None,
 ) -> Snapshot:
     """Returns what a checkpoint has for the part of a table that is on this rank.
 
@@ -57,17 +75,15 @@ def content(
       facts: what the manifest says of the table; dim, key type and dtype fit it.
       folder: of the checkpoint.
       num_bytes: of rows that are read together.
+      progress: told of every chunk when it is read for the first time.
 
     Raises:
       OSError: a file cannot be read. ValueError: a file is corrupt. Reading the Pieces may raise
         the same.
     """
-    shards: Sequence[Shard] = facts.shards
-    is_own = len(shards) == comm.size and facts.owner == table.owner.name
-    if is_own:
-        shards = [shards[comm.rank]]
-    readers = [open_shard(facts, shard, folder) for shard in shards]
-    has_all = is_own or comm.size == 1
+    shards = shards_of(table, facts, comm)
+    readers = [open_shard(facts, shard, folder, progress) for shard in shards]
+    has_all = _is_own(table, facts, comm) or comm.size == 1
     chosen = [_keys(table, reader, comm, has_all, num_bytes) for reader in readers]
     key_type = table.key_dtype.dtype
     keys = np.concatenate([np.empty(0, key_type), *(keys for _, keys in chosen)])
@@ -86,9 +102,25 @@ def content(
     sighted = _sighted(table, readers, comm, has_all, num_bytes)
     held = _held(table, shards, parts, ordered[is_first], sighted, num_bytes)
     n, to_storage = int(held.keys.size), _conversion(table, facts.dtype)
-    values = _pieces(table, [(part, "values") for part in parts], (n, table.dim), num_bytes)
+    rows = [
+        _with_rows(facts, shard, folder, part, ordered[is_first])
+        for shard, part in zip(shards, parts, strict=True)
+    ]
+    with_values = [(part, "values") for its_rows in rows for _, part in its_rows]
+    values = _pieces(table, with_values, (n, table.dim), num_bytes)
     values = values._replace(read=_converted(values.read, to_storage))
-    return Snapshot(held, values, _states(table, shards, parts, n, num_bytes))
+    return Snapshot(held, values, _states(table, shards, rows, n, num_bytes))
+
+
+def _with_rows(
+    facts: TableFacts, shard: Shard, folder: str, part: _Part, keys: np.ndarray
+) -> list[tuple[Shard, _Part]]:
+    """Returns the files that have the rows of a part, newest first, and where."""
+    readers = [*(open_shard(facts, old, folder) for old in shard.before), part.reader]
+    return [
+        (rows.shard, _Part(rows.reader, rows.at, part.places[rows.places], rows.shard.num_rows))
+        for rows in rows_of(shard, readers, keys[part.places], part.at)
+    ]
 
 
 def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int, int]]:
@@ -99,7 +131,7 @@ def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int
 
 
 def _keys(
-    table: EmbeddingTable,
+    table: AnyTable,
     reader: ShardReader,
     comm: Communicator,
     has_all: bool,
@@ -122,7 +154,7 @@ def _keys(
 
 
 def _held(
-    table: EmbeddingTable,
+    table: AnyTable,
     shards: Sequence[Shard],
     parts: Sequence[_Part],
     keys: np.ndarray,
@@ -160,7 +192,7 @@ def _held(
 
 
 def _sighted(
-    table: EmbeddingTable,
+    table: AnyTable,
     readers: Sequence[ShardReader],
     comm: Communicator,
     has_all: bool,
@@ -181,18 +213,29 @@ def _sighted(
 
 
 def _states(
-    table: EmbeddingTable, shards: Sequence[Shard], parts: Sequence[_Part], n: int, num_bytes: int
+    table: AnyTable,
+    shards: Sequence[Shard],
+    rows: Sequence[Sequence[tuple[Shard, _Part]]],
+    n: int,
+    num_bytes: int,
 ) -> list[State]:
     states = []
     for name, dim, initial, group, tensors in joined_states([shard.states for shard in shards]):
-        its = [(parts[i], tensor) for i, tensor in tensors.items()]
-        rows = _pieces(table, its, (n, dim), num_bytes)
-        states.append(State(name, dim, initial, rows, group))
+        its: list[tuple[_Part, str]] = []
+        for i, newest in tensors.items():
+            tensor: str | None = newest
+            for file, part in rows[i]:
+                if tensor is None:
+                    break
+                its.append((part, tensor))
+                tensor = next(s.before for s in file.states if s.tensor == tensor)
+        pieces = _pieces(table, its, (n, dim), num_bytes)
+        states.append(State(name, dim, initial, pieces, group))
     return states
 
 
 def _pieces(
-    table: EmbeddingTable,
+    table: AnyTable,
     tensors: Sequence[tuple[_Part, str]],
     shape: tuple[int, int],
     num_bytes: int,
@@ -207,14 +250,14 @@ def _pieces(
     return Pieces(shape, read)
 
 
-def _conversion(table: EmbeddingTable, dtype: str) -> Callable[[Array], Array]:
+def _conversion(table: AnyTable, dtype: str) -> Callable[[Array], Array]:
     """Returns what makes rows of a dtype those of the table."""
     if dtype == table.row_dtype.name:
         return lambda rows: rows
     xp, source = table.backend.xp, row_dtype(dtype)
     if source.name == "bfloat16":
-        return lambda rows: table.store.to_storage(source.to_float32(xp, rows))
-    return table.store.to_storage
+        return lambda rows: table.row_dtype.to_storage(xp, source.to_float32(xp, rows))
+    return partial(table.row_dtype.to_storage, xp)
 
 
 def _converted(

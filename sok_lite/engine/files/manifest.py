@@ -17,7 +17,9 @@ from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written
 
 NAME = "manifest.json"
 FORMAT = "sok_lite checkpoint"
+# Of a manifest without increments, which is as it was before there were any, and of one with some.
 VERSION = 1
+VERSION_OF_INCREMENTS = 2
 # The folders of files, one for each dump.
 DATA_FOLDER = re.compile(r"data-[0-9a-f]{16}")
 
@@ -28,13 +30,18 @@ _FILE = re.compile(rf"{DATA_FOLDER.pattern}/[^/\0]+\.safetensors")
 
 
 class StateFacts(NamedTuple):
-    """An optimizer state in a file; see `snapshot.State`."""
+    """An optimizer state in a file; see `snapshot.State`.
+
+    Attributes:
+      before: its tensor in the file before, of an increment; None: it has begun since.
+    """
 
     tensor: str
     name: str
     dim: int
     initial: float
     group: int | None
+    before: str | None = None
 
 
 class Shard(NamedTuple):
@@ -47,6 +54,10 @@ class Shard(NamedTuple):
       states: the optimizer states.
       facts: as of `snapshot.Held`.
       written: the file's size and checksums.
+      changed: of how many keys, the first ones, an increment has rows and states; those of the
+        others are in the files before. None: it is no increment, all rows are in the file.
+      before: the files that an increment continues, oldest first; the first is no increment. Of
+        these nobody asks what is before.
     """
 
     file: str
@@ -57,6 +68,18 @@ class Shard(NamedTuple):
     states: tuple[StateFacts, ...]
     facts: dict[str, Any]
     written: Written
+    changed: int | None = None
+    before: "tuple[Shard, ...]" = ()
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows the file has."""
+        return self.rows if self.changed is None else self.changed
+
+    @property
+    def chain(self) -> "tuple[Shard, ...]":
+        """All files that the part is made of, oldest first."""
+        return (*self.before, self)
 
 
 class TableFacts(NamedTuple):
@@ -92,6 +115,12 @@ class Manifest(NamedTuple):
     tables: dict[str, TableFacts]
     extra: dict[str, Any]
 
+    @property
+    def files(self) -> list[str]:
+        """All files that it names."""
+        shards = (shard for table in self.tables.values() for shard in table.shards)
+        return [part.file for shard in shards for part in shard.chain]
+
 
 def file_name(table: str, rank: int, ranks: int) -> str:
     """Returns the name of the file of a rank's part of a table.
@@ -112,9 +141,11 @@ def as_text(manifest: Manifest) -> str:
         table._asdict() | {"shards": [_shard_to_json(shard) for shard in table.shards]}
         for table in manifest.tables.values()
     ]
+    shards = (shard for table in manifest.tables.values() for shard in table.shards)
+    has_increments = any(shard.before for shard in shards)
     described = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": VERSION_OF_INCREMENTS if has_increments else VERSION,
         "library": __version__,
         "ranks": manifest.ranks,
         "extra": manifest.extra,
@@ -133,8 +164,15 @@ def read(folder: str) -> Manifest:
       FileNotFoundError: it has none, so no whole checkpoint. ValueError: as of `from_text`.
     """
     path = os.path.join(folder, NAME)
-    with open(path, "rb") as file:
-        return from_text(file.read(), path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{folder} has no {NAME}: no dump into it was ever finished. Give the folder that was "
+            "given to `dump`."
+        ) from error
+    return from_text(data, path)
 
 
 def path_of(folder: str, shard: Shard) -> str:
@@ -163,11 +201,11 @@ def from_text(data: bytes, path: str) -> Manifest:
         raise _corrupt(path, f"it cannot be read ({error})") from error
     if not is_whole:
         raise _corrupt(path, "its SHA-256 is not the one that it names")
-    if is_other or version != VERSION:
+    if is_other or version not in (VERSION, VERSION_OF_INCREMENTS):
         raise ValueError(
-            f"{path} must be a {FORMAT!r} of version {VERSION}. Received: {described['format']!r} "
-            f"of version {version!r}, written by version {described.get('library')!r} of the "
-            "library. Load it with that version."
+            f"{path} must be a {FORMAT!r} of version {VERSION} or {VERSION_OF_INCREMENTS}. "
+            f"Received: {described['format']!r} of version {version!r}, written by version "
+            f"{described.get('library')!r} of the library. Load it with that version."
         )
     try:
         return _from_json(described)
@@ -210,10 +248,18 @@ def _corrupt(path: str, reason: str) -> ValueError:
 
 
 def _shard_to_json(shard: Shard) -> dict[str, Any]:
-    return shard._asdict() | {
+    described = shard._asdict() | {
         "states": [state._asdict() for state in shard.states],
         "written": shard.written._asdict(),
+        "before": [_shard_to_json(part) for part in shard.before],
     }
+    if not shard.before:
+        del described["before"]
+    if shard.changed is None:
+        del described["changed"]
+        for state in described["states"]:
+            del state["before"]
+    return described
 
 
 def shards_to_text(shards: Sequence[Shard]) -> str:
@@ -242,6 +288,13 @@ def _from_json(described: dict[str, Any]) -> Manifest:
 
 
 def _shard(each: dict[str, Any]) -> Shard:
+    *before, last = (_one_file(part) for part in (*each.get("before", ()), each))
+    if [part.changed is None for part in (*before, last)] != [True, *[False] * len(before)]:
+        raise ValueError(f"{last.file!r} does not continue what is before it")
+    return last._replace(before=tuple(before))
+
+
+def _one_file(each: dict[str, Any]) -> Shard:
     file = _of(str, each["file"])
     if not _FILE.fullmatch(file):
         raise ValueError(f"file {file!r}")
@@ -252,6 +305,7 @@ def _shard(each: dict[str, Any]) -> Shard:
             _number(state["dim"], 1),
             float(state["initial"]),
             None if state["group"] is None else _number(state["group"], 1),
+            None if state.get("before") is None else _of(str, state["before"]),
         )
         for state in each["states"]
     )
@@ -269,6 +323,7 @@ def _shard(each: dict[str, Any]) -> Shard:
             _number(written["chunk_bytes"], 1, MAX_CHUNK_BYTES),
             tuple(_number(crc) for crc in written["crcs"]),
         ),
+        _number(each["changed"], 0, each["rows"]) if "changed" in each else None,
     )
 
 

@@ -4,6 +4,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -152,18 +153,19 @@ def _with_keys(
     source: Source, name: str, key_column: str = "keys"
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     _, dtype, dim = column_of(source, name)
-    keys = source.read(key_column)
-    pieces = source.read(name) if name != key_column else None
-    for some in keys:
-        piece = some if pieces is None else next(pieces, None)
-        shape = some.shape if dim is None else (some.size, dim)
-        if piece is None or piece.shape != shape or piece.dtype != dtype:
+    if name == key_column:
+        yield from ((keys, keys) for keys in source.read(name))
+        return
+    for keys, piece in zip_longest(source.read(key_column), source.read(name)):
+        num_keys = 0 if keys is None else keys.size
+        shape = (num_keys,) if dim is None else (num_keys, dim)
+        if keys is None or piece is None or piece.shape != shape or piece.dtype != dtype:
             received = "no more" if piece is None else f"{piece.dtype} of shape {piece.shape}"
             raise ValueError(
-                f"Column {name!r} of table {source.name!r} must have {dtype} of shape {shape}. "
-                f"Received: {received}."
+                f"Column {name!r} of table {source.name!r} must have {dtype} of shape {shape} "
+                f"beside the next keys. Received: {received}."
             )
-        yield some, piece
+        yield keys, piece
 
 
 def _write_to_owners(writers: Sequence[ShardWriter], owners: np.ndarray, piece: np.ndarray) -> None:

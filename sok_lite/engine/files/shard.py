@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sok_lite.engine.files.progress import Progress
+
 # The length of a chunk. So much is in memory at a time, or a few times as much.
 CHUNK_BYTES = 8 << 20
 # The longest that a reader takes: it holds a whole chunk.
@@ -23,9 +25,9 @@ MAX_CHUNK_BYTES = 64 << 20
 # The most that readers of safetensors take.
 MAX_HEADER_BYTES = 100_000_000
 
-LENGTH_BYTES = 8
+_LENGTH_BYTES = 8
 # Names of dtypes in a header; rows of bfloat16 are kept as the bits, which NumPy has no dtype for.
-DTYPES = {
+_DTYPES = {
     "I64": "int64",
     "U64": "uint64",
     "F64": "float64",
@@ -54,7 +56,7 @@ class Tensor(NamedTuple):
     @property
     def storage(self) -> np.dtype:
         """The dtype of its elements, little-endian; of BF16 uint16."""
-        return np.dtype(DTYPES[self.dtype]).newbyteorder("<")
+        return np.dtype(_DTYPES[self.dtype]).newbyteorder("<")
 
     @property
     def num_bytes(self) -> int:
@@ -85,7 +87,7 @@ def dtype_of(name: str) -> str:
     """Returns safetensors' name of a dtype of keys or rows, such as "BF16" of "bfloat16"."""
     if name == "bfloat16":
         return "BF16"
-    return next(short for short, dtype in DTYPES.items() if dtype == name)
+    return next(short for short, dtype in _DTYPES.items() if dtype == name)
 
 
 class ShardWriter:
@@ -96,15 +98,22 @@ class ShardWriter:
       tensors: all of them, in the order in which they will come.
       about: texts that the header has besides.
       chunk_bytes: see `Written`.
+      progress: told of every byte of the tensors.
 
     Raises:
       OSError: the file cannot be made or written.
     """
 
     def __init__(
-        self, path: str, tensors: Sequence[Tensor], about: Mapping[str, str], chunk_bytes: int
+        self,
+        path: str,
+        tensors: Sequence[Tensor],
+        about: Mapping[str, str],
+        chunk_bytes: int,
+        progress: Progress | None = None,
     ) -> None:
         self._path, self._chunk_bytes = path, chunk_bytes
+        self._progress = progress or Progress()
         self._num_bytes, self._crcs = 0, list[int]()
         head = _header(tensors, about)
         self._total = len(head) + sum(tensor.num_bytes for tensor in tensors)
@@ -119,6 +128,7 @@ class ShardWriter:
         """Writes the next elements, in the dtype of their tensor."""
         if array.size:
             self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            self._progress.add(array.nbytes)
 
     def _write(self, data: memoryview) -> None:
         while data:
@@ -161,7 +171,7 @@ def _header(tensors: Sequence[Tensor], about: Mapping[str, str]) -> bytes:
     text = json.dumps(described, separators=(",", ":")).encode()
     # The tensors begin at a multiple of 8, so that a reader may map them.
     text = text.ljust(-(-len(text) // 8) * 8)
-    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 class ShardReader:
@@ -171,6 +181,7 @@ class ShardReader:
       path: of the file.
       written: what the manifest says of it.
       table: whose it is, for errors.
+      progress: told of every chunk when it is read for the first time.
 
     Attributes:
       tensors: by name.
@@ -180,16 +191,19 @@ class ShardReader:
       ValueError: the file is not what the manifest says, or no such file at all.
     """
 
-    def __init__(self, path: str, written: Written, table: str) -> None:
+    def __init__(
+        self, path: str, written: Written, table: str, progress: Progress | None = None
+    ) -> None:
         self._path, self._written, self._table = path, written, table
+        self._progress, self._seen = progress or Progress(), set[int]()
         self._number, self._chunk = -1, b""  # of the chunk that was read last, and it
         num_chunks = -(-written.num_bytes // written.chunk_bytes)
         if len(written.crcs) != num_chunks:
-            raise self._corrupt(f"{num_chunks:,} chunks have {len(written.crcs):,} checksums")
+            raise self.corrupt(f"{num_chunks:,} chunks have {len(written.crcs):,} checksums")
         with open(path, "rb") as file:
             num_bytes = os.fstat(file.fileno()).st_size
             if num_bytes != written.num_bytes:
-                raise self._corrupt(
+                raise self.corrupt(
                     f"it has {num_bytes:,} bytes and not {written.num_bytes:,}, so that chunk "
                     f"{min(num_bytes, written.num_bytes) // written.chunk_bytes} of {num_chunks} "
                     "is the first that is wrong"
@@ -199,25 +213,25 @@ class ShardReader:
     def _described(self, file: Any) -> tuple[int, dict[str, Tensor]]:
         """Returns where the tensors begin, and what they are."""
         size = self._written.num_bytes
-        if size < LENGTH_BYTES:
-            raise self._corrupt("it is too short for a header")
-        length = int.from_bytes(self._read(file, 0, LENGTH_BYTES), "little")
-        if length > min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
-            raise self._corrupt(f"a header of {length:,} bytes is longer than the file, or allowed")
-        begin = LENGTH_BYTES + length
+        if size < _LENGTH_BYTES:
+            raise self.corrupt("it is too short for a header")
+        length = int.from_bytes(self._read(file, 0, _LENGTH_BYTES), "little")
+        if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+            raise self.corrupt(f"a header of {length:,} bytes is longer than the file, or allowed")
+        begin = _LENGTH_BYTES + length
         try:
-            described = json.loads(self._read(file, LENGTH_BYTES, begin))
+            described = json.loads(self._read(file, _LENGTH_BYTES, begin))
             described.pop("__metadata__", None)
-            placed = sorted(placed_tensor(name, facts) for name, facts in described.items())
+            placed = sorted(_placed(name, facts) for name, facts in described.items())
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise self._corrupt(f"its header is none of safetensors: {error}") from error
+            raise self.corrupt(f"its header is none of safetensors: {error}") from error
         end = 0
         for first, last, tensor in placed:
             if first != end or last - first != tensor.num_bytes:
-                raise self._corrupt(f"tensor {tensor.name!r} is not where its shape says")
+                raise self.corrupt(f"tensor {tensor.name!r} is not where its shape says")
             end = last
         if end != size - begin:
-            raise self._corrupt(f"its tensors have {end:,} bytes, and there are {size - begin:,}")
+            raise self.corrupt(f"its tensors have {end:,} bytes, and there are {size - begin:,}")
         self._first = {tensor.name: begin + first for first, _, tensor in placed}
         return begin, {tensor.name: tensor for *_, tensor in placed}
 
@@ -250,35 +264,53 @@ class ShardReader:
             expected = min(size, total - number * size)
             file.seek(number * size)
             chunk = file.read(expected)
-            if len(chunk) != expected or zlib.crc32(chunk) != self._written.crcs[number]:
-                raise self._corrupt(
-                    f"chunk {number} of {len(self._written.crcs)}, {expected:,} bytes from "
-                    f"{number * size:,} on, is not what was written"
-                )
+            self.check(number, chunk)
             self._number, self._chunk = number, chunk
+            if number not in self._seen:
+                self._seen.add(number)
+                self._progress.add(expected)
         return self._chunk
+
+    def check(self, number: int, chunk: bytes) -> None:
+        """Raises ValueError if the bytes of a chunk are not what was written."""
+        size, total = self._written.chunk_bytes, self._written.num_bytes
+        expected = min(size, total - number * size)
+        if len(chunk) != expected or zlib.crc32(chunk) != self._written.crcs[number]:
+            raise self.corrupt(
+                f"chunk {number} of {len(self._written.crcs)}, {expected:,} bytes from "
+                f"{number * size:,} on, is not what was written"
+            )
+
+    def forget(self) -> None:
+        """Gives back the memory of the chunk that was read last."""
+        self._number, self._chunk = -1, b""
+
+    def place(self, name: str) -> int:
+        """Returns where the bytes of a tensor begin in the file."""
+        return self._first[name]
 
     def expect(self, tensor: Tensor) -> None:
         """Raises ValueError if the file has no such tensor."""
         if self.tensors.get(tensor.name) != tensor:
-            raise self._corrupt(
+            raise self.corrupt(
                 f"expected {_text(tensor)}, and it has {_text(self.tensors.get(tensor.name))}"
             )
 
-    def _corrupt(self, reason: str) -> ValueError:
+    def corrupt(self, reason: str) -> ValueError:
+        """Returns the error that says so."""
         return ValueError(
             f"{self._path}, a file of table {self._table!r}, is corrupt: {reason}. Nothing was "
             "loaded. Take another checkpoint."
         )
 
 
-def placed_tensor(name: str, facts: Any) -> tuple[int, int, Tensor]:
+def _placed(name: str, facts: Any) -> tuple[int, int, Tensor]:
     """Returns where the bytes of a tensor begin and end, and the tensor."""
     first, last = facts["data_offsets"]
     numbers = [first, last, *facts["shape"]]
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"tensor {name!r} has numbers that are none")
-    if facts["dtype"] not in DTYPES:
+    if facts["dtype"] not in _DTYPES:
         raise ValueError(f"tensor {name!r} has dtype {facts['dtype']!r}")
     return first, last, Tensor(name, facts["dtype"], tuple(facts["shape"]))
 

@@ -6,6 +6,7 @@ or one made of others. `rewriting.write_checkpoint` makes a checkpoint of source
 
 import os
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -13,8 +14,14 @@ import numpy as np
 
 from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.joined import joined_facts, joined_states, without_slots
-from sok_lite.engine.files.manifest import Manifest, StateFacts, TableFacts
+from sok_lite.engine.files.chain import Rows, rows_of, whole_tensor
+from sok_lite.engine.files.joined import (
+    JoinedState,
+    joined_facts,
+    joined_states,
+    without_slots,
+)
+from sok_lite.engine.files.manifest import Manifest, Shard, StateFacts, TableFacts
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
 from sok_lite.engine.files.table_file import open_shard
 
@@ -120,6 +127,9 @@ def columns_of(source: Source) -> list[Column]:
 class CheckpointSource(Source):
     """A table of a checkpoint. The keys of the first rank come first, and so on.
 
+    Where a rank's part is made of increments, its keys come in the order of the files that have
+    their rows, the newest first. The keys of such a part are in memory while it is read.
+
     Args:
       folder: of the checkpoint.
       facts: what its manifest says of the table.
@@ -153,25 +163,63 @@ class CheckpointSource(Source):
         )
         widest = max(column.row_bytes for column in columns_of(self))
         self._piece_rows = max(1, CHUNK_BYTES // widest)
+        self._found: tuple[int, np.ndarray, list[Rows]] | None = None
         for shard in shards:
-            open_shard(facts, shard, folder)
+            for part in shard.chain:
+                open_shard(facts, part, folder)
 
     def read(self, column: str) -> Iterator[np.ndarray]:
         state = self._states.get(column)
         for i, shard in enumerate(self._facts.shards):
             tensor = column if state is None else state.tensors.get(i)
-            if state is not None and tensor is None:
+            if shard.changed is not None and column not in SIGHTED:
+                yield from self._read_increments(i, shard, column, state, tensor)
+            elif state is not None and tensor is None:
                 for first, last in self._spans(shard.rows):
-                    yield np.full((last - first, state.dim), state.initial, np.float32)
+                    yield _begun(state, last - first)
             elif tensor is not None:
                 # A reader keeps the chunk that it read last: columns that are read together need
                 # one each.
                 reader = open_shard(self._facts, shard, self._folder)
                 yield from reader.rows(tensor, self._spans(_length(reader, tensor)))
 
+    def _read_increments(
+        self, i: int, shard: Shard, column: str, state: JoinedState | None, tensor: str | None
+    ) -> Iterator[np.ndarray]:
+        keys, found = self._rows(i, shard)
+        whole = keys
+        if column in ("stamps", "scores"):
+            whole = whole_tensor(open_shard(self._facts, shard, self._folder), column)
+        for part, _, at, places in found:
+            cuts = np.searchsorted(at, [first for first, _ in self._spans(part.num_rows)])
+            spans = [(a, b) for a, b in pairwise([*cuts.tolist(), at.size]) if a < b]
+            if column in ("keys", "stamps", "scores"):
+                yield from (whole[places[a:b]] for a, b in spans)
+            elif state is not None and tensor is None:
+                yield from (_begun(state, b - a) for a, b in spans)
+            elif tensor is not None:
+                reader = open_shard(self._facts, part, self._folder)
+                ranges = ((int(at[a]), int(at[b - 1]) + 1) for a, b in spans)
+                for (a, b), rows in zip(spans, reader.rows(tensor, ranges), strict=True):
+                    yield rows[at[a:b] - at[a]]
+                if state is not None:
+                    tensor = next(s.before for s in part.states if s.tensor == tensor)
+
+    def _rows(self, i: int, shard: Shard) -> tuple[np.ndarray, list[Rows]]:
+        """Returns the keys of a rank's part, and where their rows are."""
+        if self._found is None or self._found[0] != i:
+            readers = [open_shard(self._facts, part, self._folder) for part in shard.chain]
+            keys = whole_tensor(readers[-1], "keys")
+            self._found = i, keys, rows_of(shard, readers, keys, np.arange(keys.size))
+        return self._found[1:]
+
     def _spans(self, num_rows: int) -> Iterator[tuple[int, int]]:
         for first in range(0, num_rows, self._piece_rows):
             yield first, min(first + self._piece_rows, num_rows)
+
+
+def _begun(state: JoinedState, num_rows: int) -> np.ndarray:
+    return np.full((num_rows, state.dim), state.initial, np.float32)
 
 
 def _length(reader: ShardReader, tensor: str) -> int:

@@ -11,27 +11,28 @@ n keys, in the order of the index, and m keys that were seen and have no row yet
   sighted_keys     (m,)       the table's key type
   sightings        (m,)       U32, how often each was seen
   sighting_stamps  (m,)       U32, number of the lookup that last saw each
+
+An increment has all of this but the rows of values and states that have not changed. The keys that
+a lookup has seen, or a write changed, since the file before come first; so row i is that of key i.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from sok_lite.engine.files.increment import continuing
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts, path_of
-from sok_lite.engine.files.shard import (
-    CHUNK_BYTES,
-    ShardReader,
-    ShardWriter,
-    Tensor,
-    Written,
-    dtype_of,
-)
+from sok_lite.engine.files.part import Part
+from sok_lite.engine.files.progress import Progress
+from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader, Tensor, Written, dtype_of
+from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.index import IndexEntries
 from sok_lite.engine.table.pieces import Outline, outline, pieces, sighted_pieces
 
 # What goes with each key beside its rows; of the index alone, so never more than this a key.
 _ENTRY_BYTES = 32
-# Of a file that is to be written.
+# Of a file that is not there yet.
 NOT_WRITTEN = Written(0, 1, ())
 
 
@@ -42,52 +43,55 @@ def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor
       dim, dtype, key_type: of the table.
       shard: says how much there is; `written` is not looked at.
     """
-    n, m, key = shard.rows, shard.sighted, dtype_of(key_type)
+    n, m, k, key = shard.rows, shard.sighted, shard.num_rows, dtype_of(key_type)
     return [
         Tensor("keys", key, (n,)),
-        Tensor("values", dtype_of(dtype), (n, dim)),
+        Tensor("values", dtype_of(dtype), (k, dim)),
         Tensor("stamps", "U32", (n,)),
         *([Tensor("scores", "U64", (n,))] if shard.scores else []),
         *([Tensor("slots", "I64", (n,))] if shard.slots else []),
-        *(Tensor(state.tensor, "F32", (n, state.dim)) for state in shard.states),
+        *(Tensor(state.tensor, "F32", (k, state.dim)) for state in shard.states),
         Tensor("sighted_keys", key, (m,)),
         Tensor("sightings", "U32", (m,)),
         Tensor("sighting_stamps", "U32", (m,)),
     ]
 
 
-def open_shard(facts: TableFacts, shard: Shard, folder: str) -> ShardReader:
+def open_shard(
+    facts: TableFacts, shard: Shard, folder: str, progress: Progress | None = None
+) -> ShardReader:
     """Returns a reader of a file of a table, which has the tensors that the manifest implies.
 
     Args:
       facts: of the table.
       shard: one of its files.
       folder: of the checkpoint.
+      progress: told of every chunk when it is read for the first time.
 
     Raises:
       OSError: the file cannot be read. ValueError: it is corrupt.
     """
-    reader = ShardReader(path_of(folder, shard), shard.written, facts.name)
+    reader = ShardReader(path_of(folder, shard), shard.written, facts.name, progress)
     for tensor in tensors_of(facts.dim, facts.dtype, facts.key_type, shard):
         reader.expect(tensor)
     return reader
 
 
-def write_table(
-    table: EmbeddingTable, folder: str, file: str, chunk_bytes: int = CHUNK_BYTES
-) -> Shard:
-    """Writes what a table holds, chunk by chunk. Hold the table, as `holding` does.
+def part_of(
+    table: EmbeddingTable,
+    file: str,
+    chunk_bytes: int = CHUNK_BYTES,
+    before: Shard | None = None,
+) -> Part:
+    """Returns what is written of a table. Hold it, as `holding` does, to the last array.
 
     Args:
-      folder: of the checkpoint.
-      file: the new file, relative to it, with "/".
-      chunk_bytes: see `Written`.
-
-    Returns:
-      What the manifest says of the file, which is on the disk.
+      file: the new file, relative to the folder of the checkpoint, with "/".
+      chunk_bytes: of a piece at most.
+      before: what the file is to continue as an increment; None: it has all rows.
 
     Raises:
-      OSError: it cannot be written.
+      RuntimeError: the table does not know any more what has changed since `before`.
     """
     held = outline(table)
     states = tuple(
@@ -95,31 +99,51 @@ def write_table(
         for i, (group, name, column) in enumerate(held.states)
     )
     sizes = (held.num_keys, held.num_sighted, held.has_scores, held.has_slots)
-    shard = Shard(file, *sizes, states, held.facts, NOT_WRITTEN)
+    shard, since = Shard(file, *sizes, states, held.facts, NOT_WRITTEN), None
+    if before is not None:
+        columns = [column for *_, column in held.states]
+        num_slots = _num_slots(table, columns, chunk_bytes)
+        shard, since = continuing(table, shard, before, columns, num_slots)
     tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
-    about = {"table": table.name}
-    writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes)
-    try:
-        for array in _arrays(table, held, chunk_bytes):
-            writer.write(array)
-        return shard._replace(written=writer.finish())
-    finally:
-        writer.close()
+    return Part(table.name, shard, tensors, _arrays(table, held, since, chunk_bytes))
 
 
-def _arrays(table: EmbeddingTable, held: Outline, chunk_bytes: int) -> Iterator[np.ndarray]:
-    """Yields all tensors in pieces of a chunk at most, on the host."""
+def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: int) -> int:
+    """Returns of how many slots the rows and states make a chunk at most."""
+    widest = max(column.row_bytes for column in (table.store.column(), *columns))
+    return max(1, chunk_bytes // max(widest, _ENTRY_BYTES))
+
+
+def _arrays(
+    table: EmbeddingTable, held: Outline, since: int | None, chunk_bytes: int
+) -> Iterator[np.ndarray]:
+    """Yields all tensors in pieces of a chunk at most, on the host.
+
+    Args:
+      since: of an increment, the least stamp of the keys that have changed.
+    """
     to_host, store = table.backend.to_host, table.store
     columns = [column for *_, column in held.states]
-    widest = max(column.row_bytes for column in (store.column(), *columns))
-    num_slots = max(1, chunk_bytes // max(widest, _ENTRY_BYTES))
+    num_slots = _num_slots(table, columns, chunk_bytes)
+
+    def parts(has_changed: bool) -> Iterator[IndexEntries]:
+        for piece in pieces(table, num_slots):
+            if since is None:
+                yield piece
+            else:
+                is_wanted = (piece.stamps >= np.uint32(since)) == has_changed
+                yield IndexEntries(*(array[is_wanted] for array in piece))
+
     names = ["keys", "value", "stamps"]
     names += ["scores"] * held.has_scores + ["slots"] * held.has_slots
     for name in names:
-        for piece in pieces(table, num_slots):
+        for piece in parts(has_changed=True):
             yield to_host(store.read(piece.rows) if name == "value" else getattr(piece, name))
+        if since is not None and name != "value":
+            for piece in parts(has_changed=False):
+                yield to_host(getattr(piece, name))
     for column in columns:
-        for piece in pieces(table, num_slots):
+        for piece in parts(has_changed=True):
             yield to_host(store.read(piece.rows, column.name))
     for name in ("keys", "rows", "stamps"):
         for piece in sighted_pieces(table, num_slots):

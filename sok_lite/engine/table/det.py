@@ -10,6 +10,7 @@ from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.det_index import DetIndex
+from sok_lite.engine.table.dumped import forgetting
 from sok_lite.engine.table.insertion import NewKeys, WithRows
 from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.results import GivesFirstRows
@@ -91,4 +92,5 @@ class DetTable(EmbeddingTable):
         return self.index.stamps(keys).astype(np.uint64)
 
     def _scoring(self, keys: Array, scores: Any) -> list[Action]:
-        return self.index.updating(keys, stamps=scores.astype(np.uint32))
+        stamps = scores.astype(np.uint32)
+        return [*self.index.updating(keys, stamps=stamps), *forgetting(self)]

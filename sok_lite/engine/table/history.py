@@ -77,6 +77,23 @@ class History(Exports):
         number = self._checked_number("number", number)
         return self._sorted_keys(self._keys_where(lambda stamps: stamps >= number))
 
+    @exclusive
+    def export_since(self, at: float) -> tuple[Array, Array]:
+        """Returns the keys whose rows may have changed since a time, and their rows, as `export`
+        gives all.
+
+        Those are the keys that `changed_since` gives for the first lookup since then. Some may be
+        of up to a second before; long ago, of up to 1/128 of how long ago it was. As everywhere, a
+        write that inserts nothing counts as of the last lookup that there was before it.
+
+        Args:
+          at: in seconds since 1970.
+        """
+        number = self.clock.first_since(at)
+        keys = self._keys_where(lambda stamps: stamps >= np.uint64(number))
+        ordered = self._sorted_keys(keys)
+        return ordered, self.store.read(self._find(self._keys(ordered)).rows)
+
     @changing
     def log_removals(self) -> None:
         """Begins to note which keys lose their rows, for `removed_since`.

@@ -17,6 +17,7 @@ from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.admission import SightingCounter, drawing
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.counters import Count, counter
+from sok_lite.engine.table.dumped import forgetting
 from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.hkv_index import HkvIndex, Placed
 from sok_lite.engine.table.hkv_options import HkvOptions
@@ -440,7 +441,8 @@ class HkvTable(EmbeddingTable):
             super()._check_assignable(scores)
 
     def _scoring(self, keys: Array, scores: Array) -> list[Action]:
-        return self.index.updating(keys, scores=scores)
+        forgotten = [] if self.index.has_scores else forgetting(self)
+        return [*self.index.updating(keys, scores=scores), *forgotten]
 
     def _may_turn_away(self, filter_ratio: float) -> bool:
         return filter_ratio < 1.0 or self.sightings is not None

@@ -12,6 +12,7 @@ from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import last_of_each, segment_sum, unique
 from sok_lite.engine.table.counters import new_counters
+from sok_lite.engine.table.dumped import forgetting
 from sok_lite.engine.table.index import Found, Search, Warming
 from sok_lite.engine.table.removal import Removes
 from sok_lite.engine.table.stages import Stages, run
@@ -189,7 +190,7 @@ class Inserts(Removes):
     def _ageing(self) -> list[Action]:
         """Prepares to halve the number of every lookup, so that counting can go on."""
         log = [] if self.removals is None else self.removals.ageing()
-        return [*self.index.ageing(), *log, *self.clock.halving()]
+        return [*self.index.ageing(), *log, *self.clock.halving(), *forgetting(self)]
 
     # ---------------------------------------------------------------- a write
 

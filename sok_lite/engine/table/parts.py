@@ -13,6 +13,7 @@ from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
 from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.table.clock import Clock
+from sok_lite.engine.table.dumped import Dumped
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
 from sok_lite.engine.table.index import Found, Index
 from sok_lite.engine.table.removal_log import RemovalLog
@@ -65,6 +66,7 @@ class TableParts(Exclusive, ABC):
       sees_updates: whether every update is a lookup of its keys to their scores, not only one that
         has to insert some: for those whose lookups in training do not insert, nor count as such.
       removals: a log of keys that have lost their rows; None: nobody wants one.
+      dumps: the files that have what it held, for incremental dumps; see engine/table/dumped.py.
       last_gradient: the keys of the last gradient, most likely those of the update that follows;
         None: there was none.
     """
@@ -111,6 +113,7 @@ class TableParts(Exclusive, ABC):
         self._table_seed = table_seed(self.seed, name)
         self.clock = Clock()
         self.removals: RemovalLog | None = None
+        self.dumps: tuple[Dumped, ...] = ()
         self.last_gradient: KnownRows | None = None
         self._counts = dict.fromkeys(COUNTERS, 0)
 

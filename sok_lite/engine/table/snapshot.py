@@ -21,6 +21,7 @@ from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.clock import Spans
 from sok_lite.engine.table.det_index import DetIndex
+from sok_lite.engine.table.dumped import forgetting
 from sok_lite.engine.table.exclusive import alone, changing_alone
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.hkv_index import HkvIndex
@@ -240,7 +241,7 @@ def preparing(table: EmbeddingTable, snapshot: Snapshot) -> list[Action]:
     clock = table.clock.restarting(*times)
     log = None if table.removals is None else table.removals.emptied(times[0])
     renewed = setting(table, _counts=counts, generation=table.generation + 1, removals=log)
-    return [*actions, *clock, *renewed]
+    return [*actions, *clock, *renewed, *forgetting(table)]
 
 
 def _prepared(table: EmbeddingTable, keys: Array, snapshot: Snapshot) -> list[Action]:

@@ -22,6 +22,16 @@ TABLE = TableFacts("a", "hbm", 4, "float32", "int64", "key mod ranks", {"seed": 
 WHOLE = Manifest(1, {"a": TABLE}, {"step": 7})
 
 
+INCREMENT = SHARD._replace(
+    file="data-00000000000000ff/a-00000-of-00001.safetensors",
+    rows=3,
+    states=(SHARD.states[0]._replace(before="states.0.m"),),
+    changed=1,
+    before=(SHARD,),
+)
+WITH_INCREMENT = Manifest(1, {"a": TABLE._replace(shards=(INCREMENT,))}, {})
+
+
 def test_names_keep_apart():
     names = ["a/b", "a_b", "a b", "a.b", "a%2Fb", "A/b", "ä", "a\u0308", "", ".", "..", "\0", "a\n"]
     names += ["x" * 300, "x" * 301, "ü" * 100, "ü" * 101]
@@ -110,6 +120,28 @@ def test_what_is_written_is_read(tmp_path):
     assert os.listdir(tmp_path) == ["manifest.json"]
 
 
+def test_an_increment_has_exactly_these_fields_more():
+    assert manifest.from_text(manifest.as_text(WITH_INCREMENT).encode(), "m") == WITH_INCREMENT
+    whole, more = (json.loads(manifest.as_text(each)) for each in (WHOLE, WITH_INCREMENT))
+    assert (whole["version"], more["version"]) == (1, 2)
+    ((old,), (new,)) = (each["tables"][0]["shards"] for each in (whole, more))
+    assert new.pop("before") == [old]
+    assert (new.pop("changed"), new["rows"]) == (1, 3)
+    assert new["states"][0].pop("before") == "states.0.m"
+    assert new == old | {"file": INCREMENT.file, "rows": 3}
+    assert WITH_INCREMENT.files == [SHARD.file, INCREMENT.file]
+
+
+@pytest.mark.parametrize(
+    "before", [(), (INCREMENT._replace(before=()),), (SHARD, SHARD), (SHARD._replace(rows=-1),)]
+)
+def test_an_increment_continues_one_file_with_all_rows(before):
+    shard = INCREMENT._replace(before=before)
+    text = manifest.as_text(Manifest(1, {"a": TABLE._replace(shards=(shard,))}, {}))
+    with pytest.raises(ValueError, match="m, a manifest, is corrupt"):
+        manifest.from_text(text.encode(), "m")
+
+
 def test_a_name_like_a_checksum_is_read():
     odd = TABLE._replace(name="0" * 64)
     whole = Manifest(1, {odd.name: odd}, {"0" * 64: "0" * 64})
@@ -134,10 +166,10 @@ def test_every_cut_is_noticed():
 
 def test_another_version_is_refused():
     described = json.loads(manifest.as_text(WHOLE))
-    described |= {"version": 2, "library": "9.9", "sha256": "0" * 64}
+    described |= {"version": 3, "library": "9.9", "sha256": "0" * 64}
     text = json.dumps(described)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    with pytest.raises(ValueError, match=r"version 1\. Received: .* version 2.*'9\.9'"):
+    with pytest.raises(ValueError, match=r"version 1 or 2\. Received: .* version 3.*'9\.9'"):
         manifest.from_text(text.replace("0" * 64, digest).encode(), "m")
 
 
@@ -155,10 +187,16 @@ def test_another_version_is_refused():
         ('"chunk_bytes": 4', '"chunk_bytes": 0'),
         ('"num_lookups": 3', '"num_lookups": "3"'),
         ('"name": "a"', '"name": 3'),
+        ('"changed": 1', '"changed": 4'),
+        ('"changed": 1', '"changed": null'),
+        ('"before": "states.0.m"', '"before": 1'),
+        ('"before": [', '"before": 1, "other": ['),
     ],
 )
 def test_a_manifest_that_lies_is_not_believed(change, to):
     text = manifest.as_text(WHOLE)
+    if change not in text:
+        text = manifest.as_text(WITH_INCREMENT)
     assert change in text
     text = text.replace(change, to)
     stated = json.loads(text)["sha256"]

@@ -175,8 +175,20 @@ class Short(Arrays):
         yield from pieces[:-1] if column == "values" else pieces
 
 
+class Long(Arrays):
+    def read(self, column):
+        yield from super().read(column)
+        if column == "values":
+            yield np.zeros((1, 3), np.float32)
+
+
 @pytest.mark.parametrize(
-    ("kind", "error"), [(Failing, "gone"), (Short, "'values' of table 'x' must .*: no more")]
+    ("kind", "error"),
+    [
+        (Failing, "gone"),
+        (Short, "'values' of table 'x' must .*: no more"),
+        (Long, r"'values' of table 'x' must .*\(0, 3\) .*: float32 of shape \(1, 3\)"),
+    ],
 )
 def test_a_source_that_fails_leaves_what_was_there(tmp_path, kind, error):
     bad = kind("x", some_keys(20), rows_of(20, 3))

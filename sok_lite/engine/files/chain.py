@@ -1,0 +1,68 @@
+"""Where the rows of keys are, in a file of a checkpoint and those that it continues."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.engine.files.manifest import Shard
+from sok_lite.engine.files.shard import ShardReader
+
+
+class Rows(NamedTuple):
+    """Rows of one file.
+
+    Attributes:
+      shard, reader: of the file.
+      at: (k,) int64, ascending, where they are in the file.
+      places: (k,) int64, where their keys are among those that were asked for.
+    """
+
+    shard: Shard
+    reader: ShardReader
+    at: np.ndarray
+    places: np.ndarray
+
+
+def rows_of(
+    shard: Shard, readers: Sequence[ShardReader], keys: np.ndarray, at: np.ndarray
+) -> list[Rows]:
+    """Returns where the newest row of each key is.
+
+    The newest file has all keys. An older one has a key's row if that has not changed since.
+
+    Args:
+      shard: the newest file.
+      readers: of its chain, oldest first.
+      keys: (n,) distinct.
+      at: (n,) int64, ascending, where they are in the newest file.
+
+    Raises:
+      ValueError: a file is corrupt.
+    """
+    if shard.changed is None:
+        return [Rows(shard, readers[-1], at, np.arange(keys.size))]
+    found = []
+    order = np.argsort(keys)
+    left = keys[order], order  # ascending, and their places
+    for part, reader in reversed(list(zip(shard.chain, readers, strict=True))):
+        (held,) = reader.rows("keys", iter([(0, part.num_rows)]))  # those that have a row there
+        at_left = np.searchsorted(left[0], held)
+        at_left[at_left == left[0].size] = 0
+        is_wanted = left[0][at_left] == held if left[0].size else np.zeros(held.size, bool)
+        taken = at_left[is_wanted]
+        found.append(Rows(part, reader, np.flatnonzero(is_wanted), left[1][taken]))
+        rest = np.ones(left[0].size, bool)
+        rest[taken] = False
+        left = left[0][rest], left[1][rest]
+    if left[0].size:
+        raise readers[-1].corrupt(
+            f"{left[0].size:,} of its keys have no row there, nor in the files that it continues"
+        )
+    return found
+
+
+def whole_tensor(reader: ShardReader, name: str) -> np.ndarray:
+    """Returns all of a tensor."""
+    (array,) = reader.rows(name, iter([(0, reader.tensors[name].shape[0])]))
+    return array

@@ -1,0 +1,177 @@
+"""Whether a dump may add to the checkpoint that is there, and what it then has to write.
+
+An increment may continue a file only where nothing can have been missed in between. Each rank must
+remember that its table was written to the newest file of its part, or made from that file, and the
+ranks must be the same. Else all is dumped anew.
+"""
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from sok_lite.backend.publish import Action, publish
+from sok_lite.comm.protocol import Communicator, split_offsets
+from sok_lite.engine.files import manifest
+from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
+from sok_lite.engine.rows.column import Column
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.dumped import Dumped, recalled, remembering
+from sok_lite.engine.table.pieces import pieces
+from sok_lite.engine.table.snapshot import numbered_states
+
+
+class CannotContinueError(Exception):
+    """An increment would not be whole. Its text says why."""
+
+
+def shards_to_continue(
+    folder: str, tables: Sequence[EmbeddingTable], names: Collection[str], comm: Communicator
+) -> tuple[Mapping[str, Shard], str]:
+    """Returns what increments of tables are to continue. Every rank must call it.
+
+    Args:
+      names: of these tables, and of those that are to be dumped as a whole.
+
+    Returns:
+      (of each table, by name, the newest file of this rank's part; none where all is to be dumped;
+      the reason for this, "" where there is no checkpoint).
+    """
+    reason, newest, shards = "", "", dict[str, Shard]()
+    try:
+        found = manifest.read(folder)
+        shards = {table.name: _checked(folder, table, names, found, comm) for table in tables}
+        newest = ", ".join(sorted({shard.file.split("/")[0] for shard in shards.values()}))
+    except FileNotFoundError:
+        pass
+    except (CannotContinueError, OSError, ValueError) as error:
+        reason = f"{error}"
+    said = _said_by_all(comm, f"{newest}\n{reason}")
+    if len({text.partition("\n")[0] for text in said}) == 1 and newest:
+        return shards, ""
+    reasons = [text.partition("\n")[2] for text in said]
+    return {}, next((text for text in reasons if text), "")
+
+
+def _said_by_all(comm: Communicator, text: str) -> list[str]:
+    gathered = comm.allgatherv(np.frombuffer(text.encode(), np.uint8), call="dump")
+    ends = split_offsets(gathered.recv_splits)
+    return [
+        gathered.rows[ends[rank] : ends[rank + 1]].tobytes().decode() for rank in range(comm.size)
+    ]
+
+
+def _checked(
+    folder: str,
+    table: EmbeddingTable,
+    names: Collection[str],
+    found: Manifest,
+    comm: Communicator,
+) -> Shard:
+    """Returns the newest file of this rank's part of a table.
+
+    Raises:
+      CannotContinueError: it must not be continued.
+    """
+    if found.tables.keys() != set(names):
+        others = ", ".join(map(repr, sorted(found.tables)))
+        raise CannotContinueError(f"the checkpoint is of other tables: {others}")
+    if found.ranks != comm.size:
+        raise CannotContinueError(f"{found.ranks} ranks wrote the checkpoint, not {comm.size}")
+    facts = found.tables[table.name]
+    if not _fits(table, facts):
+        raise CannotContinueError(f"table {table.name!r} was another one when it was written")
+    shard = facts.shards[comm.rank]
+    dumped = recalled(table, shard.file)
+    if dumped is None:
+        raise CannotContinueError(
+            f"table {table.name!r} cannot tell what has changed since {shard.file} was written: "
+            "another process wrote it, or the table was restored, its lookups are counted anew, or "
+            "keys were given scores that are numbers of lookups"
+        )
+    for part in shard.chain:
+        path = path_of(folder, part)
+        try:
+            num_bytes = os.path.getsize(path)
+        except FileNotFoundError:
+            raise CannotContinueError(f"{path} is missing") from None
+        if num_bytes != part.written.num_bytes:
+            raise CannotContinueError(f"{path} does not have the length with which it was written")
+    return shard
+
+
+def _fits(table: EmbeddingTable, facts: TableFacts) -> bool:
+    mine = (table.dim, table.row_dtype.name, table.key_dtype.name, table.owner.name)
+    return mine == (facts.dim, facts.dtype, facts.key_type, facts.owner)
+
+
+def continuing(
+    table: EmbeddingTable, shard: Shard, before: Shard, columns: Sequence[Column], num_slots: int
+) -> tuple[Shard, int]:
+    """Returns what the manifest says of an increment of a table, but for `written`, and the least
+    stamp of the keys that have changed.
+
+    Args:
+      shard: of all that the table holds.
+      before: what it continues.
+      columns: the states, in the order of `shard.states`.
+      num_slots: that are looked at together.
+
+    Raises:
+      RuntimeError: the table has forgotten what has changed since.
+    """
+    dumped = recalled(table, before.file)
+    if dumped is None:
+        raise RuntimeError(
+            f"Table {table.name!r} was restored, or its lookups are counted anew, while it was to "
+            "be dumped. The old checkpoint is as it was. Dump again."
+        )
+    since = dumped.number
+    changed = sum(
+        int((piece.stamps >= np.uint32(since)).sum()) for piece in pieces(table, num_slots)
+    )
+    states = tuple(
+        state._replace(before=_tensor_before(column, dumped, before))
+        for state, column in zip(shard.states, columns, strict=True)
+    )
+    # Of the files before only their rows count: when their lookups were is long, and known.
+    *older, last = before.chain
+    slim = last._replace(facts={"num_lookups": last.facts["num_lookups"]}, before=())
+    chain = (*older, slim)
+    return shard._replace(states=states, changed=changed, before=chain), since
+
+
+def _tensor_before(column: Column, dumped: Dumped, before: Shard) -> str | None:
+    """Returns what a state is in the file before; None: it was not there."""
+    tensors = [state.tensor for state in before.states]
+    known = zip(dumped.states, tensors, strict=True)
+    return next((tensor for state, tensor in known if state() is column), None)
+
+
+def remembering_file(table: EmbeddingTable, folder: str, shard: Shard) -> list[Action]:
+    """Prepares to remember that a file has what a table holds. Hold the table."""
+    columns = [column for *_, column in numbered_states(table.store)]
+    continued = shard.before[-1].file if shard.before else None
+    return remembering(table, folder, shard.file, columns, continued)
+
+
+def remember_load(
+    folder: str, tables: Sequence[EmbeddingTable], found: Manifest, comm: Communicator
+) -> None:
+    """Remembers that tables hold what a checkpoint has, where dumps may continue it.
+
+    Args:
+      tables: held, since they were given what it has.
+    """
+    if found.ranks != comm.size:
+        return
+    for table in tables:
+        facts = found.tables[table.name]
+        shard = facts.shards[comm.rank]
+        states = numbered_states(table.store)
+        # An optimizer of the table may have brought more of its own: they are new.
+        kinds = [(group, name, c.dim, float(c.initial)) for group, name, c in states]
+        saved = [(state.group, state.name, state.dim, state.initial) for state in shard.states]
+        if _fits(table, facts) and kinds[: len(saved)] == saved:
+            columns = [column for *_, column in states[: len(saved)]]
+            publish(remembering(table, folder, shard.file, columns))

@@ -1,0 +1,78 @@
+"""Which files have what a table held at some time, so that later ones need only what has changed.
+
+A table remembers for each folder the file that it was last written to, or made from, and the number
+of the lookup by then. It forgets all of them when it cannot tell any more what has changed since:
+when it is restored, when the numbers of lookups are halved, and when somebody says that keys were
+seen earlier than they were.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from sok_lite.backend.publish import Action, setting
+from sok_lite.engine.rows.column import Column
+
+# Of so many folders.
+_MOST = 16
+
+
+class Dumped(NamedTuple):
+    """That a file, with those that it continues, has all that a table held.
+
+    Attributes:
+      folder: of the checkpoint.
+      file: in that folder. No other dump, and no other rank, has a file of that name.
+      number: of the last lookup by then.
+      states: weak references to the states that the file has, in its order.
+    """
+
+    folder: str
+    file: str
+    number: int
+    states: "tuple[weakref.ref[Column], ...]"
+
+
+class Remembers(Protocol):
+    """What has been dumped.
+
+    Attributes:
+      dumps: of several folders, the newest first; see above.
+    """
+
+    dumps: tuple[Dumped, ...]
+
+    @property
+    def num_lookups(self) -> int:
+        """Number of the last lookup."""
+
+
+def recalled(table: Remembers, file: str) -> Dumped | None:
+    """Returns what a table remembers of a file; None: nothing, so it may be of another process."""
+    return next((dumped for dumped in table.dumps if dumped.file == file), None)
+
+
+def remembering(
+    table: Remembers,
+    folder: str,
+    file: str,
+    columns: Sequence[Column],
+    continued: str | None = None,
+) -> list[Action]:
+    """Prepares to remember that a file has what a table holds now. Hold the table.
+
+    Whether a manifest will ever name the file does not matter: nobody asks for it if none does.
+
+    Args:
+      columns: the states that the file has, in its order.
+      continued: the file that it continues, which is not forgotten: this one may come to nothing.
+    """
+    states = tuple(weakref.ref(column) for column in columns)
+    new = Dumped(folder, file, table.num_lookups, states)
+    kept = [old for old in table.dumps if old.folder != folder or old.file == continued]
+    return setting(table, dumps=(new, *kept)[:_MOST])
+
+
+def forgetting(table: Remembers) -> list[Action]:
+    """Prepares to forget all of it."""
+    return setting(table, dumps=())

@@ -1,0 +1,119 @@
+"""Commands read checkpoints whose rows are in several files, and write them as one."""
+
+import json
+
+import numpy as np
+import pytest
+
+from sok_lite.comm import run_ranks
+from sok_lite.engine.files import manifest
+from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.source import CheckpointSource, columns_of
+from tests.cli.helpers import CPU, ONE, fine, loaded, run
+from tests.engine.files.test_dump_load import KINDS, rows_of, some_keys
+from tests.engine.helpers import new_table
+
+
+def in_parts(path, ranks, kind="hbm", n=60):
+    """A checkpoint of a whole dump and three increments, and beside it one of the same at once."""
+    keys = some_keys(n)
+
+    def program(comm):
+        table = new_table(CPU, 3, **KINDS[kind])
+        mine = keys[table.owner.owners(keys, comm.size) == comm.rank]
+        for _ in range(2):
+            table.insert_or_assign(mine[5:], rows_of(mine.size - 5, 3))
+        table.lookup([])
+        dump(path / "parts", [table], comm, chunk_bytes=100, incremental=True)
+        table.store.ensure_state("m", 0.25)
+        table.assign_state("m", mine[9:12], np.full((3, 3), 7, np.float32))
+        table.assign(mine[7:10], rows_of(3, 3, seed=1))
+        table.lookup([])
+        dump(path / "parts", [table], comm, incremental=True)
+        table.erase(mine[11:13])
+        table.insert_or_assign(mine[:5], rows_of(5, 3, seed=2))
+        table.insert_or_assign(mine[:5], rows_of(5, 3, seed=2))
+        table.lookup([])
+        dump(path / "parts", [table], comm, incremental=True)
+        table.assign(mine[8:9], rows_of(1, 3, seed=3))
+        dump(path / "parts", [table], comm, {"step": 4}, incremental=True)
+        dump(path / "whole", [table], comm, {"step": 4})
+
+    run_ranks(ranks, program)
+    (facts,) = manifest.read(path / "parts").tables.values()
+    assert all(len(shard.before) == 3 for shard in facts.shards)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("piece_bytes", [100, 1 << 20])
+def test_increments_are_read_as_one(tmp_path, monkeypatch, kind, ranks, piece_bytes):
+    monkeypatch.setattr("sok_lite.engine.files.source.CHUNK_BYTES", piece_bytes)
+    in_parts(tmp_path, ranks, kind)
+    parts, whole = tmp_path / "parts", tmp_path / "whole"
+    fine("diff", parts, whole, "--all")
+    fine("verify", parts)
+    for number in (1, 3):
+        to = tmp_path / f"of {number}"
+        fine("reshard", parts, to, "--ranks", number)
+        fine("diff", to, whole, "--all")
+        (facts,) = manifest.read(to).tables.values()
+        assert all(shard.changed is None for shard in facts.shards)
+        expected = loaded(whole, "table", number, **KINDS[kind])
+        assert loaded(to, "table", number, **KINDS[kind]) == expected
+    shown = json.loads(fine("inspect", parts, "--json"))["tables"][0]
+    assert shown["increments"] == 3
+    assert shown["bytes"] == sum(path.stat().st_size for path in parts.rglob("*.safetensors"))
+    assert "bytes     " in (text := fine("inspect", parts)) and "with 3 increments" in text
+
+
+def test_pieces_are_of_one_length_in_every_column(tmp_path, monkeypatch):
+    monkeypatch.setattr("sok_lite.engine.files.source.CHUNK_BYTES", 50)
+    in_parts(tmp_path, 2, "kEpochLfu")
+    path = str(tmp_path / "parts")
+    source = CheckpointSource(path, manifest.read(path).tables["table"])
+    lengths = {c.name: [len(piece) for piece in source.read(c.name)] for c in columns_of(source)}
+    assert {"keys", "values", "stamps", "scores", "states.0.m"} == lengths.keys()
+    assert len({tuple(each) for each in lengths.values()}) == 1
+    assert sum(lengths["keys"]) == source.num_keys == 56 and len(lengths["keys"]) > 10
+
+
+def test_what_is_wrong_with_an_increment_is_found(tmp_path):
+    in_parts(tmp_path, 1)
+    (facts,) = manifest.read(tmp_path / "parts").tables.values()
+    for part in facts.shards[0].chain:
+        path = tmp_path / "parts" / part.file
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        status, out, _ = run("verify", tmp_path / "parts")
+        assert status == 1 and f"{path}: table 'table', chunk " in out and "1 finding\n" in out
+        path.unlink()
+        status, out, _ = run("verify", tmp_path / "parts")
+        assert status == 1 and f"{path}: table 'table': the file is missing" in out
+        path.write_bytes(data)
+    fine("verify", tmp_path / "parts")
+
+
+def test_keys_of_an_increment_without_a_row_are_found(tmp_path):
+    in_parts(tmp_path, 1)
+    found = manifest.read(tmp_path / "parts")
+    (shard,) = found.tables["table"].shards
+    # The file that has the rows of new keys is left out.
+    cut = shard._replace(before=shard.before[:2])
+    tables = {"table": found.tables["table"]._replace(shards=(cut,))}
+    manifest.publish(tmp_path / "parts", manifest.as_text(found._replace(tables=tables)))
+    status, out, _ = run("verify", tmp_path / "parts")
+    assert status == 1 and "5 of its keys have no row there" in out
+    assert run("reshard", tmp_path / "parts", tmp_path / "to", "--ranks", 2)[0] == 3
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_dump_of_one_rank_is_merged_with_increments(tmp_path):
+    in_parts(tmp_path, 2)
+    table = new_table(CPU, 3)
+    table.insert_or_assign([10**6], np.ones((1, 3), np.float32))
+    dump(tmp_path / "one", [table], ONE)
+    fine("merge", tmp_path / "parts", tmp_path / "one", tmp_path / "all")
+    expected = loaded(tmp_path / "whole", "table")[0]
+    found = loaded(tmp_path / "all", "table")[0]
+    assert found.pop(10**6) and found == expected

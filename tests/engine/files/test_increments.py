@@ -1,0 +1,438 @@
+"""A dump and the increments that follow it come back as exactly the table that was dumped."""
+
+import tempfile
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sok_lite.backend import get_backend
+from sok_lite.comm import run_ranks
+from sok_lite.comm.single import SingleCommunicator
+from sok_lite.engine.files import manifest
+from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.load import load
+from sok_lite.engine.optimizers import Adagrad, Momentum
+from sok_lite.engine.table import snapshot
+from sok_lite.engine.table.index import LAST_STAMP
+from sok_lite.engine.update import apply_updates
+from tests.conftest import LONG
+from tests.engine.helpers import new_table, sized, update_of
+
+ONE = SingleCommunicator()
+I64 = np.iinfo(np.int64)
+HYBRID = {
+    "var_type": "hybrid",
+    "init_capacity": 16,
+    "max_capacity": 64,
+    "max_bucket_size": 16,
+    "on_refused": "ignore",
+}
+KINDS = {
+    "hbm": {},
+    "kLru": HYBRID | {"evict_strategy": "kLru"},
+    "sightings": HYBRID | {"evict_strategy": "kLfu", "enter_threshold": 2},
+    "kEpochLru": HYBRID | {"evict_strategy": "kEpochLru"},
+    "tiers": HYBRID | {"evict_strategy": "kCustomized", "max_hbm_for_vectors": 8 * 12 / 2**30},
+}
+
+
+class Optimizer:
+    """What states belong to."""
+
+
+def contents(table):
+    """All that a checkpoint keeps of a table, but for which of its slots are where in memory."""
+    host = table.backend.to_host
+    held, values, states = snapshot.take(table)
+    sightings = sorted(zip(*(host(part).tolist() for part in held[5:8]), strict=True))
+    named = [(s.name, s.dim, s.initial, s.group, host(s.rows).tolist()) for s in states]
+    kept = [host(part).tolist() for part in (held.keys, held.stamps, held.scores, held.slots)]
+    return kept, sightings, held.facts, host(values).tolist(), named
+
+
+def loaded(path, kind, backend=None, **options):
+    table = new_table(backend or get_backend("cpu"), 3, **(KINDS[kind] | options))
+    load(path, [table], ONE)
+    return table
+
+
+def dumped_in_full(path):
+    """Whether a checkpoint has no increments."""
+    found = manifest.read(str(path))
+    return not any(shard.before for facts in found.tables.values() for shard in facts.shards)
+
+
+def num_rows(path, name="table"):
+    """The rows of each file of the only part of a table, oldest first."""
+    (shard,) = manifest.read(str(path)).tables[name].shards
+    return [part.num_rows for part in shard.chain]
+
+
+# -------------------------------------------------------------------- any sequence of calls
+
+
+@contextmanager
+def no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+class Changes:
+    """Changes a table in all ways. Every method takes keys and a small number."""
+
+    def __init__(self, table):
+        self.table, self.optimizers, self.num_halvings = table, {}, 0
+        table.clock.restart(1000)  # so that no stamp is halved to 0, which means none
+        table.lookup(np.arange(-20, 20))
+
+    def rows(self, keys):
+        rng = np.random.default_rng(len(keys) + self.table.num_lookups)
+        return rng.standard_normal((len(keys), 3)).astype(np.float32)
+
+    def scores(self, keys, n):
+        return np.full(len(keys), self.table.num_lookups * n // 9, np.uint64)
+
+    def look_up(self, keys, n):
+        self.table.lookup(keys)
+
+    def look_up_many(self, keys, n):
+        self.table.lookup(np.arange(30 * n - 100, 45 * n - 50))
+
+    def read(self, keys, n):
+        self.table.lookup(keys, insert=False)
+
+    def assign(self, keys, n):
+        self.table.assign(keys, self.rows(keys))
+
+    def accumulate(self, keys, n):
+        self.table.accumulate(keys, self.rows(keys))
+
+    def insert_or_assign(self, keys, n):
+        self.table.insert_or_assign(keys, self.rows(keys))
+
+    def insert_with_scores(self, keys, n):
+        self.table.insert_or_assign(keys, self.rows(keys), self.scores(keys, n))
+
+    def assign_scores(self, keys, n):
+        self.table.assign_scores(keys, self.scores(keys, n))
+
+    def accum_or_assign(self, keys, n):
+        keys = np.unique(keys)
+        self.table.accum_or_assign(keys, self.rows(keys), self.table.contains(keys))
+
+    def assign_state(self, keys, n):
+        keys = keys[self.table.contains(keys)]
+        self.table.store.ensure_state("free", 0.5, 1)
+        self.table.assign_state("free", keys, self.rows(keys)[:, :1])
+
+    def update(self, keys, n):
+        rule = [Momentum(momentum=0.5), Adagrad(), Momentum(momentum=0.5)][n % 3]
+        keys = np.unique(keys)
+        grads = self.rows(keys)
+        optimizer = self.optimizers.setdefault(n % 3, Optimizer())
+        apply_updates([update_of(self.table, rule, keys, grads, optimizer=optimizer)], 0.1, 1)
+
+    def drop_an_optimizer(self, keys, n):
+        self.optimizers.pop(n % 3, None)
+
+    def erase(self, keys, n):
+        self.table.erase(keys)
+
+    def expire(self, keys, n):
+        self.table.expire(num_lookups=n)
+
+    def clear(self, keys, n):
+        if n % 3 == 0:
+            self.table.clear()
+
+    def set_epoch(self, keys, n):
+        if hasattr(self.table, "options"):
+            self.table.epoch += 1
+
+    def reserve(self, keys, n):
+        self.table.reserve(40 * n)
+
+    def halve_the_numbers_of_lookups(self, keys, n):
+        if n == 0 and self.num_halvings < 5:
+            self.table.clock.now = LAST_STAMP
+            self.table.find_or_insert([])
+            self.num_halvings += 1
+
+    def restore(self, keys, n):
+        if n % 3 == 0:
+            taken = snapshot.take(self.table)
+            self.table.insert_or_assign(keys, self.rows(keys))
+            snapshot.restore(self.table, taken)
+
+
+OFTEN = ("look_up", "look_up_many", "update", "update", "update", "erase", "assign", "accumulate")
+NAMES = [name for name in vars(Changes) if name[0] != "_" and name not in ("rows", "scores")]
+KEYS = st.lists(st.sampled_from([*range(-30, 50), I64.max, I64.min, I64.max - 1]), max_size=20)
+CHANGE = st.tuples(st.sampled_from([*NAMES, *OFTEN]), KEYS, st.integers(0, 9))
+# Some changes, a dump, and whether a new process goes on from it.
+ROUND = st.tuples(
+    st.lists(CHANGE, min_size=1, max_size=4),
+    st.sampled_from([("a", True), ("a", True), ("a", True), ("a", False), ("b", True)]),
+    st.sampled_from([False, False, False, True]),
+)
+
+
+@settings(deadline=None, max_examples=400 if LONG else 25, derandomize=not LONG)
+@given(rounds=st.lists(ROUND, min_size=5, max_size=8))
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_dumped_in_parts_comes_back_whole(kind, rounds):
+    changes = Changes(new_table(get_backend("cpu"), 3, **KINDS[kind]))
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for some, (name, incremental), restarts in rounds:
+            for what, keys, n in some:
+                getattr(changes, what)(np.array(keys, np.int64), n)
+            path, table = Path(folder) / name, changes.table
+            dump(path, [table], ONE, chunk_bytes=200, incremental=incremental)
+            other = loaded(path, kind)
+            assert contents(other) == contents(table)
+            if restarts:
+                changes.table, changes.optimizers = other, {}
+
+
+# -------------------------------------------------------------------- what an increment has
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_increment_has_the_rows_that_have_changed(backend, tmp_path, kind):
+    table, n = new_table(backend, 3, **KINDS[kind]), sized(backend, 33, 9)
+    for _ in range(2):  # of two sightings one is not enough where they count
+        table.insert_or_assign(np.arange(n), rows_of(n))
+    dump(tmp_path, [table], ONE, chunk_bytes=100, incremental=True)  # the first has everything
+    assert num_rows(tmp_path) == [n]
+    table.lookup([])  # nothing after it is of the lookup before
+    dump(tmp_path, [table], ONE, incremental=True)  # which counts as well
+    table.lookup([])
+    dump(tmp_path, [table], ONE, incremental=True)
+    table.assign([1, 5, -7], rows_of(3))
+    table.erase([2, 3])
+    dump(tmp_path, [table], ONE, {"step": 7}, chunk_bytes=100, incremental=True)
+    assert num_rows(tmp_path) == [n, n, 0, 2]
+    before, other = contents(table), new_table(backend, 3, **KINDS[kind])
+    assert load(tmp_path, [other], ONE) == {"step": 7}
+    assert contents(other) == before
+    assert len(list(tmp_path.glob("data-*"))) == 4
+    dump(tmp_path, [table], ONE)  # and this makes one of all
+    assert num_rows(tmp_path) == [n - 2]
+    assert len(list(tmp_path.glob("data-*"))) == 1
+    assert contents(loaded(tmp_path, kind, backend)) == before
+
+
+def rows_of(n, seed=0):
+    return np.random.default_rng(seed).standard_normal((n, 3)).astype(np.float32)
+
+
+def test_an_increment_is_small(tmp_path):
+    table = new_table(get_backend("cpu"), 64)
+    table.find_or_insert(np.arange(10_000))
+    table.lookup([])
+    dump(tmp_path, [table], ONE)
+    table.lookup(np.arange(100))
+    dump(tmp_path, [table], ONE, incremental=True)
+    (shard,) = manifest.read(str(tmp_path)).tables["table"].shards
+    full, part = (file.written.num_bytes for file in shard.chain)
+    assert full > 10_000 * 64 * 4
+    assert part < 10_000 * 12 + 100 * 64 * 4 + 1000
+
+
+def test_a_new_process_goes_on_and_its_states_too(tmp_path):
+    """A state that began after the first dump has its initial value for all other keys."""
+    table, optimizer = new_table(get_backend("cpu"), 3), Optimizer()
+    table.lookup(np.arange(9))
+    table.lookup([])
+    dump(tmp_path, [table], ONE)
+    for keys in ([1, 2], [2, 3]):
+        grads = np.ones((2, 3))
+        update = update_of(table, Adagrad(), keys, grads, optimizer=optimizer)
+        apply_updates([update], 0.1, 1)
+        table.lookup([])
+        with no_warning():
+            dump(tmp_path, [table], ONE, incremental=True)
+        expected, table = contents(table), loaded(tmp_path, "hbm")
+        assert contents(table) == expected
+        optimizer = Optimizer()  # it takes the states over, which are free
+    assert num_rows(tmp_path)[0] == 9 and max(num_rows(tmp_path)[1:]) <= 3
+
+
+def test_states_that_are_made_anew_are_not_those_of_before(tmp_path):
+    table = new_table(get_backend("cpu"), 3)
+    table.lookup(np.arange(9))
+    for key in (1, 2):
+        optimizer = Optimizer()  # with equal states, of which those of the one before go
+        update = update_of(table, Adagrad(), [key], np.ones((1, 3)), optimizer=optimizer)
+        apply_updates([update], 0.1, 1)
+        table.lookup([])
+        dump(tmp_path, [table], ONE, incremental=key == 2)
+    (state,) = snapshot.take(loaded(tmp_path, "hbm")).states
+    assert (state.rows[:, 0] == np.float32(0.1)).tolist() == [key != 2 for key in range(9)]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_number_of_ranks_reads_increments_and_merges_them(tmp_path, ranks):
+    keys, rows = np.arange(-20, 21), rows_of(41)
+
+    def write(comm):
+        table, optimizer = new_table(get_backend("cpu"), 3), Optimizer()
+        mine = keys[keys % comm.size == comm.rank]
+        table.insert_or_assign(mine, rows[mine])
+        dump(tmp_path, [table], comm, incremental=True)
+        table.lookup([])
+        if comm.rank == 1:
+            table.erase([1, 3])
+            table.insert_or_assign([5], rows_of(1, 9))
+        dump(tmp_path, [table], comm, incremental=True)
+        table.insert_or_assign([3, 7] if comm.rank == 1 else [], rows_of(2 * comm.rank, 8))
+        if comm.rank == 0:
+            update = update_of(table, Adagrad(), [4], np.zeros((1, 3)), optimizer=optimizer)
+            apply_updates([update], 0.1, 1)
+        dump(tmp_path, [table], comm, incremental=True)
+
+    def read(comm, mode):
+        table = new_table(get_backend("cpu"), 3)
+        table.insert_or_assign([100 * comm.size + comm.rank, comm.rank], np.ones((2, 3)))
+        load(tmp_path, [table], comm, mode)
+        found, values = table.export()
+        assert (found % comm.size == comm.rank).all()
+        return dict(zip(found.tolist(), values.tolist(), strict=True))
+
+    run_ranks(2, write)
+    expected = dict(zip(keys.tolist(), rows[keys].tolist(), strict=True))
+    del expected[1]
+    expected[5] = rows_of(1, 9)[0].tolist()
+    expected |= dict(zip([3, 7], rows_of(2, 8).tolist(), strict=True))
+    for mode in ("replace", "merge"):
+        parts = run_ranks(ranks, lambda comm: read(comm, mode))  # noqa: B023
+        found = {key: row for part in parts for key, row in part.items()}
+        own = {100 * ranks + rank: [1.0] * 3 for rank in range(ranks)}
+        own |= {rank: [1.0] * 3 for rank in range(ranks) if rank == 1}  # it was erased
+        assert found == (expected if mode == "replace" else own | expected)
+
+
+# -------------------------------------------------------------------- all anew, and why
+
+
+def changed(tmp_path, **options):
+    """A table that was dumped, and has changed since."""
+    table = new_table(get_backend("cpu"), 3, **options)
+    table.lookup(np.arange(9))
+    dump(tmp_path, [table], ONE)
+    table.lookup([3])
+    return table
+
+
+def other_process(table, path):
+    dump(path, [loaded(path, "hbm")], ONE, incremental=True)
+    return table
+
+
+def cut(table, path):
+    (file,) = path.glob("data-*/*")
+    file.write_bytes(file.read_bytes()[:-1])
+    return table
+
+
+def lose(table, path):
+    next(path.glob("data-*/*")).unlink()
+    return table
+
+
+def spoil(table, path):
+    (path / "manifest.json").write_bytes((path / "manifest.json").read_bytes().replace(b"9", b"8"))
+    return table
+
+
+def restore(table, path):
+    snapshot.restore(table, snapshot.take(table))
+    return table
+
+
+def merge(table, path):
+    load(path, [table], ONE, mode="merge")
+    return table
+
+
+def halve(table, path):
+    table.clock.now = LAST_STAMP
+    table.lookup([])
+    return table
+
+
+def see_earlier(table, path):
+    table.assign_scores([3], [1])
+    return table
+
+
+REASONS = {
+    "another process wrote it": lambda table, path: changed(path.parent / "other"),
+    "cannot tell": other_process,
+    "was restored": restore,
+    "the table was restored": merge,
+    "counted anew": halve,
+    "given scores": see_earlier,
+    "is missing": lose,
+    "the length": cut,
+    "is corrupt": spoil,
+    "was another one": lambda table, path: changed(path.parent / "other", dtype="float16"),
+    "of other tables: 'table'": lambda table, path: changed(path.parent / "other", name="b"),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_what_cannot_be_continued_is_dumped_anew(tmp_path, reason):
+    path = tmp_path / "c"
+    table = REASONS[reason](changed(path), path)
+    with pytest.warns(RuntimeWarning, match=f"All was dumped into .*{reason}"):
+        dump(path, [table], ONE, incremental=True)
+    assert dumped_in_full(path)
+    other = new_table(get_backend("cpu"), 3, name=table.name, dtype=table.row_dtype.name)
+    load(path, [other], ONE)
+    assert contents(other) == contents(table)
+    with no_warning():
+        dump(path, [table], ONE, incremental=True)
+    assert not dumped_in_full(path)
+
+
+def test_dumps_elsewhere_do_not_matter(tmp_path):
+    table = changed(tmp_path / "a")
+    dump(tmp_path / "b", [table], ONE)
+    table.lookup([])
+    dump(tmp_path / "b", [table], ONE, incremental=True)
+    table.insert_or_assign([4], rows_of(1))
+    with no_warning():
+        for name in "ab":
+            dump(tmp_path / name, [table], ONE, incremental=True)
+    assert num_rows(tmp_path / "a") == [9, 9] and num_rows(tmp_path / "b") == [9, 1, 1]
+    for name in "ab":
+        assert contents(loaded(tmp_path / name, "hbm")) == contents(table)
+
+
+def test_ranks_dump_anew_together(tmp_path):
+    def program(comm):
+        table = new_table(get_backend("cpu"), 3)
+        table.lookup(np.arange(comm.rank, 9, comm.size))
+        dump(tmp_path / "c", [table], comm)
+        if comm.rank == 1:
+            table.assign_scores([1], [0])
+        dump(tmp_path / "c", [table], comm, incremental=True)
+        dump(tmp_path / "c", [table], comm, incremental=True)
+
+    with pytest.warns(RuntimeWarning, match="given scores") as warned:
+        run_ranks(2, program)
+    assert len(warned) == 1
+    shards = manifest.read(str(tmp_path / "c")).tables["table"].shards
+    assert [len(shard.chain) for shard in shards] == [2, 2]
+    table = new_table(get_backend("cpu"), 3)
+    with pytest.warns(RuntimeWarning, match="2 ranks wrote the checkpoint, not 1"):
+        load(tmp_path / "c", [table], ONE)
+        dump(tmp_path / "c", [table], ONE, incremental=True)
