@@ -576,3 +576,12 @@ def test_the_calls_of_a_kv_variable_are_timed_beside_a_dense_one():
         (w, n) for w in works for n in (1, 2)
     ]
     assert all(("checkpoint_mb" in r) == (r["case"] in ("save", "restore")) for r in results)
+
+
+def test_dumps_and_what_they_cost_training_are_measured():
+    args = "--keys 20000 --batch 400 --dim 4 --rounds 1 --steps 3".split()
+    results, _ = run("bench_dump.py", *args)
+    cases = ["disk", "disk, read", "dump", "load", "background"]
+    cases += ["step, no dump", "step, while it is written"]
+    assert [fields["case"] for fields in results] == cases
+    assert results[4]["copied"] > 20_000 * (8 + 3 * 16)

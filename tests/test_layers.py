@@ -207,7 +207,10 @@ LAYERS = [
     ["sok_lite.kv_variable.patch"],
     ["sok_lite.kv_variable"],
     ["sok_lite.cli.importers.tfplus"],
-    ["sok_lite.keras.features", "sok_lite.keras.weight"],
+    [
+        *("sok_lite.keras.features", "sok_lite.keras.weight", "sok_lite.keras.ranks"),
+        "sok_lite.keras.metrics",
+    ],
     ["sok_lite.keras.table", "sok_lite.keras.layers"],
     ["sok_lite.keras.classes"],
     ["sok_lite.keras"],

@@ -124,6 +124,8 @@ OVERRIDDEN_OF_SPEC = ("_from_components", "_serialize")
 # Of tf.train.Checkpoint: what a CheckpointManager calls, and what a checkpoint holds.
 CHECKPOINT = ("save", "write", "_write", "read", "restore")
 CHILDREN = "_trackable_children"
+# Of what it holds: takes another one, and the name that it is saved by.
+TRACK = "_track_trackable"
 
 # The modules of it that ask an optimizer for the slots which they save or copy.
 SLOTS_OF_CHECKPOINTS = (

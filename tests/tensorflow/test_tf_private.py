@@ -105,6 +105,7 @@ def test_inputs_of_a_functional_model(package):
 
 def test_children_of_a_checkpoint():
     assert_has(tf.Module(), tf_private.CHILDREN)
+    assert_has(tf.Module(), tf_private.TRACK)
 
 
 @pytest.mark.parametrize("module", tf_private.SLOTS_OF_CHECKPOINTS)
