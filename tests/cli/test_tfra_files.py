@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
+from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.importers import tfra_files
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import checkpoint_sources
@@ -48,6 +49,14 @@ def test_by_way_of_a_checkpoint_and_back(tmp_path):
     check(tfra_files.sources(tmp_path / "again"), "files_of_one_shard", slots)
 
 
+def test_an_accumulator_begins_with_what_frameworks_let_it_begin_with():
+    (source,) = tfra_files.sources(TWO)
+    assert [state.initial for state in source.states] == [0.1]
+    assert [0.1, 0.1, 0.1] in np.round(list(rows_of(source, "states.0.accumulator").values()), 6)
+    with pytest.raises(WrongUse, match="names 'm'; the states that are there are: accumulator"):
+        tfra_files.sources(TWO, initial="m=1")
+
+
 def test_the_bytes_that_are_written(tmp_path):
     (source,) = tfra_files.sources(FOLDER / "files_of_a_table_alone", tables="alone")
     tfra_files.write(tmp_path / "f", [source])
@@ -85,6 +94,20 @@ def test_a_key_that_was_appended_again_has_its_last_row(tmp_path):
     assert rows_of(source) == expected | {4: [6.0, 7.0, 8.0], 77: [3.0, 4.0, 5.0]}
 
 
+def test_a_key_of_two_shards_has_the_row_of_the_later_one(tmp_path):
+    folder = copied(tmp_path, "files_of_two_processes")
+    expected = expected_rows(CASES["files_of_two_processes"]["table"])
+    first, last = (
+        folder / f"table_mht_{shard}_size2-keys" for shard in ("1of2_rank0", "2of2_rank1")
+    )
+    lost, kept = (np.fromfile(path, np.int64) for path in (first, last))
+    kept[1], gone = lost[0], kept[1]
+    last.write_bytes(kept.tobytes())
+    (source,) = tfra_files.sources(folder)
+    expected[int(lost[0])] = expected.pop(int(gone))
+    assert rows_of(source) == expected
+
+
 def test_slots_that_are_no_slots_stay_tables(tmp_path):
     assert len(tfra_files.sources(ONE, slots="tables", **TYPES)) == 8
     folder = copied(tmp_path, "files_of_two_shards")
@@ -101,7 +124,7 @@ def test_a_table_of_a_policy_has_numbers_of_int32(tmp_path):
     base = "alone_frequency_mht_1of1"
     (folder / f"{base}-keys").write_bytes(np.int64([3, 4]).tobytes())
     (folder / f"{base}-values").write_bytes(np.int32([7, 2**24 + 1]).tobytes())
-    *_, source = tfra_files.sources(folder, dtype="float32")
+    *_, source = tfra_files.sources(folder, dtype="float32", dim=3)
     assert (source.name, source.dtype, source.dim) == ("alone_frequency", "int32", 1)
     assert np.concatenate(list(source.read("values"))).tolist() == [[7], [2**24 + 1]]
 
