@@ -261,6 +261,11 @@ def test_prefetching_is_measured():
     assert set(fields["median_ms"]) == {"plain", "prefetched"}
 
 
+def test_a_request_is_measured():
+    results, _ = run("bench_request.py", "--tables", 3, "--keys", 50, "--rounds", 3)
+    assert [r["case"] for r in results] == ["dense", "known", "any", "ragged", "engine"]
+
+
 def test_exported_models_are_measured():
     args = "--keys 2000 --dim 32 --batch 300 --rounds 2".split()
     results, _ = run("bench_serving.py", *args)
