@@ -572,6 +572,13 @@ def test_steps_by_a_rule_and_steps_of_its_own_are_measured(mode):
     }
 
 
+def test_fit_of_tables_is_timed_beside_dense_layers():
+    pytest.importorskip("tensorflow")
+    args = "--features 2 --keys 50 --dim 2 --batch 16 --steps 2 --rounds 1".split()
+    results, _ = run("bench_keras.py", *args)
+    assert [each["layer"] for each in results] == ["tables", "keras.layers.Embedding"]
+
+
 def test_the_calls_of_a_kv_variable_are_timed_beside_a_dense_one():
     pytest.importorskip("tensorflow")
     args = "--keys 500 --batch 40 --dim 3 --rounds 1 --partitions 1 2".split()
