@@ -34,6 +34,7 @@ case "${SOK_LITE_LONG:-0}" in 0 | '') ;; *) pytest+=(-m '') more=6 ;; esac
 ranks=("${pytest[@]}" --color=no -p no:cacheprovider tests/parallel)
 
 passed=0 failed=0 skipped=0
+broken=() # names of the stages that failed
 
 # Adds the counts of a stage: those of pytest's closing line, else the stage itself is one test.
 # Under a launcher every rank prints the same line; a count is the largest of them.
@@ -68,7 +69,7 @@ close() { # name
   local code seconds
   read -r code seconds <"$logs/$1.end"
   count "$1" "$code"
-  if [ "$code" -eq 0 ]; then code=ok; else code="FAILED, exit code $code"; fi
+  if [ "$code" -eq 0 ]; then code=ok; else code="FAILED, exit code $code" broken+=("$1"); fi
   printf -- '--- %s: %s, %d s\n' "$1" "$code" "$seconds"
 }
 
@@ -106,6 +107,15 @@ wait
 printf '\n=== %s\n' "$beside"
 cat "$logs/$beside"
 close "$beside"
+
+# What failed comes once more at the end: whoever sees only the last lines must see it.
+for name in ${broken[@]+"${broken[@]}"}; do
+  printf '\n=== what failed of %s\n' "$name"
+  grep -aqE '(^|>:)=+ (FAILURES|ERRORS) =' "$logs/$name" &&
+    sed -nE '/(^|>:)=+ (FAILURES|ERRORS) =/,/(^|>:)=+ (warnings|short test) summary/p' "$logs/$name" |
+    head -n 150
+  grep -aE '(^|>:)(FAILED|ERROR) ' "$logs/$name" || tail -n 40 "$logs/$name"
+done
 
 printf '\n%d passed, %d failed, %d skipped in %d s\n' "$passed" "$failed" "$skipped" "$SECONDS"
 [ "$failed" -eq 0 ]

@@ -5,9 +5,44 @@ The names below are imported on first use, so that `import sok_lite` works, and 
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sok_lite._version import __version__
+
+if TYPE_CHECKING:  # for type checkers and the completion of editors: the same names, in full
+    from sok_lite import communication as communication
+    from sok_lite import distributed_variable as distributed_variable
+    from sok_lite import dump_load as dump_load
+    from sok_lite import dynamic_variable as dynamic_variable
+    from sok_lite import lookup as lookup
+    from sok_lite import optimizer as optimizer
+    from sok_lite import optimizers as optimizers
+    from sok_lite import raw_ops as raw_ops
+    from sok_lite import utils as utils
+    from sok_lite.bridge.inference import inference_mode as inference_mode
+    from sok_lite.bridge.serving.function import export_serving as export_serving
+    from sok_lite.bridge.serving.graph import export_serving_graph as export_serving_graph
+    from sok_lite.communication import init as init
+    from sok_lite.communication import set_comm_tool as set_comm_tool
+    from sok_lite.sok.dump_load import dump as dump
+    from sok_lite.sok.dump_load import incremental_model_dump as incremental_model_dump
+    from sok_lite.sok.dump_load import load as load
+    from sok_lite.sok.dynamic_variable import DynamicVariable as DynamicVariable
+    from sok_lite.sok.dynamic_variable import assign as assign
+    from sok_lite.sok.dynamic_variable import export as export
+    from sok_lite.sok.dynamic_variable import filter_variables as filter_variables
+    from sok_lite.sok.lookup import all2all_dense_embedding as all2all_dense_embedding
+    from sok_lite.sok.lookup import lookup_sparse as lookup_sparse
+    from sok_lite.sok.lookup import prefetch as prefetch
+    from sok_lite.sok.lookup import sparse_read_and_evict as sparse_read_and_evict
+    from sok_lite.sok.optimizer import OptimizerWrapper as OptimizerWrapper
+    from sok_lite.sok.sgd import SGD as SGD
+    from sok_lite.sok.static_variable import DistributedVariable as DistributedVariable
+    from sok_lite.sok.static_variable import LocalizedVariable as LocalizedVariable
+    from sok_lite.sok.static_variable import Variable as Variable
+    from sok_lite.strings import hash_strings as hash_strings
+
+    tf_version: list[int]
 
 _MODULE_OF_NAME = {
     "DynamicVariable": "sok.dynamic_variable",
@@ -30,8 +65,11 @@ _MODULE_OF_NAME = {
     "prefetch": "sok.lookup",
     "sparse_read_and_evict": "sok.lookup",
     "OptimizerWrapper": "sok.optimizer",
+    "optimizer_states": "bridge.named_states",
     "SGD": "sok.sgd",
 }
+# What needs no TensorFlow.
+_WITHOUT_TENSORFLOW = {"hash_strings": "strings"}
 # Modules that programs reach as `sok.lookup` and the like, as in SparseOperationKit.
 _TENSORFLOW_MODULES = (
     "communication",
@@ -45,7 +83,7 @@ _TENSORFLOW_MODULES = (
     "utils",
 )
 
-__all__ = ["__version__", "communication", "tf_version", *_MODULE_OF_NAME]
+__all__ = ["__version__", "communication", "tf_version", *_MODULE_OF_NAME, *_WITHOUT_TENSORFLOW]
 
 
 def _tensorflow_module(name: str) -> Any:
@@ -73,9 +111,12 @@ def _leading_digits(text: str) -> str:
     return text[:end]
 
 
-def __getattr__(name: str) -> Any:
+def _imported(name: str) -> Any:
     if name in _MODULE_OF_NAME:
         value = getattr(_tensorflow_module(_MODULE_OF_NAME[name]), name)
+    elif name in _WITHOUT_TENSORFLOW:
+        module = importlib.import_module(f"sok_lite.{_WITHOUT_TENSORFLOW[name]}")
+        value = getattr(module, name)
     elif name in _TENSORFLOW_MODULES:
         value = _tensorflow_module(name)
     elif name == "tf_version":
@@ -85,6 +126,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'sok_lite' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # which would then take any name for one of this module
+    __getattr__ = _imported
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,7 @@ The names and their meaning are those of SOK's `sok.communication`; one process 
 """
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -33,6 +34,8 @@ __all__ = [
     "set_comm_tool",
 ]
 
+
+_log = logging.getLogger("sok_lite")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,7 +69,8 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
 
     Call it before TensorFlow's first operation. Where tables live on a GPU, TensorFlow then uses
     that of the rank's number on its machine alone, and takes memory there as it needs it. A second
-    call with the same tool changes nothing, so a notebook's cell may run again.
+    call with the same tool changes nothing, so a notebook's cell may run again. Rank 0 tells the
+    logger "sok_lite" when it is done; `logging.basicConfig(level="INFO")` shows that.
 
     Args:
       comm_tool: "horovod", "mpi", or "single" for one process. One process needs neither
@@ -86,7 +90,8 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
     if use_legacy_optimizer:
         _use_legacy_optimizers()
     if rank() == 0:
-        print(f"[SOK INFO] Initialize finished, communication tool: {comm_tool}")
+        used = comm_tool if num_ranks() > 1 else "single process"
+        _log.info("[SOK INFO] Initialize finished, communication tool: %s", used)
 
 
 def _use_legacy_optimizers() -> None:

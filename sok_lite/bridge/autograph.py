@@ -1,13 +1,19 @@
 """Code that AutoGraph leaves as it is: to rewrite what a tf.function calls takes it seconds."""
 
 import inspect
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 Class = TypeVar("Class", bound=type)
 
-unconverted_function = tf.autograph.experimental.do_not_convert
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def unconverted_function(function: Function) -> Function:
+    """Has AutoGraph leave a function as it is. Its type is kept, which TensorFlow's own loses."""
+    return tf.autograph.experimental.do_not_convert(function)
 
 
 def unconverted(cls: Class) -> Class:

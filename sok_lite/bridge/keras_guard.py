@@ -31,6 +31,9 @@ SAVING = ("save", "save_weights", "load_weights")
 WEIGHTS = ("get_weights", "set_weights")
 OWN_VARIABLES = ("save_own_variables", "load_own_variables")
 
+# An attribute of optimizers: whether their steps are of the mean of all ranks' losses.
+AVERAGES = "_sok_lite_averages"
+
 _guarded: set[str] = set()
 _lock = threading.Lock()
 _own_steps: set[Any] = set()
@@ -86,11 +89,16 @@ def refuse_own_step(variable: Any) -> None:
 def refuse_clone() -> None:
     """Raises where `clone_model` makes a table."""
     watch()
-    if _caller_among(_clone_codes) is not None:
+    if is_cloning():
         raise NotImplementedError(
             "clone_model() would make a model whose tables are new: no row is copied. Make the "
             "model by its class, export the rows of the old tables and assign them to the new ones."
         )
+
+
+def is_cloning() -> bool:
+    """Whether `clone_model` is among the callers."""
+    return _caller_among(_clone_codes) is not None
 
 
 def _caller_among(codes: Container[CodeType]) -> Any:
@@ -151,6 +159,16 @@ def _names(tables: list[Any]) -> str:
     return ", ".join(sorted({repr(table.name) for table in tables}))
 
 
+def kept_tables(root: Any) -> list[Any]:
+    """Returns the tables that an object holds and that their layers keep, each once."""
+    found = {id(table): table for _, table in _held(root) if _is_kept(table)}
+    return list(found.values())
+
+
+def _is_kept(table: Any) -> bool:
+    return getattr(type(table), "kept_by_layer", False)
+
+
 # ---- what the wrapped methods check --------------------------------------------------------------
 
 
@@ -158,10 +176,14 @@ def _check_training(model: Any, force: bool = False) -> None:
     if getattr(model, "train_function", None) is not None and not force:
         return  # checked when it was made
     if getattr(model.train_step, "__func__", None) in _own_steps:
-        tables = [table for _, table in _held(model) if table.trainable]
+        held = [table for _, table in _held(model)]
+        tables = [table for table in held if table.trainable]
         left_out = [table for table in tables if not _is_known_to(model, table)]
         if left_out:
             _refuse_training(left_out)
+        averages = any(getattr(type(table), "averages_over_ranks", False) for table in held)
+        if averages and getattr(model, "optimizer", None) is not None:
+            vars(model.optimizer)[AVERAGES] = True
 
 
 def _is_known_to(model: Any, table: Any) -> bool:
@@ -205,8 +227,13 @@ def _check_own_variables(method: str, layer: Any) -> None:
         _refuse_saving(method, tables)
 
 
-def _check_weights(method: str, layer: Any) -> None:
-    tables = [table for _, table in _held(layer)]
+def check_weights(method: str, layer: Any) -> None:
+    """Raises if Keras would not have a table of a layer among its weights."""
+    tables = [table for _, table in _held(layer) if not _is_kept(table)]
+    kept = kept_tables(layer)
+    if kept:
+        listed = layer.weights
+        tables += [table for table in kept if not _is_among(listed, table)]
     if tables:
         _refuse_saving(method, tables)
 
@@ -244,7 +271,7 @@ def _check_checkpoint(method: str, checkpoint: Any) -> None:
         )
 
 
-def _is_tensorflows_format(filepath: Any, save_format: Any = None) -> bool:
+def is_tensorflows_format(filepath: Any, save_format: Any = None) -> bool:
     """Whether tf_keras writes weights as tf.train.Checkpoint does, tables included."""
     if save_format is not None:
         return save_format in ("tf", "tensorflow")
@@ -272,9 +299,9 @@ def _guard(name: str, package: Any) -> bool:
         for method in SAVING:
             _wrap(model, method, _saving_check(name, method))
         for method in WEIGHTS:
-            _wrap(layer, method, _of_object(_check_weights, method))
+            _wrap(layer, method, _of_object(check_weights, method))
             if owner_of(model, method) is not owner_of(layer, method):  # tf_keras has its own
-                _wrap(model, method, _of_object(_check_weights, method))
+                _wrap(model, method, _of_object(check_weights, method))
         for method in OWN_VARIABLES:
             _wrap(layer, method, _of_object(_check_own_variables, method))
     for function in _told:
@@ -288,7 +315,7 @@ def _saving_check(package: str, method: str) -> Callable[..., None]:
             arguments = dict(zip(("filepath", "overwrite", "save_format"), args, strict=False))
             arguments |= kwargs
             save_format = arguments.get("save_format") if method == "save_weights" else None
-            if _is_tensorflows_format(arguments.get("filepath"), save_format):
+            if is_tensorflows_format(arguments.get("filepath"), save_format):
                 return
         _check_saving(method, holder)
 

@@ -1,6 +1,7 @@
 """Optimizer states as views, "slots" that are read and written by key like a variable."""
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -24,43 +25,32 @@ from sok_lite.engine.table.exclusive import alone
 
 
 @unconverted
-class SlotView:
-    """A view of one optimizer state of a variable's rows.
-
-    Each row has its state. `tf.nn.embedding_lookup` takes it in place of a variable.
+class StateView(ABC):
+    """What views of optimizer states have in common: reads and writes by key.
 
     Args:
-      variable: has the rows.
-      name: of the state, such as "m".
-      optimizer: whose state it is. The view keeps neither alive.
-      kinds: takes the table; gives the states of the optimizer. Where it has not taken a step yet,
-        those are shown that its first step would take over.
+      variable: has the rows. The view does not keep it alive.
+      name: of the state, in errors.
 
     Attributes:
       name: of the state.
       dimension: elements of a row.
-
-    Raises:
-      ValueError: the optimizer has no such state in this variable.
+      dtype: of the rows, whatever that of the variable is.
     """
 
-    def __init__(
-        self,
-        variable: TableVariable,
-        name: str,
-        optimizer: Any,
-        kinds: Callable[[EmbeddingTable], Kinds],
-    ) -> None:
+    dtype = tf.float32
+
+    def __init__(self, variable: TableVariable, name: str) -> None:
         self.name = name
         self._variable = weakref.ref(variable)
-        self._optimizer = weakref.ref(optimizer)
         self._key_type = variable.key_type
         table = variable.table
-        own = alone(table, lambda: owned(table.store.state_groups, optimizer))
-        self._kinds = kinds_of(own) if own else kinds(table)
-
         # Another thread may be making states.
         self.dimension = alone(table, lambda: self._column(table).dim)
+
+    @abstractmethod
+    def _column(self, table: EmbeddingTable) -> Column:
+        """Returns the column of the state. The caller has the table's lock."""
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -114,7 +104,7 @@ class SlotView:
         """
         variable = alive(self._variable)
         keys = checked_keys(variable, indices)
-        states = tf.cast(checked_rows(variable, keys, values, "assign"), tf.float32)
+        states = tf.cast(checked_rows(self, keys, values, "assign"), tf.float32)
 
         def run(table: EmbeddingTable, keys: Array, states: Array) -> None:
             column = alone(table, partial(self._column, table))
@@ -153,6 +143,41 @@ class SlotView:
         )
         return keys, values
 
+
+@unconverted
+class SlotView(StateView):
+    """A view of one optimizer state of a variable's rows.
+
+    Each row has its state. `tf.nn.embedding_lookup` takes it in place of a variable.
+
+    Args:
+      variable: has the rows.
+      name: of the state, such as "m".
+      optimizer: whose state it is. The view keeps neither alive.
+      kinds: takes the table; gives the states of the optimizer. Where it has not taken a step yet,
+        those are shown that its first step would take over.
+
+    Attributes:
+      name: of the state.
+      dimension: elements of a row.
+
+    Raises:
+      ValueError: the optimizer has no such state in this variable.
+    """
+
+    def __init__(
+        self,
+        variable: TableVariable,
+        name: str,
+        optimizer: Any,
+        kinds: Callable[[EmbeddingTable], Kinds],
+    ) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        table = variable.table
+        own = alone(table, lambda: owned(table.store.state_groups, optimizer))
+        self._kinds = kinds_of(own) if own else kinds(table)
+        super().__init__(variable, name)
+
     def _column(self, table: EmbeddingTable) -> Column:
         optimizer = self._optimizer()
         if optimizer is None:
@@ -176,7 +201,7 @@ class _Lookups(OpDispatcher):
         names = ("params", "ids", "max_norm", "name")
         arguments = dict(zip(names, args, strict=False)) | kwargs
         slot, ids = arguments.pop("params", None), arguments.pop("ids", None)
-        if isinstance(slot, SlotView) and not set(arguments) - {"name"}:
+        if isinstance(slot, StateView) and not set(arguments) - {"name"}:
             return slot.sparse_read(ids)
         return self.NOT_SUPPORTED
 

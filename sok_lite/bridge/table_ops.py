@@ -17,6 +17,7 @@ from sok_lite.bridge.row_gradient import size_tensor
 from sok_lite.bridge.table_call import array_call, table_call
 from sok_lite.bridge.tensor import empty, to_tensor
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.table import EmbeddingTable, Entries, Statistics
 from sok_lite.engine.table.exclusive import alone
 
@@ -37,16 +38,48 @@ def size(variable: TableVariable) -> tf.Tensor:
     return found
 
 
+def length(variable: TableVariable) -> int:
+    """Returns the number of keys on this rank as of now: len(variable). Not for a tf.function."""
+    _refuse_in_function(variable, "len()", "variable.size there")
+    return int(on_device(variable.table.backend, getattr, variable.table, "size"))
+
+
+def has(variable: TableVariable, key: Any) -> bool:
+    """Returns whether a key has a row on this rank as of now: key in variable. It changes nothing.
+
+    Args:
+      key: one integer; one that does not fit the key type has no row. Not for a tf.function.
+
+    Raises:
+      TypeError: it is no integer, or several.
+    """
+    _refuse_in_function(variable, "`in`", "variable.contains(keys) there")
+    if tf.is_tensor(key) and key.shape.rank == 0 and hasattr(key, "numpy"):
+        key = key.numpy()
+    if not is_integer(key):
+        raise TypeError(
+            f"`in` asks {variable.name!r} for one key, an integer. Received: {key!r}. For several "
+            "keys use variable.contains(keys)."
+        )
+    key_type = variable.key_type
+    if not key_type.min <= key <= key_type.max:
+        return False
+    keys = np.array([key], key_type.as_numpy_dtype)
+    table = variable.table
+    backend = table.backend
+
+    def find() -> bool:
+        return bool(backend.to_host(table.contains(backend.from_host(keys)))[0])
+
+    return on_device(backend, find)
+
+
 def statistics(variable: TableVariable) -> Statistics:
     """Returns sizes and counters of the table: a NamedTuple of numbers, as of now.
 
     It looks at the whole index. Not for a tf.function, where it would be called once only.
     """
-    if tf.inside_function():
-        raise RuntimeError(
-            f"statistics() of {variable.name!r} gives numbers of the moment: call it outside of "
-            "the tf.function."
-        )
+    _refuse_in_function(variable, "statistics()", "it outside of the tf.function")
     return on_device(variable.table.backend, variable.table.statistics)
 
 
@@ -318,6 +351,14 @@ def set_epoch(variable: TableVariable, epoch: int) -> None:
 
 
 # ---------------------------------------------------------------- inside
+
+
+def _refuse_in_function(variable: TableVariable, what: str, instead: str) -> None:
+    if tf.inside_function():
+        raise RuntimeError(
+            f"{what} of {variable.name!r} is of the moment: a tf.function would ask once, when it "
+            f"is traced. Use {instead}."
+        )
 
 
 def _what(variable: TableVariable, method: str) -> str:

@@ -14,15 +14,10 @@ import tensorflow as tf
 from sok_lite.backend import get_backend
 from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.serving.mode import looked_up
+from sok_lite.bridge.string_keys import hash_tensor
 
 # New texts that are kept whether the table has their keys or not: they may be about to come.
 _RECENT = 1 << 16
-
-
-def fingerprints(texts: tf.Tensor) -> tf.Tensor:
-    """Returns the numbers of texts of any shape, int64 of the same shape."""
-    bits = tf.fingerprint(tf.reshape(texts, [-1]))
-    return tf.reshape(tf.bitcast(bits, tf.int64), tf.shape(texts))
 
 
 class Texts:
@@ -54,7 +49,7 @@ class Texts:
         Raises:
           ValueError: a text has the number of another one. Nothing has changed.
         """
-        keys = tf.ensure_shape(fingerprints(texts), texts.shape)
+        keys = hash_tensor(texts)
         if not remember:
             return keys
         what = f"Remembering the keys of {self._name!r}"

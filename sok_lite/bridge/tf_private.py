@@ -59,6 +59,10 @@ _SAVEABLES = "tensorflow.python.training.saving.saveable_object"
 SaveableObject: Any = private(_SAVEABLES, "SaveableObject")
 SaveSpec: Any = private(_SAVEABLES, "SaveSpec")
 
+# How TensorFlow's generated functions call an operation eagerly, in C++, and what they give it.
+execute: Any = private("tensorflow.python.pywrap_tfe", "TFE_Py_FastPathExecute")
+context: Any = private("tensorflow.python.eager.context", "context")
+
 # Of a collection of a graph, how it gets into a meta graph and out of one.
 register_proto_function: Any = private("tensorflow.python.framework.ops", "register_proto_function")
 
@@ -129,6 +133,9 @@ INPUTS_OF_MODELS = {"keras": "_inputs_struct", "tf_keras": "_nested_inputs"}
 
 # Where optimizers keep their settings, by family and class.
 KERAS_OPTIMIZERS = ("_learning_rate", "_use_weight_decay")  # of Keras 3 and of tf_keras
+# Of one that is built: the number that each variable has in lists of states, and its key in there.
+NUMBERS_OF_VARIABLES = {"keras": "_trainable_variables_indices", "tf_keras": "_index_dict"}
+KEY_OF_A_VARIABLE = "_var_key"
 LEGACY_OPTIMIZERS = {
     "Optimizer": (
         *("_create_hypers", "_get_hyper", "_hyper", "_initial_decay", "_slots", "_slot_names"),

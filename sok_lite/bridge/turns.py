@@ -136,8 +136,9 @@ def _refuse_to_wait(rank: int) -> NoReturn:
     raise TimeoutError(
         f"Rank 0 makes a call that rank {rank} has not come to for {_GIVING_TIMEOUT_S:g} s. Run "
         "the same fetches on all ranks, and start them with horovodrun, or give the session more "
-        f"threads than it has lookups, by {_THREADS_VARIABLE} or "
-        "ConfigProto(inter_op_parallelism_threads=...)."
+        f"threads than it has lookups: set {_THREADS_VARIABLE} before the first session, whose "
+        "threads all sessions share, or give this one ConfigProto(use_per_session_threads=True, "
+        "inter_op_parallelism_threads=...)."
     )
 
 

@@ -5,6 +5,8 @@ import itertools
 import weakref
 from typing import Any
 
+import tensorflow as tf
+
 from sok_lite.bridge.tf_private import ResourceVariable, VariableSpec
 
 _serial = itertools.count()
@@ -49,7 +51,7 @@ class TableSpec(VariableSpec):
 
     @classmethod
     def from_value(cls, value: Any, alias_id: Any = None) -> "TableSpec":
-        return cls(value.shape, value.dtype, value.trainable, alias_id, weakref.ref(value))
+        return cls(value.spec_shape, value.dtype, value.trainable, alias_id, weakref.ref(value))
 
     def _from_components(self, components: Any) -> Any:
         return alive(self.variable)
@@ -96,6 +98,11 @@ class OfTable:
         """The rank that holds the whole table, or -1 where it is spread over all ranks."""
         rank = self._table.owner.only_rank
         return -1 if rank is None else rank
+
+    @property
+    def spec_shape(self) -> tf.TensorShape:
+        """The shape in its type, which must not change."""
+        return self.shape  # type: ignore[attr-defined]
 
     @functools.cached_property
     def _trace_id(self) -> int:

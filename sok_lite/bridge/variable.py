@@ -43,12 +43,15 @@ def _not_a_tensor() -> tf.Tensor:
 Table = TypeVar("Table")
 
 
-def table_for_variable(kind: str, make: Callable[[Backend], Table]) -> Table:
+def table_for_variable(
+    kind: str, make: Callable[[Backend], Table], can_be_cloned: bool = False
+) -> Table:
     """Makes the engine's table of a variable, where TensorFlow can have one.
 
     Args:
       kind: the class by the name that a program knows it by, for errors.
       make: takes the backend and gives the table.
+      can_be_cloned: whether Keras may make it where it clones a model, new and empty.
 
     While a tf.function is traced for the first time a table is made outside of it, as a tf.Variable
     is, so that a layer may make it in its `build`.
@@ -57,7 +60,10 @@ def table_for_variable(kind: str, make: Callable[[Backend], Table]) -> Table:
       ValueError: a tf.function that is traced once more makes another one.
       NotImplementedError: under a tf.distribute strategy with several replicas.
     """
-    keras_guard.refuse_clone()
+    if can_be_cloned:
+        keras_guard.watch()
+    else:
+        keras_guard.refuse_clone()
     if tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise NotImplementedError(
             f"{kind} does not work under a tf.distribute strategy with several replicas. Start "
@@ -126,6 +132,10 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     collections: tuple[str, ...] = (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES,)
     # Whether optimizers train it as they come; see bridge/optimizers/stock.py.
     trained_by_stock = False
+    # Whether such a step is that of the mean of all ranks' losses.
+    averages_over_ranks = False
+    # Whether the layer that lists it among its weights saves it, and gives it as a weight.
+    kept_by_layer = False
 
     _handle: Any  # TensorFlow's own name for the resource
     # TensorFlow would take the arguments by place for those of tf.Variable.

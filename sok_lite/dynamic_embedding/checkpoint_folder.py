@@ -37,6 +37,21 @@ def current() -> str | None:
     return folders[-1][1] if folders else None
 
 
+def directory(dirpath: str | os.PathLike[str], dirpath_env: str | None = "TFRA_SAVED_KV") -> str:
+    """Returns the folder of the files: the environment's where it names one, else `dirpath`.
+
+    Raises:
+      ValueError: it is an address and not a folder of this machine.
+    """
+    folder = (os.environ.get(dirpath_env) if dirpath_env else None) or os.fspath(dirpath)
+    if "://" in folder:
+        raise ValueError(
+            "Files of keys and values are in a folder of this machine, which may be a mounted one. "
+            f"Received: {folder!r}. Mount it, or save there and copy the folder."
+        )
+    return folder
+
+
 def folder_beside(prefix: str | os.PathLike[str]) -> str:
     """Returns the folder of a checkpoint.
 

@@ -1,7 +1,7 @@
 """Rows of a variable, or of a table by itself, to files of keys and values and back.
 
 A pass over the table for each shard writes it piece by piece; the table is held meanwhile, so that
-all shards are of one moment. `files` has the format, `file_names` the names.
+all shards are of one moment. `key_value_files` has the format, `key_value_names` the names.
 """
 
 import os
@@ -12,16 +12,17 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge import table_ops, writes
+from sok_lite.dynamic_embedding.checkpoint_folder import directory
 from sok_lite.dynamic_embedding.file_call import file_call
-from sok_lite.dynamic_embedding.file_names import Place, directory, find_shards
-from sok_lite.dynamic_embedding.files import (
+from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn, partitioned
+from sok_lite.engine.files.key_value_files import (
     Layout,
     StoredShard,
     make_layout,
     open_shards,
     write_shard,
 )
-from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn, partitioned
+from sok_lite.engine.files.key_value_names import Place, find_shards
 from sok_lite.engine.table.exclusive import alone
 
 _SLOTS = 1 << 16  # places of an index that are read together

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.bridge.collectives import allreduce
+from sok_lite.bridge.optimizers.all_ranks import summed
 from sok_lite.bridge.optimizers.here import StepsHere
 from sok_lite.bridge.optimizers.keras3 import KERAS3
 from sok_lite.bridge.optimizers.minimize import check_any
@@ -111,8 +111,8 @@ class _Steps(StepsHere):
             if isinstance(var, TrainableWrapper) and grad is not None
         ]
         dense = [pair for pair in pairs if not isinstance(pair[1], TrainableWrapper)]
-        if self.synchronous:
-            dense = _summed(dense)
+        if self.synchronous and communicator("`synchronous=True`").size > 1:
+            dense = summed(dense)
         of_tables = [(grad, params.rows) for grad, params in ours]
         is_v1 = family_of(self.optimizer) is V1
         more = {"global_step": global_step, "name": name} if is_v1 else {}
@@ -150,18 +150,3 @@ def _noted(ours: list[tuple[Any, Any]], done: Any) -> list[Any]:
             if hasattr(params.rows, "after_update"):
                 operations.append(params.rows.after_update(keys))
     return [operation for operation in operations if operation is not None]
-
-
-def _summed(dense: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Returns dense gradients summed over all ranks, in one exchange for each dtype."""
-    if communicator("`synchronous=True`").size == 1:
-        return dense
-    gradients = [None if grad is None else tf.convert_to_tensor(grad) for grad, _ in dense]
-    for dtype in {grad.dtype for grad in gradients if grad is not None}:
-        places = [i for i, grad in enumerate(gradients) if grad is not None and grad.dtype == dtype]
-        flat = tf.concat([tf.reshape(gradients[i], [-1]) for i in places], 0)
-        sizes = [tf.size(gradients[i]) for i in places]
-        parts = tf.split(allreduce(flat, "sum"), sizes, num=len(places))
-        for i, part in zip(places, parts, strict=True):
-            gradients[i] = tf.reshape(part, tf.shape(gradients[i]))
-    return [(grad, var) for grad, (_, var) in zip(gradients, dense, strict=True)]

@@ -11,12 +11,12 @@ import tensorflow as tf
 from sok_lite.bridge.checkpoint import restore_tensors, saved_tensors
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.type_spec import alive
-from sok_lite.dynamic_embedding import checkpoint_folder
-from sok_lite.dynamic_embedding.file_names import Place, directory, find_places, group_sizes
+from sok_lite.dynamic_embedding.checkpoint_folder import current, directory
 from sok_lite.dynamic_embedding.file_system import Source, insert, source_of
-from sok_lite.dynamic_embedding.files import checksums, make_layout, open_shards, write_shard
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.dynamic_embedding.states_file import read_states, states_path, write_states
+from sok_lite.engine.files.key_value_files import checksums, make_layout, open_shards, write_shard
+from sok_lite.engine.files.key_value_names import Place, find_places, group_sizes
 from sok_lite.engine.table.exclusive import alone
 
 _TEXTS = ("facts", "state_columns")
@@ -140,7 +140,7 @@ class VariableFiles:
 
     def _folder(self, done: str) -> str:
         name = alive(self._variable).name
-        folder = directory(self._saver.config.save_path or checkpoint_folder.current() or "")
+        folder = directory(self._saver.config.save_path or current() or "")
         if not folder:
             raise ValueError(
                 f"Variable {name!r} has a FileSystemSaver and cannot be {done} by this: it does "

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sok_lite.dynamic_embedding.growing_file import sync_folder
+from sok_lite.engine.files.manifest import sync_folder
 
 
 def states_path(folder: str, name: str, rank: int, size: int) -> str:

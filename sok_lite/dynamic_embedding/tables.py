@@ -23,12 +23,13 @@ from sok_lite.bridge.texts import Texts
 from sok_lite.bridge.tf_private import SaveSpec
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable, table_for_variable
-from sok_lite.dynamic_embedding import file_system, files
+from sok_lite.dynamic_embedding import file_system
 from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys, checked_values
 from sok_lite.dynamic_embedding.description import check_described, described, described_checksums
 from sok_lite.dynamic_embedding.errors import ShapeError
 from sok_lite.dynamic_embedding.file_call import file_call
 from sok_lite.dynamic_embedding.initial import array_of, initial_value
+from sok_lite.engine.files.key_value_files import BUFFER_SIZE
 from sok_lite.engine.owner import MOD, AlsoLocal, OwnerRule
 from sok_lite.engine.table import EmbeddingTable, make_table
 
@@ -259,7 +260,7 @@ class HashTable(TableVariable):
         file_name: str | None = None,
         dirpath_env: str | None = "TFRA_SAVED_KV",
         append_to_file: bool = False,
-        buffer_size: int = files.BUFFER_SIZE,
+        buffer_size: int = BUFFER_SIZE,
         name: str | None = None,
     ) -> Any:
         """Writes all keys and rows as one shard; see `Variable.save_to_file_system`.
@@ -278,7 +279,7 @@ class HashTable(TableVariable):
         file_name: str | None = None,
         dirpath_env: str | None = "TFRA_SAVED_KV",
         load_entire_dir: bool = False,
-        buffer_size: int = files.BUFFER_SIZE,
+        buffer_size: int = BUFFER_SIZE,
         name: str | None = None,
     ) -> Any:
         """Makes the table hold what files do; see `Variable.load_from_file_system`."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_lite.backend import get_backend
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.optimizers.settings import family_of
-from sok_lite.dynamic_embedding import file_system, files
+from sok_lite.dynamic_embedding import file_system
 from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys
 from sok_lite.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
 from sok_lite.dynamic_embedding.errors import DtypeError
@@ -31,6 +31,7 @@ from sok_lite.dynamic_embedding.tables import Rows
 from sok_lite.dynamic_embedding.trainable import ShadowVariable
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.dtypes import key_dtype as engine_key_dtype
+from sok_lite.engine.files.key_value_files import BUFFER_SIZE
 
 __all__ = ["Variable"]
 
@@ -417,7 +418,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         file_name_list: Sequence[str] | None = None,
         dirpath_env: str | None = "TFRA_SAVED_KV",
         append_to_file: bool = False,
-        buffer_size: int = files.BUFFER_SIZE,
+        buffer_size: int = BUFFER_SIZE,
         name: str | None = None,
     ) -> Any:
         """Writes keys and rows to files, two for each shard and a third that says what they hold.
@@ -460,7 +461,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         file_name_list: Sequence[str] | None = None,
         dirpath_env: str | None = "TFRA_SAVED_KV",
         load_entire_dir: bool = False,
-        buffer_size: int = files.BUFFER_SIZE,
+        buffer_size: int = BUFFER_SIZE,
         name: str | None = None,
     ) -> Any:
         """Makes the variable hold what files do: other keys go, states begin anew.
@@ -496,7 +497,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         dirpath: Any,
         proc_size: int = 1,
         proc_rank: int = 0,
-        buffer_size: int = files.BUFFER_SIZE,
+        buffer_size: int = BUFFER_SIZE,
     ) -> Any:
         """Makes the variable hold its part of what any number of processes have written.
 

@@ -30,6 +30,13 @@ _FAN_BASED = {
     "LecunUniform": (1.0, "fan_in", "uniform"),
     "LecunNormal": (1.0, "fan_in", "truncated_normal"),
 }
+# What Keras' initializers are without arguments, for those that are known by name.
+_BY_NAME: dict[str, dict[str, float]] = {
+    "RandomNormal": {"stddev": 0.05},
+    "RandomUniform": {"minval": -0.05, "maxval": 0.05},
+    "TruncatedNormal": {"stddev": 0.05},
+    **{name: {} for name in ("Zeros", "Ones", "VarianceScaling", *_FAN_BASED)},
+}
 
 
 def make_initializer(
@@ -42,6 +49,8 @@ def make_initializer(
         * None, "" or "random": U(-0.05, 0.05) for an "hbm" table, N(0, 1) for a "hybrid" one, as
           in SOK;
         * "normal": N(0, 1); "uniform": U(0, 1); "ones"; "zeros";
+        * a name that Keras has for one of the initializers below, such as "glorot_uniform" or
+          "GlorotUniform": what that is without arguments;
         * a number, or a string that is one, such as "13": every element has that value;
         * a NumPy array (dim,) of numbers: every row is that one;
         * an initializer of Keras 3, tf_keras or TensorFlow: RandomNormal, RandomUniform,
@@ -50,7 +59,8 @@ def make_initializer(
         * an `Initializer` or `RowInitializer`.
       dim: elements of a row.
       row_shape: (fan_in, fan_out) for VarianceScaling, Glorot*, He* and Lecun*: a table has no
-        number of rows they could take.
+        number of rows they could take. None: a row is a vector, of which Keras counts both as
+        `dim`.
       var_type: "hbm" or "hybrid".
 
     Raises:
@@ -62,30 +72,36 @@ def make_initializer(
     if spec is None:
         return _RANDOM[var_type]
     if isinstance(spec, str):
-        return _from_string(spec, var_type, dim)
+        return _from_string(spec, var_type, dim, row_shape)
     if isinstance(spec, type):
         spec = spec()
     if isinstance(spec, (numbers.Real, np.ndarray)) and not isinstance(spec, (bool, np.bool_)):
         return _constant(spec, dim)
     if hasattr(spec, "get_config"):
-        return _from_object(spec, dim, row_shape)
+        return _from_config(type(spec).__name__, dict(spec.get_config()), dim, row_shape)
     raise TypeError(
         "`initializer` must be a string, a number or a Keras or TensorFlow initializer. "
         f"Received: {spec!r} of type {type(spec).__name__}."
     )
 
 
-def _from_string(text: str, var_type: str, dim: int) -> Initializer | RowInitializer:
+def _from_string(
+    text: str, var_type: str, dim: int, row_shape: tuple[int, int] | None
+) -> Initializer | RowInitializer:
     if text in ("", "random"):
         return _RANDOM[var_type]
     if text in _WORDS:
         return _WORDS[text]
+    name = "".join(word[:1].upper() + word[1:] for word in text.split("_"))
+    if name in _BY_NAME:
+        return _from_config(name, dict(_BY_NAME[name]), dim, row_shape)
     try:
         value = float(text)
     except ValueError:
         known = ", ".join(repr(word) for word in ("random", *_WORDS))
         raise ValueError(
-            f"`initializer` must be one of {known}, or a number such as '0.1'. "
+            f"`initializer` must be one of {known}, a number such as '0.1', or one of Keras' "
+            f"names {', '.join(_BY_NAME)}, also written as 'random_normal'. "
             f"Received: initializer={text!r}."
         ) from None
     return _constant(value, dim)
@@ -107,11 +123,9 @@ def _constant(value: Any, dim: int) -> Initializer | RowInitializer:
     return Initializer("constant", number)
 
 
-def _from_object(
-    spec: Any, dim: int, row_shape: tuple[int, int] | None
+def _from_config(
+    name: str, config: dict[str, Any], dim: int, row_shape: tuple[int, int] | None
 ) -> Initializer | RowInitializer:
-    name = type(spec).__name__
-    config = dict(spec.get_config())
     seed = _own_seed(config.get("seed"))
     if name == "Zeros":
         return Initializer("constant", 0.0)
@@ -133,7 +147,7 @@ def _from_object(
             config.get("mode", "fan_in"),
             config.get("distribution", "truncated_normal"),
         )
-        return _variance_scaling(name, scale, mode, distribution, seed, dim, row_shape)
+        return _variance_scaling(scale, mode, distribution, seed, dim, row_shape)
     known = ["RandomNormal", "RandomUniform", "TruncatedNormal", "Constant", "Zeros", "Ones"]
     raise ValueError(
         f"`initializer` must be one of {', '.join([*known, 'VarianceScaling', *_FAN_BASED])}. "
@@ -143,7 +157,6 @@ def _from_object(
 
 
 def _variance_scaling(
-    name: str,
     scale: float,
     mode: str,
     distribution: str,
@@ -151,12 +164,7 @@ def _variance_scaling(
     dim: int,
     row_shape: tuple[int, int] | None,
 ) -> Initializer:
-    if row_shape is None:
-        raise ValueError(
-            f"{name} depends on the shape of the whole weight, and a table has no fixed number of "
-            "rows. Give the shape it should count with, row_shape=(fan_in, fan_out), such as "
-            f"(1000000, {dim}), or use RandomNormal, RandomUniform or TruncatedNormal."
-        )
+    row_shape = (dim, dim) if row_shape is None else row_shape
     if not isinstance(row_shape, (tuple, list)) or len(row_shape) != 2 or min(row_shape) <= 0:
         raise ValueError(
             "`row_shape` must be (fan_in, fan_out), two numbers above 0. "

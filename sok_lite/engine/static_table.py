@@ -100,11 +100,15 @@ class StaticTable:
         one of number r // stride."""
         return 1 if self.owner.only_rank is not None else num_ranks
 
+    def row_numbers(self, rank: int, num_ranks: int) -> range:
+        """Returns the numbers of the rows that a rank has, in the order in which they lie there."""
+        if self.owner.only_rank is not None:
+            return range(self.num_rows if rank == self.owner.only_rank else 0)
+        return range(rank, self.num_rows, num_ranks)
+
     def num_rows_of(self, rank: int, num_ranks: int) -> int:
         """Returns how many rows a rank has."""
-        if self.owner.only_rank is not None:
-            return self.num_rows if rank == self.owner.only_rank else 0
-        return (self.num_rows - rank + num_ranks - 1) // num_ranks
+        return len(self.row_numbers(rank, num_ranks))
 
 
 # What a lookup takes.

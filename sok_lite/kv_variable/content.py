@@ -1,11 +1,10 @@
 """All that a table knows of its keys, on the host: taken out, cut, joined and put back."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend import Array
 from sok_lite.engine.optimizer_states import drop_left_behind
 from sok_lite.engine.table import EmbeddingTable, snapshot
 from sok_lite.engine.table.exclusive import alone
@@ -72,32 +71,56 @@ def put(table: EmbeddingTable, content: Content) -> None:
       MemoryError: no memory for it beside what the table holds; it is as it was.
     """
     device = table.backend.from_host
-    # Lookups are numbered anew: one for each time, and a last one that saw no key.
-    at = np.unique(np.concatenate([content.times, content.sighted_times]))
-    at = at[at > 0]
-
-    def numbers(times: np.ndarray) -> Array:
-        return device(np.searchsorted(at, times, "right").astype(np.uint32))
-
-    spans = {
-        "numbers": list(range(1, at.size + 1)),
-        "times": at.tolist(),
-        "ends": at.tolist(),
-    }
-    facts = {"num_lookups": int(at.size) + 1, "spans": spans, "strategy": "kLfu", "epoch": 0}
+    numbered = numbered_lookups(content)
     held = snapshot.Held(
         keys=device(content.keys),
         rows=device(np.empty(0, np.uint32)),
-        stamps=numbers(content.times),
+        stamps=device(numbered.stamps),
         scores=device(content.counts.astype(np.uint64)),
         slots=device(np.empty(0, np.int64)),
         sighted_keys=device(content.sighted_keys),
-        sightings=device(np.minimum(content.sightings, _MOST_SIGHTINGS).astype(np.uint32)),
-        sighting_stamps=numbers(content.sighted_times),
-        facts=facts,
+        sightings=device(sightings_of(content)),
+        sighting_stamps=device(numbered.sighting_stamps),
+        facts=numbered.facts,
     )
     states = [state._replace(rows=device(state.rows)) for state in content.states]
     snapshot.restore(table, snapshot.Snapshot(held, device(content.values), states))
+
+
+class Lookups(NamedTuple):
+    """The times of a content as numbers of lookups, as tables have them.
+
+    Attributes:
+      stamps: (n,) uint32, number of the lookup that last saw each key; 0: none did.
+      sighting_stamps: (m,) of the keys without a row.
+      facts: as of `snapshot.Held`.
+    """
+
+    stamps: np.ndarray
+    sighting_stamps: np.ndarray
+    facts: dict[str, Any]
+
+
+def numbered_lookups(content: Content) -> Lookups:
+    """Returns the times of a content as those of lookups: one for each, and a last of no key."""
+    at = np.unique(np.concatenate([content.times, content.sighted_times]))
+    at = at[at > 0]
+    times = at.tolist()
+    spans = {"numbers": list(range(1, at.size + 1)), "times": times, "ends": times}
+    stamps, sighting_stamps = (
+        np.searchsorted(at, each, "right").astype(np.uint32)
+        for each in (content.times, content.sighted_times)
+    )
+    return Lookups(
+        stamps,
+        sighting_stamps,
+        {"num_lookups": int(at.size) + 1, "spans": spans, "strategy": "kLfu", "epoch": 0},
+    )
+
+
+def sightings_of(content: Content) -> np.ndarray:
+    """Returns how often each key without a row was seen, (m,) uint32."""
+    return np.minimum(content.sightings, _MOST_SIGHTINGS).astype(np.uint32)
 
 
 def cut(content: Content, mine: np.ndarray, sighted: np.ndarray) -> Content:
@@ -105,8 +128,10 @@ def cut(content: Content, mine: np.ndarray, sighted: np.ndarray) -> Content:
 
     Args:
       mine: (n,) bool, or numbers of keys with a row.
-      sighted: (m,) bool, those without one.
+      sighted: (m,) bool, or numbers of those without one.
     """
+    if _are_all(mine) and _are_all(sighted):
+        return content
     return Content(
         content.keys[mine],
         content.values[mine],
@@ -119,11 +144,36 @@ def cut(content: Content, mine: np.ndarray, sighted: np.ndarray) -> Content:
     )
 
 
+def _are_all(chosen: np.ndarray) -> bool:
+    return chosen.dtype == bool and bool(chosen.all())
+
+
+def in_order(content: Content) -> Content:
+    """Returns it with ascending keys: itself if they are."""
+    orders = [_order(content.keys), _order(content.sighted_keys)]
+    return cut(content, *orders)
+
+
+def _order(keys: np.ndarray) -> np.ndarray:
+    """Returns what makes keys ascending, for `cut`."""
+    if bool((keys[1:] > keys[:-1]).all()):
+        return np.ones(keys.size, bool)
+    return np.argsort(keys)
+
+
+def are_distinct(keys: np.ndarray) -> bool:
+    """Returns whether no key repeats."""
+    ordered = np.sort(keys, kind="stable")  # quick where they are in order
+    return not bool((ordered[1:] == ordered[:-1]).any())
+
+
 def joined(contents: Sequence[Content]) -> Content:
     """Returns what several know together, none of them with a key of another.
 
     A state that one of them does not have is what it begins with there.
     """
+    if len(contents) == 1:
+        return contents[0]
     keys = np.concatenate([each.keys for each in contents])
     sighted = np.concatenate([each.sighted_keys for each in contents])
     whole = Content(
@@ -136,8 +186,7 @@ def joined(contents: Sequence[Content]) -> Content:
         np.concatenate([each.sightings for each in contents]),
         np.concatenate([each.sighted_times for each in contents]),
     )
-    order, sighted_order = np.argsort(keys), np.argsort(sighted)
-    return cut(whole, order, sighted_order)
+    return in_order(whole)
 
 
 def changed(content: Content, delta: Content, removed: np.ndarray) -> Content:

@@ -68,7 +68,7 @@ def embedding_lookup(
     """
     variable = variable_of(params)
     if isinstance(ids, tf.RaggedTensor):
-        options = {"name": name, "max_norm": max_norm, "training": training}
+        options: dict[str, Any] = {"name": name, "max_norm": max_norm, "training": training}
         return ids.with_flat_values(embedding_lookup(variable, ids.flat_values, **options))
     rows = clipped(variable.sparse_read(ids, training=training), max_norm)
     return tf.identity(rows, name) if name is not None else rows

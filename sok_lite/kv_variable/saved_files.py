@@ -11,11 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge import job
+from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.kv_variable.content import Content, cut, joined
+from sok_lite.kv_variable.content import Content, are_distinct, cut, joined
 from sok_lite.kv_variable.saved_tensors import Facts, decoded, facts_of, saved_dtypes
 
 _RANK = re.compile(r"\.rank-(\d+)-of-(\d+)")
+_KEYS = re.compile(r"(.+?)(?:/part_\d+)?:0-keys")
 
 
 class Place(NamedTuple):
@@ -165,6 +167,12 @@ def places_of(path: str, name: str) -> list[Place]:
     return places
 
 
+def names_in(path: str) -> list[str]:
+    """Returns the variables that a checkpoint has something of, without partition."""
+    tensors = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    return sorted({match[1] for tensor in tensors if (match := _KEYS.fullmatch(tensor))})
+
+
 def _places_in(path: str, name: str) -> list[Place]:
     reader = tf.train.load_checkpoint(path)
     part = re.compile(re.escape(name) + r"(?:/part_(\d+))?:0-keys")
@@ -223,7 +231,7 @@ class Read(NamedTuple):
     """What was read of a variable.
 
     Attributes:
-      content: the keys that this rank owns.
+      content: the keys.
       is_delta: whether it changes another save.
       saves: by rank that has saved, the numbers of the save and, of a delta, of its base; empty:
         TFPlus has.
@@ -237,23 +245,34 @@ class Read(NamedTuple):
 
 
 def read(places: list[Place], table: EmbeddingTable, threshold: int, name: str) -> Read:
-    """Reads what was saved of a variable.
+    """Reads the keys of a variable that this rank owns; see `read_all`."""
+    whole = read_all(places, table.row_dtype, threshold, table.clock.read(), name)
+    content, gone = whole.content, whole.deleted
+    content = cut(content, _owned(table, content.keys), _owned(table, content.sighted_keys))
+    return whole._replace(content=content, deleted=gone[_owned(table, gone)])
+
+
+def read_all(
+    places: list[Place], row_dtype: RowDtype, threshold: int, now: float, name: str
+) -> Read:
+    """Reads what was saved of a variable, the keys of all ranks.
 
     Args:
       places: see `places_of`; they fit, and there is at least one.
+      row_dtype: of the variable.
       threshold: how often a key must have been seen to get a row.
+      now: the time of keys that were saved without one.
 
     Raises:
       ValueError: it contradicts itself.
     """
-    now = table.clock.read()
     contents, deleted = [], []
     saves: dict[int, tuple[int, int | None]] = {}
     for place in places:
         whose = f"{name!r} in {place.path!r}"
         names = [tensor for tensor in _TENSORS if place.has(tensor)]
         tensors = {tensor: place.tensor(tensor) for tensor in names}
-        contents.append(decoded(tensors, place.facts, table.row_dtype, threshold, now, whose))
+        contents.append(decoded(tensors, place.facts, row_dtype, threshold, now, whose))
         deleted.append(tensors.get("delete_keys", tensors["keys"][:0]))
         if place.facts is None:
             continue
@@ -261,7 +280,7 @@ def read(places: list[Place], table: EmbeddingTable, threshold: int, name: str) 
         if saves.setdefault(place.facts.rank, save) != save:
             raise ValueError(f"What was saved of {whose} is corrupt: partitions of several saves.")
     content = joined(contents)
-    if np.unique(content.keys).size != content.keys.size:
+    if not are_distinct(content.keys):
         raise ValueError(f"What was saved of {name!r} is corrupt: partitions have keys in common.")
     are_deltas = {place.is_delta for place in places}
     if len(are_deltas) > 1:
@@ -269,10 +288,7 @@ def read(places: list[Place], table: EmbeddingTable, threshold: int, name: str) 
             f"Some ranks have saved all of {name!r} in {places[0].path!r}, others what has "
             "changed. Restore what they have saved together."
         )
-    content = cut(content, _owned(table, content.keys), _owned(table, content.sighted_keys))
-    gone = np.concatenate(deleted)
-    gone = gone[_owned(table, gone)]
-    return Read(content, are_deltas.pop(), saves, gone)
+    return Read(content, are_deltas.pop(), saves, np.concatenate(deleted))
 
 
 _TENSORS = [

@@ -33,7 +33,7 @@ import tensorflow as tf
 from sok_lite.bridge.checkpoint import columns_of, states_of
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.table.snapshot import State
-from sok_lite.kv_variable.content import Content, cut
+from sok_lite.kv_variable.content import Content, are_distinct, cut, in_order
 from sok_lite.kv_variable.share import Share
 
 # Rows all of whose |elements| are below it are left out of `keys` and `values`.
@@ -100,12 +100,13 @@ def encoded(
       deleted: (d,) keys that are gone.
     """
     part = cut(content, share.has(content.keys), share.has(content.sighted_keys))
-    rows = row_dtype.to_float32(np, part.values)
-    is_zero = (np.abs(rows) < CUTOFF).all(axis=1)
-    is_shrunk = np.zeros(part.keys.size, bool)
+    # Few rows begin with a zero: only those are looked at.
+    zeros = np.flatnonzero(row_dtype.is_below(np, part.values[:, 0], CUTOFF))
+    zeros = zeros[row_dtype.is_below(np, part.values[zeros], CUTOFF).all(axis=1)]
+    is_zero, is_shrunk = np.zeros(part.keys.size, bool), np.zeros(part.keys.size, bool)
+    is_zero[zeros] = True
     for state in part.states:
-        is_shrunk |= (state.rows != np.float32(state.initial)).any(axis=1)
-    is_shrunk &= is_zero
+        is_shrunk[zeros] |= (state.rows[zeros] != np.float32(state.initial)).any(axis=1)
     deleted = deleted[share.has(deleted)]
     if facts.mode == PREDICT:
         if facts.base is not None:
@@ -123,8 +124,8 @@ def encoded(
     num_rows = part.keys.size if facts.mode == TRAIN else 0
     return {
         "keys": part.keys[~is_zero],
-        "values": part.values[~is_zero],
-        "init_table": np.empty((0, rows.shape[1]), np.float32),
+        "values": part.values[~is_zero] if zeros.size else part.values,
+        "init_table": np.empty((0, part.values.shape[1]), np.float32),
         "blacklist": part.keys[is_shrunk],
         "freq_keys": known,
         "freq_values": counts,
@@ -185,29 +186,36 @@ def decoded(
     """
     keys, values = tensors["keys"], np.ascontiguousarray(tensors["values"])
     empty = keys[:0]
-    blacklist = np.setdiff1d(tensors.get("blacklist", empty), keys)
+    blacklist = tensors.get("blacklist", empty)
+    if blacklist.size:
+        blacklist = np.setdiff1d(blacklist, keys)
     known = tensors.get("freq_keys", empty)
     counts, times = _frequencies(tensors, now)
     stated = np.concatenate([keys, blacklist])
     if not known.shape == counts.shape == times.shape or values.shape[:1] != keys.shape:
         raise ValueError(f"What was saved of {whose} is corrupt: its tensors differ in length.")
-    if np.unique(stated).size != stated.size or np.unique(known).size != known.size:
+    if not are_distinct(stated) or not are_distinct(known):
         raise ValueError(f"What was saved of {whose} is corrupt: its keys repeat.")
+    places = _places(known, stated)
+    is_stated = places >= 0
     if facts is not None:
         has_row = np.arange(known.size) < facts.num_rows
     else:
-        has_row = np.isin(known, stated) | (counts >= threshold)
-    clipped = np.setdiff1d(known[has_row], stated)
-    zeros = blacklist.size + clipped.size
-    all_keys = np.concatenate([stated, clipped])
-    rows = np.concatenate([values, np.zeros((zeros, values.shape[1]), values.dtype)])
+        has_row = is_stated | (counts >= threshold)
+    clipped = np.flatnonzero(has_row & ~is_stated)
+    all_keys = np.concatenate([stated, known[clipped]])
+    num_zeros = all_keys.size - keys.size
+    if num_zeros:
+        zeros = np.zeros((num_zeros, values.shape[1]), values.dtype)
+        values = np.concatenate([values, zeros])
     its_counts = np.full(all_keys.size, max(1, threshold), np.int64)
     its_times = np.full(all_keys.size, now)
-    _, at, of = np.intersect1d(all_keys, known, assume_unique=True, return_indices=True)
-    its_counts[at], its_times[at] = counts[of], times[of]
+    for its, numbers in ((its_counts, counts), (its_times, times)):
+        its[places[is_stated]] = numbers[is_stated]
+        its[stated.size :] = numbers[clipped]
     content = Content(
         all_keys,
-        rows.view(row_dtype.storage),
+        values.view(row_dtype.storage),
         _states(tensors, stated.size, clipped.size, whose),
         its_counts,
         its_times,
@@ -215,7 +223,17 @@ def decoded(
         counts[~has_row],
         times[~has_row],
     )
-    return cut(content, np.argsort(all_keys), np.argsort(content.sighted_keys))
+    return in_order(content)
+
+
+def _places(keys: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Returns where each key is among distinct ones, -1: nowhere."""
+    if among.size == 0:
+        return np.full(keys.size, -1)
+    order = np.argsort(among, kind="stable")  # quick where they are in order
+    ordered = among[order]
+    at = np.minimum(np.searchsorted(ordered, keys), among.size - 1)
+    return np.where(ordered[at] == keys, order[at], -1)
 
 
 def _frequencies(tensors: Mapping[str, Any], now: float) -> tuple[np.ndarray, np.ndarray]:
@@ -239,6 +257,8 @@ def _states(
             f"What was saved of {whose} is corrupt: optimizer states of "
             f"{len(tensors['states']):,} keys, and {num_stated:,} keys."
         )
+    if num_clipped == 0:
+        return states
     return [
         state._replace(
             rows=np.concatenate(

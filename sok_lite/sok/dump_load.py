@@ -13,19 +13,33 @@ import tensorflow as tf
 
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
+from sok_lite.bridge.optimizers.dense_slots import dense_slots
+from sok_lite.bridge.optimizers.loss_scale import inner_of
+from sok_lite.bridge.optimizers.settings import family_of
+from sok_lite.bridge.progress import checked_progress, progress_bar
+from sok_lite.bridge.static_part import VariableRows
 from sok_lite.bridge.tensor import to_tensor
 from sok_lite.engine.changes import changes_since
 from sok_lite.engine.files.dump import dump as engine_dump
 from sok_lite.engine.files.load import load as engine_load
+from sok_lite.engine.files.static_part import Item, table_of
 from sok_lite.sok.dynamic_variable import DynamicVariable
 from sok_lite.sok.optimizer import OptimizerWrapper
+from sok_lite.sok.static_variable import FixedVariable
 
 __all__ = ["dump", "incremental_model_dump", "load"]
 
 Path = str | os.PathLike[str]
 
 
-def dump(path: Path, dump_vars: Any, optimizer: Any = None, *, incremental: bool = False) -> None:
+def dump(
+    path: Path,
+    dump_vars: Any,
+    optimizer: Any = None,
+    *,
+    incremental: bool = False,
+    progress: bool | None = None,
+) -> None:
     """Writes variables of all ranks into a folder. Every rank must call it, in eager mode.
 
     Written are keys, rows, the states of all optimizers, scores, sightings and times. A checkpoint
@@ -42,25 +56,37 @@ def dump(path: Path, dump_vars: Any, optimizer: Any = None, *, incremental: bool
 
     Args:
       path: of the folder, which all ranks must see; it is made if it is not there.
-      dump_vars: a DynamicVariable, or a list or tuple of several with different names.
-      optimizer: a sok.OptimizerWrapper, or a list of one: its step count is kept as well.
+      dump_vars: a DynamicVariable or a sok.Variable, or a list or tuple of several with different
+        names. Of a sok.Variable all rows are written each time.
+      optimizer: a sok.OptimizerWrapper, or a list of one: its step count is kept as well, and the
+        states that it has for static variables.
       incremental: whether to add to the checkpoint that is there.
+      progress: whether rank 0 shows a bar of its bytes; None: if it writes to a terminal and tqdm
+        is installed.
 
     Raises:
       TypeError, ValueError: an argument is not as said here, or differs between ranks.
       RuntimeError: not in eager mode, or `sok.init` was not called.
       OSError, MemoryError: a rank cannot write its files. All ranks raise the same.
+      ImportError: `progress` is True and there is no tqdm.
     """
     variables, wrapper = _checked(dump_vars, optimizer, "dump")
     comm = communicator()
-    tables = [variable.table for variable in variables]
+    tables = _items(variables, wrapper, makes=False)
     extra = {} if wrapper is None else {"iterations": _counts(wrapper)}
-    write = partial(engine_dump, path, tables, comm, extra, incremental=bool(incremental))
-    on_device(tables[0].backend, write)
+    shown = checked_progress(progress, comm.rank)
+    with progress_bar(shown, f"Dump to {os.fspath(path)}", comm.size) as report:
+        write = partial(engine_dump, path, tables, comm, extra, report=report)
+        on_device(table_of(tables[0]).backend, partial(write, incremental=bool(incremental)))
 
 
 def load(
-    path: Path, load_vars: Any, optimizer: Any = None, mode: str = "replace", cast: bool = False
+    path: Path,
+    load_vars: Any,
+    optimizer: Any = None,
+    mode: str = "replace",
+    cast: bool = False,
+    progress: bool | None = None,
 ) -> None:
     """Gives variables what `dump` wrote, on any number of ranks. Every rank must call it.
 
@@ -69,12 +95,15 @@ def load(
 
     Args:
       path: of the folder.
-      load_vars: a DynamicVariable, or a list or tuple of several, with the names that they had.
-      optimizer: a sok.OptimizerWrapper, or a list of one: it goes on from its step count. The
-        states of rows come back with or without it.
+      load_vars: a DynamicVariable or a sok.Variable, or a list or tuple of several, with the names
+        that they had. A static one takes all of its rows, in both modes.
+      optimizer: a sok.OptimizerWrapper, or a list of one: it goes on from its step count, and from
+        the states that it had for static variables. Those of dynamic ones come back with or
+        without it.
       mode: "replace": a variable has the keys that were written and no others. "merge": it keeps
         its other keys as well.
       cast: whether rows may be of another dtype of floats than those that were written.
+      progress: as of `dump`.
 
     Raises:
       TypeError, ValueError: an argument is not as said here or differs between ranks, the variables
@@ -82,11 +111,15 @@ def load(
       RuntimeError: not in eager mode, or `sok.init` was not called.
       OSError, MemoryError: there is no checkpoint, or a rank cannot read or hold its part. All
         ranks raise the same, and no variable has changed.
+      ImportError: as of `dump`.
     """
     variables, wrapper = _checked(load_vars, optimizer, "load")
     comm = communicator()
-    tables = [variable.table for variable in variables]
-    extra = on_device(tables[0].backend, engine_load, path, tables, comm, mode, cast)
+    tables = _items(variables, wrapper, makes=True)
+    shown = checked_progress(progress, comm.rank)
+    with progress_bar(shown, f"Load from {os.fspath(path)}", comm.size) as report:
+        read = partial(engine_load, path, tables, comm, mode, cast, report=report)
+        extra = on_device(table_of(tables[0]).backend, read)
     if wrapper is not None:
         _go_on_from(wrapper, extra, path)
 
@@ -123,8 +156,14 @@ def incremental_model_dump(
             f"sok.incremental_model_dump takes no session. Received: sess={sess!r}. Call it in "
             "eager mode, without `sess`."
         )
+    for variable in variables:
+        if not isinstance(variable, DynamicVariable):
+            raise TypeError(
+                "sok.incremental_model_dump takes sok.DynamicVariable. Received: a static variable,"
+                f" {variable.name!r}, all of whose rows are there: read it as it is."
+            )
     times = _checked_times(time_threshold, len(variables))
-    tables = [variable.table for variable in variables]
+    tables = [variable.table for variable in variables if isinstance(variable, DynamicVariable)]
     comm, backend = communicator(), tables[0].backend
 
     def run() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -159,7 +198,7 @@ def _checked_times(given: Any, num_variables: int) -> list[float]:
 
 def _checked(
     given: Any, optimizer: Any, what: str
-) -> tuple[list[DynamicVariable], OptimizerWrapper | None]:
+) -> tuple[list[DynamicVariable | FixedVariable], OptimizerWrapper | None]:
     """Returns variables and the optimizer that a caller has given."""
     if not tf.executing_eagerly():
         raise RuntimeError(
@@ -170,12 +209,12 @@ def _checked(
     if not variables:
         raise ValueError(f"sok.{what} takes at least one variable. Received: none.")
     for variable in variables:
-        if not isinstance(variable, DynamicVariable):
+        if not isinstance(variable, (DynamicVariable, FixedVariable)):
             raise TypeError(
-                f"sok.{what} takes sok.DynamicVariable. Received: {type(variable).__name__}. Save "
-                "other variables with tf.train.Checkpoint."
+                f"sok.{what} takes sok.DynamicVariable and sok.Variable. Received: "
+                f"{type(variable).__name__}. Save other variables with tf.train.Checkpoint."
             )
-        if variable.is_static():
+        if isinstance(variable, DynamicVariable) and variable.is_static():
             raise ValueError(
                 f"sok.{what} takes variables in dynamic mode. Received: {variable.name!r} in "
                 "static mode. Call its to_dynamic() first."
@@ -189,6 +228,26 @@ def _checked(
             f"sok.{what} takes a sok.OptimizerWrapper. Received: {type(wrapper).__name__}. Wrap it."
         )
     return variables, wrapper
+
+
+def _items(
+    variables: list[DynamicVariable | FixedVariable], wrapper: OptimizerWrapper | None, makes: bool
+) -> list[Item]:
+    """Returns what the engine writes of variables, or gives them.
+
+    Args:
+      makes: whether states of static variables are made that are not there yet.
+    """
+
+    def item(variable: DynamicVariable | FixedVariable) -> Item:
+        if isinstance(variable, DynamicVariable):
+            return variable.table
+        if wrapper is None:
+            return VariableRows(variable)
+        inner = inner_of(wrapper.optimizer)
+        return VariableRows(variable, dense_slots(inner, family_of(inner), variable, makes))
+
+    return [item(variable) for variable in variables]
 
 
 def _counters(wrapper: OptimizerWrapper) -> list[Any]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from sok_lite.backend import Backend
 from sok_lite.bridge import table_ops, writes
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.bridge.slot import SlotView
+from sok_lite.bridge.slot import StateView
 from sok_lite.bridge.static_rows import WithStaticRows, by_row_number
 from sok_lite.bridge.variable import table_for_variable
 from sok_lite.communication import num_ranks
@@ -49,7 +49,8 @@ class DynamicVariable(WithStaticRows):
       initializer: first value of a row: "random" (also None and ""; uniform from -0.05 to 0.05 for
         "hbm", normal with mean 0 and deviation 1 for "hybrid", as in SOK), "normal", "uniform",
         "ones", "zeros", a number or its string such as "13", also as a tensor or tf.Variable whose
-        elements are all that number, or a Keras or tf.initializers object.
+        elements are all that number, a Keras or tf.initializers object, or Keras' name of one, such
+        as "glorot_uniform".
       var_type: "hbm" (also None and ""): all rows in GPU memory, or in RAM without a GPU, growing
         without bound. "hybrid": up to `max_capacity` keys, then the key of the lowest score goes;
         rows in two tiers of memory.
@@ -62,7 +63,8 @@ class DynamicVariable(WithStaticRows):
         all of them.
       **kwargs: `seed` (an integer, 0 by default), `init_capacity` (keys to make room for at
         once), `row_shape` (the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling
-        initializer is to count with: a table has none), and the options of a "hybrid" table: see
+        initializer is to count with, since a table has none; left out: a row counts as a vector
+        does in Keras, (dimension, dimension)), and the options of a "hybrid" table: see
         `sok_lite.engine.table.hkv_options.HkvOptions`. "hbm" ignores those of them that SOK has.
 
     Raises:
@@ -216,6 +218,8 @@ class DynamicVariable(WithStaticRows):
 
     statistics = table_ops.statistics
     contains = table_ops.contains
+    __len__ = table_ops.length
+    __contains__ = table_ops.has
     scores = table_ops.scores
     num_zero_rows = table_ops.num_zero_rows
     export = table_ops.export
@@ -265,7 +269,7 @@ def export(var: Any, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]
     return var.export(cutoff=cutoff)
 
 
-def assign(var: DynamicVariable | SlotView, indices: Any, values: Any, scores: Any = None) -> Any:
+def assign(var: DynamicVariable | StateView, indices: Any, values: Any, scores: Any = None) -> Any:
     """Sets the rows of keys on this rank, inserting keys that are new. No communication.
 
     Args:
@@ -284,7 +288,7 @@ def assign(var: DynamicVariable | SlotView, indices: Any, values: Any, scores: A
       ValueError: shapes do not fit, a key does not fit the key type, or has no row to have a state;
         a state comes with scores. Nothing has changed then.
     """
-    if isinstance(var, SlotView):
+    if isinstance(var, StateView):
         if scores is not None:
             raise ValueError(
                 f"State {var.name!r} has no scores: keys have. Received: scores={scores!r}. Give "

@@ -1,10 +1,12 @@
 """`sok.lookup_sparse`: every rank asks for keys of any rank, for all tables of a call together."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, overload
 
 import tensorflow as tf
 
 from sok_lite.bridge.ahead import Prefetched, send_ahead
+from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.checks import integer_keys
 from sok_lite.bridge.inference import checked_missing, checked_training
 from sok_lite.bridge.local_lookup import local_lookup_and_evict
@@ -14,11 +16,34 @@ from sok_lite.bridge.lookup_host import Treatment
 from sok_lite.bridge.type_spec import alive
 from sok_lite.communication import communicator
 from sok_lite.sok.dynamic_variable import DynamicVariable
+from sok_lite.sok.static_variable import FixedVariable
 
 __all__ = ["all2all_dense_embedding", "lookup_sparse", "prefetch", "sparse_read_and_evict"]
 
 
-@tf.autograph.experimental.do_not_convert
+@overload
+def lookup_sparse(
+    params: DynamicVariable | FixedVariable,
+    sp_ids: Any,
+    sp_weights: Any = None,
+    combiners: str | Sequence[str] | None = None,
+    use_low_frequency_filter: bool = False,
+    *,
+    training: bool | None = None,
+    missing: str | None = None,
+) -> tf.Tensor: ...
+@overload
+def lookup_sparse(
+    params: Sequence[DynamicVariable | FixedVariable],
+    sp_ids: Any,
+    sp_weights: Any = None,
+    combiners: str | Sequence[str] | None = None,
+    use_low_frequency_filter: bool = False,
+    *,
+    training: bool | None = None,
+    missing: str | None = None,
+) -> list[tf.Tensor]: ...
+@unconverted_function
 def lookup_sparse(
     params: Any,
     sp_ids: Any,
@@ -87,7 +112,7 @@ def lookup_sparse(
     return outputs if is_list else outputs[0]
 
 
-@tf.autograph.experimental.do_not_convert
+@unconverted_function
 def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
     """Looks keys up in the table of all ranks, and returns a row for each.
 
@@ -140,7 +165,7 @@ def _one_key_a_row(indices: Any) -> tf.RaggedTensor:
     return tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
 
 
-@tf.autograph.experimental.do_not_convert
+@unconverted_function
 def sparse_read_and_evict(
     var: DynamicVariable, indices: Any, name: str | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -169,7 +194,7 @@ def sparse_read_and_evict(
     return local_lookup_and_evict(var, indices)
 
 
-@tf.autograph.experimental.do_not_convert
+@unconverted_function
 def prefetch(params: Any, sp_ids: Any, sp_weights: Any = None, combiners: Any = None) -> Prefetched:
     """Sends the keys of a batch to the ranks that own them, ahead of its `sok.lookup_sparse`.
 

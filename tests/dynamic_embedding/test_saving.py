@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from sok_lite import dynamic_embedding as de
+from sok_lite.dynamic_embedding.checkpoint_folder import directory
 from tests.dynamic_embedding.test_file_system import KEYS, VALUES, expected, filled, held, rows_of
 
 tf1 = tf.compat.v1
@@ -573,3 +574,14 @@ def test_a_monitored_session_saves_with_a_saver_of_ours(tmp_path):
                 while not session.should_stop():
                     found, _ = session.run([rows, train])
     assert found.tolist() == [[-1.5]] * 2
+
+
+def test_the_environment_names_the_folder(monkeypatch):
+    monkeypatch.delenv("TFRA_SAVED_KV", raising=False)
+    assert directory("a") == "a"
+    monkeypatch.setenv("TFRA_SAVED_KV", "b")
+    assert directory("a") == "b"
+    assert directory("a", "OTHER") == "a"
+    assert directory("a", None) == "a"
+    monkeypatch.setenv("TFRA_SAVED_KV", "")
+    assert directory("a") == "a"

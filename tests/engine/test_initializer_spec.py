@@ -29,6 +29,11 @@ from sok_lite.engine.row_initializer import RowInitializer
         (np.array([1, 2, 3, 4]), RowInitializer((1, 2, 3, 4))),
         (np.array([0.5, 2, 3, 4], np.float32), RowInitializer((0.5, 2.0, 3.0, 4.0))),
         (RowInitializer((1, 2)), RowInitializer((1, 2))),
+        ("glorot_uniform", Initializer("uniform", -(0.75**0.5), 0.75**0.5)),
+        ("HeUniform", Initializer("uniform", -(1.5**0.5), 1.5**0.5)),
+        ("random_uniform", Initializer("uniform", -0.05, 0.05)),
+        ("RandomNormal", Initializer("normal", 0.0, 0.05)),
+        ("Zeros", Initializer("constant", 0.0)),
     ],
 )
 def test_words_and_numbers(spec, expected):
@@ -43,7 +48,8 @@ def test_random_is_normal_in_a_hybrid_table():
 @pytest.mark.parametrize(
     "spec, error, message",
     [
-        ("glorot", ValueError, "'random', 'normal', 'uniform', 'ones', 'zeros', or a number"),
+        ("glorot", ValueError, "'random', 'normal', 'uniform', 'ones', 'zeros', a number"),
+        ("orthogonal", ValueError, "Keras' names RandomNormal, .*LecunNormal, also written as"),
         ("nan", ValueError, "must be finite. Received: nan"),
         (float("inf"), ValueError, "must be finite"),
         (1e39, ValueError, "finite float32"),
@@ -106,10 +112,10 @@ def test_objects_that_look_like_keras_initializers(spec, expected):
     assert make_initializer(spec, 4) == expected
 
 
-def test_fan_based_initializers_need_a_row_shape():
+def test_fan_based_initializers_count_with_the_row_shape():
     glorot = keras_like("GlorotUniform", seed=3)
-    with pytest.raises(ValueError, match=r"row_shape=\(fan_in, fan_out\), such as \(1000000, 16\)"):
-        make_initializer(glorot, 16)
+    limit = (6 / (16 + 16)) ** 0.5
+    assert make_initializer(glorot, 16) == Initializer("uniform", -limit, limit, seed=3)
     limit = (6 / (1000 + 16)) ** 0.5
     assert make_initializer(glorot, 16, row_shape=(1000, 16)) == Initializer(
         "uniform", -limit, limit, seed=3

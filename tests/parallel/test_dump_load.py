@@ -52,6 +52,29 @@ def test_each_rank_gets_its_keys(comm, folder, monkeypatch):
     assert_has(other, mine)
 
 
+def test_each_rank_gets_its_rows_of_a_static_variable(comm, folder, monkeypatch):
+    rows = np.arange(14, dtype=np.float32).reshape(7, 2)
+    one = [variable(KEYS[KEYS % comm.size == comm.rank]), sok.Variable(rows, name="s")]
+    sok.dump(folder / "all", one)
+    zeros = np.zeros_like(rows)
+    other = [sok.Variable(zeros, name="s"), variable(np.array([100]))]
+    sok.load(folder / "all", other)
+    np.testing.assert_array_equal(other[0].numpy(), rows[comm.rank :: comm.size])
+    assert_has(other[1], KEYS[KEYS % comm.size == comm.rank])
+    last = sok.Variable(zeros, name="s", mode=f"localized:{comm.size - 1}")
+    sok.load(folder / "all", last)
+    expected = rows if comm.rank == comm.size - 1 else rows[:0]
+    np.testing.assert_array_equal(last.numpy(), expected)
+    with monkeypatch.context() as patch:  # every rank by itself, as a job of one
+        patch.setattr(job, "_communicator", SingleCommunicator())
+        alone = sok.Variable(zeros, name="s")
+        sok.load(folder / "all", alone)
+        np.testing.assert_array_equal(alone.numpy(), rows)
+    comm.barrier()
+    with pytest.raises(ValueError, match=r"shape \(7, 2\)\. Received: shape \(8, 2\)"):
+        sok.load(folder / "all", sok.Variable(np.zeros((8, 2), np.float32), name="s"))
+
+
 def test_each_rank_adds_its_changes(comm, folder, monkeypatch):
     mine = KEYS[KEYS % comm.size == comm.rank]
     one = variable(mine)

@@ -78,7 +78,10 @@ def test_calls_of_one_session_need_no_thread_each(comm):
         grads = tf.gradients(loss, tables)
         step = sok.SGD(0.01).apply_gradients(zip(grads, tables, strict=True))
         exported = [sok.export(table) for table in tables]
-        config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads)
+        # Its own: else it had those of the first session of the process, however many they are.
+        config = tf.compat.v1.ConfigProto(
+            use_per_session_threads=True, inter_op_parallelism_threads=threads
+        )
         with tf.compat.v1.Session(config=config) as session:
             session.run(tf.compat.v1.global_variables_initializer())
             for _ in range(STEPS):

@@ -1,5 +1,6 @@
 """sok.dump and sok.load: training goes on where it stopped."""
 
+import sys
 from datetime import datetime, timedelta, timezone
 
 import numpy as np
@@ -65,7 +66,7 @@ def test_one_variable_of_another_kind_merges(tmp_path):
 def test_what_cannot_be_dumped_is_refused(tmp_path):
     one = sok.DynamicVariable(2, name="v")
     for call in (sok.dump, sok.load):
-        with pytest.raises(TypeError, match=r"DynamicVariable\. Received: .*Variable"):
+        with pytest.raises(TypeError, match=r"and sok\.Variable\. Received: .*Variable"):
             call(tmp_path, [one, tf.Variable([1.0])])
         with pytest.raises(ValueError, match="at least one"):
             call(tmp_path, [])
@@ -92,6 +93,33 @@ def test_a_variable_in_static_mode_is_refused(tmp_path):
     one.to_static(tf.constant([1, 2]))
     with pytest.raises(ValueError, match="to_dynamic"):
         sok.dump(tmp_path, one)
+
+
+def test_a_bar_shows_the_bytes(tmp_path, capsys):
+    one = sok.DynamicVariable(2, name="v")
+    sok.assign(one, range(100), tf.ones([100, 2]))
+    for call, word in ((sok.dump, "Dump to"), (sok.load, "Load from")):
+        call(tmp_path / "c", one)  # no terminal here
+        call(tmp_path / "c", one, progress=False)
+        assert capsys.readouterr().err == ""
+        call(tmp_path / "c", one, progress=True)
+        shown = capsys.readouterr().err
+        assert f"{word} {tmp_path / 'c'}: 100%" in shown and "kB/s" in shown.replace("MB/s", "kB/s")
+        with pytest.raises(TypeError, match="`progress` must be"):
+            call(tmp_path / "c", one, progress=1)
+
+
+def test_a_terminal_has_a_bar_and_tqdm_may_be_missing(tmp_path, capsys, monkeypatch):
+    one = sok.DynamicVariable(2, name="v")
+    sok.assign(one, [1], tf.ones([1, 2]))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    sok.dump(tmp_path, one)
+    assert "100%" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    sok.dump(tmp_path, one)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ImportError, match=r"sok_lite\[progress\]"):
+        sok.load(tmp_path, one, progress=True)
 
 
 # -------------------------------------------------------------------- what has changed
@@ -162,6 +190,8 @@ def test_wrong_arguments_of_an_incremental_dump():
         sok.incremental_model_dump(one, [now, now])
     with pytest.raises(TypeError, match="takes sok.DynamicVariable"):
         sok.incremental_model_dump([tf.Variable([[1.0]])], now)
+    with pytest.raises(TypeError, match="takes sok.DynamicVariable. Received: a static variable"):
+        sok.incremental_model_dump([sok.Variable(np.ones((2, 2), np.float32))], now)
     with pytest.raises(ValueError, match="takes no session"):
         sok.incremental_model_dump(one, now, sess=object())
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match="eager mode only"):

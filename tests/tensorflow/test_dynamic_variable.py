@@ -56,8 +56,8 @@ def test_a_fan_based_initializer_counts_with_the_row_shape():
     rows = tf.nn.embedding_lookup(v, tf.range(500, dtype=tf.int64)).numpy()
     limit = np.sqrt(6 / (1000 + 64))
     assert 0.99 * limit < np.abs(rows).max() <= np.float32(limit)
-    with pytest.raises(ValueError, match=r"row_shape=\(fan_in, fan_out\)"):
-        sok.DynamicVariable(64, initializer=glorot)
+    alone = sok.DynamicVariable(64, initializer="glorot_uniform", name="alone").sparse_read([5])
+    assert limit < np.abs(alone).max() <= np.float32(np.sqrt(6 / (64 + 64)))
     for wrong in (5, (1, 2, 3), (0, 64)):
         with pytest.raises(ValueError, match="two numbers above 0"):
             sok.DynamicVariable(64, initializer=glorot, row_shape=wrong)

@@ -90,6 +90,26 @@ def test_fan_based_initializers_draw_what_tensorflow_draws(package, name, shape)
     same_distribution(getattr(PACKAGES[package], name + shape)(seed=1))
 
 
+NAMES = [f"{name}_{kind}" for name in ("glorot", "he", "lecun") for kind in ("uniform", "normal")]
+NAMES += ["random_uniform", "random_normal", "truncated_normal", "variance_scaling", "zeros"]
+
+
+@pytest.mark.parametrize("package", ["keras", "tf_keras"])
+@pytest.mark.parametrize("row_shape", [None, (7, 3)])
+def test_a_name_of_keras_is_what_keras_gives_for_it(package, row_shape):
+    for name in NAMES:
+        theirs = PACKAGES[package].get(name)
+        for text in (name, type(theirs).__name__):
+            assert make_initializer(text, 4, row_shape) == make_initializer(theirs, 4, row_shape)
+
+
+@pytest.mark.parametrize("name", FAN_BASED)
+def test_without_a_row_shape_a_row_counts_as_a_vector(name):
+    drawn = np.abs(getattr(keras.initializers, name + "Uniform")(seed=1)([10_000]))
+    limit = make_initializer(f"{name.lower()}_uniform", 10_000).b
+    assert 0.99 * limit < drawn.max() <= np.float32(limit)
+
+
 @pytest.mark.parametrize("mode", ["fan_in", "fan_out", "fan_avg"])
 @pytest.mark.parametrize("distribution", ["uniform", "truncated_normal"])
 def test_variance_scaling_draws_what_tensorflow_draws(mode, distribution):
@@ -106,8 +126,6 @@ def test_variance_scaling_draws_what_tensorflow_draws(mode, distribution):
 def test_what_a_table_cannot_do_is_refused(package):
     with pytest.raises(ValueError, match="Received: Orthogonal"):
         make_initializer(PACKAGES[package].Orthogonal(), 4)
-    with pytest.raises(ValueError, match="row_shape"):
-        make_initializer(PACKAGES[package].GlorotUniform(), 4)
     with pytest.raises(ValueError, match="one number for all elements"):
         make_initializer(tf.constant_initializer([1.0, 2.0]), 3)
 

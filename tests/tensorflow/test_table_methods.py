@@ -64,6 +64,33 @@ def test_contains(options, mode, n):
     assert table.table.size == 33
 
 
+def test_len_and_in_are_those_of_the_keys(options):
+    table = sok.DynamicVariable(2, key_type=tf.uint64, **options)
+    assert len(table) == 0 and 0 not in table
+    keys = [0, 7, 2**63, 2**64 - 1]
+    tf.nn.embedding_lookup(table, np.array(keys, np.uint64))
+    scores = table.scores(np.array(keys, np.uint64)).numpy()
+    assert len(table) == 4 and all(key in table for key in keys)
+    assert np.int32(7) in table and tf.constant(7) in table and np.uint64(2**63) in table
+    assert not any(key in table for key in (1, -1, 2**64, -(2**63), 2**100))
+    np.testing.assert_array_equal(table.scores(np.array(keys, np.uint64)), scores)
+    assert len(table) == 4
+    table.erase([7])
+    assert len(table) == 3 and 7 not in table
+    for key in ("7", 7.0, [7], None, tf.constant([7]), True):
+        with pytest.raises(TypeError, match="one key, an integer. Received: .*contains"):
+            _ = key in table
+    with pytest.raises(NotImplementedError, match="__bool__"):
+        bool(table)
+
+
+def test_len_and_in_are_not_for_a_trace(options):
+    table = sok.DynamicVariable(2, **options)
+    for ask in (lambda: len(table), lambda: 3 in table):
+        with pytest.raises(RuntimeError, match="is of the moment: a tf.function would ask once"):
+            tf.function(ask)()
+
+
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
 def test_erase(options, mode, n):
     table = filled(options)

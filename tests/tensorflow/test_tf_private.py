@@ -113,6 +113,23 @@ def test_settings_of_keras_optimizers(package, name):
     assert_has(importlib.import_module(package).optimizers.Adam(), name)
 
 
+@pytest.mark.parametrize("package", KERAS)
+def test_numbers_of_the_variables_of_a_keras_optimizer(package):
+    optimizer = importlib.import_module(package).optimizers.Adam()
+    variables = [tf.Variable([1.0]), tf.Variable([2.0, 3.0])]
+    optimizer.build(variables)
+    numbers = getattr(optimizer, tf_private.NUMBERS_OF_VARIABLES[package])
+    key_of = getattr(optimizer, tf_private.KEY_OF_A_VARIABLE)
+    assert [numbers[key_of(variable)] for variable in variables] == [0, 1]
+
+
+def test_an_operation_is_called_as_generated_functions_do():
+    variable = tf.Variable([1.0])
+    handle, value = variable.handle, tf.constant([2.0])
+    tf_private.execute(tf_private.context(), "AssignVariableOp", None, handle, value)
+    assert variable.numpy() == [2.0]
+
+
 @pytest.mark.parametrize("cls", tf_private.LEGACY_OPTIMIZERS)
 def test_settings_of_legacy_optimizers(cls):
     legacy = pytest.importorskip("tf_keras").optimizers.legacy

@@ -26,7 +26,7 @@ _NOT_OF_THE_STEP: dict[str, Any] = {
 }
 _OF_THE_OBJECT = {"name", "_name", "built", "_built", "_lock", "_hypers_created"}
 # Lists of all variables, which others have under names that say more.
-_LISTS_OF_ALL = ["_trainable_variables", "_variables", "_weights"]
+LISTS_OF_ALL = ["_trainable_variables", "_variables", "_weights"]
 _SETTINGS = (
     *(bool, int, float, str, type(None), tuple, np.ndarray, np.generic),
     *(types.FunctionType, types.BuiltinFunctionType, partial),
@@ -143,8 +143,8 @@ def variables_in(optimizer: Any, left_out: Sequence[str]) -> list[tuple[str, Any
     found = []
     # TensorFlow's tracking has its own lists, under names that begin so.
     plain = {name for name in attributes if not name.startswith("_self_")}
-    names = sorted(plain - {*left_out, *_LISTS_OF_ALL})
-    for name in [*names, *(name for name in _LISTS_OF_ALL if name in attributes)]:
+    names = sorted(plain - {*left_out, *LISTS_OF_ALL})
+    for name in [*names, *(name for name in LISTS_OF_ALL if name in attributes)]:
         for leaf in _leaves(attributes[name]):
             if id(leaf) not in seen and is_variable(leaf):
                 seen.add(id(leaf))

@@ -29,13 +29,14 @@ class WrappedHere(WrappedOptimizer):
     Args:
       optimizer: see `WrappedOptimizer`.
       dense_step: updates dense variables, and does not come here again.
+      options: of `WrappedOptimizer`.
     """
 
     counts_with_optimizer = True
 
-    def __init__(self, optimizer: Any, dense_step: DenseStep) -> None:
+    def __init__(self, optimizer: Any, dense_step: DenseStep, **options: Any) -> None:
         self._step_of_dense = dense_step
-        super().__init__(optimizer)
+        super().__init__(optimizer, **options)
 
     def _settings(self) -> Settings | OwnStep:
         settings = super()._settings()
@@ -77,12 +78,12 @@ class StepsHere:
 
     Args:
       optimizer: the optimizer; it is not kept alive.
-      dense_step: see `WrappedHere`.
+      dense_step, options: see `WrappedHere`.
     """
 
-    def __init__(self, optimizer: Any, dense_step: DenseStep) -> None:
+    def __init__(self, optimizer: Any, dense_step: DenseStep, **options: Any) -> None:
         self._optimizer: Any = weakref.ref(optimizer)
-        self._dense_step = dense_step
+        self._dense_step, self._options = dense_step, options
         self._wrapped: weakref.WeakKeyDictionary[Any, WrappedHere] = weakref.WeakKeyDictionary()
         self._eager: WrappedHere | None = None
 
@@ -136,13 +137,16 @@ class StepsHere:
             if not tf.executing_eagerly():
                 graph = tf.compat.v1.get_default_graph()
                 if graph not in self._wrapped:
-                    self._wrapped[graph] = WrappedHere(self.optimizer, self._dense_step)
+                    self._wrapped[graph] = self._made()
                 return self._wrapped[graph]
             if self._eager is None:
-                self._eager = WrappedHere(self.optimizer, self._dense_step)
+                self._eager = self._made()
                 if self._eager.iterations is not None:
                     # It has no counter of its own: a checkpoint of it is to have this one.
                     self.optimizer._track_trackable(
                         self._eager.iterations, "sok_iterations", overwrite=True
                     )
             return self._eager
+
+    def _made(self) -> WrappedHere:
+        return WrappedHere(self.optimizer, self._dense_step, **self._options)

@@ -20,20 +20,29 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge import keras_guard
+from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.optimizers.all_ranks import averaged
 from sok_lite.bridge.optimizers.here import DenseStep, StepsHere
+from sok_lite.bridge.optimizers.keras3 import KERAS3
+from sok_lite.bridge.optimizers.loss_scale import build, inner_of, scales_loss
 from sok_lite.bridge.optimizers.minimize import check_any
 from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.optimizers.v1 import V1
+from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.variable import TableVariable
 
 # ---- the public names of other packages that this module relies on; a test looks at each ---------
 
 UPDATES_PAIRS = "apply_gradients"  # of tf.compat.v1.train and tf_keras
 UPDATES_LISTS = "apply"  # of Keras 3, whose `apply_gradients` comes to it
-MAKES_STATES = "build"  # of Keras 3, for all weights of a model
+MAKES_STATES = "build"  # of Keras 3 and tf_keras, for all weights of a model
 
-# An attribute of optimizers. TensorFlow and Keras track what is set; this is put into the dict.
+COMPILES = "compile"  # of models
+MAKES_STEPS = "make_train_function"  # of models of Keras 3
+
+# Attributes of optimizers. TensorFlow and Keras track what is set; these are put into the dict.
 _STEPS = "_sok_lite_steps"
+_OPTIONS = "_sok_lite_options"
 
 _Original = Callable[..., Any]
 _wrapped: set[tuple[type, str]] = set()
@@ -46,12 +55,16 @@ def train_with_stock_optimizers() -> None:
 
 
 def _wrap_keras(name: str, package: Any) -> None:
-    base = package.optimizers.Optimizer
+    _wrap_compile(package)
     if name == "keras":
-        for cls in vars(package.optimizers).values():
-            if inspect.isclass(cls) and issubclass(cls, base):
+        _wrap_making(package.Model)
+    base = package.optimizers.Optimizer
+    for cls in vars(package.optimizers).values():
+        if inspect.isclass(cls) and issubclass(cls, base):
+            _wrap_build(cls)
+            if name == "keras":
                 _wrap_lists(cls)
-                _wrap_build(cls)
+    if name == "keras":
         return
     legacy = package.optimizers.legacy.Optimizer
     # That around another optimizer has no public name for each of its kinds.
@@ -82,6 +95,8 @@ def _wrap_pairs(cls: type) -> None:
         if not isinstance(grads_and_vars, (list, tuple)):
             grads_and_vars = list(grads_and_vars)  # it may be gone when it was looked at
         if not any(_is_ours(pair[-1]) for pair in grads_and_vars):
+            if _averages(self, ()):
+                grads_and_vars = averaged(grads_and_vars)
             return original(self, grads_and_vars, *args, **kwargs)
         options = dict(zip(names, args, strict=False)) | kwargs
         return _take(self, grads_and_vars, dense_step, options)
@@ -102,9 +117,11 @@ def _wrap_lists(cls: type) -> None:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
+            pairs = list(zip(grads, trainable_variables, strict=True))
             if any(map(_is_ours, trainable_variables)):
-                pairs = list(zip(grads, trainable_variables, strict=True))
                 return _take(self, pairs, dense_step, {})
+            if _averages(self, ()):
+                grads = [grad for grad, _ in averaged(pairs)]
         return original(self, grads, trainable_variables)
 
     _put(cls, UPDATES_LISTS, apply)
@@ -123,6 +140,57 @@ def _wrap_build(cls: type) -> None:
         return original(self, variables if len(dense) == len(listed) else dense)
 
     _put(cls, MAKES_STATES, build, trains=False)
+
+
+def _wrap_compile(package: Any) -> None:
+    """Has models be compiled with a wrapped optimizer, and with a class of a program's own."""
+    cls, original = _method(package.Model, COMPILES)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            args = (_as_keras_knows(args[0], package), *args[1:])
+        elif "optimizer" in kwargs:
+            kwargs["optimizer"] = _as_keras_knows(kwargs["optimizer"], package)
+        done = original(self, *args, **kwargs)
+        optimizer = getattr(self, "optimizer", None)
+        if isinstance(optimizer, package.optimizers.Optimizer):
+            _wrap_build(type(optimizer))
+            if package.__name__ == "keras":
+                _wrap_lists(type(optimizer))
+        return done
+
+    _put(cls, COMPILES, compile, trains=False)
+
+
+def _wrap_making(model: type) -> None:
+    """Has the scale of a loss be a variable before a step is traced that has it."""
+    cls, original = _method(model, MAKES_STEPS)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def make_train_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+        weights = self.trainable_variables
+        if scales_loss(self.optimizer) and any(map(_is_ours, weights)):
+            build(self.optimizer, KERAS3, [each for each in weights if not _is_ours(each)])
+        return original(self, *args, **kwargs)
+
+    _put(cls, MAKES_STEPS, make_train_function, trains=False)
+
+
+def _as_keras_knows(optimizer: Any, package: Any) -> Any:
+    """Returns the optimizer in a wrapped one, which steps on tables as the wrapped one would."""
+    if not isinstance(optimizer, WrappedOptimizer):
+        return optimizer
+    inner = optimizer.optimizer
+    vars(inner_of(inner))[_OPTIONS] = {
+        "on_nonfinite": optimizer.on_nonfinite,
+        "stochastic_rounding": optimizer.stochastic_rounding,
+    }
+    return inner
 
 
 def _method(cls: type, name: str) -> tuple[type, _Original | None]:
@@ -147,6 +215,16 @@ def _is_ours(variable: Any) -> bool:
     return isinstance(variable, TableVariable) and variable.trained_by_stock
 
 
+def _averages(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> bool:
+    """Whether a step is of the mean of all ranks' losses, and there are other ranks."""
+    if other_ranks() is None:
+        return False
+    of_tables = (variable for _, variable in pairs if _is_ours(variable))
+    return any(variable.averages_over_ranks for variable in of_tables) or vars(optimizer).get(
+        keras_guard.AVERAGES, False
+    )
+
+
 def _take(
     optimizer: Any,
     pairs: Iterable[tuple[Any, Any]],
@@ -162,7 +240,10 @@ def _take(
                 check_any(pairs)
             dense = pairs
         return dense_step(optimizer, dense, **options)
+    if _averages(optimizer, pairs):
+        pairs = averaged(pairs)
     steps = vars(optimizer).get(_STEPS)
     if steps is None or steps.optimizer is not optimizer:  # a copy has that of its model
-        steps = vars(optimizer)[_STEPS] = StepsHere(optimizer, dense_step)
+        more = vars(inner_of(optimizer)).get(_OPTIONS, {})
+        steps = vars(optimizer)[_STEPS] = StepsHere(optimizer, dense_step, **more)
     return steps.take(pairs, **options)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.collectives import broadcast
-from sok_lite.dynamic_embedding.keras.layers import root_of
+from sok_lite.bridge.keras_classes import root_of
 from sok_lite.dynamic_embedding.keras.models import de_hvd_save_model
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper

@@ -10,8 +10,6 @@ from sok_lite.dynamic_embedding import creators, restrict_policies
 
 _POLICIES = ("FrequencyRestrictPolicy", "TimestampRestrictPolicy")
 _CREATORS = ("CuckooHashTableCreator", "HkvHashTableCreator")
-# What a dict of Keras has that stands for an object.
-_OBJECT = {"class_name", "config"}
 
 
 def policy_config(policy: Any) -> Any:
@@ -44,17 +42,6 @@ def creator_of(config: Any) -> Any:
     is_hkv = config["creator"] == "HkvHashTableCreator"
     made = creators.HkvHashTableConfig(**settings) if is_hkv and settings is not None else None
     return getattr(creators, config["creator"])(made)
-
-
-def object_of(config: Any, package: Any) -> Any:
-    """Returns the object that Keras has written; what it has not written as it is.
-
-    Args:
-      package: keras or tf_keras.
-    """
-    if isinstance(config, dict) and config.keys() >= _OBJECT:
-        return package.saving.deserialize_keras_object(config)
-    return config
 
 
 def as_integer(name: str, value: Any) -> int:

@@ -5,12 +5,13 @@ They are layers of `tf.keras`. A program that uses tf_keras beside Keras 3 has t
 """
 
 import sys
-from types import SimpleNamespace, new_class
+from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
 
 from sok_lite.bridge import keras_guard
+from sok_lite.bridge.keras_classes import layer_class, register_as_layer, root_of
 from sok_lite.dynamic_embedding.keras import parts
 from sok_lite.dynamic_embedding.optimizer import DynamicEmbeddingOptimizer
 from sok_lite.dynamic_embedding.saved_optimizer import PACKAGE, register
@@ -42,31 +43,13 @@ def layers_for(package: Any) -> SimpleNamespace:
     return _made[root]
 
 
-def root_of(package: Any) -> str:
-    """Returns the name of the Keras that a package is, or has the classes of.
-
-    Raises:
-      TypeError: it is none.
-    """
-    layer = getattr(getattr(package, "layers", None), "Layer", None)
-    root = "" if layer is None else layer.__module__.split(".")[0]
-    if root not in keras_guard.PACKAGES:
-        raise TypeError(f"`package` must be keras, tf_keras or tf.keras. Received: {package!r}.")
-    return root
-
-
 def _layers_of(package: Any) -> SimpleNamespace:
     register(package, DynamicEmbeddingOptimizer)
-    base = package.layers.Layer
-    if package.__name__ == "keras":
-        base = _listing(base)
+    base = layer_class(package)
 
     def made(name: str, part: type, above: type = base) -> Any:
-        def fill(namespace: dict[str, Any]) -> None:
-            namespace |= {"__module__": __name__, "__doc__": part.__doc__, "package": package}
-
-        cls = new_class(name, (part, above), {}, fill)
-        return package.saving.register_keras_serializable(PACKAGE, name)(cls)
+        members = {"__module__": __name__, "package": package}
+        return register_as_layer(PACKAGE, name, part, above, members)
 
     embedding = made("Embedding", parts.EmbeddingPart)
     return SimpleNamespace(
@@ -78,55 +61,6 @@ def _layers_of(package: Any) -> SimpleNamespace:
             "HvdAllToAllEmbedding", parts.HvdAllToAllEmbeddingPart, embedding
         ),
     )
-
-
-def _listing(layer: Any) -> Any:
-    """Returns a layer class of Keras 3 that lists its shadow among the weights.
-
-    Keras 3 lists variables of its own class only.
-    """
-
-    class ListingLayer(layer):
-        """A layer whose attribute `shadow` is among its weights."""
-
-        def __init__(self, **kwargs: Any) -> None:
-            super().__init__(**kwargs)
-            self.supports_jit = False  # of "auto": XLA cannot call the host
-
-        def _with_shadow(self, variables: list[Any]) -> list[Any]:
-            shadow = getattr(self, "shadow", None)
-            return variables if shadow is None else [*variables, shadow]
-
-        @property
-        def variables(self) -> list[Any]:
-            return self._with_shadow(super().variables)
-
-        @property
-        def weights(self) -> list[Any]:
-            return self._with_shadow(super().weights)
-
-        @property
-        def trainable(self) -> bool:
-            return super().trainable
-
-        @trainable.setter
-        def trainable(self, value: bool) -> None:
-            layer.trainable.fset(self, value)
-            if getattr(self, "shadow", None) is not None:
-                self.shadow.is_frozen = not value
-
-        def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-            if args and tf.as_dtype(getattr(args[0], "dtype", tf.int64)).is_floating:
-                # A Sequential without an Input builds itself so, then calls its layers as they are.
-                raise NotImplementedError(
-                    f"{self.name!r} looks up keys, which are {self.params.key_dtype.name}. "
-                    f"Received: {args[0].dtype}. Give keras.Input(..., dtype="
-                    f"{self.params.key_dtype.name!r})."
-                )
-            # Not by `compute_output_shape`, which knows neither dtype nor raggedness.
-            return super(layer, self).compute_output_spec(*args, **kwargs)
-
-    return ListingLayer
 
 
 _of_program = layers_for(tf.keras)

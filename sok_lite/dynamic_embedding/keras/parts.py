@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.keras_classes import object_of
 from sok_lite.dynamic_embedding.keras import config as configs
 from sok_lite.dynamic_embedding.keras.stored import do_all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.partition import default_partition_fn
@@ -140,6 +141,16 @@ class EmbeddingPart:
         if self.keep_distribution and options["kv_creator"] is not None:
             self._configured.kv_creator = configs.creator_config(options["kv_creator"])
 
+    @property
+    def listed(self) -> ShadowVariable | None:
+        """What Keras 3 is to list among the weights."""
+        return getattr(self, "shadow", None)
+
+    @property
+    def key_dtype_name(self) -> str:
+        """Name of the dtype of ids."""
+        return self.params.key_dtype.name
+
     def _check_combiner(self, combiner: Any) -> None:
         """Raises ValueError for a combiner that the class has not."""
 
@@ -167,7 +178,7 @@ class EmbeddingPart:
         config = dict(config)
         for name in ("initializer", "partitioner", "slot_map_fn", "restrict_policy"):
             if name in config:
-                config[name] = configs.object_of(config[name], cls.package)
+                config[name] = object_of(config[name], cls.package)
         config["restrict_policy"] = configs.policy_of(config.get("restrict_policy"))
         config["kv_creator"] = configs.creator_of(config.get("kv_creator"))
         return cls(**config)

@@ -11,9 +11,9 @@ from sok_lite.bridge import job
 from sok_lite.comm import Communicator
 from sok_lite.comm.launch import launched_ranks
 from sok_lite.dynamic_embedding.checkpoint_folder import WrittenFolders, folder_beside, opened
-from sok_lite.dynamic_embedding.file_names import file_prefix
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.tables import HashTable
+from sok_lite.engine.files.key_value_names import file_prefix
 
 
 def several_ranks(what: str) -> Communicator | None:

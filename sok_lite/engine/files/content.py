@@ -8,6 +8,7 @@ keys.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +16,14 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.files.chain import rows_of
-from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
+from sok_lite.engine.files.chain import rows_of, tensors_of_chain
+from sok_lite.engine.files.joined import joined_facts, joined_states, without_slots
+from sok_lite.engine.files.manifest import Shard, TableFacts
+from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import ShardReader
-from sok_lite.engine.files.table_file import tensors_of
-from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.files.table_file import open_shard
+from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.snapshot import Held, Pieces, Snapshot, State
-
-# What identifies a state in files of several ranks: see `_kinds_of`.
-_Kind = tuple[Any, ...]
 
 
 class _Part(NamedTuple):
@@ -51,8 +51,23 @@ class _Part(NamedTuple):
             yield self.places[i:j], rows[self.at[i:j] - self.at[i]]
 
 
+def shards_of(table: AnyTable, facts: TableFacts, comm: Communicator) -> Sequence[Shard]:
+    """Returns the files that have keys of this rank: its own alone, or all."""
+    return [facts.shards[comm.rank]] if _is_own(table, facts, comm) else facts.shards
+
+
+def _is_own(table: AnyTable, facts: TableFacts, comm: Communicator) -> bool:
+    """Whether each rank has a file with its keys and no others."""
+    return len(facts.shards) == comm.size and facts.owner == table.owner.name
+
+
 def content(
-    table: EmbeddingTable, facts: TableFacts, folder: str, comm: Communicator, num_bytes: int
+    table: AnyTable,
+    facts: TableFacts,
+    folder: str,
+    comm: Communicator,
+    num_bytes: int,
+    progress: Progress | None = None,
 ) -> Snapshot:
     """Returns what a checkpoint has for the part of a table that is on this rank.
 
@@ -60,17 +75,15 @@ def content(
       facts: what the manifest says of the table; dim, key type and dtype fit it.
       folder: of the checkpoint.
       num_bytes: of rows that are read together.
+      progress: told of every chunk when it is read for the first time.
 
     Raises:
       OSError: a file cannot be read. ValueError: a file is corrupt. Reading the Pieces may raise
         the same.
     """
-    shards: Sequence[Shard] = facts.shards
-    is_own = len(shards) == comm.size and facts.owner == table.owner.name
-    if is_own:
-        shards = [shards[comm.rank]]
-    readers = [_opened(facts, shard, folder) for shard in shards]
-    has_all = is_own or comm.size == 1
+    shards = shards_of(table, facts, comm)
+    readers = [open_shard(facts, shard, folder, progress) for shard in shards]
+    has_all = _is_own(table, facts, comm) or comm.size == 1
     chosen = [_keys(table, reader, comm, has_all, num_bytes) for reader in readers]
     key_type = table.key_dtype.dtype
     keys = np.concatenate([np.empty(0, key_type), *(keys for _, keys in chosen)])
@@ -103,18 +116,11 @@ def _with_rows(
     facts: TableFacts, shard: Shard, folder: str, part: _Part, keys: np.ndarray
 ) -> list[tuple[Shard, _Part]]:
     """Returns the files that have the rows of a part, newest first, and where."""
-    readers = [*(_opened(facts, old, folder) for old in shard.before), part.reader]
+    readers = [*(open_shard(facts, old, folder) for old in shard.before), part.reader]
     return [
         (rows.shard, _Part(rows.reader, rows.at, part.places[rows.places], rows.shard.num_rows))
         for rows in rows_of(shard, readers, keys[part.places], part.at)
     ]
-
-
-def _opened(facts: TableFacts, shard: Shard, folder: str) -> ShardReader:
-    reader = ShardReader(path_of(folder, shard), shard.written, facts.name)
-    for tensor in tensors_of(facts.dim, facts.dtype, facts.key_type, shard):
-        reader.expect(tensor)
-    return reader
 
 
 def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int, int]]:
@@ -125,7 +131,7 @@ def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int
 
 
 def _keys(
-    table: EmbeddingTable,
+    table: AnyTable,
     reader: ShardReader,
     comm: Communicator,
     has_all: bool,
@@ -148,7 +154,7 @@ def _keys(
 
 
 def _held(
-    table: EmbeddingTable,
+    table: AnyTable,
     shards: Sequence[Shard],
     parts: Sequence[_Part],
     keys: np.ndarray,
@@ -164,13 +170,13 @@ def _held(
                 whole[places] = numbers
         return whole
 
-    facts = _joined_facts(shards)
+    facts = joined_facts([shard.facts for shard in shards])
     none = np.empty(0, np.int64)
     is_whole = len(shards) == 1 and keys.size == shards[0].rows
     has_scores = all(shard.scores for shard in shards)
     slots = gathered("slots", np.int64) if is_whole and shards[0].slots else none
     if not is_whole:
-        facts = {name: fact for name, fact in facts.items() if name not in ("segment", "num_slots")}
+        facts = without_slots(facts)
     scores = gathered("scores", np.uint64) if has_scores else none.astype(np.uint64)
     return Held(
         from_host(keys),
@@ -186,7 +192,7 @@ def _held(
 
 
 def _sighted(
-    table: EmbeddingTable,
+    table: AnyTable,
     readers: Sequence[ShardReader],
     comm: Communicator,
     has_all: bool,
@@ -206,62 +212,27 @@ def _sighted(
     return distinct, np.concatenate(counts)[first], np.concatenate(stamps)[first]
 
 
-def _joined_facts(shards: Sequence[Shard]) -> dict[str, Any]:
-    """Returns the facts of that rank which had most lookups: no stamp of a key is above."""
-    newest = max((shard.facts for shard in shards), key=lambda facts: facts["num_lookups"])
-    epochs = [shard.facts["epoch"] for shard in shards if "epoch" in shard.facts]
-    return newest | ({"epoch": max(epochs)} if epochs else {})
-
-
-def _kinds_of(shard: Shard) -> dict[_Kind, str]:
-    """Returns the tensor of each state of a file, by what tells it from others in every file.
-
-    Groups have numbers of their own on every rank: the first with some kinds of states is the first
-    with these kinds in every file, and so on.
-    """
-    groups: dict[int | None, list[tuple[str, int, float]]] = {}
-    for state in shard.states:
-        groups.setdefault(state.group, []).append((state.name, state.dim, state.initial))
-    seen: list[tuple[Any, ...]] = []
-    numbers: dict[int | None, _Kind] = {}
-    for group, kinds in groups.items():
-        alike = (group is None, *(sorted(kinds) if group is not None else ()))
-        numbers[group] = (alike, seen.count(alike))
-        seen.append(alike)
-    return {
-        (*numbers[state.group], state.name, state.dim, state.initial): state.tensor
-        for state in shard.states
-    }
-
-
 def _states(
-    table: EmbeddingTable,
+    table: AnyTable,
     shards: Sequence[Shard],
     rows: Sequence[Sequence[tuple[Shard, _Part]]],
     n: int,
     num_bytes: int,
 ) -> list[State]:
-    by_kind: dict[_Kind, list[tuple[_Part, str]]] = {}
-    for shard, its_rows in zip(shards, rows, strict=True):
-        for kind, newest in _kinds_of(shard).items():
-            tensor: str | None = newest
-            for file, part in its_rows:
-                if tensor is None:
-                    break
-                by_kind.setdefault(kind, []).append((part, tensor))
-                tensor = next(s.before for s in file.states if s.tensor == tensor)
-    groups: dict[_Kind, int] = {}
     states = []
-    for kind, tensors in by_kind.items():
-        (is_free, *_), *_, name, dim, initial = kind
-        group = None if is_free else groups.setdefault(kind[:2], len(groups) + 1)
-        pieces = _pieces(table, tensors, (n, dim), num_bytes)
+    for name, dim, initial, group, in_files in joined_states([shard.states for shard in shards]):
+        its: list[tuple[_Part, str]] = []
+        for i, newest in in_files.items():
+            tensors = reversed(tensors_of_chain(shards[i], newest))
+            parts = zip(rows[i], tensors, strict=True)
+            its += [(part, tensor) for (_, part), tensor in parts if tensor is not None]
+        pieces = _pieces(table, its, (n, dim), num_bytes)
         states.append(State(name, dim, initial, pieces, group))
     return states
 
 
 def _pieces(
-    table: EmbeddingTable,
+    table: AnyTable,
     tensors: Sequence[tuple[_Part, str]],
     shape: tuple[int, int],
     num_bytes: int,
@@ -276,14 +247,14 @@ def _pieces(
     return Pieces(shape, read)
 
 
-def _conversion(table: EmbeddingTable, dtype: str) -> Callable[[Array], Array]:
+def _conversion(table: AnyTable, dtype: str) -> Callable[[Array], Array]:
     """Returns what makes rows of a dtype those of the table."""
     if dtype == table.row_dtype.name:
         return lambda rows: rows
     xp, source = table.backend.xp, row_dtype(dtype)
     if source.name == "bfloat16":
-        return lambda rows: table.store.to_storage(source.to_float32(xp, rows))
-    return table.store.to_storage
+        return lambda rows: table.row_dtype.to_storage(xp, source.to_float32(xp, rows))
+    return partial(table.row_dtype.to_storage, xp)
 
 
 def _converted(

@@ -25,9 +25,18 @@ from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.increment import remembering_file, shards_to_continue
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
+from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
-from sok_lite.engine.files.table_file import write_table
+from sok_lite.engine.files.static_part import (
+    Item,
+    StaticPart,
+    static_num_bytes,
+    table_of,
+    write_static,
+)
+from sok_lite.engine.files.table_file import num_bytes, write_table
 from sok_lite.engine.optimizer_states import drop_left_behind
+from sok_lite.engine.static_table import AnyTable, StaticTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone, holding
 
@@ -36,10 +45,11 @@ _TOKEN_BYTES = 8
 
 def dump(
     path: str | os.PathLike[str],
-    tables: Sequence[EmbeddingTable],
+    tables: Sequence[Item],
     comm: Communicator,
     extra: Mapping[str, Any] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    report: Report | None = None,
     incremental: bool = False,
 ) -> None:
     """Writes all that tables hold into a folder. Every rank must call it; it returns together.
@@ -58,6 +68,7 @@ def dump(
       comm: the ranks.
       extra: what JSON knows, given back by `load`. That of rank 0 counts.
       chunk_bytes: bytes that are written together.
+      report: called with the bytes of this rank's files that are written, and all of them.
       incremental: whether to add to the checkpoint that is there.
 
     Raises:
@@ -70,13 +81,16 @@ def dump(
     folder = os.path.abspath(path)
     mine = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8)
     data = "data-" + comm.broadcast(mine).tobytes().hex()
-    before: list[Shard | None] = [None] * len(tables)
+    before: Mapping[str, Shard] = {}
     reason = ""
     if incremental:
-        before, reason = shards_to_continue(folder, tables, comm)
+        names = [table_of(table).name for table in tables]
+        before, reason = shards_to_continue(folder, _dynamic(tables), names, comm)
     try:
         together(comm, lambda: _make_folders(folder, data, comm))
-        shards = together(comm, lambda: _write_all(folder, data, tables, before, comm, chunk_bytes))
+        shards = together(
+            comm, lambda: _write_all(folder, data, tables, before, comm, chunk_bytes, report)
+        )
         by_rank = _gathered(comm, shards)
         together(comm, lambda: _publish(folder, tables, by_rank, comm, dict(extra or {})))
     finally:
@@ -88,7 +102,7 @@ def dump(
 
 
 def check_tables(
-    tables: Sequence[EmbeddingTable], comm: Communicator, more: Mapping[str, Any], what: str
+    tables: Sequence[Item], comm: Communicator, more: Mapping[str, Any], what: str
 ) -> None:
     """Raises if tables have no place in a checkpoint, or the ranks want different things.
 
@@ -103,11 +117,11 @@ def check_tables(
 
     def check() -> None:
         for table in tables:
-            if not isinstance(table, EmbeddingTable) or table.is_remote:
+            if not isinstance(table, (EmbeddingTable, StaticPart)) or table_of(table).is_remote:
                 raise TypeError(
                     f"{what} takes tables whose rows are in this process. Received: {table!r}."
                 )
-        names = [table.name for table in tables]
+        names = [table_of(table).name for table in tables]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(
@@ -117,20 +131,23 @@ def check_tables(
 
     together(comm, check)
     description = dict(more)
-    for i, table in enumerate(tables):
+    for i, table in enumerate(map(table_of, tables)):
         facts = (table.name, table.dim, table.row_dtype.name, table.key_dtype.name)
         description[f"table {i}"] = [*facts, table.owner.name]
+        if isinstance(table, StaticTable):
+            description[f"table {i}"].append(table.num_rows)
     check_equal_on_all_ranks(comm, description, f"A {what}")
 
 
 def _make_folders(folder: str, data: str, comm: Communicator) -> None:
     if comm.rank == 0:
         os.makedirs(folder, exist_ok=True)
-        _check_is_ours(os.path.join(folder, manifest.NAME))
+        check_is_ours(os.path.join(folder, manifest.NAME))
         os.mkdir(os.path.join(folder, data))
 
 
-def _check_is_ours(path: str) -> None:
+def check_is_ours(path: str) -> None:
+    """Raises FileExistsError if there is a file that is no manifest where one is to go."""
     try:
         with open(path, "rb") as file:
             is_ours = manifest.FORMAT.encode() in file.read()
@@ -146,26 +163,52 @@ def _check_is_ours(path: str) -> None:
 def _write_all(
     folder: str,
     data: str,
-    tables: Sequence[EmbeddingTable],
-    before: Sequence[Shard | None],
+    tables: Sequence[Item],
+    before: Mapping[str, Shard],
     comm: Communicator,
     chunk_bytes: int,
+    report: Report | None,
 ) -> list[Shard]:
-    for table in tables:
+    dynamic = _dynamic(tables)
+    for table in dynamic:
         alone(table, partial(drop_left_behind, table))
-    names = [manifest.file_name(table.name, comm.rank, comm.size) for table in tables]
 
     def write() -> list[Shard]:
-        shards = []
-        for table, name, old in zip(tables, names, before, strict=True):
-            shard = write_table(table, folder, f"{data}/{name}", chunk_bytes, old)
-            publish(remembering_file(table, folder, shard))
-            shards.append(shard)
-        return shards
+        total = sum(
+            static_num_bytes(table, comm)
+            if isinstance(table, StaticPart)
+            else num_bytes(table, chunk_bytes, before.get(table.name))
+            for table in tables
+        )
+        progress = Progress(report, total)
+        return [
+            _write(table, folder, data, before, comm, chunk_bytes, progress) for table in tables
+        ]
 
-    shards = holding(tables, write)
+    shards = holding(dynamic, write)
     manifest.sync_folder(os.path.join(folder, data))
     return shards
+
+
+def _dynamic(tables: Sequence[Item]) -> list[EmbeddingTable]:
+    return [table for table in tables if isinstance(table, EmbeddingTable)]
+
+
+def _write(
+    table: Item,
+    folder: str,
+    data: str,
+    before: Mapping[str, Shard],
+    comm: Communicator,
+    chunk_bytes: int,
+    progress: Progress,
+) -> Shard:
+    file = f"{data}/{manifest.file_name(table_of(table).name, comm.rank, comm.size)}"
+    if isinstance(table, StaticPart):
+        return write_static(table, table.reading(), comm, folder, file, chunk_bytes, progress)
+    shard = write_table(table, folder, file, chunk_bytes, before.get(table.name), progress)
+    publish(remembering_file(table, folder, shard))
+    return shard
 
 
 def _gathered(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
@@ -181,7 +224,7 @@ def _gathered(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
 
 def _publish(
     folder: str,
-    tables: Sequence[EmbeddingTable],
+    tables: Sequence[Item],
     by_rank: list[list[Shard]],
     comm: Communicator,
     extra: dict[str, Any],
@@ -193,12 +236,12 @@ def _publish(
             *(table.name, table.var_type, table.dim, table.row_dtype.name, table.key_dtype.name),
             *(table.owner.name, _options(table), tuple(shards[i] for shards in by_rank)),
         )
-        for i, table in enumerate(tables)
+        for i, table in enumerate(map(table_of, tables))
     }
     manifest.publish(folder, manifest.as_text(Manifest(comm.size, facts, extra)))
 
 
-def _options(table: EmbeddingTable) -> dict[str, Any]:
+def _options(table: AnyTable) -> dict[str, Any]:
     options = {"seed": table.seed, "initializer": repr(table.initializer)}
     options |= table.options_of_all_ranks()
     plain: dict[str, Any] = json.loads(json.dumps(options, default=repr))

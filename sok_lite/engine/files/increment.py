@@ -6,7 +6,7 @@ ranks must be the same. Else all is dumped anew.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -26,29 +26,31 @@ class CannotContinueError(Exception):
 
 
 def shards_to_continue(
-    folder: str, tables: Sequence[EmbeddingTable], comm: Communicator
-) -> tuple[list[Shard | None], str]:
+    folder: str, tables: Sequence[EmbeddingTable], names: Collection[str], comm: Communicator
+) -> tuple[Mapping[str, Shard], str]:
     """Returns what increments of tables are to continue. Every rank must call it.
 
+    Args:
+      names: of these tables, and of those that are to be dumped as a whole.
+
     Returns:
-      (of each table the newest file of this rank's part; None of all tables, where all is to be
-      dumped; the reason for this, "" where there is no checkpoint).
+      (of each table, by name, the newest file of this rank's part; none where all is to be dumped;
+      the reason for this, "" where there is no checkpoint).
     """
-    none: list[Shard | None] = [None] * len(tables)
-    reason, newest, shards = "", "", none
+    reason, newest, shards = "", "", dict[str, Shard]()
     try:
         found = manifest.read(folder)
-        shards = [_checked(folder, table, tables, found, comm) for table in tables]
-        newest = ", ".join(sorted({shard.file.split("/")[0] for shard in shards if shard}))
+        shards = {table.name: _checked(folder, table, names, found, comm) for table in tables}
+        newest = ", ".join(sorted({shard.file.split("/")[0] for shard in shards.values()}))
     except FileNotFoundError:
-        shards = none
+        pass
     except (CannotContinueError, OSError, ValueError) as error:
-        shards, reason = none, f"{error}"
+        reason = f"{error}"
     said = _said_by_all(comm, f"{newest}\n{reason}")
     if len({text.partition("\n")[0] for text in said}) == 1 and newest:
         return shards, ""
     reasons = [text.partition("\n")[2] for text in said]
-    return none, next((text for text in reasons if text), "")
+    return {}, next((text for text in reasons if text), "")
 
 
 def _said_by_all(comm: Communicator, text: str) -> list[str]:
@@ -62,7 +64,7 @@ def _said_by_all(comm: Communicator, text: str) -> list[str]:
 def _checked(
     folder: str,
     table: EmbeddingTable,
-    tables: Sequence[EmbeddingTable],
+    names: Collection[str],
     found: Manifest,
     comm: Communicator,
 ) -> Shard:
@@ -71,9 +73,9 @@ def _checked(
     Raises:
       CannotContinueError: it must not be continued.
     """
-    if found.tables.keys() != {each.name for each in tables}:
-        names = ", ".join(map(repr, sorted(found.tables)))
-        raise CannotContinueError(f"the checkpoint is of other tables: {names}")
+    if found.tables.keys() != set(names):
+        others = ", ".join(map(repr, sorted(found.tables)))
+        raise CannotContinueError(f"the checkpoint is of other tables: {others}")
     if found.ranks != comm.size:
         raise CannotContinueError(f"{found.ranks} ranks wrote the checkpoint, not {comm.size}")
     facts = found.tables[table.name]

@@ -14,11 +14,20 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.content import content
+from sok_lite.engine.files.content import content, shards_of
 from sok_lite.engine.files.dump import check_tables
 from sok_lite.engine.files.increment import remember_load
 from sok_lite.engine.files.manifest import Manifest, TableFacts
+from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.files.static_part import (
+    Item,
+    StaticPart,
+    check_fits,
+    static_actions,
+    table_of,
+)
+from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.merging import merged
@@ -29,10 +38,11 @@ MODES = ("replace", "merge")
 
 def load(
     path: str | os.PathLike[str],
-    tables: Sequence[EmbeddingTable],
+    tables: Sequence[Item],
     comm: Communicator,
     mode: str = "replace",
     cast: bool = False,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Gives tables what a checkpoint has of them. Every rank must call it; it returns together.
 
@@ -43,12 +53,14 @@ def load(
 
     Args:
       path: of the folder that `dump` wrote.
-      tables: those to load, the same on all ranks; others of the checkpoint are not read.
+      tables: those to load, the same on all ranks; others of the checkpoint are not read. A static
+        one takes all of its rows, in both modes.
       comm: the ranks.
       mode: "replace": a table holds what was written and nothing else. "merge": it keeps its other
         keys too; see `merging.merged`.
       cast: whether rows of floats may be of another dtype of floats than those of the table, to
         which they are rounded.
+      report: called with the bytes that this rank has read, and those of the files that it reads.
 
     Returns:
       What `dump` was given as `extra`.
@@ -67,16 +79,17 @@ def load(
     check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {folder}")
 
     def give() -> None:
-        prepared = together(comm, lambda: _prepared(folder, found, tables, comm, mode))
-        publish_restored(tables, prepared)
+        prepared = together(comm, lambda: _prepared(folder, found, tables, comm, mode, report))
+        publish_restored(dynamic, prepared)
         if mode == "replace":
-            remember_load(folder, tables, found, comm)
+            remember_load(folder, dynamic, found, comm)
 
-    holding(tables, give)
+    dynamic = [table for table in tables if isinstance(table, EmbeddingTable)]
+    holding(dynamic, give)
     return found.extra
 
 
-def _checked(folder: str, tables: Sequence[EmbeddingTable], cast: bool) -> Manifest:
+def _checked(folder: str, tables: Sequence[Item], cast: bool) -> Manifest:
     try:
         found = manifest.read(folder)
     except FileNotFoundError as error:
@@ -84,7 +97,8 @@ def _checked(folder: str, tables: Sequence[EmbeddingTable], cast: bool) -> Manif
             f"{folder} has no {manifest.NAME}: no dump into it was ever finished. Give the folder "
             "that was given to `dump`."
         ) from error
-    for table in tables:
+    for item in tables:
+        table = table_of(item)
         if table.name not in found.tables:
             names = ", ".join(map(repr, sorted(found.tables))) or "none"
             raise ValueError(
@@ -92,10 +106,12 @@ def _checked(folder: str, tables: Sequence[EmbeddingTable], cast: bool) -> Manif
                 "the table with the name that it had."
             )
         _check_fits(folder, table, found.tables[table.name], cast)
+        if isinstance(item, StaticPart):
+            check_fits(item, found.tables[table.name], folder)
     return found
 
 
-def _check_fits(folder: str, table: EmbeddingTable, facts: TableFacts, cast: bool) -> None:
+def _check_fits(folder: str, table: AnyTable, facts: TableFacts, cast: bool) -> None:
     mine = (table.dim, table.key_dtype.name, table.row_dtype.name)
     theirs = (facts.dim, facts.key_type, facts.dtype)
     advice = "Make the table as it was"
@@ -117,11 +133,23 @@ def _check_fits(folder: str, table: EmbeddingTable, facts: TableFacts, cast: boo
 
 
 def _prepared(
-    folder: str, found: Manifest, tables: Sequence[EmbeddingTable], comm: Communicator, mode: str
+    folder: str,
+    found: Manifest,
+    tables: Sequence[Item],
+    comm: Communicator,
+    mode: str,
+    report: Report | None,
 ) -> list[list[Action]]:
     prepared = []
+    shards = [shards_of(table, found.tables[table.name], comm) for table in map(table_of, tables)]
+    total = sum(shard.written.num_bytes for of_table in shards for shard in of_table)
+    progress = Progress(report, total)
     for table in tables:
-        snapshot = content(table, found.tables[table.name], folder, comm, CHUNK_BYTES)
+        if isinstance(table, StaticPart):
+            facts = found.tables[table.table.name]
+            prepared.append(static_actions(table, facts, folder, comm, CHUNK_BYTES, progress))
+            continue
+        snapshot = content(table, found.tables[table.name], folder, comm, CHUNK_BYTES, progress)
         if mode == "merge":
             snapshot = merged(table, snapshot, CHUNK_BYTES)
         prepared.append(preparing(table, snapshot))

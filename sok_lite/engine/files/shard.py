@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sok_lite.engine.files.progress import Progress
+
 # The length of a chunk. So much is in memory at a time, or a few times as much.
 CHUNK_BYTES = 8 << 20
 # The longest that a reader takes: it holds a whole chunk.
@@ -96,15 +98,22 @@ class ShardWriter:
       tensors: all of them, in the order in which they will come.
       about: texts that the header has besides.
       chunk_bytes: see `Written`.
+      progress: told of every byte of the tensors.
 
     Raises:
       OSError: the file cannot be made or written.
     """
 
     def __init__(
-        self, path: str, tensors: Sequence[Tensor], about: Mapping[str, str], chunk_bytes: int
+        self,
+        path: str,
+        tensors: Sequence[Tensor],
+        about: Mapping[str, str],
+        chunk_bytes: int,
+        progress: Progress | None = None,
     ) -> None:
         self._path, self._chunk_bytes = path, chunk_bytes
+        self._progress = progress or Progress()
         self._num_bytes, self._crcs = 0, list[int]()
         head = _header(tensors, about)
         self._total = len(head) + sum(tensor.num_bytes for tensor in tensors)
@@ -119,6 +128,7 @@ class ShardWriter:
         """Writes the next elements, in the dtype of their tensor."""
         if array.size:
             self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            self._progress.add(array.nbytes)
 
     def _write(self, data: memoryview) -> None:
         while data:
@@ -171,6 +181,7 @@ class ShardReader:
       path: of the file.
       written: what the manifest says of it.
       table: whose it is, for errors.
+      progress: told of every chunk when it is read for the first time.
 
     Attributes:
       tensors: by name.
@@ -180,8 +191,11 @@ class ShardReader:
       ValueError: the file is not what the manifest says, or no such file at all.
     """
 
-    def __init__(self, path: str, written: Written, table: str) -> None:
+    def __init__(
+        self, path: str, written: Written, table: str, progress: Progress | None = None
+    ) -> None:
         self._path, self._written, self._table = path, written, table
+        self._progress, self._seen = progress or Progress(), set[int]()
         self._number, self._chunk = -1, b""  # of the chunk that was read last, and it
         num_chunks = -(-written.num_bytes // written.chunk_bytes)
         if len(written.crcs) != num_chunks:
@@ -256,6 +270,9 @@ class ShardReader:
                     f"{number * size:,} on, is not what was written"
                 )
             self._number, self._chunk = number, chunk
+            if number not in self._seen:
+                self._seen.add(number)
+                self._progress.add(expected)
         return self._chunk
 
     def expect(self, tensor: Tensor) -> None:

@@ -21,8 +21,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from sok_lite.engine.files.increment import continuing
-from sok_lite.engine.files.manifest import Shard, StateFacts, path_of
-from sok_lite.engine.files.shard import CHUNK_BYTES, ShardWriter, Tensor, Written, dtype_of
+from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts, path_of
+from sok_lite.engine.files.progress import Progress
+from sok_lite.engine.files.shard import (
+    CHUNK_BYTES,
+    ShardReader,
+    ShardWriter,
+    Tensor,
+    Written,
+    dtype_of,
+)
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.index import IndexEntries
@@ -30,7 +38,8 @@ from sok_lite.engine.table.pieces import Outline, outline, pieces, sighted_piece
 
 # What goes with each key beside its rows; of the index alone, so never more than this a key.
 _ENTRY_BYTES = 32
-_NOTHING = Written(0, 1, ())
+# Of a file that is to be written.
+NOT_WRITTEN = Written(0, 1, ())
 
 
 def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor]:
@@ -54,12 +63,68 @@ def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor
     ]
 
 
+def open_shard(
+    facts: TableFacts, shard: Shard, folder: str, progress: Progress | None = None
+) -> ShardReader:
+    """Returns a reader of a file of a table, which has the tensors that the manifest implies.
+
+    Args:
+      facts: of the table.
+      shard: one of its files.
+      folder: of the checkpoint.
+      progress: told of every chunk when it is read for the first time.
+
+    Raises:
+      OSError: the file cannot be read. ValueError: it is corrupt.
+    """
+    reader = ShardReader(path_of(folder, shard), shard.written, facts.name, progress)
+    for tensor in tensors_of(facts.dim, facts.dtype, facts.key_type, shard):
+        reader.expect(tensor)
+    return reader
+
+
+def planned(
+    table: EmbeddingTable, file: str, chunk_bytes: int, before: Shard | None
+) -> tuple[Outline, Shard, int | None, list[Tensor]]:
+    """Returns what a table holds, what the manifest says of it but for `written`, the least stamp
+    of the keys that have changed if it is an increment, and its tensors.
+
+    Hold the table, as `holding` does, from here to the last byte.
+
+    Args:
+      As of `write_table`.
+
+    Raises:
+      RuntimeError: as of `write_table`.
+    """
+    held = outline(table)
+    states = tuple(
+        StateFacts(f"states.{i}.{name}", name, column.dim, float(column.initial), group)
+        for i, (group, name, column) in enumerate(held.states)
+    )
+    sizes = (held.num_keys, held.num_sighted, held.has_scores, held.has_slots)
+    shard = Shard(file, *sizes, states, held.facts, NOT_WRITTEN)
+    since = None
+    if before is not None:
+        columns = [column for *_, column in held.states]
+        num_slots = _num_slots(table, columns, chunk_bytes)
+        shard, since = continuing(table, shard, before, columns, num_slots)
+    tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
+    return held, shard, since, tensors
+
+
+def num_bytes(table: EmbeddingTable, chunk_bytes: int, before: Shard | None) -> int:
+    """Returns the bytes of a table's file without its header; see `planned`."""
+    return sum(tensor.num_bytes for tensor in planned(table, "", chunk_bytes, before)[-1])
+
+
 def write_table(
     table: EmbeddingTable,
     folder: str,
     file: str,
     chunk_bytes: int = CHUNK_BYTES,
     before: Shard | None = None,
+    progress: Progress | None = None,
 ) -> Shard:
     """Writes what a table holds, chunk by chunk. Hold the table, as `holding` does.
 
@@ -68,6 +133,7 @@ def write_table(
       file: the new file, relative to it, with "/".
       chunk_bytes: see `Written`.
       before: what the file is to continue as an increment; None: it has all rows.
+      progress: told of every byte of the tensors.
 
     Returns:
       What the manifest says of the file, which is on the disk.
@@ -76,21 +142,9 @@ def write_table(
       OSError: it cannot be written. RuntimeError: the table does not know any more what has
         changed since `before`.
     """
-    held = outline(table)
-    states = tuple(
-        StateFacts(f"states.{i}.{name}", name, column.dim, float(column.initial), group)
-        for i, (group, name, column) in enumerate(held.states)
-    )
-    sizes = (held.num_keys, held.num_sighted, held.has_scores, held.has_slots)
-    shard = Shard(file, *sizes, states, held.facts, _NOTHING)
-    since = None
-    if before is not None:
-        columns = [column for *_, column in held.states]
-        num_slots = _num_slots(table, columns, chunk_bytes)
-        shard, since = continuing(table, shard, before, columns, num_slots)
-    tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
+    held, shard, since, tensors = planned(table, file, chunk_bytes, before)
     about = {"table": table.name}
-    writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes)
+    writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes, progress)
     try:
         for array in _arrays(table, held, since, chunk_bytes):
             writer.write(array)

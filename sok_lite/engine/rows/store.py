@@ -107,11 +107,15 @@ class RowStore(RowAccess):
     def _state_column(
         self, state: str, dim: int, initial: float, owner: StateOwner | None
     ) -> Column:
-        names = itertools.chain([state], (f"{state} ({i})" for i in itertools.count(2)))
-        name = next(name for name in names if name not in self._columns)
+        name = self._unused(state)
         dtype, shift = np.dtype(np.float32), self.chunk_shift
         rest = (dim, dtype, initial, shift, self._far_file, state, owner)
         return Column(self.backend, name, *rest)
+
+    def _unused(self, state: str) -> str:
+        """Returns a name for the column of a state that no column has."""
+        names = itertools.chain([state], (f"{state} ({i})" for i in itertools.count(2)))
+        return next(name for name in names if name not in self._columns)
 
     def _add_columns(self, columns: list[Column]) -> None:
         memory, far_bytes = self._new_memory(columns, self._chunks)
@@ -174,6 +178,13 @@ class RowStore(RowAccess):
         """Prepares to give free states to an owner."""
         given = [action for column in columns for action in setting(column, owner=owner)]
         return [*given, *setting(self, _groups=None)]
+
+    def renaming(self, column: Column, state: str) -> list[Action]:
+        """Prepares to have a state called otherwise."""
+        name = self._unused(state)
+        columns = {name if each is column else key: each for key, each in self._columns.items()}
+        renamed = setting(self, _columns=columns, _groups=None)
+        return [*setting(column, name=name, state=state), *renamed]
 
     def drop_states(self, columns: Sequence[Column]) -> None:
         """Gives the memory of states back that nobody will use any more."""

@@ -384,3 +384,36 @@ def test_a_load_does_not_hold_all_rows_twice(tmp_path):
         tracemalloc.stop()
     assert other.size == 200_000
     assert most < num_bytes / 2
+
+
+# -------------------------------------------------------------------- progress
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 2), (2, 1), (1, 2)])
+def test_progress_ends_with_all_bytes(backend, tmp_path, ranks):
+    keys = np.arange(100)
+
+    def write(comm, reports):
+        tables = [new_table(backend, 3, name=name) for name in "ab"]
+        for table in tables:
+            mine = keys[keys % comm.size == comm.rank]
+            table.insert_or_assign(mine, np.ones((mine.size, 3), np.float32))
+        dump(tmp_path, tables, comm, chunk_bytes=64, report=lambda *sizes: reports.append(sizes))
+
+    def read(comm, reports):
+        tables = [new_table(backend, 3, name=name) for name in "ab"]
+        load(tmp_path, tables, comm, report=lambda *sizes: reports.append(sizes))
+
+    files = []
+    for program, count in zip((write, read), ranks, strict=True):
+        reports = [[] for _ in range(count)]
+        run_ranks(count, lambda comm, use=program, to=reports: use(comm, to[comm.rank]))
+        if program is read:
+            of_ranks = [f"*-{rank:05d}-of-*" if ranks == (2, 2) else "*.*" for rank in range(count)]
+            files = [sum(f.stat().st_size for f in tmp_path.glob(f"*/{g}")) for g in of_ranks]
+        else:
+            files = [100 // count * 2 * (8 + 12 + 4)] * count
+        for rank, of_rank in enumerate(reports):
+            done, totals = zip(*of_rank, strict=True)
+            assert set(totals) == {files[rank]} == {done[-1]}
+            assert list(done) == sorted(done) and len(done) > 1

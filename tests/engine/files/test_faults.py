@@ -52,7 +52,7 @@ def version_at(path, name="t", n=40):
 
 # -------------------------------------------------------------------- calls that fail
 
-CALLS = ("open", "write", "fsync", "replace", "mkdir", "listdir", "unlink", "rmdir")
+CALLS = ("open", "write", "fsync", "replace", "rename", "mkdir", "listdir", "unlink", "rmdir")
 
 
 class FailingCalls:

@@ -1,6 +1,6 @@
 """TFRA's files of keys and values, and a third one that says what they hold.
 
-A shard is three files; `file_names` has the bases of their names:
+A shard is three files; `key_value_names` has the bases of their names:
 
     <base>-keys        the keys, one after the other
     <base>-values      the row of each key, in the same order, `dim` elements each
@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.dynamic_embedding.file_names import Place, find_shards
-from sok_lite.dynamic_embedding.growing_file import GrowingFile, sync_folder
+from sok_lite.engine.files.growing_file import GrowingFile
+from sok_lite.engine.files.key_value_names import Place, find_shards
+from sok_lite.engine.files.manifest import sync_folder
 
 BUFFER_SIZE = 4194304  # keys at a time, as TFRA
 
@@ -244,6 +245,19 @@ def checksums(folder: str, base: str) -> tuple[int, int] | None:
     """
     meta = _read_meta(os.path.join(folder, base))
     return None if meta is None else (meta["keys_crc32"], meta["values_crc32"])
+
+
+def described(folder: str, base: str) -> Layout | None:
+    """Returns what a shard's third file says that the shard holds.
+
+    Args:
+      base: of its files.
+
+    Returns:
+      None where there is no such file.
+    """
+    meta = _read_meta(os.path.join(folder, base))
+    return None if meta is None else make_layout(*(meta[field] for field in _FIELDS))
 
 
 def _keys(base: str) -> str:

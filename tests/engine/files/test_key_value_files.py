@@ -7,11 +7,11 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sok_lite.dynamic_embedding.file_names import Place, directory, find_shards
-from sok_lite.dynamic_embedding.files import Layout, make_layout, open_shards, write_shard
+from sok_lite.engine.files.key_value_files import Layout, make_layout, open_shards, write_shard
+from sok_lite.engine.files.key_value_names import Place, find_shards
 
 LAYOUT = make_layout("user/emb", "int64", "float32", 2)
 BASE = "user_emb_mht_1of1_rank0_size1"
@@ -95,6 +95,7 @@ def test_files_of_tfra_are_read_as_their_reader_says(tmp_path):
     np.testing.assert_array_equal(rows, np.float32([[0, 1], [2, 3], [4, 5]]))
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_what_was_written_is_read(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("files")
@@ -343,17 +344,6 @@ def test_a_piece_of_another_form_is_refused(tmp_path, piece):
 
 
 # ----------------------------------------------------------------------------- which files
-
-
-def test_the_environment_names_the_folder(monkeypatch):
-    monkeypatch.delenv("TFRA_SAVED_KV", raising=False)
-    assert directory("a") == "a"
-    monkeypatch.setenv("TFRA_SAVED_KV", "b")
-    assert directory("a") == "b"
-    assert directory("a", "OTHER") == "a"
-    assert directory("a", None) == "a"
-    monkeypatch.setenv("TFRA_SAVED_KV", "")
-    assert directory("a") == "a"
 
 
 def touch(folder, *names):

@@ -14,6 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _SUFFIX = re.compile(r"_mht_(\d+)of(\d+)_rank(\d+)_size(\d+)")
+# Files that a table of a variable writes by itself do not say of which process they are.
+_NAME = re.compile(
+    r"(?P<base>(?P<prefix>.+)_mht_\d+of\d+(?P<rank>_rank\d+_size\d+)?)-(keys|values)"
+)
 _ENDINGS = ("-keys", "-values")
 
 
@@ -51,19 +55,22 @@ class Place:
         return f"{file_prefix(name)}_mht_{shard}"
 
 
-def directory(dirpath: str | os.PathLike[str], dirpath_env: str | None = "TFRA_SAVED_KV") -> str:
-    """Returns the folder of the files: the environment's where it names one, else `dirpath`.
+def bases_by_prefix(folder: str) -> dict[str, list[tuple[str, bool]]]:
+    """Returns the bases of all files of keys and values of a folder, by `file_prefix`.
 
-    Raises:
-      ValueError: it is an address and not a folder of this machine.
+    Args:
+      folder: where they are; it may be missing.
+
+    Returns:
+      In the order of the names, each base with whether it says of which process it is.
     """
-    folder = (os.environ.get(dirpath_env) if dirpath_env else None) or os.fspath(dirpath)
-    if "://" in folder:
-        raise ValueError(
-            "Files of keys and values are in a folder of this machine, which may be a mounted one. "
-            f"Received: {folder!r}. Mount it, or save there and copy the folder."
-        )
-    return folder
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    matches = [match for name in names if (match := _NAME.fullmatch(name))]
+    found = {(match["prefix"], match["base"], match["rank"] is not None) for match in matches}
+    by_prefix: dict[str, list[tuple[str, bool]]] = {}
+    for prefix, base, is_of_process in sorted(found):
+        by_prefix.setdefault(prefix, []).append((base, is_of_process))
+    return by_prefix
 
 
 def group_sizes(folder: str, name: str) -> set[int]:

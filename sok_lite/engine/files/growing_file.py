@@ -56,12 +56,3 @@ class GrowingFile:
                 os.truncate(self._path, self._old_length)
             elif not self._is_published:
                 os.unlink(self._written)
-
-
-def sync_folder(folder: str) -> None:
-    """Lets the files' names survive a loss of power."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

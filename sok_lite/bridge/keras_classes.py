@@ -1,0 +1,113 @@
+"""Layers of ours as classes of a Keras: of Keras 3, of tf_keras, or of both in one program."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace, new_class
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge import keras_guard
+
+# What a dict of Keras has that stands for an object.
+_OBJECT = {"class_name", "config"}
+
+
+def root_of(package: Any) -> str:
+    """Returns the name of the Keras that a package is, or has the classes of.
+
+    Raises:
+      TypeError: it is none.
+    """
+    layer = getattr(getattr(package, "layers", None), "Layer", None)
+    root = "" if layer is None else layer.__module__.split(".")[0]
+    if root not in keras_guard.PACKAGES:
+        raise TypeError(f"`package` must be keras, tf_keras or tf.keras. Received: {package!r}.")
+    return root
+
+
+def layer_class(package: Any) -> Any:
+    """Returns the class that a layer with a table derives from, beside what it does itself."""
+    base = package.layers.Layer
+    return _listing(base) if package.__name__ == "keras" else base
+
+
+def register_as_layer(
+    registered: str, name: str, part: type, base: type, members: Mapping[str, Any]
+) -> Any:
+    """Makes a class of a Keras, which Keras also knows by name then.
+
+    Args:
+      registered: the name of the package that Keras is to know it by.
+      name: of the class.
+      part: what it does.
+      base: a class of that Keras.
+      members: attributes of the class; `package` among them, the Keras.
+    """
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace |= {"__module__": part.__module__, "__doc__": part.__doc__, **members}
+
+    cls = new_class(name, (part, base), {}, fill)
+    saving = SimpleNamespace(**members).package.saving
+    return saving.register_keras_serializable(registered, name)(cls)
+
+
+def object_of(config: Any, package: Any) -> Any:
+    """Returns the object that Keras has written; what it has not written as it is.
+
+    Args:
+      package: keras or tf_keras.
+    """
+    if isinstance(config, dict) and config.keys() >= _OBJECT:
+        return package.saving.deserialize_keras_object(config)
+    return config
+
+
+def _listing(layer: Any) -> Any:
+    """Returns a layer class of Keras 3 that lists its table's variable among the weights.
+
+    Keras 3 lists variables of its own class only.
+    """
+
+    class ListingLayer(layer):
+        """A layer whose `listed` is among its weights; None: it has none."""
+
+        listed: Any = None
+
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.supports_jit = False  # of "auto": XLA cannot call the host
+
+        def _with_listed(self, variables: list[Any]) -> list[Any]:
+            listed = self.listed
+            return variables if listed is None else [*variables, listed]
+
+        @property
+        def variables(self) -> list[Any]:
+            return self._with_listed(super().variables)
+
+        @property
+        def weights(self) -> list[Any]:
+            return self._with_listed(super().weights)
+
+        @property
+        def trainable(self) -> bool:
+            return super().trainable
+
+        @trainable.setter
+        def trainable(self, value: bool) -> None:
+            layer.trainable.fset(self, value)
+            if self.listed is not None:
+                self.listed.is_frozen = not value
+
+        def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+            if args and tf.as_dtype(getattr(args[0], "dtype", tf.int64)).is_floating:
+                # A Sequential without an Input builds itself so, then calls its layers as they are.
+                raise NotImplementedError(
+                    f"{self.name!r} looks up keys, which are {self.key_dtype_name}. Received: "
+                    f"{args[0].dtype}. Give keras.Input(..., dtype={self.key_dtype_name!r})."
+                )
+            # Not by `compute_output_shape`, which knows neither dtype nor raggedness.
+            return super(layer, self).compute_output_spec(*args, **kwargs)
+
+    return ListingLayer

@@ -1,0 +1,233 @@
+"""Tables among the weights of a Keras layer or model: what `get_weights` and `save` do with them.
+
+A table that its layer keeps (`kept_by_layer`) is listed among the weights. Keras would ask it for a
+dense array, or leave it out of a file of an older format. The methods wrapped here know better, and
+look afterwards whether what was saved or loaded had every table in it.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import numpy as np
+
+from sok_lite.bridge import keras_guard, stored
+
+_FORMATS = (".keras", ".weights.h5")
+# The variables of tables that were saved or loaded since the call of a model's method began.
+_done: ContextVar[list[Any] | None] = ContextVar("tables_done", default=None)
+
+
+class TableWeights(np.ndarray):
+    """The rows (n, dim) of a table, by ascending key, as `get_weights` gives them; read-only.
+
+    It has the keys and all else that the table holds with it, for `set_weights`. An array computed
+    from it has not.
+    """
+
+    _arrays: Mapping[str, np.ndarray] | None = None
+
+    @classmethod
+    def of(cls, variable: Any) -> "TableWeights":
+        """Returns what a table holds now."""
+        tensors = variable.saved_tensors()
+        arrays: dict[str, np.ndarray] = {}
+        stored.write_tensors(arrays, tensors)
+        return cls._made(tensors["values"].numpy(), arrays)
+
+    @classmethod
+    def _made(cls, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> "TableWeights":
+        weights = np.array(rows).view(cls)
+        weights.flags.writeable = False
+        weights._arrays = arrays
+        return weights
+
+    def __copy__(self) -> "TableWeights":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "TableWeights":
+        return self
+
+    def __reduce__(self) -> Any:
+        return TableWeights._made, (np.array(self), self._arrays)
+
+    def tensors_for(self, variable: Any) -> dict[str, Any]:
+        """Returns what a table is to hold.
+
+        Raises:
+          ValueError: this was computed, or is of a table with other types or another dim.
+        """
+        arrays = self._arrays
+        if arrays is None:
+            _refuse_array(variable, self)
+        if self.shape[1:] != (variable.dimension,):
+            raise ValueError(
+                f"The weights of {variable.name!r} must have rows of {variable.dimension}. "
+                f"Received: rows of {self.shape[1]}, of another table."
+            )
+        return stored.read_tensors(arrays, variable.saved_dtypes(), variable.name)
+
+
+def note(variable: Any) -> None:
+    """Says that a table was saved, or loaded."""
+    done = _done.get()
+    if done is not None:
+        done.append(variable)
+
+
+def keep_tables() -> None:
+    """Has each Keras keep the tables among its weights."""
+    keras_guard.tell(_wrap_keras)
+
+
+def _wrap_keras(name: str, package: Any) -> None:
+    layer, model = package.layers.Layer, package.Model
+    for cls in (layer, model):
+        _replace(cls, "get_weights", _getting)
+        _replace(cls, "set_weights", _setting)
+    for method in ("save", *keras_guard.SAVING[1:]):
+        _replace(model, method, functools.partial(_checking, name, method))
+    _replace(model, "export", _refusing_export)
+
+
+def _replace(cls: Any, name: str, make: Callable[[Any], Any]) -> None:
+    owner = keras_guard.owner_of(cls, name)
+    if owner is None or getattr(vars(owner)[name], "keeps_tables", False):
+        return
+    method: Any = functools.wraps(vars(owner)[name])(make(vars(owner)[name]))
+    method.keeps_tables = True
+    setattr(owner, name, method)
+
+
+# ---- get_weights, set_weights --------------------------------------------------------------------
+
+
+def _getting(original: Any) -> Any:
+    def get_weights(self: Any) -> list[Any]:
+        if not _listed(self):
+            return original(self)
+        keras_guard.check_weights("get_weights", self)
+        return [TableWeights.of(each) if _is_kept(each) else _array(each) for each in self.weights]
+
+    return get_weights
+
+
+def _setting(original: Any) -> Any:
+    def set_weights(self: Any, weights: Sequence[Any]) -> None:
+        if not _listed(self):
+            original(self, weights)
+            return
+        keras_guard.check_weights("set_weights", self)
+        variables, given = list(self.weights), list(weights)
+        if len(variables) != len(given):
+            raise ValueError(
+                f"{self.name!r} has {len(variables)} weights, tables among them. "
+                f"Received: {len(given)}."
+            )
+        tables, dense = [], []
+        for variable, value in zip(variables, given, strict=True):
+            if not _is_kept(variable):
+                if tuple(variable.shape) != np.shape(value):
+                    raise ValueError(
+                        f"Weight {variable.name!r} of {self.name!r} has shape "
+                        f"{tuple(variable.shape)}. Received: {np.shape(value)}."
+                    )
+                dense.append((variable, value))
+            elif isinstance(value, TableWeights):
+                tables.append((variable, value.tensors_for(variable)))
+            else:
+                _refuse_array(variable, value)
+        for variable, tensors in tables:
+            variable.restore_tensors(tensors)
+        for variable, value in dense:
+            variable.assign(value)
+
+    return set_weights
+
+
+def _refuse_array(variable: Any, value: Any) -> NoReturn:
+    raise ValueError(
+        f"Weight {variable.name!r} is a table, whose rows are known by key: it takes what "
+        f"get_weights() gives of a table. Received: an array of shape {np.shape(value)}. Use "
+        f"{variable.kind}.assign(keys, rows) for rows of your own."
+    )
+
+
+def _array(weight: Any) -> np.ndarray:
+    return weight.numpy()
+
+
+# ---- save, save_weights, load_weights ------------------------------------------------------------
+
+
+def _checking(package: str, method: str, original: Any) -> Any:
+    def checked(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        tables = keras_guard.kept_tables(self)
+        if not tables:
+            return original(self, filepath, *args, **kwargs)
+        if not str(filepath).endswith(_FORMATS) or kwargs.get("save_format") in ("h5", "tf"):
+            if package == "tf_keras" and method != "save" and _is_checkpoint(filepath, kwargs):
+                return original(self, filepath, *args, **kwargs)
+            raise NotImplementedError(
+                f"{method}() to this format would leave the keys of {_names(tables)} out. "
+                f"Received: filepath={str(filepath)!r}. {tables[0].instead_of_save}"
+            )
+        with _all_done(method, tables):
+            return original(self, filepath, *args, **kwargs)
+
+    return checked
+
+
+def _is_checkpoint(filepath: Any, options: Mapping[str, Any]) -> bool:
+    return keras_guard.is_tensorflows_format(filepath, options.get("save_format"))
+
+
+@contextmanager
+def _all_done(method: str, tables: Sequence[Any]) -> Iterator[None]:
+    """Raises if a table was neither saved nor loaded within."""
+    done: list[Any] = []
+    token = _done.set(done)
+    try:
+        yield
+    finally:
+        _done.reset(token)
+    missing = [table for table in tables if not any(table is each for each in done)]
+    if missing:
+        raise RuntimeError(
+            f"{method}() of this version of Keras has left {_names(missing)} out: Keras finds no "
+            "layer in what holds them. Keep the layer of each in an attribute of its own; the file "
+            "is of no use."
+        )
+
+
+def _refusing_export(original: Any) -> Any:
+    def export(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tables = keras_guard.kept_tables(self)
+        if tables:
+            raise NotImplementedError(
+                f"export() would write a model that calls this process for {_names(tables)}. Use "
+                "sok_lite.export_serving(model, path), which needs no sok_lite where it is served."
+            )
+        return original(self, *args, **kwargs)
+
+    return export
+
+
+# ---- which tables --------------------------------------------------------------------------------
+
+
+def _is_kept(weight: Any) -> bool:
+    return getattr(type(weight), "kept_by_layer", False)
+
+
+def _listed(layer: Any) -> list[Any]:
+    try:
+        return [weight for weight in layer.weights if _is_kept(weight)]
+    except ValueError:  # tf_keras: there are no weights before the first batch
+        return []
+
+
+def _names(tables: Sequence[Any]) -> str:
+    return ", ".join(sorted({repr(table.name) for table in tables}))

@@ -1,0 +1,45 @@
+"""Gradients of dense variables over all ranks, before a step that all ranks take."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.collectives import allreduce
+from sok_lite.bridge.job import num_ranks
+from sok_lite.bridge.variable import TableVariable
+
+Pairs = list[tuple[Any, Any]]
+
+
+def summed(dense: Pairs) -> Pairs:
+    """Returns dense gradients summed over all ranks, in one exchange for each dtype.
+
+    Every rank must call it, with the same variables in the same order.
+    """
+    gradients = [None if grad is None else tf.convert_to_tensor(grad) for grad, _ in dense]
+    for dtype in {grad.dtype: None for grad in gradients if grad is not None}:
+        places = [i for i, grad in enumerate(gradients) if grad is not None and grad.dtype == dtype]
+        flat = tf.concat([tf.reshape(gradients[i], [-1]) for i in places], 0)
+        sizes = [tf.size(gradients[i]) for i in places]
+        parts = tf.split(allreduce(flat, "sum"), sizes, num=len(places))
+        for i, part in zip(places, parts, strict=True):
+            gradients[i] = tf.reshape(part, tf.shape(gradients[i]))
+    return [(grad, var) for grad, (_, var) in zip(gradients, dense, strict=True)]
+
+
+def averaged(pairs: Pairs) -> Pairs:
+    """Returns the gradients of the mean of all ranks' losses. Those of tables are sums before.
+
+    Every rank must call it, with the same variables in the same order.
+    """
+    count = num_ranks()
+    dense = iter(summed([pair for pair in pairs if not isinstance(pair[1], TableVariable)]))
+    every = [pair if isinstance(pair[1], TableVariable) else next(dense) for pair in pairs]
+    return [(None if grad is None else _divided(grad, count), var) for grad, var in every]
+
+
+def _divided(grad: Any, count: int) -> Any:
+    if isinstance(grad, tf.IndexedSlices):
+        rows = grad.values / tf.cast(count, grad.values.dtype)
+        return tf.IndexedSlices(rows, grad.indices, grad.dense_shape)
+    return grad / tf.cast(count, grad.dtype)

@@ -1,0 +1,60 @@
+"""The bar that rank 0 shows of long work, by tqdm."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from sok_lite.engine.files.progress import Report
+
+__all__ = ["checked_progress", "progress_bar"]
+
+
+def checked_progress(progress: Any, rank: int) -> bool:
+    """Returns whether this rank shows a bar.
+
+    Args:
+      progress: whether rank 0 is to; None: if stderr is a terminal and there is tqdm.
+      rank: of this process.
+
+    Raises:
+      TypeError: `progress` is no bool. ImportError: it is True, and there is no tqdm.
+    """
+    if not isinstance(progress, (bool, type(None))):
+        raise TypeError(f"`progress` must be True, False or None. Received: {progress!r}.")
+    if progress is False:
+        return False
+    try:
+        import tqdm  # noqa: F401
+    except ImportError as error:
+        if progress is None:
+            return False
+        raise ImportError(
+            "progress=True needs tqdm, which cannot be imported. Install it with `pip install "
+            '"sok_lite[progress]"`, or leave `progress` out.'
+        ) from error
+    return rank == 0 and (progress is True or sys.stderr.isatty())
+
+
+@contextlib.contextmanager
+def progress_bar(is_shown: bool, what: str, num_ranks: int) -> Iterator[Report | None]:
+    """Gives what to call with the bytes done and all bytes; it draws a bar with them and the rate.
+
+    Args:
+      is_shown: whether there is to be one; else None is given.
+      what: is done, before the bar.
+      num_ranks: with several the bar says that it is rank 0's part.
+    """
+    if not is_shown:
+        yield None
+        return
+    import tqdm
+
+    what += f" (rank 0 of {num_ranks})" if num_ranks > 1 else ""
+    with tqdm.tqdm(desc=what, unit="B", unit_scale=True, file=sys.stderr) as bar:
+
+        def report(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield report

@@ -1,0 +1,87 @@
+"""A table as Keras' files have it: named arrays of numbers in the store of its layer.
+
+They are what `tf.train.Checkpoint` saves of a table, see checkpoint.py. HDF5 knows neither bfloat16
+nor texts as NumPy has them, so that these are written as what they are made of: bfloat16 by its
+bits (uint16), and texts as their bytes (uint8) one after the other, with their lengths.
+"""
+
+import itertools
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_BYTES, _LENGTHS = "_bytes", "_lengths"
+
+
+def write_tensors(
+    store: MutableMapping[str, Any], tensors: Mapping[str, tf.Tensor], prefix: str = ""
+) -> None:
+    """Writes eager tensors to a store, which takes arrays by name.
+
+    Args:
+      prefix: what the names in the store begin with.
+    """
+    for name, tensor in tensors.items():
+        for part, array in _arrays(prefix + name, tensor).items():
+            store[part] = array
+
+
+def read_tensors(
+    store: Mapping[str, Any], dtypes: Mapping[str, tf.DType], whose: str, prefix: str = ""
+) -> dict[str, tf.Tensor]:
+    """Returns the tensors that `write_tensors` wrote.
+
+    Args:
+      dtypes: of each by its name.
+      whose: the name of the variable, for errors.
+      prefix: see `write_tensors`.
+
+    Raises:
+      ValueError: something is missing, or has another dtype.
+    """
+    return {name: _tensor(whose, prefix + name, dtype, store) for name, dtype in dtypes.items()}
+
+
+def _arrays(name: str, tensor: tf.Tensor) -> dict[str, np.ndarray]:
+    if tensor.dtype == tf.string:
+        texts = np.asarray(tensor.numpy(), object).reshape(-1).tolist()
+        return {
+            name + _BYTES: np.frombuffer(b"".join(texts), np.uint8),
+            name + _LENGTHS: np.array([len(text) for text in texts], np.int64),
+        }
+    if tensor.dtype == tf.bfloat16:
+        return {name: tensor.numpy().view(np.uint16)}
+    return {name: tensor.numpy()}
+
+
+def _tensor(whose: str, name: str, dtype: tf.DType, store: Mapping[str, Any]) -> tf.Tensor:
+    """Returns a tensor from the arrays of a store; texts are a list of them, or one."""
+    if dtype == tf.string:
+        data = _array(whose, name + _BYTES, np.uint8, store).tobytes()
+        lengths = _array(whose, name + _LENGTHS, np.int64, store).tolist()
+        ends = itertools.accumulate(lengths)
+        texts = [data[end - n : end] for end, n in zip(ends, lengths, strict=True)]
+        if name.endswith("texts"):
+            return tf.constant(np.array(texts, object), tf.string, [len(texts)])
+        return tf.constant(texts[0])
+    if dtype == tf.bfloat16:
+        bits = _array(whose, name, np.uint16, store)
+        return tf.constant(bits.view(tf.bfloat16.as_numpy_dtype))
+    return tf.constant(_array(whose, name, dtype.as_numpy_dtype, store))
+
+
+def _array(whose: str, name: str, dtype: Any, store: Mapping[str, Any]) -> np.ndarray:
+    if name not in list(store.keys()):
+        raise ValueError(
+            f"What was saved has no {name!r} for {whose!r}. It was saved of another layer, or of "
+            "one with another restrict_policy or key type."
+        )
+    array = np.asarray(store[name])
+    if array.dtype != np.dtype(dtype):
+        raise ValueError(
+            f"What was saved of {whose!r} has {name!r} as {array.dtype}; the variable needs "
+            f"{np.dtype(dtype).name}. Make it with the types of keys and rows that were saved."
+        )
+    return array

@@ -1,0 +1,1 @@
+"""The command line, `sok-lite`: looks at checkpoints and makes others of them, without tables."""

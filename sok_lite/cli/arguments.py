@@ -1,0 +1,53 @@
+"""Arguments that several commands have."""
+
+import argparse
+
+
+def add_tables(parser: argparse.ArgumentParser) -> None:
+    """Adds --table."""
+    parser.add_argument(
+        "--table",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this table; may be repeated",
+    )
+
+
+def add_from_format(parser: argparse.ArgumentParser, what: str) -> None:
+    """Adds --from-format and --from-option.
+
+    Args:
+      what: is read.
+    """
+    parser.add_argument(
+        "--from-format", metavar="FORMAT", help=f"of {what} (default: what it looks like)"
+    )
+    add_option(parser, "--from-option", what)
+
+
+def add_option(parser: argparse.ArgumentParser, name: str, what: str) -> None:
+    """Adds an argument for the options of a format."""
+    parser.add_argument(
+        name,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"an option of the format of {what}; may be repeated",
+    )
+
+
+def add_force(parser: argparse.ArgumentParser, what: str) -> None:
+    """Adds --force.
+
+    Args:
+      what: it replaces.
+    """
+    parser.add_argument("--force", action="store_true", help=f"replace {what}")
+
+
+def rank_count(text: str) -> int:
+    """Returns a number of ranks."""
+    if not text.isdecimal() or not 1 <= int(text) <= 99_999:
+        raise argparse.ArgumentTypeError(f"must be a number of ranks, from 1 on, and is {text!r}")
+    return int(text)

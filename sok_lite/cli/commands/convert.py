@@ -1,0 +1,50 @@
+"""`sok-lite convert`: tables from one format into another."""
+
+import argparse
+
+from sok_lite.cli.arguments import add_force, add_from_format, add_option, add_tables
+from sok_lite.cli.destination import check_destination, in_place_of
+from sok_lite.cli.errors import FINE, WrongUse
+from sok_lite.cli.importers import FORMATS, format_module, names_with
+from sok_lite.cli.options import options_for
+from sok_lite.cli.progress import watched
+from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
+
+HELP = "write the tables of one format in another"
+EXAMPLES = (
+    "sok-lite convert rows.npz runs/rows --to-option ranks=2\n"
+    "sok-lite convert runs/model rows.csv --table user --to-format csv"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="FROM", help="what to read")
+    parser.add_argument("to", metavar="TO", help="what to write")
+    add_from_format(parser, "FROM")
+    parser.add_argument(
+        "--to-format",
+        metavar="FORMAT",
+        default=OWN,
+        help=f"of TO (default: {OWN}); the formats: {', '.join(FORMATS)}",
+    )
+    add_tables(parser)
+    add_option(parser, "--to-option", "TO")
+    add_force(parser, "what is at TO")
+
+
+def run(args: argparse.Namespace) -> int:
+    module = format_module(args.to_format)
+    if not hasattr(module, "write"):
+        raise WrongUse(
+            f"format {args.to_format!r} cannot be written: take one of "
+            f"{', '.join(names_with('write'))}"
+        )
+    from_format = format_of(args.path, args.from_format)
+    if from_format == args.to_format == OWN:
+        raise WrongUse(f"{args.path} is such a checkpoint already: use reshard, or copy the folder")
+    options = options_for(module.write, args.to_option, args.to_format)
+    check_destination(args.to, module, args.force, args.path)
+    sources = chosen(open_sources(args.path, from_format, args.from_option), args.table, args.path)
+    with watched(sources, "convert", args.progress) as shown, in_place_of(args.to, module) as path:
+        module.write(path, shown, **options)
+    return FINE

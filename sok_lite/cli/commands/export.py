@@ -1,0 +1,47 @@
+"""`sok-lite export`: one table as a file for other programs."""
+
+import argparse
+
+from sok_lite.cli.arguments import add_force
+from sok_lite.cli.destination import check_destination, in_place_of
+from sok_lite.cli.errors import FINE, WrongUse
+from sok_lite.cli.importers import format_module
+from sok_lite.cli.progress import watched
+from sok_lite.cli.reading import chosen, open_sources
+from sok_lite.cli.wrapped import WithColumns
+
+FORMATS = ("npz", "parquet", "csv")
+HELP = "write a table as an npz, Parquet or CSV file"
+EXAMPLES = (
+    "sok-lite export runs/model --table user --format parquet --to user.parquet\n"
+    "sok-lite export runs/model --table user --format npz --to user.npz --columns states.0.m"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="a checkpoint")
+    parser.add_argument("--table", metavar="NAME", help="which table, if there are several")
+    parser.add_argument("--format", required=True, choices=FORMATS, help="of the file")
+    parser.add_argument("--to", required=True, metavar="FILE", help="the file")
+    parser.add_argument(
+        "--columns",
+        default="",
+        metavar="A,B",
+        help="what else to write beside keys and rows, such as stamps,states.0.m; 'all': all",
+    )
+    add_force(parser, "what is at FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    module = format_module(args.format)
+    check_destination(args.to, module, args.force, args.path)
+    sources = chosen(open_sources(args.path), [args.table] if args.table else [], args.path)
+    if len(sources) != 1:
+        names = ", ".join(repr(source.name) for source in sources)
+        raise WrongUse(f"{args.path} has {len(sources)} tables: say which, --table: {names}")
+    if args.columns != "all":
+        columns = [name for name in args.columns.split(",") if name]
+        sources = [WithColumns(sources[0], columns)]
+    with watched(sources, "export", args.progress) as shown, in_place_of(args.to, module) as path:
+        module.write(path, shown)
+    return FINE

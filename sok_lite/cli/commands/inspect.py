@@ -1,0 +1,116 @@
+"""`sok-lite inspect`: what a checkpoint, or another file of tables, has."""
+
+import argparse
+import json
+from datetime import datetime, timezone
+from typing import Any
+
+from sok_lite.cli.arguments import add_from_format, add_tables
+from sok_lite.cli.errors import FINE
+from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
+from sok_lite.cli.texts import counted
+from sok_lite.engine.files.manifest import Manifest, TableFacts
+from sok_lite.engine.files.source import Source, columns_of, read_manifest
+
+HELP = "show the tables of a checkpoint: keys, rows, bytes, ranks, states, options"
+EXAMPLES = "sok-lite inspect runs/model\nsok-lite inspect runs/model --table user --json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="a checkpoint, or a file of another format")
+    add_tables(parser)
+    parser.add_argument("--json", action="store_true", help="write JSON, for programs")
+    add_from_format(parser, "PATH")
+
+
+def run(args: argparse.Namespace) -> int:
+    name = format_of(args.path, args.from_format)
+    sources = open_sources(args.path, name, args.from_option)
+    described: dict[str, Any] = {"path": args.path, "format": name}
+    found = read_manifest(args.path) if name == OWN else None
+    if found is not None:
+        described |= {"ranks": found.ranks, "extra": found.extra}
+    described["tables"] = [
+        _described(source, found) for source in chosen(sources, args.table, args.path)
+    ]
+    described["bytes"] = sum(table["bytes"] for table in described["tables"])
+    print(json.dumps(described, indent=1) if args.json else _text(described))
+    return FINE
+
+
+def _described(source: Source, found: Manifest | None) -> dict[str, Any]:
+    own = {"name", "dim", "dtype", "key_type"}
+    described: dict[str, Any] = {name: getattr(source, name) for name in sorted(own)}
+    described |= {
+        "keys": source.num_keys,
+        "bytes": sum(source.num_keys * column.row_bytes for column in columns_of(source)),
+        "columns": list(source.columns),
+        "states": [
+            {"name": state.name, "dim": state.dim, "initial": state.initial, "group": state.group}
+            for state in source.states
+        ],
+    }
+    return described | (_known(found.tables[source.name]) if found is not None else {})
+
+
+def _known(facts: TableFacts) -> dict[str, Any]:
+    """Returns what a manifest of ours says beside the columns; the bytes are those of the files."""
+    spans = [shard.facts.get("spans", {}) for shard in facts.shards]
+    times = [time for span in spans for time in span.get("ends", [])]
+    return {
+        "var_type": facts.var_type,
+        "owner": facts.owner,
+        "options": facts.options,
+        "keys_of_ranks": [shard.rows for shard in facts.shards],
+        "sighted": sum(shard.sighted for shard in facts.shards),
+        "lookups": max(shard.facts["num_lookups"] for shard in facts.shards),
+        "last_lookup": max(times, default=None),
+        "bytes": sum(part.written.num_bytes for shard in facts.shards for part in shard.chain),
+    }
+
+
+def _text(described: dict[str, Any]) -> str:
+    tables = described["tables"]
+    counts = [counted(len(tables), "table"), counted(described["bytes"], "byte")]
+    if "ranks" in described:
+        counts.insert(0, counted(described["ranks"], "rank"))
+    lines = [f"{described['path']} is of format {described['format']}: {', '.join(counts)}"]
+    if described.get("extra"):
+        lines.append(f"extra: {json.dumps(described['extra'])}")
+    for table in tables:
+        lines += ["", f"table {table['name']!r}"]
+        lines += [f"  {name:<9} {text}" for name, text in _rows_of(table) if text]
+    return "\n".join(lines)
+
+
+def _rows_of(table: dict[str, Any]) -> list[tuple[str, str]]:
+    counts = table.get("keys_of_ranks", [])
+    by_rank = f", {min(counts):,} to {max(counts):,} on a rank" if len(counts) > 1 else ""
+    sighted = f", {table['sighted']:,} more were seen" if table.get("sighted") else ""
+    states = [
+        f"{state['name']} of {state['dim']} from {state['initial']:g}"
+        + ("" if state["group"] is None else f" (optimizer {state['group']})")
+        for state in table["states"]
+    ]
+    options = [f"{name}={value!r}" for name, value in table.get("options", {}).items()]
+    rows = [
+        ("keys", f"{table['keys']:,} of {table['key_type']}{by_rank}{sighted}"),
+        ("rows", f"{table['dim']} of {table['dtype']}"),
+        ("bytes", f"{table['bytes']:,}"),
+        ("states", ", ".join(states)),
+        ("columns", ", ".join(table["columns"])),
+    ]
+    if "var_type" in table:
+        rows += [
+            ("kind", f"{table['var_type']}, owner of a key: {table['owner']}"),
+            ("lookups", f"{table['lookups']:,}{_time(table['last_lookup'])}"),
+            ("options", ", ".join(options)),
+        ]
+    return rows
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    last = datetime.fromtimestamp(seconds, timezone.utc)
+    return f", the last one at {last:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,29 @@
+"""`sok-lite reshard`: a checkpoint as if another number of ranks had dumped it."""
+
+import argparse
+
+from sok_lite.cli.arguments import add_force, rank_count
+from sok_lite.cli.destination import check_destination
+from sok_lite.cli.errors import FINE
+from sok_lite.cli.importers import format_module
+from sok_lite.cli.progress import watched
+from sok_lite.cli.reading import OWN, open_sources, own_extra
+from sok_lite.engine.files.rewriting import write_checkpoint
+
+HELP = "write a checkpoint for another number of ranks, so that each reads one file"
+EXAMPLES = "sok-lite reshard runs/model runs/model-8 --ranks 8"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="a checkpoint")
+    parser.add_argument("to", metavar="TO", help="the new one; with --force it may be PATH itself")
+    parser.add_argument("--ranks", type=rank_count, required=True, metavar="N", help="how many")
+    add_force(parser, "a checkpoint that is at TO")
+
+
+def run(args: argparse.Namespace) -> int:
+    check_destination(args.to, format_module(OWN), args.force, args.path)
+    sources = open_sources(args.path, OWN)
+    with watched(sources, "reshard", args.progress) as shown:
+        write_checkpoint(args.to, shown, args.ranks, own_extra(args.path))
+    return FINE

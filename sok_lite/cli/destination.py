@@ -1,0 +1,105 @@
+"""Where a command writes: what is there stays until what is new is whole."""
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from types import ModuleType
+
+from sok_lite.cli.errors import WrongUse
+
+
+def check_destination(path: str, module: ModuleType, is_forced: bool, *read: str) -> None:
+    """Raises WrongUse if a command must not write to a path.
+
+    Args:
+      module: of the format that is to be there.
+      is_forced: whether what is there may be replaced: nothing but a file, an empty folder, or
+        a folder of that format.
+      read: what the command reads.
+    """
+    inside = [each for each in read if _is_inside(each, path)]
+    if inside:
+        raise WrongUse(f"{path} cannot be replaced: {inside[0]}, which is read, is in it")
+    if not os.path.lexists(path) or (os.path.isdir(path) and not os.listdir(path)):
+        return
+    if not is_forced:
+        raise WrongUse(f"{path} is there already: give another name, or --force to replace it")
+    if os.path.isdir(path):
+        is_known = hasattr(module, "detect") and module.detect(path)
+    else:
+        is_known = os.path.isfile(path)
+    if not is_known:
+        raise WrongUse(f"{path} is not replaced, since it is nothing that this command writes")
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    path, folder = os.path.realpath(path), os.path.realpath(folder)
+    return path != folder and os.path.commonpath([path, folder]) == folder
+
+
+@contextlib.contextmanager
+def in_place_of(path: str, module: ModuleType) -> Iterator[str]:
+    """Gives a path to write to, and puts what is there then in place of what is at another one.
+
+    If the work inside fails, what was there stays and the new goes. A folder that is replaced is
+    moved aside first, so a process that is killed just then leaves both beside each other.
+
+    Args:
+      path: where it is to be.
+      module: of the format; one that replaces by itself is given the path.
+
+    Raises:
+      OSError: it cannot be put there.
+    """
+    if getattr(module, "REPLACES_ITSELF", False):
+        yield path
+        return
+    path = os.path.abspath(path)
+    folder, name = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
+    token = secrets.token_hex(4)
+    new, old = (os.path.join(folder, f".{name}.{word}-{token}") for word in ("new", "old"))
+    try:
+        yield new
+        _sync(new)
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.rename(path, old)
+            try:
+                os.rename(new, path)
+            except BaseException:
+                os.rename(old, path)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(new, path)
+        _sync_one(folder)
+    finally:
+        _remove(new)
+
+
+def _sync(path: str) -> None:
+    """Waits until a file, or all of a folder, is on the disk."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            _sync_one(os.path.join(folder, name))
+        _sync_one(folder)
+    if not os.path.isdir(path):
+        _sync_one(path)
+
+
+def _sync_one(path: str) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)

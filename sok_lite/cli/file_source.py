@@ -1,0 +1,207 @@
+"""A table in files of others: its columns, checked, and in types that tables have."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.engine.dtypes import bfloat16_to_float32, key_dtype, row_dtype
+from sok_lite.engine.files.manifest import StateFacts
+from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.files.source import About, Column, Source, column_of, columns_of
+
+# Numbers of a key that a source may have beside its row.
+NUMBERS = ("stamps", "scores")
+_NOTHING = About()
+_KEY_TYPES = ("int64", "int32", "uint64")
+
+
+class Stored(NamedTuple):
+    """A column as a file has it.
+
+    Attributes:
+      dtype: of its elements, such as "float32"; of "bfloat16" the arrays are uint16, its bits.
+      shape: (n,) or (n, dim).
+      read: begins to read it, in pieces of so many rows; the last one may be shorter.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[int], Iterator[np.ndarray]]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        itemsize = np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype).itemsize
+        return itemsize * math.prod(self.shape[1:])
+
+
+class FileSource(Source):
+    """A table whose columns a file has. Keys, rows and states are cast as they are read.
+
+    Args:
+      path: of the file, for errors.
+      stored: the columns, by the names of docs/checkpoint_format.md.
+      name: of the table.
+      dtype: of its rows; None: as stored. "bfloat16" takes uint16 as its bits.
+      key_type: of its keys; None: as stored, and "int64" where keys cannot be of that type.
+      states: the optimizer states.
+      about: what else is known.
+
+    Raises:
+      ValueError: columns are missing, of other shapes than a table's, or cannot be cast.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        stored: Mapping[str, Stored],
+        name: str,
+        dtype: str | None = None,
+        key_type: str | None = None,
+        states: tuple[StateFacts, ...] = (),
+        about: About = _NOTHING,
+    ) -> None:
+        self._path, self._stored = path, stored
+        for column in ("keys", "values"):
+            if column not in stored:
+                found = ", ".join(map(repr, stored)) or "none"
+                raise ValueError(f"{path} has no column of {column}. It has: {found}.")
+        shape = stored["values"].shape
+        if len(shape) != 2 or shape[1] < 1:
+            raise ValueError(
+                f"{path}: the values must have shape (n, dim). Received: {_text(shape)}. Give each "
+                "key a row of at least one element."
+            )
+        self.num_keys, self.dim = shape
+        self.states = states
+        self.columns = tuple(column for column in NUMBERS if column in stored)
+        self.name, self.about = name, about
+        self.dtype = _dtype_of_rows(path, stored["values"].dtype, dtype)
+        self.key_type = _key_type(path, stored["keys"].dtype, key_type)
+        columns = columns_of(self)
+        for each in columns:
+            self._check(each)
+        widths = [each.row_bytes for each in columns]
+        widest = max(widths + [column.row_bytes for column in stored.values()])
+        self._piece_rows = max(1, CHUNK_BYTES // widest)
+
+    def _check(self, column: Column) -> None:
+        shape, dtype = self._stored[column.name].shape, self._stored[column.name].dtype
+        expected = (self.num_keys,) if column.dim is None else (self.num_keys, column.dim)
+        if shape != expected:
+            raise ValueError(
+                f"{self._path}: column {column.name!r} must have shape {_text(expected)}, since "
+                f"there are {self.num_keys:,} rows. Received: {_text(shape)}."
+            )
+        is_integer = dtype != "bfloat16" and np.dtype(dtype).kind in "iu"
+        if column.dim is None and not is_integer:
+            raise ValueError(
+                f"{self._path}: column {column.name!r} must be of integers. Received: {dtype}."
+            )
+
+    def read(self, column: str) -> Iterator[np.ndarray]:
+        wanted = column_of(self, column)
+        for piece in self._stored[column].read(self._piece_rows):
+            try:
+                yield self._cast(wanted, piece)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{self._path}, column {column!r}: {error}") from error
+
+    def _cast(self, column: Column, piece: np.ndarray) -> np.ndarray:
+        """Returns a piece in the dtype that a source yields."""
+        if column.name == "keys":
+            kind = key_dtype(self.key_type)
+            return kind.from_int64(np, kind.to_int64(np, piece))
+        if column.dim is not None:
+            stored = self._stored[column.name].dtype
+            return cast_rows(piece, stored, self.dtype if column.name == "values" else "float32")
+        most = np.iinfo(column.dtype).max
+        is_wrong = (piece < 0) | (piece > most)
+        if is_wrong.any():
+            raise ValueError(f"Numbers must be from 0 to {most}. Received: {piece[is_wrong][0]}.")
+        return piece.astype(column.dtype)
+
+
+def cast_rows(rows: np.ndarray, stored: str, dtype: str) -> np.ndarray:
+    """Returns rows of one dtype as those of another; bfloat16 is uint16, its bits.
+
+    Raises:
+      TypeError, ValueError: they cannot be cast.
+    """
+    if stored == "bfloat16" and dtype != "bfloat16":
+        rows = bfloat16_to_float32(np, rows)
+    return row_dtype(dtype).to_storage(np, rows)
+
+
+def recast(source: Source, dtype: str | None = None, key_type: str | None = None) -> Source:
+    """Returns a source with rows and keys of other types.
+
+    Args:
+      dtype, key_type: None: as they are.
+
+    Raises:
+      ValueError: no such types. Reading keys that do not fit raises the same.
+    """
+    if dtype in (None, source.dtype) and key_type in (None, source.key_type):
+        return source
+    stored = {column.name: _as_stored(source, column) for column in columns_of(source)}
+    about = source.about._replace(num_sighted=0)
+    return FileSource(
+        f"table {source.name!r}", stored, source.name, dtype, key_type, source.states, about
+    )
+
+
+def _as_stored(source: Source, column: Column) -> Stored:
+    dtype = source.dtype if column.name == "values" else column.dtype.name
+    shape = (source.num_keys,) if column.dim is None else (source.num_keys, column.dim)
+    return Stored(dtype, shape, lambda _: source.read(column.name))
+
+
+def raw_rows(path: str, begin: int, dtype: str, shape: tuple[int, ...]) -> Stored:
+    """Returns a column that is a stretch of a file, row by row.
+
+    Args:
+      begin: its first byte.
+      dtype: of its elements, little-endian.
+      shape: of the column; the caller has compared it with the size of the file.
+    """
+    storage = np.dtype(np.uint16 if dtype == "bfloat16" else dtype).newbyteorder("<")
+    width = storage.itemsize * math.prod(shape[1:])
+
+    def read(piece_rows: int) -> Iterator[np.ndarray]:
+        with open(path, "rb") as file:
+            file.seek(begin)
+            for first in range(0, shape[0], piece_rows):
+                count = min(piece_rows, shape[0] - first)
+                data = file.read(count * width)
+                if len(data) != count * width:
+                    at = begin + first * width + len(data)
+                    raise ValueError(f"{path} was cut at byte {at:,} while it was read.")
+                yield np.frombuffer(data, storage).reshape(count, *shape[1:])
+
+    return Stored(dtype, shape, read)
+
+
+def _dtype_of_rows(path: str, stored: str, dtype: str | None) -> str:
+    if dtype == "bfloat16" and stored == "uint16":
+        return dtype
+    try:
+        return row_dtype(dtype or stored).name
+    except ValueError as error:
+        advice = ' Give dtype="bfloat16" if they are its bits.' if stored == "uint16" else ""
+        raise ValueError(f"{path}: the values are {stored}. {error}{advice}") from error
+
+
+def _key_type(path: str, stored: str, key_type: str | None) -> str:
+    if key_type is None:
+        return stored if stored in _KEY_TYPES else "int64"
+    try:
+        return key_dtype(key_type).name
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(f'{number:,}' for number in shape)}{',' if len(shape) == 1 else ''})"

@@ -1,0 +1,65 @@
+"""The formats of files that the command line reads and writes: one module each.
+
+A module has
+
+  detect(path) -> bool               whether what is there looks like its format
+  sources(path, **options)           a list of the tables there, each a `Source` of the engine
+  write(path, sources, **options)    writes tables there
+
+or the first two or the last one of them. Options are keyword arguments with annotations; the user
+gives them as `--from-option NAME=VALUE` and `--to-option NAME=VALUE`. `write` makes a new file or
+folder: the command line puts it in place when it is whole, unless the module says
+`REPLACES_ITSELF = True`. Packages that not everybody has are imported when they are needed.
+"""
+
+import importlib
+from types import ModuleType
+
+from sok_lite.cli.errors import WrongUse
+
+# Name, for the user, and module. Those are asked in this order what a path is.
+FORMATS = {
+    "sok_lite": "checkpoint",
+    "sok": "sok",
+    "hkv": "hkv",
+    "npz": "npz",
+    "torch": "torch",
+    "parquet": "parquet",
+    "safetensors": "safetensors",
+    "csv": "csv",
+    "tfra": "tfra_files",
+    "tfra_tensorflow": "tfra_checkpoint",
+    "tfplus": "tfplus",
+}
+
+
+def format_module(name: str) -> ModuleType:
+    """Returns the module of a format.
+
+    Raises:
+      WrongUse: there is no such format.
+    """
+    if name not in FORMATS:
+        raise WrongUse(f"there is no format {name!r}: take one of {', '.join(FORMATS)}")
+    return importlib.import_module(f"sok_lite.cli.importers.{FORMATS[name]}")
+
+
+def names_with(function: str) -> list[str]:
+    """Returns the formats that can be read ("sources") or written ("write")."""
+    return [name for name in FORMATS if hasattr(format_module(name), function)]
+
+
+def detected_format(path: str) -> str:
+    """Returns the first format that what is at a path looks like.
+
+    Raises:
+      OSError: nothing is there, or it cannot be read. WrongUse: it looks like none.
+    """
+    with_sources = names_with("sources")
+    for name in with_sources:
+        if format_module(name).detect(path):
+            return name
+    raise WrongUse(
+        f"{path} looks like none of the formats {', '.join(with_sources)}: say which one it is, "
+        "with --from-format where the command has it"
+    )

@@ -1,0 +1,194 @@
+"""The files that HierarchicalKV saves: keys, values and scores, one file each.
+
+They have no headers: numbers, little-endian, one key after the other, `dim` elements a row. Keys
+are int64 or uint64; scores are uint64, or uint32 of a table of strategy kCustomized. Nothing says
+what the elements are, and nothing else of a table is saved.
+
+HierarchicalKV leaves the names to the program. Here they are `keys`, `values` and `scores` in a
+folder, if the user does not say otherwise.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sok_lite.cli.errors import WrongUse
+from sok_lite.cli.file_source import FileSource, Stored, raw_rows, recast
+from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.files.source import About, Source
+from sok_lite.engine.table.hkv_index import STRATEGIES
+
+_KEY_BYTES = 8
+_KEY_TYPES = ("int64", "uint64")
+# HierarchicalKV keeps these for itself, and leaves them out without a word.
+_RESERVED = range(-4, 0)
+
+
+def detect(path: str) -> bool:
+    """Returns whether a folder has files of the three names, and nothing else."""
+    try:
+        return sorted(os.listdir(path)) == ["keys", "scores", "values"]
+    except OSError:
+        return False
+
+
+def sources(
+    path: str,
+    name: str | None = None,
+    dim: int | None = None,
+    dtype: str = "float32",
+    key_type: str = "int64",
+    strategy: str | None = None,
+    keys: str = "keys",
+    values: str = "values",
+    scores: str = "scores",
+    score_type: str = "uint64",
+) -> list[Source]:
+    """Returns the table that was saved.
+
+    Args:
+      path: of the folder.
+      name: of the table; None: that of the folder.
+      dim: elements of a row; None: what the size of the file says.
+      dtype: of the elements.
+      key_type: of the keys, "int64" or "uint64".
+      strategy: by which the scores were given, such as "kLfu". A table of the same goes on with
+        them; without it a load gives each key the score of a new one.
+      keys, values, scores: names of the files, relative to the folder. Without scores: "".
+      score_type: of the scores, "uint64", or "uint32", which a table of kCustomized may have.
+
+    Raises:
+      OSError: a file cannot be read. ValueError: the files do not fit each other. WrongUse: an
+        option is wrong.
+    """
+    _check_key_type(key_type)
+    if score_type not in ("uint64", "uint32"):
+        raise WrongUse(f"score_type must be uint64 or uint32. Received: {score_type!r}")
+    try:
+        width = row_dtype(dtype).storage.itemsize
+    except ValueError as error:
+        raise WrongUse(str(error)) from error
+    if strategy is not None and strategy not in STRATEGIES:
+        raise WrongUse(f"strategy must be one of {', '.join(STRATEGIES)}. Received: {strategy!r}")
+    files = [os.path.join(path, file) for file in (keys, values)]
+    n = _length(files[0], _KEY_BYTES, f"keys of {key_type}")
+    row_bytes = _row_bytes(files[1], n, width, dtype, dim)
+    stored = {
+        "keys": raw_rows(files[0], 0, key_type, (n,)),
+        "values": raw_rows(files[1], 0, dtype, (n, row_bytes // width)),
+    }
+    if scores:
+        file, width = os.path.join(path, scores), np.dtype(score_type).itemsize
+        if os.path.getsize(file) != n * width:
+            raise ValueError(
+                f"{file} must have a score of {width} bytes for each of {n:,} keys. Received: "
+                f"{os.path.getsize(file):,} bytes. Check score_type and the names of the files; if "
+                "they are right, one of them was cut."
+            )
+        stored["scores"] = raw_rows(file, 0, score_type, (n,))
+    about = About()
+    if strategy is not None:
+        about = _about_of(strategy, stored.get("scores"))
+    name = name or os.path.basename(os.path.abspath(path))
+    return [FileSource(files[0], stored, name, dtype, key_type, about=about)]
+
+
+def _row_bytes(path: str, n: int, width: int, dtype: str, dim: int | None) -> int:
+    """Returns the bytes of a row."""
+    size = os.path.getsize(path)
+    if n == 0 and dim is None:
+        raise WrongUse(f"{path} has no row, so nothing says how long one is: give dim=...")
+    row_bytes = width * dim if dim is not None else size // n
+    if row_bytes < 1 or row_bytes % width or size != n * row_bytes:
+        expected = f"{dim} elements" if dim is not None else "whole elements"
+        raise ValueError(
+            f"{path} must have {expected} of {dtype} for each of {n:,} keys. Received: {size:,} "
+            "bytes. Check dim, dtype and the names of the files; if they are right, a file was cut."
+        )
+    return row_bytes
+
+
+def _length(path: str, width: int, what: str) -> int:
+    size = os.path.getsize(path)
+    if size % width:
+        raise ValueError(
+            f"{path} must have {what}, of {width} bytes each. Received: {size:,} bytes. If this is "
+            "the right file, it was cut."
+        )
+    return size // width
+
+
+def _about_of(strategy: str, scores: Stored | None) -> About:
+    epoch = 0
+    if strategy.startswith("kEpoch") and scores is not None:
+        # The table is in the epoch of its newest score, which has it in its high bits.
+        epoch = max((int(piece.max()) >> 32 for piece in scores.read(1 << 20)), default=0)
+    facts = {"num_lookups": 0, "strategy": strategy, "epoch": epoch}
+    return About(var_type="hybrid", facts=facts)
+
+
+def write(
+    path: str,
+    sources: Sequence[Source],
+    dtype: str | None = None,
+    key_type: str | None = None,
+    states: bool = True,
+) -> None:
+    """Writes a table as HierarchicalKV saves it.
+
+    A key of a table without scores has the number of the lookup that last saw it as its score, and
+    1 at least, since HierarchicalKV marks free slots by 0.
+
+    Args:
+      path: of the new folder.
+      sources: the table.
+      dtype, key_type: to cast rows and keys to.
+      states: False leaves out optimizer states, which these files have no place for.
+
+    Raises:
+      OSError: a file cannot be written. ValueError: the source is corrupt. WrongUse: there is no
+        place for what is there.
+    """
+    if len(sources) != 1:
+        raise WrongUse(f"files of HierarchicalKV have one table, and there are {len(sources)}")
+    (source,) = sources
+    if source.states and states:
+        raise WrongUse(
+            f"files of HierarchicalKV have no optimizer states, which table {source.name!r} has: "
+            "give states=no to leave them out"
+        )
+    source = recast(source, dtype, key_type or ("int64" if source.key_type == "int32" else None))
+    _check_key_type(source.key_type)
+    os.mkdir(path)
+
+    def write_file(name: str, column: str, given: Callable[[np.ndarray], np.ndarray]) -> None:
+        with open(os.path.join(path, name), "xb") as file:
+            for piece in source.read(column):
+                file.write(np.ascontiguousarray(given(piece)).data)
+
+    write_file("keys", "keys", lambda keys: _checked(keys, source.name))
+    write_file("values", "values", lambda rows: rows)
+    if "scores" in source.columns:
+        write_file("scores", "scores", lambda scores: scores)
+    elif "stamps" in source.columns:
+        write_file("scores", "stamps", lambda stamps: np.maximum(stamps, 1).astype(np.uint64))
+    else:
+        write_file("scores", "keys", lambda keys: np.ones(keys.size, np.uint64))
+
+
+def _check_key_type(key_type: str) -> None:
+    if key_type not in _KEY_TYPES:
+        raise WrongUse(f"HierarchicalKV has keys of int64 or uint64. Received: {key_type!r}")
+
+
+def _checked(keys: np.ndarray, table: str) -> np.ndarray:
+    """Returns keys that HierarchicalKV can hold."""
+    bits = keys.view(np.int64)
+    reserved = (bits >= _RESERVED.start) & (bits < _RESERVED.stop)
+    if reserved.any():
+        raise WrongUse(
+            f"HierarchicalKV cannot hold key {keys[reserved][0]}, which table {table!r} has: it "
+            "keeps the keys -4 to -1 for itself. Remove it"
+        )
+    return keys

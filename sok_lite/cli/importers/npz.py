@@ -1,0 +1,176 @@
+"""NumPy's .npz files: an archive of arrays, of which `keys` and `values` are a table.
+
+NumPy has no bfloat16: such rows are written as float32, and read as bfloat16 again since the file
+says so.
+"""
+
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+import numpy as np
+
+from sok_lite.cli.file_source import Stored
+from sok_lite.cli.named import (
+    ABOUT,
+    about_text,
+    check_opens,
+    named_columns,
+    named_source,
+    naming,
+    shape_of,
+)
+from sok_lite.cli.plain import read_plain
+from sok_lite.cli.wrapped import only_one
+from sok_lite.engine.files.source import Source
+
+_END = ".npy"
+_ERRORS = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError),
+    # An offset before the file is an OSError.
+    *(ValueError, OSError),
+)
+# The text of ours is a few hundred bytes a state.
+_MOST_ABOUT = 1 << 20
+
+
+def detect(path: str) -> bool:
+    """Returns whether a file is an archive of arrays."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(_END) for name in archive.namelist())
+    except _ERRORS:
+        return False
+
+
+def sources(
+    path: str,
+    name: str | None = None,
+    dtype: str | None = None,
+    key_type: str | None = None,
+    columns: str = "",
+    initial: str = "",
+) -> list[Source]:
+    """Returns the table of a file; see `named_source` for the options and errors.
+
+    Raises:
+      OSError: the file cannot be read.
+    """
+    check_opens(path)
+    with naming(path, *_ERRORS):
+        found, about = _opened(path)
+    return [named_source(path, found, about, name, dtype, key_type, columns, initial)]
+
+
+def _opened(path: str) -> tuple[dict[str, Stored], str | None]:
+    found: dict[str, Stored] = {}
+    about = None
+    with zipfile.ZipFile(path) as archive:
+        _check_has_all(path, archive)
+        for info in archive.infolist():
+            if not info.filename.endswith(_END):
+                raise ValueError(f"{info.filename!r} in it is no array")
+            name = info.filename.removesuffix(_END)
+            with archive.open(info) as file:
+                shape, dtype = _header(file, info)
+                if name == ABOUT and shape == () and dtype.kind == "U":
+                    about = _text(file, dtype)
+                elif not dtype.hasobject and len(shape) in (1, 2):
+                    found[name] = _stored(path, info.filename, shape, dtype)
+    return found, about
+
+
+def _check_has_all(path: str, archive: zipfile.ZipFile) -> None:
+    """Raises ValueError if the archive has more members than its list shows: a length in the list
+    that is wrong hides those behind it."""
+    with open(path, "rb") as file:
+        file.seek(-22 - len(archive.comment), os.SEEK_END)
+        stated = int.from_bytes(file.read(22)[10:12], "little")
+    if stated not in (len(archive.infolist()), 0xFFFF):  # 0xFFFF: more than fit there
+        raise ValueError(f"it has {stated} members, and lists {len(archive.infolist())}")
+
+
+def _header(file: IO[bytes], info: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype]:
+    """Returns the shape and the dtype of an array; its bytes come next."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, is_turned, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, is_turned, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise ValueError(f"array {info.filename!r} is of version {version}")
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if not dtype.hasobject and info.file_size != file.tell() + num_bytes:
+        raise ValueError(
+            f"array {info.filename!r} of shape {shape} has {num_bytes:,} bytes, and there are "
+            f"{info.file_size - file.tell():,}"
+        )
+    if is_turned and sum(size > 1 for size in shape) > 1:
+        raise ValueError(
+            f"array {info.filename!r} is stored column by column. Save np.ascontiguousarray of it"
+        )
+    return shape, dtype
+
+
+def _text(file: IO[bytes], dtype: np.dtype) -> str:
+    if dtype.itemsize > _MOST_ABOUT:
+        raise ValueError(f"its text about the table has {dtype.itemsize:,} bytes")
+    data = file.read(dtype.itemsize + 1)  # past the last byte the archive compares its checksum
+    return str(np.frombuffer(data, dtype)[0])
+
+
+def _stored(path: str, member: str, shape: tuple[int, ...], dtype: np.dtype) -> Stored:
+    # The dtype that packages for bfloat16 leave behind.
+    dtype = np.dtype(np.uint16) if dtype == np.dtype("V2") else dtype
+    row_bytes = dtype.itemsize * math.prod(shape[1:])
+
+    def read(piece_rows: int) -> Iterator[np.ndarray]:
+        with naming(path, *_ERRORS), zipfile.ZipFile(path) as archive, archive.open(member) as file:
+            _header(file, archive.getinfo(member))
+            for first in range(0, shape[0], piece_rows):
+                count = min(piece_rows, shape[0] - first)
+                data = file.read(count * row_bytes)
+                if len(data) != count * row_bytes:
+                    raise ValueError(f"array {member!r} ends in row {first:,} or soon behind")
+                rows = np.frombuffer(data, dtype).reshape(count, *shape[1:])
+                yield rows.astype(dtype.newbyteorder("="), copy=False)
+            file.read(1)  # past the last byte the archive compares its checksum
+
+    return Stored(dtype.newbyteorder("=").name, shape, read)
+
+
+def write(path: str, sources: Sequence[Source], compress: bool = False) -> None:
+    """Writes a table, column after column, in pieces.
+
+    Args:
+      compress: whether the arrays are deflated.
+
+    Raises:
+      OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: there are
+        several.
+    """
+    source = only_one(sources, "an .npz file")
+    with zipfile.ZipFile(path, "x") as archive:
+        for name, column in named_columns(source):
+            facts = _array_facts(column.dtype, shape_of(source, column))
+            with archive.open(_info(name, compress), "w", force_zip64=True) as file:
+                np.lib.format.write_array_header_1_0(file, facts)
+                for piece in read_plain(source, column.name):
+                    file.write(np.ascontiguousarray(piece).data)
+        about = np.array(about_text(source))
+        with archive.open(_info(ABOUT, compress), "w") as file:
+            np.lib.format.write_array_header_1_0(file, _array_facts(about.dtype, ()))
+            file.write(about.tobytes())
+
+
+def _info(name: str, compress: bool) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name + _END)
+    info.compress_type = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
+    return info
+
+
+def _array_facts(dtype: np.dtype, shape: tuple[int, ...]) -> dict[str, Any]:
+    return {"descr": dtype.str, "fortran_order": False, "shape": shape}

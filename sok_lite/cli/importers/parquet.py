@@ -1,0 +1,226 @@
+"""Parquet files: a column of keys, and rows as a column of lists or as a column for each element.
+
+`value` is a list of the same length in every line, or `value_0`, `value_1` and so on are numbers;
+the same goes for each state. There is no bfloat16 in Parquet: such rows are written as float32, and
+read as bfloat16 again since the file says so. The package pyarrow is needed.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sok_lite.cli.file_source import Stored
+from sok_lite.cli.named import (
+    about_text,
+    check_opens,
+    named_columns,
+    named_source,
+    naming,
+    package,
+    regrouped,
+)
+from sok_lite.cli.plain import read_plain
+from sok_lite.cli.wrapped import only_one
+from sok_lite.engine.files.source import Column, Source
+
+_MARK = b"PAR1"
+_METADATA = b"sok_lite"
+# What a table and a file call the same.
+_NAMES = {"keys": "key", "values": "value"}
+_ELEMENT = re.compile(r"(.+)_(0|[1-9]\d{0,8})", re.DOTALL)
+
+
+def detect(path: str) -> bool:
+    """Returns whether a file begins as those of Parquet do."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_MARK)) == _MARK
+    except OSError:
+        return False
+
+
+def sources(
+    path: str,
+    name: str | None = None,
+    dtype: str | None = None,
+    key_type: str | None = None,
+    columns: str = "",
+    initial: str = "",
+    dim: int | None = None,
+) -> list[Source]:
+    """Returns the table of a file; see `named_source` for the other options and errors.
+
+    Args:
+      dim: elements of a row; needed only for lists that may have any length, in a file without
+        lines.
+
+    Raises:
+      OSError: the file cannot be read.
+    """
+    check_opens(path)
+    with naming(path, *_errors()):
+        found, about = _opened(path, dim)
+    for ours, theirs in _NAMES.items():
+        if ours not in found and theirs in found:
+            found[ours] = found[theirs]
+    return [named_source(path, found, about, name, dtype, key_type, columns, initial)]
+
+
+def _package(module: str) -> Any:
+    return package(module, "Parquet files", "sok_lite[parquet]")
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    arrow = _package("pyarrow")
+    return (arrow.ArrowException, OSError, OverflowError, UnicodeDecodeError, ValueError)
+
+
+def _opened(path: str, dim: int | None) -> tuple[dict[str, Stored], str | None]:
+    types = _package("pyarrow").types
+    found: dict[str, Stored] = {}
+    with _file(path) as file:
+        n, schema = file.metadata.num_rows, file.schema_arrow
+        for field in schema:
+            kind = field.type
+            if types.is_integer(kind) or types.is_floating(kind):
+                found[field.name] = _stored(path, [field.name], _dtype(kind), (n,))
+            elif types.is_fixed_size_list(kind) and _is_number(types, kind.value_type):
+                shape = (n, kind.list_size)
+                found[field.name] = _stored(path, [field.name], _dtype(kind.value_type), shape)
+            elif types.is_list(kind) or types.is_large_list(kind):
+                width = _first_length(file, field.name) if n else dim
+                if width and _is_number(types, kind.value_type):
+                    dtype = _dtype(kind.value_type)
+                    found[field.name] = _stored(path, [field.name], dtype, (n, width))
+        about = (schema.metadata or {}).get(_METADATA)
+    for base, names in _numbered(found).items():
+        found.setdefault(base, _stored(path, names, found[names[0]].dtype, (n, len(names))))
+        if base.startswith("states."):
+            for name in names:
+                del found[name]  # or each would be a state
+    return found, about
+
+
+def _file(path: str) -> Any:
+    parquet = _package("pyarrow.parquet")
+    # Checksums are there in files of ours, and in others where their writer was told to.
+    return parquet.ParquetFile(path, page_checksum_verification=True)
+
+
+def _is_number(types: Any, kind: Any) -> bool:
+    return bool(types.is_integer(kind) or types.is_floating(kind))
+
+
+def _dtype(kind: Any) -> str:
+    return np.dtype(kind.to_pandas_dtype()).name
+
+
+def _first_length(file: Any, name: str) -> int | None:
+    batch = next(file.iter_batches(batch_size=1, columns=[name]))
+    (first,) = batch.column(batch.schema.get_field_index(name)).to_pylist()
+    return None if first is None else len(first)
+
+
+def _numbered(found: dict[str, Stored]) -> dict[str, list[str]]:
+    """Returns the columns x_0, x_1, ..., all numbers of one dtype, by x."""
+    numbers: dict[str, dict[int, str]] = {}
+    for name, column in found.items():
+        if (match := _ELEMENT.fullmatch(name)) and len(column.shape) == 1:
+            numbers.setdefault(match[1], {})[int(match[2])] = name
+    return {
+        base: [names[i] for i in range(len(names))]
+        for base, names in numbers.items()
+        if sorted(names) == list(range(len(names)))
+        and len({found[name].dtype for name in names.values()}) == 1
+    }
+
+
+def _stored(path: str, names: list[str], dtype: str, shape: tuple[int, ...]) -> Stored:
+    def arrays(piece_rows: int) -> Iterator[np.ndarray]:
+        with naming(path, *_errors()), _file(path) as file:
+            for batch in file.iter_batches(batch_size=piece_rows, columns=names):
+                yield _array(batch, names, shape[1:])
+
+    def read(piece_rows: int) -> Iterator[np.ndarray]:
+        count = 0
+        for piece in regrouped(arrays(piece_rows), piece_rows):
+            count += len(piece)
+            yield piece
+        if count != shape[0]:
+            raise ValueError(
+                f"{path}: column {names[0]!r} was to have {shape[0]:,} rows, and has {count:,}."
+            )
+
+    return Stored(dtype, shape, read)
+
+
+def _array(batch: Any, names: list[str], row_shape: tuple[int, ...]) -> np.ndarray:
+    """Returns some columns of a batch as an array (k,) or (k, dim)."""
+    columns = [batch.column(batch.schema.get_field_index(name)) for name in names]
+    for name, column in zip(names, columns, strict=True):
+        is_list = row_shape and len(names) == 1
+        if column.null_count or (is_list and column.flatten().null_count):
+            raise ValueError(f"column {name!r} has values that are missing")
+    if not row_shape or len(names) > 1:
+        arrays = [column.to_numpy(zero_copy_only=False) for column in columns]
+        return np.stack(arrays, axis=1) if row_shape else arrays[0]
+    (column,) = columns
+    (dim,) = row_shape
+    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+    if (lengths != dim).any():
+        raise ValueError(
+            f"column {names[0]!r} has lists of {dim} and of {lengths[lengths != dim][0]} elements"
+        )
+    return column.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
+
+
+def write(path: str, sources: Sequence[Source], wide: bool = False) -> None:
+    """Writes a table, piece after piece.
+
+    Args:
+      wide: whether rows are a column for each element, `value_0` and so on, and not one of lists.
+
+    Raises:
+      OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: there are
+        several, or pyarrow is not installed.
+    """
+    source = only_one(sources, "a Parquet file")
+    parquet, arrow = (_package(m) for m in ("pyarrow.parquet", "pyarrow"))
+    columns = named_columns(source)
+    fields = [field for each in columns for field in _fields(arrow, *each, wide)]
+    schema = arrow.schema(fields, metadata={_METADATA: about_text(source).encode()})
+    with (
+        open(path, "xb") as file,
+        parquet.ParquetWriter(file, schema, write_page_checksum=True) as writer,
+    ):
+        for pieces in zip(*(read_plain(source, column.name) for _, column in columns), strict=True):
+            arrays = [
+                array
+                for (_, column), piece in zip(columns, pieces, strict=True)
+                for array in _arrays(arrow, column, piece, wide)
+            ]
+            writer.write_batch(arrow.record_batch(arrays, schema=schema))
+
+
+def _fields(arrow: Any, name: str, column: Column, wide: bool) -> list[Any]:
+    name, kind = _NAMES.get(name, name), arrow.from_numpy_dtype(column.dtype)
+    if column.dim is not None and wide:
+        return [arrow.field(f"{name}_{i}", kind, nullable=False) for i in range(column.dim)]
+    kind = kind if column.dim is None else _rows_of(arrow, column)
+    return [arrow.field(name, kind, nullable=False)]
+
+
+def _rows_of(arrow: Any, column: Column) -> Any:
+    kind = arrow.from_numpy_dtype(column.dtype)
+    return arrow.list_(arrow.field("element", kind, nullable=False), column.dim)
+
+
+def _arrays(arrow: Any, column: Column, piece: np.ndarray, wide: bool) -> list[Any]:
+    if column.dim is None:
+        return [arrow.array(piece)]
+    if wide:
+        return [arrow.array(np.ascontiguousarray(piece[:, i])) for i in range(column.dim)]
+    flat = arrow.array(np.ascontiguousarray(piece).reshape(-1))
+    return [arrow.FixedSizeListArray.from_arrays(flat, type=_rows_of(arrow, column))]

@@ -1,0 +1,74 @@
+"""Options that name tables, or whose value may differ between those of one call."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+PerTable = str | int | Mapping[str, Any] | None
+
+
+def of_table(
+    option: PerTable, table: str, default: Any = None, relatives: Sequence[str] = ()
+) -> Any:
+    """Returns what an option is for a table.
+
+    Args:
+      option: a value for all tables, a mapping of names to values, or a text of values with commas
+        between them, each for the table before its "=" or for all others:
+        "float32,halves=float16".
+      table: the name.
+      default: where the option says nothing of it.
+      relatives: other tables, from which a table that is not named takes its value.
+    """
+    if isinstance(option, Mapping):
+        by_name, of_others = option, default
+    else:
+        each = [part.rpartition("=") for part in str(option).split(",")]
+        by_name = {name: value for name, equals, value in each if equals}
+        values = [value for _, equals, value in each if not equals]
+        of_others = default if option is None or not values else values[-1]
+    for name in (table, *relatives):
+        if name in by_name:
+            return by_name[name]
+    return of_others
+
+
+def number_of_table(
+    option: PerTable, table: str, what: str, relatives: Sequence[str] = ()
+) -> int | None:
+    """Returns what an option is for a table, a whole number above 0; None: it says nothing.
+
+    Args:
+      what: name of the option, for errors.
+
+    Raises:
+      ValueError: it is no such number.
+    """
+    value = of_table(option, table, None, relatives)
+    if value is None:
+        return None
+    if not str(value).isdecimal() or int(value) < 1:
+        raise ValueError(f"`{what}` must be a number above 0. Received: {value!r} for {table!r}.")
+    return int(value)
+
+
+def listed(option: str | Sequence[str] | None) -> list[str]:
+    """Returns the items of a list, or of a text of them with commas; None: there are none."""
+    return option.split(",") if isinstance(option, str) else list(option or ())
+
+
+def chosen(found: Iterable[str], tables: str | Sequence[str] | None, path: str) -> list[str]:
+    """Returns the tables that an option names; None: all that were found.
+
+    Args:
+      path: where they were found, for errors.
+
+    Raises:
+      ValueError: there is no such table.
+    """
+    known = list(found)
+    for name in listed(tables):
+        if name not in known:
+            raise ValueError(
+                f"{path} has no table {name!r}. It has: {', '.join(map(repr, sorted(known)))}."
+            )
+    return known if tables is None else listed(tables)

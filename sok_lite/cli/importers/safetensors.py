@@ -1,0 +1,137 @@
+"""Files of safetensors: named tensors, of which `keys` and `values` are a table.
+
+The package of that name is not needed. The files of our checkpoints are such files too; read as
+one of those, a checkpoint has more: its checksums, and the files of all ranks together.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from sok_lite.cli.file_source import Stored, raw_rows
+from sok_lite.cli.named import (
+    ABOUT,
+    about_text,
+    check_opens,
+    named_columns,
+    named_source,
+    naming,
+    shape_of,
+)
+from sok_lite.cli.wrapped import only_one
+from sok_lite.engine.files.shard import (
+    CHUNK_BYTES,
+    MAX_HEADER_BYTES,
+    ShardWriter,
+    Tensor,
+    dtype_of,
+)
+from sok_lite.engine.files.source import Source
+
+_LENGTH_BYTES = 8
+_DTYPES = {
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+}
+_ERRORS = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
+
+
+def detect(path: str) -> bool:
+    """Returns whether a file begins with a header of safetensors."""
+    try:
+        _header(path)
+    except (OSError, *_ERRORS):
+        return False
+    return True
+
+
+def sources(
+    path: str,
+    name: str | None = None,
+    dtype: str | None = None,
+    key_type: str | None = None,
+    columns: str = "",
+    initial: str = "",
+) -> list[Source]:
+    """Returns the table of a file; see `named_source` for the options and errors.
+
+    Raises:
+      OSError: the file cannot be read.
+    """
+    check_opens(path)
+    with naming(path, *_ERRORS):
+        found, about = _opened(path)
+    return [named_source(path, found, about, name, dtype, key_type, columns, initial)]
+
+
+def _header(path: str) -> tuple[dict[str, Any], int, int]:
+    """Returns the header, where the tensors begin, and the bytes that they have."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size - _LENGTH_BYTES
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if length > min(MAX_HEADER_BYTES, size):
+            raise ValueError(f"a header of {length:,} bytes is longer than the file, or allowed")
+        header = json.loads(file.read(length))
+    if type(header) is not dict:
+        raise ValueError("its header is no JSON object")
+    return header, _LENGTH_BYTES + length, size - length
+
+
+def _opened(path: str) -> tuple[dict[str, Stored], str | None]:
+    header, begin, num_bytes = _header(path)
+    about = header.pop("__metadata__", {}).get(ABOUT)
+    found, end = {}, 0
+    for name, facts in header.items():
+        (first, last), shape = facts["data_offsets"], facts["shape"]
+        if not all(type(number) is int and number >= 0 for number in (first, last, *shape)):
+            raise ValueError(f"tensor {name!r} has numbers that are none")
+        end = max(end, last)
+        dtype = _DTYPES.get(facts["dtype"])
+        if dtype is None or len(shape) not in (1, 2):
+            continue  # no column is such
+        column = raw_rows(path, begin + first, dtype, tuple(shape))
+        if column.row_bytes * shape[0] != last - first or last > num_bytes:
+            raise ValueError(f"tensor {name!r} is not where its shape says")
+        found[name] = column
+    if end != num_bytes:
+        raise ValueError(f"its tensors have {end:,} bytes, and there are {num_bytes:,}")
+    return found, about
+
+
+def write(path: str, sources: Sequence[Source]) -> None:
+    """Writes a table, tensor after tensor, in pieces.
+
+    Raises:
+      OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: there are
+        several.
+    """
+    source = only_one(sources, "a file of safetensors")
+    columns = named_columns(source)
+    tensors = [
+        Tensor(
+            name,
+            dtype_of(source.dtype if name == "values" else column.dtype.name),
+            shape_of(source, column),
+        )
+        for name, column in columns
+    ]
+    about = {"table": source.name, ABOUT: about_text(source)}
+    writer = ShardWriter(path, tensors, about, CHUNK_BYTES)
+    try:
+        for _, column in columns:
+            for piece in source.read(column.name):
+                writer.write(piece)
+        writer.finish()
+    finally:
+        writer.close()

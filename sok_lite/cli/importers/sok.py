@@ -1,0 +1,375 @@
+"""SOK's dumps: a folder with a file of keys, one of rows and one of each optimizer state a table.
+
+Each file is a header of 296 bytes and then numbers, little-endian, row by row:
+
+  256 bytes   name of the table, with spaces before it; SOK leaves all of it blank
+  uint32      0: keys, 1: rows, 2: an optimizer state; big-endian
+  32 bytes    name of the state, with spaces before it; blank of keys and rows
+  uint32      dtype of the numbers, see `_DTYPES`; big-endian
+
+How many keys there are, and the length of a row, follow from the sizes of the files. They are named
+`<table>-key`, `<table>-weight` and `<table>-<optimizer>-<state>`, where `_` stands for each
+character of ASCII punctuation in the name of TensorFlow's variable: `table0:0` is `table0_0`.
+
+A load of SOK reads every file on every rank, and keeps the rows of the keys with key % ranks ==
+rank: in the order of the files, whatever keys they are, where a table is static. So files whose
+keys ascend are right for any number of ranks, and that is how they are written here.
+"""
+
+import os
+import string
+import struct
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.cli.errors import WrongUse
+from sok_lite.cli.file_source import FileSource, Stored, cast_rows, raw_rows, recast
+from sok_lite.cli.initial import initial_values
+from sok_lite.cli.sorted_file import Places, write_sorted
+from sok_lite.engine.dtypes import KeyDtype, key_dtype
+from sok_lite.engine.files.manifest import StateFacts
+from sok_lite.engine.files.source import Source
+
+_HEADER = struct.Struct(">256sI32sI")
+_KEYS, _ROWS, _STATE = range(3)
+_WHAT = {_KEYS: "keys", _ROWS: "rows", _STATE: "an optimizer state"}
+_DTYPES = ("int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
+_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, "_"))
+
+# The states of SOK's optimizers by their names, and ours where they differ. Adamax is an "Adam".
+_STATES: Mapping[str, Mapping[str, str]] = {
+    "Adadelta": {"accum_grad": "accumulator", "accum_var": "delta_accumulator"},
+}
+# The optimizer that has exactly these states, by our names.
+_OPTIMIZERS = {
+    frozenset({"m", "v"}): "Adam",
+    frozenset({"m", "v", "vhat"}): "Adam",
+    frozenset({"momentum"}): "SGD",
+    frozenset({"accumulator"}): "Adagrad",
+    frozenset({"accumulator", "linear"}): "Ftrl",
+    frozenset({"accumulator", "delta_accumulator"}): "Adadelta",
+}
+# What a new row has, where it is not 0: the defaults of the optimizers.
+_INITIAL = {("Adagrad", "accumulator"): 0.1, ("Ftrl", "accumulator"): 0.1}
+
+
+class _File(NamedTuple):
+    """A file whose header was read: the name in it, the dtype, and how many numbers it has."""
+
+    path: str
+    name: str
+    dtype: str
+    size: int
+
+
+def detect(path: str) -> bool:
+    """Returns whether a folder has a file of keys with SOK's header."""
+    try:
+        names = [name for name in os.listdir(path) if name.endswith("-key")]
+        return any(_opened(os.path.join(path, name), _KEYS, "") for name in names)
+    except (OSError, ValueError):
+        return False
+
+
+def sources(
+    path: str,
+    table: str | None = None,
+    name: str | None = None,
+    dim: int | None = None,
+    dtype: str | None = None,
+    key_type: str | None = None,
+    states: bool = True,
+    initial: str = "",
+) -> list[Source]:
+    """Returns the tables of a dump.
+
+    Args:
+      path: of the folder.
+      table: as its files are named, without `-key`; None: all that are there.
+      name: for the table, if it is only one. Else it is the name in the files; of those that SOK
+        wrote, which have none, their own without the `_0` that was TensorFlow's ":0".
+      dim: elements of a row; the files have it but for a table without keys.
+      dtype, key_type: to cast rows and keys to.
+      states: whether optimizer states are read.
+      initial: the states' values in new rows, such as "accumulator=0.1". Otherwise those are the
+        defaults of SOK's optimizers.
+
+    Raises:
+      OSError: a file cannot be read. ValueError: it is corrupt. WrongUse: there is no such table.
+    """
+    files = sorted(os.listdir(path))
+    stems = [file.removesuffix("-key") for file in files if file.endswith("-key")]
+    if not stems:
+        raise ValueError(f"{path} is no dump of SOK: no file in it ends in -key.")
+    if table is not None and table not in stems:
+        raise WrongUse(f"{path} has no table {table!r}; it has: {', '.join(map(repr, stems))}")
+    chosen = stems if table is None else [table]
+    if name is not None and len(chosen) != 1:
+        raise WrongUse(
+            f"name={name!r} is of one table, and there are {len(chosen)}: give table=..."
+        )
+    names = _names(path, chosen) if name is None else {chosen[0]: name}
+    return [
+        _source(path, stem, names[stem], dim, dtype, key_type, files if states else [], initial)
+        for stem in chosen
+    ]
+
+
+def _source(
+    folder: str,
+    stem: str,
+    name: str,
+    dim: int | None,
+    dtype: str | None,
+    key_type: str | None,
+    files: Sequence[str],
+    initial: str,
+) -> Source:
+    keys = _opened(os.path.join(folder, f"{stem}-key"), _KEYS, "")
+    rows = _opened(os.path.join(folder, f"{stem}-weight"), _ROWS, "")
+    stored = {
+        "keys": raw_rows(keys.path, _HEADER.size, keys.dtype, (keys.size,)),
+        "values": _rows(rows, keys, dim),
+    }
+    dim = stored["values"].shape[1]
+    found: list[tuple[str, str]] = []  # the optimizer and our name of each state
+    for file in files:
+        if file.startswith(f"{stem}-") and file.count("-") >= 2:
+            optimizer, state = file[len(stem) + 1 :].split("-", 1)
+            found.append((optimizer, _STATES.get(optimizer, {}).get(state, state)))
+            stored[_column(len(found) - 1, found[-1][1])] = _rows(
+                _opened(os.path.join(folder, file), _STATE, state), keys, dim, is_state=True
+            )
+    given = initial_values(initial, [state for _, state in found])
+    groups = list(dict.fromkeys(optimizer for optimizer, _ in found))
+    facts = tuple(
+        StateFacts(
+            _column(i, state),
+            state,
+            stored[_column(i, state)].shape[1],
+            given.get(state, _INITIAL.get((optimizer, state), 0.0)),
+            groups.index(optimizer) + 1,
+        )
+        for i, (optimizer, state) in enumerate(found)
+    )
+    return FileSource(keys.path, stored, name, dtype, key_type, facts)
+
+
+def _column(i: int, state: str) -> str:
+    return f"states.{i}.{state}"
+
+
+def _names(folder: str, stems: Sequence[str]) -> dict[str, str]:
+    """Returns the names of tables by those of their files."""
+    stated = {stem: _opened(os.path.join(folder, f"{stem}-key"), _KEYS, "").name for stem in stems}
+    names = {
+        stem: name if name and _stem(name) == stem else stem.removesuffix("_0") or stem
+        for stem, name in stated.items()
+    }
+    is_clear = len(set(names.values())) == len(names)
+    return names if is_clear else {stem: stem for stem in stems}
+
+
+def _opened(path: str, kind: int, state: str) -> _File:
+    """Returns what the header of a file says, and how many numbers the file has.
+
+    Args:
+      kind: what it must be.
+      state: the name that an optimizer state must have.
+    """
+    with open(path, "rb") as file:
+        head = file.read(_HEADER.size)
+        size = os.fstat(file.fileno()).st_size
+    if len(head) < _HEADER.size:
+        raise _corrupt(path, f"its header has {_HEADER.size} bytes, and there are {len(head)}")
+    name, stated_kind, stated_state, number = _HEADER.unpack(head)
+    if stated_kind != kind:
+        raise _corrupt(
+            path, f"byte 256 says kind {stated_kind}, and {_WHAT[kind]} are of kind {kind}"
+        )
+    if number >= len(_DTYPES):
+        raise _corrupt(path, f"byte 292 says dtype {number}, and the last is {len(_DTYPES) - 1}")
+    try:
+        texts = name.decode().strip(), stated_state.decode().strip()
+    except UnicodeDecodeError as error:
+        raise _corrupt(path, f"a name in its header is no UTF-8 ({error})") from error
+    if texts[1] != state:
+        raise _corrupt(path, f"byte 260 names state {texts[1]!r}, and the file {state!r}")
+    dtype = _DTYPES[number]
+    width = np.dtype(dtype).itemsize
+    if (size - _HEADER.size) % width:
+        raise _corrupt(
+            path, f"behind its header are {size - _HEADER.size:,} bytes, and a {dtype} has {width}"
+        )
+    return _File(path, texts[0], dtype, (size - _HEADER.size) // width)
+
+
+def _rows(file: _File, keys: _File, dim: int | None, is_state: bool = False) -> Stored:
+    """Returns the rows of a file, one for each key."""
+    n = keys.size
+    found = file.size // n if n else dim
+    if found is None:
+        raise WrongUse(
+            f"{keys.path} has no key, so nothing says how long a row is: give dim=..., or leave "
+            "the table out"
+        )
+    if found < 1 or file.size != n * found or found != (dim or found):
+        expected = f"{dim} elements for" if dim else "the same number of elements for"
+        reason = (
+            f"it must have {expected} each of the {n:,} keys of {os.path.basename(keys.path)}, and "
+            f"it has {file.size:,} elements in all"
+        )
+        if is_state:
+            reason += (
+                ". SOK leaves keys that were never trained out of these files, and does not say "
+                "which: give states=no to read the table without them"
+            )
+        raise _corrupt(file.path, reason)
+    return raw_rows(file.path, _HEADER.size, file.dtype, (n, found))
+
+
+def _corrupt(path: str, reason: str) -> ValueError:
+    return ValueError(f"{path} is no whole file of a dump of SOK: {reason}.")
+
+
+def write(
+    path: str,
+    sources: Sequence[Source],
+    dtype: str | None = None,
+    key_type: str | None = None,
+    states: bool = True,
+    ranks: int | None = None,
+) -> None:
+    """Writes tables as a dump, which SOK loads on any number of ranks.
+
+    Memory is needed for the keys and their order, 32 bytes a key. Rows of float64 and float16 have
+    states of the same dtype, since a load of SOK refuses others.
+
+    Args:
+      path: of the new folder.
+      sources: the tables. One that is named "x" is the variable "x:0".
+      dtype, key_type: to cast rows and keys to; those of SOK's variable.
+      states: whether optimizer states are written.
+      ranks: how many load it; needed only if there are keys below 0.
+
+    Raises:
+      OSError: a file cannot be written. ValueError: a source is corrupt. WrongUse: SOK has no place
+        for what is there.
+    """
+    stems: dict[str, str] = {}
+    for source in sources:
+        stem = _stem(source.name)
+        if stem in stems:
+            raise WrongUse(
+                f"the files of tables {stems[stem]!r} and {source.name!r} would have one name, "
+                f"{stem}-key: write them into two folders"
+            )
+        stems[stem] = source.name
+    tables = [recast(source, dtype, key_type) for source in sources]
+    for source in tables:
+        _check_writable(source, states)
+    os.mkdir(path)
+    for source in tables:
+        _write(path, source, states, ranks)
+
+
+def _stem(name: str) -> str:
+    return (name if name.endswith(":0") else f"{name}:0").translate(_PUNCTUATION)
+
+
+def _check_writable(source: Source, with_states: bool) -> None:
+    if source.dtype not in _DTYPES:
+        raise WrongUse(
+            f"SOK has no rows of {source.dtype}, as table {source.name!r} has: give dtype=float32"
+        )
+    if not with_states or not source.states:
+        return
+    _state_files(source)
+    if any(state.dim != source.dim for state in source.states):
+        raise WrongUse(
+            f"SOK's states are as long as rows, and table {source.name!r} has others: give "
+            "states=no to leave them out"
+        )
+    if not source.dtype.startswith("float"):
+        raise WrongUse(f"SOK has no states of rows of {source.dtype}: give states=no")
+
+
+def _state_files(source: Source) -> dict[str, tuple[str, str]]:
+    """Returns the optimizer and SOK's name of each state, by its column."""
+    groups: dict[int | None, list[str]] = {}
+    for state in source.states:
+        groups.setdefault(state.group, []).append(state.name)
+    optimizers = {group: _OPTIMIZERS.get(frozenset(names)) for group, names in groups.items()}
+    files = {}
+    for state in source.states:
+        optimizer = optimizers[state.group]
+        if optimizer is None:
+            raise WrongUse(
+                f"SOK has no optimizer with the states {', '.join(groups[state.group])}, which "
+                f"table {source.name!r} has: give states=no to leave them out"
+            )
+        theirs = {ours: name for name, ours in _STATES.get(optimizer, {}).items()}
+        files[state.tensor] = (optimizer, theirs.get(state.name, state.name))
+    if len(set(files.values())) != len(files):
+        raise WrongUse(
+            f"table {source.name!r} has states of two optimizers that SOK would write into the "
+            "same files: give states=no to leave them out"
+        )
+    return files
+
+
+def _write(folder: str, source: Source, with_states: bool, ranks: int | None) -> None:
+    stem, places = os.path.join(folder, _stem(source.name)), Places.of(source)
+    _check_keys(source, places, ranks)
+    dtype = source.dtype
+
+    def write_file(end: str, column: str, kind: int, state: str, stored: str, given: str) -> None:
+        head = _header(source.name, kind, state, stored)
+        path, shape = f"{stem}-{end}", (source.dim,) if kind != _KEYS else ()
+        pieces = source.read(column)
+        if given != stored:
+            pieces = (cast_rows(piece, given, stored) for piece in pieces)
+        write_sorted(path, head, pieces, np.dtype(stored), shape, places)
+
+    write_file("weight", "values", _ROWS, "", dtype, dtype)
+    for tensor, (optimizer, state) in _state_files(source).items() if with_states else ():
+        write_file(f"{optimizer}-{state}", tensor, _STATE, state, dtype, "float32")
+    write_file("key", "keys", _KEYS, "", source.key_type, source.key_type)
+
+
+def _header(name: str, kind: int, state: str, dtype: str) -> bytes:
+    text = name.encode()
+    # A longer name has no place there; SOK does not look at it.
+    title = text.rjust(256) if len(text) <= 256 else b" " * 256
+    return _HEADER.pack(title, kind, state.encode().rjust(32), _DTYPES.index(dtype))
+
+
+def _check_keys(source: Source, places: Places, ranks: int | None) -> None:
+    """Raises WrongUse if SOK cannot hold a key, or would not find it after a load."""
+    least, most = places.least, places.most
+    if least is None or most is None:
+        return
+    kind: KeyDtype = key_dtype(source.key_type)
+    marks = {int(kind.from_int64(np, np.array([mark]))[0]) for mark in _marks(kind)}
+    if source.about.var_type == "hybrid":
+        marks |= {-4, -3, -2, -1}
+    held = sorted(mark for mark in marks if places.has(mark))
+    if held:
+        raise WrongUse(
+            f"SOK's tables cannot hold key {held[0]}, which table {source.name!r} has: remove it"
+        )
+    if least < 0 and (ranks is None or ranks & (ranks - 1)):
+        raise WrongUse(
+            f"table {source.name!r} has key {least}. SOK's lookups and its load have different "
+            "ranks for keys below 0, but where the number of ranks is a power of two: say how "
+            f"many will load it by ranks=.... Received: ranks={ranks}"
+        )
+
+
+def _marks(kind: KeyDtype) -> list[int]:
+    """Returns the keys that mark empty and removed slots in SOK's own table, as int64."""
+    if kind.name == "int32":
+        return [np.iinfo(np.int32).max, np.iinfo(np.int32).min]
+    return [kind.empty_key, kind.reclaim_key]

@@ -1,0 +1,55 @@
+"""TensorFlow's checkpoints, for importers: TensorFlow is imported when one is opened."""
+
+import os
+from typing import Any
+
+
+def prefix_of(path: str | os.PathLike[str]) -> str:
+    """Returns what the names of a checkpoint's files start with, given that or its .index file."""
+    return os.fspath(path).removesuffix(".index")
+
+
+def looks_like_one(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a TensorFlow checkpoint, by the names of files."""
+    return os.path.isfile(f"{prefix_of(path)}.index")
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Any:
+    """Returns TensorFlow's reader of a checkpoint.
+
+    Raises:
+      ImportError: there is no TensorFlow.
+      FileNotFoundError: there is no such checkpoint.
+      ValueError: it is corrupt.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise ImportError(
+            "TensorFlow's checkpoints are read by TensorFlow, which is not installed. "
+            "`pip install sok_lite[cpu]` installs it."
+        ) from error
+    prefix = prefix_of(path)
+    if not os.path.exists(f"{prefix}.index"):
+        raise FileNotFoundError(
+            f"There is no checkpoint {prefix!r}: no file {prefix + '.index'!r}. Give the path that "
+            "its files begin with, or that of its .index."
+        )
+    try:
+        return tf.train.load_checkpoint(prefix)
+    except Exception as error:  # TensorFlow has errors of many kinds
+        raise ValueError(f"{prefix} is corrupt: {error}. Take another checkpoint.") from error
+
+
+def tensor(reader: Any, name: str) -> Any:
+    """Returns a tensor of a checkpoint: an array, or a text's bytes.
+
+    Raises:
+      ValueError: it is corrupt.
+    """
+    try:
+        return reader.get_tensor(name)
+    except Exception as error:  # TensorFlow has errors of many kinds
+        raise ValueError(
+            f"Tensor {name!r} is corrupt: {error}. Take another checkpoint."
+        ) from error

@@ -1,0 +1,158 @@
+"""KvVariables in checkpoints of TF1's Saver, as TFPlus and `sok_lite.kv_variable` write them.
+
+`kv_variable/saved_tensors.py` has the tensors. All of a table is in memory while it is read.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sok_lite.cli.importers.per_table import PerTable, chosen, listed, of_table
+from sok_lite.cli.importers.tensorflow_reader import looks_like_one, open_checkpoint, prefix_of
+from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.files.manifest import StateFacts
+from sok_lite.engine.files.source import About, Source
+
+
+def detect(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is that of a TensorFlow checkpoint with KvVariables. TensorFlow is needed."""
+    if not looks_like_one(path):
+        return False
+    open_checkpoint(path)
+    from sok_lite.kv_variable import saved_files
+
+    return bool(saved_files.names_in(prefix_of(path)))
+
+
+def sources(
+    path: str | os.PathLike[str],
+    *,
+    deltas: str | Sequence[str] | None = None,
+    tables: str | Sequence[str] | None = None,
+    names: PerTable = None,
+    enter_threshold: PerTable = None,
+) -> list[Source]:
+    """Returns the KvVariables of a checkpoint, all partitions of one as one table, in memory.
+
+    They come with how often and when each key was last seen, keys that have no row yet included.
+    What TFPlus has written knows the time by the day, or not at all: it is now then. Slots of its
+    optimizers are variables and so tables of their own. Of what `sok_lite.kv_variable` has written
+    the optimizer states come too, and the keys of all ranks.
+
+    Args:
+      path: of the checkpoint's .index file, or what its files start with.
+      deltas: checkpoints with what has changed since then, in their order, or a text of their paths
+        with commas.
+      tables: names of variables, or a text of them with commas; others are not read.
+      names: other names for the tables; see `per_table.of_table`.
+      enter_threshold: how often a key had to be seen to get a row; else 0. May be one for each
+        table.
+
+    Raises:
+      ImportError: there is no TensorFlow.
+      OSError: there is no checkpoint, or it cannot be read.
+      ValueError: it has no such variables, not all parts of one, is a delta, or corrupt.
+    """
+    open_checkpoint(path)
+    from sok_lite.kv_variable import saved_files
+
+    prefix = prefix_of(path)
+    found = saved_files.names_in(prefix)
+    if not found:
+        raise ValueError(
+            f"{prefix} has no KvVariables: no tensor is named as theirs, such as 'NAME:0-keys'."
+        )
+    result: list[Source] = []
+    for name in chosen(found, tables, prefix):
+        threshold = int(of_table(enter_threshold, name, 0))
+        dtype, whole = _read(prefix, name, threshold)
+        if whole.is_delta:
+            raise ValueError(
+                f"{prefix} has of {name!r} what has changed since another save. Give the full "
+                "save, and this one as `deltas`."
+            )
+        content = whole.content
+        for delta in map(prefix_of, listed(deltas)):
+            content = _changed(content, whole.saves, dtype, delta, name, threshold)
+        result.append(ContentSource(of_table(names, name, name), dtype, content))
+    return result
+
+
+def _read(prefix: str, name: str, threshold: int) -> tuple[str, Any]:
+    """Returns the dtype of a variable's rows and what was saved of it, a `saved_files.Read`."""
+    from sok_lite.kv_variable import saved_files
+
+    places = saved_files.places_of(prefix, name)
+    if not places:
+        raise ValueError(f"{prefix} has nothing of KvVariable {name!r}.")
+    key_type, (dtype, shape) = places[0].form("keys")[0], places[0].form("values")
+    saved_files.check_forms(places, key_type, dtype, shape[-1], name)
+    rows = row_dtype(dtype.name)
+    return rows.name, saved_files.read_all(places, rows, threshold, time.time(), name)
+
+
+def _changed(
+    content: Any, saves: dict[int, Any], dtype: str, prefix: str, name: str, threshold: int
+) -> Any:
+    """Returns a content after a delta.
+
+    Args:
+      saves: of the full save that the delta must be of.
+    """
+    from sok_lite.kv_variable.content import changed
+
+    its_dtype, delta = _read(prefix, name, threshold)
+    bases = {rank: (base, None) for rank, (_, base) in delta.saves.items()}
+    if not delta.is_delta or bases != saves:
+        raise ValueError(
+            f"{prefix} has of {name!r} no delta of the save that it is given with. Give the save "
+            "that was the last full one before it."
+        )
+    forms = [(each.keys.dtype.name, each.values.shape[1]) for each in (content, delta.content)]
+    if its_dtype != dtype or forms[0] != forms[1]:
+        raise ValueError(
+            f"{prefix} does not fit {name!r}, which has {(*forms[0], dtype)} for (key type, "
+            f"dimension, dtype). Received: {(*forms[1], its_dtype)}."
+        )
+    return changed(content, delta.content, delta.deleted)
+
+
+class ContentSource(Source):
+    """What is known of a KvVariable.
+
+    Args:
+      name: of the table.
+      dtype: of its rows.
+      content: a `kv_variable.content.Content`.
+    """
+
+    def __init__(self, name: str, dtype: str, content: Any) -> None:
+        from sok_lite.kv_variable.content import numbered_lookups, sightings_of
+
+        self.name, self.dtype, self.dim = name, dtype, content.values.shape[1]
+        self.key_type, self.num_keys = content.keys.dtype.name, content.keys.size
+        self.columns = ("stamps", "scores")
+        lookups = numbered_lookups(content)
+        self.about = About("hybrid", facts=lookups.facts, num_sighted=content.sighted_keys.size)
+        self.states = tuple(
+            StateFacts(f"states.{i}.{each.name}", each.name, each.dim, each.initial, each.group)
+            for i, each in enumerate(content.states)
+        )
+        self._whole = {
+            "keys": content.keys,
+            "values": content.values,
+            "stamps": lookups.stamps,
+            "scores": content.counts.astype(np.uint64),
+            "sighted_keys": content.sighted_keys.astype(content.keys.dtype),
+            "sightings": sightings_of(content),
+            "sighting_stamps": lookups.sighting_stamps,
+        }
+        rows = [np.ascontiguousarray(each.rows) for each in content.states]
+        tensors = [facts.tensor for facts in self.states]
+        self._whole |= dict(zip(tensors, rows, strict=True))
+
+    def read(self, column: str) -> Iterator[np.ndarray]:
+        yield self._whole[column]

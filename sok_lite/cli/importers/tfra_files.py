@@ -1,0 +1,210 @@
+"""Files of keys and values: what TFRA's `FileSystemSaver` and `save_to_file_system` write.
+
+They have no header. What they hold must be said; rows' length follows from their sizes. Files that
+this package has written have a third one, `<base>-meta.json`, that says it all.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from sok_lite.cli.importers.keyed_rows import Keyed, Part
+from sok_lite.cli.importers.per_table import PerTable, chosen, number_of_table, of_table
+from sok_lite.cli.importers.tfra_slots import with_slots
+from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.files.key_value_files import (
+    Layout,
+    StoredShard,
+    described,
+    make_layout,
+    open_shards,
+    write_shard,
+)
+from sok_lite.engine.files.key_value_names import Place, bases_by_prefix, file_prefix, find_shards
+from sok_lite.engine.files.source import Source
+
+# Tables of restrict policies, which have numbers of int32.
+_POLICIES = ("timestamp", "frequency")
+
+
+def detect(path: str | os.PathLike[str]) -> bool:
+    """Whether a path looks like a folder of such files."""
+    return os.path.isdir(path) and bool(bases_by_prefix(os.fspath(path)))
+
+
+def sources(
+    path: str | os.PathLike[str],
+    *,
+    key_type: PerTable = None,
+    dtype: PerTable = None,
+    dim: PerTable = None,
+    size: int | str | None = None,
+    tables: str | Sequence[str] | None = None,
+    names: PerTable = None,
+    initial: str = "",
+    slots: str = "states",
+) -> list[Source]:
+    """Returns the tables of a folder of files of keys and values.
+
+    A table is named as its files are, which have "_" for each "/" of the variable's name. Slots
+    of optimizers become states of their table; see `tfra_slots.with_slots`. The keys of a table are
+    in memory while it is read.
+
+    Args:
+      path: of the folder, such as `TFRADynamicEmbedding-1000`.
+      key_type: of the keys, "int64" or "int32"; else "int64". This and what follows may be one for
+        each table, and for its slots then: see `per_table.of_table`.
+      dtype: of the rows, such as "float16"; else "float32". Tables of restrict policies have int32.
+      dim: elements of a row; else what the sizes of the files say. Empty files do not say it.
+      size: of how many processes' files are meant, where there are those of several jobs.
+      tables: names of files, or a text of them with commas; others are not looked at.
+      names: other names for the tables.
+      initial, slots: see `tfra_slots.with_slots`.
+
+    Raises:
+      FileNotFoundError: there are no such files, or not all of a save.
+      ValueError: the files contradict each other or what was said, or it is not clear which are
+        meant.
+    """
+    folder = os.fspath(path)
+    found = bases_by_prefix(folder)
+    if not found:
+        raise FileNotFoundError(
+            f"{folder!r} holds no files of keys and values. Expected some with names such as "
+            f"{Place().base('table')}-keys."
+        )
+    keyed = {}
+    for name in chosen(found, tables, folder):
+        bases = _bases(folder, name, found[name], None if size is None else int(size))
+        layout = described(folder, bases[0])
+        if layout is None:
+            # Slots and tables of policies are as the table that they are of.
+            kin = sorted((n for n in found if name.startswith(f"{n}_")), key=len, reverse=True)
+            is_of_policy = any(name == f"{other}_{each}" for other in kin for each in _POLICIES)
+            its_dtype = "int32" if is_of_policy else of_table(dtype, name, "float32", kin)
+            its_dim = 1 if is_of_policy else number_of_table(dim, name, "dim", kin)
+            types = of_table(key_type, name, "int64", kin), its_dtype
+            layout = make_layout(name, *types, its_dim or 1)
+            if its_dim is None:
+                layout = layout._replace(dim=_dim_of(folder, bases, layout))
+        shards = open_shards(folder, layout, file_name_list=bases)
+        parts = [_mapped(shard) for shard in shards]
+        its_name = of_table(names, name, layout.name)
+        keyed[name] = Keyed(its_name, layout.key_dtype, layout.value_dtype, layout.dim, parts)
+    return with_slots(keyed, "_", initial, slots)
+
+
+def write(
+    path: str | os.PathLike[str], sources: Sequence[Source], *, trainable: PerTable = None
+) -> None:
+    """Writes tables as files of keys and values, which TFRA and this package load.
+
+    Each table is one shard of one process: TFRA spreads that over those that there are then. The
+    states become slots. Stamps, scores and keys without a row are left out.
+
+    Args:
+      path: of the folder; it is made if it is not there.
+      sources: the tables.
+      trainable: what TFRA's program calls the trainable of a table, or the optimizer in TF1: it is
+        in the names of slots. One for all tables, in which "{name}" is the table's, or one for
+        each; else "{name}-shadow".
+
+    Raises:
+      FileExistsError: there are files of a table.
+      ValueError: TFRA has no such keys or rows, two tables have files of one name, or a source is
+        corrupt.
+    """
+    folder = os.fspath(path)
+    layouts: dict[str, tuple[Source, Layout, str]] = {}
+    for source in sources:
+        layout = make_layout(source.name, source.key_type, source.dtype, source.dim)
+        middle = str(of_table(trainable, source.name, "{name}-shadow")).format(name=source.name)
+        for column, its in _tables(source, layout, middle):
+            prefix = file_prefix(its.name)
+            if prefix in layouts:
+                other = layouts[prefix][1].name
+                raise ValueError(
+                    f"The files of {its.name!r} and {other!r} have one name, {prefix!r}. Rename "
+                    "one, or write them into two folders."
+                )
+            layouts[prefix] = source, its, column
+    there = sorted(layouts.keys() & bases_by_prefix(folder).keys())
+    if there:
+        raise FileExistsError(
+            f"{folder!r} has files of {', '.join(map(repr, there))}. Take a new folder: TFRA reads "
+            "all that it finds of a table."
+        )
+    for source, layout, column in layouts.values():
+        rows = (row_dtype(source.dtype).to_storage(np, each) for each in source.read(column))
+        pieces = zip(source.read("keys"), rows, strict=True)
+        write_shard(folder, layout, Place(), pieces)
+
+
+def _bases(
+    folder: str, name: str, found: Sequence[tuple[str, bool]], size: int | None
+) -> list[str]:
+    """Returns the bases of the files of a table.
+
+    Args:
+      found: every base, and whether it says of which process it is.
+    """
+    if all(is_of_process for _, is_of_process in found):
+        return find_shards(folder, name, size)
+    if any(is_of_process for _, is_of_process in found):
+        raise ValueError(
+            f"{folder!r} holds files of table {name!r} that name a process and files that do not, "
+            "from two saves. Move those of one of them away."
+        )
+    count = max(int(base.rpartition("of")[2]) for base, _ in found)
+    bases = [f"{name}_mht_{i + 1}of{count}" for i in range(count)]
+    if set(bases) != {base for base, _ in found}:
+        raise FileNotFoundError(
+            f"{folder!r} has not one file of each shard of table {name!r}. Expected those of "
+            f"{count}. Received: {', '.join(sorted(base for base, _ in found))}."
+        )
+    return bases
+
+
+def _dim_of(folder: str, bases: Sequence[str], layout: Layout) -> int:
+    """Returns the length of rows that the files' sizes say."""
+    keys, values = (
+        sum(_size(os.path.join(folder, f"{base}-{what}")) for base in bases)
+        for what in ("keys", "values")
+    )
+    count, elements = keys // layout.key_storage.itemsize, values // layout.value_storage.itemsize
+    if not count:
+        raise ValueError(
+            f"The files of table {layout.name!r} in {folder!r} hold no key, so nobody knows how "
+            f"long its rows are. Give `dim`, such as dim={layout.name}=8."
+        )
+    if elements % count or not elements:
+        raise ValueError(
+            f"The files of table {layout.name!r} in {folder!r} do not hold {count:,} keys of "
+            f"{layout.key_dtype} and as many rows of {layout.value_dtype}: they have {keys:,} and "
+            f"{values:,} bytes. Give the types that they have; if these are right the files are "
+            "cut or from two saves."
+        )
+    return elements // count
+
+
+def _size(path: str) -> int:
+    return os.path.getsize(path) if os.path.exists(path) else 0  # open_shards names what is missing
+
+
+def _mapped(shard: StoredShard) -> Part:
+    layout, count = shard.layout, shard.count
+    if not count:  # nobody can map an empty file
+        none = np.empty((0, layout.dim), layout.value_storage)
+        return Part(np.empty(0, layout.key_storage), none)
+    keys = np.fromfile(f"{shard.base}-keys", layout.key_storage, count)
+    shape = (count, layout.dim)
+    return Part(keys, np.memmap(f"{shard.base}-values", layout.value_storage, "r", shape=shape))
+
+
+def _tables(source: Source, layout: Layout, trainable: str) -> Iterator[tuple[str, Layout]]:
+    """Yields the tables that a table becomes: each column of rows, and what its files hold."""
+    yield "values", layout
+    for state in source.states:
+        name = f"{source.name}/{trainable}/{state.name}"
+        yield state.tensor, make_layout(name, source.key_type, source.dtype, state.dim)

@@ -1,0 +1,97 @@
+"""Which of TFRA's tables are the optimizer slots of others.
+
+TFRA keeps each slot of an optimizer in a table of its own, named after the variable, the trainable
+or the optimizer, and the slot: `user/emb/user/emb-shadow/m`, `user/emb/Adam/m`, with another
+`short_file_name` `user/emb/m`. The names of its files have "_" for each "/".
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from sok_lite.cli.importers.keyed_rows import Keyed, KeyedSource
+from sok_lite.cli.initial import initial_values
+from sok_lite.engine.files.manifest import StateFacts
+from sok_lite.engine.files.source import Source
+
+# Slots of the frameworks' optimizers by what our rules call them.
+_STATES = {
+    **{name: name for name in ("m", "v", "vhat", "accumulator", "linear", "momentum", "rms")},
+    "accum": "accumulator",
+    "accum_grad": "accumulator",
+    "accum_var": "delta_accumulator",
+    "mg": "mean_grad",
+    "average_gradient": "mean_grad",
+    "velocity": "rms",
+}
+# What a new row has in states that do not begin at 0, if nobody says otherwise.
+_INITIAL = {"accumulator": 0.1}
+
+
+def with_slots(
+    tables: Mapping[str, Keyed], separator: str, initial: str = "", slots: str = "states"
+) -> list[Source]:
+    """Returns tables as sources, those that are slots of another as its optimizer states.
+
+    A table is taken for a slot of another if its name says so, rows are as long, and every key of
+    it is one of the other. Others stay tables.
+
+    Args:
+      tables: by the names that TFRA gave.
+      separator: between the parts of the names of slots.
+      initial: what new rows have in states, such as "accumulator=0.25"; else 0.1 in "accumulator"
+        and 0 in all others. An optimizer takes over states that begin with what its own begin with.
+      slots: "states", or "tables": no table is taken for a slot.
+
+    Raises:
+      ValueError: `slots` is neither.
+      WrongUse: `initial` names a state that there is not.
+    """
+    if slots not in ("states", "tables"):
+        raise ValueError(f"`slots` must be 'states' or 'tables'. Received: {slots!r}.")
+    owners: dict[str, tuple[str, str, str]] = {}
+    for name in sorted(tables, key=len) if slots == "states" else ():
+        whole = {other: keyed for other, keyed in tables.items() if other not in owners}
+        owner = _owner(whole, name, tables[name], separator)
+        if owner:
+            owners[name] = owner
+    begin = _INITIAL | initial_values(initial, sorted({state for *_, state in owners.values()}))
+    sources: list[Source] = []
+    for name, keyed in tables.items():
+        if name in owners:
+            continue
+        its = [(each, *owner[1:]) for each, owner in owners.items() if owner[0] == name]
+        optimizers = sorted({optimizer for _, optimizer, _ in its})
+        states = []
+        for i, (slot, optimizer, state) in enumerate(sorted(its, key=lambda slot: slot[1:])):
+            group = optimizers.index(optimizer) + 1
+            begins = begin.get(state, 0.0)
+            facts = StateFacts(f"states.{i}.{state}", state, keyed.dim, begins, group)
+            states.append((facts, tables[slot]))
+        sources.append(KeyedSource(keyed, states))
+    return sources
+
+
+def _owner(
+    tables: Mapping[str, Keyed], name: str, slot: Keyed, separator: str
+) -> tuple[str, str, str] | None:
+    """Returns whose slot a table is, of which optimizer and which state; None: it is none."""
+    for other in _longest_first(tables):
+        if not name.startswith(other + separator):
+            continue
+        rest = name.removeprefix(other)  # such as /Adam/m
+        for ending in _longest_first(_STATES):
+            optimizer = rest.removesuffix(separator + ending)
+            if optimizer != rest and _fits(tables[other], slot):
+                return other, optimizer, _STATES[ending]
+    return None
+
+
+def _longest_first(names: Iterable[str]) -> Sequence[str]:
+    return sorted(names, key=len, reverse=True)
+
+
+def _fits(table: Keyed, slot: Keyed) -> bool:
+    if (table.key_type, table.dim) != (slot.key_type, slot.dim):
+        return False
+    return bool(np.isin(slot.all_keys(), table.all_keys()).all())

@@ -1,0 +1,109 @@
+"""The command line: arguments, errors in one line, and the exit status."""
+
+import argparse
+import importlib
+import io
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+from sok_lite._version import __version__
+from sok_lite.cli.errors import BROKEN_PIPE, FAILED, INTERRUPTED, TERMINATED, WRONG_USE, WrongUse
+
+COMMANDS = ("inspect", "verify", "diff", "convert", "reshard", "merge", "export")
+_STATUS = """exit status:
+  0 fine, 1 verify or diff has found something, 2 wrong use,
+  3 something cannot be read or written"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit status.
+
+    Args:
+      arguments: of the command line; None: those of this process.
+
+    Raises:
+      SystemExit: with 2, or 0 for --help and --version.
+    """
+    args = _parser().parse_args(arguments)
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return _failed(args, INTERRUPTED, "interrupted")
+    except BrokenPipeError:
+        # Whoever read the output wants no more of it; Python would say so again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except WrongUse as error:
+        return _failed(args, WRONG_USE, str(error))
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        return _failed(args, FAILED, f"{where}{error.strerror}" if error.strerror else str(error))
+    except (ValueError, ImportError) as error:
+        return _failed(args, FAILED, str(error))
+    except MemoryError as error:
+        return _failed(args, FAILED, f"no memory ({error})")
+    except Exception as error:
+        return _failed(args, FAILED, f"{type(error).__name__}: {error} (--debug shows where)")
+
+
+def entry() -> int:
+    """`main` for a process of its own, which removes its temporary files also when it is ended."""
+    signal.signal(signal.SIGTERM, _end)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of tables may have any letter
+    return main()
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(TERMINATED)
+
+
+def _failed(args: argparse.Namespace, status: int, reason: str) -> int:
+    if args.debug:
+        traceback.print_exc()
+    print(f"sok-lite {args.command}: {' '.join(reason.splitlines())}", file=sys.stderr)
+    return status
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as everything else here does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_USE, f"{self.prog}: {message} (--help says more)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(
+        prog="sok-lite",
+        description="Looks at checkpoints of sok_lite, and makes others of them.",
+        epilog=f"sok-lite COMMAND --help says more, with an example.\n\n{_STATUS}",
+        formatter_class=form,
+    )
+    parser.add_argument("--version", action="version", version=f"sok-lite {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        module = importlib.import_module(f"sok_lite.cli.commands.{name}")
+        examples = "".join(f"  {line}\n" for line in module.EXAMPLES.splitlines())
+        command = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=module.HELP[0].upper() + module.HELP[1:] + ".",
+            epilog=f"example:\n{examples}\n{_STATUS}",
+            formatter_class=form,
+        )
+        module.add_arguments(command)
+        command.add_argument(
+            "--no-progress", dest="progress", action="store_false", help="show no bar"
+        )
+        command.add_argument("--debug", action="store_true", help="show where an error comes from")
+        command.set_defaults(run=module.run)
+    return parser

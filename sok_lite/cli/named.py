@@ -1,0 +1,231 @@
+"""Files whose columns have names: which is which, and what a file says of its table beside them.
+
+The names are those of docs/checkpoint_format.md: keys, values, stamps, scores, states.<i>.<name>.
+What columns do not say is JSON that our own files have, as `about`:
+
+  {"table", "var_type", "dtype", "num_lookups", "strategy", "epoch",
+   "columns": [...], of "stamps" and "scores" what there is,
+   "states": [{"name", "initial", "group"}, ...]}
+
+Every field may be missing. Files of others have none.
+"""
+
+import importlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from sok_lite.cli.errors import WrongUse
+from sok_lite.cli.file_source import NUMBERS, FileSource, Stored
+from sok_lite.cli.initial import initial_values
+from sok_lite.cli.plain import plain_columns
+from sok_lite.engine.files.manifest import StateFacts
+from sok_lite.engine.files.source import About, Column, Source
+
+ABOUT = "about"
+_STATE = re.compile(r"states\.(\d{1,9})\.(.+)", re.DOTALL)
+_LAST_NUMBER = 0xFFFFFFFF
+
+
+def named_source(
+    path: str,
+    found: Mapping[str, Stored],
+    about: Any,
+    name: str | None = None,
+    dtype: str | None = None,
+    key_type: str | None = None,
+    columns: str = "",
+    initial: str = "",
+) -> FileSource:
+    """Returns the table of a file.
+
+    Args:
+      path: of the file.
+      found: its columns, by their names there.
+      about: the text that our own files have; None.
+      name: of the table; None: what the file says, or that of the file without its ending.
+      dtype, key_type: to cast rows and keys to.
+      columns: what is named otherwise in the file, such as "keys=id,values=row,m=adam_m": keys,
+        values, stamps, scores or what an optimizer calls a state, and its name there.
+      initial: what new rows have in states, such as "accumulator=0.1"; 0 where nothing says it.
+
+    Raises:
+      ValueError: columns are missing or do not fit each other. WrongUse: an option is wrong.
+    """
+    said = _said(about, path)
+    stored = {name: found[name] for name in ("keys", "values", *NUMBERS) if name in found}
+    named = sorted((int(m[1]), m[2], each) for each in found if (m := _STATE.fullmatch(each)))
+    states = [(state, found[each]) for _, state, each in named]
+    missing = [each for each in map(str, said.get("columns", [])) if each not in stored]
+    if missing or len(said.get("states", [])) > len(states):
+        raise _corrupt(path, f"it has no {missing[0]!r}" if missing else "a state is missing")
+    for ours, theirs in _pairs(columns).items():
+        if theirs not in found:
+            known = ", ".join(map(repr, found)) or "none"
+            raise WrongUse(f"{path} has no column {theirs!r}; it has: {known}")
+        if ours in ("keys", "values", *NUMBERS):
+            stored[ours] = found[theirs]
+        else:
+            states.append((ours, found[theirs]))
+    facts = []
+    for i, (state, column) in enumerate(states):
+        stored[f"states.{i}.{state}"] = column
+        facts.append(_state_facts(path, said, i, state, column))
+    given = initial_values(initial, [state.name for state in facts])
+    facts = [each._replace(initial=given.get(each.name, each.initial)) for each in facts]
+    if dtype is None and said.get("dtype") == "bfloat16":
+        dtype = "bfloat16"
+    name = name or said.get("table") or os.path.splitext(os.path.basename(path))[0]
+    known_of = _about_of(path, said, stored.get("stamps"))
+    return FileSource(path, stored, name, dtype, key_type, tuple(facts), known_of)
+
+
+def _pairs(text: str) -> dict[str, str]:
+    pairs = {}
+    for part in filter(None, text.split(",")):
+        ours, is_there, theirs = part.partition("=")
+        if not is_there or not ours or not theirs:
+            raise WrongUse(f"columns={text!r} must be names and names, such as keys=id,values=row")
+        pairs[ours.strip()] = theirs.strip()
+    return pairs
+
+
+def _said(text: Any, path: str) -> dict[str, Any]:
+    """Returns what a file says of its table."""
+    if text is None:
+        return {}
+    texts, numbers = ("table", "var_type", "dtype", "strategy"), ("num_lookups", "epoch")
+    try:
+        said = dict(json.loads(text))
+        wrong = [field for field in texts if type(said.get(field, "")) is not str]
+        wrong += [field for field in numbers if not _is_number(said.get(field, 0))]
+        wrong += [f for f in ("columns", "states") if type(said.get(f, [])) is not list]
+    except (RecursionError, TypeError, ValueError) as error:
+        raise _corrupt(path, f"what it says of its table is no JSON object ({error})") from error
+    if wrong:
+        raise _corrupt(path, f"what it says of its table has a {wrong[0]} that is none")
+    return said
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _LAST_NUMBER
+
+
+def _state_facts(path: str, said: dict[str, Any], i: int, name: str, column: Stored) -> StateFacts:
+    if len(column.shape) != 2:
+        raise ValueError(
+            f"{path}: state {name!r} must have shape (n, dim). Received: {column.shape}."
+        )
+    initial, group = 0.0, None
+    if i < len(said.get("states", [])):
+        each = said["states"][i]
+        try:
+            if each["name"] != name:
+                raise ValueError(f"it names state {each['name']!r} where {name!r} is")
+            initial, group = float(each["initial"]), each["group"]
+            if group is not None and (type(group) is not int or not 1 <= group < 1 << 31):
+                raise ValueError(f"group {group!r}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise _corrupt(path, f"what it says of its states does not fit ({error})") from error
+    return StateFacts(f"states.{i}.{name}", name, column.shape[1], initial, group)
+
+
+def _about_of(path: str, said: dict[str, Any], stamps: Stored | None) -> About:
+    num_lookups = said.get("num_lookups", 0)
+    if stamps is not None:
+        # No key was seen after the last lookup, whatever the file says.
+        found = (int(piece.max()) for piece in stamps.read(1 << 20) if piece.size)
+        num_lookups = min(max(num_lookups, max(found, default=0)), _LAST_NUMBER)
+    facts: dict[str, Any] = {"num_lookups": num_lookups}
+    if "strategy" in said:
+        facts |= {"strategy": said["strategy"], "epoch": said.get("epoch", 0)}
+    return About(var_type=said.get("var_type", "hbm"), facts=facts)
+
+
+def about_text(source: Source) -> str:
+    """Returns what a file is to say of its table, beside the columns."""
+    facts = source.about.facts
+    said: dict[str, Any] = {
+        "table": source.name,
+        "var_type": source.about.var_type,
+        "dtype": source.dtype,
+    }
+    said |= {name: facts[name] for name in ("num_lookups", "strategy", "epoch") if name in facts}
+    states = [
+        {"name": state.name, "initial": state.initial, "group": state.group}
+        for state in source.states
+    ]
+    said |= {"columns": list(source.columns), "states": states}
+    return json.dumps(said, separators=(",", ":"))
+
+
+def named_columns(source: Source) -> list[tuple[str, Column]]:
+    """Returns the columns of a table as numbers, and the names that a file gives them."""
+    names = {state.tensor: f"states.{i}.{state.name}" for i, state in enumerate(source.states)}
+    return [(names.get(column.name, column.name), column) for column in plain_columns(source)]
+
+
+def shape_of(source: Source, column: Column) -> tuple[int, ...]:
+    """Returns the shape of a whole column."""
+    return (source.num_keys,) if column.dim is None else (source.num_keys, column.dim)
+
+
+def regrouped(pieces: Iterable[np.ndarray], num_rows: int) -> Iterator[np.ndarray]:
+    """Yields rows in pieces of `num_rows`, the last of which may be shorter."""
+    held: list[np.ndarray] = []
+    count = 0
+    for piece in pieces:
+        while count + len(piece) >= num_rows:
+            part, piece = piece[: num_rows - count], piece[num_rows - count :]
+            yield np.concatenate([*held, part]) if held else part
+            held, count = [], 0
+        if len(piece):
+            held.append(piece)
+            count += len(piece)
+    if held:
+        yield np.concatenate(held)
+
+
+def package(module: str, what: str, install: str) -> Any:
+    """Returns a module of a package that not everybody has.
+
+    Args:
+      module: such as "pyarrow.parquet".
+      what: needs it, such as "Parquet files".
+      install: what pip is to install.
+
+    Raises:
+      ImportError: it cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise ImportError(
+            f"{what} need {name}, which cannot be imported ({error}). Install it with "
+            f'`pip install "{install}"`.'
+        ) from error
+
+
+def check_opens(path: str) -> None:
+    """Raises OSError if a file cannot be opened, which is no fault of its content."""
+    with open(path, "rb"):
+        pass
+
+
+@contextmanager
+def naming(path: str, *errors: type[Exception]) -> Iterator[None]:
+    """Lets errors of a library become a ValueError that names the file."""
+    try:
+        yield
+    except errors as error:
+        raise _corrupt(path, str(error) or type(error).__name__) from error
+
+
+def _corrupt(path: str, reason: str) -> ValueError:
+    return ValueError(f"{path} is corrupt, or another kind of file: {reason}.")

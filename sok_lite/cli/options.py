@@ -1,0 +1,51 @@
+"""Options of a format, as the user writes them: NAME=VALUE."""
+
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sok_lite.cli.errors import WrongUse
+
+_BOOLS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+
+
+def options_for(function: Callable[..., Any], given: Sequence[str], what: str) -> dict[str, Any]:
+    """Returns the keyword arguments that texts say.
+
+    Args:
+      function: whose they are; their annotations say what the values must be.
+      given: texts such as "dim=8".
+      what: the format, for errors.
+
+    Raises:
+      WrongUse: there is no such option, or a value does not fit.
+    """
+    kinds = {name: kind for name, kind in _kinds(function).items() if name not in _NOT_OPTIONS}
+    options: dict[str, Any] = {}
+    for text in given:
+        name, is_there, value = text.partition("=")
+        if not is_there or name not in kinds:
+            known = ", ".join(f"{each}=..." for each in kinds) or "none"
+            raise WrongUse(f"{text!r} is no option of format {what}; it has: {known}")
+        options[name] = _value(kinds[name], value, text)
+    return options
+
+
+_NOT_OPTIONS = ("path", "sources", "return")
+
+
+def _kinds(function: Callable[..., Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(function)
+    return {name: hints.get(name, str) for name in inspect.signature(function).parameters}
+
+
+def _value(kind: Any, value: str, text: str) -> Any:
+    kinds = [each for each in typing.get_args(kind) or (kind,) if each is not type(None)]
+    for each in kinds:
+        try:
+            return _BOOLS[value.lower()] if each is bool else each(value)
+        except (KeyError, TypeError, ValueError):
+            continue
+    names = " or ".join(getattr(each, "__name__", str(each)) for each in kinds)
+    raise WrongUse(f"the value of {text!r} must be of {names}")

@@ -1,0 +1,65 @@
+"""A bar of bytes and rate on the terminal, while a command reads."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from sok_lite.cli.wrapped import Wrapped
+from sok_lite.engine.files.source import Source, columns_of
+
+# Takes how many bytes more were read.
+Add = Callable[[int], object]
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, total: int, is_wanted: bool) -> Iterator[Add]:
+    """Gives what to call with bytes that were read; shows them if stderr is a terminal.
+
+    Args:
+      what: is done, before the bar.
+      total: bytes that there are.
+      is_wanted: by the user.
+    """
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        is_wanted = False
+    if not is_wanted or not _is_shown():
+        yield lambda num_bytes: None
+        return
+    with tqdm(desc=what, total=total, unit="B", unit_scale=True, file=sys.stderr) as bar:
+        yield bar.update
+
+
+def _is_shown() -> bool:
+    return sys.stderr.isatty()
+
+
+@contextlib.contextmanager
+def watched(sources: Sequence[Source], what: str, is_wanted: bool) -> Iterator[list[Source]]:
+    """Gives sources that show a bar while they are read, each column once; as `progress_bar`."""
+    total = sum(
+        source.num_keys * column.row_bytes
+        for source in sources
+        for column in columns_of(source)
+        if column.name != "keys"
+    )
+    with progress_bar(what, total, is_wanted) as add:
+        yield [_Watched(source, add) for source in sources]
+
+
+class _Watched(Wrapped):
+    """Counts what is read of a source. Keys, which are read again and again, do not count."""
+
+    def __init__(self, source: Source, add: Add) -> None:
+        super().__init__(source)
+        self._add = add
+        self._counted = {column.name for column in columns_of(source)} - {"keys"}
+
+    def read(self, column: str) -> Iterator[np.ndarray]:
+        for piece in super().read(column):
+            if column in self._counted:
+                self._add(piece.nbytes)
+            yield piece

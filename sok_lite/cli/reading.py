@@ -1,0 +1,75 @@
+"""What a command reads, whatever its format."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from sok_lite.cli.errors import WrongUse
+from sok_lite.cli.importers import detected_format, format_module, names_with
+from sok_lite.cli.options import options_for
+from sok_lite.engine.files.source import Source, read_manifest
+
+OWN = "sok_lite"
+
+
+def format_of(path: str, name: str | None = None) -> str:
+    """Returns the format to read a path as.
+
+    Args:
+      name: what the user says it is; None: what it looks like.
+
+    Raises:
+      FileNotFoundError: nothing is there. WrongUse: no such format, or it is none of those known.
+    """
+    os.stat(path)
+    if name is None:
+        # Says of a folder without a manifest what is expected, where nothing else fits.
+        return detected_format(path)
+    if name not in names_with("sources"):
+        raise WrongUse(
+            f"format {name!r} cannot be read: take one of {_list(names_with('sources'))}"
+        )
+    return name
+
+
+def open_sources(path: str, name: str | None = None, options: Sequence[str] = ()) -> list[Source]:
+    """Returns the tables at a path.
+
+    Args:
+      name: as of `format_of`.
+      options: of the format, such as "dim=8".
+
+    Raises:
+      OSError, ValueError: they cannot be read. WrongUse: as of `format_of`, or a wrong option.
+    """
+    name = format_of(path, name)
+    function = format_module(name).sources
+    sources: list[Source] = function(path, **options_for(function, options, name))
+    return sources
+
+
+def chosen(sources: Sequence[Source], names: Sequence[str], path: str) -> list[Source]:
+    """Returns the tables of some names; all where there are none.
+
+    Raises:
+      WrongUse: there is no such table.
+    """
+    by_name = {source.name: source for source in sources}
+    for name in names:
+        if name not in by_name:
+            raise WrongUse(f"{path} has no table {name!r}; it has: {_list(map(repr, by_name))}")
+    return [by_name[name] for name in names] if names else list(sources)
+
+
+def own_extra(path: str) -> dict[str, Any]:
+    """Returns what the caller of the dump added to a checkpoint; nothing of other formats."""
+    return read_manifest(path).extra if format_of(path) == OWN else {}
+
+
+def own_ranks(path: str) -> int:
+    """Returns how many ranks a checkpoint has; 1 of other formats."""
+    return read_manifest(path).ranks if format_of(path) == OWN else 1
+
+
+def _list(names: Any) -> str:
+    return ", ".join(names) or "none"

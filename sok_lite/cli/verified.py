@@ -1,0 +1,130 @@
+"""What is wrong with a checkpoint: every byte of it is read."""
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from sok_lite.cli.buckets import Buckets, firsts
+from sok_lite.cli.texts import counted, listed
+from sok_lite.engine.dtypes import key_dtype, row_dtype
+from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
+from sok_lite.engine.files.rewriting import owner_rule
+from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
+from sok_lite.engine.files.table_file import open_shard
+
+_NUM_EXAMPLES = 5
+_RECORD = np.dtype([("key", np.int64), ("rank", np.int32)])
+
+
+def findings_of_table(
+    folder: str, facts: TableFacts, add: Callable[[int], object]
+) -> Iterator[str]:
+    """Yields what is wrong with a table: the file, the table, the chunk where one is.
+
+    Memory is needed for a chunk and a bucket of keys, and disk for the keys in temporary files.
+
+    Args:
+      folder: of the checkpoint.
+      facts: of the table.
+      add: called with the number of bytes that were read.
+
+    Raises:
+      OSError: a file is there and cannot be read, or there is no room for temporary files.
+      ValueError: the manifest has a dtype that there is not.
+    """
+    row_dtype(facts.dtype)  # raises for one that there is not
+    total = sum(shard.rows for shard in facts.shards)
+    with Buckets([_RECORD], [total]) as buckets:
+        for rank, shard in enumerate(facts.shards):
+            for part in shard.before:
+                yield from _opened(folder, facts, part, add)[1]
+            reader, findings = _opened(folder, facts, shard, add)
+            yield from findings
+            if reader is not None:
+                yield from _keys(folder, facts, rank, reader, buckets)
+        yield from _repeats(folder, facts, buckets)
+
+
+def _opened(
+    folder: str, facts: TableFacts, shard: Shard, add: Callable[[int], object]
+) -> tuple[ShardReader | None, list[str]]:
+    """Returns a reader of a file, None where it cannot be used, and what is wrong with it."""
+    path = path_of(folder, shard)
+    try:
+        findings = [
+            f"{path}: table {facts.name!r}, chunk {number} of {len(shard.written.crcs)}, "
+            f"{shard.written.chunk_bytes:,} bytes or less from "
+            f"{number * shard.written.chunk_bytes:,} on, is not what was written"
+            for number in _wrong_chunks(path, shard, add)
+        ]
+        reader = open_shard(facts, shard, folder)
+    except FileNotFoundError:
+        return None, [f"{path}: table {facts.name!r}: the file is missing"]
+    except ValueError as error:
+        # The text of a load: what it says beyond the reason is of no use here.
+        reason = str(error).partition(" is corrupt: ")[2].partition(". Nothing was loaded")[0]
+        return None, findings or [f"{path}: table {facts.name!r}: {reason}"]
+    return (None if findings else reader), findings
+
+
+def _wrong_chunks(path: str, shard: Shard, add: Callable[[int], object]) -> Iterator[int]:
+    """Yields the chunks of a file of the right size that are not as they were written."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size != shard.written.num_bytes:
+            return
+        for number, crc in enumerate(shard.written.crcs):
+            chunk = file.read(shard.written.chunk_bytes)
+            add(len(chunk))
+            if zlib.crc32(chunk) != crc:
+                yield number
+
+
+def _keys(
+    folder: str, facts: TableFacts, rank: int, reader: ShardReader, buckets: Buckets
+) -> Iterator[str]:
+    """Keeps the keys of a file for `_repeats`; yields whether other ranks own some."""
+    kind, num_ranks = key_dtype(facts.key_type), len(facts.shards)
+    rule = owner_rule(facts.owner, num_ranks)
+    shard, step = facts.shards[rank], CHUNK_BYTES // kind.dtype.itemsize
+    num_foreign, examples = 0, list[str]()
+    for column, total in (("keys", shard.rows), ("sighted_keys", shard.sighted)):
+        spans = ((first, min(first + step, total)) for first in range(0, total, step))
+        for keys in reader.rows(column, spans):
+            engine_keys = kind.to_int64(np, keys)
+            if column == "keys":
+                records = np.empty(keys.size, _RECORD)
+                records["key"], records["rank"] = engine_keys, rank
+                buckets.add(0, records)
+            if rule is not None:
+                owners = rule.owners(engine_keys, num_ranks, kind)
+                at = np.flatnonzero(owners != rank)
+                num_foreign += at.size
+                some = at[: _NUM_EXAMPLES - len(examples)]
+                examples += [f"{keys[i]} of rank {owners[i]}" for i in some.tolist()]
+    if num_foreign:
+        count = counted(num_foreign, "key")
+        yield (
+            f"{path_of(folder, shard)}: table {facts.name!r}: {count} of other ranks than {rank}, "
+            f"by {facts.owner}: {listed(examples, num_foreign)}"
+        )
+
+
+def _repeats(folder: str, facts: TableFacts, buckets: Buckets) -> Iterator[str]:
+    """Yields whether a key is there more than once."""
+    kind, num_repeats, examples = key_dtype(facts.key_type), 0, list[str]()
+    for (records,) in buckets:
+        is_first = firsts(records["key"])
+        again = np.flatnonzero(~is_first)
+        num_repeats += again.size
+        for i in again[: _NUM_EXAMPLES - len(examples)].tolist():
+            key = kind.from_int64(np, records["key"][i : i + 1])[0]
+            ranks = records["rank"][i - 1], records["rank"][i]
+            files = " and ".join(dict.fromkeys(f"rank {rank}" for rank in ranks))
+            examples.append(f"{key} in {files}")
+    if num_repeats:
+        count = counted(num_repeats, "key is", "keys are")
+        yield (
+            f"{folder}: table {facts.name!r}: {count} there again: {listed(examples, num_repeats)}"
+        )

@@ -1,0 +1,59 @@
+"""Sources that are others but for something."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from sok_lite.cli.errors import WrongUse
+from sok_lite.engine.files.source import Source, columns_of
+
+
+class Wrapped(Source):
+    """What a source is. Derive from it and change what differs."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.name, self.dim, self.dtype = source.name, source.dim, source.dtype
+        self.key_type, self.num_keys = source.key_type, source.num_keys
+        self.states, self.columns, self.about = source.states, source.columns, source.about
+
+    def read(self, column: str) -> Iterator[np.ndarray]:
+        return self._source.read(column)
+
+
+def only_one(sources: Sequence[Source], what: str) -> Source:
+    """Returns the only source there is.
+
+    Args:
+      what: has one table.
+
+    Raises:
+      WrongUse: there are more, or none.
+    """
+    if len(sources) != 1:
+        raise WrongUse(f"{what} has one table, and there are {len(sources)}: choose one, --table")
+    return sources[0]
+
+
+class WithColumns(Wrapped):
+    """A source with its keys, its rows, and of its other columns only some.
+
+    Args:
+      source: that has them.
+      columns: their names.
+
+    Raises:
+      WrongUse: it does not have one.
+    """
+
+    def __init__(self, source: Source, columns: Sequence[str]) -> None:
+        super().__init__(source)
+        known = [column.name for column in columns_of(source)]
+        for name in columns:
+            if name not in known:
+                raise WrongUse(
+                    f"table {source.name!r} has no column {name!r}; it has: {', '.join(known)}"
+                )
+        self.states = tuple(state for state in source.states if state.tensor in columns)
+        self.columns = tuple(name for name in source.columns if name in columns)
+        self.about = source.about._replace(num_sighted=0)

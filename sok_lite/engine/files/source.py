@@ -1,0 +1,222 @@
+"""Tables as streams of columns: what tools read and write without tables, TensorFlow or a GPU.
+
+A `Source` is a table that somebody can read: of a checkpoint of ours, of a file of another system,
+or one made of others. `rewriting.write_checkpoint` makes a checkpoint of sources.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from sok_lite.engine.dtypes import key_dtype, row_dtype
+from sok_lite.engine.files import manifest
+from sok_lite.engine.files.chain import NewestRows
+from sok_lite.engine.files.joined import joined_facts, joined_states, without_slots
+from sok_lite.engine.files.manifest import Manifest, StateFacts, TableFacts
+from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
+from sok_lite.engine.files.table_file import open_shard
+
+# What goes with the keys that were seen and have no row, by column.
+SIGHTED = ("sighted_keys", "sightings", "sighting_stamps")
+_NUMBERS = {"stamps": "uint32", "scores": "uint64", "sightings": "uint32"}
+_NUMBERS["sighting_stamps"] = "uint32"
+
+
+class Column(NamedTuple):
+    """What `Source.read` yields of a name.
+
+    Attributes:
+      name: one of docs/checkpoint_format.md, such as "keys", "values" or "states.0.m".
+      dtype: of the arrays; rows of bfloat16 are uint16 arrays of its bits.
+      dim: elements of a row; None: a number for each key, arrays of shape (k,).
+    """
+
+    name: str
+    dtype: np.dtype
+    dim: int | None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return (1 if self.dim is None else self.dim) * self.dtype.itemsize
+
+
+class About(NamedTuple):
+    """What is known of a table beside its columns.
+
+    Attributes:
+      var_type, owner, options: as of `manifest.TableFacts`.
+      facts: as of `manifest.Shard`, of all ranks together, without places of slots.
+      num_sighted: keys that were seen and have no row; `read` then knows `SIGHTED` too.
+    """
+
+    var_type: str = "hbm"
+    owner: str = "key mod ranks"
+    options: Mapping[str, Any] = MappingProxyType({})
+    facts: Mapping[str, Any] = MappingProxyType({"num_lookups": 0})
+    num_sighted: int = 0
+
+
+class Source(Protocol):
+    """A table that can be read column by column. Make it a base: what has a value here may stay.
+
+    Attributes:
+      name, dim, dtype, key_type: of the table, such as "float32" or "bfloat16", and "int64",
+        "int32" or "uint64".
+      num_keys: how many there are.
+      states: optimizer states; the `tensor` of each is its column.
+      columns: what else there is of each key: of "stamps" and "scores" those that it has.
+      about: what else is known.
+    """
+
+    name: str
+    dim: int
+    dtype: str
+    key_type: str
+    num_keys: int
+    states: tuple[StateFacts, ...] = ()
+    columns: tuple[str, ...] = ()
+    about: About = About()
+
+    def read(self, column: str) -> Iterator[np.ndarray]:
+        """Yields a column in pieces, of the same lengths for every column. It may be called again.
+
+        Args:
+          column: "keys", "values", one of `columns`, the tensor of a state, or one of `SIGHTED`,
+            whose pieces have lengths of their own.
+
+        Raises:
+          OSError: a file cannot be read. ValueError: it is corrupt.
+        """
+        ...
+
+
+def column_of(source: Source, name: str) -> Column:
+    """Returns what arrays `source.read(name)` yields.
+
+    Raises:
+      ValueError: it has no such column.
+    """
+    if name in ("keys", "sighted_keys"):
+        return Column(name, key_dtype(source.key_type).dtype, None)
+    if name == "values":
+        return Column(name, row_dtype(source.dtype).storage, source.dim)
+    for state in source.states:
+        if state.tensor == name:
+            return Column(name, np.dtype(np.float32), state.dim)
+    if name in _NUMBERS:
+        return Column(name, np.dtype(_NUMBERS[name]), None)
+    raise ValueError(f"Table {source.name!r} has no column {name!r}.")
+
+
+def columns_of(source: Source) -> list[Column]:
+    """Returns all columns that have an entry for each key, the keys first."""
+    names = ["keys", "values", *source.columns, *(state.tensor for state in source.states)]
+    return [column_of(source, name) for name in names]
+
+
+class CheckpointSource(Source):
+    """A table of a checkpoint. The keys of the first rank come first, and so on.
+
+    Where there are increments it needs memory for where the row of each key is.
+
+    Args:
+      folder: of the checkpoint.
+      facts: what its manifest says of the table.
+
+    Raises:
+      OSError: a file cannot be read. ValueError: it is corrupt.
+    """
+
+    def __init__(self, folder: str, facts: TableFacts) -> None:
+        shards = facts.shards
+        self._folder, self._facts = folder, facts
+        self.name, self.dim, self.dtype = facts.name, facts.dim, facts.dtype
+        self.key_type = facts.key_type
+        self.num_keys = sum(shard.rows for shard in shards)
+        self._states = {
+            f"states.{i}.{state.name}": state
+            for i, state in enumerate(joined_states([shard.states for shard in shards]))
+        }
+        self.states = tuple(
+            StateFacts(tensor, state.name, state.dim, state.initial, state.group)
+            for tensor, state in self._states.items()
+        )
+        has_scores = all(shard.scores for shard in shards)
+        self.columns = ("stamps", "scores") if has_scores else ("stamps",)
+        self.about = About(
+            facts.var_type,
+            facts.owner,
+            facts.options,
+            without_slots(joined_facts([shard.facts for shard in shards])),
+            sum(shard.sighted for shard in shards),
+        )
+        widest = max(column.row_bytes for column in columns_of(self))
+        self._piece_rows = max(1, CHUNK_BYTES // widest)
+        self._newest: dict[int, NewestRows] = {}
+        for shard in shards:
+            for part in shard.chain:
+                open_shard(facts, part, folder)
+
+    def read(self, column: str) -> Iterator[np.ndarray]:
+        state = self._states.get(column)
+        for i, shard in enumerate(self._facts.shards):
+            tensor = column if state is None else state.tensors.get(i)
+            if state is not None and tensor is None:
+                for first, last in self._spans(shard.rows):
+                    yield np.full((last - first, state.dim), state.initial, np.float32)
+            elif tensor is not None:
+                # A reader keeps the chunk that it read last: columns that are read together need
+                # one each.
+                if shard.before and (column == "values" or state is not None):
+                    initial = 0.0 if state is None else state.initial
+                    yield from self._newest_rows(i, tensor, initial)
+                    continue
+                reader = open_shard(self._facts, shard, self._folder)
+                yield from reader.rows(tensor, self._spans(_length(reader, tensor)))
+
+    def _newest_rows(self, i: int, tensor: str, initial: float) -> Iterator[np.ndarray]:
+        """Yields a tensor of rows of the i-th rank, whose newest file is an increment."""
+        shard = self._facts.shards[i]
+        readers = [open_shard(self._facts, part, self._folder) for part in shard.chain]
+        if i not in self._newest:
+            self._newest[i] = NewestRows(shard, readers)
+        yield from self._newest[i].read(readers, tensor, initial, self._spans(shard.rows))
+
+    def _spans(self, num_rows: int) -> Iterator[tuple[int, int]]:
+        for first in range(0, num_rows, self._piece_rows):
+            yield first, min(first + self._piece_rows, num_rows)
+
+
+def _length(reader: ShardReader, tensor: str) -> int:
+    return reader.tensors[tensor].shape[0]
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
+    """Returns the manifest of a checkpoint.
+
+    Raises:
+      FileNotFoundError: there is no checkpoint. ValueError: the manifest is corrupt.
+    """
+    try:
+        return manifest.read(os.path.abspath(folder))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(
+            f"{os.fspath(folder)} has no {manifest.NAME}: no dump into it was ever finished. Give "
+            "the folder that was given to `dump`."
+        ) from error
+
+
+def checkpoint_sources(folder: str | os.PathLike[str]) -> list[Source]:
+    """Returns the tables of a checkpoint.
+
+    Raises:
+      OSError: there is none, or a file of it cannot be read. ValueError: a file is corrupt. Reading
+        a source may raise the same.
+    """
+    found = read_manifest(folder)
+    path = os.path.abspath(folder)
+    return [CheckpointSource(path, facts) for facts in found.tables.values()]

@@ -1,0 +1,117 @@
+"""The optimizer states of a table for those who look after them: by names that tell all apart.
+
+Read and written are they by `EmbeddingTable.read_state`, `assign_state` and `export`.
+"""
+
+from typing import NamedTuple
+
+from sok_lite.backend.publish import publish
+from sok_lite.engine.rows.column import Column
+from sok_lite.engine.rows.store import RowStore
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.exclusive import alone, changing_alone
+from sok_lite.engine.table.snapshot import numbered_states
+
+
+class NamedState(NamedTuple):
+    """An optimizer state of a table on this rank.
+
+    Attributes:
+      name: no other state of the table has it.
+      kind: what its optimizer calls it; those of several optimizers may be called the same.
+      group: a number that states of one optimizer have in common, and no others; None: nothing
+        says what belongs together, as of old checkpoints.
+      dim, initial: elements of a row, and what they are in a new row.
+      num_bytes: memory of the rows that were handed out so far.
+      is_used: whether an optimizer that is there has it; else it is free, for the next one that
+        has the same.
+    """
+
+    name: str
+    kind: str
+    group: int | None
+    dim: int
+    initial: float
+    num_bytes: int
+    is_used: bool
+
+
+def named_states(table: EmbeddingTable) -> list[NamedState]:
+    """Returns the states of a table, but for those whose optimizer is gone."""
+    return alone(table, lambda: [_named(table.store, *each) for each in _alive(table.store)])
+
+
+def rename_state(table: EmbeddingTable, name: str, kind: str) -> str:
+    """Gives a free state another name: an optimizer that calls one of its states so may take it.
+
+    Args:
+      name: of the state, as of `NamedState`.
+      kind: the new one.
+
+    Returns:
+      What now tells it from all others: `kind`, unless another state has it.
+
+    Raises:
+      ValueError: there is no such state, an optimizer uses it, one that belongs together with it
+        has the new name, or that is none. Nothing has changed.
+    """
+    return changing_alone(table, lambda: _renamed(table, name, kind))
+
+
+def drop_state(table: EmbeddingTable, name: str) -> None:
+    """Gives the memory of a state back. An optimizer that uses it makes it anew in its next step.
+
+    Raises:
+      ValueError: there is no such state.
+    """
+    changing_alone(table, lambda: table.store.drop_states([state_column(table, name)]))
+
+
+def _alive(store: RowStore) -> list[tuple[int | None, str, Column]]:
+    return [
+        each
+        for each in numbered_states(store)
+        if each[2].owner is None or not each[2].owner.is_gone
+    ]
+
+
+def _named(store: RowStore, group: int | None, kind: str, column: Column) -> NamedState:
+    num_bytes = (store.num_rows - store.numbers.num_returned) * column.row_bytes
+    facts = (column.name, kind, group, column.dim, float(column.initial), num_bytes)
+    return NamedState(*facts, _is_used(column))
+
+
+def _is_used(column: Column) -> bool:
+    return column.owner is not None and column.owner.optimizer is not None
+
+
+def state_column(table: EmbeddingTable, name: str) -> Column:
+    """Returns the column of a state. Hold the table.
+
+    Raises:
+      ValueError: there is no such state.
+    """
+    found = _alive(table.store)
+    for *_, column in found:
+        if column.name == name:
+            return column
+    has = ", ".join(repr(column.name) for *_, column in found) or "none"
+    raise ValueError(f"Table {table.name!r} has no optimizer state {name!r}. It has: {has}.")
+
+
+def _renamed(table: EmbeddingTable, name: str, kind: str) -> str:
+    column = state_column(table, name)
+    if _is_used(column):
+        raise ValueError(
+            f"State {name!r} of table {table.name!r} cannot be renamed: an optimizer uses it, by "
+            f"its name {column.state!r}. Rename it when the optimizer is gone, or after a load."
+        )
+    if not kind or kind == column.state:
+        raise ValueError(f"A state is renamed to another name. Received: {kind!r}.")
+    if kind in table.store.state_groups[column.owner]:
+        raise ValueError(
+            f"State {name!r} of table {table.name!r} belongs together with one that is called "
+            f"{kind!r} already. Rename or drop that one first."
+        )
+    publish(table.store.renaming(column, kind))
+    return column.name

@@ -1,0 +1,10 @@
+"""Tables as layers of Keras: `model.fit` trains them, `model.save` saves them.
+
+The names below are of `tf.keras`. A program that uses tf_keras beside Keras 3 has those of tf_keras
+by `classes_for(tf_keras)`.
+"""
+
+from sok_lite.keras.classes import Embedding, Embeddings, Table, classes_for
+from sok_lite.keras.features import Feature
+
+__all__ = ["Embedding", "Embeddings", "Feature", "Table", "classes_for"]

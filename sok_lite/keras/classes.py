@@ -1,0 +1,61 @@
+"""`Table`, `Embeddings` and `Embedding` as classes of each Keras that a program uses."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge import keras_guard
+from sok_lite.bridge.keras_classes import layer_class, register_as_layer, root_of
+from sok_lite.bridge.keras_weights import keep_tables
+from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
+from sok_lite.keras.layers import EmbeddingPart, EmbeddingsPart
+from sok_lite.keras.table import TablePart
+
+__all__ = ["Embedding", "Embeddings", "Table", "classes_for"]
+
+_REGISTERED = "sok_lite.keras"
+_made: dict[str, SimpleNamespace] = {}
+
+
+def classes_for(package: Any) -> SimpleNamespace:
+    """Returns `Table`, `Embeddings` and `Embedding` of a Keras, which also knows them by name then.
+
+    Args:
+      package: `keras`, `tf_keras` or `tf.keras`.
+
+    Raises:
+      TypeError: it is none of them.
+    """
+    root = root_of(package)
+    if root not in _made:
+        _made[root] = _classes_of(sys.modules[root])
+    return _made[root]
+
+
+def _classes_of(package: Any) -> SimpleNamespace:
+    members = {"__module__": __name__, "package": package}
+    layer = package.layers.Layer
+
+    def made(name: str, part: type, base: Any, **more: Any) -> Any:
+        return register_as_layer(_REGISTERED, name, part, base, {**members, **more})
+
+    table = made("Table", TablePart, layer_class(package))
+    return SimpleNamespace(
+        Table=table,
+        Embeddings=made("Embeddings", EmbeddingsPart, layer, table_class=table),
+        Embedding=made("Embedding", EmbeddingPart, layer, table_class=table),
+    )
+
+
+train_with_stock_optimizers()
+keep_tables()
+_of_program = classes_for(tf.keras)
+Table: Any = _of_program.Table
+Embeddings: Any = _of_program.Embeddings
+Embedding: Any = _of_program.Embedding
+# A program that has imported tf_keras as well may load a model with it.
+for _name in keras_guard.PACKAGES:
+    if hasattr(sys.modules.get(_name), "layers"):
+        classes_for(sys.modules[_name])

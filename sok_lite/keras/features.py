@@ -1,0 +1,242 @@
+"""The ids of features, dense, ragged or sparse, looked up in their tables by one call."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from sok_lite.bridge import job
+from sok_lite.bridge.lookup import look_up
+from sok_lite.bridge.lookup_arguments import checked_arguments
+from sok_lite.bridge.lookup_host import Treatment
+from sok_lite.bridge.tf_private import could_possibly_record
+from sok_lite.comm import Communicator
+from sok_lite.comm.launch import launched_ranks
+from sok_lite.comm.single import SingleCommunicator
+
+COMBINERS = ("sum", "mean", "sqrtn")
+_alone = SingleCommunicator()
+
+
+class Feature(NamedTuple):
+    """How the ids of a feature become rows of a table.
+
+    Attributes:
+      table: a `Table`; several features may have the same.
+      combiner: "sum", "mean" or "sqrtn" combines the rows of the ids of the last dimension. None:
+        each id gives its row.
+      mask_value: an id that stands for no id, such as 0 or "" in padded ids: it is not looked up,
+        gives zeros, and does not count in a combiner. None: there is none.
+    """
+
+    table: Any
+    combiner: str | None = None
+    mask_value: Any = None
+
+
+class _Taken(NamedTuple):
+    """The ids of one feature, as a lookup takes them.
+
+    Attributes:
+      ids, weights: ragged or sparse matrices; no weights: None.
+      combiner: of the rows of the matrices.
+      given_back: makes what the layer gives of (rows of the matrix, dim).
+    """
+
+    ids: Any
+    weights: Any
+    combiner: str
+    given_back: Callable[[tf.Tensor], Any]
+
+
+def is_training(training: Any) -> bool:
+    """Returns whether a call of a layer is one of training.
+
+    A model whose `call` has no argument `training` gives None to its layers, in `fit` as well. What
+    Keras' own step, and a loop of a program, have around a call that trains is a gradient tape.
+    """
+    return could_possibly_record() if training is None else bool(training)
+
+
+def rows_of(
+    features: Sequence[Feature], ids: Sequence[Any], weights: Sequence[Any], training: Any
+) -> list[Any]:
+    """Looks the ids of features up, all that train in one call.
+
+    Args:
+      features: what to look up in.
+      ids: of each a tensor, RaggedTensor or SparseTensor; what else is an array is made a tensor.
+      weights: of each None, or the weights of its ids, of the same kind and shape.
+      training: whether new keys are inserted; None: see `is_training`. Else, and in a table that is
+        frozen, nothing is inserted and a key without a row gives zeros.
+
+    Returns:
+      Of each feature its ids' shape, without the last dimension where it has a combiner, + [dim];
+      ragged where the ids are and the shape still is.
+    """
+    taken = [_taken(*each) for each in zip(features, ids, weights, strict=True)]
+    inserts = is_training(training)
+    outputs: list[Any] = [None] * len(features)
+    for is_trained in (True, False):
+        chosen = [
+            i
+            for i, feature in enumerate(features)
+            if (inserts and feature.table.trainable) is is_trained
+        ]
+        if not chosen:
+            continue
+        comm = communicator()
+        arguments = checked_arguments(
+            [features[i].table.variable for i in chosen],
+            [taken[i].ids for i in chosen],
+            [taken[i].weights for i in chosen],
+            [taken[i].combiner for i in chosen],
+            comm.size,
+        )
+        treatment = Treatment(None if is_trained else False, None, False, "zeros")
+        for i, rows in zip(chosen, look_up(comm, arguments, treatment), strict=True):
+            outputs[i] = taken[i].given_back(rows)
+    return outputs
+
+
+def communicator() -> Communicator:
+    """Returns the communicator of the job; without `sok_lite.init` that of one process.
+
+    Raises:
+      RuntimeError: several ranks were launched, and nobody has connected them.
+    """
+    try:
+        return job.communicator()
+    except job.NotJoinedError:
+        if launched_ranks() > 1:
+            raise RuntimeError(
+                f"{launched_ranks()} ranks were launched, and their tables are not connected. "
+                "Call sok_lite.init() before the first lookup."
+            ) from None
+    return _alone
+
+
+def mask_of(feature: Feature, ids: Any, package: Any) -> Any:
+    """Returns which ids of a dense tensor give a row, for the layers behind; None: all.
+
+    Args:
+      ids: a tensor, or what stands for one where a model of Keras 3 is made.
+      package: keras or tf_keras.
+    """
+    if feature.mask_value is None or feature.combiner is not None:
+        return None
+    if package.__name__ == "keras" and isinstance(ids, package.KerasTensor):
+        is_dense = not (ids.sparse or getattr(ids, "ragged", False))
+        return package.ops.not_equal(ids, feature.mask_value) if is_dense else None
+    is_dense = not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
+    return _is_id(feature, tf.convert_to_tensor(ids)) if is_dense else None
+
+
+def _taken(feature: Feature, ids: Any, weights: Any) -> _Taken:
+    if weights is not None and feature.combiner is None:
+        raise ValueError(
+            f"Weights of ids need a combiner, which table {feature.table.name!r} is looked up "
+            "without. Give the feature one of " + ", ".join(COMBINERS) + "."
+        )
+    if isinstance(ids, tf.SparseTensor):
+        return _of_sparse(feature, ids, weights)
+    if isinstance(ids, tf.RaggedTensor):
+        return _of_ragged(feature, ids, weights)
+    return _of_dense(feature, tf.convert_to_tensor(ids), weights)
+
+
+def _of_sparse(feature: Feature, ids: tf.SparseTensor, weights: Any) -> _Taken:
+    if feature.combiner is None:
+        raise ValueError(
+            f"Sparse ids need a combiner. Received: a SparseTensor for table "
+            f"{feature.table.name!r}, which is looked up without. Give the feature one of "
+            f"{', '.join(COMBINERS)}, or the ids as a tensor or RaggedTensor."
+        )
+    if feature.mask_value is not None:
+        is_id = _is_id(feature, ids.values)
+        weights = None if weights is None else tf.sparse.retain(weights, is_id)
+        ids = tf.sparse.retain(ids, is_id)
+    keys = ids.with_values(_keys(feature, ids.values))
+    return _Taken(keys, weights, feature.combiner, lambda rows: rows)
+
+
+def _of_ragged(feature: Feature, ids: tf.RaggedTensor, weights: Any) -> _Taken:
+    if feature.combiner is None:
+        whole = ids
+        flat = _of_dense(feature, ids.flat_values, None)
+        return flat._replace(given_back=lambda rows: whole.with_flat_values(flat.given_back(rows)))
+    if ids.flat_values.shape.rank != 1:
+        raise ValueError(
+            "Ragged ids must be ragged in their last dimension for a combiner. Received: ids of "
+            f"shape {ids.shape} for table {feature.table.name!r}. Use tf.RaggedTensor.from_tensor."
+        )
+    if feature.mask_value is not None:
+        is_id = ids.with_flat_values(_is_id(feature, ids.flat_values))
+        weights = None if weights is None else tf.ragged.boolean_mask(weights, is_id)
+        ids = tf.ragged.boolean_mask(ids, is_id)
+    outer = []
+    inner, inner_weights = ids, weights
+    while isinstance(inner.values, tf.RaggedTensor):
+        outer.append(inner)
+        inner = inner.values
+        inner_weights = None if inner_weights is None else inner_weights.values
+
+    def given_back(rows: tf.Tensor) -> Any:
+        for each in reversed(outer):
+            rows = each.with_values(rows)
+        return rows
+
+    keys = inner.with_values(_keys(feature, inner.values))
+    return _Taken(keys, inner_weights, feature.combiner, given_back)
+
+
+def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any) -> _Taken:
+    rank = ids.shape.rank
+    if rank is None:
+        raise ValueError(
+            f"The number of dimensions of ids must be known. Received: ids of unknown shape for "
+            f"table {feature.table.name!r}. Use tf.ensure_shape."
+        )
+    is_pooled = feature.combiner is not None and rank > 1
+    shape = tf.shape(ids, tf.int64)
+    outer, static = (shape[:-1], ids.shape[:-1]) if is_pooled else (shape, ids.shape)
+    flat = tf.reshape(ids, [-1])
+    each = shape[-1] if is_pooled else tf.constant(1, tf.int64)
+    splits = tf.range(tf.reduce_prod(outer) + 1, dtype=tf.int64) * each
+    matrix = tf.RaggedTensor.from_row_splits(flat, splits, validate=False)
+    if weights is not None:
+        weights = matrix.with_values(tf.reshape(weights, [-1]))
+    if feature.mask_value is not None:
+        is_id = matrix.with_values(_is_id(feature, flat))
+        weights = None if weights is None else tf.ragged.boolean_mask(weights, is_id)
+        matrix = tf.ragged.boolean_mask(matrix, is_id)
+    dim = feature.table.dim
+
+    def given_back(rows: tf.Tensor) -> tf.Tensor:
+        shaped = tf.reshape(rows, tf.concat([outer, [dim]], 0))
+        return tf.ensure_shape(shaped, static.concatenate([dim]))
+
+    keys = matrix.with_values(_keys(feature, matrix.values))
+    return _Taken(keys, weights, feature.combiner or "sum", given_back)
+
+
+def _is_id(feature: Feature, flat: tf.Tensor) -> tf.Tensor:
+    return tf.not_equal(flat, tf.constant(feature.mask_value, flat.dtype))
+
+
+def _keys(feature: Feature, flat: tf.Tensor) -> tf.Tensor:
+    """Returns the keys of flat ids: of texts their hash."""
+    table = feature.table
+    if not table.has_texts:
+        if flat.dtype == tf.string:
+            raise TypeError(
+                f"The ids of table {table.name!r} must be {table.key_dtype_name}. Received: texts. "
+                "Make the table with key_type=str."
+            )
+        return flat
+    if flat.dtype != tf.string:
+        raise TypeError(
+            f"The ids of table {table.name!r} must be texts, as it was made with key_type=str. "
+            f"Received: {flat.dtype.name}."
+        )
+    return tf.bitcast(tf.fingerprint(flat), tf.int64)

@@ -1,0 +1,224 @@
+"""What `Embedding` and `Embeddings` do, whichever Keras they are of."""
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.keras.features import COMBINERS, Feature, mask_of, rows_of
+
+
+class EmbeddingsPart:
+    """Rows of several features: all of them are one lookup, and one step of the optimizer.
+
+    Inputs are a dict or list of ids, as `features` is, and so are the outputs. Ids may be dense,
+    ragged, or, with a combiner, sparse. Without a combiner ids of any shape give ids.shape + [dim];
+    with one, the rows of the last dimension are combined: (batch, n) gives (batch, dim). In a job
+    of several ranks every rank must call it.
+
+    Args:
+      features: a dict or list of features, each a `Table`, a pair (table, combiner) or a `Feature`.
+      name, trainable, dtype: of Keras.
+
+    Raises:
+      TypeError, ValueError: features that are not as said here.
+    """
+
+    package: Any  # keras or tf_keras
+    table_class: Any  # of the same Keras
+    name: str
+
+    def __init__(
+        self, features: Any, name: str | None = None, trainable: bool = True, dtype: Any = None
+    ) -> None:
+        named, listed = _named(features, self.table_class)
+        super().__init__(name=name, trainable=trainable, dtype=dtype)  # type: ignore[call-arg]
+        tables = list({id(each.table): each.table for each in listed}.values())
+        # Neither dict nor list: Keras 3 hides those from TensorFlow's checkpoints.
+        self._of = SimpleNamespace(names=named, features=listed, tables=tables)
+        for number, table in enumerate(tables):
+            setattr(self, f"table_{number}", table)
+            table._users.add(self)
+            if not trainable:
+                table.trainable = False
+        self.supports_masking = True
+        self.supports_jit = False  # of "auto": XLA cannot call the host
+
+    @property
+    def tables(self) -> list[Any]:
+        """The tables, each once."""
+        return list(self._of.tables)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Does nothing: tables are there."""
+        self.built = True
+
+    def call(self, inputs: Any, weights: Any = None, training: Any = None) -> Any:
+        """Returns the rows of each feature.
+
+        Args:
+          inputs: ids of each feature.
+          weights: None, or of each feature None or the weights of its ids; for combiners.
+          training: whether new keys are inserted, as in `fit`; None: whether a gradient tape is
+            recording.
+        """
+        return self._rows(inputs, weights, training)
+
+    @tf.autograph.experimental.do_not_convert
+    def _rows(self, inputs: Any, weights: Any, training: Any) -> Any:
+        given = [] if weights is None else self._flat("weights", weights, may_miss=True)
+        weights = given or [None] * len(self._of.features)
+        rows = rows_of(self._of.features, self._flat("inputs", inputs), weights, training)
+        dtype = self.compute_dtype  # type: ignore[attr-defined]
+        return self._packed([tf.cast(each, dtype) for each in rows])
+
+    def compute_mask(self, inputs: Any, previous: Any = None) -> Any:
+        """Returns which ids of features with a `mask_value` and no combiner give a row."""
+        pairs = zip(self._of.features, self._flat("inputs", inputs), strict=True)
+        masks = [mask_of(feature, ids, self.package) for feature, ids in pairs]
+        return None if all(mask is None for mask in masks) else self._packed(masks)
+
+    def _flat(self, what: str, inputs: Any, may_miss: bool = False) -> list[Any]:
+        names = self._of.names
+        if names is None:
+            if isinstance(inputs, (list, tuple)) and len(inputs) == len(self._of.features):
+                return list(inputs)
+            got = f"{len(inputs)} of them" if isinstance(inputs, (list, tuple)) else type(inputs)
+            raise ValueError(
+                f"`{what}` of {self.name!r} must be a list of {len(self._of.features)}, one of "
+                f"each feature. Received: {got}."
+            )
+        if not isinstance(inputs, Mapping):
+            raise ValueError(
+                f"`{what}` of {self.name!r} must be a dict with {', '.join(names)}. "
+                f"Received: {type(inputs).__name__}."
+            )
+        missing = [name for name in names if name not in inputs]
+        if missing and not may_miss:
+            raise ValueError(
+                f"`{what}` of {self.name!r} must have {', '.join(names)}. Received: "
+                f"{', '.join(map(str, inputs))}, without {', '.join(missing)}."
+            )
+        return [inputs.get(name) for name in names]
+
+    def _packed(self, values: list[Any]) -> Any:
+        names = self._of.names
+        return values if names is None else dict(zip(names, values, strict=True))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what `from_config` makes a layer of, with new and empty tables."""
+        places = {id(table): place for place, table in enumerate(self._of.tables)}
+        listed = [
+            {"table": places[id(table)], "combiner": combiner, "mask_value": mask_value}
+            for table, combiner, mask_value in self._of.features
+        ]
+        config = {"names": self._of.names, "listed": listed, "tables": self.tables}
+        return {**super().get_config(), **config}  # type: ignore[misc]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Returns a layer of what `get_config` gave."""
+        config = dict(config)
+        names, listed, tables = (config.pop(name) for name in ("names", "listed", "tables"))
+        made = [_made_anew(table, cls.package) for table in tables]
+        features = [Feature(**{**each, "table": made[each["table"]]}) for each in listed]
+        return cls(cls._structure(names, features), **config)
+
+    @staticmethod
+    def _structure(names: Any, features: list[Feature]) -> Any:
+        return features if names is None else dict(zip(names, features, strict=True))
+
+
+class EmbeddingPart(EmbeddingsPart):
+    """Rows of one feature: ids of any shape, dense, ragged or, with a combiner, sparse.
+
+    Without a combiner ids give ids.shape + [dim]; with one, the rows of the last dimension are
+    combined: (batch, n) gives (batch, dim). In a job of several ranks every rank must call it.
+
+    Args:
+      table: a `Table`, which other layers may have as well, or a `Feature`.
+      combiner: "sum", "mean" or "sqrtn"; None: each id gives its row.
+      mask_value: an id that stands for no id; see `Feature`.
+      name, trainable, dtype: of Keras.
+
+    Raises:
+      TypeError, ValueError: arguments that are not as said here.
+    """
+
+    def __init__(
+        self,
+        table: Any,
+        combiner: str | None = None,
+        mask_value: Any = None,
+        *,
+        name: str | None = None,
+        trainable: bool = True,
+        dtype: Any = None,
+    ) -> None:
+        feature = table
+        if not isinstance(table, Feature):
+            feature = Feature(table, combiner, mask_value)
+        elif combiner is not None or mask_value is not None:
+            raise ValueError(
+                "A Feature says itself how it is combined and masked. Received: combiner="
+                f"{combiner!r}, mask_value={mask_value!r} beside one."
+            )
+        super().__init__([feature], name, trainable, dtype)
+
+    @property
+    def key_dtype_name(self) -> str:
+        """Name of the dtype of ids."""
+        return self.tables[0].key_dtype_name
+
+    def call(self, ids: Any, weights: Any = None, training: Any = None) -> Any:
+        """Returns the rows of ids; see `Embeddings.call`."""
+        return self._rows(ids, weights, training)
+
+    def _flat(self, what: str, inputs: Any, may_miss: bool = False) -> list[Any]:
+        return [inputs]
+
+    def _packed(self, values: list[Any]) -> Any:
+        return values[0]
+
+    @staticmethod
+    def _structure(names: Any, features: list[Feature]) -> Any:
+        return features[0]
+
+
+def _named(features: Any, table_class: Any) -> tuple[list[str] | None, list[Feature]]:
+    """Returns the names, None in a list, and the features."""
+    is_dict = isinstance(features, Mapping)
+    if not is_dict and (isinstance(features, (str, Feature)) or not isinstance(features, Sequence)):
+        raise TypeError(
+            "`features` must be a dict or list of features, each a Table, a pair (table, combiner) "
+            f"or a Feature. Received: {type(features).__name__}."
+        )
+    if not features:
+        raise ValueError("`features` must have at least one feature. Received: none.")
+    values = list(features.values()) if is_dict else list(features)
+    return list(features) if is_dict else None, [_feature(each, table_class) for each in values]
+
+
+def _feature(given: Any, table_class: Any) -> Feature:
+    feature = given
+    if not isinstance(given, Feature):
+        feature = Feature(*given) if isinstance(given, (tuple, list)) else Feature(given)
+    if not isinstance(feature.table, table_class):
+        raise TypeError(
+            "The table of a feature must be a sok_lite.keras.Table of the same Keras as the layer. "
+            f"Received: {type(feature.table).__module__}.{type(feature.table).__name__}."
+        )
+    if feature.combiner is not None and feature.combiner not in COMBINERS:
+        raise ValueError(
+            f"`combiner` must be one of {', '.join(COMBINERS)} or None. "
+            f"Received: combiner={feature.combiner!r}."
+        )
+    return feature
+
+
+def _made_anew(table: Any, package: Any) -> Any:
+    """Returns a table of what Keras has written of one; of a table itself another one like it."""
+    if isinstance(table, dict):
+        return package.saving.deserialize_keras_object(table)
+    return type(table).from_config(table.get_config())

@@ -1,0 +1,267 @@
+"""What a `Table` does, whichever Keras it is of; classes.py makes classes of it."""
+
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import Backend
+from sok_lite.bridge import keras_guard, keras_weights, stored, table_ops, writes
+from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.keras_classes import object_of
+from sok_lite.bridge.summary import summary
+from sok_lite.bridge.variable import table_for_variable
+from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.owner import MOD
+from sok_lite.engine.table import EmbeddingTable, make_table
+from sok_lite.engine.table.hkv_options import HkvOptions
+from sok_lite.keras.features import Feature, communicator, rows_of
+from sok_lite.keras.weight import TableWeight
+
+_TEXTS = "str"
+_KEY_TYPES = ("int64", "int32", "uint64", _TEXTS)
+_ROW_DTYPES = ("float32", "float16", "bfloat16")
+
+
+class TablePart:
+    """A table that layers look keys up in, and a layer that does so itself.
+
+    Training gives every key of a batch a row; nothing else does. The optimizer that the model is
+    compiled with trains the rows that have a gradient, and the table keeps its states beside them.
+    As a layer, ids of any shape, dense or ragged, give ids.shape + [dim]. In a job of several ranks
+    each keeps a part of the keys, and every rank must call the layer.
+
+    Args:
+      name: of the layer. It also seeds the rows.
+      dim: elements of a row.
+      initializer: first value of a row: a number, or an initializer of Keras or its name; None:
+        Keras' "uniform", as of its Embedding. GlorotUniform and others that count with the shape of
+        a weight have none here, and are refused.
+      key_type: "int64", "int32" or "uint64"; or str: texts, whose key is `tf.fingerprint`
+        (Fingerprint64 of FarmHash), 64 bits that are the same everywhere.
+      var_type: "hbm": it grows without bound. "hybrid": up to `max_capacity` keys, then others go.
+      row_dtype: "float32", "float16" or "bfloat16". What the layer gives has its compute dtype.
+      seed: of rows that are random.
+      trainable: whether it is trained.
+      dtype: of Keras.
+      **options: `init_capacity`, keys to make room for at once; for "hybrid" see
+        `sok_lite.engine.table.hkv_options.HkvOptions`.
+
+    Attributes:
+      variable: the weight: what `model.trainable_weights` lists.
+
+    Raises:
+      TypeError, ValueError: an argument that is not as said here.
+    """
+
+    package: Any  # keras or tf_keras
+    name: str
+    variable: TableWeight
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        initializer: Any = None,
+        key_type: Any = "int64",
+        *,
+        var_type: str = "hbm",
+        row_dtype: Any = "float32",
+        seed: int = 0,
+        trainable: bool = True,
+        dtype: Any = None,
+        **options: Any,
+    ) -> None:
+        for argument, number, least in (("dim", dim, 1), ("seed", seed, None)):
+            if not is_integer(number):
+                raise TypeError(
+                    f"`{argument}` must be an integer. Received: {argument}={number!r}."
+                )
+            if least is not None and number < least:
+                raise ValueError(
+                    f"`{argument}` must be at least {least}. Received: {argument}={number}."
+                )
+        key_type = _TEXTS if key_type in (str, _TEXTS, tf.string) else _name_of(key_type)
+        row_dtype = _name_of(row_dtype)
+        _check_among("key_type", key_type, _KEY_TYPES)
+        _check_among("row_dtype", row_dtype, _ROW_DTYPES)
+        _check_among("var_type", var_type, ("hbm", "hybrid"))
+        known = HkvOptions.names() if var_type == "hybrid" else ["init_capacity"]
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise TypeError(
+                f"A table of var_type={var_type!r} has no option {unknown[0]!r}. It has: "
+                f"{', '.join(known)}."
+            )
+        super().__init__(name=name, trainable=trainable, dtype=dtype)  # type: ignore[call-arg]
+        if initializer is None or isinstance(initializer, str):
+            initializer = self.package.initializers.get(initializer or "uniform")
+        initial = make_initializer(initializer, int(dim))
+
+        def make(backend: Backend) -> EmbeddingTable:
+            return make_table(
+                var_type,
+                backend,
+                int(dim),
+                initializer=initial,
+                key_type="int64" if key_type == _TEXTS else key_type,
+                dtype=row_dtype,
+                name=name,
+                seed=int(seed),
+                owner=MOD,
+                **options,
+            )
+
+        # No dict: Keras and TensorFlow track those.
+        self._configured = SimpleNamespace(
+            dim=int(dim),
+            initializer=initializer,
+            key_type=key_type,
+            var_type=var_type,
+            row_dtype=row_dtype,
+            seed=int(seed),
+            **options,
+        )
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
+        table = table_for_variable(TableWeight.kind, make, can_be_cloned=True)
+        self.variable = TableWeight(table, name=name, trainable=True)
+        self.variable.is_frozen = not trainable
+        self.supports_masking = True
+        self.built = True
+
+    # ---------------------------------------------------------------- facts
+
+    @property
+    def dim(self) -> int:
+        """Elements of a row."""
+        return self._configured.dim
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether its ids are texts."""
+        return self._configured.key_type == _TEXTS
+
+    @property
+    def key_dtype_name(self) -> str:
+        """Name of the dtype of ids."""
+        return "string" if self.has_texts else self._configured.key_type
+
+    @property
+    def listed(self) -> TableWeight | None:
+        """What Keras 3 is to list among the weights."""
+        return getattr(self, "variable", None)
+
+    def __len__(self) -> int:
+        """Returns the number of keys on this rank."""
+        return int(on_device(self._table.backend, lambda: self._table.size))
+
+    def __bool__(self) -> bool:
+        return True  # an empty table is a table
+
+    def __repr__(self) -> str:
+        text = on_device(self._table.backend, summary, self._table)
+        return f"<sok_lite.keras.Table {self.name!r} dim={self.dim} {text}>"
+
+    @property
+    def _table(self) -> EmbeddingTable:
+        return self.variable.table
+
+    def statistics(self) -> Any:
+        """Returns sizes and counters of this rank's part."""
+        return table_ops.statistics(self.variable)
+
+    def count_params(self) -> int:
+        """Returns the elements of all rows of this rank."""
+        return len(self) * self.dim
+
+    # ---------------------------------------------------------------- rows
+
+    def call(self, ids: Any, training: Any = None) -> Any:
+        """Returns the rows of ids."""
+        return self._rows(ids, training)
+
+    @tf.autograph.experimental.do_not_convert
+    def _rows(self, ids: Any, training: Any) -> Any:
+        (rows,) = rows_of([Feature(self)], [ids], [None], training)
+        return tf.cast(rows, self.compute_dtype)  # type: ignore[attr-defined]
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the shape of what ids of a shape give."""
+        return (*input_shape, self.dim)
+
+    def export(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns this rank's keys (n,), ascending, of texts their hashes, and rows (n, dim)."""
+        return table_ops.export(self.variable)
+
+    def assign(self, keys: Any, rows: Any) -> None:
+        """Sets the rows of keys on this rank, inserting keys that are new.
+
+        Args:
+          keys: (n,) integers.
+          rows: (n, dim).
+        """
+        writes.insert_or_assign(self.variable, "Table.assign", keys, rows, None)
+
+    # ---------------------------------------------------------------- saving
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what `from_config` makes a layer of, with a new and empty table.
+
+        Raises:
+          NotImplementedError: several layers have it, and it is clone_model() that asks.
+        """
+        if len(self._users) > 1 and keras_guard.is_cloning():
+            raise NotImplementedError(
+                f"clone_model() does not know that several layers share table {self.name!r}: each "
+                "would have one of its own. Make the model by the code that made it, and give it "
+                "model.get_weights()."
+            )
+        return {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Returns a table of what `get_config` gave."""
+        initializer = object_of(config["initializer"], cls.package)
+        return cls(**{**config, "initializer": initializer})
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes keys, rows, optimizer states and scores to a store of Keras.
+
+        Raises:
+          NotImplementedError: there are several ranks, each with a part of the rows.
+        """
+        size = communicator().size
+        if size > 1:
+            raise NotImplementedError(
+                f"{self.name!r} has its rows on {size} ranks; this would save those of one. Have "
+                "every rank save the model by tf.train.Checkpoint, to a path of its own."
+            )
+        stored.write_tensors(store, self.variable.saved_tensors())
+        keras_weights.note(self.variable)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Makes the table what `save_own_variables` wrote.
+
+        Raises:
+          ValueError: something is missing or is not of such a table, which is as it was.
+        """
+        tensors = stored.read_tensors(store, self.variable.saved_dtypes(), self.name)
+        self.variable.restore_tensors(tensors)
+        keras_weights.note(self.variable)
+
+
+def _name_of(dtype: Any) -> str:
+    try:
+        return tf.as_dtype(np.int64 if dtype is int else dtype).name
+    except TypeError:
+        return str(dtype)
+
+
+def _check_among(argument: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(
+            f"`{argument}` must be one of {', '.join(allowed)}. Received: {argument}={value!r}."
+        )

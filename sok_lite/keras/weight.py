@@ -1,0 +1,65 @@
+"""`TableWeight`: the table of a layer as Keras, gradient tapes and optimizers know it."""
+
+import tensorflow as tf
+
+from sok_lite.bridge import checkpoint
+from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.variable import TableVariable
+
+
+@unconverted
+class TableWeight(TableVariable):
+    """A weight of a layer whose rows are known by key.
+
+    Args: see `TableVariable`.
+
+    Attributes:
+      is_frozen: whether it is not to be trained for the time being, as a layer can say.
+    """
+
+    kind = "sok_lite.keras.Table"
+    instead_of_value = "Use layer(keys) for some rows and table.export() for all."
+    instead_of_write = "Use table.assign(keys, rows)."
+    instead_of_copy = "Make another layer of table.get_config(), and set_weights(get_weights())."
+    instead_of_own_step = (
+        "Compile the model with an optimizer of the Keras that the layer is of, and keep the table "
+        "or its layer where Keras finds it: in an attribute of a layer or model, or in a list or "
+        "dict of one."
+    )
+    instead_of_save = (
+        "Save to a path that ends in .keras or .weights.h5; for serving, use "
+        "sok_lite.export_serving."
+    )
+    trained_by_stock = True
+    averages_over_ranks = True
+    kept_by_layer = True
+    is_frozen = False
+    regularizer = None  # Keras 3 asks each weight of a model for it
+
+    @property
+    def trainable(self) -> bool:
+        """Whether gradient tapes watch it."""
+        return super().trainable and not self.is_frozen
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[rows on this rank, dim] as of now: what `model.summary()` counts."""
+        size = on_device(self.table.backend, lambda: self.table.size)
+        return tf.TensorShape([size, self.dimension])
+
+    @property
+    def spec_shape(self) -> tf.TensorShape:
+        return tf.TensorShape([None, self.dimension])
+
+    def saved_dtypes(self) -> dict[str, tf.DType]:
+        """Returns names and dtypes of what is saved; see bridge/checkpoint.py."""
+        return checkpoint.saved_dtypes(self.key_type, self.dtype)
+
+    def saved_tensors(self) -> dict[str, tf.Tensor]:
+        """Returns keys, rows, optimizer states and scores of this rank, eager tensors."""
+        return checkpoint.serialized(self)
+
+    def restore_tensors(self, tensors: dict[str, tf.Tensor]) -> None:
+        """Makes the table what `saved_tensors` gave: other keys go."""
+        checkpoint.restored(self, tensors)

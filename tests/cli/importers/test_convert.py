@@ -1,0 +1,59 @@
+"""Every format by the command line, there and back."""
+
+import numpy as np
+import pytest
+
+from sok_lite.engine.files.rewriting import write_checkpoint
+from sok_lite.engine.files.source import checkpoint_sources
+from tests.cli.helpers import fine, run
+from tests.cli.importers.arrays import a_table, content
+
+
+def adam(n, **options):
+    """A table with the states of Adam, which every format but HierarchicalKV's has a place for."""
+    source = a_table(n, least=0, name="t", **options)
+    source.states = source.states[:2]
+    source.states = tuple(state._replace(initial=0.0) for state in source.states)
+    source.columns = ("stamps",)
+    return source
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "read"),
+    [
+        ("sok", [], []),
+        ("hkv", ["states=no"], ["name=t", "dim=3"]),
+        ("npz", ["compress=yes"], []),
+        ("safetensors", [], []),
+        ("parquet", ["wide=yes"], []),
+    ],
+)
+def test_there_and_back(tmp_path, name, write, read):
+    if name == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    source = adam(20)
+    write_checkpoint(tmp_path / "a", [source], ranks=2)
+    to = [text for each in write for text in ("--to-option", each)]
+    fine("convert", tmp_path / "a", tmp_path / "f", "--to-format", name, *to)
+    given = [text for each in read for text in ("--from-option", each)]
+    fine("convert", tmp_path / "f", tmp_path / "b", *given)  # and the format is found
+    (again,) = checkpoint_sources(tmp_path / "b")
+    columns, *facts = content(again)
+    expected, *expected_facts = content(source)
+    assert columns["keys"] == expected["keys"] and columns["values"] == expected["values"]
+    if name != "hkv":
+        states = [state.tensor for state in source.states]
+        assert [columns[state] for state in states] == [expected[state] for state in states]
+        assert facts == expected_facts
+    status, _, error = run("convert", tmp_path / "a", tmp_path / "f", "--to-format", name, *to)
+    assert status == 2 and "is there already" in error
+    fine("convert", tmp_path / "a", tmp_path / "f", "--to-format", name, *to, "--force")
+
+
+def test_errors_are_one_line(tmp_path):
+    np.savez(tmp_path / "f.npz", keys=np.arange(3), values=np.ones((4, 2)))
+    status, _, error = run("convert", tmp_path / "f.npz", tmp_path / "c")
+    assert status == 3 and error.count("\n") == 1
+    assert "column 'keys' must have shape (4,)" in error
+    status, _, error = run("convert", tmp_path / "f.npz", tmp_path / "c", "--from-option", "x=1")
+    assert status == 2 and "columns=..." in error

@@ -1,0 +1,281 @@
+"""Files whose columns have names: npz, safetensors, Parquet."""
+
+import importlib
+import json
+import os
+
+import numpy as np
+import pytest
+
+from sok_lite.cli import named
+from sok_lite.cli.errors import WrongUse
+from sok_lite.engine.files.manifest import StateFacts
+from sok_lite.engine.files.rewriting import write_checkpoint
+from sok_lite.engine.files.source import checkpoint_sources
+from tests.cli.importers.arrays import SIZES, TYPES, a_table, content, whole
+
+# Every byte took 30 seconds.
+STEP = 5
+FORMATS = ("npz", "safetensors", "parquet")
+
+
+@pytest.fixture(params=FORMATS)
+def module(request):
+    if request.param == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    return importlib.import_module(f"sok_lite.cli.importers.{request.param}")
+
+
+def one(module, path, **options):
+    (source,) = module.sources(str(path), **options)
+    return source
+
+
+def with_columns(module, path, keys=None, values=None, **columns):
+    """A file of somebody else, that says nothing of its columns but their names."""
+    keys = np.arange(3) if keys is None else keys
+    values = np.ones((3, 2), np.float32) if values is None else values
+    arrays = {"keys": keys, "values": values} | columns
+    arrays = {name: array for name, array in arrays.items() if array is not ...}
+    if module.__name__.endswith("npz"):
+        with open(path, "wb") as file:
+            np.savez(file, **arrays)
+    elif module.__name__.endswith("parquet"):
+        import pyarrow
+        import pyarrow.parquet
+
+        lists = {n: a.tolist() if a.ndim == 2 else a for n, a in arrays.items()}
+        types = {n: pyarrow.from_numpy_dtype(a.dtype) for n, a in arrays.items()}
+        table = {
+            n: pyarrow.array(lists[n], pyarrow.list_(types[n]) if a.ndim == 2 else types[n])
+            for n, a in arrays.items()
+        }
+        pyarrow.parquet.write_table(pyarrow.table(table), path)
+    else:
+        names = {"int64": "I64", "float32": "F32", "float64": "F64", "uint16": "U16"}
+        names |= {"int32": "I32", "float16": "F16", "uint64": "U64", "uint32": "U32"}
+        header, begin = {}, 0
+        for name, array in arrays.items():
+            header[name] = {
+                "dtype": names[str(array.dtype)],
+                "shape": array.shape,
+                "data_offsets": [begin, begin + array.nbytes],
+            }
+            begin += array.nbytes
+        text = json.dumps(header).encode()
+        data = b"".join(array.tobytes() for array in arrays.values())
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize(("key_type", "dtype"), TYPES)
+def test_what_is_written_is_read(module, tmp_path, n, key_type, dtype):
+    source = a_table(n, key_type, dtype, name="ä/b c")
+    module.write(str(tmp_path / "f"), [source])
+    assert module.detect(str(tmp_path / "f"))
+    again = one(module, tmp_path / "f")
+    assert content(again) == content(source)
+    assert again.about.facts["num_lookups"] == 2**32 - 1
+
+
+@pytest.mark.parametrize("piece", [1, 2, 6, 7, 8, 100])
+def test_pieces_of_any_length(module, tmp_path, monkeypatch, piece):
+    monkeypatch.setattr("sok_lite.cli.file_source.CHUNK_BYTES", piece * 8 * 3)
+    source = a_table(20, dtype="float64")
+    module.write(str(tmp_path / "f"), [source])
+    again = one(module, tmp_path / "f")
+    lengths = {len(rows) for rows in again.read("values")}
+    assert max(lengths) == min(piece, 20)
+    for column in again.columns:
+        assert [len(p) for p in again.read(column)] == [len(p) for p in again.read("values")]
+    assert content(again) == content(source)
+
+
+def test_through_a_file_into_a_checkpoint(module, tmp_path):
+    source = a_table(33, name="t")
+    write_checkpoint(tmp_path / "c", [source], ranks=2)
+    (first,) = checkpoint_sources(tmp_path / "c")
+    module.write(str(tmp_path / "f"), [first])
+    write_checkpoint(tmp_path / "d", [one(module, tmp_path / "f")], ranks=3)
+    (second,) = checkpoint_sources(tmp_path / "d")
+    assert content(first) == content(second)
+    assert first.about.facts == second.about.facts
+    order = np.argsort(source.arrays["keys"])
+    assert content(second)[0]["values"] == source.arrays["values"][order].tobytes()
+
+
+def test_columns_have_other_names_and_types(module, tmp_path):
+    columns = {
+        "id": np.array([3, 1, 2], np.int32),
+        "row": np.arange(6, dtype=np.float64).reshape(3, 2),
+        "adam_m": np.full((3, 2), 0.5, np.float16),
+        "freq": np.array([7, 0, 9], np.int64),
+    }
+    path = with_columns(module, tmp_path / "f", ..., ..., **columns)
+    source = one(
+        module,
+        path,
+        columns="keys=id,values=row,m=adam_m,scores=freq",
+        name="user",
+        dtype="bfloat16",
+        key_type="uint64",
+        initial="m=0.25",
+    )
+    assert source.states == (StateFacts("states.0.m", "m", 2, 0.25, None),)
+    assert (source.name, source.dtype, source.key_type) == ("user", "bfloat16", "uint64")
+    assert whole(source, "keys").tolist() == [3, 1, 2]
+    assert whole(source, "values").tolist() == [[0, 0x3F80], [0x4000, 0x4040], [0x4080, 0x40A0]]
+    assert whole(source, "states.0.m").tolist() == [[0.5, 0.5]] * 3
+    assert whole(source, "scores").tolist() == [7, 0, 9]
+
+
+def test_the_name_of_a_table_is_that_of_its_file(module, tmp_path):
+    assert one(module, with_columns(module, tmp_path / "user.of.x")).name == "user.of"
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "error"),
+    [
+        ({"keys": ...}, {}, "f has no column of keys"),
+        ({"values": ...}, {}, "f has no column of values"),
+        ({"keys": np.arange(4)}, {}, r"'keys' must have shape \(3,\).*Received: \(4,\)"),
+        ({"keys": np.ones(3)}, {}, "f: column 'keys' must be of integers. Received: float64"),
+        ({"values": np.ones(3)}, {}, r"f: the values must have shape \(n, dim\). Received: \(3,\)"),
+        ({"values": np.ones((3, 2), np.uint16)}, {}, 'values are uint16.*dtype="bfloat16"'),
+        ({"scores": np.ones((3, 2))}, {}, r"'scores' must have shape \(3,\)"),
+        ({"scores": np.ones(3)}, {}, "'scores' must be of integers"),
+        ({}, {"dtype": "float8"}, "dtype must be one of"),
+        ({}, {"key_type": "int16"}, "key_type must be one of"),
+        ({}, {"columns": "keys=id"}, "f has no column 'id'; it has: 'keys', 'values'"),
+        ({}, {"columns": "keys"}, "columns='keys' must be names and names"),
+        ({}, {"columns": "m=keys"}, r"state 'm' must have shape \(n, dim\)"),
+        ({}, {"initial": "m=1"}, "names 'm'; the states that are there are: none"),
+        ({}, {"initial": "m"}, "must be names of states with numbers"),
+    ],
+)
+def test_what_does_not_fit_is_refused(module, tmp_path, columns, options, error):
+    is_uneven = (
+        len(columns.get("keys", (0, 1, 2)) if columns.get("keys") is not ... else "abc") != 3
+    )
+    if is_uneven and module.__name__.endswith("parquet"):
+        pytest.skip("columns of Parquet always have the same number of lines")
+    path = with_columns(module, tmp_path / "f", **columns)
+    with pytest.raises((ValueError, WrongUse), match=error):
+        one(module, path, **options)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "read", "error"),
+    [
+        ({"keys": np.array([1, 2**31, 2])}, {"key_type": "int32"}, "keys", "2147483648"),
+        ({"keys": np.array([1, -1, 2])}, {"key_type": "uint64"}, "keys", "Received: -1"),
+        ({"scores": np.array([1, -7, 2])}, {}, "scores", "Received: -7"),
+        ({}, {"dtype": "int64"}, "values", "values must be int64"),
+        ({"values": np.full((3, 2), 300)}, {"dtype": "int8"}, "values", "300"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_named(module, tmp_path, columns, options, read, error):
+    source = one(module, with_columns(module, tmp_path / "f", **columns), **options)
+    with pytest.raises(ValueError, match=f"f, column '{read}': .*{error}"):
+        whole(source, read)
+
+
+def test_one_table_a_file(module, tmp_path):
+    with pytest.raises(WrongUse, match="one table, and there are 2"):
+        module.write(str(tmp_path / "f"), [a_table(1), a_table(2)])
+    assert not os.path.exists(tmp_path / "f")
+
+
+def test_a_file_that_is_there_stays(module, tmp_path):
+    (tmp_path / "f").write_text("old")
+    with pytest.raises(FileExistsError):
+        module.write(str(tmp_path / "f"), [a_table(1)])
+    assert (tmp_path / "f").read_text() == "old"
+
+
+def read_all(module, path):
+    """Everything that can be read of a file, or the error."""
+    try:
+        source = one(module, path)
+        return content(source), source.about.facts
+    except (ValueError, WrongUse) as error:
+        assert str(path) in str(error)
+        return None
+
+
+def test_a_cut_file_is_refused(module, tmp_path):
+    module.write(str(tmp_path / "f"), [a_table(9)])
+    data = (tmp_path / "f").read_bytes()
+    for length in {*range(0, len(data), 23), *range(20), *range(len(data) - 20, len(data))}:
+        (tmp_path / "f").write_bytes(data[:length])
+        assert read_all(module, tmp_path / "f") is None, length
+        module.detect(str(tmp_path / "f"))  # says anything, and raises nothing
+
+
+def test_a_file_that_is_none(module, tmp_path):
+    assert not module.detect(str(tmp_path)) and not module.detect(str(tmp_path / "none"))
+    for data in (b"", b"PAR1", b"PK\3\4 and so on", b"\xff" * 100, b"\x02\0\0\0\0\0\0\0[]"):
+        (tmp_path / "f").write_bytes(data)
+        assert read_all(module, tmp_path / "f") is None
+    with pytest.raises(FileNotFoundError):
+        one(module, tmp_path / "none")
+    with pytest.raises(IsADirectoryError):
+        one(module, tmp_path)
+
+
+def test_every_byte_that_flips(module, tmp_path):
+    """Never another error than that the file is corrupt. npz and Parquet have checksums of their
+    data; a file of safetensors has none, and its numbers change."""
+    module.write(str(tmp_path / "f"), [a_table(3, dim=1)])
+    data = bytearray((tmp_path / "f").read_bytes())
+    good = read_all(module, tmp_path / "f")
+    numbers = slice(None) if not module.__name__.endswith("safetensors") else slice(0, 0)
+    changed = 0
+    for at in range(0, len(data), STEP):
+        data[at] ^= 0xFF
+        (tmp_path / "f").write_bytes(data)
+        data[at] ^= 0xFF
+        found = read_all(module, tmp_path / "f")
+        changed += (
+            found is not None
+            and list(found[0][0].values())[numbers] != (list(good[0][0].values())[numbers])
+        )
+    assert changed == 0
+
+
+@pytest.mark.parametrize(
+    ("about", "error"),
+    [
+        ("[1]", "no JSON object"),
+        ("{", "no JSON object"),
+        ('{"num_lookups": -1}', "a num_lookups that is none"),
+        ('{"num_lookups": 4294967296}', "a num_lookups that is none"),
+        ('{"epoch": true}', "a epoch that is none"),
+        ('{"table": 1}', "a table that is none"),
+        ('{"states": {}}', "a states that is none"),
+        ('{"columns": ["slots"]}', "it has no 'slots'"),
+        ('{"columns": [{}]}', "it has no '{}'"),
+        ('{"states": [1, 1, 1, 1]}', "a state is missing"),
+        ('{"states": [1]}', "does not fit"),
+        ('{"states": [{"name": "v", "initial": 0, "group": 1}]}', "names state 'v' where 'm' is"),
+        ('{"states": [{"name": "m", "initial": "x", "group": 1}]}', "does not fit"),
+        ('{"states": [{"name": "m", "initial": 0, "group": 0}]}', "group 0"),
+        ('{"states": [{"name": "m", "initial": 0}]}', "does not fit"),
+        ("[" * 100000, "no JSON object"),
+    ],
+)
+def test_what_a_file_says_of_its_table_is_not_believed(about, error):
+    source = a_table(3)
+    found = {
+        name: named.Stored(str(array.dtype), array.shape, lambda _, array=array: iter([array]))
+        for name, array in source.arrays.items()
+    }
+    with pytest.raises(ValueError, match=f"x is corrupt, or another kind of file: .*{error}"):
+        named.named_source("x", found, about)
+
+
+def test_no_key_was_seen_after_the_last_lookup(module, tmp_path):
+    stamps = np.array([1, 70, 5], np.uint32)
+    path = with_columns(module, tmp_path / "f", stamps=stamps)
+    assert one(module, path).about.facts == {"num_lookups": 70}

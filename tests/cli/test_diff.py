@@ -1,0 +1,135 @@
+"""What differs between checkpoints."""
+
+import numpy as np
+import pytest
+
+from sok_lite.engine.files.dump import dump
+from tests.cli.helpers import CPU, ONE, dumped, fine, optimized, run
+from tests.engine.files.test_dump_load import HYBRID, filled, rows_of, some_keys
+from tests.engine.helpers import new_table
+
+
+def findings(*arguments):
+    status, out, err = run("diff", *arguments)
+    assert (status, err) == (1, "")
+    return out.splitlines()
+
+
+@pytest.mark.parametrize("num_bytes", [64 << 20, 100])
+@pytest.mark.parametrize(
+    ("key_type", "dtype"),
+    [
+        ("int64", "float32"),
+        ("int32", "float16"),
+        ("uint64", "bfloat16"),
+        ("int64", "float64"),
+        ("int64", "int64"),
+    ],
+)
+def test_what_differs_is_counted(tmp_path, monkeypatch, num_bytes, key_type, dtype):
+    monkeypatch.setattr("sok_lite.cli.buckets.BUCKET_BYTES", num_bytes)
+    kinds = {"key_type": key_type, "dtype": dtype, "name": "user"}
+    first, oracle = filled(CPU, 40, **kinds)
+    second, _ = filled(CPU, 40, **kinds)
+    keys = np.array(list(oracle), key_type)
+    first.erase(keys[:3])
+    second.erase(keys[10:15])
+    changed = keys[20:27]
+    rows = rows_of(7, 3, dtype, seed=77)
+    second.insert_or_assign(changed, rows)
+    second.assign_state("m", keys[30:34], np.full((4, 3), 9, np.float32))
+    dump(tmp_path / "a", [first], ONE)
+    dump(tmp_path / "b", [second], ONE)
+    in_a, in_b, other, states = findings(tmp_path / "a", tmp_path / "b")
+    assert in_a.startswith(f"table 'user': 5 keys only in {tmp_path / 'a'}: ")
+    assert {int(key) for key in in_a.split(": ")[2].split(", ")} == set(keys[10:15].tolist())
+    assert in_b.startswith(f"table 'user': 3 keys only in {tmp_path / 'b'}: ")
+    assert other.startswith("table 'user': rows of 7 of 32 keys differ, by up to ")
+    assert states.startswith("table 'user': rows of state 'm' of 4 of 32 keys differ, by up to ")
+    fine("reshard", tmp_path / "a", tmp_path / "a3", "--ranks", 3)
+    fine("diff", tmp_path / "a", tmp_path / "a3", "--all")
+
+
+def with_rows(path, rows, **options):
+    rows = np.array(rows)
+    table = new_table(CPU, rows.shape[1], **options)
+    table.insert_or_assign(np.arange(len(rows)), rows)
+    dump(path, [table], ONE)
+
+
+def test_a_tolerance_is_of_each_element(tmp_path):
+    with_rows(tmp_path / "a", np.float32([[1, 2], [3, 4], [np.nan, np.inf], [0.0, 5]]))
+    with_rows(tmp_path / "b", np.float32([[1, 2.5], [3.25, 4], [np.nan, np.inf], [-0.0, 5]]))
+    paths = tmp_path / "a", tmp_path / "b"
+    assert findings(*paths) == ["table 'table': rows of 2 of 4 keys differ, by up to 0.5: 0, 1"]
+    assert findings(*paths, "--tolerance", 0.25) == [
+        "table 'table': rows of 1 of 4 keys differ, by up to 0.5: 0"
+    ]
+    fine("diff", *paths, "--tolerance", 0.5)
+    assert run("diff", *paths, "--tolerance", -1)[0] == 2
+    assert run("diff", *paths, "--tolerance", "nan")[0] == 2
+
+
+@pytest.mark.parametrize("other", [[np.nan, 1], [np.inf, 1]])
+def test_what_is_no_number_is_never_within_a_tolerance(tmp_path, other):
+    with_rows(tmp_path / "a", np.float32([[1, 1]]))
+    with_rows(tmp_path / "b", np.float32([other]))
+    (line,) = findings(tmp_path / "a", tmp_path / "b", "--tolerance", 1e30)
+    assert f"rows of 1 of 1 key differ, by up to {other[0]:g}: 0" in line
+
+
+def test_large_integers_are_told_apart(tmp_path):
+    with_rows(tmp_path / "a", [[2**60, 1]], dtype="int64")
+    with_rows(tmp_path / "b", [[2**60 + 1, 1]], dtype="int64")
+    (line,) = findings(tmp_path / "a", tmp_path / "b")
+    assert "rows of 1 of 1 key differ" in line
+
+
+def test_tables_and_kinds_that_differ(tmp_path):
+    with_rows(tmp_path / "a", np.float32([[1, 2]]))
+    with_rows(tmp_path / "b", np.float64([[1, 2]]), dtype="float64")
+    with_rows(tmp_path / "c", np.float32([[1, 2, 3]]))
+    with_rows(tmp_path / "d", np.float32([[1, 2]]), key_type="int32")
+    with_rows(tmp_path / "e", np.float32([[1, 2]]), name="x")
+    first = tmp_path / "a"
+    assert findings(first, tmp_path / "b") == ["table 'table': dtype float32 and float64"]
+    assert findings(first, tmp_path / "c") == ["table 'table': dim 2 and 3"]
+    assert findings(first, tmp_path / "d") == ["table 'table': key_type int64 and int32"]
+    assert findings(first, tmp_path / "e") == [
+        f"table 'table': only in {first}",
+        f"table 'x': only in {tmp_path / 'e'}",
+    ]
+
+
+def test_states_that_only_one_has_and_those_of_other_ranks(tmp_path):
+    keys = some_keys(30)
+    optimized(tmp_path / "a", keys, 4, ranks=2)
+    optimized(tmp_path / "b", keys, 4, ranks=1)
+    fine("diff", tmp_path / "a", tmp_path / "b")
+    table = new_table(CPU, 3)
+    table.insert_or_assign(keys, np.full((30, 3), 4, np.float32))
+    dump(tmp_path / "c", [table], ONE)
+    assert findings(tmp_path / "a", tmp_path / "c") == [
+        f"table 'table': state {name!r}: only in {tmp_path / 'a'}" for name in ("m", "v", "acc")
+    ]
+
+
+def test_all_tells_of_scores_and_stamps(tmp_path):
+    table, oracle = filled(CPU, 9, name="user", **HYBRID | {"evict_strategy": "kLfu"})
+    dump(tmp_path / "a", [table], ONE)
+    table.lookup(list(oracle)[:2])
+    dump(tmp_path / "b", [table], ONE)
+    fine("diff", tmp_path / "a", tmp_path / "b")
+    stamps, scores = findings(tmp_path / "a", tmp_path / "b", "--all")
+    assert stamps.startswith("table 'user': stamps of 2 of 9 keys differ")
+    assert scores.startswith("table 'user': scores of 2 of 9 keys differ")
+
+
+def test_empty_tables_and_chosen_ones(tmp_path):
+    dumped(tmp_path / "a", 0)
+    dumped(tmp_path / "b", 0)
+    fine("diff", tmp_path / "a", tmp_path / "b")
+    dumped(tmp_path / "c", 4)
+    fine("merge", tmp_path / "c", tmp_path / "d")
+    assert len(findings(tmp_path / "a", tmp_path / "c")) == 2
+    fine("diff", tmp_path / "c", tmp_path / "d", "--table", "user")

@@ -1,0 +1,261 @@
+"""Tables as files of other formats, and where files are written."""
+
+import errno
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from sok_lite.engine.files.source import checkpoint_sources
+from tests.cli.helpers import NAMES, dumped, fine, loaded, run
+from tests.engine.files.test_faults import FailingCalls
+
+
+def bits_to_float(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def expected(path, name, columns):
+    """What is to be in a file, by column: the rows of bfloat16 as float32."""
+    (source,) = [source for source in checkpoint_sources(path) if source.name == name]
+    found = {}
+    for column in ("keys", "values", *columns):
+        pieces = list(source.read(column))
+        found[column] = np.concatenate(pieces) if pieces else None
+    if source.dtype == "bfloat16" and found["values"] is not None:
+        found["values"] = bits_to_float(found["values"])
+    return found
+
+
+def from_npz(path):
+    with np.load(path) as archive:
+        return {name: array for name, array in archive.items() if name != "about"}
+
+
+def from_parquet(path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(path)
+    found = {}
+    for name in table.column_names:
+        array = table[name].combine_chunks()
+        if hasattr(array, "flatten") and hasattr(array.type, "list_size"):
+            rows = array.flatten().to_numpy(zero_copy_only=False)
+            found[name] = rows.reshape(-1, array.type.list_size)
+        else:
+            found[name] = array.to_numpy(zero_copy_only=False)
+    return {{"key": "keys", "value": "values"}.get(name, name): a for name, a in found.items()}
+
+
+READERS = {"npz": from_npz, "parquet": from_parquet}
+
+
+@pytest.mark.parametrize("form", READERS)
+@pytest.mark.parametrize(
+    ("key_type", "dtype"),
+    [
+        ("int64", "float32"),
+        ("int32", "bfloat16"),
+        ("uint64", "float16"),
+        ("int64", "float64"),
+        ("int64", "int8"),
+    ],
+)
+@pytest.mark.parametrize("n", [0, 1, 33])
+def test_a_table_is_exported(tmp_path, monkeypatch, form, key_type, dtype, n):
+    monkeypatch.setattr("sok_lite.engine.files.source.CHUNK_BYTES", 100)
+    dumped(tmp_path / "c", n, key_type=key_type, dtype=dtype)
+    to = tmp_path / "file"
+    arguments = ["export", tmp_path / "c", "--table", NAMES[1], "--format", form, "--to", to]
+    fine(*arguments, "--columns", "states.0.m,stamps")
+    found = READERS[form](to)
+    oracle = expected(tmp_path / "c", NAMES[1], ["stamps", "states.0.m"])
+    assert found.keys() == oracle.keys()
+    for name, array in oracle.items():
+        if n:
+            np.testing.assert_array_equal(found[name], array, strict=True)
+        assert len(found[name]) == n
+    assert found["values"].shape == (n, 3) and found["keys"].dtype == key_type
+    status, _, err = run(*arguments)
+    assert status == 2 and "is there already" in err
+    fine(*arguments, "--force")
+    assert READERS[form](to).keys() == {"keys", "values"}
+    assert sorted(os.listdir(tmp_path)) == ["c", "file"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int64"])
+def test_every_number_comes_back_from_csv(tmp_path, dtype):
+    dumped(tmp_path / "c", 33, names=["user"], dtype=dtype, key_type="uint64")
+    to = tmp_path / "rows.csv"
+    fine("export", tmp_path / "c", "--format", "csv", "--to", to, "--columns", "all")
+    head, *lines = to.read_text().splitlines()
+    states = [f"states.0.m_{i}" for i in range(3)]
+    assert head.split(",") == ["key", "value_0", "value_1", "value_2", "stamps", *states]
+    columns = list(zip(*(line.split(",") for line in lines), strict=True))
+    oracle = expected(tmp_path / "c", "user", ["stamps", "states.0.m"])
+    assert [int(text) for text in columns[0]] == oracle["keys"].tolist()
+    kind = int if dtype == "int64" else float
+    for i in range(3):
+        read = np.array([kind(text) for text in columns[1 + i]], oracle["values"].dtype)
+        np.testing.assert_array_equal(read, oracle["values"][:, i])
+    read = np.array(columns[5:], np.float32).T
+    np.testing.assert_array_equal(read, oracle["states.0.m"])
+
+
+def test_what_is_exported_must_be_there(tmp_path):
+    dumped(tmp_path / "c", 3)
+    start = ["export", tmp_path / "c", "--format", "npz", "--to", tmp_path / "f"]
+    cases = {
+        (): "has 2 tables: say which, --table: 'user', 'it/em, ä\\n'",
+        ("--table", "x"): "has no table 'x'",
+        (
+            "--table",
+            "user",
+            "--columns",
+            "v",
+        ): "no column 'v'; it has: keys, values, stamps, s",
+    }
+    for more, text in cases.items():
+        status, _, err = run(*start, *more)
+        assert status == 2 and text in err
+    assert os.listdir(tmp_path) == ["c"]
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    dumped(tmp_path / "c", 3, names=["user"])
+    arguments = ["--format", "parquet", "--to", tmp_path / "f"]
+    status, _, err = run("export", tmp_path / "c", *arguments)
+    assert status == 3 and 'Install it with `pip install "sok_lite[parquet]"`' in err
+    assert os.listdir(tmp_path) == ["c"]
+
+
+def test_a_table_is_converted(tmp_path):
+    dumped(tmp_path / "c", 9)
+    to = tmp_path / "new" / "rows.csv"
+    fine("convert", tmp_path / "c", to, "--table", "user", "--to-format", "csv")
+    assert to.read_text().startswith("key,value_0,value_1,value_2,stamps,states.0.m_0")
+    status, _, err = run("convert", tmp_path / "c", tmp_path / "two", "--to-format", "csv")
+    assert status == 2 and "a CSV file has one table, and there are 2" in err
+    assert sorted(os.listdir(tmp_path)) == ["c", "new"]
+
+
+def test_what_is_there_stays_until_the_new_is_whole(tmp_path):
+    dumped(tmp_path / "c", 50, names=["user"])
+    (path,) = (tmp_path / "c").rglob("*.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # in the last column, which is read last
+    path.write_bytes(data)
+    (tmp_path / "f").write_text("old")
+    for form in ("npz", "csv", "parquet"):
+        arguments = ["--format", form, "--to", tmp_path / "f", "--columns", "all", "--force"]
+        status, _, err = run("export", tmp_path / "c", *arguments)
+        assert status == 3 and "corrupt" in err
+        assert (tmp_path / "f").read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == ["c", "f"]
+
+
+def test_only_what_a_command_writes_is_replaced(tmp_path):
+    dumped(tmp_path / "c", 3, names=["user"])
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter").write_text("dear")
+    (tmp_path / "file").write_text("x")
+    for to in ("home", "file"):
+        status, _, err = run("reshard", tmp_path / "c", tmp_path / to, "--ranks", 2, "--force")
+        assert status in (2, 3) and to in err
+    to = ["--format", "csv", "--to", tmp_path / "home", "--force"]
+    status, _, err = run("export", tmp_path / "c", *to)
+    assert status == 2 and "is not replaced" in err
+    os.mkfifo(tmp_path / "pipe")
+    status, _, err = run("export", tmp_path / "c", *to[:3], tmp_path / "pipe", "--force")
+    assert status == 2 and "is not replaced" in err
+    assert (tmp_path / "home" / "letter").read_text() == "dear"
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_folder_that_is_read_is_not_replaced_by_one_around_it(tmp_path):
+    dumped(tmp_path / "c", 3)
+    dumped(tmp_path / "c" / "inner", 3)
+    status, _, err = run(
+        "reshard", tmp_path / "c" / "inner", tmp_path / "c", "--ranks", 2, "--force"
+    )
+    assert status == 2 and "which is read, is in it" in err
+
+
+def test_an_empty_folder_may_be_written_to(tmp_path):
+    oracle = dumped(tmp_path / "c", 3)
+    (tmp_path / "d").mkdir()
+    fine("reshard", tmp_path / "c", tmp_path / "d", "--ranks", 2)
+    assert loaded(tmp_path / "d", "user")[0] == oracle["user"]
+    (tmp_path / "e").mkdir()
+    to = ["--table", "user", "--format", "csv", "--to", tmp_path / "e"]
+    fine("export", tmp_path / "c", *to)
+    assert (tmp_path / "e").is_file()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_any_call_of_the_system_may_fail(tmp_path, code):
+    """The checkpoint that is replaced is the old one or the new one, and no rest stays."""
+    old, new = (
+        dumped(tmp_path / name, 20, seed, names=["user"])["user"]
+        for name, seed in (("old", 1), ("new", 2))
+    )
+    number, num_failed = 0, 0
+    while True:
+        to = tmp_path / str(number)
+        fine("merge", tmp_path / "old", to)
+        number += 1
+        with pytest.MonkeyPatch.context() as patch:
+            calls = FailingCalls(patch, number, code)
+            status, _, err = run("reshard", tmp_path / "new", to, "--ranks", 2, "--force")
+        assert status in (0, 3) and (status == 3) == (os.strerror(code) in err)
+        num_failed += status == 3
+        found = loaded(to, "user")[0]
+        assert found == new if status == 0 else found in (old, new)
+        if calls.count < number:
+            break
+    assert num_failed > 10
+
+
+class Folder:
+    """A format that is a folder of one file."""
+
+    @staticmethod
+    def detect(path):
+        return os.path.exists(os.path.join(path, "rows"))
+
+    @staticmethod
+    def write(path, sources):
+        os.mkdir(path)
+        number = os.open(os.path.join(path, "rows"), os.O_WRONLY | os.O_CREAT)
+        try:
+            os.write(number, sources[0].name.encode())
+        finally:
+            os.close(number)
+
+
+@pytest.mark.parametrize("has_old", [True, False])
+def test_a_folder_is_replaced_whatever_fails(tmp_path, monkeypatch, has_old):
+    monkeypatch.setattr("sok_lite.cli.commands.convert.format_module", lambda name: Folder)
+    dumped(tmp_path / "c", 3, names=["new"])
+    number = 0
+    while True:
+        to = tmp_path / str(number) / "folder"
+        to.parent.mkdir()
+        if has_old:
+            to.mkdir()
+            (to / "rows").write_text("old")
+        number += 1
+        with pytest.MonkeyPatch.context() as patch:
+            calls = FailingCalls(patch, number, errno.EIO)
+            status, *_ = run("convert", tmp_path / "c", to, "--to-format", "x", "--force")
+        text = (to / "rows").read_text() if to.exists() else None
+        assert (
+            text == "new" if status == 0 else text in (["old", "new"] if has_old else [None, "new"])
+        )
+        left = set(os.listdir(to.parent)) - {"folder"}
+        assert not {name for name in left if ".new-" in name} or status == 3
+        if calls.count < number:
+            assert status == 0 and not left
+            break
+    assert number > 6

@@ -1,0 +1,243 @@
+"""How commands end: statuses, texts, signals, and what is imported."""
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from sok_lite._version import __version__
+from sok_lite.cli.main import COMMANDS
+from tests.cli.helpers import dumped, fine, run
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COMMAND = [sys.executable, "-m", "sok_lite"]
+ENV = os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def started(*arguments, **options):
+    command = [*COMMAND, *map(str, arguments)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen(command, env=ENV | options.pop("env", {}), **options)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example_of_the_command(command):
+    status, out, err = run(command, "--help")
+    assert (status, err) == (0, "")
+    assert f"example:\n  sok-lite {command} " in out
+    assert "1 verify or diff has found something" in out
+    assert re.search(rf"^ +{command} ", run("--help")[1], re.MULTILINE)
+
+
+def test_the_version_is_shown():
+    assert run("--version")[:2] == (0, f"sok-lite {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["inspect"], "the following arguments are required: PATH"),
+        (["frobnicate"], "invalid choice: 'frobnicate'"),
+        (["diff", "a", "b", "--tolerance", "x"], "invalid float value: 'x'"),
+        (["export", "a", "--format", "xml", "--to", "b"], "invalid choice: 'xml'"),
+        (["merge", "a"], "the following arguments are required: TO"),
+        (["convert", "c", "d", "--to-format", "xml"], "there is no format 'xml': take one of"),
+        (["convert", "c", "d", "--from-format", "csv"], "format 'csv' cannot be read"),
+        (["convert", "c", "d"], "is such a checkpoint already: use reshard"),
+        (["convert", "c", "d", "--to-format", "csv", "--to-option", "x=1"], "it has: none"),
+        (["inspect", "c", "--from-option", "x=1"], "'x=1' is no option of format sok_lite"),
+        (["inspect", "empty"], "looks like none of the formats"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_wrong_use_is_told_in_one_line(tmp_path, monkeypatch, arguments, text):
+    monkeypatch.chdir(tmp_path)
+    dumped("c", 3)
+    os.mkdir("empty")
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "") and text in err
+    assert err.startswith("sok-lite") and err.count("\n") == 1
+    assert sorted(os.listdir()) == ["c", "empty"]
+
+
+def test_what_cannot_be_read_or_written_is_told_in_one_line(tmp_path):
+    dumped(tmp_path / "c", 3)
+    cases = {
+        ("inspect", tmp_path / "none"): f"sok-lite inspect: {tmp_path / 'none'}: No such file",
+        ("verify", tmp_path): "no dump into it was ever finished",
+        ("reshard", tmp_path / "c", "/proc/none", "--ranks", 2): "/proc/none",
+    }
+    for arguments, text in cases.items():
+        status, out, err = run(*arguments)
+        assert (status, out) == (3, "") and text in err and err.count("\n") == 1
+    status, _, err = run("inspect", tmp_path / "none", "--debug")
+    assert status == 3 and "Traceback" in err and err.splitlines()[-1].startswith("sok-lite")
+
+
+def test_a_corrupt_file_ends_a_command_with_its_name(tmp_path):
+    dumped(tmp_path / "c", 50, names=["user"])
+    (path,) = (tmp_path / "c").rglob("*.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    for arguments in (["reshard", tmp_path / "d", "--ranks", 2], ["merge", tmp_path / "d"]):
+        command, *more = arguments
+        status, _, err = run(command, tmp_path / "c", *more)
+        assert status == 3 and f"{path}, a file of table 'user', is corrupt: chunk " in err
+        assert not (tmp_path / "d").exists()
+
+
+def test_an_error_that_nobody_expected_has_a_status_of_its_own(tmp_path, monkeypatch):
+    def broken(path, **options):
+        raise ZeroDivisionError("what")
+
+    monkeypatch.setattr("sok_lite.cli.importers.checkpoint.sources", broken)
+    dumped(tmp_path / "c", 3)
+    status, _, err = run("inspect", tmp_path / "c")
+    assert status == 3 and "ZeroDivisionError: what (--debug shows where)" in err
+
+
+def test_no_command_needs_tensorflow(tmp_path):
+    dumped(tmp_path / "c", 3, names=["user"])
+    program = """
+import sys
+from sok_lite.cli.main import main
+path = sys.argv[1]
+for arguments in (
+    f"inspect {path}/c", f"verify {path}/c", f"diff {path}/c {path}/c",
+    f"reshard {path}/c {path}/d --ranks 2", f"merge {path}/c {path}/d {path}/e",
+    f"export {path}/c --format npz --to {path}/f.npz", f"convert {path}/c {path}/g --to-format csv",
+):
+    assert main(arguments.split()) == 0, arguments
+heavy = {"tensorflow", "keras", "tf_keras", "cupy", "horovod", "mpi4py", "pyarrow", "torch"}
+assert not heavy & sys.modules.keys()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], env=ENV, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def waiting(tmp_path, **options):
+    """A command that waits for a file to come, with a temporary folder of its own."""
+    dumped(tmp_path / "c", 3, names=["user"])
+    (path,) = (tmp_path / "c").rglob("*.safetensors")
+    path.unlink()
+    os.mkfifo(path)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    process = started("verify", tmp_path / "c", env={"TMPDIR": str(temporary)}, **options)
+    end = time.monotonic() + 60
+    while not list(temporary.iterdir()):
+        assert process.poll() is None and time.monotonic() < end, process.communicate()
+        time.sleep(0.01)
+    time.sleep(0.1)
+    return process, temporary
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "text"),
+    [(signal.SIGINT, 130, "sok-lite verify: interrupted\n"), (signal.SIGTERM, 143, "")],
+)
+def test_a_signal_ends_a_command_and_its_temporary_files(tmp_path, number, status, text):
+    process, temporary = waiting(tmp_path)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (status, "", text)
+    assert list(temporary.iterdir()) == []
+
+
+def test_output_that_nobody_reads_ends_a_command(tmp_path):
+    dumped(tmp_path / "c", 3)
+    process = started("inspect", tmp_path / "c")
+    process.stdout.close()
+    assert process.wait(60) == 141
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_bar_is_shown_on_a_terminal(tmp_path, wanted):
+    pytest.importorskip("tqdm")
+    dumped(tmp_path / "c", 50)
+    main_end, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    flags = [] if wanted else ["--no-progress"]
+    process = started("verify", tmp_path / "c", *flags, stderr=end)
+    os.close(end)
+    shown = b""
+    while True:
+        try:
+            part = os.read(main_end, 4096)
+        except OSError:  # EIO: the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(main_end)
+    assert "is whole" in process.communicate(timeout=60)[0] and process.returncode == 0
+    assert (b"verify: 100%" in shown and b"B/s" in shown) if wanted else shown == b"", shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "reshard c d --ranks 2",
+        "diff c c",
+        "diff c c --all",
+        "merge c c2 d",
+        "export c --table user --format npz --to d",
+    ],
+)
+def test_a_bar_ends_at_all_bytes(tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    totals, done = [], []
+
+    class Bar:
+        def __init__(self, total, **options):
+            totals.append(total)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def update(self, num_bytes):
+            done.append(num_bytes)
+
+    tqdm = pytest.importorskip("tqdm")
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
+    dumped("c", 50)
+    dumped("c2", 5)
+    monkeypatch.setattr("sok_lite.cli.progress._is_shown", lambda: True)
+    fine(*arguments.split())
+    assert totals == [sum(done)] and totals[0] > 0
+
+
+def test_the_bytes_of_a_surrogate_are_shown(tmp_path):
+    dumped(tmp_path / "c", 1, names=["ä"])
+    process = started("inspect", tmp_path / "c", env={"PYTHONIOENCODING": "ascii"})
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "") and "table '\\xe4'" in out
+
+
+def test_temporary_files_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    dumped(tmp_path / "c", 3)
+    fine("merge", tmp_path / "c", tmp_path / "c", tmp_path / "d")
+    fine("diff", tmp_path / "c", tmp_path / "d")
+    fine("verify", tmp_path / "c")
+    assert os.listdir(tmp_path / "tmp") == []

@@ -1,0 +1,95 @@
+"""The examples of --help and of docs/command_line.md run, and print what the page says."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sok_lite.cli.main import COMMANDS
+from sok_lite.engine.files.dump import dump
+from sok_lite.engine.initializer import Initializer
+from sok_lite.engine.optimizer_states import Claim, claim_states
+from sok_lite.engine.table import make_table
+from tests.cli.helpers import CPU, ONE, Optimizer, fine, run
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "command_line.md"
+_FENCE = re.compile(r"^```(bash|text)\n((?s:.*?))^```$", re.MULTILINE)
+
+
+def table(name, keys, number=0.0):
+    made = make_table("hbm", CPU, 4, name=name, initializer=Initializer("constant", 0.0))
+    optimizer = Optimizer()
+    (states,) = claim_states([Claim(made.store, {"m": (4, 0.0), "v": (4, 0.0)}, optimizer)])
+    keys = np.array(keys)
+    made.insert_or_assign(keys, np.repeat(keys[:, None], 4, 1).astype(np.float32) + number)
+    for name, column in states.items():
+        rows = np.full((keys.size, 4), len(name) / 2, np.float32)
+        made.assign_state(column.name, keys, rows)
+    return made, optimizer
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """The folder in which the examples run."""
+    monkeypatch.chdir(tmp_path)
+    users, items = range(1000), range(0, 500, 5)
+    tables = [table("user", users), table("item", items)]
+    dump("runs/model", [made for made, _ in tables], ONE, {"iterations": [250]})
+    changed = [table("user", [*range(1, 1000), 1234], 1e-3), table("item", items)]
+    dump("runs/later", [made for made, _ in changed], ONE, {"iterations": [300]})
+    for name, (made, _) in zip(("users", "items"), tables, strict=True):
+        dump(f"runs/{name}", [made], ONE)
+    np.savez("rows.npz", keys=np.arange(100), values=np.zeros((100, 8), np.float32))
+    return tmp_path
+
+
+def blocks():
+    return _FENCE.findall(PAGE.read_text())
+
+
+def test_the_commands_of_the_page_print_what_it_says(runs):
+    printed = None
+    for kind, body in blocks():
+        if kind == "text":
+            assert printed is not None, body
+            assert _steady(printed) == _steady(body)
+            printed = None
+            continue
+        printed = ""
+        for line in body.replace("\\\n", "").splitlines():
+            command = line.split("  #")[0]
+            program, *arguments = shlex.split(command)
+            if program != "sok-lite":
+                assert program in ("pip", "python"), line
+                continue
+            status, out, err = run(*arguments)
+            expected = 1 if "# exit status 1" in line else 0
+            assert (status, err) == (expected, ""), line
+            printed += out
+
+
+def _steady(text):
+    """Without times and the random names of folders of data."""
+    text = re.sub(r"at 20\d\d-\S+ \S+ UTC", "at T", text)
+    return re.sub(r"data-[0-9a-f]{16}", "data-X", text)
+
+
+def test_the_page_shows_every_command():
+    text = "".join(body for kind, body in blocks() if kind == "bash")
+    assert {f"sok-lite {command}" for command in COMMANDS} <= set(re.findall(r"sok-lite \w+", text))
+
+
+def test_the_examples_of_help_run(runs):
+    pytest.importorskip("pyarrow")
+    for command in COMMANDS:
+        module = importlib.import_module(f"sok_lite.cli.commands.{command}")
+        for line in module.EXAMPLES.splitlines():
+            program, *arguments = shlex.split(line)
+            assert program == "sok-lite"
+            if command == "diff":
+                assert run(*arguments)[0] == 1
+            else:
+                fine(*arguments, *["--force"] * (command not in ("inspect", "verify")))

@@ -1,0 +1,162 @@
+"""Checkpoints for other ranks, and one of several: real tables load them."""
+
+import os
+
+import numpy as np
+import pytest
+
+from sok_lite.engine.files import manifest
+from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.load import load
+from sok_lite.engine.files.source import checkpoint_sources
+from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, optimized, run
+from tests.engine.files.test_dump_load import (
+    HYBRID,
+    KINDS,
+    filled,
+    held,
+    held_by,
+    rows_of,
+    some_keys,
+)
+from tests.engine.helpers import new_table
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key_type": "uint64"},
+        {"key_type": "int32", "dtype": "bfloat16"},
+        HYBRID | {"key_type": "uint64", "dtype": "float64"},
+        {"dtype": "int8"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("n", [0, 1, 33])
+def test_from_one_rank_to_three_to_two(tmp_path, n, options):
+    oracle = dumped(tmp_path / "one", n, extra={"iterations": [7]}, **options)
+    fine("reshard", tmp_path / "one", tmp_path / "three", "--ranks", 3)
+    fine("reshard", tmp_path / "three", tmp_path / "two", "--ranks", 2)
+    for path, ranks in (("three", 3), ("two", 2), ("three", 1)):
+        for name in NAMES:
+            found = loaded(tmp_path / path, name, ranks, **options)
+            assert found == (oracle[name], {"iterations": [7]})
+    for path in ("three", "two"):
+        fine("verify", tmp_path / path)
+        fine("diff", tmp_path / "one", tmp_path / path, "--all")
+
+
+def test_states_of_two_optimizers_survive(tmp_path):
+    keys = some_keys(50)
+    optimized(tmp_path / "two", keys, 4, ranks=2)
+    fine("reshard", tmp_path / "two", tmp_path / "three", "--ranks", 3)
+    fine("diff", tmp_path / "two", tmp_path / "three", "--all")
+    facts = manifest.read(tmp_path / "three").tables["table"]
+    assert {(state.name, state.dim, state.initial) for state in facts.shards[2].states} == {
+        ("m", 3, 0.0),
+        ("v", 1, 0.5),
+        ("acc", 3, 1.0),
+    }
+    groups = {state.name: state.group for state in facts.shards[0].states}
+    assert groups["m"] == groups["v"] != groups["acc"]
+    (source,) = checkpoint_sources(tmp_path / "three")
+    for state in source.states:
+        rows = np.concatenate(list(source.read(state.tensor)))
+        np.testing.assert_array_equal(rows, np.full((50, state.dim), 4 + len(state.name) / 4))
+
+
+def test_a_checkpoint_is_resharded_in_its_place_only_when_asked(tmp_path):
+    oracle = dumped(tmp_path / "c")
+    status, _, err = run("reshard", tmp_path / "c", tmp_path / "c", "--ranks", 2)
+    assert status == 2 and "is there already: give another name, or --force" in err
+    fine("reshard", tmp_path / "c", tmp_path / "c", "--ranks", 2, "--force")
+    assert manifest.read(tmp_path / "c").ranks == 2
+    assert len(os.listdir(tmp_path / "c")) == 2
+    for name in NAMES:
+        assert loaded(tmp_path / "c", name, 2)[0] == oracle[name]
+
+
+@pytest.mark.parametrize("ranks", ["0", "-1", "two", "1.5"])
+def test_a_wrong_number_of_ranks_is_wrong_use(tmp_path, ranks):
+    dumped(tmp_path / "c", 1)
+    status, _, err = run("reshard", tmp_path / "c", tmp_path / "d", "--ranks", ranks)
+    assert status == 2 and "must be a number of ranks, from 1 on" in err
+    assert os.listdir(tmp_path) == ["c"]
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["one bucket", "many buckets"])
+def test_of_equal_keys_the_last_one_counts(tmp_path, monkeypatch, small):
+    if small:
+        monkeypatch.setattr("sok_lite.cli.buckets.BUCKET_BYTES", 64)
+    tables = [filled(CPU, n, seed=seed, name="user") for n, seed in ((40, 0), (30, 0), (20, 5))]
+    for i, (table, _) in enumerate(tables):
+        table.assign(table.export()[0], rows_of(table.size, 3, seed=100 + i))
+        dump(tmp_path / str(i), [table], ONE, {"iterations": [i], f"only {i}": i})
+    fine("merge", *(tmp_path / str(i) for i in range(3)), tmp_path / "all", "--ranks", 2)
+    oracle = {}
+    for table, _ in tables:
+        oracle |= held(table)
+    expected_extra = {"iterations": [2], "only 0": 0, "only 1": 1, "only 2": 2}
+    assert loaded(tmp_path / "all", "user", 3) == (oracle, expected_extra)
+    assert len(oracle) < 90
+    assert fine("verify", tmp_path / "all").count(f"{len(oracle)} keys") == 1
+
+
+def test_tables_of_different_names_are_joined(tmp_path):
+    users = dumped(tmp_path / "a", 10, names=["user"])
+    items = dumped(tmp_path / "b", 5, names=["item", "us/er"])
+    fine("reshard", tmp_path / "b", tmp_path / "b2", "--ranks", 2)
+    fine("merge", tmp_path / "a", tmp_path / "b2", tmp_path / "c")
+    assert manifest.read(tmp_path / "c").ranks == 2
+    for name, rows in (users | items).items():
+        assert loaded(tmp_path / "c", name, 2)[0] == rows
+
+
+def test_a_key_without_the_state_of_the_other_begins(tmp_path):
+    dumped(tmp_path / "a", 8, names=["user"])
+    plain = new_table(CPU, 3, name="user")
+    plain.insert_or_assign([7, -7], np.zeros((2, 3), np.float32))
+    dump(tmp_path / "b", [plain], ONE)
+    fine("merge", tmp_path / "a", tmp_path / "b", tmp_path / "c")
+    found, _ = loaded(tmp_path / "c", "user")
+    first = np.full(3, 0.25, np.float32)
+    assert found[7] == found[-7] == held_by(np.array([7]), np.zeros((1, 3), np.float32), [first])[7]
+    assert len(found) == 10
+
+
+def test_a_key_that_was_seen_in_one_and_has_a_row_in_another_has_the_row(tmp_path):
+    options = KINDS["sightings"]
+    seen, kept = new_table(CPU, 3, **options), new_table(CPU, 3, **options)
+    seen.lookup([1, 2, 3])
+    kept.insert_or_assign([2], np.ones((1, 3), np.float32))
+    kept.lookup([3])
+    dump(tmp_path / "seen", [seen], ONE)
+    dump(tmp_path / "kept", [kept], ONE)
+    for order in (("seen", "kept"), ("kept", "seen")):
+        to = tmp_path / "-".join(order)
+        fine("merge", *(tmp_path / name for name in order), to, "--ranks", 2)
+        table = new_table(CPU, 3, **options)
+        load(to, [table], ONE)
+        assert table.export()[0].tolist() == [2]
+        (source,) = checkpoint_sources(to)
+        sighted = np.concatenate(list(source.read("sighted_keys")))
+        assert sorted(sighted.tolist()) == [1, 3]
+
+
+def test_tables_that_are_not_alike_are_not_merged(tmp_path):
+    dumped(tmp_path / "a", 3, names=["user"])
+    dumped(tmp_path / "b", 3, names=["user"], dtype="float64")
+    status, _, err = run("merge", tmp_path / "a", tmp_path / "b", tmp_path / "c")
+    assert status == 2
+    assert (
+        "'user' cannot be merged: int64 keys, rows of 3 float32, and int64 keys, rows of 3 float64"
+        in err
+    )
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_merge_may_replace_one_of_its_own(tmp_path):
+    first = dumped(tmp_path / "a", 9, names=["user"])["user"]
+    second = dumped(tmp_path / "b", 4, seed=3, names=["user"])["user"]
+    fine("merge", tmp_path / "a", tmp_path / "b", tmp_path / "a", "--force")
+    assert loaded(tmp_path / "a", "user")[0] == first | second

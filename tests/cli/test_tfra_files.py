@@ -1,0 +1,188 @@
+"""Files of keys and values: those that the real TFRA wrote are read, and those for it written."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from sok_lite.cli.importers import tfra_files
+from sok_lite.engine.files.rewriting import write_checkpoint
+from sok_lite.engine.files.source import checkpoint_sources
+from tests.cli.recorded import CASES, FOLDER, TYPES, check, expected_rows, rows_of
+
+ONE, TWO = FOLDER / "files_of_one_shard", FOLDER / "files_of_two_shards"
+ADAM = {f"user_emb_user_emb-shadow_{state}": (state, 0.0) for state in "mv"}
+ADAGRAD = {"two_shards_two_shards-shadow_accumulator": ("accumulator", 0.25)}
+
+
+def copied(tmp_path, case):
+    return shutil.copytree(FOLDER / case, tmp_path / case)
+
+
+@pytest.mark.parametrize("chunk", [1, 40, 1 << 20])
+@pytest.mark.parametrize(
+    ("case", "slots", "options"),
+    [
+        ("files_of_one_shard", ADAM, TYPES),
+        ("files_of_two_shards", ADAGRAD, {"initial": "accumulator=0.25"}),
+        ("files_of_two_processes", {}, {}),
+        ("files_of_a_table_alone", {}, {}),
+    ],
+)
+def test_what_tfra_wrote_is_what_tfra_says_is_there(monkeypatch, case, slots, options, chunk):
+    monkeypatch.setattr("sok_lite.cli.importers.keyed_rows.CHUNK_BYTES", chunk)
+    assert tfra_files.detect(FOLDER / case)
+    check(tfra_files.sources(FOLDER / case, **options), case, slots, "_")
+
+
+def test_by_way_of_a_checkpoint_and_back(tmp_path):
+    """The written files are those of TFRA but for the order of keys, and rows that slots lack."""
+    names = {"user_emb": "user/emb"}
+    write_checkpoint(tmp_path / "c", tfra_files.sources(ONE, names=names, **TYPES), ranks=3)
+    tfra_files.write(tmp_path / "again", checkpoint_sources(tmp_path / "c"))
+    for path in sorted(ONE.iterdir()):
+        written = (tmp_path / "again" / path.name).read_bytes()
+        if "shadow" not in path.name:
+            assert len(written) == path.stat().st_size
+    slots = {f"user/emb/user/emb-shadow/{state}": (state, 0.0) for state in "mv"}
+    check(tfra_files.sources(tmp_path / "again"), "files_of_one_shard", slots)
+
+
+def test_the_bytes_that_are_written(tmp_path):
+    (source,) = tfra_files.sources(FOLDER / "files_of_a_table_alone", tables="alone")
+    tfra_files.write(tmp_path / "f", [source])
+    for what in ("keys", "values"):
+        written = (tmp_path / "f" / f"alone_mht_1of1_rank0_size1-{what}").read_bytes()
+        recorded = (FOLDER / "files_of_a_table_alone" / f"alone_mht_1of1-{what}").read_bytes()
+        assert written == recorded
+
+
+def test_states_of_half_rows_are_written_as_halves(tmp_path):
+    """TFRA makes a slot of the type of its variable."""
+    (source,) = tfra_files.sources(TWO, initial="accumulator=0.25")
+    source.name, source.dtype = "half", "float16"
+    rows = [rows.astype(np.float16) for rows in source.read("values")]
+    states = list(source.read("states.0.accumulator"))
+    source.read = lambda column: iter({"keys": keys, "values": rows}.get(column, states))
+    keys = [np.arange(len(each)) + 10 * i for i, each in enumerate(rows)]
+    tfra_files.write(tmp_path, [source], trainable="Adagrad")
+    name = "half_Adagrad_accumulator_mht_1of1_rank0_size1-values"
+    assert (tmp_path / name).read_bytes() == np.concatenate(states).astype(np.float16).tobytes()
+    for path in tmp_path.glob("*.json"):
+        path.unlink()
+    (again,) = tfra_files.sources(tmp_path, dtype="half=float16")
+    assert [state.name for state in again.states] == ["accumulator"]
+
+
+def test_a_key_that_was_appended_again_has_its_last_row(tmp_path):
+    folder = copied(tmp_path, "files_of_a_table_alone")
+    with open(folder / "alone_mht_1of1-keys", "ab") as keys:
+        keys.write(np.int64([4, 77, 4]).tobytes())
+    with open(folder / "alone_mht_1of1-values", "ab") as values:
+        values.write(np.arange(9, dtype=np.float32).tobytes())
+    (source,) = tfra_files.sources(folder)
+    expected = expected_rows(CASES["files_of_a_table_alone"]["alone"])
+    assert rows_of(source) == expected | {4: [6.0, 7.0, 8.0], 77: [3.0, 4.0, 5.0]}
+
+
+def test_slots_that_are_no_slots_stay_tables(tmp_path):
+    assert len(tfra_files.sources(ONE, slots="tables", **TYPES)) == 8
+    folder = copied(tmp_path, "files_of_two_shards")
+    for path in folder.glob("*accumulator*keys"):
+        path.write_bytes(np.full(path.stat().st_size // 8, 12345).tobytes())
+    assert {source.name for source in tfra_files.sources(folder)} == {
+        "two_shards",
+        "two_shards_two_shards-shadow_accumulator",
+    }
+
+
+def test_a_table_of_a_policy_has_numbers_of_int32(tmp_path):
+    folder = copied(tmp_path, "files_of_a_table_alone")
+    base = "alone_frequency_mht_1of1"
+    (folder / f"{base}-keys").write_bytes(np.int64([3, 4]).tobytes())
+    (folder / f"{base}-values").write_bytes(np.int32([7, 2**24 + 1]).tobytes())
+    *_, source = tfra_files.sources(folder, dtype="float32")
+    assert (source.name, source.dtype, source.dim) == ("alone_frequency", "int32", 1)
+    assert np.concatenate(list(source.read("values"))).tolist() == [[7], [2**24 + 1]]
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({**TYPES, "dim": None}, "'empty'.*Give `dim`, such as dim=empty=8"),
+        ({**TYPES, "dtype": "float64"}, "do not hold 4 keys of int64 and as many rows of float64"),
+        ({**TYPES, "key_type": "int32"}, "rows of"),
+        ({**TYPES, "dim": "empty=4,user_emb=5"}, "user_emb.* does not hold whole rows of 5"),
+        ({**TYPES, "dim": "0"}, "`dim` must be a number above 0"),
+        ({**TYPES, "dim": "x"}, "`dim` must be a number above 0"),
+        ({**TYPES, "dtype": "string"}, "Received: 'string'"),
+        ({**TYPES, "slots": "no"}, "`slots` must be 'states' or 'tables'"),
+    ],
+)
+def test_what_does_not_fit_the_files(options, text):
+    with pytest.raises(ValueError, match=text):
+        tfra_files.sources(ONE, **options)
+
+
+def test_tables_that_are_not_there(tmp_path):
+    with pytest.raises(ValueError, match="no table 'other'. It has: 'alone'"):
+        tfra_files.sources(FOLDER / "files_of_a_table_alone", tables="alone,other")
+    assert not tfra_files.detect(tmp_path) and not tfra_files.detect(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="table_mht_1of1_rank0_size1-keys"):
+        tfra_files.sources(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("files_of_two_processes", "table_mht_2of2_rank1_size2-keys"),
+        ("files_of_two_processes", "table_mht_1of2_rank0_size2-values"),
+        ("files_of_a_table_alone", "alone_mht_1of1-values"),
+    ],
+)
+def test_a_file_that_is_missing_or_cut(tmp_path, case, name):
+    folder = copied(tmp_path, case)
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[:-3])
+    with pytest.raises(ValueError, match=r"hold whole|do not hold"):
+        tfra_files.sources(folder, dim=3)
+    (folder / name).write_bytes(whole[:-24])
+    with pytest.raises(ValueError, match=name.removesuffix("-keys").removesuffix("-values")):
+        tfra_files.sources(folder, dim=3)
+    (folder / name).unlink()
+    with pytest.raises(FileNotFoundError, match=name.rpartition("-")[0]):
+        tfra_files.sources(folder, dim=3)
+
+
+def test_files_of_two_saves(tmp_path):
+    folder = copied(tmp_path, "files_of_two_processes")
+    for what in ("keys", "values"):
+        alone = FOLDER / "files_of_a_table_alone" / f"alone_mht_1of1-{what}"
+        shutil.copy(alone, folder / f"table_mht_1of1_rank0_size1-{what}")
+    with pytest.raises(ValueError, match="size 1 with 1 shard .* size 2 with 4 shards"):
+        tfra_files.sources(folder)
+    (source,) = tfra_files.sources(folder, size="2")
+    assert rows_of(source) == expected_rows(CASES["files_of_two_processes"]["table"])
+    for what in ("keys", "values"):
+        alone = folder / f"table_mht_1of1_rank0_size1-{what}"
+        alone.rename(folder / f"table_mht_1of1-{what}")
+    with pytest.raises(ValueError, match="that name a process and files that do not"):
+        tfra_files.sources(folder, size=2)
+
+
+def test_what_cannot_be_written(tmp_path):
+    (source,) = tfra_files.sources(FOLDER / "files_of_a_table_alone")
+    tfra_files.write(tmp_path, [source])
+    with pytest.raises(FileExistsError, match="'alone'"):
+        tfra_files.write(tmp_path, [source])
+    (other,) = tfra_files.sources(FOLDER / "files_of_a_table_alone", names="a_b")
+    source.name = "a/b"
+    with pytest.raises(ValueError, match="'a_b' and 'a/b' have one name, 'a_b'"):
+        tfra_files.write(tmp_path / "new", [source, other])
+    source.key_type = "uint64"
+    with pytest.raises(ValueError, match="'uint64'"):
+        tfra_files.write(tmp_path / "new", [source])
+    assert not (tmp_path / "new").exists()

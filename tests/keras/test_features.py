@@ -1,0 +1,249 @@
+"""What layers give for dense, ragged and sparse ids, against rows that NumPy combines."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_lite.keras import Feature
+
+DIM = 3
+RNG = np.random.default_rng(0)
+KEYS = np.array([*range(-3, 9), 2**62, -(2**63)])
+ROWS = RNG.normal(size=(len(KEYS), DIM)).astype(np.float32)
+ROW_OF = dict(zip(KEYS.tolist(), ROWS, strict=True))
+UNKNOWN = 77
+
+# Rows of different lengths, an empty one, repeated and unknown ids.
+RAGGED = [[1, 1, -3], [], [2**62], [UNKNOWN, 4], [-(2**63), 5, 6, 7]]
+DENSE = [[1, 2], [3, 3], [UNKNOWN, 0]]
+
+
+def row(key):
+    return ROW_OF.get(int(key), np.zeros(DIM, np.float32))
+
+
+def pooled(ids, combiner, weights=None):
+    """The rows of some ids, combined."""
+    weights = np.ones(len(ids)) if weights is None else np.asarray(weights)
+    total = sum((w * row(key) for w, key in zip(weights, ids, strict=True)), np.zeros(DIM))
+    divisor = {"sum": 1, "mean": weights.sum(), "sqrtn": np.sqrt((weights**2).sum())}[combiner]
+    return total / divisor if divisor else np.zeros(DIM)
+
+
+@pytest.fixture
+def table(sk):
+    table = sk.Table("rows", DIM)
+    table.assign(KEYS, ROWS)
+    return table
+
+
+def check(found, expected):
+    np.testing.assert_allclose(found, np.array(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ids", [5, [1, 2], DENSE, [DENSE, DENSE]], ids=lambda ids: np.ndim(ids))
+def test_dense_ids_give_a_row_each(sk, table, ids):
+    expected = np.vectorize(row, signature="()->(d)")(ids)
+    check(table(tf.constant(ids, tf.int64)), expected)
+    check(sk.Embedding(table)(tf.constant(ids, tf.int64)), expected)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_dense_ids_are_combined_over_the_last_dimension(sk, table, combiner):
+    layer = sk.Embedding(table, combiner)
+    one = [pooled(ids, combiner) for ids in DENSE]
+    check(layer(np.array(DENSE)), one)
+    check(layer(np.array([DENSE, DENSE])), [one, one])
+    check(layer(np.array([1, UNKNOWN])), [row(1), row(UNKNOWN)])
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_ragged_and_sparse_ids_are_combined(sk, table, combiner):
+    layer, expected = sk.Embedding(table, combiner), [pooled(ids, combiner) for ids in RAGGED]
+    ragged = tf.ragged.constant(RAGGED, tf.int64)
+    check(layer(ragged), expected)
+    check(layer(ragged.to_sparse()), expected)
+    twice = tf.stack([ragged, ragged])  # (2, None, None)
+    check(layer(twice).to_tensor(), [expected, expected])
+
+
+def test_ragged_ids_give_ragged_rows(sk, table):
+    ids = tf.ragged.constant(RAGGED, tf.int64)
+    found = sk.Embedding(table)(ids)
+    assert found.row_lengths().numpy().tolist() == [len(each) for each in RAGGED]
+    check(found.flat_values, [row(key) for ids in RAGGED for key in ids])
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_weights_count(sk, table, combiner):
+    layer = sk.Embedding(table, combiner)
+    weights = [RNG.normal(size=len(ids)).astype(np.float32) for ids in RAGGED]
+    pairs = zip(RAGGED, weights, strict=True)
+    expected = [pooled(ids, combiner, given) for ids, given in pairs]
+    ids = tf.ragged.constant(RAGGED, tf.int64)
+    ragged = ids.with_values(tf.constant(np.concatenate(weights)))
+    check(layer(ids, weights=ragged), expected)
+    check(layer(ids.to_sparse(), weights=ragged.to_sparse()), expected)
+    dense = np.array([[0.5, 2.0], [1.0, -1.0], [3.0, 0.0]], np.float32)
+    expected = [pooled(*each) for each in zip(DENSE, [combiner] * 3, dense, strict=True)]
+    check(layer(np.array(DENSE), weights=tf.constant(dense)), expected)
+
+
+@pytest.mark.parametrize("combiner", [None, "mean"])
+@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
+def test_an_id_that_is_masked_is_none(sk, table, kind, combiner):
+    if kind == "sparse" and combiner is None:
+        pytest.skip("sparse ids need a combiner")
+    padded = np.array([[1, 0, 0], [0, 0, 0], [2, 0, 3]])
+    layer = sk.Embedding(table, combiner, mask_value=0)
+    ids = tf.constant(padded)
+    ids = {"dense": ids, "ragged": tf.RaggedTensor.from_tensor(ids), "sparse": None}[kind]
+    if kind == "sparse":
+        places = tf.constant([[i, j] for i in range(3) for j in range(3)], tf.int64)
+        ids = tf.SparseTensor(places, padded.reshape(-1), (3, 3))
+    if combiner is None:
+        expected = [[row(key) if key else np.zeros(DIM) for key in keys] for keys in padded]
+        found = layer(ids)
+        check(found if kind == "dense" else found.to_tensor(), expected)
+    else:
+        check(layer(ids), [pooled(keys[keys != 0], combiner) for keys in padded])
+    layer(ids, training=True)
+    assert len(table) == len(KEYS)  # 0 was there
+    weights = {"dense": np.ones((3, 3), np.float32), "ragged": None, "sparse": None}[kind]
+    if combiner and weights is not None:
+        check(layer(ids, weights=weights), [pooled(keys[keys != 0], combiner) for keys in padded])
+
+
+def test_a_mask_reaches_the_layers_behind(keras, sk, table):
+    ids = keras.Input([3], dtype="int64")
+    rows = sk.Embedding(table, mask_value=0)(ids)
+    model = keras.Model(ids, keras.layers.GlobalAveragePooling1D()(rows))
+    padded = np.array([[1, 0, 0], [2, 3, 0]])
+    check(model(padded), [row(1), (row(2) + row(3)) / 2])
+
+
+def test_texts_are_keys_by_their_fingerprint(sk):
+    table = sk.Table("city", DIM, key_type=str)
+    texts = ["Oslo", "São Paulo", "", "x" * 100, "Oslo"]
+    table(tf.constant(texts), training=True)
+    assert len(table) == 4
+    # What BigQuery's page of FARM_FINGERPRINT gives for these.
+    table(tf.constant(["1footrue", "2applefalse", "3true"]), training=True)
+    literal = {-1541654101129638711, 2794438866806483259, -4880158226897771312}
+    assert literal <= set(table.export()[0].numpy().tolist())
+    table(tf.constant(["foo", "bar"]), training=True)
+    ragged = tf.ragged.constant([["foo"], ["bar", "foo"], []])
+    pooled_rows = sk.Embedding(table, "sum")(ragged)
+    foo, bar = table(tf.constant("foo")), table(tf.constant("bar"))
+    check(pooled_rows, [foo, foo + bar, np.zeros(DIM)])
+    check(sk.Embedding(table, "sum", mask_value="")(tf.constant([["foo", ""]])), [foo])
+
+
+def test_features_share_tables_and_are_one_lookup(sk, table, monkeypatch):
+    from sok_lite.keras import features
+
+    calls = []
+    look_up = features.look_up
+    monkeypatch.setattr(features, "look_up", lambda *a: calls.append(len(a[1])) or look_up(*a))
+    other = sk.Table("other", 2, initializer="ones")
+    given = {"a": table, "b": (table, "mean"), "c": Feature(other, "sum"), "d": (table, None)}
+    layer = sk.Embeddings(given)
+    assert layer.tables == [table, other]
+    ids = {"d": [5], "a": [1], "b": tf.ragged.constant([[1, 2]], tf.int64), "c": [[8, 9]]}
+    ids = {name: tf.convert_to_tensor(each) if name != "b" else each for name, each in ids.items()}
+    ids = {name: tf.cast(each, tf.int64) for name, each in ids.items()}
+    found = layer(ids, training=True)
+    assert calls == [4]
+    assert list(found) == list(given)
+    check(found["a"], [row(1)])
+    check(found["b"], [(row(1) + row(2)) / 2])
+    check(found["c"], [[2, 2]])
+    check(found["d"], [row(5)])
+    listed = sk.Embeddings([table, (other, "sum")])
+    assert [each.shape.as_list() for each in listed([ids["a"], ids["c"]])] == [[1, 3], [1, 2]]
+
+
+def test_only_training_inserts(sk, table):
+    new = tf.constant([100, 101], tf.int64)
+    layer = sk.Embedding(table)
+    check(layer(new), np.zeros((2, DIM)))
+    check(layer(new, training=False), np.zeros((2, DIM)))
+    assert len(table) == len(KEYS)
+    assert np.abs(layer(new, training=True)).min() > 0
+    assert len(table) == len(KEYS) + 2
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(layer(tf.constant([200], tf.int64)) ** 2)
+    assert len(table) == len(KEYS) + 3  # a tape is recording: it is training
+    assert tape.gradient(total, table.variable).indices.numpy().tolist() == [200]
+    table.trainable = False
+    layer(tf.constant([300], tf.int64), training=True)
+    assert len(table) == len(KEYS) + 3
+
+
+def test_types_of_keys_and_rows(sk):
+    table = sk.Table("small", 4, initializer=0.5, key_type="int32", row_dtype="bfloat16")
+    rows = table(tf.constant([1, 2], tf.int32), training=True)
+    assert rows.dtype == tf.float32
+    check(rows, np.full((2, 4), 0.5))
+    unsigned = sk.Table("unsigned", 2, initializer=1, key_type=tf.uint64)
+    unsigned(tf.constant([2**64 - 1], tf.uint64), training=True)
+    assert unsigned.export()[0].numpy().tolist() == [2**64 - 1]
+
+
+def test_rows_on_a_simulated_gpu(sk, tables_on):
+    table = sk.Table(f"rows on {tables_on}", DIM)
+    table.assign(KEYS, ROWS)
+    ids = tf.ragged.constant(RAGGED, tf.int64)
+    check(sk.Embedding(table, "mean")(ids), [pooled(each, "mean") for each in RAGGED])
+
+
+REFUSED = {
+    "no table": (lambda sk, t: sk.Embedding("item"), TypeError, "must be a sok_lite.keras.Table"),
+    "a combiner": (lambda sk, t: sk.Embedding(t, "max"), ValueError, "'max'"),
+    "no features": (lambda sk, t: sk.Embeddings({}), ValueError, "at least one"),
+    "a table for features": (lambda sk, t: sk.Embeddings(t), TypeError, "dict or list"),
+    "a missing feature": (
+        lambda sk, t: sk.Embeddings({"a": t, "b": t})({"a": tf.constant([1])}),
+        ValueError,
+        "without b",
+    ),
+    "too few": (lambda sk, t: sk.Embeddings([t, t])([tf.constant([1])]), ValueError, "list of 2"),
+    "weights without combiner": (
+        lambda sk, t: sk.Embedding(t)(tf.constant([1]), weights=tf.constant([1.0])),
+        ValueError,
+        "need a combiner",
+    ),
+    "sparse without combiner": (
+        lambda sk, t: sk.Embedding(t)(tf.sparse.from_dense([[1]])),
+        ValueError,
+        "Sparse ids need a combiner",
+    ),
+    "texts": (lambda sk, t: t(tf.constant(["a"])), TypeError, "key_type=str"),
+    "numbers for texts": (
+        lambda sk, t: sk.Table("t", 2, key_type=str)(tf.constant([1])),
+        TypeError,
+        "must be texts",
+    ),
+    "floats": (lambda sk, t: t(tf.constant([1.5])), TypeError, "integer"),
+    "dim": (lambda sk, t: sk.Table("t", 0), ValueError, "`dim` must be at least 1"),
+    "a dim that is no number": (lambda sk, t: sk.Table("t", "4"), TypeError, "`dim`"),
+    "key_type": (lambda sk, t: sk.Table("t", 4, key_type="float"), ValueError, "`key_type`"),
+    "row_dtype": (lambda sk, t: sk.Table("t", 4, row_dtype="int8"), ValueError, "`row_dtype`"),
+    "an option": (
+        lambda sk, t: sk.Table("t", 4, max_capacity=1024),
+        TypeError,
+        "no option 'max_capacity'",
+    ),
+    "a Feature and a combiner": (
+        lambda sk, t: sk.Embedding(Feature(t), "sum"),
+        ValueError,
+        "says itself",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_by_name(sk, table, case):
+    call, error, text = REFUSED[case]
+    with pytest.raises(error, match=text):
+        call(sk, table)

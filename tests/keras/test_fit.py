@@ -1,0 +1,250 @@
+"""Training through `model.fit`, against the same model with a dense layer of all rows."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+
+DIM, NUM_KEYS, FIELDS = 3, 40, 5
+RNG = np.random.default_rng(0)
+ROWS = RNG.normal(size=(NUM_KEYS, DIM)).astype(np.float32)
+KERNEL = RNG.normal(size=(2 * DIM, 1)).astype(np.float32)
+X = RNG.integers(0, NUM_KEYS, (70, FIELDS))  # 8 batches of 8 and one of 6
+X[X == 13] = 12  # a key that is in no batch
+Y = (RNG.normal(size=(70, 1)) > 0).astype(np.float32)
+
+
+def head(keras):
+    kernel = keras.initializers.Constant(KERNEL)
+    # float32 under mixed precision as well, as Keras asks of what a loss is computed of.
+    return keras.layers.Dense(1, "sigmoid", kernel_initializer=kernel, dtype="float32")
+
+
+def ends(keras, first, rest):
+    """Layers on the first field, and on the mean of all: two features of one table."""
+    ids = keras.Input([FIELDS], dtype="int64")
+    both = keras.layers.Concatenate()([first(ids[:, 0]), rest(ids)])
+    return keras.Model(ids, head(keras)(both))
+
+
+def subclassed(keras, first, rest):
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.rest, self.head = first, rest, head(keras)
+
+        def call(self, ids):  # without `training`, which Keras then does not give
+            return self.head(tf.concat([self.first(ids[:, 0]), self.rest(ids)], 1))
+
+    return Model()
+
+
+MODELS = {"functional": ends, "subclassed": subclassed}
+
+
+def with_table(keras, sk, build=ends):
+    table = sk.Table("table", DIM)
+    table.assign(np.arange(NUM_KEYS), ROWS)
+    return build(keras, sk.Embedding(table), sk.Embedding(table, "mean")), table
+
+
+def dense_layers(keras):
+    """Two layers on one weight with all rows, whose gradient is dense: Keras 3 squares each part of
+    a sparse one."""
+
+    class Rows(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            initializer = keras.initializers.Constant(ROWS)
+            self.rows = self.add_weight(shape=ROWS.shape, initializer=initializer, name="rows")
+
+        def call(self, ids):
+            one_hot = tf.one_hot(ids, NUM_KEYS, dtype=self.compute_dtype)
+            rows = tf.matmul(one_hot, tf.convert_to_tensor(self.rows))
+            return rows if len(ids.shape) == 1 else tf.reduce_mean(rows, 1)
+
+        def compute_output_shape(self, shape):
+            return (shape[0], DIM)
+
+    rows = Rows()
+    return rows, rows, rows
+
+
+def with_dense(keras, build=ends):
+    first, rest, layer = dense_layers(keras)
+    return build(keras, first, rest), layer
+
+
+OPTIMIZERS = {
+    "SGD": lambda keras: keras.optimizers.SGD(0.5),
+    "Adagrad": lambda keras: keras.optimizers.Adagrad(0.1),
+    "a name": lambda keras: "Adagrad",
+    "a schedule": lambda keras: keras.optimizers.Adagrad(
+        keras.optimizers.schedules.ExponentialDecay(0.2, 3, 0.5)
+    ),
+    "clipnorm": lambda keras: keras.optimizers.SGD(0.5, global_clipnorm=0.1),
+    "wrapped": lambda keras: sok.OptimizerWrapper(keras.optimizers.Adagrad(0.1)),
+}
+
+
+def fit(model, **options):
+    options = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0} | options
+    return model.fit(X, Y, **options).history["loss"]
+
+
+def check_rows(table, layer, atol=1e-5):
+    keys, rows = (each.numpy() for each in table.export())
+    np.testing.assert_allclose(rows, layer.get_weights()[0][keys], atol=atol)
+
+
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_fit_trains_rows_as_those_of_a_dense_layer(keras, sk, build, optimizer):
+    (ours, table), (theirs, layer) = with_table(keras, sk, build), with_dense(keras, build)
+    for model in (ours, theirs):
+        made = OPTIMIZERS[optimizer](keras)
+        if model is theirs and optimizer == "wrapped":
+            made = made.optimizer
+        model.compile(made, "binary_crossentropy")
+    np.testing.assert_allclose(fit(ours), fit(theirs), rtol=1e-4)
+    check_rows(table, layer)
+    assert np.abs(table.export()[1].numpy() - ROWS).max() > 1e-3
+
+
+WAYS = {
+    "run_eagerly": ({"run_eagerly": True}, {}),
+    "steps_per_execution": ({"steps_per_execution": 4}, {}),
+    "class_weight": ({}, {"class_weight": {0: 0.3, 1: 2.0}}),
+    "sample_weight": ({}, {"sample_weight": np.linspace(0, 1, 70)}),
+    "weighted metrics": ({"weighted_metrics": ["AUC"], "metrics": ["accuracy"]}, {}),
+    "validation": ({}, {"validation_split": 0.2}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_fit_trains_rows_however_it_is_run(keras, sk, way):
+    compiled, fitted = WAYS[way]
+    (ours, table), (theirs, layer) = with_table(keras, sk), with_dense(keras)
+    for model in (ours, theirs):
+        model.compile(keras.optimizers.Adagrad(0.1), "binary_crossentropy", **compiled)
+    np.testing.assert_allclose(fit(ours, **fitted), fit(theirs, **fitted), rtol=1e-4)
+    check_rows(table, layer)
+
+
+def test_mixed_precision(keras, sk):
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        (ours, table), (theirs, layer) = with_table(keras, sk), with_dense(keras)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    for model in (ours, theirs):
+        model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+        assert type(model.optimizer).__name__.startswith("LossScaleOptimizer")
+    assert ours.layers[-3].compute_dtype == "float16"
+    np.testing.assert_allclose(fit(ours), fit(theirs), rtol=1e-2)
+    check_rows(table, layer, atol=1e-2)
+    assert np.abs(table.export()[1].numpy() - ROWS).max() > 1e-3
+
+
+def test_callbacks_and_schedules_of_callbacks(keras, sk):
+    (ours, table), (theirs, layer) = with_table(keras, sk), with_dense(keras)
+    for model in (ours, theirs):
+        model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+        rates = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / (epoch + 1))
+        fit(model, epochs=3, callbacks=[rates, keras.callbacks.TerminateOnNaN()])
+    check_rows(table, layer)
+
+
+def test_evaluate_and_predict_change_nothing(keras, sk):
+    model, table = with_table(keras, sk)
+    model.compile("adam", "binary_crossentropy", metrics=["AUC"])
+    fit(model)
+    before = [each.numpy() for each in table.variable.saved_tensors().values()]
+    new = X + 1000
+    model.evaluate(new, Y, verbose=0)
+    model.predict(new, verbose=0)
+    model.predict_on_batch(new[:3])
+    model.test_on_batch(new[:3], Y[:3])
+    after = [each.numpy() for each in table.variable.saved_tensors().values()]
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+    model.train_on_batch(new[:3], Y[:3])
+    assert len(table) > NUM_KEYS
+
+
+def test_a_full_table_evicts_in_fit_alone(keras, sk):
+    table = sk.Table("small", DIM, var_type="hybrid", init_capacity=64, max_capacity=64)
+    ids = keras.Input([FIELDS], dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(sk.Embedding(table, "sum")(ids)))
+    model.compile("sgd", "mse")
+    x = np.arange(70 * FIELDS).reshape(70, FIELDS)
+    model.fit(x, Y, batch_size=10, verbose=0)
+    evicted = table.variable.table.num_evicted
+    assert evicted > 0
+    model.evaluate(x + 10_000, Y, verbose=0)
+    model.predict(x + 10_000, verbose=0)
+    assert table.variable.table.num_evicted == evicted
+
+
+def test_jit_compile_needs_no_thought(keras, sk):
+    model, _ = with_table(keras, sk)
+    model.compile("sgd", "mse")
+    assert not model.jit_compile
+    if keras.__name__ == "tf_keras":
+        model.compile("sgd", "mse", jit_compile=True)
+        with pytest.raises(Exception, match="XLA"):
+            fit(model)
+        return
+    with pytest.warns(UserWarning, match="jit_compile"):
+        model.compile("sgd", "mse", jit_compile=True)
+        fit(model)
+
+
+def test_a_frozen_table_stays_as_it_is(keras, sk):
+    model, table = with_table(keras, sk)
+    model.layers[-3].trainable = False
+    model.compile("sgd", "binary_crossentropy")
+    kernel = model.layers[-1].get_weights()[0]
+    fit(model)
+    np.testing.assert_array_equal(table.export()[1], ROWS)
+    assert np.abs(model.layers[-1].get_weights()[0] - kernel).max() > 0
+    table.trainable = True
+    model.compile("sgd", "binary_crossentropy")
+    fit(model)
+    assert np.abs(table.export()[1].numpy() - ROWS).max() > 0
+
+
+def test_the_arguments_of_a_wrapper_count(keras, sk):
+    model, _ = with_table(keras, sk)
+    wrapper = sok.OptimizerWrapper(keras.optimizers.SGD(0.1), on_nonfinite="error")
+    model.compile(wrapper, "mse")
+    y = np.where(np.arange(70)[:, None] == 3, np.nan, Y)
+    with pytest.raises(Exception, match="finite"):
+        model.fit(X, y, batch_size=8, verbose=0)
+
+
+def test_an_optimizer_of_a_programs_own(keras, sk):
+    class Half(keras.optimizers.SGD):
+        def build(self, variables):
+            super().build(variables)
+            self.built_for = [variable.name for variable in variables]
+
+    model, table = with_table(keras, sk)
+    model.compile(Half(0.5), "binary_crossentropy")
+    theirs, layer = with_dense(keras)
+    theirs.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+    np.testing.assert_allclose(fit(model), fit(theirs), rtol=1e-4)
+    check_rows(table, layer)
+    assert not any("table" in name for name in model.optimizer.built_for)
+
+
+def test_summary_counts_rows(keras, sk):
+    model, table = with_table(keras, sk)
+    lines = []
+    model.summary(print_fn=lambda line, **_: lines.append(line))
+    text = "\n".join(map(str, lines))
+    assert str(NUM_KEYS * DIM) in text
+    assert "Total params: 127" in text  # 40 rows of 3, a kernel of 6 and a bias
+    assert f"keys={NUM_KEYS}" in repr(table)
+    assert model.count_params() == NUM_KEYS * DIM + 7

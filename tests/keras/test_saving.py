@@ -1,0 +1,277 @@
+"""What Keras saves, loads, rolls back and clones: tables and optimizer states go with the model."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from tests.keras.models import (
+    DATA,
+    N,
+    Y,
+    batches,
+    check_equal,
+    compiled,
+    content,
+    functional,
+    tables_of,
+)
+
+
+@pytest.fixture
+def model(keras, sk):
+    model = compiled(keras, sk)
+    model.fit(batches(), verbose=0)
+    return model
+
+
+def fresh(keras, sk):
+    """Another model, which has been trained otherwise."""
+    model = compiled(keras, sk)
+    other = {**DATA, "user": DATA["user"] + 500}
+    model.fit(tf.data.Dataset.from_tensor_slices((other, Y)).batch(32), verbose=0)
+    return model
+
+
+def check_goes_on(model, other):
+    """That two models are equal, and stay so in training: their optimizers' states are as well."""
+    check_equal(content(other), content(model))
+    np.testing.assert_array_equal(
+        other.predict(batches(), verbose=0), model.predict(batches(), verbose=0)
+    )
+    for each in (model, other):
+        each.fit(batches(), verbose=0)
+    check_equal(content(other), content(model))
+
+
+def test_load_model_gives_tables_and_states(keras, model, tmp_path):
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    tables = tables_of(loaded)
+    assert list(tables) == ["user", "item", "city"]  # "item" is one for two features
+    check_goes_on(model, loaded)
+
+
+def test_a_model_that_was_not_compiled(keras, sk, tmp_path):
+    model = functional(keras, sk)
+    tables_of(model)["user"].assign([1, 2], np.ones((2, 3), np.float32))
+    model.save(tmp_path / "m.keras")
+    check_equal(content(keras.models.load_model(tmp_path / "m.keras")), content(model))
+
+
+def test_load_weights_gives_tables_and_states(keras, sk, model, tmp_path):
+    model.save_weights(tmp_path / "m.weights.h5")
+    other = fresh(keras, sk)
+    other.load_weights(tmp_path / "m.weights.h5")
+    if keras.__name__ == "tf_keras":  # whose weights are those of layers alone
+        check_equal(content(other), content(model))
+    else:
+        check_goes_on(model, other)
+
+
+@pytest.mark.parametrize("form", ["m.keras", "m.weights.h5"])
+def test_model_checkpoint_keeps_the_best(keras, sk, tmp_path, form):
+    model, path = compiled(keras, sk), str(tmp_path / form)
+    contents = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            contents.append(content(self.model))
+
+    worse = batches().map(lambda x, y: (x, 1 - y))
+    best = keras.callbacks.ModelCheckpoint(
+        path,
+        monitor="val_loss",
+        save_best_only=True,
+        save_weights_only=form.endswith("h5"),
+    )
+    model.fit(batches(), validation_data=worse, epochs=3, verbose=0, callbacks=[Watch(), best])
+    if form.endswith("h5"):
+        loaded = fresh(keras, sk)
+        loaded.load_weights(path)
+    else:
+        loaded = keras.models.load_model(path)
+    check_equal(content(loaded), contents[0])  # the loss of what is not learnt rises
+
+
+def test_early_stopping_rolls_back(keras, sk):
+    model, contents = compiled(keras, sk), []
+
+    class Watch(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            contents.append((content(self.model), self.model.get_weights()))
+
+    worse = batches().map(lambda x, y: (x, 1 - y))
+    stop = keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True)
+    model.fit(batches(), validation_data=worse, epochs=9, verbose=0, callbacks=[Watch(), stop])
+    assert len(contents) == 3
+    check_equal(content(model), contents[0][0])
+    for found, expected in zip(model.get_weights(), contents[0][1], strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_backup_and_restore_goes_on_after_a_fault(keras, sk, tmp_path):
+    class Fault(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise RuntimeError("power is off")
+
+    def backup():
+        return keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+
+    whole = compiled(keras, sk)
+    whole.fit(batches(), epochs=4, verbose=0)
+    with pytest.raises(RuntimeError, match="power is off"):
+        compiled(keras, sk).fit(batches(), epochs=4, verbose=0, callbacks=[backup(), Fault()])
+    again = fresh(keras, sk)
+    again.fit(batches(), epochs=4, verbose=0, callbacks=[backup()])
+    check_equal(content(again), content(whole))
+
+
+# ---- get_weights, set_weights --------------------------------------------------------------------
+
+
+def test_get_weights_has_the_rows_and_set_weights_all(keras, sk, model):
+    weights = model.get_weights()
+    tables = list(tables_of(model).values())
+    assert [each.shape for each in weights[:3]] == [(len(t), t.dim) for t in tables]
+    for array, table in zip(weights, tables, strict=False):
+        np.testing.assert_array_equal(array, table.export()[1])
+    other = fresh(keras, sk)
+    other.set_weights(copy.deepcopy(weights))
+    check_equal(content(other), content(model))
+    other = fresh(keras, sk)
+    other.set_weights(pickle.loads(pickle.dumps(weights)))
+    check_equal(content(other), content(model))
+    layer = other.get_layer("rows")
+    layer.set_weights(model.get_layer("rows").get_weights())
+
+
+def test_weights_that_do_not_fit_change_nothing(keras, sk, model):
+    weights, before = model.get_weights(), content(model)
+    kernel = model.layers[-1].get_weights()[0]
+    cases = {
+        "an array": [weights[0] * 1, *weights[1:]],
+        "another table": [weights[1], *weights[1:]],
+        "a number of them": weights[1:],
+        "a shape": [*weights[:-1], np.zeros(7)],
+    }
+    for name, given in cases.items():
+        with pytest.raises(ValueError):
+            model.set_weights(given)
+        check_equal(content(model), before)
+        np.testing.assert_array_equal(model.layers[-1].get_weights()[0], kernel, err_msg=name)
+    with pytest.raises(ValueError, match=r"takes what get_weights\(\) gives"):
+        model.set_weights(cases["an array"])
+    with pytest.raises(ValueError, match="read-only"):
+        weights[0][0] = 1
+
+
+# ---- configs and clones --------------------------------------------------------------------------
+
+
+def test_a_clone_has_new_tables(keras, model):
+    clone = keras.models.clone_model(model)
+    ours, theirs = tables_of(model), tables_of(clone)
+    assert list(theirs) == list(ours)
+    assert all(len(table) == 0 for table in theirs.values())
+    assert not any(theirs[name] is ours[name] for name in ours)
+    clone.set_weights(model.get_weights())
+    check_equal(content(clone), content(model))
+
+
+def test_a_clone_of_layers_that_share_a_table_is_refused(keras, sk):
+    table, ids = sk.Table("shared", 2), keras.Input([3], dtype="int64")
+    both = keras.layers.Concatenate()([sk.Embedding(table, c)(ids) for c in ("sum", "mean")])
+    model = keras.Model(ids, both)
+    with pytest.raises(NotImplementedError, match="several layers share table 'shared'"):
+        keras.models.clone_model(model)
+
+
+def test_layers_that_share_a_table_are_saved_with_one(keras, sk, tmp_path):
+    table, ids = sk.Table("shared", 2), keras.Input([3], dtype="int64")
+    layers = [sk.Embedding(table, c, name=c) for c in ("sum", "mean")]
+    model = keras.Model(ids, keras.layers.Concatenate()([layer(ids) for layer in layers]))
+    table.assign([1, 2], [[1.0, 2], [3, 4]])
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert loaded.get_layer("sum").tables[0] is loaded.get_layer("mean").tables[0]
+    rows = [[7, 10, 7 / 3, 10 / 3]]
+    np.testing.assert_allclose(loaded(np.array([[1, 2, 2]])), rows, rtol=1e-6)
+
+
+def test_config_of_all_arguments(keras, sk):
+    made = {
+        "initializer": keras.initializers.Constant(0.25),
+        "key_type": "uint64",
+        "var_type": "hybrid",
+        "row_dtype": "float16",
+        "seed": 3,
+        "trainable": False,
+        "max_capacity": 4096,
+        "evict_strategy": "kLfu",
+    }
+    table = sk.Table("t", 5, **made)
+    config = keras.saving.serialize_keras_object(table)
+    again = keras.saving.deserialize_keras_object(config)
+    engine, other = table.variable.table, again.variable.table
+    for name in ("name", "dim", "key_dtype", "row_dtype", "var_type", "max_capacity"):
+        assert getattr(other, name) == getattr(engine, name), name
+    assert not again.trainable and again.get_config()["seed"] == 3
+    again(tf.constant([1], tf.uint64))
+    layer = sk.Embedding(table, "sqrtn", mask_value=9, name="e", dtype="float16")
+    config = keras.saving.serialize_keras_object(layer)
+    again = keras.saving.deserialize_keras_object(config)
+    assert again.name == "e" and again.compute_dtype == "float16"
+    assert again._of.features[0][1:] == ("sqrtn", 9)
+
+
+# ---- tf.train.Checkpoint -------------------------------------------------------------------------
+
+
+def test_checkpoints_of_tensorflow_have_the_tables(keras, sk, model, tmp_path):
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "c"))
+    other = fresh(keras, sk)
+    tf.train.Checkpoint(model=other).restore(path)
+    check_goes_on(model, other)
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["m.h5", "folder"])
+def test_formats_that_have_no_place_for_keys_are_refused(keras, model, tmp_path, name):
+    with pytest.raises((NotImplementedError, ValueError), match="keys|extension"):
+        model.save(tmp_path / name)
+    assert not (tmp_path / name).exists()
+    with pytest.raises(NotImplementedError, match="keys of 'city:0', 'item:0', 'user:0'"):
+        model.save_weights(tmp_path / "w.h5")
+    with pytest.raises(NotImplementedError, match="export_serving"):
+        model.export(tmp_path / "served")
+
+
+def test_what_was_saved_of_another_table_is_refused(keras, sk, tmp_path):
+    ids = keras.Input([], dtype="int64")
+    model = keras.Model(ids, sk.Embedding(sk.Table("a", 2))(ids))
+    model.save_weights(tmp_path / "m.weights.h5")
+    other = sk.Table("a", 3)
+    other.assign([1], [[1.0, 2, 3]])
+    wider = keras.Model(ids, sk.Embedding(other)(ids))
+    with pytest.raises(ValueError):
+        wider.load_weights(tmp_path / "m.weights.h5")
+    np.testing.assert_array_equal(other.export()[1], [[1, 2, 3]])
+
+
+def test_serving_gives_the_same(keras, model, tmp_path):
+    new = {**DATA, "user": DATA["user"] + 17}  # some have no row
+    expected = model.predict(tf.data.Dataset.from_tensors(new), verbose=0)
+    sok.export_serving(model, tmp_path / "served")
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    found = served(
+        {name: tf.convert_to_tensor(x) if name != "hist" else x for name, x in new.items()}
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert expected.shape == (N, 1)

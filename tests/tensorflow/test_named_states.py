@@ -1,0 +1,104 @@
+"""sok.optimizer_states: what a table's optimizers keep, to look at, set, rename and drop."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+
+tf_keras = pytest.importorskip("tf_keras")
+pytestmark = pytest.mark.usefixtures("initialised")
+DIM = 3
+KEYS = [3, -7, 2**62]
+
+
+def train(table, *optimizers):
+    for optimizer in optimizers:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, KEYS) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+
+def adam():
+    return sok.OptimizerWrapper(keras.optimizers.Adam(0.1))
+
+
+def test_states_are_listed_read_and_set():
+    table, one, two = sok.DynamicVariable(DIM, "ones"), adam(), adam()
+    assert sok.optimizer_states(table) == {}
+    train(table, one, two)
+    states = sok.optimizer_states(table)
+    assert list(states) == ["m", "v", "m (2)", "v (2)"]
+    state = states["m (2)"]
+    facts = (state.kind, state.group, state.dimension, state.initial_value, state.num_bytes)
+    assert facts == ("m", 2, DIM, 0.0, 4 * DIM * len(KEYS)) and state.is_used
+    np.testing.assert_array_equal(state.export()[0], sorted(KEYS))
+    np.testing.assert_array_equal(
+        tf.nn.embedding_lookup(state, KEYS), two.get_slot(table, "m").sparse_read(KEYS)
+    )
+    sok.assign(state, [3], tf.fill([1, DIM], 5.0))
+    np.testing.assert_array_equal(two.get_slot(table, "m").sparse_read([3]), [[5.0] * DIM])
+    assert not np.any(one.get_slot(table, "m").sparse_read([3]).numpy() == 5.0)
+    assert "'m (2)'" in repr(state) and "dimension 3" in repr(state)
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float32])
+def test_states_of_a_checkpoint_go_on_with_another_optimizer(tmp_path, dtype):
+    """The velocity of one library's optimizer is the first moment of another's."""
+    table = sok.DynamicVariable(DIM, "ones", name="t", dtype=dtype)
+    momentum = sok.OptimizerWrapper(keras.optimizers.SGD(0.1, momentum=0.9))
+    train(table, momentum)
+    saved = momentum.get_slot(table, "momentum").sparse_read(KEYS).numpy()
+    sok.dump(tmp_path, table)
+    other = sok.DynamicVariable(DIM, "ones", name="t", dtype=dtype)
+    sok.load(tmp_path, other)
+    states = sok.optimizer_states(other)
+    assert list(states) == ["momentum"] and not states["momentum"].is_used
+    states["momentum"].rename("accumulator")
+    assert states["momentum"].name == states["momentum"].kind == "accumulator"
+    states["momentum"].assign(KEYS, saved**2)
+    adagrad = sok.OptimizerWrapper(keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.0))
+    train(other, adagrad)
+    assert list(sok.optimizer_states(other)) == ["accumulator"]
+    gradients = 2 * tf.cast(tf.nn.embedding_lookup(table, KEYS), tf.float32)
+    got = adagrad.get_slot(other, "accumulator").sparse_read(KEYS)
+    np.testing.assert_allclose(got, saved**2 + gradients**2, rtol=1e-2)
+    with pytest.raises(ValueError, match="an optimizer uses it"):
+        states["momentum"].rename("m")
+
+
+def test_a_dropped_state_is_gone_until_the_next_step():
+    table, optimizer = sok.DynamicVariable(DIM, "ones"), adam()
+    train(table, optimizer)
+    states = sok.optimizer_states(table)
+    states["m"].drop()
+    assert list(sok.optimizer_states(table)) == ["v"]
+    for use in (states["m"].drop, lambda: states["m"].num_bytes, lambda: states["m"].export()):
+        with pytest.raises(ValueError, match=r"no (optimizer )?state 'm'.*'v'"):
+            use()
+    train(table, optimizer)
+    assert sorted(sok.optimizer_states(table)) == ["m", "v"]
+
+
+def test_a_state_may_have_another_dimension_than_the_rows():
+    table = sok.DynamicVariable(DIM, "ones")
+    tf.nn.embedding_lookup(table, KEYS)
+    table.table.store.ensure_state("count", 0.5, 1)
+    state = sok.optimizer_states(table)["count"]
+    state.assign(KEYS[:2], [[1.0], [2.0]])
+    np.testing.assert_array_equal(state.sparse_read(KEYS), [[1.0], [2.0], [0.5]])
+    with pytest.raises(ValueError, match="dimension 1"):
+        state.assign(KEYS, tf.ones([3, DIM]))
+
+
+def test_what_has_no_states_is_refused():
+    for wrong in (sok.Variable(tf.ones([3, 2])), tf.Variable(1.0), "t"):
+        with pytest.raises(TypeError, match="rows are in this process"):
+            sok.optimizer_states(wrong)
+    table = sok.DynamicVariable(DIM)
+    with pytest.raises(RuntimeError, match="eager mode only"):
+        tf.function(lambda: len(sok.optimizer_states(table)))()
+    table.to_static(tf.constant([1]))
+    with pytest.raises(RuntimeError, match="static mode"):
+        sok.optimizer_states(table)

@@ -1,0 +1,72 @@
+"""What a type checker, and so an editor, sees of `import sok_lite`: signatures, not `Any`."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import sok_lite as sok
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What a line shows, and what mypy must say of it. TensorFlow has no types of its own: a tensor is
+# Any to mypy, whatever the annotations here say.
+SEEN = {
+    "table": "sok_lite.sok.dynamic_variable.DynamicVariable",
+    "table.dimension": "int",
+    "table.contains": "def (keys: Any) -> Any",
+    "7 in table": "bool",
+    "sok.lookup_sparse([table], [3])": "list[Any]",
+    "sok.lookup_sparse": r"Overload\(def \(params: .*DynamicVariable \| .*FixedVariable, sp_ids: .*"
+    r"combiners: str \| typing.Sequence\[str\] \| None =, .*training: bool \| None =, .*\)",
+    "sok.prefetch(table, 3)": "sok_lite.bridge.ahead.Prefetched",
+    "sok.export": r"def \(var: Any, cutoff: float \| None =\) -> tuple\[Any, Any\]",
+    "sok.init": r"def \(comm_tool: str =, use_legacy_optimizer: bool =\)",
+    "sok.OptimizerWrapper": "def (optimizer: Any, on_nonfinite: str =, stochastic_rounding: bool ="
+    ") -> sok_lite.sok.optimizer.OptimizerWrapper",
+    "sok.communication.rank()": "int",
+    "sok.tf_version": "list[int]",
+}
+REFUSED = ["sok.lookup_sparce", "sok.lookup_sparse(table)", "sok.export(table, cut=1)"]
+
+
+def test_mypy_sees_the_types(tmp_path):
+    program = tmp_path / "program.py"
+    lines = ["import sok_lite as sok", "table = sok.DynamicVariable(4)"]
+    lines += [*(f"reveal_type({shown})" for shown in SEEN), *REFUSED]
+    program.write_text("\n".join(lines) + "\n")
+    found = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    said = {}
+    for line in found.stdout.splitlines():
+        match = re.match(r".*program\.py:(\d+): (note: Revealed type is \"(.*)\"|error: )", line)
+        if match:
+            said[lines[int(match[1]) - 1]] = match[3]
+    for shown, expected in SEEN.items():
+        text = said.get(f"reveal_type({shown})", found.stdout + found.stderr)
+        assert expected == text or re.fullmatch(expected, text), (shown, text)
+    assert [line for line in said if line in REFUSED] == REFUSED
+
+
+def test_every_public_name_is_declared_for_type_checkers():
+    tree = ast.parse((ROOT / "sok_lite" / "__init__.py").read_text())
+    (declared,) = (
+        node.body
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    # `import x as x` is what makes x public to them.
+    names = {
+        alias.asname
+        for node in declared
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert names == {*sok.__all__, *sok._TENSORFLOW_MODULES} - {"__version__", "tf_version"}
+    assert (ROOT / "sok_lite" / "py.typed").exists()
