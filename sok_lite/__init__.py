@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # for type checkers and the completion of editors: the same n
     from sok_lite.bridge.serving.graph import export_serving_graph as export_serving_graph
     from sok_lite.communication import init as init
     from sok_lite.communication import set_comm_tool as set_comm_tool
+    from sok_lite.engine.files.readonly import open_readonly as open_readonly
     from sok_lite.sok.dump_load import dump as dump
     from sok_lite.sok.dump_load import incremental_model_dump as incremental_model_dump
     from sok_lite.sok.dump_load import load as load
@@ -69,7 +70,7 @@ _MODULE_OF_NAME = {
     "SGD": "sok.sgd",
 }
 # What needs no TensorFlow.
-_WITHOUT_TENSORFLOW = {"hash_strings": "strings"}
+_WITHOUT_TENSORFLOW = {"hash_strings": "strings", "open_readonly": "engine.files.readonly"}
 # Modules that programs reach as `sok.lookup` and the like, as in SparseOperationKit.
 _TENSORFLOW_MODULES = (
     "communication",

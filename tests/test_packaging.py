@@ -20,6 +20,7 @@ import pytest
 
 from sok_lite._version import __version__
 from sok_lite.backend import build
+from sok_lite.engine.files.rewriting import write_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
@@ -136,8 +137,8 @@ def test_metadata_names_the_extras_and_the_license(wheel):
     assert metadata["Version"] == __version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Apache License" in license_text
-    extras = {"cpu", "gpu", "gpu-cuda13", "horovod", "mpi", "progress", "redis", "test"}
-    assert set(metadata.get_all("Provides-Extra")) == extras
+    extras = "cpu gpu gpu-cuda13 horovod mpi parquet progress redis test".split()
+    assert sorted(metadata.get_all("Provides-Extra")) == extras
     plain = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert [re.split(r"[<>=]", line)[0] for line in plain] == ["numpy"]
 
@@ -173,6 +174,16 @@ def test_wheel_works_with_no_compiler(installed, tmp_path):
     # A row number per key, the same for equal keys only.
     assert len(np.unique(rows)) == len(np.unique(keys))
     assert len(np.unique(np.stack([rows, keys]), axis=1).T) == len(np.unique(keys))
+
+
+def test_the_command_line_needs_numpy_alone(installed, tmp_path):
+    write_checkpoint(tmp_path / "c", [])
+    command = installed.parent / "sok-lite"
+    for arguments in (["--version"], ["verify", "c"], ["reshard", "c", "d", "--ranks", "2"]):
+        done = run(command, *arguments, cwd=tmp_path, env={"PATH": "", "HOME": str(tmp_path)})
+        assert (done.returncode, done.stderr) == (0, "")
+    assert "is whole" in run(command, "verify", "d", cwd=tmp_path).stdout
+    assert run(command, "verify", "none", cwd=tmp_path).returncode == 3
 
 
 def test_both_libraries_of_the_wheel_give_the_same_bits(installed, tmp_path):

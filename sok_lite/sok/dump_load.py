@@ -20,6 +20,7 @@ from sok_lite.bridge.progress import checked_progress, progress_bar
 from sok_lite.bridge.static_part import VariableRows
 from sok_lite.bridge.tensor import to_tensor
 from sok_lite.engine.changes import changes_since
+from sok_lite.engine.files.background import BackgroundDump, dump_in_background
 from sok_lite.engine.files.dump import dump as engine_dump
 from sok_lite.engine.files.load import load as engine_load
 from sok_lite.engine.files.static_part import Item, table_of
@@ -38,8 +39,9 @@ def dump(
     optimizer: Any = None,
     *,
     incremental: bool = False,
+    background: bool = False,
     progress: bool | None = None,
-) -> None:
+) -> BackgroundDump | None:
     """Writes variables of all ranks into a folder. Every rank must call it, in eager mode.
 
     Written are keys, rows, the states of all optimizers, scores, sightings and times. A checkpoint
@@ -61,8 +63,15 @@ def dump(
       optimizer: a sok.OptimizerWrapper, or a list of one: its step count is kept as well, and the
         states that it has for static variables.
       incremental: whether to add to the checkpoint that is there.
+      background: whether to return as soon as what the variables hold is copied to the host, which
+        needs memory for all of it; a thread writes the copy while training goes on.
       progress: whether rank 0 shows a bar of its bytes; None: if it writes to a terminal and tqdm
         is installed.
+
+    Returns:
+      With `background` what to `wait()` for, on every rank: only then the checkpoint is there, or
+      the error is raised that a rank had. The next dump into the folder, and a load from it, do so
+      first. Else None, when the checkpoint is there.
 
     Raises:
       TypeError, ValueError: an argument is not as said here, or differs between ranks.
@@ -74,10 +83,17 @@ def dump(
     comm = communicator()
     tables = _items(variables, wrapper, makes=False)
     extra = {} if wrapper is None else {"iterations": _counts(wrapper)}
+    backend = table_of(tables[0]).backend
+    if background:
+        if progress:
+            raise ValueError("A dump in the background has no bar. Leave `progress` out.")
+        begin = partial(dump_in_background, path, tables, comm, extra)
+        return on_device(backend, partial(begin, incremental=bool(incremental)))
     shown = checked_progress(progress, comm.rank)
     with progress_bar(shown, f"Dump to {os.fspath(path)}", comm.size) as report:
         write = partial(engine_dump, path, tables, comm, extra, report=report)
-        on_device(table_of(tables[0]).backend, partial(write, incremental=bool(incremental)))
+        on_device(backend, partial(write, incremental=bool(incremental)))
+    return None
 
 
 def load(

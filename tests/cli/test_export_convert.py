@@ -63,6 +63,8 @@ READERS = {"npz": from_npz, "parquet": from_parquet}
 )
 @pytest.mark.parametrize("n", [0, 1, 33])
 def test_a_table_is_exported(tmp_path, monkeypatch, form, key_type, dtype, n):
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
     monkeypatch.setattr("sok_lite.engine.files.source.CHUNK_BYTES", 100)
     dumped(tmp_path / "c", n, key_type=key_type, dtype=dtype)
     to = tmp_path / "file"

@@ -222,8 +222,7 @@ def test_increments_are_shown_and_verified(tmp_path):
     assert shown["bytes"] == sum(file.stat().st_size for file in files_of(path))
     assert "is whole" in fine("verify", path)
     fine("export", path, "--format", "npz", "--to", tmp_path / "f")
-    (exported_file,) = (tmp_path / "f").rglob("*.npz")
-    with np.load(exported_file) as exported:
+    with np.load(tmp_path / "f") as exported:
         order = np.argsort(exported["keys"])
         np.testing.assert_array_equal(exported["values"][order], table.export()[1])
     for file in files_of(path):  # older ones too

@@ -107,3 +107,24 @@ def test_a_folder_that_cannot_be_made_is_one_error(comm):
     with pytest.raises(OSError, match="checkpoint"):
         sok.dump("/dev/null/checkpoint", variable(KEYS))
     comm.barrier()
+
+
+def test_ranks_train_while_a_dump_is_written(comm, folder):
+    mine = KEYS[KEYS % comm.size == comm.rank]
+    one = variable(mine)
+    begun = sok.dump(folder / "all", one, background=True)
+    ids = tf.ragged.constant([[1, 2, 3, 1000 + comm.rank]], dtype=tf.int64)
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1))
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.lookup_sparse(one, ids, combiners="sum"))
+        optimizer.apply_gradients([(tape.gradient(loss, one), one)])
+    begun.wait()
+    other = variable(np.array([100]))
+    sok.load(folder / "all", other)
+    assert_has(other, mine)
+    if comm.rank == 1:
+        (folder / "is a file").touch()
+    comm.barrier()
+    with pytest.raises(OSError, match="is a file"):
+        sok.dump(folder / "is a file", one, background=True)

@@ -196,3 +196,35 @@ def test_wrong_arguments_of_an_incremental_dump():
         sok.incremental_model_dump(one, now, sess=object())
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match="eager mode only"):
         sok.incremental_model_dump(one, now)
+
+
+def test_training_goes_on_while_a_dump_is_written(tmp_path):
+    straight, optimizer = variables(), adam()
+    straight.append(sok.Variable(tf.ones([6, 2]), name="static"))
+
+    def step(tables, wrapper):
+        with tf.GradientTape() as tape:
+            ids = tf.ragged.constant([[1, 5]], dtype=tf.int64)
+            out = sok.lookup_sparse(tables, [ids] * 3, combiners="sum")
+            loss = tf.add_n([tf.reduce_sum(each**2) for each in out])
+        gradients = tape.gradient(loss, tables)
+        wrapper.apply_gradients(zip(gradients, tables, strict=True))
+
+    step(straight, optimizer)
+    begun = sok.dump(tmp_path, straight, optimizer, background=True)
+    for _ in range(3):
+        step(straight, optimizer)
+    begun.wait()
+    assert begun.done
+    other, new = [*variables(), sok.Variable(tf.zeros([6, 2]), name="static")], adam()
+    new.optimizer.build([other[2]])
+    sok.load(tmp_path, other, new)
+    assert int(new.iterations) == 1
+    for _ in range(3):
+        step(other, new)
+    for one, same in zip(straight[:2], other[:2], strict=True):
+        for expected, got in zip(sok.export(one), sok.export(same), strict=True):
+            np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(straight[2].numpy(), other[2].numpy())
+    with pytest.raises(ValueError, match="no bar"):
+        sok.dump(tmp_path, other, background=True, progress=True)

@@ -12,9 +12,9 @@ import os
 import secrets
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,20 +25,18 @@ from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.increment import remembering_file, shards_to_continue
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
+from sok_lite.engine.files.part import Part, write_part
+from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
-from sok_lite.engine.files.static_part import (
-    Item,
-    StaticPart,
-    static_num_bytes,
-    table_of,
-    write_static,
-)
-from sok_lite.engine.files.table_file import num_bytes, write_table
+from sok_lite.engine.files.static_part import Item, StaticPart, static_part_of, table_of
+from sok_lite.engine.files.table_file import part_of
 from sok_lite.engine.optimizer_states import drop_left_behind
 from sok_lite.engine.static_table import AnyTable, StaticTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone, holding
+
+T = TypeVar("T")
 
 _TOKEN_BYTES = 8
 
@@ -63,7 +61,8 @@ def dump(
     them, as without `incremental`, and rank 0 warns.
 
     Args:
-      path: of the folder; it is made if it is not there. One dump at a time.
+      path: of the folder; it is made if it is not there. One dump at a time: one of this process
+        that goes on in the background is waited for.
       tables: with different names, the same on all ranks.
       comm: the ranks.
       extra: what JSON knows, given back by `load`. That of rank 0 counts.
@@ -76,29 +75,120 @@ def dump(
       RuntimeError: another thread has restored a table meanwhile.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
     """
+    begun = begin(path, tables, comm, extra, incremental)
+
+    def write(parts: list[Part]) -> list[Shard]:
+        return write_parts(begun, parts, chunk_bytes, report)
+
+    finish(begun, lambda: with_parts(begun, tables, chunk_bytes, write))
+
+
+class Begun(NamedTuple):
+    """A dump that all ranks have begun.
+
+    Attributes:
+      folder, data: of the checkpoint; in it, of the files of this dump.
+      tables: what the manifest says of them, but for their files.
+      comm: the ranks.
+      extra: as of `dump`.
+      before: by table the file of this rank that is continued; none: all is written.
+    """
+
+    folder: str
+    data: str
+    tables: list[TableFacts]
+    comm: Communicator
+    extra: dict[str, Any]
+    before: Mapping[str, Shard]
+
+
+def begin(
+    path: str | os.PathLike[str],
+    tables: Sequence[Item],
+    comm: Communicator,
+    extra: Mapping[str, Any] | None,
+    incremental: bool,
+) -> Begun:
+    """Makes the folders of a dump; arguments and errors are those of `dump`."""
     wanted = {"path": os.fspath(path), "incremental": incremental}
     check_tables(tables, comm, wanted, "dump")
     folder = os.path.abspath(path)
+    wait_for_pending(comm, folder)
     mine = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8)
     data = "data-" + comm.broadcast(mine).tobytes().hex()
     before: Mapping[str, Shard] = {}
-    reason = ""
     if incremental:
         names = [table_of(table).name for table in tables]
         before, reason = shards_to_continue(folder, _dynamic(tables), names, comm)
+        if reason and comm.rank == 0:
+            text = f"All is dumped into {folder}, and not only what has changed: {reason}."
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+    facts = [_facts(table_of(item)) for item in tables]
+    begun = Begun(folder, data, facts, comm, dict(extra or {}), before)
     try:
         together(comm, lambda: _make_folders(folder, data, comm))
-        shards = together(
-            comm, lambda: _write_all(folder, data, tables, before, comm, chunk_bytes, report)
-        )
-        by_rank = _gathered(comm, shards)
-        together(comm, lambda: _publish(folder, tables, by_rank, comm, dict(extra or {})))
+    except BaseException:
+        end(begun)
+        raise
+    return begun
+
+
+def finish(begun: Begun, write: Callable[[], list[Shard]]) -> None:
+    """Lets the folder have the new checkpoint, or the old one if a rank fails. Every rank calls it.
+
+    Args:
+      write: returns what this rank has written.
+    """
+    try:
+        shards = together(begun.comm, write)
+        by_rank = _gathered(begun.comm, shards)
+        together(begun.comm, lambda: _publish(begun, by_rank))
     finally:
-        if comm.rank == 0:
-            sweep(folder, data)
-    if reason and comm.rank == 0:
-        text = f"All was dumped into {folder}, and not only what has changed: {reason}."
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        end(begun)
+
+
+def end(begun: Begun) -> None:
+    """Removes what belongs to no checkpoint, once no rank writes any more."""
+    if begun.comm.rank == 0:
+        sweep(begun.folder, begun.data)
+
+
+def with_parts(
+    begun: Begun, tables: Sequence[Item], chunk_bytes: int, function: Callable[[list[Part]], T]
+) -> T:
+    """Calls a function of what this rank is to write, while the tables are held.
+
+    Args:
+      chunk_bytes: of a piece at most.
+    """
+    comm, dynamic = begun.comm, _dynamic(tables)
+    for table in dynamic:
+        alone(table, partial(drop_left_behind, table))
+
+    def part(item: Item) -> Part:
+        name = manifest.file_name(table_of(item).name, comm.rank, comm.size)
+        file = f"{begun.data}/{name}"
+        if isinstance(item, StaticPart):
+            return static_part_of(item, comm, file, chunk_bytes)
+        made = part_of(item, file, chunk_bytes, begun.before.get(item.name))
+        publish(remembering_file(item, begun.folder, made.shard))
+        return made
+
+    return holding(dynamic, lambda: function([part(item) for item in tables]))
+
+
+def _dynamic(tables: Sequence[Item]) -> list[EmbeddingTable]:
+    return [table for table in tables if isinstance(table, EmbeddingTable)]
+
+
+def write_parts(
+    begun: Begun, parts: Sequence[Part], chunk_bytes: int, report: Report | None = None
+) -> list[Shard]:
+    """Writes what this rank has for a checkpoint, which is on the disk then. No communication."""
+    progress = Progress(report, sum(part.num_bytes for part in parts))
+    shards = [write_part(part, begun.folder, chunk_bytes, progress) for part in parts]
+    manifest.sync_folder(os.path.join(begun.folder, begun.data))
+    return shards
 
 
 def check_tables(
@@ -160,57 +250,6 @@ def check_is_ours(path: str) -> None:
         )
 
 
-def _write_all(
-    folder: str,
-    data: str,
-    tables: Sequence[Item],
-    before: Mapping[str, Shard],
-    comm: Communicator,
-    chunk_bytes: int,
-    report: Report | None,
-) -> list[Shard]:
-    dynamic = _dynamic(tables)
-    for table in dynamic:
-        alone(table, partial(drop_left_behind, table))
-
-    def write() -> list[Shard]:
-        total = sum(
-            static_num_bytes(table, comm)
-            if isinstance(table, StaticPart)
-            else num_bytes(table, chunk_bytes, before.get(table.name))
-            for table in tables
-        )
-        progress = Progress(report, total)
-        return [
-            _write(table, folder, data, before, comm, chunk_bytes, progress) for table in tables
-        ]
-
-    shards = holding(dynamic, write)
-    manifest.sync_folder(os.path.join(folder, data))
-    return shards
-
-
-def _dynamic(tables: Sequence[Item]) -> list[EmbeddingTable]:
-    return [table for table in tables if isinstance(table, EmbeddingTable)]
-
-
-def _write(
-    table: Item,
-    folder: str,
-    data: str,
-    before: Mapping[str, Shard],
-    comm: Communicator,
-    chunk_bytes: int,
-    progress: Progress,
-) -> Shard:
-    file = f"{data}/{manifest.file_name(table_of(table).name, comm.rank, comm.size)}"
-    if isinstance(table, StaticPart):
-        return write_static(table, table.reading(), comm, folder, file, chunk_bytes, progress)
-    shard = write_table(table, folder, file, chunk_bytes, before.get(table.name), progress)
-    publish(remembering_file(table, folder, shard))
-    return shard
-
-
 def _gathered(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
     """Returns what the files of every rank are."""
     text = np.frombuffer(manifest.shards_to_text(shards).encode(), np.uint8)
@@ -222,23 +261,21 @@ def _gathered(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
     ]
 
 
-def _publish(
-    folder: str,
-    tables: Sequence[Item],
-    by_rank: list[list[Shard]],
-    comm: Communicator,
-    extra: dict[str, Any],
-) -> None:
-    if comm.rank != 0:
+def _publish(begun: Begun, by_rank: list[list[Shard]]) -> None:
+    if begun.comm.rank != 0:
         return
-    facts = {
-        table.name: TableFacts(
-            *(table.name, table.var_type, table.dim, table.row_dtype.name, table.key_dtype.name),
-            *(table.owner.name, _options(table), tuple(shards[i] for shards in by_rank)),
-        )
-        for i, table in enumerate(map(table_of, tables))
+    tables = {
+        facts.name: facts._replace(shards=tuple(shards[i] for shards in by_rank))
+        for i, facts in enumerate(begun.tables)
     }
-    manifest.publish(folder, manifest.as_text(Manifest(comm.size, facts, extra)))
+    text = manifest.as_text(Manifest(begun.comm.size, tables, begun.extra))
+    manifest.publish(begun.folder, text)
+
+
+def _facts(table: AnyTable) -> TableFacts:
+    """Returns what the manifest says of a table, but for its files."""
+    kinds = (table.var_type, table.dim, table.row_dtype.name, table.key_dtype.name)
+    return TableFacts(table.name, *kinds, table.owner.name, _options(table), ())
 
 
 def _options(table: AnyTable) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from sok_lite.engine.files.content import content, shards_of
 from sok_lite.engine.files.dump import check_tables
 from sok_lite.engine.files.increment import remember_load
 from sok_lite.engine.files.manifest import Manifest, TableFacts
+from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.static_part import (
@@ -75,6 +76,7 @@ def load(
     check_tables(tables, comm, wanted, "load")
     if mode not in MODES:
         raise ValueError(f"`mode` must be 'replace' or 'merge'. Received: mode={mode!r}.")
+    wait_for_pending(comm, folder)
     found = together(comm, lambda: _checked(folder, tables, cast))
     check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {folder}")
 
@@ -90,13 +92,7 @@ def load(
 
 
 def _checked(folder: str, tables: Sequence[Item], cast: bool) -> Manifest:
-    try:
-        found = manifest.read(folder)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{folder} has no {manifest.NAME}: no dump into it was ever finished. Give the folder "
-            "that was given to `dump`."
-        ) from error
+    found = manifest.read(folder)
     for item in tables:
         table = table_of(item)
         if table.name not in found.tables:

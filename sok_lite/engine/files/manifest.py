@@ -165,8 +165,15 @@ def read(folder: str) -> Manifest:
       FileNotFoundError: it has none, so no whole checkpoint. ValueError: as of `from_text`.
     """
     path = os.path.join(folder, NAME)
-    with open(path, "rb") as file:
-        return from_text(file.read(), path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{folder} has no {NAME}: no dump into it was ever finished. Give the folder that was "
+            "given to `dump`."
+        ) from error
+    return from_text(data, path)
 
 
 def path_of(folder: str, shard: Shard) -> str:

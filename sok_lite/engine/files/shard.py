@@ -264,16 +264,30 @@ class ShardReader:
             expected = min(size, total - number * size)
             file.seek(number * size)
             chunk = file.read(expected)
-            if len(chunk) != expected or zlib.crc32(chunk) != self._written.crcs[number]:
-                raise self.corrupt(
-                    f"chunk {number} of {len(self._written.crcs)}, {expected:,} bytes from "
-                    f"{number * size:,} on, is not what was written"
-                )
+            self.check(number, chunk)
             self._number, self._chunk = number, chunk
             if number not in self._seen:
                 self._seen.add(number)
                 self._progress.add(expected)
         return self._chunk
+
+    def check(self, number: int, chunk: bytes) -> None:
+        """Raises ValueError if the bytes of a chunk are not what was written."""
+        size, total = self._written.chunk_bytes, self._written.num_bytes
+        expected = min(size, total - number * size)
+        if len(chunk) != expected or zlib.crc32(chunk) != self._written.crcs[number]:
+            raise self.corrupt(
+                f"chunk {number} of {len(self._written.crcs)}, {expected:,} bytes from "
+                f"{number * size:,} on, is not what was written"
+            )
+
+    def forget(self) -> None:
+        """Gives back the memory of the chunk that was read last."""
+        self._number, self._chunk = -1, b""
+
+    def place(self, name: str) -> int:
+        """Returns where the bytes of a tensor begin in the file."""
+        return self._first[name]
 
     def expect(self, tensor: Tensor) -> None:
         """Raises ValueError if the file has no such tensor."""

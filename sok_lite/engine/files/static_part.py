@@ -13,10 +13,10 @@ import numpy as np
 from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.files.content import content
-from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts, path_of
+from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
+from sok_lite.engine.files.part import Part
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.shard import ShardWriter, Written
-from sok_lite.engine.files.table_file import tensors_of
+from sok_lite.engine.files.table_file import NOT_WRITTEN, tensors_of
 from sok_lite.engine.static_table import StaticTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.snapshot import Pieces
@@ -60,50 +60,21 @@ def table_of(item: Item) -> EmbeddingTable | StaticTable:
     return item.table if isinstance(item, StaticPart) else item
 
 
-def static_shard(part: StaticPart, comm: Communicator, file: str) -> Shard:
-    """Returns what the manifest says of the file of a part, but for `written`."""
-    table = part.table
+def static_part_of(part: StaticPart, comm: Communicator, file: str, chunk_bytes: int) -> Part:
+    """Returns what is written of this rank's rows, as they are now.
+
+    Args:
+      file, chunk_bytes: as of `table_file.part_of`.
+    """
+    table, numbers = part.table, part.table.row_numbers(comm.rank, comm.size)
     states = tuple(
         StateFacts(f"states.{i}.{name}", name, table.dim, 0.0, 1)
         for i, name in enumerate(part.states or ())
     )
-    num_rows = len(table.row_numbers(comm.rank, comm.size))
-    facts = {"num_lookups": 0}
-    return Shard(file, num_rows, 0, False, False, states, facts, Written(0, 1, ()))
-
-
-def static_num_bytes(part: StaticPart, comm: Communicator) -> int:
-    """Returns the bytes of a part's file without its header."""
-    shard, table = static_shard(part, comm, ""), part.table
+    sizes = (len(numbers), 0, False, False)
+    shard = Shard(file, *sizes, states, {"num_lookups": 0}, NOT_WRITTEN)
     tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
-    return sum(tensor.num_bytes for tensor in tensors)
-
-
-def write_static(
-    part: StaticPart,
-    read: ReadRows,
-    comm: Communicator,
-    folder: str,
-    file: str,
-    chunk_bytes: int,
-    progress: Progress,
-) -> Shard:
-    """Writes a part, chunk by chunk; see `table_file.write_table`.
-
-    Args:
-      read: what `reading` gave.
-    """
-    shard, table = static_shard(part, comm, file), part.table
-    tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
-    about = {"table": table.name}
-    writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes, progress)
-    numbers = table.row_numbers(comm.rank, comm.size)
-    try:
-        for array in _arrays(part, read, numbers, chunk_bytes):
-            writer.write(array)
-        return shard._replace(written=writer.finish())
-    finally:
-        writer.close()
+    return Part(table.name, shard, tensors, _arrays(part, part.reading(), numbers, chunk_bytes))
 
 
 def _arrays(

@@ -22,15 +22,9 @@ import numpy as np
 
 from sok_lite.engine.files.increment import continuing
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts, path_of
+from sok_lite.engine.files.part import Part
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.shard import (
-    CHUNK_BYTES,
-    ShardReader,
-    ShardWriter,
-    Tensor,
-    Written,
-    dtype_of,
-)
+from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader, Tensor, Written, dtype_of
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.index import IndexEntries
@@ -38,7 +32,7 @@ from sok_lite.engine.table.pieces import Outline, outline, pieces, sighted_piece
 
 # What goes with each key beside its rows; of the index alone, so never more than this a key.
 _ENTRY_BYTES = 32
-# Of a file that is to be written.
+# Of a file that is not there yet.
 NOT_WRITTEN = Written(0, 1, ())
 
 
@@ -83,19 +77,21 @@ def open_shard(
     return reader
 
 
-def planned(
-    table: EmbeddingTable, file: str, chunk_bytes: int, before: Shard | None
-) -> tuple[Outline, Shard, int | None, list[Tensor]]:
-    """Returns what a table holds, what the manifest says of it but for `written`, the least stamp
-    of the keys that have changed if it is an increment, and its tensors.
-
-    Hold the table, as `holding` does, from here to the last byte.
+def part_of(
+    table: EmbeddingTable,
+    file: str,
+    chunk_bytes: int = CHUNK_BYTES,
+    before: Shard | None = None,
+) -> Part:
+    """Returns what is written of a table. Hold it, as `holding` does, to the last array.
 
     Args:
-      As of `write_table`.
+      file: the new file, relative to the folder of the checkpoint, with "/".
+      chunk_bytes: of a piece at most.
+      before: what the file is to continue as an increment; None: it has all rows.
 
     Raises:
-      RuntimeError: as of `write_table`.
+      RuntimeError: the table does not know any more what has changed since `before`.
     """
     held = outline(table)
     states = tuple(
@@ -103,54 +99,13 @@ def planned(
         for i, (group, name, column) in enumerate(held.states)
     )
     sizes = (held.num_keys, held.num_sighted, held.has_scores, held.has_slots)
-    shard = Shard(file, *sizes, states, held.facts, NOT_WRITTEN)
-    since = None
+    shard, since = Shard(file, *sizes, states, held.facts, NOT_WRITTEN), None
     if before is not None:
         columns = [column for *_, column in held.states]
         num_slots = _num_slots(table, columns, chunk_bytes)
         shard, since = continuing(table, shard, before, columns, num_slots)
     tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
-    return held, shard, since, tensors
-
-
-def num_bytes(table: EmbeddingTable, chunk_bytes: int, before: Shard | None) -> int:
-    """Returns the bytes of a table's file without its header; see `planned`."""
-    return sum(tensor.num_bytes for tensor in planned(table, "", chunk_bytes, before)[-1])
-
-
-def write_table(
-    table: EmbeddingTable,
-    folder: str,
-    file: str,
-    chunk_bytes: int = CHUNK_BYTES,
-    before: Shard | None = None,
-    progress: Progress | None = None,
-) -> Shard:
-    """Writes what a table holds, chunk by chunk. Hold the table, as `holding` does.
-
-    Args:
-      folder: of the checkpoint.
-      file: the new file, relative to it, with "/".
-      chunk_bytes: see `Written`.
-      before: what the file is to continue as an increment; None: it has all rows.
-      progress: told of every byte of the tensors.
-
-    Returns:
-      What the manifest says of the file, which is on the disk.
-
-    Raises:
-      OSError: it cannot be written. RuntimeError: the table does not know any more what has
-        changed since `before`.
-    """
-    held, shard, since, tensors = planned(table, file, chunk_bytes, before)
-    about = {"table": table.name}
-    writer = ShardWriter(path_of(folder, shard), tensors, about, chunk_bytes, progress)
-    try:
-        for array in _arrays(table, held, since, chunk_bytes):
-            writer.write(array)
-        return shard._replace(written=writer.finish())
-    finally:
-        writer.close()
+    return Part(table.name, shard, tensors, _arrays(table, held, since, chunk_bytes))
 
 
 def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: int) -> int:

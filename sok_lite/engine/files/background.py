@@ -1,0 +1,143 @@
+"""A dump that goes on while the tables are in use again.
+
+Each rank copies its part of the tables to the host while they are held, and a thread writes the
+copy. So there must be memory of the host for all that the tables hold, which goes back as it is
+written, and the tables are held as long as the copy takes. The thread makes no collective call, for
+those of the program would come in between: the ranks agree in `wait`, which all of them call.
+"""
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sok_lite.comm.protocol import Communicator
+from sok_lite.engine.failure import together
+from sok_lite.engine.files.dump import Begun, begin, end, finish, with_parts, write_parts
+from sok_lite.engine.files.manifest import Shard
+from sok_lite.engine.files.part import Part, copied
+from sok_lite.engine.files.pending import add_pending, remove_pending
+from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.files.static_part import Item
+
+
+class BackgroundDump:
+    """A dump under way. `dump_in_background` makes it.
+
+    The process does not end before this rank's files are written.
+    """
+
+    def __init__(self, begun: Begun, parts: list[Part], chunk_bytes: int) -> None:
+        self._begun, self._is_over, self._process = begun, False, os.getpid()
+        self._shards: list[Shard] | None = None
+        self._failure: BaseException | None = None
+        # Not a daemon: the interpreter waits for it.
+        self._thread = threading.Thread(
+            target=self._write, args=(parts, chunk_bytes), name=f"dump into {begun.folder}"
+        )
+
+    def _start(self) -> None:
+        add_pending(self._begun.comm, self._begun.folder, self)
+        self._thread.start()
+
+    def _write(self, parts: list[Part], chunk_bytes: int) -> None:
+        try:
+            self._shards = write_parts(self._begun, parts, chunk_bytes)
+        except BaseException as error:
+            self._failure = error
+        if self._begun.comm.size == 1:
+            self._finish()
+
+    @property
+    def done(self) -> bool:
+        """Whether this rank's part is over, well or not: `wait` waits for other ranks at most."""
+        return not self._thread.is_alive()
+
+    @property
+    def path(self) -> str:
+        """Of the folder."""
+        return self._begun.folder
+
+    def wait(self) -> None:
+        """Waits until the dump is over on all ranks. Every rank must call it; it returns together.
+
+        With one rank the checkpoint is there as soon as it is written, with several when all have
+        called this. The next dump into the folder, or load from it, does so first.
+
+        Raises:
+          OSError: a rank cannot write its files; the old checkpoint is as it was. All ranks raise
+            the same, and so does every further call.
+          RuntimeError: this process was forked from the one whose dump it is.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"The dump into {self.path} goes on in the process that this one was forked from. "
+                "Wait for it there."
+            )
+        self._thread.join()
+        if not self._is_over:
+            self._finish()
+        remove_pending(self._begun.comm, self._begun.folder)
+        if self._failure is not None:
+            raise self._failure
+
+    def _finish(self) -> None:
+        failure, self._failure = (
+            self._failure,
+            RuntimeError(f"The dump into {self.path} was interrupted."),
+        )
+        self._is_over = True
+        try:
+            finish(self._begun, lambda: self._written(failure))
+        except BaseException as error:
+            self._failure = error
+        else:
+            self._failure = None
+            remove_pending(self._begun.comm, self._begun.folder)
+
+    def _written(self, failure: BaseException | None) -> list[Shard]:
+        if failure is not None:
+            raise failure
+        assert self._shards is not None
+        return self._shards
+
+    def why_unfinished(self) -> str:
+        """Says what it lacks, where the process ends."""
+        if self._failure is not None:
+            return f"{type(self._failure).__name__}: {self._failure}"
+        return (
+            "its files were written, but the ranks have not agreed. The checkpoint before it is "
+            "there still. Call wait() on all ranks."
+        )
+
+
+def dump_in_background(
+    path: str | os.PathLike[str],
+    tables: Sequence[Item],
+    comm: Communicator,
+    extra: Mapping[str, Any] | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    incremental: bool = False,
+) -> BackgroundDump:
+    """Begins a dump of what tables hold now. Every rank must call it; it returns together.
+
+    Args:
+      As of `dump.dump`.
+
+    Raises:
+      As of `dump.dump`, and MemoryError: a rank has no memory for a copy of its part. What fails
+      later `wait` raises.
+    """
+    begun = begin(path, tables, comm, extra, incremental)
+    try:
+        parts = together(comm, lambda: with_parts(begun, tables, chunk_bytes, _copies))
+        made = BackgroundDump(begun, parts, chunk_bytes)
+        made._start()
+    except BaseException:
+        end(begun)
+        raise
+    return made
+
+
+def _copies(parts: list[Part]) -> list[Part]:
+    return [copied(part) for part in parts]

@@ -1,0 +1,78 @@
+"""A file of a checkpoint whose keys and rows are in memory as far as they are read, no further."""
+
+import mmap
+import os
+
+import numpy as np
+
+from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
+from sok_lite.engine.files.shard import ShardReader
+from sok_lite.engine.files.table_file import tensors_of
+
+
+class MappedShard:
+    """The keys and rows of a table in one file. They stay readable when the file is removed.
+
+    What the file says of itself is checked when it is opened, keys and rows when that is asked for.
+
+    Args:
+      facts: of the table.
+      shard: the part of it.
+      folder: of the checkpoint.
+
+    Attributes:
+      keys: (n,) of the key type.
+      rows: (n, dim) in the format in which they are kept.
+
+    Raises:
+      OSError: the file cannot be read. ValueError: it is corrupt.
+    """
+
+    def __init__(self, facts: TableFacts, shard: Shard, folder: str) -> None:
+        path, self._chunk_bytes = path_of(folder, shard), shard.written.chunk_bytes
+        self._reader = ShardReader(path, shard.written, facts.name)
+        for tensor in tensors_of(facts.dim, facts.dtype, facts.key_type, shard):
+            self._reader.expect(tensor)
+        self._reader.forget()
+        self._file = open(path, "rb")  # noqa: SIM115 - as long as this object is there
+        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        if hasattr(mmap, "MADV_RANDOM"):
+            # Else the system reads 128 KiB or more around each row.
+            self._map.madvise(mmap.MADV_RANDOM)
+        self.keys, self.rows = self._tensor("keys"), self._tensor("values")
+        self._is_checked = np.zeros(len(shard.written.crcs), bool)
+
+    def _tensor(self, name: str) -> np.ndarray:
+        tensor, begin = self._reader.tensors[name], self._reader.place(name)
+        data = np.frombuffer(self._map, np.uint8)[begin : begin + tensor.num_bytes]
+        return data.view(tensor.storage).reshape(tensor.shape)
+
+    def check_keys(self) -> None:
+        """Raises ValueError if the chunks of the keys are not what was written. It reads them."""
+        begin, size = self._reader.place("keys"), self._chunk_bytes
+        self._check(np.arange(begin // size, -(-(begin + self.keys.nbytes) // size)))
+
+    def check_rows(self, numbers: np.ndarray) -> None:
+        """Raises ValueError if the chunks of some rows are not what was written.
+
+        Each chunk is read as a whole, once.
+
+        Args:
+          numbers: (k,) int64, of the rows.
+        """
+        width, size = self._reader.tensors["values"].row_bytes, self._chunk_bytes
+        first = self._reader.place("values") + numbers * width
+        reached = np.zeros(self._is_checked.size, bool)
+        reached[first // size] = True
+        # A row may end in the chunk behind, or be longer than a chunk.
+        for further in range(size, width + size, size):
+            reached[(first + min(further, width - 1)) // size] = True
+        self._check(np.flatnonzero(reached))
+
+    def _check(self, numbers: np.ndarray) -> None:
+        # Two threads that come here together may check a chunk twice, which does no harm.
+        size = self._chunk_bytes
+        for number in numbers[~self._is_checked[numbers]].tolist():
+            # The file that is mapped, read in one piece where the map would come page by page.
+            self._reader.check(number, os.pread(self._file.fileno(), size, number * size))
+            self._is_checked[number] = True

@@ -1,0 +1,231 @@
+"""`open_readonly`: the tables of a checkpoint looked up in its files, without loading them.
+
+Files are mapped into memory, so a lookup reads the rows that it gives and no others, and processes
+that serve one checkpoint share what they have read. Nothing here needs TensorFlow or a GPU.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from sok_lite.engine.dtypes import bfloat16_to_float32, is_integer, key_dtype, row_dtype
+from sok_lite.engine.files import manifest
+from sok_lite.engine.files.key_index import MAX_KEYS, KeyIndex, make_index
+from sok_lite.engine.files.manifest import TableFacts
+from sok_lite.engine.files.mapped import MappedShard
+
+__all__ = ["ReadonlyTable", "ReadonlyTables", "open_readonly"]
+
+
+class ReadonlyTable:
+    """A table of a checkpoint, with the rows that all ranks wrote. Threads may share it.
+
+    The first lookup reads all keys and makes an index of them, 6 to 8 bytes a key in memory.
+    `prepare` does it ahead. A key that several ranks wrote has the row of the lowest of them, as
+    after a load.
+
+    Attributes:
+      name: of the table.
+      dim: length of a row.
+      key_type: "int64", "int32" or "uint64".
+      dtype: NumPy's, of the rows that lookups give: that of the table, of bfloat16 float32.
+    """
+
+    def __init__(self, facts: TableFacts, folder: str, check_rows: bool) -> None:
+        self.name, self.dim, self.key_type = facts.name, facts.dim, facts.key_type
+        self._row_dtype, self._key_dtype = row_dtype(facts.dtype), key_dtype(facts.key_type)
+        is_bfloat16 = facts.dtype == "bfloat16"
+        self.dtype = np.dtype(np.float32) if is_bfloat16 else self._row_dtype.storage
+        self._num_keys = sum(shard.rows for shard in facts.shards)
+        if self._num_keys >= MAX_KEYS:
+            raise ValueError(
+                f"open_readonly takes tables of fewer than {MAX_KEYS:,} keys. Received: "
+                f"{self._num_keys:,} in table {self.name!r}. Load it on several ranks."
+            )
+        self._shards = [MappedShard(facts, shard, folder) for shard in facts.shards]
+        # Of all keys together: where those of each file begin.
+        self._starts = np.cumsum([0, *(shard.rows for shard in facts.shards)])
+        self._check_rows = check_rows
+        self._index: KeyIndex | None = None
+        self._making = threading.Lock()
+
+    def __len__(self) -> int:
+        """Keys of all files."""
+        return self._num_keys
+
+    def __contains__(self, key: object) -> bool:
+        """Whether an integer is a key."""
+        limits = np.iinfo(self._key_dtype.dtype)
+        if not is_integer(key):
+            raise TypeError(
+                f"`in` asks {self.name!r} for one key, an integer. Received: {key!r}. For several "
+                "keys use contains(keys)."
+            )
+        return limits.min <= int(key) <= limits.max and bool(self.contains(key))  # type: ignore
+
+    def __repr__(self) -> str:
+        return (
+            f"<ReadonlyTable {self.name!r} keys={self._num_keys} dim={self.dim} "
+            f"key_type={self.key_type} dtype={self._row_dtype.name}>"
+        )
+
+    def keys(self) -> np.ndarray:
+        """Returns all keys in the order of the files, (n,) of the key type. It reads them all."""
+        self.prepare()
+        return np.concatenate([shard.keys for shard in self._shards])
+
+    def contains(self, keys: Any) -> np.ndarray:
+        """Returns which keys there are, bool.
+
+        Args:
+          keys: integers of any shape.
+
+        Raises:
+          TypeError, ValueError: they are no integers, or do not fit the key type; a file is
+            corrupt.
+        """
+        wanted = self._key_dtype.to_int64(np, keys)
+        return self._mask(wanted, self._places(wanted)[0])
+
+    def lookup(self, keys: Any, default: Any = 0) -> np.ndarray:
+        """Returns the rows of keys.
+
+        Args:
+          keys: integers of any shape.
+          default: what a key gives that is not there: a number, or a row (dim,).
+
+        Returns:
+          keys.shape + (dim,) of `dtype`, writable: a copy.
+
+        Raises:
+          TypeError, ValueError: keys are no integers, or do not fit the key type; the default is no
+            row; a file is corrupt.
+        """
+        return self.find(keys, default)[0]
+
+    def find(self, keys: Any, default: Any = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the rows of keys as `lookup` does, and which are there, bool of keys.shape."""
+        wanted = self._key_dtype.to_int64(np, keys)
+        row = np.asarray(default)
+        if row.shape not in ((), (self.dim,)) or row.dtype.kind not in "iuf":
+            raise ValueError(
+                f"`default` must be a number or a row of {self.dim}. Received: {default!r}."
+            )
+        found, places = self._places(wanted)
+        rows = np.empty((wanted.size, self.dim), self.dtype)
+        if found.size < wanted.size:
+            rows[:] = row
+        for shard, which, numbers in self._by_shard(places):
+            if self._check_rows:
+                shard.check_rows(numbers)
+            rows[found[which]] = self._given(shard.rows[numbers])
+        return rows.reshape(*wanted.shape, self.dim), self._mask(wanted, found)
+
+    def prepare(self) -> None:
+        """Makes the index of the keys now, and not in the first lookup.
+
+        Raises:
+          ValueError: a file is corrupt.
+        """
+        with self._making:
+            if self._index is None:
+                for shard in self._shards:
+                    shard.check_keys()
+                keys = [self._key_dtype.to_int64(np, shard.keys) for shard in self._shards]
+                self._index = make_index(keys[0] if len(keys) == 1 else np.concatenate(keys))
+
+    def _places(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which of some keys are there, and where, among all keys together."""
+        if self._index is None:
+            self.prepare()
+        assert self._index is not None
+        return self._index.find(wanted.reshape(-1), self._key_at)
+
+    def _key_at(self, places: np.ndarray) -> np.ndarray:
+        keys = np.empty(places.size, np.int64)
+        for shard, which, numbers in self._by_shard(places):
+            keys[which] = self._key_dtype.to_int64(np, shard.keys[numbers])
+        return keys
+
+    def _by_shard(self, places: np.ndarray) -> Iterator[tuple[MappedShard, Any, np.ndarray]]:
+        """Yields each file, which of some places are in it, and their numbers there."""
+        if len(self._shards) == 1:
+            yield self._shards[0], slice(None), places.astype(np.int64, copy=False)
+            return
+        of_place = np.searchsorted(self._starts, places, side="right") - 1
+        for i, shard in enumerate(self._shards):
+            which = np.flatnonzero(of_place == i)
+            if which.size:
+                yield shard, which, places[which].astype(np.int64) - self._starts[i]
+
+    def _given(self, stored: np.ndarray) -> np.ndarray:
+        if self._row_dtype.name == "bfloat16":
+            return bfloat16_to_float32(np, stored)
+        return stored
+
+    def _mask(self, wanted: np.ndarray, found: np.ndarray) -> np.ndarray:
+        mask = np.zeros(wanted.size, bool)
+        mask[found] = True
+        return mask.reshape(wanted.shape)
+
+
+class ReadonlyTables(Mapping[str, ReadonlyTable]):
+    """The tables of a checkpoint by name; see `open_readonly`."""
+
+    def __init__(self, folder: str, tables: dict[str, ReadonlyTable]) -> None:
+        self._folder, self._tables = folder, tables
+
+    def __getitem__(self, name: str) -> ReadonlyTable:
+        if name not in self._tables:
+            names = ", ".join(map(repr, sorted(self._tables))) or "none"
+            raise KeyError(
+                f"The checkpoint at {self._folder} has no table {name!r}. It has: {names}."
+            )
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __repr__(self) -> str:
+        return f"<ReadonlyTables {self._folder!r} {list(self._tables.values())}>"
+
+
+def open_readonly(path: str | os.PathLike[str], *, check_rows: bool = False) -> ReadonlyTables:
+    """Opens a checkpoint for lookups in its files, without TensorFlow and without loading it.
+
+    Read and checked at once are the manifest and what each file says of itself; the keys of a table
+    with its first lookup, see `ReadonlyTable`. A dump that replaces the checkpoint changes nothing
+    for who has it open: the files are removed, and go when nobody has them mapped. Open it again
+    for the new one.
+
+    Args:
+      path: of the folder that `sok.dump` wrote, on any number of ranks.
+      check_rows: whether rows are checked as well: each stretch of 8 MiB of a file, before a row in
+        it is given for the first time. It is read as a whole for that, so soon all rows are.
+
+    Returns:
+      A mapping of names to tables.
+
+    Raises:
+      OSError: a file cannot be read, or there is no checkpoint. ValueError: a file is corrupt.
+    """
+    folder = os.path.abspath(path)
+    found = manifest.read(folder)
+    while True:
+        try:
+            tables = {
+                name: ReadonlyTable(facts, folder, check_rows)
+                for name, facts in found.tables.items()
+            }
+            return ReadonlyTables(folder, tables)
+        except FileNotFoundError:
+            before, found = found, manifest.read(folder)
+            if found == before:
+                raise
+            # A dump has replaced the checkpoint in between.

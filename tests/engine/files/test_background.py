@@ -1,0 +1,265 @@
+"""Dumps in the background: what is written is what the tables held when the dump began."""
+
+import errno
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sok_lite.comm import run_ranks
+from sok_lite.engine.files.background import dump_in_background
+from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.load import load
+from tests.engine.files.test_dump_load import KINDS, all_of, filled, held
+from tests.engine.files.test_faults import ONE, FailingCalls, table_of, version_at
+from tests.engine.files.test_static_part import assert_equal, everything, part_of
+from tests.engine.helpers import new_table, sized
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Nothing is written to a file of the background's until the event is set."""
+    event, write, main = threading.Event(), os.write, threading.current_thread()
+
+    def waiting(number, data):
+        if threading.current_thread() is not main:
+            assert event.wait(60)
+        return write(number, data)
+
+    monkeypatch.setattr(os, "write", waiting)
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_changes_meanwhile_is_not_written(backend, tmp_path, gate, kind):
+    n = sized(backend, 500, 33)
+    table, oracle = filled(backend, n, name="t", **KINDS[kind])
+    table.lookup([91, 92])
+    part = part_of(backend, ONE, everything(11))
+    expected = part_of(backend, ONE, everything(11))
+    before = all_of(table)
+    begun = dump_in_background(tmp_path, [table, part], ONE, {"step": 1}, chunk_bytes=256)
+    assert not begun.done and begun.path == str(tmp_path)
+    keys = list(oracle)
+    table.assign_state("m", keys[:5], np.full((5, 3), 9, np.float32))
+    table.insert_or_assign(keys[5:9], backend.from_host(np.full((4, 3), 9, np.float32)))
+    table.erase(keys[9:12])
+    table.find_or_insert(np.arange(10_000, 10_000 + n))
+    table.clear()
+    part.columns["value"][:] = 0
+    gate.set()
+    begun.wait()
+    begun.wait()
+    assert begun.done
+    other, same = (
+        new_table(backend, 3, name="t", **KINDS[kind]),
+        part_of(backend, ONE, everything(11, seed=1)),
+    )
+    assert load(tmp_path, [other, same], ONE) == {"step": 1}
+    assert all_of(other) == before
+    assert {key: row for key, row in held(other).items() if key in oracle} == oracle
+    assert_equal(same, expected)
+
+
+@pytest.mark.parametrize("then", ["dump", "background", "load"])
+def test_what_comes_next_in_the_folder_waits(tmp_path, gate, then):
+    begun = dump_in_background(tmp_path, [table_of(1)], ONE)
+    threading.Timer(0.1, gate.set).start()
+    link = tmp_path.parent / f"link to {tmp_path.name}"
+    link.symlink_to(tmp_path)
+    if then == "load":
+        assert version_at(link) == 1
+    elif then == "dump":
+        dump(link, [table_of(2)], ONE)
+    else:
+        dump_in_background(link, [table_of(2)], ONE).wait()
+    assert begun.done
+    begun.wait()
+    assert version_at(tmp_path) == (1 if then == "load" else 2)
+    assert len(list(tmp_path.glob("data-*"))) == 1
+
+
+def test_a_failure_is_raised_by_who_waits(tmp_path):
+    dump(tmp_path, [table_of(1)], ONE)
+    with pytest.MonkeyPatch.context() as patch:
+        FailingCalls(patch, 5, errno.ENOSPC)
+        begun = dump_in_background(tmp_path, [table_of(2)], ONE, chunk_bytes=64)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left"):
+                begun.wait()
+    assert version_at(tmp_path) == 1 and len(list(tmp_path.glob("data-*"))) == 1
+    with pytest.MonkeyPatch.context() as patch:
+        FailingCalls(patch, 5, errno.ENOSPC)
+        dump_in_background(tmp_path, [table_of(2)], ONE, chunk_bytes=64)._thread.join()
+    with pytest.raises(OSError, match="No space left"):
+        dump(tmp_path, [table_of(3)], ONE)  # nobody has heard of it before
+    dump(tmp_path, [table_of(3)], ONE)
+    assert version_at(tmp_path) == 3
+
+
+@pytest.mark.parametrize("has_old", [True, False])
+def test_any_call_may_fail(tmp_path, has_old):
+    number, num_failed = 0, 0
+    while True:
+        path = tmp_path / str(number)
+        if has_old:
+            dump(path, [table_of(1), table_of(1, "u")], ONE)
+        tables = [table_of(2), table_of(2, "u")]
+        number += 1
+        failed = False
+        with pytest.MonkeyPatch.context() as patch:
+            calls = FailingCalls(patch, number, errno.EIO)
+            try:
+                dump_in_background(path, tables, ONE, chunk_bytes=400).wait()
+            except OSError as error:
+                assert error.errno == errno.EIO
+                failed = True
+        num_failed += failed
+        if (path / "manifest.json").exists():
+            assert version_at(path) == version_at(path, "u") in ({1, 2} if failed else {2})
+        else:
+            assert failed and not has_old
+        dump(path, tables, ONE)
+        assert len(list(path.glob("data-*"))) == 1
+        if calls.count < number:
+            break
+    assert num_failed > 15
+
+
+def test_no_memory_for_the_copy_is_said_at_once(tmp_path, monkeypatch):
+    dump(tmp_path, [table_of(1)], ONE)
+    table = table_of(2)
+
+    def none(*args):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(table.store, "read", none)
+    with pytest.raises(MemoryError, match="no memory"):
+        dump_in_background(tmp_path, [table], ONE)
+    assert len(list(tmp_path.glob("data-*"))) == 1
+    dump_in_background(tmp_path, [table_of(3)], ONE).wait()
+    assert version_at(tmp_path) == 3
+
+
+# -------------------------------------------------------------------- ranks
+
+
+def test_ranks_work_on_and_agree_when_they_wait(tmp_path):
+    def program(comm):
+        begun = dump_in_background(tmp_path, [table_of(1 + comm.rank)], comm, {"step": 1})
+        for _ in range(50):
+            comm.barrier("in between")
+        assert not (tmp_path / "manifest.json").exists()  # not all have said so
+        comm.barrier("all have looked")
+        begun.wait()
+        assert load(tmp_path, [table_of(0)], comm) == {"step": 1}
+        again = dump_in_background(tmp_path, [table_of(5)], comm)
+        table = table_of(0)
+        load(tmp_path, [table], comm)
+        assert again.done
+        return set(table.export()[1].ravel().tolist())
+
+    assert run_ranks(2, program) == [{5}, {5}]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_one_of_two_ranks_that_fails_fails_both(tmp_path, monkeypatch, failing):
+    run_ranks(2, lambda comm: dump(tmp_path, [table_of(1)], comm))
+    is_open = os.open
+
+    def refusing(path, *args, **kwargs):
+        if str(path).endswith(f"-{failing:05d}-of-00002.safetensors"):
+            raise OSError(errno.ENOSPC, "No space left", str(path))
+        return is_open(path, *args, **kwargs)
+
+    def fail(comm):
+        begun = dump_in_background(tmp_path, [table_of(2)], comm)
+        comm.barrier("in between")
+        said = []
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left") as caught:
+                begun.wait()
+            said.append(str(caught.value))
+        return said
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refusing)
+        one, two = run_ranks(2, fail)
+    assert one == two and one[0] == one[1] and one[0].startswith(f"Rank {failing}: ")
+    assert len(list(tmp_path.glob("data-*"))) == 1
+    run_ranks(2, lambda comm: load(tmp_path, [table_of(0)], comm))
+
+
+# -------------------------------------------------------------------- the end of the process
+
+BEGINS = """
+    import os, sys
+    from sok_lite.comm import run_ranks
+    from sok_lite.comm.single import SingleCommunicator
+    from sok_lite.engine.files.background import dump_in_background
+    from tests.engine.files.test_faults import table_of
+
+    path, how = sys.argv[1:]
+    write = os.write
+    def slow(number, data):
+        import time
+        time.sleep(0.01)
+        return write(number, data)
+    os.write = slow
+    if how == "ranks":
+        kept = []
+        def begin(comm):
+            kept.append(comm)
+            dump_in_background(path, [table_of(2)], comm)
+        run_ranks(2, begin)
+    else:
+        tables = [table_of(2, n=500)]
+        begun = dump_in_background(path, tables, SingleCommunicator(), chunk_bytes=512)
+        if how == "kill":
+            os.kill(os.getpid(), 9)
+        if how == "raise":
+            raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["end", "raise", "kill", "ranks"])
+def test_the_end_of_the_process(tmp_path, how):
+    dump(tmp_path, [table_of(1)], ONE)
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(BEGINS), str(tmp_path), how],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == {"end": 0, "raise": 3, "kill": -9, "ranks": 0}[how], ended.stderr
+    if how in ("end", "raise"):
+        assert version_at(tmp_path, n=500) == 2 and ended.stderr == ""
+    else:
+        assert version_at(tmp_path) == 1
+    if how == "ranks":
+        assert ended.stderr.count("the ranks have not agreed") == 2
+        assert str(tmp_path) in ended.stderr and "wait()" in ended.stderr
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have(tmp_path, gate):
+    begun = dump_in_background(tmp_path, [table_of(1)], ONE)
+    child = os.fork()
+    if child == 0:
+        try:
+            begun.wait()
+        except RuntimeError as error:
+            os._exit(7 if "forked" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    gate.set()
+    begun.wait()
+    assert version_at(tmp_path) == 1

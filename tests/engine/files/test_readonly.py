@@ -1,0 +1,281 @@
+"""Lookups in the files of a checkpoint, against a dict of what was written."""
+
+import os
+import subprocess
+import sys
+import threading
+import tracemalloc
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sok_lite.backend import get_backend
+from sok_lite.comm import run_ranks
+from sok_lite.comm.single import SingleCommunicator
+from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.readonly import open_readonly
+from sok_lite.engine.owner import HASH, OneRank
+from tests.engine.files.test_dump_load import rows_of, some_keys
+from tests.engine.helpers import new_table
+
+ONE = SingleCommunicator()
+CPU = get_backend("cpu")
+
+
+def table_of(keys, rows, name="t", **options):
+    table = new_table(CPU, rows.shape[1], name=name, **options)
+    table.insert_or_assign(keys, rows)
+    return table
+
+
+def as_given(rows, dtype):
+    """Rows as lookups give them."""
+    if dtype == "bfloat16":
+        return rows.view(ml_dtypes.bfloat16).astype(np.float32)
+    return rows
+
+
+@pytest.mark.parametrize("check_rows", [False, True])
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("key_type", ["int64", "int32", "uint64"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32", "int8"])
+def test_every_row_is_found(tmp_path, dtype, key_type, ranks, check_rows):
+    n, dim = 101, 5
+    keys, rows = some_keys(n, key_type), rows_of(n, dim, dtype)
+
+    def write(comm):
+        table = new_table(CPU, dim, name="t", dtype=dtype, key_type=key_type)
+        engine_keys = table.key_dtype.to_int64(np, keys)
+        mine = table.owner.owners(engine_keys, comm.size) == comm.rank
+        table.insert_or_assign(keys[mine], rows[mine])
+        # Chunks that end within rows, and rows longer than a chunk.
+        dump(tmp_path, [table], comm, chunk_bytes=7 if check_rows else 64)
+
+    run_ranks(ranks, write)
+    table = open_readonly(tmp_path, check_rows=check_rows)["t"]
+    assert (len(table), table.dim, table.key_type) == (n, dim, key_type)
+    expected = as_given(rows, dtype)
+    assert table.dtype == expected.dtype
+    np.testing.assert_array_equal(table.lookup(keys), expected)
+    assert sorted(table.keys().tolist()) == sorted(keys.tolist())
+    others = np.setdiff1d(some_keys(40, key_type, seed=9), keys)
+    asked = np.concatenate([keys[::3], others, keys[::7]]).reshape(-1, 1)
+    found, is_there = table.find(asked, default=3)
+    assert (found.dtype, found.shape) == (expected.dtype, (*asked.shape, dim))
+    by_key = dict(zip(keys.tolist(), expected, strict=True))
+    missing = np.full(dim, 3, expected.dtype)
+    for key, row, known in zip(asked[:, 0].tolist(), found[:, 0], is_there[:, 0], strict=True):
+        assert known == (key in by_key) == (key in table)
+        np.testing.assert_array_equal(row, by_key.get(key, missing))
+    np.testing.assert_array_equal(table.contains(asked), is_there)
+
+
+@pytest.mark.parametrize("owner", [HASH, OneRank(1)], ids=["hash", "one rank"])
+def test_ranks_may_own_keys_by_any_rule(tmp_path, owner):
+    keys, rows = some_keys(50), rows_of(50, 3)
+
+    def write(comm):
+        table = new_table(CPU, 3, name="t", owner=owner)
+        mine = owner.owners(keys, comm.size) == comm.rank
+        table.insert_or_assign(keys[mine], rows[mine])
+        dump(tmp_path, [table], comm)
+
+    run_ranks(2, write)
+    np.testing.assert_array_equal(open_readonly(tmp_path)["t"].lookup(keys), rows)
+
+
+def test_a_key_of_several_ranks_has_the_row_of_the_lowest(tmp_path):
+    def write(comm):
+        dump(tmp_path, [table_of([5, 6 + comm.rank], np.full((2, 2), comm.rank, "f4"))], comm)
+
+    run_ranks(2, write)
+    table = open_readonly(tmp_path)["t"]
+    assert table.lookup([5, 6, 7, 8], default=9)[:, 0].tolist() == [0, 0, 1, 9]
+
+
+def test_several_tables_are_a_mapping(tmp_path):
+    names = ["user", "item/id", "ü", "empty"]
+    tables = [table_of([i, 77], np.full((2, i + 1), i, "f4"), name) for i, name in enumerate(names)]
+    tables[3].clear()
+    dump(tmp_path, tables, ONE)
+    opened = open_readonly(str(tmp_path))
+    assert list(opened) == names and len(opened) == 4 and "item/id" in opened
+    for i, name in enumerate(names[:3]):
+        assert opened[name].lookup(77).tolist() == [i] * (i + 1)
+    empty = opened["empty"]
+    assert len(empty) == 0 and 3 not in empty and empty.keys().shape == (0,)
+    assert empty.lookup([3, 77], default=[1, 2, 3, 4]).tolist() == [[1, 2, 3, 4]] * 2
+    assert "'ü' keys=2 dim=3 key_type=int64 dtype=float32" in repr(opened)
+    with pytest.raises(KeyError, match="no table 'users'. It has: 'empty', 'item/id', 'user'"):
+        opened["users"]
+    assert opened.get("users") is None
+
+
+def test_what_is_asked_may_have_any_shape(tmp_path):
+    dump(tmp_path, [table_of(np.arange(4), np.arange(8, dtype="f4").reshape(4, 2))], ONE)
+    table = open_readonly(tmp_path)["t"]
+    assert table.lookup(3).tolist() == [6, 7]
+    assert table.lookup([[0, 9], [2, 2]]).tolist() == [[[0, 1], [0, 0]], [[4, 5], [4, 5]]]
+    assert table.lookup(np.empty((0, 3), np.int8)).shape == (0, 3, 2)
+    assert table.lookup([]).shape == (0, 2)
+    rows = table.lookup([1])
+    rows += 1  # a copy
+    assert table.lookup([1]).tolist() == [[2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (lambda table: table.lookup([1.5]), TypeError, "must be integers that fit int32"),
+        (lambda table: table.lookup([2**40]), ValueError, "1099511627776"),
+        (lambda table: table.lookup([1], default=[1, 2, 3]), ValueError, "a number or a row of 2"),
+        (lambda table: table.lookup([1], default="0"), ValueError, "a number or a row of 2"),
+        (lambda table: "1" in table, TypeError, "one key, an integer. Received: '1'"),
+        (lambda table: [1] in table, TypeError, "one key, an integer"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, ask, error, message):
+    dump(tmp_path, [table_of([1], np.ones((1, 2), "f4"), key_type="int32")], ONE)
+    table = open_readonly(tmp_path)["t"]
+    with pytest.raises(error, match=message):
+        ask(table)
+    assert 2**40 not in table and 1 in table
+
+
+def test_no_checkpoint_is_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no manifest.json: no dump into it"):
+        open_readonly(tmp_path)
+
+
+def test_a_checkpoint_that_is_replaced_stays_open(tmp_path):
+    dump(tmp_path, [table_of([1, 2], np.ones((2, 2), "f4"))], ONE)
+    before = open_readonly(tmp_path)["t"]
+    dump(tmp_path, [table_of([1, 2], np.full((2, 2), 2, "f4"))], ONE)
+    assert before.lookup([1, 2, 3]).tolist() == [[1, 1], [1, 1], [0, 0]]
+    assert open_readonly(tmp_path)["t"].lookup(1).tolist() == [2, 2]
+    for folder, _, files in os.walk(tmp_path, topdown=False):
+        for file in files:
+            os.unlink(os.path.join(folder, file))
+    assert before.lookup([2]).tolist() == [[1, 1]]
+
+
+def test_it_opens_while_dumps_replace_it(tmp_path):
+    dump(tmp_path, [table_of([1], np.zeros((1, 2), "f4"))], ONE)
+    ended = threading.Event()
+
+    def replace():
+        for version in range(1, 80):
+            dump(tmp_path, [table_of([1], np.full((1, 2), version, "f4"))], ONE)
+        ended.set()
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    seen = []
+    while not ended.is_set():
+        first, second = open_readonly(tmp_path)["t"].lookup(1).tolist()
+        assert first == second
+        seen.append(first)
+    writer.join()
+    assert seen == sorted(seen) and len(set(seen)) > 3
+
+
+def test_threads_share_a_table(tmp_path):
+    keys, rows = some_keys(5000), rows_of(5000, 3)
+    dump(tmp_path, [table_of(keys, rows)], ONE, chunk_bytes=4096)
+    table = open_readonly(tmp_path, check_rows=True)["t"]
+    start, wrong = threading.Barrier(8), []
+
+    def ask(seed):
+        some = np.random.default_rng(seed).integers(0, 5000, 3000)
+        start.wait()
+        for part in np.array_split(some, 20):
+            if not np.array_equal(table.lookup(keys[part]), rows[part]):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=ask, args=[seed]) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def flip(path, offset):
+    """Changes a byte of a file in place, as a disk would."""
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 4]))
+
+
+def test_a_corrupt_file_is_told_when_it_is_used(tmp_path):
+    n, chunk = 64, 128
+    keys, rows = np.arange(n), rows_of(n, 4)
+    dump(tmp_path, [table_of(keys, rows)], ONE, chunk_bytes=chunk)
+    (path,) = tmp_path.glob("data-*/*.safetensors")
+    content = path.read_bytes()
+    order = open_readonly(tmp_path)["t"].keys().tolist()
+    keys_begin = content.index(np.array(order).tobytes())
+    rows_begin = content.index(rows[order].tobytes())
+    for at in range(0, keys_begin, 37):
+        flip(path, at)
+        with pytest.raises(ValueError, match=f"{path}, a file of table 't', is corrupt"):
+            open_readonly(tmp_path)
+        flip(path, at)
+    for at in range(keys_begin, rows_begin, 37):
+        flip(path, at)
+        for ask in (lambda t: t.lookup([1]), lambda t: 1 in t, lambda t: t.prepare()):
+            with pytest.raises(ValueError, match=f"'t', is corrupt: chunk {at // chunk} of"):
+                ask(open_readonly(tmp_path)["t"])
+        flip(path, at)
+    for at in range(rows_begin + chunk, rows_begin + rows.nbytes, 37):
+        flip(path, at)
+        table = open_readonly(tmp_path, check_rows=True)["t"]
+        key = order[(at - rows_begin) // 16]
+        with pytest.raises(ValueError, match=f"'t', is corrupt: chunk {at // chunk} of"):
+            table.lookup([key])
+        np.testing.assert_array_equal(table.lookup(order[0]), rows[order[0]])
+        flip(path, at)
+    np.testing.assert_array_equal(open_readonly(tmp_path, check_rows=True)["t"].lookup(keys), rows)
+    path.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match="it has .* bytes and not"):
+        open_readonly(tmp_path)
+
+
+def test_rows_are_not_loaded(tmp_path):
+    n, dim = 100_000, 128
+    keys = np.arange(n)
+    rows = np.repeat(keys[:, None], dim, 1).astype("f4")
+    dump(tmp_path, [table_of(keys, rows)], ONE, chunk_bytes=1 << 16)
+    tracemalloc.start()
+    try:
+        table = open_readonly(tmp_path)["t"]
+        asked = keys[::1000]
+        np.testing.assert_array_equal(table.lookup(asked)[:, -1], asked)
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 10 * n and most < 50 * n < rows.nbytes / 10
+
+
+WITHOUT_TENSORFLOW = """
+import sys
+sys.modules["tensorflow"] = None
+import sok_lite as sok
+tables = sok.open_readonly(sys.argv[1])
+print(tables["t"].lookup([2, 9], default=-1).tolist(), sorted(
+    name for name in sys.modules if name.startswith("sok_lite.bridge")))
+"""
+
+
+def test_it_needs_no_tensorflow(tmp_path):
+    dump(tmp_path, [table_of([2], np.array([[5, 6]], "f4"))], ONE)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TENSORFLOW, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "[[5.0, 6.0], [-1.0, -1.0]] []\n", done.stderr[-3000:]
