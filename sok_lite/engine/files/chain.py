@@ -1,6 +1,6 @@
 """Where the rows of keys are, in a file of a checkpoint and those that it continues."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,21 +42,45 @@ def rows_of(
     """
     if shard.changed is None:
         return [Rows(shard, readers[-1], at, np.arange(keys.size))]
+    parts = list(reversed(list(zip(shard.chain, readers, strict=True))))
+    held = (next(reader.rows("keys", iter([(0, part.num_rows)]))) for part, reader in parts)
+    found = newest_rows(keys, held, readers[-1].corrupt)
+    return [
+        Rows(part, reader, at, places)
+        for (part, reader), (at, places) in zip(parts, found, strict=True)
+    ]
+
+
+def newest_rows(
+    keys: np.ndarray, held: Iterable[np.ndarray], corrupt: Callable[[str], ValueError]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns of each file which of its rows are the newest of a key.
+
+    Args:
+      keys: (n,) distinct.
+      held: the keys that have a row in a file, the newest file first.
+      corrupt: makes the error of a reason.
+
+    Returns:
+      Of each file `Rows.at` and `Rows.places`.
+
+    Raises:
+      ValueError: a key has no row.
+    """
     found = []
     order = np.argsort(keys)
     left = keys[order], order  # ascending, and their places
-    for part, reader in reversed(list(zip(shard.chain, readers, strict=True))):
-        (held,) = reader.rows("keys", iter([(0, part.num_rows)]))  # those that have a row there
-        at_left = np.searchsorted(left[0], held)
+    for some in held:
+        at_left = np.searchsorted(left[0], some)
         at_left[at_left == left[0].size] = 0
-        is_wanted = left[0][at_left] == held if left[0].size else np.zeros(held.size, bool)
+        is_wanted = left[0][at_left] == some if left[0].size else np.zeros(some.size, bool)
         taken = at_left[is_wanted]
-        found.append(Rows(part, reader, np.flatnonzero(is_wanted), left[1][taken]))
+        found.append((np.flatnonzero(is_wanted), left[1][taken]))
         rest = np.ones(left[0].size, bool)
         rest[taken] = False
         left = left[0][rest], left[1][rest]
     if left[0].size:
-        raise readers[-1].corrupt(
+        raise corrupt(
             f"{left[0].size:,} of its keys have no row there, nor in the files that it continues"
         )
     return found

@@ -6,16 +6,17 @@ that serve one checkpoint share what they have read. Nothing here needs TensorFl
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sok_lite.engine.dtypes import bfloat16_to_float32, is_integer, key_dtype, row_dtype
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.chain import newest_rows
 from sok_lite.engine.files.key_index import MAX_KEYS, KeyIndex, make_index
 from sok_lite.engine.files.manifest import TableFacts
-from sok_lite.engine.files.mapped import MappedChain, MappedShard
+from sok_lite.engine.files.mapped import MappedShard
 
 __all__ = ["ReadonlyTable", "ReadonlyTables", "open_readonly"]
 
@@ -23,7 +24,7 @@ __all__ = ["ReadonlyTable", "ReadonlyTables", "open_readonly"]
 class ReadonlyTable:
     """A table of a checkpoint, with the rows that all ranks wrote. Threads may share it.
 
-    The first lookup reads all keys and makes an index of them, 6 to 8 bytes a key in memory, and 12
+    The first lookup reads all keys and makes an index of them, 6 to 8 bytes a key in memory, and 4
     more where there are increments. `prepare` does it ahead. A key that several ranks wrote has the
     row of the lowest of them, as after a load.
 
@@ -45,12 +46,16 @@ class ReadonlyTable:
                 f"open_readonly takes tables of fewer than {MAX_KEYS:,} keys. Received: "
                 f"{self._num_keys:,} in table {self.name!r}. Load it on several ranks."
             )
-        self._shards: list[MappedShard | MappedChain] = [
-            (MappedChain if shard.before else MappedShard)(facts, shard, folder)
-            for shard in facts.shards
+        self._chains = [
+            [MappedShard(facts, part, folder) for part in shard.chain] for shard in facts.shards
         ]
-        # Of all keys together: where those of each file begin.
-        self._starts = np.cumsum([0, *(shard.rows for shard in facts.shards)])
+        self._shards = [chain[-1] for chain in self._chains]  # which have all keys
+        self._files = [file for chain in self._chains for file in chain]
+        # Of all keys together, and of all rows: where those of each file begin.
+        self._starts = np.cumsum([0, *(shard.keys.size for shard in self._shards)])
+        self._row_starts = np.cumsum([0, *(len(file.rows) for file in self._files)])
+        # Of each key, where its row is among all rows. None: each file has the rows of its keys.
+        self._row_places: np.ndarray | None = None
         self._check_rows = check_rows
         self._index: KeyIndex | None = None
         self._making = threading.Lock()
@@ -121,10 +126,11 @@ class ReadonlyTable:
         rows = np.empty((wanted.size, self.dim), self.dtype)
         if found.size < wanted.size:
             rows[:] = row
-        for shard, which, numbers in self._by_shard(places):
+        at = places if self._row_places is None else self._row_places[places]
+        for file, which, numbers in _by_file(self._files, self._row_starts, at):
             if self._check_rows:
-                shard.check_rows(numbers)
-            rows[found[which]] = self._given(shard.read(numbers))
+                file.check_rows(numbers)
+            rows[found[which]] = self._given(file.rows[numbers])
         return rows.reshape(*wanted.shape, self.dim), self._mask(wanted, found)
 
     def prepare(self) -> None:
@@ -135,10 +141,24 @@ class ReadonlyTable:
         """
         with self._making:
             if self._index is None:
-                for shard in self._shards:
-                    shard.check_keys()
+                for file in self._files:
+                    file.check_keys()
+                if len(self._files) > len(self._shards):
+                    self._row_places = self._places_of_rows()
                 keys = [self._key_dtype.to_int64(np, shard.keys) for shard in self._shards]
                 self._index = make_index(keys[0] if len(keys) == 1 else np.concatenate(keys))
+
+    def _places_of_rows(self) -> np.ndarray:
+        num_rows, num_files = int(self._row_starts[-1]), 0
+        places = np.empty(self._num_keys, np.uint32 if num_rows <= MAX_KEYS else np.int64)
+        for chain, first in zip(self._chains, self._starts[:-1], strict=True):
+            starts = self._row_starts[num_files : num_files + len(chain)]
+            num_files += len(chain)
+            held = (file.keys[: len(file.rows)] for file in reversed(chain))
+            found = newest_rows(chain[-1].keys, held, chain[-1].reader.corrupt)
+            for (at, which), start in zip(found, reversed(starts), strict=True):
+                places[first + which] = start + at
+        return places
 
     def _places(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns which of some keys are there, and where, among all keys together."""
@@ -149,22 +169,9 @@ class ReadonlyTable:
 
     def _key_at(self, places: np.ndarray) -> np.ndarray:
         keys = np.empty(places.size, np.int64)
-        for shard, which, numbers in self._by_shard(places):
-            keys[which] = self._key_dtype.to_int64(np, shard.keys[numbers])
+        for file, which, numbers in _by_file(self._shards, self._starts, places):
+            keys[which] = self._key_dtype.to_int64(np, file.keys[numbers])
         return keys
-
-    def _by_shard(
-        self, places: np.ndarray
-    ) -> Iterator[tuple[MappedShard | MappedChain, Any, np.ndarray]]:
-        """Yields each file, which of some places are in it, and their numbers there."""
-        if len(self._shards) == 1:
-            yield self._shards[0], slice(None), places.astype(np.int64, copy=False)
-            return
-        of_place = np.searchsorted(self._starts, places, side="right") - 1
-        for i, shard in enumerate(self._shards):
-            which = np.flatnonzero(of_place == i)
-            if which.size:
-                yield shard, which, places[which].astype(np.int64) - self._starts[i]
 
     def _given(self, stored: np.ndarray) -> np.ndarray:
         if self._row_dtype.name == "bfloat16":
@@ -175,6 +182,20 @@ class ReadonlyTable:
         mask = np.zeros(wanted.size, bool)
         mask[found] = True
         return mask.reshape(wanted.shape)
+
+
+def _by_file(
+    files: Sequence[MappedShard], starts: np.ndarray, places: np.ndarray
+) -> Iterator[tuple[MappedShard, Any, np.ndarray]]:
+    """Yields each file, which of some places are in it, and their numbers there."""
+    if len(files) == 1:
+        yield files[0], slice(None), places.astype(np.int64, copy=False)
+        return
+    of_place = np.searchsorted(starts, places, side="right") - 1
+    for i, file in enumerate(files):
+        which = np.flatnonzero(of_place == i)
+        if which.size:
+            yield file, which, places[which].astype(np.int64) - starts[i]
 
 
 class ReadonlyTables(Mapping[str, ReadonlyTable]):
