@@ -48,7 +48,8 @@ LAYERS = [
     ["sok_lite.engine.files.shard"],
     ["sok_lite.engine.files.manifest"],
     ["sok_lite.engine.files.growing_file", "sok_lite.engine.files.key_value_names"],
-    ["sok_lite.engine.files.key_value_files"],
+    ["sok_lite.engine.files.key_value_files", "sok_lite.engine.files.key_value_states"],
+    ["sok_lite.engine.files.state_columns"],
     ["sok_lite.engine.files.joined"],
     ["sok_lite.engine.files.chain", "sok_lite.engine.files.increment"],
     ["sok_lite.engine.files.part", "sok_lite.engine.files.pending"],
@@ -159,7 +160,6 @@ LAYERS = [
     ["sok_lite.dynamic_embedding.redis_columns"],
     ["sok_lite.dynamic_embedding.redis_store"],
     ["sok_lite.dynamic_embedding.checkpoint_folder", "sok_lite.dynamic_embedding.description"],
-    ["sok_lite.dynamic_embedding.states_file"],
     ["sok_lite.dynamic_embedding.file_call"],
     ["sok_lite.dynamic_embedding.file_system"],
     ["sok_lite.dynamic_embedding.saved_files"],
@@ -207,7 +207,10 @@ LAYERS = [
     ["sok_lite.kv_variable.patch"],
     ["sok_lite.kv_variable"],
     ["sok_lite.cli.importers.tfplus"],
-    ["sok_lite.keras.features", "sok_lite.keras.weight"],
+    [
+        *("sok_lite.keras.features", "sok_lite.keras.weight", "sok_lite.keras.ranks"),
+        "sok_lite.keras.metrics",
+    ],
     ["sok_lite.keras.table", "sok_lite.keras.layers"],
     ["sok_lite.keras.classes"],
     ["sok_lite.keras"],
@@ -228,7 +231,6 @@ OUTSIDE = {
     "sok_lite.engine": set(),
     "sok_lite.cli": set(),
     "sok_lite.cli.importers.tensorflow_reader": {"tensorflow"},
-    "sok_lite.dynamic_embedding.states_file": set(),
     "sok_lite.dynamic_embedding.checkpoint_folder": set(),
 }
 

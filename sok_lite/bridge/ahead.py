@@ -25,7 +25,9 @@ class Prefetched(tf.experimental.ExtensionType):
     """
 
     __name__ = "sok_lite.Prefetched"
-    ids: typing.Tuple[typing.Union[tf.RaggedTensor, tf.SparseTensor], ...]  # noqa: UP006, UP007
+    ids: typing.Tuple[  # noqa: UP006
+        typing.Union[tf.RaggedTensor, tf.SparseTensor, tf.Tensor], ...  # noqa: UP007
+    ]
     is_list: bool
     # What `LookupHost.send_packed` gave, as one row: of a tensor TensorFlow would count the
     # elements, and trace a function again where they are more or fewer.

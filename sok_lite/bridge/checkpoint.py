@@ -30,6 +30,7 @@ import tensorflow as tf
 from sok_lite.bridge.checks import checked_keys, checked_rows
 from sok_lite.bridge.table_call import table_call, to_rows
 from sok_lite.bridge.tensor import to_array, to_tensor
+from sok_lite.engine.files.state_columns import columns_of, states_of
 from sok_lite.engine.optimizer_states import drop_left_behind
 from sok_lite.engine.table import EmbeddingTable, snapshot
 from sok_lite.engine.table.exclusive import alone
@@ -166,41 +167,6 @@ def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> 
     grouped = json.loads(bytes(tensors["state_columns"].numpy()))
     states = states_of(arrays["states"], grouped, f"table {table.name!r}")
     snapshot.restore(table, snapshot.Snapshot(held, values, states))
-
-
-def columns_of(states: Sequence[snapshot.State]) -> list[dict[str, Any]]:
-    """Returns what "state_columns" says of states, group by group."""
-    columns: list[dict[str, Any]] = [{}]
-    for state in states:
-        while len(columns) <= (state.group or 0):
-            columns.append({})
-        columns[state.group or 0][state.name] = [state.dim, state.initial]
-    return columns
-
-
-def states_of(rows: Any, grouped: Any, whose: str) -> list[snapshot.State]:
-    """Returns the states of which rows are side by side.
-
-    Args:
-      rows: (n, all of them) float32.
-      grouped: what "state_columns" says.
-      whose: for errors.
-
-    Raises:
-      ValueError: there are more or fewer columns than those.
-    """
-    states, start = [], 0
-    for number, group in enumerate([grouped] if isinstance(grouped, dict) else grouped):
-        for name, (dim, initial) in group.items():
-            its_rows = rows[:, start : start + dim]
-            states.append(snapshot.State(name, dim, initial, its_rows, number or None))
-            start += dim
-    if start != rows.shape[1]:
-        raise ValueError(
-            f"What was saved of {whose} is corrupt: its states have {start} columns by their "
-            f"names, and {rows.shape[1]} were saved."
-        )
-    return states
 
 
 def _text(value: object) -> tf.Tensor:

@@ -42,10 +42,10 @@ def integer_keys(keys: Any, whose: str, expected: str) -> tf.Tensor:
     dtype = getattr(keys, "dtype", None)
     if not isinstance(dtype, tf.DType) or not dtype.is_integer:
         name = dtype.name if isinstance(dtype, (tf.DType, np.dtype)) else type(keys).__name__
-        raise TypeError(
-            f"{whose} must be integers ({expected}). "
-            f"Received: {name}. Cast them first if they really are keys."
-        )
+        advice = "Cast them first if they really are keys."
+        if dtype == tf.string:
+            advice = "sok_lite.hash_strings makes keys of strings."
+        raise TypeError(f"{whose} must be integers ({expected}). Received: {name}. {advice}")
     return keys
 
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from sok_lite.bridge.tf_private import CHECKPOINT, CHILDREN
+from sok_lite.bridge.tf_private import CHECKPOINT, CHILDREN, TRACK
 
 # ---- the public names of other packages that this module relies on; a test looks at each ---------
 
@@ -31,6 +31,7 @@ SAVING = ("save", "save_weights", "load_weights")
 WEIGHTS = ("get_weights", "set_weights")
 OWN_VARIABLES = ("save_own_variables", "load_own_variables")
 
+_CONTAINERS = (dict, list, tuple, set, frozenset)
 # An attribute of optimizers: whether their steps are of the mean of all ranks' losses.
 AVERAGES = "_sok_lite_averages"
 
@@ -248,11 +249,18 @@ def _refuse_saving(method: str, tables: list[Any]) -> NoReturn:
     )
 
 
-def _check_checkpoint(method: str, checkpoint: Any) -> None:
-    """Raises if a model in a checkpoint holds a table that is not in it.
+def _have_all_tracked(method: str, checkpoint: Any) -> None:
+    """Has what a checkpoint holds track the tables that Keras 3 hides in its lists and dicts.
 
-    Keras 3 hides its lists and dicts from TensorFlow.
+    A table then has the name of the attribute and its places in there, joined by "-".
     """
+    while hidden := _hidden_in(checkpoint):
+        for owner, name, value in hidden:
+            getattr(owner, TRACK)(value, name, overwrite=True)
+
+
+def _hidden_in(checkpoint: Any) -> list[tuple[Any, str, Any]]:
+    """Returns tables, and layers with tables, that a checkpoint misses: owner, name and value."""
     saved: dict[int, Any] = {}
     stack = [checkpoint]
     while stack:
@@ -260,15 +268,30 @@ def _check_checkpoint(method: str, checkpoint: Any) -> None:
         if id(value) not in saved:
             saved[id(value)] = value
             stack += getattr(value, CHILDREN)().values()
-    layers = [value for value in saved.values() if isinstance(value, _layers)]
-    hidden = [table for _, table in _held(layers) if id(table) not in saved]
-    if hidden:
-        method = method.lstrip("_")
-        raise NotImplementedError(
-            f"Checkpoint.{method}() would leave the rows of {_names(hidden)} out: Keras keeps them "
-            "in a list or dict that TensorFlow does not see. Name them beside the model: "
-            "tf.train.Checkpoint(model=model, tables=[...])."
-        )
+    return [
+        (owner, name, value)
+        for owner in saved.values()
+        if isinstance(owner, _layers)
+        for attribute, held in vars(owner).items()
+        if isinstance(held, _CONTAINERS)
+        for name, value in _named(attribute, held)
+        if id(value) not in saved and any(True for _ in _held(value))
+    ]
+
+
+def _named(name: str, held: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the layers, modules and tables in lists and dicts, each with its place."""
+    if isinstance(held, dict):
+        for key, item in held.items():
+            yield from _named(f"{name}-{key}", item)
+    elif isinstance(held, (list, tuple)):
+        for place, item in enumerate(held):
+            yield from _named(f"{name}-{place}", item)
+    elif isinstance(held, (set, frozenset)):
+        ordered = sorted(held, key=lambda item: str(getattr(item, "name", "")))
+        yield from _named(name, ordered)
+    elif isinstance(held, (tf.Module, *_layers)) or hasattr(type(held), "left_out_by"):
+        yield name, held
 
 
 def is_tensorflows_format(filepath: Any, save_format: Any = None) -> bool:
@@ -289,7 +312,7 @@ def _guard(name: str, package: Any) -> bool:
             return False
         if not _guarded:
             for method in CHECKPOINT:
-                _wrap(tf.train.Checkpoint, method, _of_object(_check_checkpoint, method))
+                _wrap(tf.train.Checkpoint, method, _of_object(_have_all_tracked, method))
         _guarded.add(name)
         layer = package.layers.Layer
         _layers = (*_layers, layer)

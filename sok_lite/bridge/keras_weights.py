@@ -6,6 +6,8 @@ look afterwards whether what was saved or loaded had every table in it.
 """
 
 import functools
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,9 +16,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from sok_lite.bridge import keras_guard, stored
+from sok_lite.bridge.job import other_ranks
 
 _FORMATS = (".keras", ".weights.h5")
 # The variables of tables that were saved or loaded since the call of a model's method began.
+_all_ranks_save: ContextVar[bool] = ContextVar("all_ranks_save", default=False)
 _done: ContextVar[list[Any] | None] = ContextVar("tables_done", default=None)
 
 
@@ -174,14 +178,39 @@ def _checking(package: str, method: str, original: Any) -> Any:
                 f"{method}() to this format would leave the keys of {_names(tables)} out. "
                 f"Received: filepath={str(filepath)!r}. {tables[0].instead_of_save}"
             )
-        with _all_done(method, tables):
-            return original(self, filepath, *args, **kwargs)
+        keras_guard.check_weights(method, self)
+        with _all_done(method, tables), _scratch(method, filepath) as path:
+            return original(self, path, *args, **kwargs)
 
     return checked
 
 
 def _is_checkpoint(filepath: Any, options: Mapping[str, Any]) -> bool:
     return keras_guard.is_tensorflows_format(filepath, options.get("save_format"))
+
+
+@contextmanager
+def _scratch(method: str, filepath: Any) -> Iterator[Any]:
+    """Gives where this rank reads or writes: of several the first writes, with the rows of all."""
+    comm = other_ranks()
+    if comm is None or not method.startswith("save"):
+        yield filepath
+        return
+    token = _all_ranks_save.set(True)
+    try:
+        if comm.rank == 0:
+            yield filepath
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                yield os.path.join(folder, os.path.basename(str(filepath)))
+        comm.barrier()
+    finally:
+        _all_ranks_save.reset(token)
+
+
+def do_all_ranks_save() -> bool:
+    """Whether a model is being saved by a method that every rank calls."""
+    return _all_ranks_save.get()
 
 
 @contextmanager

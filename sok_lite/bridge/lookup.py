@@ -132,11 +132,7 @@ def look_up_each(
     Returns:
       ids.shape + [dimension] of the rows' dtype, with a gradient of the variable.
     """
-    flat = tf.reshape(ids, [-1])
-    one_a_row = tf.RaggedTensor.from_row_splits(
-        flat, tf.range(tf.size(flat, tf.int64) + 1), validate=False
-    )
-    arguments = checked_arguments([variable], [one_a_row], None, "sum", comm.size)
+    arguments = checked_arguments([variable], [tf.reshape(ids, [-1])], None, "sum", comm.size)
     rows = look_up(comm, arguments, treatment)[0]
     result = tf.reshape(rows, tf.concat([tf.shape(ids), [variable.dimension]], 0))
     return tf.ensure_shape(result, ids.shape.concatenate([variable.dimension]))

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
-from sok_lite.bridge.checks import checked_keys
+from sok_lite.bridge.checks import checked_keys, integer_keys
 from sok_lite.bridge.joined import Numbers, as_int64, join, join_numbers, listed, shapes_of
 from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.tensor import to_array
@@ -18,6 +18,8 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.batch import check_pooled, row_splits_of
 from sok_lite.engine.pooling import normalise_combiner
 from sok_lite.engine.segments import cut
+
+_MATRICES = (tf.RaggedTensor, tf.SparseTensor)
 
 
 class Rows(NamedTuple):
@@ -276,13 +278,16 @@ def _check_variable(param: Any, num_ranks: int) -> None:
 def _argument(
     number: int, variable: TableVariable | StaticVariable, ids: Any, weights: Any, combiner: Any
 ) -> Argument:
+    ids = _as_tensor(f"sp_ids[{number}]", ids)
     values, rows, batch = _taken_apart(f"sp_ids[{number}]", ids)
     keys = checked_keys(variable, values)
     check_pooled(variable.table)
     weight_values, weight_rows = None, None
     if weights is not None:
+        if not isinstance(weights, _MATRICES):
+            weights = tf.convert_to_tensor(weights)
         weight_values, weight_rows = _checked_weights(number, weights, keys)
-        if weight_rows.places is rows.places:
+        if weight_rows.places is rows.places or _are_alike(ids, weights):
             weight_rows = None
     facts = Facts(
         weakref.ref(variable),
@@ -315,8 +320,26 @@ def _checked_weights(number: int, weights: Any, keys: tf.Tensor) -> tuple[tf.Ten
     return tf.cast(values, tf.float32), rows
 
 
+def _as_tensor(name: str, ids: Any) -> Any:
+    """Returns ids as the ragged or sparse matrix that they are, or as a dense tensor of integers.
+
+    Raises:
+      TypeError: they are neither.
+    """
+    if isinstance(ids, _MATRICES):
+        return ids
+    return integer_keys(ids, name, "ragged, sparse or dense: int64 or int32")
+
+
+def _are_alike(ids: Any, weights: Any) -> bool:
+    """Whether both are dense and known to be of one shape, so that their rows need no look."""
+    if isinstance(ids, _MATRICES) or isinstance(weights, _MATRICES):
+        return False
+    return ids.shape.is_fully_defined() and ids.shape == weights.shape
+
+
 def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]:
-    """Returns the values, the rows and the static batch size of a ragged or sparse matrix."""
+    """Returns the values, the rows and the static batch size of a matrix of any kind."""
     if isinstance(argument, tf.RaggedTensor):
         values, splits = argument.values, argument.row_splits
         if isinstance(values, tf.RaggedTensor) or values.shape.rank not in (1, None):
@@ -338,7 +361,19 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]
         if argument.shape.rank is not None:
             batch = tf.compat.dimension_value(argument.shape[0])
         return argument.values, Rows(argument.indices, argument.dense_shape[:1]), batch
-    raise TypeError(
-        f"{name} must be a tf.RaggedTensor or tf.SparseTensor of rank 2. "
-        f"Received: {type(argument).__name__}. tf.RaggedTensor.from_tensor makes one of a tensor."
-    )
+    if argument.shape.rank not in (1, 2):
+        raise ValueError(
+            f"{name} must be a ragged, sparse or dense tensor of shape (batch, k), or (batch,) "
+            f"with one to a row. Received: shape {argument.shape}. Use tf.reshape, or set its "
+            "shape."
+        )
+    batch, width = (argument.shape.as_list() + [1])[:2]
+    if batch is not None and width is not None:
+        with tf.device("CPU:0"):
+            splits = tf.constant(np.arange(batch + 1) * width, tf.int64)
+    else:
+        sizes = tf.shape(argument, tf.int64)
+        splits = tf.range(sizes[0] + 1)
+        splits = splits if argument.shape.rank == 1 else splits * sizes[1]
+    values = argument if argument.shape.rank == 1 else tf.reshape(argument, [-1])
+    return values, Rows(splits, None), batch

@@ -4,10 +4,10 @@ import re
 import sys
 from typing import Any, NoReturn
 
-from sok_lite.bridge.tf_private import CUSTOM_GRADIENT
+from sok_lite.bridge.tf_private import CUSTOM_GRADIENT, SAVER
 
 
-def _is_called_from(module: str) -> bool:
+def is_called_from(module: str) -> bool:
     """Whether a function of that module is among the callers."""
     frame: Any = sys._getframe(1)
     while frame is not None:
@@ -92,13 +92,33 @@ class RefusesDense(RefusesCopies):
         self._refuse_dense("read_value")
 
     def read_value_no_copy(self) -> NoReturn:
+        self._refuse_saver()
         self._refuse_dense("read_value_no_copy")
+
+    @property
+    def _graph_element(self) -> Any:
+        self._refuse_saver()
+        return self._element
+
+    @_graph_element.setter
+    def _graph_element(self, element: Any) -> None:
+        self._element = element
+
+    def _refuse_saver(self) -> None:
+        """Raises where a saver of TF1 asks, which would save a dense tensor."""
+        if is_called_from(SAVER):
+            raise NotImplementedError(
+                f"A tf.compat.v1.train.Saver cannot save {self.name!r}: it is a {self.kind}, whose "
+                "rows are known by key and have no place in a dense tensor. Save it with "
+                "tf.train.Checkpoint(table=variable), in a session with "
+                "tf.compat.v1.train.Checkpoint, and give the saver the other variables."
+            )
 
     def _read_variable_op(self, no_copy: bool = False) -> NoReturn:
         self._refuse_dense("_read_variable_op")
 
     def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> NoReturn:
-        if _is_called_from(CUSTOM_GRADIENT):
+        if is_called_from(CUSTOM_GRADIENT):
             raise NotImplementedError(
                 f"{self.name!r} is looked up in a function that tf.custom_gradient or "
                 "tf.recompute_grad wraps: they read every variable of it as a dense tensor, and a "

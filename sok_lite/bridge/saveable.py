@@ -23,15 +23,21 @@ class TableSaveable(SaveableObject):
             tensors = variable._serialize_to_tensors()
         self._variable = weakref.ref(variable)
         self._parts = list(tensors)
-        specs = [
-            SaveSpec(tensor, "", f"{name}-{part}", tensor.dtype) for part, tensor in tensors.items()
-        ]
+        specs = [_spec(tensor, f"{name}-{part}") for part, tensor in tensors.items()]
         super().__init__(variable.handle, specs, name)
 
     def restore(self, restored_tensors: list[tf.Tensor], restored_shapes: Any) -> Any:
         """Returns the operation that makes the table what was saved."""
         by_part = dict(zip(self._parts, restored_tensors, strict=True))
         return alive(self._variable)._restore_from_tensors(by_part)
+
+
+def _spec(tensor: Any, name: str) -> Any:
+    """Returns what is saved of a tensor, or of a SaveSpec of one that is made when it is saved."""
+    if not isinstance(tensor, SaveSpec):
+        return SaveSpec(tensor, "", name, tensor.dtype)
+    tensor.name = name
+    return tensor
 
 
 def save_with_graph(variable: TableVariable, name: str) -> None:

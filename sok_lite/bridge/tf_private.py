@@ -58,6 +58,9 @@ RAGGED_LOOKUPS = "tensorflow.python.ops.ragged.ragged_embedding_ops"
 _SAVEABLES = "tensorflow.python.training.saving.saveable_object"
 SaveableObject: Any = private(_SAVEABLES, "SaveableObject")
 SaveSpec: Any = private(_SAVEABLES, "SaveSpec")
+# What it asks an object for that is no variable, by the name that gets no ending in the checkpoint.
+GATHERS = "_gather_saveables_for_checkpoint"
+WHOLE: Any = private("tensorflow.python.trackable.base", "VARIABLE_VALUE_KEY")
 
 # How TensorFlow's generated functions call an operation eagerly, in C++, and what they give it.
 execute: Any = private("tensorflow.python.pywrap_tfe", "TFE_Py_FastPathExecute")
@@ -121,6 +124,8 @@ OVERRIDDEN_OF_SPEC = ("_from_components", "_serialize")
 # Of tf.train.Checkpoint: what a CheckpointManager calls, and what a checkpoint holds.
 CHECKPOINT = ("save", "write", "_write", "read", "restore")
 CHILDREN = "_trackable_children"
+# Of what it holds: takes another one, and the name that it is saved by.
+TRACK = "_track_trackable"
 
 # The modules of it that ask an optimizer for the slots which they save or copy.
 SLOTS_OF_CHECKPOINTS = (

@@ -164,7 +164,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
             self._handle = self._refusing_handle = _not_a_tensor()
 
     def _element_of_graph(self) -> tf.Tensor:
-        """Returns what session.run(variable) evaluates; a TF1 Saver names it and raises."""
+        """Returns what session.run(variable) evaluates; a TF1 Saver raises."""
         refusal = tf.debugging.Assert(
             False, [f"{self.name} has no dense value. {self.instead_of_value}"]
         )

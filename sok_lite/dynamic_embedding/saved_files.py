@@ -14,9 +14,9 @@ from sok_lite.bridge.type_spec import alive
 from sok_lite.dynamic_embedding.checkpoint_folder import current, directory
 from sok_lite.dynamic_embedding.file_system import Source, insert, source_of
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
-from sok_lite.dynamic_embedding.states_file import read_states, states_path, write_states
 from sok_lite.engine.files.key_value_files import checksums, make_layout, open_shards, write_shard
 from sok_lite.engine.files.key_value_names import Place, find_places, group_sizes
+from sok_lite.engine.files.key_value_states import read_states, states_path, write_states
 from sok_lite.engine.table.exclusive import alone
 
 _TEXTS = ("facts", "state_columns")

@@ -10,6 +10,9 @@ import tensorflow as tf
 from sok_lite.backend import get_backend
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.optimizers.settings import family_of
+from sok_lite.bridge.refusals import is_called_from
+from sok_lite.bridge.saveable import TableSaveable
+from sok_lite.bridge.tf_private import SAVER, WHOLE
 from sok_lite.dynamic_embedding import file_system
 from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys
 from sok_lite.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
@@ -152,6 +155,14 @@ class Variable(tf.__internal__.tracking.Trackable):
                 self._track_trackable(self._restrict_policy.status, "status")
         if not tf.executing_eagerly() and not tf.inside_function():
             add_to_graph(self)
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        """Returns what a saver of TF1 saves that was given the variable itself."""
+        if not (self.rows.checkpoint and is_called_from(SAVER)):
+            return {}
+        # The name that it has where a saver is not told what to save.
+        name = self.name if tf.executing_eagerly() else self.rows.op.name
+        return {WHOLE: lambda named=name: TableSaveable(self.rows, named)}
 
     def __repr__(self) -> str:
         return (

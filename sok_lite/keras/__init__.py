@@ -4,7 +4,24 @@ The names below are of `tf.keras`. A program that uses tf_keras beside Keras 3 h
 by `classes_for(tf_keras)`.
 """
 
-from sok_lite.keras.classes import Embedding, Embeddings, Table, classes_for
+from sok_lite.keras.classes import (
+    AllRanks,
+    Embedding,
+    Embeddings,
+    Table,
+    TableMetrics,
+    classes_for,
+)
 from sok_lite.keras.features import Feature
+from sok_lite.keras.ranks import shard
 
-__all__ = ["Embedding", "Embeddings", "Feature", "Table", "classes_for"]
+__all__ = [
+    "AllRanks",
+    "Embedding",
+    "Embeddings",
+    "Feature",
+    "Table",
+    "TableMetrics",
+    "classes_for",
+    "shard",
+]

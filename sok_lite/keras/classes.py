@@ -1,4 +1,4 @@
-"""`Table`, `Embeddings` and `Embedding` as classes of each Keras that a program uses."""
+"""The layers and callbacks as classes of each Keras that a program uses."""
 
 import sys
 from types import SimpleNamespace
@@ -11,16 +11,18 @@ from sok_lite.bridge.keras_classes import layer_class, register_as_layer, root_o
 from sok_lite.bridge.keras_weights import keep_tables
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
 from sok_lite.keras.layers import EmbeddingPart, EmbeddingsPart
+from sok_lite.keras.metrics import metrics_class
+from sok_lite.keras.ranks import all_ranks_class, check_before_training
 from sok_lite.keras.table import TablePart
 
-__all__ = ["Embedding", "Embeddings", "Table", "classes_for"]
+__all__ = ["AllRanks", "Embedding", "Embeddings", "Table", "TableMetrics", "classes_for"]
 
 _REGISTERED = "sok_lite.keras"
 _made: dict[str, SimpleNamespace] = {}
 
 
 def classes_for(package: Any) -> SimpleNamespace:
-    """Returns `Table`, `Embeddings` and `Embedding` of a Keras, which also knows them by name then.
+    """Returns the layers and callbacks of a Keras, which also knows the layers by name then.
 
     Args:
       package: `keras`, `tf_keras` or `tf.keras`.
@@ -46,15 +48,20 @@ def _classes_of(package: Any) -> SimpleNamespace:
         Table=table,
         Embeddings=made("Embeddings", EmbeddingsPart, layer, table_class=table),
         Embedding=made("Embedding", EmbeddingPart, layer, table_class=table),
+        AllRanks=all_ranks_class(package),
+        TableMetrics=metrics_class(package),
     )
 
 
 train_with_stock_optimizers()
 keep_tables()
+keras_guard.tell(check_before_training)
 _of_program = classes_for(tf.keras)
 Table: Any = _of_program.Table
 Embeddings: Any = _of_program.Embeddings
 Embedding: Any = _of_program.Embedding
+AllRanks: Any = _of_program.AllRanks
+TableMetrics: Any = _of_program.TableMetrics
 # A program that has imported tf_keras as well may load a model with it.
 for _name in keras_guard.PACKAGES:
     if hasattr(sys.modules.get(_name), "layers"):

@@ -1,7 +1,7 @@
 """What `Embedding` and `Embeddings` do, whichever Keras they are of."""
 
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
@@ -33,8 +33,14 @@ class EmbeddingsPart:
         self, features: Any, name: str | None = None, trainable: bool = True, dtype: Any = None
     ) -> None:
         named, listed = _named(features, self.table_class)
-        super().__init__(name=name, trainable=trainable, dtype=dtype)  # type: ignore[call-arg]
         tables = list({id(each.table): each.table for each in listed}.values())
+        if len({table.name for table in tables}) < len(tables):
+            raise ValueError(
+                "The tables of a layer must have different names, as their rows begin by them. "
+                f"Received: {', '.join(repr(table.name) for table in tables)}. Give features that "
+                "share a table the same Table."
+            )
+        super().__init__(name=name, trainable=trainable, dtype=dtype)  # type: ignore[call-arg]
         # Neither dict nor list: Keras 3 hides those from TensorFlow's checkpoints.
         self._of = SimpleNamespace(names=named, features=listed, tables=tables)
         for number, table in enumerate(tables):
@@ -46,9 +52,10 @@ class EmbeddingsPart:
         self.supports_jit = False  # of "auto": XLA cannot call the host
 
     @property
-    def tables(self) -> list[Any]:
-        """The tables, each once."""
-        return list(self._of.tables)
+    def tables(self) -> Mapping[str, Any]:
+        """The tables by name."""
+        # No dict: Keras would look for layers to save and to load in there once more.
+        return MappingProxyType({table.name: table for table in self._of.tables})
 
     def build(self, input_shape: Any = None) -> None:
         """Does nothing: tables are there."""
@@ -113,7 +120,7 @@ class EmbeddingsPart:
             {"table": places[id(table)], "combiner": combiner, "mask_value": mask_value}
             for table, combiner, mask_value in self._of.features
         ]
-        config = {"names": self._of.names, "listed": listed, "tables": self.tables}
+        config = {"names": self._of.names, "listed": listed, "tables": list(self._of.tables)}
         return {**super().get_config(), **config}  # type: ignore[misc]
 
     @classmethod
@@ -169,7 +176,7 @@ class EmbeddingPart(EmbeddingsPart):
     @property
     def key_dtype_name(self) -> str:
         """Name of the dtype of ids."""
-        return self.tables[0].key_dtype_name
+        return self._of.tables[0].key_dtype_name
 
     def call(self, ids: Any, weights: Any = None, training: Any = None) -> Any:
         """Returns the rows of ids; see `Embeddings.call`."""

@@ -1,5 +1,6 @@
 """What a `Table` does, whichever Keras it is of; classes.py makes classes of it."""
 
+import re
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,13 @@ from sok_lite.engine.owner import MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.keras.features import Feature, communicator, rows_of
+from sok_lite.keras.ranks import parts_of_all
 from sok_lite.keras.weight import TableWeight
 
 _TEXTS = "str"
 _KEY_TYPES = ("int64", "int32", "uint64", _TEXTS)
+# What the names of arrays begin with that a rank of several has saved.
+_OF_RANK = re.compile(r"rank\d+of(\d+)_")
 _ROW_DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -228,27 +232,47 @@ class TablePart:
         return cls(**{**config, "initializer": initializer})
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes keys, rows, optimizer states and scores to a store of Keras.
+        """Writes keys, rows, optimizer states and scores to a store of Keras; of all ranks, if any.
 
         Raises:
-          NotImplementedError: there are several ranks, each with a part of the rows.
+          NotImplementedError: there are several ranks, and it is none of `model.save` and
+            `model.save_weights`, which every rank calls.
         """
-        size = communicator().size
-        if size > 1:
-            raise NotImplementedError(
-                f"{self.name!r} has its rows on {size} ranks; this would save those of one. Have "
-                "every rank save the model by tf.train.Checkpoint, to a path of its own."
-            )
-        stored.write_tensors(store, self.variable.saved_tensors())
+        comm = communicator()
+        if comm.size == 1:
+            stored.write_tensors(store, self.variable.saved_tensors())
+        else:
+            if not keras_weights.do_all_ranks_save():
+                raise NotImplementedError(
+                    f"{self.name!r} has its rows on {comm.size} ranks; this would save those of "
+                    "one. Have every rank call model.save(path) or model.save_weights(path)."
+                )
+            arrays: dict[str, Any] = {}
+            stored.write_tensors(arrays, self.variable.saved_tensors())
+            for rank, part in enumerate(parts_of_all(comm, arrays)):
+                for name, array in part.items():
+                    store[f"rank{rank}of{comm.size}_{name}"] = array
         keras_weights.note(self.variable)
 
     def load_own_variables(self, store: Any) -> None:
         """Makes the table what `save_own_variables` wrote.
 
         Raises:
-          ValueError: something is missing or is not of such a table, which is as it was.
+          ValueError: something is missing or is not of such a table, or it was saved by another
+            number of ranks. The table is as it was.
         """
-        tensors = stored.read_tensors(store, self.variable.saved_dtypes(), self.name)
+        comm = communicator()
+        found = {match[1] for match in map(_OF_RANK.match, store.keys()) if match}
+        saved_by = int(found.pop()) if found else 1
+        if saved_by != comm.size:
+            raise ValueError(
+                f"Table {self.name!r} was saved by {saved_by} ranks, and there are {comm.size}: "
+                "each loads the rows that it saved. Start as many ranks; to serve the model, have "
+                "them call sok_lite.export_serving(model, path)."
+            )
+        prefix = "" if comm.size == 1 else f"rank{comm.rank}of{comm.size}_"
+        dtypes = self.variable.saved_dtypes()
+        tensors = stored.read_tensors(store, dtypes, self.name, prefix)
         self.variable.restore_tensors(tensors)
         keras_weights.note(self.variable)
 

@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge.checkpoint import columns_of, states_of
 from sok_lite.engine.dtypes import RowDtype
+from sok_lite.engine.files.state_columns import columns_of, states_of
 from sok_lite.engine.table.snapshot import State
 from sok_lite.kv_variable.content import Content, are_distinct, cut, in_order
 from sok_lite.kv_variable.share import Share

@@ -68,9 +68,10 @@ def lookup_sparse(
       params: a DynamicVariable, a static `sok.Variable`, or a list of both; one may come several
         times. Keys of a static one are numbers of its rows, from 0 on.
       sp_ids: for each a RaggedTensor or SparseTensor (in row-major order) of keys, (batch, None);
-        or what `sok.prefetch` gave for all of them.
-      sp_weights: None, or for each None or the weights of the keys, ragged or sparse with rows of
-        the same lengths.
+        or a dense tensor or array of keys, (batch, k), or (batch,) with one to a row, each of which
+        counts; or what `sok.prefetch` gave for all of them.
+      sp_weights: None, or for each None or the weights of the keys, ragged, sparse or dense with
+        rows of the same lengths.
       combiners: for each "sum", "mean" or "sqrtn" (or one for all); None: "mean". As in
         `tf.nn.embedding_lookup_sparse`: weighted sum, divided by 1, by the sum of the weights or by
         the root of the sum of their squares. An empty row, or a divisor of 0, gives zeros.
@@ -143,8 +144,8 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
     return look_up(comm, arguments, Treatment(None, None, False))[0]
 
 
-def _one_key_a_row(indices: Any) -> tf.RaggedTensor:
-    """Returns keys (n,) as a batch of n rows, or raises TypeError or ValueError."""
+def _one_key_a_row(indices: Any) -> tf.Tensor:
+    """Returns keys (n,) as a tensor, or raises TypeError or ValueError."""
     if isinstance(indices, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(
             "sok.all2all_dense_embedding takes a dense tensor of keys. "
@@ -156,13 +157,7 @@ def _one_key_a_row(indices: Any) -> tf.RaggedTensor:
             "sok.all2all_dense_embedding takes keys of shape (n,). "
             f"Received: shape {keys.shape}. Use tf.reshape(keys, [-1]), and reshape the rows."
         )
-    keys = tf.ensure_shape(keys, [None]) if keys.shape.rank is None else keys
-    known = tf.compat.dimension_value(keys.shape[0])
-    num_keys = tf.size(keys, tf.int64) if known is None else known
-    splits = tf.range(tf.constant(1, tf.int64) + num_keys)
-    if known is not None:
-        splits.set_shape([known + 1])  # `tf.range` does not see it in a graph
-    return tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
+    return tf.ensure_shape(keys, [None]) if keys.shape.rank is None else keys
 
 
 @unconverted_function

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_lite import kv_variable as kv
 from sok_lite.cli.importers import tfplus
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import checkpoint_sources
 from tests.cli.recorded import rows_of, whole
 from tests.kv_variable.saved_graphs import Trained, tf1
+from tests.kv_variable.test_delta import Saved
 
 DIM, DAY = 3, 19_000
 TENSORS = ["keys", "values", "init_table", "blacklist", "freq_keys", "freq_values"]
@@ -145,6 +147,22 @@ def test_what_our_own_face_has_saved(tmp_path):
     assert all(min(row) > 0 for row in moments.values()) and set(moments) == set(expected)
     with pytest.raises(ValueError, match="no delta of the save"):
         tfplus.sources(path, deltas=other)
+
+
+@pytest.mark.parametrize("given", [["delta"], ["later"], ["delta", "later"]])
+def test_deltas_of_our_own_face(tmp_path, given):
+    """Each has all that has changed since the full save, and no other save takes it."""
+    kv.enable_delta_export()
+    try:
+        ours, other = (Saved(tmp_path / name) for name in ("ours", "other"))
+    finally:
+        kv.disable_delta_export()
+    (source,) = tfplus.sources(ours.full, deltas=[getattr(ours, name) for name in given])
+    last = ours.known[1 if given[-1] == "delta" else 2][0]
+    rows, counts, _ = known(source)
+    assert {key: (tuple(rows[key]), counts[key]) for key in rows} == last
+    with pytest.raises(ValueError, match="no delta of the save"):
+        tfplus.sources(other.full, deltas=[getattr(ours, name) for name in given])
 
 
 @pytest.mark.parametrize(

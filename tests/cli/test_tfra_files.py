@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
+from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.importers import tfra_files
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import checkpoint_sources
@@ -48,6 +49,14 @@ def test_by_way_of_a_checkpoint_and_back(tmp_path):
     check(tfra_files.sources(tmp_path / "again"), "files_of_one_shard", slots)
 
 
+def test_an_accumulator_begins_with_what_frameworks_let_it_begin_with():
+    (source,) = tfra_files.sources(TWO)
+    assert [state.initial for state in source.states] == [0.1]
+    assert [0.1, 0.1, 0.1] in np.round(list(rows_of(source, "states.0.accumulator").values()), 6)
+    with pytest.raises(WrongUse, match="names 'm'; the states that are there are: accumulator"):
+        tfra_files.sources(TWO, initial="m=1")
+
+
 def test_the_bytes_that_are_written(tmp_path):
     (source,) = tfra_files.sources(FOLDER / "files_of_a_table_alone", tables="alone")
     tfra_files.write(tmp_path / "f", [source])
@@ -85,6 +94,20 @@ def test_a_key_that_was_appended_again_has_its_last_row(tmp_path):
     assert rows_of(source) == expected | {4: [6.0, 7.0, 8.0], 77: [3.0, 4.0, 5.0]}
 
 
+def test_a_key_of_two_shards_has_the_row_of_the_later_one(tmp_path):
+    folder = copied(tmp_path, "files_of_two_processes")
+    expected = expected_rows(CASES["files_of_two_processes"]["table"])
+    first, last = (
+        folder / f"table_mht_{shard}_size2-keys" for shard in ("1of2_rank0", "2of2_rank1")
+    )
+    lost, kept = (np.fromfile(path, np.int64) for path in (first, last))
+    kept[1], gone = lost[0], kept[1]
+    last.write_bytes(kept.tobytes())
+    (source,) = tfra_files.sources(folder)
+    expected[int(lost[0])] = expected.pop(int(gone))
+    assert rows_of(source) == expected
+
+
 def test_slots_that_are_no_slots_stay_tables(tmp_path):
     assert len(tfra_files.sources(ONE, slots="tables", **TYPES)) == 8
     folder = copied(tmp_path, "files_of_two_shards")
@@ -101,7 +124,7 @@ def test_a_table_of_a_policy_has_numbers_of_int32(tmp_path):
     base = "alone_frequency_mht_1of1"
     (folder / f"{base}-keys").write_bytes(np.int64([3, 4]).tobytes())
     (folder / f"{base}-values").write_bytes(np.int32([7, 2**24 + 1]).tobytes())
-    *_, source = tfra_files.sources(folder, dtype="float32")
+    *_, source = tfra_files.sources(folder, dtype="float32", dim=3)
     assert (source.name, source.dtype, source.dim) == ("alone_frequency", "int32", 1)
     assert np.concatenate(list(source.read("values"))).tolist() == [[7], [2**24 + 1]]
 
@@ -186,3 +209,59 @@ def test_what_cannot_be_written(tmp_path):
     with pytest.raises(ValueError, match="'uint64'"):
         tfra_files.write(tmp_path / "new", [source])
     assert not (tmp_path / "new").exists()
+
+
+# ---- what this package has written beside --------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """The folder of a de.Variable that was saved from two processes with Adam's states."""
+    keras = pytest.importorskip("keras")
+    import tensorflow as tf
+
+    from sok_lite import dynamic_embedding as de
+
+    def save(rank):
+        saver = de.FileSystemSaver(proc_size=2, proc_rank=rank, save_path=str(tmp_path / "f"))
+        options = {"devices": ["/CPU:0"] * 2, "initializer": 1.0, "name": "a/b"}
+        table = de.Variable(dim=2, kv_creator=de.CuckooHashTableCreator(saver=saver), **options)
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+        shadow = de.shadow_ops.ShadowVariable(table, name="shadow")
+        keys = tf.constant([9 - rank, 4 + rank, -3 - rank], tf.int64)
+        with tf.GradientTape() as tape:
+            rows = de.shadow_ops.embedding_lookup(shadow, keys)
+            loss = tf.reduce_sum(rows * tf.cast(keys, tf.float32)[:, None])
+        optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
+        tf.train.Checkpoint(table=table).write(str(tmp_path / f"c{rank}"))
+
+    save(0)
+    save(1)
+    return tmp_path / "f"
+
+
+def test_states_of_our_own_files_come_too(saved):
+    (source,) = tfra_files.sources(saved)
+    assert (source.name, source.dim) == ("a/b", 2)
+    m, v = (rows_of(source, facts.tensor) for facts in source.states)
+    keys = [9, 4, -3, 8, 5, -4]
+    assert m.keys() == set(keys)
+    np.testing.assert_allclose([m[key] for key in keys], np.outer(keys, [0.1] * 2), rtol=1e-6)
+    squares = np.outer(np.square(keys), [0.001] * 2)
+    np.testing.assert_allclose([v[key] for key in keys], squares, rtol=1e-6)
+    (source,) = tfra_files.sources(saved, slots="tables")
+    assert source.states == ()
+
+
+def test_states_of_another_save_or_of_one_process_alone(saved):
+    first, second = sorted(saved.glob("*-states.npz"))
+    whole = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(ValueError, match="from two saves"):
+        tfra_files.sources(saved)
+    first.write_bytes(whole[:-7])
+    with pytest.raises(ValueError, match="states.npz' is corrupt"):
+        tfra_files.sources(saved)
+    first.unlink()
+    with pytest.raises(ValueError, match="states of several kinds"):
+        tfra_files.sources(saved)

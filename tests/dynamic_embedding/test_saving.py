@@ -267,6 +267,40 @@ def test_a_saver_of_tf1(tmp_path, in_files, key_dtype):
             np.testing.assert_array_equal(found, saved)
 
 
+@pytest.mark.parametrize("way", ["list", "dict"])
+def test_a_saver_that_is_told_what_to_save(tmp_path, in_files, way):
+    """In eager mode and in a session, and what one has saved the other restores."""
+
+    def made(run):
+        variable = de.Variable(**options)
+        run(variable.upsert(KEYS[:9], rows_of(KEYS[:9])))
+        dense = tf1.get_variable(f"d{len(paths)}", initializer=2.0, use_resource=True)
+        given = {"a": variable, "d": dense} if way == "dict" else [variable]
+        return variable, tf1.train.Saver(given)
+
+    options = {"dim": 3, "name": "v"}
+    options["kv_creator"] = creator(in_files, save_path=str(tmp_path / "files"))
+    paths = []
+    variable, saver = made(lambda done: done)
+    paths.append(saver.save(None, str(tmp_path / "eager")))
+    names = {name for name, _ in tf.train.list_variables(paths[0])}
+    assert f"{'a' if way == 'dict' else 'v'}-{'files' if in_files else 'values'}" in names
+    with tf.Graph().as_default(), tf1.Session() as session:
+        other, its_saver = made(session.run)
+        session.run(tf1.global_variables_initializer())
+        paths.append(its_saver.save(session, str(tmp_path / "graph")))
+        for path in paths:
+            session.run([other.clear(), other.upsert([1], rows_of([1]))])
+            its_saver.restore(session, path)
+            keys, rows = session.run(other.export())
+            assert sorted(keys) == sorted(KEYS[:9])
+            np.testing.assert_array_equal(rows, rows_of(keys))
+    for path in paths:
+        variable.upsert([1], rows_of([1]))
+        saver.restore(None, path)
+        assert held(variable) == expected(KEYS[:9])
+
+
 def test_a_saver_of_tf1_refuses_another_variable(tmp_path, in_files):
     kind = de.train.DEHvdSaver if in_files else tf1.train.Saver
     with tf.Graph().as_default(), tf1.Session() as session:

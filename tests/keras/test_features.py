@@ -148,7 +148,7 @@ def test_features_share_tables_and_are_one_lookup(sk, table, monkeypatch):
     other = sk.Table("other", 2, initializer="ones")
     given = {"a": table, "b": (table, "mean"), "c": Feature(other, "sum"), "d": (table, None)}
     layer = sk.Embeddings(given)
-    assert layer.tables == [table, other]
+    assert dict(layer.tables) == {"rows": table, "other": other}
     ids = {"d": [5], "a": [1], "b": tf.ragged.constant([[1, 2]], tf.int64), "c": [[8, 9]]}
     ids = {name: tf.convert_to_tensor(each) if name != "b" else each for name, each in ids.items()}
     ids = {name: tf.cast(each, tf.int64) for name, each in ids.items()}
@@ -202,6 +202,11 @@ REFUSED = {
     "a combiner": (lambda sk, t: sk.Embedding(t, "max"), ValueError, "'max'"),
     "no features": (lambda sk, t: sk.Embeddings({}), ValueError, "at least one"),
     "a table for features": (lambda sk, t: sk.Embeddings(t), TypeError, "dict or list"),
+    "tables of one name": (
+        lambda sk, t: sk.Embeddings([t, sk.Table("rows", 2)]),
+        ValueError,
+        "different names",
+    ),
     "a missing feature": (
         lambda sk, t: sk.Embeddings({"a": t, "b": t})({"a": tf.constant([1])}),
         ValueError,

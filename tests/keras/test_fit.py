@@ -86,6 +86,10 @@ OPTIMIZERS = {
     "clipnorm": lambda keras: keras.optimizers.SGD(0.5, global_clipnorm=0.1),
     "wrapped": lambda keras: sok.OptimizerWrapper(keras.optimizers.Adagrad(0.1)),
 }
+CASES = [
+    *((optimizer, "functional") for optimizer in OPTIMIZERS),
+    *(("SGD", build) for build in MODELS if build != "functional"),
+]
 
 
 def fit(model, **options):
@@ -98,27 +102,31 @@ def check_rows(table, layer, atol=1e-5):
     np.testing.assert_allclose(rows, layer.get_weights()[0][keys], atol=atol)
 
 
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_fit_trains_rows_as_those_of_a_dense_layer(keras, sk, build, optimizer):
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_fit_trains_rows_as_those_of_a_dense_layer(keras, sk, case):
+    optimizer, build = case[0], MODELS[case[1]]
     (ours, table), (theirs, layer) = with_table(keras, sk, build), with_dense(keras, build)
     for model in (ours, theirs):
         made = OPTIMIZERS[optimizer](keras)
         if model is theirs and optimizer == "wrapped":
             made = made.optimizer
-        model.compile(made, "binary_crossentropy")
+        model.compile(
+            made, "binary_crossentropy", run_eagerly=optimizer not in ("SGD", "a schedule")
+        )
     np.testing.assert_allclose(fit(ours), fit(theirs), rtol=1e-4)
     check_rows(table, layer)
     assert np.abs(table.export()[1].numpy() - ROWS).max() > 1e-3
 
 
 WAYS = {
-    "run_eagerly": ({"run_eagerly": True}, {}),
     "steps_per_execution": ({"steps_per_execution": 4}, {}),
-    "class_weight": ({}, {"class_weight": {0: 0.3, 1: 2.0}}),
-    "sample_weight": ({}, {"sample_weight": np.linspace(0, 1, 70)}),
-    "weighted metrics": ({"weighted_metrics": ["AUC"], "metrics": ["accuracy"]}, {}),
-    "validation": ({}, {"validation_split": 0.2}),
+    "class_weight": ({"run_eagerly": True}, {"class_weight": {0: 0.3, 1: 2.0}}),
+    "sample_weight": ({"run_eagerly": True}, {"sample_weight": np.linspace(0, 1, 70)}),
+    "weighted metrics": (
+        {"run_eagerly": True, "weighted_metrics": ["AUC"], "metrics": ["accuracy"]},
+        {},
+    ),
+    "validation": ({"run_eagerly": True}, {"validation_split": 0.2}),
 }
 
 
@@ -150,7 +158,7 @@ def test_mixed_precision(keras, sk):
 def test_callbacks_and_schedules_of_callbacks(keras, sk):
     (ours, table), (theirs, layer) = with_table(keras, sk), with_dense(keras)
     for model in (ours, theirs):
-        model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+        model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy", run_eagerly=True)
         rates = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / (epoch + 1))
         fit(model, epochs=3, callbacks=[rates, keras.callbacks.TerminateOnNaN()])
     check_rows(table, layer)
@@ -177,7 +185,7 @@ def test_a_full_table_evicts_in_fit_alone(keras, sk):
     table = sk.Table("small", DIM, var_type="hybrid", init_capacity=64, max_capacity=64)
     ids = keras.Input([FIELDS], dtype="int64")
     model = keras.Model(ids, keras.layers.Dense(1)(sk.Embedding(table, "sum")(ids)))
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
     x = np.arange(70 * FIELDS).reshape(70, FIELDS)
     model.fit(x, Y, batch_size=10, verbose=0)
     evicted = table.variable.table.num_evicted
@@ -204,13 +212,13 @@ def test_jit_compile_needs_no_thought(keras, sk):
 def test_a_frozen_table_stays_as_it_is(keras, sk):
     model, table = with_table(keras, sk)
     model.layers[-3].trainable = False
-    model.compile("sgd", "binary_crossentropy")
+    model.compile("sgd", "binary_crossentropy", run_eagerly=True)
     kernel = model.layers[-1].get_weights()[0]
     fit(model)
     np.testing.assert_array_equal(table.export()[1], ROWS)
     assert np.abs(model.layers[-1].get_weights()[0] - kernel).max() > 0
     table.trainable = True
-    model.compile("sgd", "binary_crossentropy")
+    model.compile("sgd", "binary_crossentropy", run_eagerly=True)
     fit(model)
     assert np.abs(table.export()[1].numpy() - ROWS).max() > 0
 

@@ -198,7 +198,7 @@ def test_layers_that_share_a_table_are_saved_with_one(keras, sk, tmp_path):
     table.assign([1, 2], [[1.0, 2], [3, 4]])
     model.save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
-    assert loaded.get_layer("sum").tables[0] is loaded.get_layer("mean").tables[0]
+    assert loaded.get_layer("sum").tables["shared"] is loaded.get_layer("mean").tables["shared"]
     rows = [[7, 10, 7 / 3, 10 / 3]]
     np.testing.assert_allclose(loaded(np.array([[1, 2, 2]])), rows, rtol=1e-6)
 

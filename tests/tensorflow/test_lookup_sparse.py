@@ -352,6 +352,87 @@ def test_ragged_and_sparse_may_meet(pairs, mode):
         np.testing.assert_array_equal(out, expected)
 
 
+def as_ragged(dense):
+    dense = dense[:, np.newaxis] if dense.ndim == 1 else dense
+    return tf.RaggedTensor.from_tensor(tf.constant(dense))
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("known", [True, False], ids=["static", "unknown"])
+@pytest.mark.parametrize("shape", [(5,), (5, 3), (1, 1), (0,), (0, 3), (4, 0)], ids=str)
+def test_dense_ids_are_those_of_rows_of_one_length(pairs, mode, shape, known, weighted):
+    rng = np.random.default_rng(7)
+    ids, factors = rng.integers(0, NUM_ROWS, shape), rng.uniform(0.5, 2, shape).astype(np.float32)
+    tables = pairs[0]
+    for table, combiner in zip(tables, COMBINERS, strict=True):
+
+        def run(ids, factors, table=table, combiner=combiner):
+            with tf.GradientTape() as tape:
+                tape.watch(factors)
+                given = factors if weighted else None
+                out = sok.lookup_sparse(table, ids, given, combiner)
+                loss = tf.reduce_sum(out * out)
+            grad, of_factors = tape.gradient(loss, [table, factors])
+            return out, grad.indices, grad.values, of_factors
+
+        run = mode(run)
+        if not known and hasattr(run, "get_concrete_function"):
+            unknown = [None] * len(shape)
+            run = tf.function(
+                run.python_function,
+                input_signature=[tf.TensorSpec(unknown, tf.int64), tf.TensorSpec(unknown)],
+            )
+        dense = run(tf.constant(ids), tf.constant(factors))
+        ragged_factors = as_ragged(factors)
+        with tf.GradientTape() as tape:
+            tape.watch(ragged_factors.flat_values)
+            given = ragged_factors if weighted else None
+            out = sok.lookup_sparse(table, as_ragged(ids), given, combiner)
+            loss = tf.reduce_sum(out * out)
+        grad, of_factors = tape.gradient(loss, [table, ragged_factors.flat_values])
+        assert dense[0].shape == (shape[0], table.dimension)
+        for ours, expected in zip(dense, [out, grad.indices, grad.values], strict=False):
+            np.testing.assert_array_equal(ours, expected)
+        if weighted:
+            np.testing.assert_array_equal(np.reshape(dense[3], -1), of_factors)
+
+
+def test_dense_ids_of_every_kind_meet_others(pairs):
+    tables = pairs[0]
+    ragged, _ = a_batch(3, 4)
+    given = [np.array([1, 2, 1, 3], np.int32), [[5, 6], [6, 7], [5, 5], [8, 8]], ragged]
+    alone = [
+        sok.lookup_sparse(table, tf.ragged.constant(ids, dtype=tf.int64), combiners="sum")
+        for table, ids in zip(
+            tables[:2], [[[1], [2], [1], [3]], [[5, 6], [6, 7], [5, 5], [8, 8]]], strict=True
+        )
+    ]
+    alone.append(sok.lookup_sparse(tables[2], ragged, combiners="sum"))
+    together = sok.lookup_sparse(tables, given, combiners="sum")
+    ahead = sok.lookup_sparse(tables, sok.prefetch(tables, given), combiners="sum")
+    for ours, theirs, expected in zip(together, ahead, alone, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+        np.testing.assert_array_equal(theirs, expected)
+
+
+def test_dense_ids_have_static_shapes(pairs):
+    shapes = []
+
+    @tf.function(
+        input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([7, None], tf.int32)]
+    )
+    def look_up(one, many):
+        shapes.extend(out.shape.as_list() for out in sok.lookup_sparse(pairs[0][:2], [one, many]))
+
+    look_up(tf.constant([1, 2], tf.int64), tf.ones([7, 2], tf.int32))
+    assert shapes == [[None, 4], [7, 3]]
+    with pytest.raises(ValueError, match="Received: shape <unknown>"):
+        tf.function(
+            lambda ids: sok.lookup_sparse(pairs[0][0], ids),
+            input_signature=[tf.TensorSpec(None, tf.int64)],
+        )(tf.constant([1], tf.int64))
+
+
 def test_sparse_ids_may_have_gaps(pairs):
     tables, _ = pairs
     gaps = tf.SparseTensor([[0, 5], [2, 0], [2, 9]], tf.constant([4, 5, 6], tf.int64), [3, 10])
@@ -433,10 +514,30 @@ BAD_CALLS = {
         TypeError,
         "must be integers",
     ),
-    "dense ids": (
-        lambda v: sok.lookup_sparse(v, tf.constant([[1, 2]])),
+    "dense ids of rank 3": (
+        lambda v: sok.lookup_sparse(v, tf.constant([[[1, 2]]])),
+        ValueError,
+        r"shape \(batch, k\), or \(batch,\) with one to a row. Received: shape \(1, 1, 2\)",
+    ),
+    "one key": (
+        lambda v: sok.lookup_sparse(v, tf.constant(1)),
+        ValueError,
+        r"sp_ids\[0\] must be a ragged, sparse or dense.*Received: shape \(\)",
+    ),
+    "dense floats": (
+        lambda v: sok.lookup_sparse(v, np.array([[1.0]])),
         TypeError,
-        "RaggedTensor or tf.SparseTensor.*from_tensor",
+        r"sp_ids\[0\] must be integers \(ragged, sparse or dense: int64 or int32\)",
+    ),
+    "strings": (
+        lambda v: sok.lookup_sparse(v, tf.constant(["a"])),
+        TypeError,
+        "must be integers.*Received: string. .*hash_strings",
+    ),
+    "dense weights of another shape": (
+        lambda v: sok.lookup_sparse(v, tf.constant([[1, 2]]), tf.constant([[1.0], [2.0]])),
+        (ValueError, tf.errors.InvalidArgumentError),
+        r"rows of sp_weights\[0\] must be as long as those of sp_ids\[0\]",
     ),
     "rank 3": (
         lambda v: sok.lookup_sparse(v, tf.ragged.constant([[[1], [2]]], dtype=tf.int64)),

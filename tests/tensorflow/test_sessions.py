@@ -129,13 +129,23 @@ def test_a_tf1_saver_saves_dense_variables_and_refuses_tables(session, tmp_path)
     table = sok.DynamicVariable(2, name="table")
     dense = v1.get_variable("dense", [2], initializer=v1.ones_initializer(), use_resource=True)
     session.run(v1.global_variables_initializer())
-    with pytest.raises(TypeError, match="table_has_no_dense_value"):
-        v1.train.Saver()
+    for given in (None, [table, dense], {"a": table}):
+        with pytest.raises(NotImplementedError, match="cannot save 'table:0'.*train.Checkpoint"):
+            v1.train.Saver(given)
     saver = v1.train.Saver(sok.filter_variables([table, dense])[1])
     path = saver.save(session, str(tmp_path / "dense"))
     session.run(dense.assign([5.0, 5.0]))
     saver.restore(session, path)
     np.testing.assert_array_equal(session.run(dense), [1.0, 1.0])
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_a_tf1_saver_refuses_tables_of_eager_mode(tmp_path, as_dict):
+    table = sok.DynamicVariable(2, name="table")
+    saver = v1.train.Saver({"a": table} if as_dict else [table])
+    with pytest.raises(NotImplementedError, match="cannot save 'table:0'.*train.Checkpoint"):
+        saver.save(None, str(tmp_path / "c"))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("of", ["table", "dense", "both"])

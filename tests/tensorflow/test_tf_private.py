@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite
+from sok_lite import dynamic_embedding as de
 from sok_lite.bridge import tf_private
 from sok_lite.bridge.refusals import RefusesDense
 from sok_lite.bridge.static_rows import WithStaticRows
@@ -84,6 +85,11 @@ def test_every_private_method_that_is_overridden_is_listed(cls):
     assert private <= {*tf_private.OVERRIDDEN, *tf_private.OVERRIDDEN_OF_SPEC}
 
 
+def test_what_a_saver_asks_an_object_for():
+    assert_has(tf.__internal__.tracking.Trackable(), tf_private.GATHERS)
+    assert_has(de.Variable, tf_private.GATHERS)
+
+
 @pytest.mark.parametrize("name", tf_private.CHECKPOINT)
 def test_methods_of_a_checkpoint(name):
     assert_has(tf.train.Checkpoint(), name)
@@ -99,6 +105,7 @@ def test_inputs_of_a_functional_model(package):
 
 def test_children_of_a_checkpoint():
     assert_has(tf.Module(), tf_private.CHILDREN)
+    assert_has(tf.Module(), tf_private.TRACK)
 
 
 @pytest.mark.parametrize("module", tf_private.SLOTS_OF_CHECKPOINTS)

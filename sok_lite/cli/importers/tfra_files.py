@@ -1,9 +1,11 @@
 """Files of keys and values: what TFRA's `FileSystemSaver` and `save_to_file_system` write.
 
 They have no header. What they hold must be said; rows' length follows from their sizes. Files that
-this package has written have a third one, `<base>-meta.json`, that says it all.
+this package has written have a third one, `<base>-meta.json`, that says it all, and the optimizer
+states in a file for each process; see `engine/files/key_value_states.py`.
 """
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 
@@ -16,13 +18,17 @@ from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.key_value_files import (
     Layout,
     StoredShard,
+    checksums,
     described,
     make_layout,
     open_shards,
     write_shard,
 )
 from sok_lite.engine.files.key_value_names import Place, bases_by_prefix, file_prefix, find_shards
+from sok_lite.engine.files.key_value_states import read_states, states_path
 from sok_lite.engine.files.source import Source
+from sok_lite.engine.files.state_columns import states_of
+from sok_lite.engine.table.snapshot import State
 
 # Tables of restrict policies, which have numbers of int32.
 _POLICIES = ("timestamp", "frequency")
@@ -74,7 +80,7 @@ def sources(
             f"{folder!r} holds no files of keys and values. Expected some with names such as "
             f"{Place().base('table')}-keys."
         )
-    keyed = {}
+    keyed, known = {}, {}
     for name in chosen(found, tables, folder):
         bases = _bases(folder, name, found[name], None if size is None else int(size))
         layout = described(folder, bases[0])
@@ -92,7 +98,9 @@ def sources(
         parts = [_mapped(shard) for shard in shards]
         its_name = of_table(names, name, layout.name)
         keyed[name] = Keyed(its_name, layout.key_dtype, layout.value_dtype, layout.dim, parts)
-    return with_slots(keyed, "_", initial, slots)
+        if slots == "states" and found[name][0][1]:
+            known[name] = _states_beside(folder, layout, bases, parts)
+    return with_slots(keyed, "_", initial, slots, known)
 
 
 def write(
@@ -200,6 +208,44 @@ def _mapped(shard: StoredShard) -> Part:
     keys = np.fromfile(f"{shard.base}-keys", layout.key_storage, count)
     shape = (count, layout.dim)
     return Part(keys, np.memmap(f"{shard.base}-values", layout.value_storage, "r", shape=shape))
+
+
+def _states_beside(
+    folder: str, layout: Layout, bases: Sequence[str], parts: Sequence[Part]
+) -> list[tuple[State, Keyed]]:
+    """Returns the states in the files of this package that are beside those of a table, if any."""
+    by_process: dict[tuple[int, int], list[int]] = {}
+    for i, base in enumerate(bases):
+        rank, size = map(int, base.rpartition("_rank")[2].split("_size"))
+        by_process.setdefault((rank, size), []).append(i)
+    rows: dict[int, list[Part]] = {}
+    kinds: list[list[State] | None] = []
+    for process, places in by_process.items():
+        sums = [checksums(folder, bases[i]) for i in places]
+        arrays = read_states(states_path(folder, layout.name, *process), sums)
+        if arrays is None:
+            kinds.append(None)
+            continue
+        keys = np.sort(np.concatenate([parts[i].keys for i in places]))
+        text = arrays["state_columns"].tobytes()
+        states = states_of(arrays["states"], json.loads(text), f"{layout.name!r} in {folder!r}")
+        for number, state in enumerate(states):
+            if state.rows.shape != (keys.size, state.dim):
+                raise ValueError(
+                    f"The states of {layout.name!r} in {folder!r} are corrupt: they are of "
+                    f"{len(state.rows):,} keys, and there are {keys.size:,}."
+                )
+            rows.setdefault(number, []).append(Part(keys, state.rows))
+        kinds.append([state._replace(rows=None) for state in states])
+    if any(kind != kinds[0] for kind in kinds):
+        raise ValueError(
+            f"The processes that wrote {layout.name!r} in {folder!r} have states of several kinds. "
+            "Give slots=tables to leave them out."
+        )
+    return [
+        (state, Keyed(layout.name, layout.key_dtype, "float32", state.dim, rows[number]))
+        for number, state in enumerate(kinds[0] or ())
+    ]
 
 
 def _tables(source: Source, layout: Layout, trainable: str) -> Iterator[tuple[str, Layout]]:

@@ -6,6 +6,7 @@ or the optimizer, and the slot: `user/emb/user/emb-shadow/m`, `user/emb/Adam/m`,
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from sok_lite.cli.importers.keyed_rows import Keyed, KeyedSource
 from sok_lite.cli.initial import initial_values
 from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import Source
+from sok_lite.engine.table.snapshot import State
 
 # Slots of the frameworks' optimizers by what our rules call them.
 _STATES = {
@@ -29,7 +31,11 @@ _INITIAL = {"accumulator": 0.1}
 
 
 def with_slots(
-    tables: Mapping[str, Keyed], separator: str, initial: str = "", slots: str = "states"
+    tables: Mapping[str, Keyed],
+    separator: str,
+    initial: str = "",
+    slots: str = "states",
+    known: Mapping[str, Sequence[tuple[State, Keyed]]] = MappingProxyType({}),
 ) -> list[Source]:
     """Returns tables as sources, those that are slots of another as its optimizer states.
 
@@ -42,6 +48,7 @@ def with_slots(
       initial: what new rows have in states, such as "accumulator=0.25"; else 0.1 in "accumulator"
         and 0 in all others. An optimizer takes over states that begin with what its own begin with.
       slots: "states", or "tables": no table is taken for a slot.
+      known: further states by the names of their tables, what is said of each and their rows.
 
     Raises:
       ValueError: `slots` is neither.
@@ -61,12 +68,15 @@ def with_slots(
         if name in owners:
             continue
         its = [(each, *owner[1:]) for each, owner in owners.items() if owner[0] == name]
+        states = [
+            (StateFacts(f"states.{i}.{of.name}", of.name, of.dim, of.initial, of.group), rows)
+            for i, (of, rows) in enumerate(known.get(name, ()))
+        ]
+        first = 1 + max((facts.group or 0 for facts, _ in states), default=0)
         optimizers = sorted({optimizer for _, optimizer, _ in its})
-        states = []
-        for i, (slot, optimizer, state) in enumerate(sorted(its, key=lambda slot: slot[1:])):
-            group = optimizers.index(optimizer) + 1
-            begins = begin.get(state, 0.0)
-            facts = StateFacts(f"states.{i}.{state}", state, keyed.dim, begins, group)
+        for slot, optimizer, state in sorted(its, key=lambda slot: slot[1:]):
+            tensor, group = f"states.{len(states)}.{state}", first + optimizers.index(optimizer)
+            facts = StateFacts(tensor, state, keyed.dim, begin.get(state, 0.0), group)
             states.append((facts, tables[slot]))
         sources.append(KeyedSource(keyed, states))
     return sources

@@ -77,7 +77,7 @@ class BackgroundDump:
         self._thread.join()
         if not self._is_over:
             self._finish()
-        remove_pending(self._begun.comm, self._begun.folder)
+        remove_pending(self._begun.comm, self._begun.folder, self)
         if self._failure is not None:
             raise self._failure
 
@@ -93,7 +93,7 @@ class BackgroundDump:
             self._failure = error
         else:
             self._failure = None
-            remove_pending(self._begun.comm, self._begun.folder)
+            remove_pending(self._begun.comm, self._begun.folder, self)
 
     def _written(self, failure: BaseException | None) -> list[Shard]:
         if failure is not None:

@@ -30,9 +30,11 @@ def add_pending(comm: Communicator, folder: str, dump: Pending) -> None:
     _pending.setdefault(comm, {})[os.path.realpath(folder)] = dump
 
 
-def remove_pending(comm: Communicator, folder: str) -> None:
-    """Notes that it is over."""
-    _pending.get(comm, {}).pop(os.path.realpath(folder), None)
+def remove_pending(comm: Communicator, folder: str, dump: Pending) -> None:
+    """Notes that it is over; there may be another one by now."""
+    dumps, path = _pending.get(comm, {}), os.path.realpath(folder)
+    if dumps.get(path) is dump:
+        del dumps[path]
 
 
 def wait_for_pending(comm: Communicator, folder: str) -> None:

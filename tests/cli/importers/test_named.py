@@ -224,10 +224,15 @@ def test_a_file_that_is_none(module, tmp_path):
         one(module, tmp_path)
 
 
-def test_every_byte_that_flips(module, tmp_path):
+@pytest.mark.parametrize("compress", [False, True])
+def test_every_byte_that_flips(module, tmp_path, compress):
     """Never another error than that the file is corrupt. npz and Parquet have checksums of their
     data; a file of safetensors has none, and its numbers change."""
-    module.write(str(tmp_path / "f"), [a_table(3, dim=1)])
+    if compress and not module.__name__.endswith("npz"):
+        pytest.skip("only npz has two ways")
+    module.write(
+        str(tmp_path / "f"), [a_table(3, dim=1)], **({"compress": True} if compress else {})
+    )
     data = bytearray((tmp_path / "f").read_bytes())
     good = read_all(module, tmp_path / "f")
     numbers = slice(None) if not module.__name__.endswith("safetensors") else slice(0, 0)
@@ -279,3 +284,114 @@ def test_no_key_was_seen_after_the_last_lookup(module, tmp_path):
     stamps = np.array([1, 70, 5], np.uint32)
     path = with_columns(module, tmp_path / "f", stamps=stamps)
     assert one(module, path).about.facts == {"num_lookups": 70}
+
+
+def test_bytes_behind_the_tensors(tmp_path):
+    module = importlib.import_module("sok_lite.cli.importers.safetensors")
+    path = with_columns(module, tmp_path / "f")
+    with open(path, "ab") as file:
+        file.write(b"\0")
+    with pytest.raises(ValueError, match="its tensors have 48 bytes, and there are 49"):
+        one(module, path)
+
+
+def test_a_tensor_that_is_not_where_its_shape_says(tmp_path):
+    module = importlib.import_module("sok_lite.cli.importers.safetensors")
+    data = with_columns(module, tmp_path / "f").read_bytes()
+    (tmp_path / "f").write_bytes(data.replace(b"[3]", b"[9]"))
+    with pytest.raises(ValueError, match="tensor 'keys' is not where its shape says"):
+        one(module, tmp_path / "f")
+
+
+def test_a_header_longer_than_its_file_takes_no_memory(tmp_path):
+    module = importlib.import_module("sok_lite.cli.importers.safetensors")
+    (tmp_path / "f").write_bytes((2**62).to_bytes(8, "little") + b"{}")
+    with pytest.raises(ValueError, match="longer than the file, or allowed"):
+        one(module, tmp_path / "f")
+
+
+def test_arrays_by_columns_are_refused(tmp_path):
+    module = importlib.import_module("sok_lite.cli.importers.npz")
+    path = with_columns(module, tmp_path / "f", values=np.ones((2, 3), np.float32).T)
+    with pytest.raises(ValueError, match=r"values.npy' is stored column by column.*contiguous"):
+        one(module, path)
+    one(module, with_columns(module, tmp_path / "g", values=np.ones((1, 3), np.float32).T))
+
+
+def test_arrays_of_objects_and_of_other_byte_orders(tmp_path):
+    """Objects are pickles: nobody unpickles them."""
+    module = importlib.import_module("sok_lite.cli.importers.npz")
+    rows = np.arange(6, dtype=">f4").reshape(3, 2)
+    path = with_columns(module, tmp_path / "f", np.arange(3, dtype=">i8"), rows, o=np.array([{}]))
+    source = one(module, path)
+    assert (source.key_type, source.dtype) == ("int64", "float32")
+    assert whole(source, "keys").tolist() == [0, 1, 2]
+    assert whole(source, "values").tolist() == rows.tolist()
+    with pytest.raises(WrongUse, match="no column 'o'"):
+        one(module, path, columns="scores=o")
+
+
+@pytest.mark.parametrize(
+    ("lists", "error"),
+    [
+        ([[1.0, 2.0], [3.0], [4.0, 5.0]], "has lists of 2 and of 1 elements"),
+        ([[1.0, 2.0], None, [4.0, 5.0]], "has values that are missing"),
+        ([[1.0, 2.0], [3.0, None], [4.0, 5.0]], "has values that are missing"),
+    ],
+)
+def test_lists_that_are_no_rows(tmp_path, lists, error):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = importlib.import_module("pyarrow.parquet")
+    module = importlib.import_module("sok_lite.cli.importers.parquet")
+    parquet.write_table(pyarrow.table({"key": [1, 2, 3], "value": lists}), tmp_path / "f")
+    source = one(module, tmp_path / "f")
+    with pytest.raises(ValueError, match=f"f is corrupt.*column 'value' {error}"):
+        whole(source, "values")
+
+
+def test_lines_of_parquet(tmp_path):
+    """Numbered columns in any order, keys with holes, and lists in a file without lines."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = importlib.import_module("pyarrow.parquet")
+    module = importlib.import_module("sok_lite.cli.importers.parquet")
+    columns = {f"value_{i}": [i, i + 0.5] for i in range(11)}
+    table = pyarrow.table({"key": [1, 2]} | dict(reversed(columns.items())))
+    parquet.write_table(table, tmp_path / "f", row_group_size=1)
+    expected = np.array(list(columns.values())).T
+    np.testing.assert_array_equal(whole(one(module, tmp_path / "f"), "values"), expected)
+    parquet.write_table(table.append_column("x", [[1, None]]), tmp_path / "g")
+    source = one(module, tmp_path / "g", columns="keys=x")
+    with pytest.raises(ValueError, match="column 'x' has values that are missing"):
+        whole(source, "keys")
+    kinds = {"key": pyarrow.int64(), "value": pyarrow.list_(pyarrow.float32())}
+    parquet.write_table(
+        pyarrow.table({n: pyarrow.array([], k) for n, k in kinds.items()}), tmp_path / "h"
+    )
+    with pytest.raises(ValueError, match="no column of values"):
+        one(module, tmp_path / "h")
+    assert one(module, tmp_path / "h", dim=5).dim == 5
+
+
+@pytest.mark.parametrize("n", [0, 9])
+def test_readers_of_safetensors_open_what_is_written(tmp_path, n):
+    numpy = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    module = importlib.import_module("sok_lite.cli.importers.safetensors")
+    source = a_table(n, "uint64", "float16")
+    module.write(str(tmp_path / "f"), [source])
+    held = numpy.load_file(tmp_path / "f")
+    assert held.keys() == source.arrays.keys()
+    for column, array in source.arrays.items():
+        np.testing.assert_array_equal(held[column], array, strict=True)
+    numpy.save_file({"keys": np.arange(n), "values": np.ones((n, 2))}, tmp_path / "g")
+    assert whole(one(module, tmp_path / "g"), "values").tolist() == [[1.0, 1.0]] * n
+
+
+@pytest.mark.parametrize("n", [0, 9])
+def test_numpy_opens_what_is_written(tmp_path, n):
+    module = importlib.import_module("sok_lite.cli.importers.npz")
+    source = a_table(n, "uint64", "float16")
+    module.write(str(tmp_path / "f.npz"), [source])
+    with np.load(tmp_path / "f.npz") as held:
+        assert set(held) == {*source.arrays, "about"}
+        for column, array in source.arrays.items():
+            np.testing.assert_array_equal(held[column], array, strict=True)

@@ -11,6 +11,7 @@ import pytest
 from sok_lite.backend import get_backend
 from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.importers.sok import detect, sources, write
+from sok_lite.cli.sorted_file import Places, write_sorted
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.manifest import StateFacts
@@ -236,8 +237,9 @@ def test_names_of_tables(tmp_path):
         sources(str(folder), table="x")
     with pytest.raises(WrongUse, match="there are 3: give table="):
         sources(str(folder), name="x")
-    sok_file(folder, "user-key", 0, np.array([1]), title="not/user")
-    assert "user" in [source.name for source in sources(str(folder))]
+    sok_dump(tmp_path / "f", np.array([1]), one, "user_0")
+    sok_file(tmp_path / "f", "user_0-key", 0, np.array([1]), title="not/user")
+    assert [source.name for source in sources(str(tmp_path / "f"))] == ["user"]
 
 
 def test_keys_and_rows_are_cast(tmp_path):
@@ -362,6 +364,24 @@ def test_a_cut_file_is_named(tmp_path, file):
 
 
 @pytest.mark.parametrize("file", ["t_0-key", "t_0-weight", "t_0-Adam-m"])
+def test_a_file_with_a_byte_more(tmp_path, file):
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    sok_dump(tmp_path / "d", np.arange(3), rows, Adam__m=rows)
+    with open(tmp_path / "d" / file, "ab") as opened:
+        opened.write(b"\0")
+    with pytest.raises(ValueError, match=rf"/d/{file} is no whole file .*behind its header are"):
+        sources(str(tmp_path / "d"))
+
+
+def test_a_state_that_has_another_name_in_its_header(tmp_path):
+    rows = np.ones((3, 2), np.float32)
+    sok_dump(tmp_path / "d", np.arange(3), rows)
+    sok_file(tmp_path / "d", "t_0-Adam-m", 2, rows, "v")
+    with pytest.raises(ValueError, match="t_0-Adam-m.* byte 260 names state 'v', and the file 'm'"):
+        sources(str(tmp_path / "d"))
+
+
+@pytest.mark.parametrize("file", ["t_0-key", "t_0-weight", "t_0-Adam-m"])
 @pytest.mark.parametrize(
     ("at", "error"),
     [(0, "no UTF-8"), (256, "kind"), (259, "kind"), (260, "state|UTF-8"), (292, "dtype")],
@@ -408,3 +428,14 @@ def test_a_full_disk_is_an_error_and_no_signal(tmp_path):
     )
     command = [sys.executable, "-c", program, str(tmp_path / "d")]
     assert subprocess.run(command, capture_output=True, text=True).stdout == "File too large\n"
+
+
+def test_there_is_room_on_the_disk_before_a_row_is_written(tmp_path):
+    path, places = str(tmp_path / "f"), Places(np.arange(4096), np.arange(4096))
+
+    def pieces():
+        assert os.stat(path).st_blocks * 512 >= 4096 * 8
+        yield np.arange(4096)
+
+    write_sorted(path, b"head", pieces(), np.dtype(np.int64), (), places)
+    assert (tmp_path / "f").read_bytes() == b"head" + np.arange(4096).tobytes()

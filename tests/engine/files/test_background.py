@@ -162,6 +162,7 @@ def test_ranks_work_on_and_agree_when_they_wait(tmp_path):
         begun.wait()
         assert load(tmp_path, [table_of(0)], comm) == {"step": 1}
         again = dump_in_background(tmp_path, [table_of(5)], comm)
+        begun.wait()  # it was over
         table = table_of(0)
         load(tmp_path, [table], comm)
         assert again.done

@@ -197,26 +197,33 @@ DUMPS = """
     import sys
     from pathlib import Path
     from sok_lite.comm.single import SingleCommunicator
+    from sok_lite.engine.files.background import dump_in_background
     from sok_lite.engine.files.dump import dump
     from tests.engine.files.test_faults import table_of
 
-    version = int(sys.argv[2])
+    version, in_background = int(sys.argv[2]), sys.argv[3] == "in the background"
     while True:
         version += 1
         tables = [table_of(version, n=2000), table_of(version, "u", n=2000)]
-        dump(sys.argv[1], tables, SingleCommunicator(), chunk_bytes=512)
+        if in_background:
+            begun = dump_in_background(sys.argv[1], tables, SingleCommunicator(), chunk_bytes=512)
+            tables[0].clear()
+            begun.wait()
+        else:
+            dump(sys.argv[1], tables, SingleCommunicator(), chunk_bytes=512)
         print(version, flush=True)
 """
 
 
-def test_a_killed_dump_leaves_a_whole_checkpoint(tmp_path):
+@pytest.mark.parametrize("how", ["at once", "in the background"])
+def test_a_killed_dump_leaves_a_whole_checkpoint(tmp_path, how):
     rng = random.Random(0)
     last = 1
     dump(tmp_path, [table_of(last, n=2000), table_of(last, "u", n=2000)], ONE)
     seen = set()
-    for _ in range(200 if LONG else 20):
+    for _ in range(200 if LONG else 10):
         child = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(DUMPS), str(tmp_path), str(last)],
+            [sys.executable, "-c", textwrap.dedent(DUMPS), str(tmp_path), str(last), how],
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).parents[3],

@@ -392,7 +392,7 @@ REASONS = {
 def test_what_cannot_be_continued_is_dumped_anew(tmp_path, reason):
     path = tmp_path / "c"
     table = REASONS[reason](changed(path), path)
-    with pytest.warns(RuntimeWarning, match=f"All was dumped into .*{reason}"):
+    with pytest.warns(RuntimeWarning, match=f"All is dumped into .*{reason}"):
         dump(path, [table], ONE, incremental=True)
     assert dumped_in_full(path)
     other = new_table(get_backend("cpu"), 3, name=table.name, dtype=table.row_dtype.name)

@@ -4,7 +4,7 @@ A process writes one file beside its shards, an .npz of NumPy arrays that is nam
 
     <variable>_rank<r>_size<s>-states.npz
 
-It has the tensors of `bridge.checkpoint` but for keys and values, in ascending order of the keys,
+It has the tensors of bridge/checkpoint.py but for keys and values, in ascending order of the keys,
 its texts as bytes of UTF-8, and `checksums`: the CRC-32 of the keys and of the values of each
 shard, which tell it from that of another save.
 """

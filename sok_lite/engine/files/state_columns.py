@@ -1,0 +1,45 @@
+"""Optimizer states as one array, side by side, and a text that says which columns are whose.
+
+The text is JSON, a list of {name of a state: [its length, its initial value]}: first states that no
+optimizer keeps together, then those of each optimizer. Old ones have the first alone, no list.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sok_lite.engine.table.snapshot import State
+
+
+def columns_of(states: Sequence[State]) -> list[dict[str, Any]]:
+    """Returns what "state_columns" says of states, group by group."""
+    columns: list[dict[str, Any]] = [{}]
+    for state in states:
+        while len(columns) <= (state.group or 0):
+            columns.append({})
+        columns[state.group or 0][state.name] = [state.dim, state.initial]
+    return columns
+
+
+def states_of(rows: Any, grouped: Any, whose: str) -> list[State]:
+    """Returns the states of which rows are side by side.
+
+    Args:
+      rows: (n, all of them) float32.
+      grouped: what "state_columns" says.
+      whose: for errors.
+
+    Raises:
+      ValueError: there are more or fewer columns than those.
+    """
+    states, start = [], 0
+    for number, group in enumerate([grouped] if isinstance(grouped, dict) else grouped):
+        for name, (dim, initial) in group.items():
+            its_rows = rows[:, start : start + dim]
+            states.append(State(name, dim, initial, its_rows, number or None))
+            start += dim
+    if start != rows.shape[1]:
+        raise ValueError(
+            f"What was saved of {whose} is corrupt: its states have {start} columns by their "
+            f"names, and {rows.shape[1]} were saved."
+        )
+    return states

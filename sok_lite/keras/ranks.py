@@ -1,0 +1,171 @@
+"""`fit` on several ranks: equal dense weights, equal steps, metrics of all, one file of all."""
+
+import functools
+import io
+import zlib
+from types import new_class
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge import keras_guard
+from sok_lite.bridge.collectives import allgather, allreduce, broadcast
+from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.comm import Communicator
+
+# An attribute of models: whether an `AllRanks` makes their weights equal.
+_IS_TOLD = "_sok_lite_all_ranks"
+
+
+class AllRanksPart:
+    """A callback of `fit` on several ranks, the first in its list. Every rank must have it.
+
+    It gives all ranks the dense weights and optimizer variables of rank 0, looks before each epoch
+    whether all ranks have as many steps, and makes the metrics of an epoch, for the callbacks
+    behind it, the mean of those of all ranks. On one rank it does nothing.
+
+    Raises:
+      ValueError: in `fit`, on all ranks: they have not as many steps.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._are_equal = False
+
+    def set_model(self, model: Any) -> None:
+        """Says that the weights need not be equal before."""
+        super().set_model(model)  # type: ignore[misc]
+        object.__setattr__(model, _IS_TOLD, True)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Makes weights equal, as far as there are any yet."""
+        self._are_equal = False
+        if other_ranks() is not None and self.model.built:  # type: ignore[attr-defined]
+            self._make_equal()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Makes weights equal that the first batch has made."""
+        if not self._are_equal:
+            self._make_equal()
+
+    def _make_equal(self) -> None:
+        self._are_equal = True
+        if other_ranks() is None:
+            return
+        model = self.model  # type: ignore[attr-defined]
+        ours = getattr(getattr(model, "optimizer", None), "variables", [])
+        for variable in [*model.weights, *(ours() if callable(ours) else ours)]:
+            if not isinstance(variable, TableVariable):
+                variable.assign(broadcast(tf.convert_to_tensor(variable), 0))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Raises if the ranks have not as many steps."""
+        if other_ranks() is None:
+            return
+        steps = self.params.get("steps")  # type: ignore[attr-defined]
+        all_steps = allgather(np.array([-1 if steps is None else steps], np.int64)).numpy().tolist()
+        if len(set(all_steps)) > 1:
+            raise ValueError(
+                "All ranks must have as many steps in an epoch, for each step is one of all ranks. "
+                f"Received: {all_steps} steps, by rank (-1: unknown). Give fit() "
+                "sok_lite.keras.shard(batches), or steps_per_epoch."
+            )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Makes the metrics those of all ranks."""
+        if other_ranks() is None or not logs:
+            return
+        names = sorted(logs)
+        numbers = np.array([np.mean(np.asarray(logs[name], np.float64)) for name in names])
+        mean = allreduce(tf.constant(numbers), "average").numpy().tolist()
+        logs.update(zip(names, mean, strict=True))
+
+
+def all_ranks_class(package: Any) -> Any:
+    """Returns `AllRanksPart` as a callback of a Keras."""
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace |= {"__module__": __name__, "__doc__": AllRanksPart.__doc__}
+
+    return new_class("AllRanks", (AllRanksPart, package.callbacks.Callback), {}, fill)
+
+
+def shard(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns this rank's part of each batch: parts are equally long, and every rank has as many.
+
+    What is left of a batch that the number of ranks does not divide is left out. On one rank the
+    batches come as they are. Every rank must have the same batches, in the same order.
+
+    Args:
+      batches: of the whole job, of tensors and RaggedTensors.
+    """
+    comm = other_ranks()
+    if comm is None:
+        return batches
+
+    def part(*batch: Any) -> Any:
+        length = tf.cast(_length(batch), tf.int64) // comm.size
+        start = length * comm.rank
+        cut = tf.nest.map_structure(lambda each: each[start : start + length], batch)
+        return cut if len(cut) > 1 else cut[0]
+
+    return batches.map(part).filter(lambda *batch: _length(batch) > 0)
+
+
+def _length(batch: Any) -> tf.Tensor:
+    first = tf.nest.flatten(batch)[0]
+    return first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first, tf.int64)[0]
+
+
+# ---- before training -----------------------------------------------------------------------------
+
+
+def check_before_training(name: str, package: Any) -> None:
+    """Has models of several ranks look whether their dense weights are equal, before they train."""
+    owner = keras_guard.owner_of(package.Model, "make_train_function")
+    if owner is None:
+        return
+    original = vars(owner)["make_train_function"]
+
+    @functools.wraps(original)
+    def make_train_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+        comm = other_ranks()
+        is_told = getattr(self, _IS_TOLD, False)
+        if comm is not None and not is_told and keras_guard.kept_tables(self):
+            _check_equal(self)
+        return original(self, *args, **kwargs)
+
+    owner.make_train_function = make_train_function  # type: ignore[attr-defined]
+
+
+def _check_equal(model: Any) -> None:
+    if model.built:
+        dense = [each for each in model.weights if not isinstance(each, TableVariable)]
+        sums = [zlib.crc32(np.ascontiguousarray(each.numpy()).tobytes()) for each in dense]
+        all_sums = allgather(np.array([hash(tuple(sums))], np.int64)).numpy()
+        if (all_sums == all_sums[0]).all():
+            return
+    raise ValueError(
+        f"The dense weights of {model.name!r} must be equal on all ranks before training. "
+        "Received: others on another rank, or none yet. Give fit() sok_lite.keras.AllRanks() as "
+        "its first callback."
+    )
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def parts_of_all(comm: Communicator, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """Returns the arrays of each rank. Every rank must call it."""
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    gathered = comm.allgatherv(np.frombuffer(file.getvalue(), np.uint8), call="Table.save")
+    ends = np.cumsum(np.asarray(gathered.recv_splits)).tolist()
+    starts = [0, *ends[:-1]]
+    rows = np.asarray(gathered.rows)
+    return [
+        dict(np.load(io.BytesIO(rows[start:end].tobytes())))
+        for start, end in zip(starts, ends, strict=True)
+    ]

@@ -1,0 +1,136 @@
+"""Tables that a program puts into a layer or model by hand: trained, saved, restored the same."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+
+X = np.arange(24).reshape(12, 2)
+Y = np.linspace(0, 1, 12, dtype=np.float32)[:, None]
+
+
+class Beside:
+    """An object that Keras does not look into."""
+
+    def __init__(self, table):
+        self.table = table
+
+
+HOLDINGS = {
+    "attribute": lambda table: table,
+    "list": lambda table: [table],
+    "dict": lambda table: {"a": table},
+    "tuple": lambda table: (table,),
+    "nested": lambda table: {"a": [{"b": (table,)}]},
+}
+
+
+def a_model(keras, sk, hold, table=None):
+    """A model whose sub-layer holds a table in some way, and the table."""
+    table = sk.Table("held", 2, initializer="ones") if table is None else table
+
+    class Pooled(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.held = hold(table)
+
+        def call(self, ids):
+            return tf.reduce_mean(table(tf.cast(ids, tf.int64)), 1)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.pooled, self.head = Pooled(), keras.layers.Dense(1)
+
+        def call(self, ids):
+            return self.head(self.pooled(ids))
+
+    model = Model()
+    model(X)
+    model.compile(keras.optimizers.Adagrad(0.1), "mse", run_eagerly=True)
+    return model, table
+
+
+def rows_of(table):
+    return {int(k): tuple(row) for k, row in zip(*(e.numpy() for e in table.export()), strict=True)}
+
+
+@pytest.mark.parametrize("hold", HOLDINGS.values(), ids=HOLDINGS.keys())
+def test_a_table_held_by_hand_is_trained_and_saved(keras, sk, hold, tmp_path):
+    model, table = a_model(keras, sk, hold)
+    model.fit(X, Y, verbose=0)
+    trained = rows_of(table)
+    assert sorted(trained) == list(range(24))
+    assert all(row != (1.0, 1.0) for row in trained.values())
+    weights = model.get_weights()
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
+    is_saved = True
+    try:
+        model.save_weights(str(tmp_path / "m.weights.h5"))
+    except RuntimeError as error:
+        # A Keras that saves nothing of what is in containers within containers says so.
+        assert "has left 'held:0' out" in str(error)
+        is_saved = False
+    for restore in (
+        lambda other: tf.train.Checkpoint(model=other).read(path),
+        lambda other: other.set_weights(weights),
+        lambda other: other.load_weights(str(tmp_path / "m.weights.h5")) if is_saved else None,
+    ):
+        table.assign([3, 99], [[7.0, 7.0], [8.0, 8.0]])
+        restore(model)
+        if not is_saved:
+            continue
+        assert rows_of(table) == trained
+        other, fresh = a_model(keras, sk, hold)
+        restore(other)
+        assert rows_of(fresh) == trained
+
+
+def test_a_table_where_keras_finds_none_is_refused(keras, sk, tmp_path):
+    module = tf.Module()
+    module.table = sk.Table("held", 2)
+    model, _ = a_model(keras, sk, lambda _: module, module.table)
+    if keras.__name__ == "tf_keras":  # which finds it, but does not save it
+        model.fit(X, Y, verbose=0)
+        assert len(model.get_weights()[0]) == 24
+        with pytest.raises(RuntimeError, match="has left 'held:0' out"):
+            model.save_weights(str(tmp_path / "m.weights.h5"))
+        return
+    with pytest.raises(NotImplementedError, match="'held:0' untrained"):
+        model.fit(X, Y, verbose=0)
+    with pytest.raises(NotImplementedError, match="'held:0' out"):
+        model.save_weights(str(tmp_path / "m.weights.h5"))
+    with pytest.raises(NotImplementedError, match="'held:0' out"):
+        model.get_weights()
+
+
+def test_a_table_that_a_call_uses_and_no_layer_holds_is_refused(keras, sk):
+    held = Beside(sk.Table("beside", 2))
+    model, _ = a_model(keras, sk, lambda _: held, held.table)
+    with pytest.raises(Exception, match="'beside:0' untrained"):
+        model.fit(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize("hold", HOLDINGS.values(), ids=HOLDINGS.keys())
+def test_a_dynamic_variable_held_by_hand_is_refused_before_training(keras, sk, hold, tmp_path):
+    table = sok.DynamicVariable(2, "ones", name="dynamic")
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.held, self.rows = hold(table), sk.Embedding(sk.Table("ours", 2), "mean")
+
+        def call(self, ids):
+            rows = tf.nn.embedding_lookup(table, tf.cast(ids, tf.int64))
+            return self.rows(ids) + tf.reduce_mean(rows, 1)
+
+    model = Model()
+    model(X)
+    model.compile("sgd", "mse")
+    with pytest.raises(NotImplementedError, match="'dynamic:0' untrained"):
+        model.fit(X, Y, verbose=0)
+    with pytest.raises(NotImplementedError, match="'dynamic:0' out"):
+        model.save_weights(str(tmp_path / "m.weights.h5"))
+    with pytest.raises(NotImplementedError, match="'dynamic:0' out"):
+        model.get_weights()
