@@ -99,7 +99,7 @@ if [ "${SOK_LITE_OLDEST:-1}" != 0 ]; then
     env SOK_LITE_VENV="$PWD/.venv-oldest" bash scripts/setup.sh --tensorflow "$oldest"
   stage "tests, TensorFlow $oldest" $((2400 * more)) \
     env PATH="$PWD/.venv-oldest/bin:$PATH" "${pytest[@]}" -p no:cacheprovider \
-    tests/tensorflow tests/dynamic_embedding tests/kv_variable
+    tests/tensorflow tests/dynamic_embedding tests/kv_variable tests/keras
 else
   printf '\n=== tests, TensorFlow %s: left out by SOK_LITE_OLDEST\n' "$oldest"
 fi

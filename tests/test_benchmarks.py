@@ -261,6 +261,11 @@ def test_prefetching_is_measured():
     assert set(fields["median_ms"]) == {"plain", "prefetched"}
 
 
+def test_a_request_is_measured():
+    results, _ = run("bench_request.py", "--tables", 3, "--keys", 50, "--rounds", 3)
+    assert [r["case"] for r in results] == ["dense", "known", "any", "ragged", "engine"]
+
+
 def test_exported_models_are_measured():
     args = "--keys 2000 --dim 32 --batch 300 --rounds 2".split()
     results, _ = run("bench_serving.py", *args)
@@ -565,6 +570,13 @@ def test_steps_by_a_rule_and_steps_of_its_own_are_measured(mode):
     assert {(r["family"], r["tables"]) for r in results} == {
         (f, n) for f in families for n in (1, 2)
     }
+
+
+def test_fit_of_tables_is_timed_beside_dense_layers():
+    pytest.importorskip("tensorflow")
+    args = "--features 2 --keys 50 --dim 2 --batch 16 --steps 2 --rounds 1".split()
+    results, _ = run("bench_keras.py", *args)
+    assert [each["layer"] for each in results] == ["tables", "keras.layers.Embedding"]
 
 
 def test_the_calls_of_a_kv_variable_are_timed_beside_a_dense_one():

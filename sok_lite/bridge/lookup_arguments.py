@@ -375,4 +375,5 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]
         sizes = tf.shape(argument, tf.int64)
         splits = tf.range(sizes[0] + 1)
         splits = splits if argument.shape.rank == 1 else splits * sizes[1]
-    return tf.reshape(argument, [-1]), Rows(splits, None), batch
+    values = argument if argument.shape.rank == 1 else tf.reshape(argument, [-1])
+    return values, Rows(splits, None), batch

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.source import Source
 
 
@@ -27,8 +28,8 @@ class Places(NamedTuple):
         Raises:
           ValueError: a key repeats.
         """
-        pieces = list(source.read("keys"))
-        keys = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+        none = np.empty(0, key_dtype(source.key_type).dtype)
+        keys = np.concatenate([none, *source.read("keys")])
         order = np.argsort(keys, kind="stable")
         keys = keys[order]
         repeated = np.flatnonzero(keys[1:] == keys[:-1])
@@ -42,11 +43,6 @@ class Places(NamedTuple):
     def least(self) -> int | None:
         """The least key; None: there is none."""
         return int(self.keys[0]) if self.keys.size else None
-
-    @property
-    def most(self) -> int | None:
-        """The largest key; None: there is none."""
-        return int(self.keys[-1]) if self.keys.size else None
 
     def has(self, key: int) -> bool:
         """Returns whether a key, which need not be of their type, is among them."""

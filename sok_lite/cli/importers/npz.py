@@ -118,8 +118,7 @@ def _header(file: IO[bytes], info: zipfile.ZipInfo) -> tuple[tuple[int, ...], np
 def _text(file: IO[bytes], dtype: np.dtype) -> str:
     if dtype.itemsize > _MOST_ABOUT:
         raise ValueError(f"its text about the table has {dtype.itemsize:,} bytes")
-    data = file.read(dtype.itemsize + 1)  # past the last byte the archive compares its checksum
-    return str(np.frombuffer(data, dtype)[0])
+    return str(np.frombuffer(file.read(dtype.itemsize), dtype)[0])
 
 
 def _stored(path: str, member: str, shape: tuple[int, ...], dtype: np.dtype) -> Stored:
@@ -137,7 +136,6 @@ def _stored(path: str, member: str, shape: tuple[int, ...], dtype: np.dtype) -> 
                     raise ValueError(f"array {member!r} ends in row {first:,} or soon behind")
                 rows = np.frombuffer(data, dtype).reshape(count, *shape[1:])
                 yield rows.astype(dtype.newbyteorder("="), copy=False)
-            file.read(1)  # past the last byte the archive compares its checksum
 
     return Stored(dtype.newbyteorder("=").name, shape, read)
 

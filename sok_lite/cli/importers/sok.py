@@ -28,7 +28,6 @@ from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.file_source import FileSource, Stored, cast_rows, raw_rows, recast
 from sok_lite.cli.initial import initial_values
 from sok_lite.cli.sorted_file import Places, write_sorted
-from sok_lite.engine.dtypes import KeyDtype, key_dtype
 from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import Source
 
@@ -348,11 +347,7 @@ def _header(name: str, kind: int, state: str, dtype: str) -> bytes:
 
 def _check_keys(source: Source, places: Places, ranks: int | None) -> None:
     """Raises WrongUse if SOK cannot hold a key, or would not find it after a load."""
-    least, most = places.least, places.most
-    if least is None or most is None:
-        return
-    kind: KeyDtype = key_dtype(source.key_type)
-    marks = {int(kind.from_int64(np, np.array([mark]))[0]) for mark in _marks(kind)}
+    marks = _marks(source.key_type)
     if source.about.var_type == "hybrid":
         marks |= {-4, -3, -2, -1}
     held = sorted(mark for mark in marks if places.has(mark))
@@ -360,7 +355,8 @@ def _check_keys(source: Source, places: Places, ranks: int | None) -> None:
         raise WrongUse(
             f"SOK's tables cannot hold key {held[0]}, which table {source.name!r} has: remove it"
         )
-    if least < 0 and (ranks is None or ranks & (ranks - 1)):
+    least = places.least
+    if least is not None and least < 0 and (ranks is None or ranks & (ranks - 1)):
         raise WrongUse(
             f"table {source.name!r} has key {least}. SOK's lookups and its load have different "
             "ranks for keys below 0, but where the number of ranks is a power of two: say how "
@@ -368,8 +364,7 @@ def _check_keys(source: Source, places: Places, ranks: int | None) -> None:
         )
 
 
-def _marks(kind: KeyDtype) -> list[int]:
-    """Returns the keys that mark empty and removed slots in SOK's own table, as int64."""
-    if kind.name == "int32":
-        return [np.iinfo(np.int32).max, np.iinfo(np.int32).min]
-    return [kind.empty_key, kind.reclaim_key]
+def _marks(key_type: str) -> set[int]:
+    """Returns the keys that mark empty and removed slots in SOK's own table."""
+    limits = np.iinfo(key_type)
+    return {int(limits.max), int(limits.min) if limits.min else int(limits.max) - 1}

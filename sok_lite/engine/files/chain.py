@@ -66,3 +66,14 @@ def whole_tensor(reader: ShardReader, name: str) -> np.ndarray:
     """Returns all of a tensor."""
     (array,) = reader.rows(name, iter([(0, reader.tensors[name].shape[0])]))
     return array
+
+
+def tensors_of_chain(shard: Shard, tensor: str) -> list[str | None]:
+    """Returns what a tensor of rows is in each file of a chain, oldest first; None: not there."""
+    names: list[str | None] = []
+    name: str | None = tensor
+    for part in reversed(shard.chain):
+        names.append(name)
+        before = {state.tensor: state.before for state in part.states}
+        name = name if name is None or name == "values" else before[name]
+    return names[::-1]

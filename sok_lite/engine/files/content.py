@@ -16,7 +16,7 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.files.chain import rows_of
+from sok_lite.engine.files.chain import rows_of, tensors_of_chain
 from sok_lite.engine.files.joined import joined_facts, joined_states, without_slots
 from sok_lite.engine.files.manifest import Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
@@ -220,15 +220,12 @@ def _states(
     num_bytes: int,
 ) -> list[State]:
     states = []
-    for name, dim, initial, group, tensors in joined_states([shard.states for shard in shards]):
+    for name, dim, initial, group, in_files in joined_states([shard.states for shard in shards]):
         its: list[tuple[_Part, str]] = []
-        for i, newest in tensors.items():
-            tensor: str | None = newest
-            for file, part in rows[i]:
-                if tensor is None:
-                    break
-                its.append((part, tensor))
-                tensor = next(s.before for s in file.states if s.tensor == tensor)
+        for i, newest in in_files.items():
+            tensors = reversed(tensors_of_chain(shards[i], newest))
+            parts = zip(rows[i], tensors, strict=True)
+            its += [(part, tensor) for (_, part), tensor in parts if tensor is not None]
         pieces = _pieces(table, its, (n, dim), num_bytes)
         states.append(State(name, dim, initial, pieces, group))
     return states

@@ -45,7 +45,7 @@ def shards_to_continue(
     except FileNotFoundError:
         pass
     except (CannotContinueError, OSError, ValueError) as error:
-        reason = f"{error}"
+        reason = f"{error}".rstrip(".")
     said = _said_by_all(comm, f"{newest}\n{reason}")
     if len({text.partition("\n")[0] for text in said}) == 1 and newest:
         return shards, ""

@@ -5,6 +5,7 @@ which checkpoint a folder holds. The files of each dump are in a folder of their
 """
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -291,6 +292,11 @@ def _shard(each: dict[str, Any]) -> Shard:
     *before, last = (_one_file(part) for part in (*each.get("before", ()), each))
     if [part.changed is None for part in (*before, last)] != [True, *[False] * len(before)]:
         raise ValueError(f"{last.file!r} does not continue what is before it")
+    for older, newer in itertools.pairwise((*before, last)):
+        there = {(state.tensor, *state[1:4]) for state in older.states}
+        for state in newer.states:
+            if state.before is not None and (state.before, *state[1:4]) not in there:
+                raise ValueError(f"{older.file!r} has no {state.before!r} to continue")
     return last._replace(before=tuple(before))
 
 

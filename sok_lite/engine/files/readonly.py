@@ -15,7 +15,7 @@ from sok_lite.engine.dtypes import bfloat16_to_float32, is_integer, key_dtype, r
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.key_index import MAX_KEYS, KeyIndex, make_index
 from sok_lite.engine.files.manifest import TableFacts
-from sok_lite.engine.files.mapped import MappedShard
+from sok_lite.engine.files.mapped import MappedChain, MappedShard
 
 __all__ = ["ReadonlyTable", "ReadonlyTables", "open_readonly"]
 
@@ -23,9 +23,9 @@ __all__ = ["ReadonlyTable", "ReadonlyTables", "open_readonly"]
 class ReadonlyTable:
     """A table of a checkpoint, with the rows that all ranks wrote. Threads may share it.
 
-    The first lookup reads all keys and makes an index of them, 6 to 8 bytes a key in memory.
-    `prepare` does it ahead. A key that several ranks wrote has the row of the lowest of them, as
-    after a load.
+    The first lookup reads all keys and makes an index of them, 6 to 8 bytes a key in memory, and 12
+    more where there are increments. `prepare` does it ahead. A key that several ranks wrote has the
+    row of the lowest of them, as after a load.
 
     Attributes:
       name: of the table.
@@ -45,7 +45,10 @@ class ReadonlyTable:
                 f"open_readonly takes tables of fewer than {MAX_KEYS:,} keys. Received: "
                 f"{self._num_keys:,} in table {self.name!r}. Load it on several ranks."
             )
-        self._shards = [MappedShard(facts, shard, folder) for shard in facts.shards]
+        self._shards: list[MappedShard | MappedChain] = [
+            (MappedChain if shard.before else MappedShard)(facts, shard, folder)
+            for shard in facts.shards
+        ]
         # Of all keys together: where those of each file begin.
         self._starts = np.cumsum([0, *(shard.rows for shard in facts.shards)])
         self._check_rows = check_rows
@@ -121,7 +124,7 @@ class ReadonlyTable:
         for shard, which, numbers in self._by_shard(places):
             if self._check_rows:
                 shard.check_rows(numbers)
-            rows[found[which]] = self._given(shard.rows[numbers])
+            rows[found[which]] = self._given(shard.read(numbers))
         return rows.reshape(*wanted.shape, self.dim), self._mask(wanted, found)
 
     def prepare(self) -> None:
@@ -150,7 +153,9 @@ class ReadonlyTable:
             keys[which] = self._key_dtype.to_int64(np, shard.keys[numbers])
         return keys
 
-    def _by_shard(self, places: np.ndarray) -> Iterator[tuple[MappedShard, Any, np.ndarray]]:
+    def _by_shard(
+        self, places: np.ndarray
+    ) -> Iterator[tuple[MappedShard | MappedChain, Any, np.ndarray]]:
         """Yields each file, which of some places are in it, and their numbers there."""
         if len(self._shards) == 1:
             yield self._shards[0], slice(None), places.astype(np.int64, copy=False)

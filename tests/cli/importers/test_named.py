@@ -370,3 +370,28 @@ def test_lines_of_parquet(tmp_path):
     with pytest.raises(ValueError, match="no column of values"):
         one(module, tmp_path / "h")
     assert one(module, tmp_path / "h", dim=5).dim == 5
+
+
+@pytest.mark.parametrize("n", [0, 9])
+def test_readers_of_safetensors_open_what_is_written(tmp_path, n):
+    numpy = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    module = importlib.import_module("sok_lite.cli.importers.safetensors")
+    source = a_table(n, "uint64", "float16")
+    module.write(str(tmp_path / "f"), [source])
+    held = numpy.load_file(tmp_path / "f")
+    assert held.keys() == source.arrays.keys()
+    for column, array in source.arrays.items():
+        np.testing.assert_array_equal(held[column], array, strict=True)
+    numpy.save_file({"keys": np.arange(n), "values": np.ones((n, 2))}, tmp_path / "g")
+    assert whole(one(module, tmp_path / "g"), "values").tolist() == [[1.0, 1.0]] * n
+
+
+@pytest.mark.parametrize("n", [0, 9])
+def test_numpy_opens_what_is_written(tmp_path, n):
+    module = importlib.import_module("sok_lite.cli.importers.npz")
+    source = a_table(n, "uint64", "float16")
+    module.write(str(tmp_path / "f.npz"), [source])
+    with np.load(tmp_path / "f.npz") as held:
+        assert set(held) == {*source.arrays, "about"}
+        for column, array in source.arrays.items():
+            np.testing.assert_array_equal(held[column], array, strict=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
-from sok_lite.engine.files import manifest
+from sok_lite.engine.files import manifest, source
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizers import Adagrad, Momentum
@@ -317,6 +317,31 @@ def test_another_number_of_ranks_reads_increments_and_merges_them(tmp_path, rank
         own = {100 * ranks + rank: [1.0] * 3 for rank in range(ranks)}
         own |= {rank: [1.0] * 3 for rank in range(ranks) if rank == 1}  # it was erased
         assert found == (expected if mode == "replace" else own | expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tools_read_the_newest_rows(tmp_path, monkeypatch, kind):
+    """They read columns without tables, in pieces that are small here."""
+    monkeypatch.setattr(source, "CHUNK_BYTES", 100)
+    changes = Changes(new_table(get_backend("cpu"), 3, **KINDS[kind]))
+    rng = np.random.default_rng(0)
+    for round_ in range(6):
+        for what in ("look_up", "update", "erase", "assign_state", "look_up_many"):
+            keys = rng.integers(-30, 50, 9)
+            getattr(changes, what)(keys, round_ % 3)
+        dump(tmp_path, [changes.table], ONE, chunk_bytes=100, incremental=True)
+    assert len(num_rows(tmp_path)) == 6
+    held, values, states = snapshot.take(changes.table)
+    (read,) = source.checkpoint_sources(tmp_path)
+    names = ["keys", "values", "stamps", *(state.tensor for state in read.states)]
+    pieces = [list(read.read(name)) for name in names]
+    assert len({tuple(map(len, its)) for its in pieces}) == 1 and len(pieces[0]) > 3
+    keys, *columns = map(np.concatenate, pieces)
+    order = np.argsort(keys)
+    np.testing.assert_array_equal(keys[order], held.keys)
+    expected = [values, held.stamps, *(state.rows for state in states)]
+    for column, its in zip(columns, expected, strict=True):
+        np.testing.assert_array_equal(column[order], its)
 
 
 # -------------------------------------------------------------------- all anew, and why

@@ -190,6 +190,11 @@ def test_another_version_is_refused():
         ('"changed": 1', '"changed": 4'),
         ('"changed": 1', '"changed": null'),
         ('"before": "states.0.m"', '"before": 1'),
+        ('"before": "states.0.m"', '"before": "states.0.v"'),
+        (
+            '"dim": 4,\n       "initial": 0.5,\n       "group": 1,',
+            '"dim": 3,\n       "initial": 0.5,\n       "group": 1,',
+        ),
         ('"before": [', '"before": 1, "other": ['),
     ],
 )

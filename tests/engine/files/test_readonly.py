@@ -279,3 +279,27 @@ def test_it_needs_no_tensorflow(tmp_path):
         timeout=120,
     )
     assert done.stdout == "[[5.0, 6.0], [-1.0, -1.0]] []\n", done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("check_rows", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_increments_give_the_newest_rows(tmp_path, check_rows, ranks):
+    keys = some_keys(60)
+
+    def program(comm):
+        table = new_table(CPU, 3, name="t")
+        mine = keys[table.owner.owners(keys, comm.size) == comm.rank]
+        for version in range(1, 5):
+            some = mine[:: version**2]
+            table.insert_or_assign(some, rows_of(len(some), 3, seed=version))
+            table.erase(mine[version : version + 1])
+            table.lookup([])
+            dump(tmp_path, [table], comm, chunk_bytes=64, incremental=True)
+        return dict(zip(*(part.tolist() for part in table.export()), strict=True))
+
+    expected = {key: row for part in run_ranks(ranks, program) for key, row in part.items()}
+    table = open_readonly(tmp_path, check_rows=check_rows)["t"]
+    rows, are_there = table.find(keys, default=7)
+    assert are_there.tolist() == [key in expected for key in keys.tolist()]
+    assert rows.tolist() == [expected.get(key, [7] * 3) for key in keys.tolist()]
+    assert 0 < len(table) == len(expected) < 60
