@@ -290,7 +290,9 @@ def _named(name: str, held: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(held, (set, frozenset)):
         ordered = sorted(held, key=lambda item: str(getattr(item, "name", "")))
         yield from _named(name, ordered)
-    elif isinstance(held, (tf.Module, *_layers)) or hasattr(type(held), "left_out_by"):
+    elif isinstance(held, (tf.Module, *_layers)) or any(
+        hasattr(type(held), mark) for mark in ("left_out_by", "tables_held")
+    ):
         yield name, held
 
 

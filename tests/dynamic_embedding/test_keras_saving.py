@@ -388,3 +388,22 @@ def test_broadcasting_is_nothing_where_there_is_one_rank(keras):
     callback = de.keras.callbacks_for(keras).DEHvdBroadcastGlobalVariablesCallback(0)
     model.fit(X, Y, verbose=0, callbacks=[callback])
     assert callback.broadcast_done
+
+
+@pytest.mark.parametrize("kind", ["list", "dict"])
+def test_a_checkpoint_has_the_variables_in_lists_and_dicts_of_a_layer(tmp_path, kind):
+    """Keras 3 hides them there from TensorFlow."""
+    layers = pytest.importorskip("keras").layers
+
+    def layer_with(key):
+        table = de.Variable(dim=2, name="held")
+        table.upsert(tf.constant([key], tf.int64), tf.constant([[key, 0.5]]))
+        layer = layers.Layer()
+        layer.tables = [table] if kind == "list" else {"a": table}
+        return layer, table
+
+    path = tf.train.Checkpoint(layer=layer_with(5)[0]).save(str(tmp_path / "c"))
+    layer, table = layer_with(7)
+    tf.train.Checkpoint(layer=layer).restore(path)
+    keys, rows = table.export()
+    assert (keys.numpy().tolist(), rows.numpy().tolist()) == ([5], [[5.0, 0.5]])

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.engine.files.background import dump_in_background
 from sok_lite.engine.files.dump import dump
@@ -67,6 +68,27 @@ def test_what_changes_meanwhile_is_not_written(backend, tmp_path, gate, kind):
     assert all_of(other) == before
     assert {key: row for key, row in held(other).items() if key in oracle} == oracle
     assert_equal(same, expected)
+
+
+@pytest.mark.parametrize("kind", ["hbm", "kEpochLfu"])
+def test_an_increment_has_what_changed_until_it_began(tmp_path, gate, kind):
+    table, oracle = filled(get_backend("cpu"), 33, name="t", **KINDS[kind])
+    dump(tmp_path, [table], ONE)
+    keys = list(oracle)
+    table.insert_or_assign([*keys[:3], 77_000], np.full((4, 3), 5, np.float32))
+    before = all_of(table)
+    begun = dump_in_background(tmp_path, [table], ONE, incremental=True)
+    table.insert_or_assign(keys[3:6], np.full((3, 3), 9, np.float32))
+    gate.set()
+    begun.wait()
+    other = new_table(get_backend("cpu"), 3, name="t", **KINDS[kind])
+    load(tmp_path, [other], ONE)
+    assert all_of(other) == before
+    after = all_of(table)
+    dump(tmp_path, [table], ONE, incremental=True)
+    load(tmp_path, [other], ONE)
+    assert all_of(other) == after != before
+    assert len(list(tmp_path.glob("data-*"))) == 3
 
 
 @pytest.mark.parametrize("then", ["dump", "background", "load"])
@@ -203,7 +225,8 @@ def test_one_of_two_ranks_that_fails_fails_both(tmp_path, monkeypatch, failing):
 
 BEGINS = """
     import os, sys
-    from sok_lite.comm import run_ranks
+    from sok_lite.backend import get_backend
+from sok_lite.comm import run_ranks
     from sok_lite.comm.single import SingleCommunicator
     from sok_lite.engine.files.background import dump_in_background
     from tests.engine.files.test_faults import table_of
