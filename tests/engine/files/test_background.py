@@ -225,8 +225,7 @@ def test_one_of_two_ranks_that_fails_fails_both(tmp_path, monkeypatch, failing):
 
 BEGINS = """
     import os, sys
-    from sok_lite.backend import get_backend
-from sok_lite.comm import run_ranks
+    from sok_lite.comm import run_ranks
     from sok_lite.comm.single import SingleCommunicator
     from sok_lite.engine.files.background import dump_in_background
     from tests.engine.files.test_faults import table_of
