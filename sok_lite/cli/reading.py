@@ -7,7 +7,8 @@ from typing import Any
 from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.importers import detected_format, format_module, names_with
 from sok_lite.cli.options import options_for
-from sok_lite.engine.files.source import Source, read_manifest
+from sok_lite.engine.files import manifest
+from sok_lite.engine.files.source import Source
 
 OWN = "sok_lite"
 
@@ -63,12 +64,12 @@ def chosen(sources: Sequence[Source], names: Sequence[str], path: str) -> list[S
 
 def own_extra(path: str) -> dict[str, Any]:
     """Returns what the caller of the dump added to a checkpoint; nothing of other formats."""
-    return read_manifest(path).extra if format_of(path) == OWN else {}
+    return manifest.read(path).extra if format_of(path) == OWN else {}
 
 
 def own_ranks(path: str) -> int:
     """Returns how many ranks a checkpoint has; 1 of other formats."""
-    return read_manifest(path).ranks if format_of(path) == OWN else 1
+    return manifest.read(path).ranks if format_of(path) == OWN else 1
 
 
 def _list(names: Any) -> str:

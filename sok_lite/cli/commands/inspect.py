@@ -9,8 +9,9 @@ from sok_lite.cli.arguments import add_from_format, add_tables
 from sok_lite.cli.errors import FINE
 from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
 from sok_lite.cli.texts import counted
+from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, TableFacts
-from sok_lite.engine.files.source import Source, columns_of, read_manifest
+from sok_lite.engine.files.source import Source, columns_of
 
 HELP = "show the tables of a checkpoint: keys, rows, bytes, ranks, states, options"
 EXAMPLES = "sok-lite inspect runs/model\nsok-lite inspect runs/model --table user --json"
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     name = format_of(args.path, args.from_format)
     sources = open_sources(args.path, name, args.from_option)
     described: dict[str, Any] = {"path": args.path, "format": name}
-    found = read_manifest(args.path) if name == OWN else None
+    found = manifest.read(args.path) if name == OWN else None
     if found is not None:
         described |= {"ranks": found.ranks, "extra": found.extra}
     described["tables"] = [

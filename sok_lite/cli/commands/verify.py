@@ -7,8 +7,8 @@ from sok_lite.cli.errors import FINDINGS, FINE
 from sok_lite.cli.progress import progress_bar
 from sok_lite.cli.texts import counted
 from sok_lite.cli.verified import findings_of_table
+from sok_lite.engine.files import manifest
 from sok_lite.engine.files.rewriting import owner_rule
-from sok_lite.engine.files.source import read_manifest
 
 HELP = "read every byte of a checkpoint and say what is wrong with it"
 EXAMPLES = "sok-lite verify runs/model"
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        found = read_manifest(args.path)
+        found = manifest.read(args.path)
     except ValueError as error:
         print(error)
         return FINDINGS

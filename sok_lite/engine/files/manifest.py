@@ -158,7 +158,7 @@ def as_text(manifest: Manifest) -> str:
     return before + hashlib.sha256(text.encode()).hexdigest() + after
 
 
-def read(folder: str) -> Manifest:
+def read(folder: str | os.PathLike[str]) -> Manifest:
     """Returns the manifest of a folder.
 
     Raises:
@@ -168,10 +168,10 @@ def read(folder: str) -> Manifest:
     try:
         with open(path, "rb") as file:
             data = file.read()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(
-            f"{folder} has no {NAME}: no dump into it was ever finished. Give the folder that was "
-            "given to `dump`."
+            f"{os.fspath(folder)} has no {NAME}: no dump into it was ever finished. Give the "
+            "folder that was given to `dump`."
         ) from error
     return from_text(data, path)
 

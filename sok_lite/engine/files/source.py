@@ -21,7 +21,7 @@ from sok_lite.engine.files.joined import (
     joined_states,
     without_slots,
 )
-from sok_lite.engine.files.manifest import Manifest, Shard, StateFacts, TableFacts
+from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
 from sok_lite.engine.files.table_file import open_shard
 
@@ -226,21 +226,6 @@ def _length(reader: ShardReader, tensor: str) -> int:
     return reader.tensors[tensor].shape[0]
 
 
-def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
-    """Returns the manifest of a checkpoint.
-
-    Raises:
-      FileNotFoundError: there is no checkpoint. ValueError: the manifest is corrupt.
-    """
-    try:
-        return manifest.read(os.path.abspath(folder))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(
-            f"{os.fspath(folder)} has no {manifest.NAME}: no dump into it was ever finished. Give "
-            "the folder that was given to `dump`."
-        ) from error
-
-
 def checkpoint_sources(folder: str | os.PathLike[str]) -> list[Source]:
     """Returns the tables of a checkpoint.
 
@@ -248,6 +233,5 @@ def checkpoint_sources(folder: str | os.PathLike[str]) -> list[Source]:
       OSError: there is none, or a file of it cannot be read. ValueError: a file is corrupt. Reading
         a source may raise the same.
     """
-    found = read_manifest(folder)
-    path = os.path.abspath(folder)
+    found, path = manifest.read(folder), os.path.abspath(folder)
     return [CheckpointSource(path, facts) for facts in found.tables.values()]

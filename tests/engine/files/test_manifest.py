@@ -120,6 +120,14 @@ def test_what_is_written_is_read(tmp_path):
     assert os.listdir(tmp_path) == ["manifest.json"]
 
 
+def test_a_file_is_no_folder_of_a_checkpoint(tmp_path):
+    path = tmp_path / "file"
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match=f"{path} has no manifest.json: no dump into"):
+            manifest.read(path)
+        path.write_bytes(b"")
+
+
 def test_an_increment_has_exactly_these_fields_more():
     assert manifest.from_text(manifest.as_text(WITH_INCREMENT).encode(), "m") == WITH_INCREMENT
     whole, more = (json.loads(manifest.as_text(each)) for each in (WHOLE, WITH_INCREMENT))
