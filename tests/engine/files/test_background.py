@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from tests.engine.files.test_dump_load import KINDS, all_of, filled, held
 from tests.engine.files.test_faults import ONE, FailingCalls, table_of, version_at
+from tests.engine.files.test_increment_faults import read_back, tables, write
+from tests.engine.files.test_increments import contents, no_warning
 from tests.engine.files.test_static_part import assert_equal, everything, part_of
 from tests.engine.helpers import new_table, sized
 
@@ -219,6 +222,45 @@ def test_one_of_two_ranks_that_fails_fails_both(tmp_path, monkeypatch, failing):
     assert one == two and one[0] == one[1] and one[0].startswith(f"Rank {failing}: ")
     assert len(list(tmp_path.glob("data-*"))) == 1
     run_ranks(2, lambda comm: load(tmp_path, [table_of(0)], comm))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_increments_of_the_background_go_on_after_failures(tmp_path, gate, monkeypatch, ranks):
+    made, is_open, refused = [tables() for _ in range(ranks)], os.open, []
+
+    def refusing(path, *args, **kwargs):
+        if str(path).endswith(f"u-{ranks - 1:05d}-of-{ranks:05d}.safetensors") and refused:
+            raise OSError(errno.EACCES, "Permission denied", str(path))
+        return is_open(path, *args, **kwargs)
+
+    def add(comm, version):
+        write(made[comm.rank], version)
+        before = [contents(table) for table in made[comm.rank]]
+        with no_warning() if comm.rank == 0 else nullcontext():  # only one thread may set filters
+            begun = dump_in_background(tmp_path, made[comm.rank], comm, incremental=True)
+        write(made[comm.rank], version + 1)
+        comm.barrier("nothing is written yet")
+        gate.set()
+        if refused:
+            with pytest.raises(OSError, match="Permission denied"):
+                begun.wait()
+        else:
+            begun.wait()
+        return before
+
+    monkeypatch.setattr(os, "open", refusing)
+    there = []
+    for version in range(1, 14, 2):
+        gate.clear()
+        refused[:] = [version] if version in (5, 9, 11) else []
+        before = run_ranks(ranks, lambda comm: add(comm, version))  # noqa: B023
+        if not refused:
+            there.append((version, before))
+        read = run_ranks(ranks, lambda comm: read_back(tmp_path, comm))
+        assert {number for _, number in read} == {there[-1][0]}
+        assert [[contents(table) for table in some] for some, _ in read] == there[-1][1]
+        assert len(list(tmp_path.glob("data-*"))) == len(there)
+    assert [version for version, _ in there] == [1, 3, 7, 13]
 
 
 # -------------------------------------------------------------------- the end of the process
