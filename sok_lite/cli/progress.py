@@ -1,12 +1,13 @@
 """A bar of bytes and rate on the terminal, while a command reads."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from sok_lite.cli.wrapped import Wrapped
+from sok_lite.engine.files import bar
+from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.source import Source, columns_of
 
 # Takes how many bytes more were read.
@@ -22,19 +23,9 @@ def progress_bar(what: str, total: int, is_wanted: bool) -> Iterator[Add]:
       total: bytes that there are.
       is_wanted: by the user.
     """
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        is_wanted = False
-    if not is_wanted or not _is_shown():
-        yield lambda num_bytes: None
-        return
-    with tqdm(desc=what, total=total, unit="B", unit_scale=True, file=sys.stderr) as bar:
-        yield bar.update
-
-
-def _is_shown() -> bool:
-    return sys.stderr.isatty()
+    is_shown = bar.checked_progress(None if is_wanted else False, rank=0)
+    with bar.progress_bar(is_shown, what) as report:
+        yield Progress(report, total).add
 
 
 @contextlib.contextmanager

@@ -16,11 +16,11 @@ from sok_lite.bridge.job import communicator
 from sok_lite.bridge.optimizers.dense_slots import dense_slots
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import family_of
-from sok_lite.bridge.progress import checked_progress, progress_bar
 from sok_lite.bridge.static_part import VariableRows
 from sok_lite.bridge.tensor import to_tensor
 from sok_lite.engine.changes import changes_since
 from sok_lite.engine.files.background import BackgroundDump, dump_in_background
+from sok_lite.engine.files.bar import checked_progress, progress_bar
 from sok_lite.engine.files.dump import dump as engine_dump
 from sok_lite.engine.files.load import load as engine_load
 from sok_lite.engine.files.static_part import Item, table_of

@@ -202,11 +202,13 @@ def test_a_bar_is_shown_on_a_terminal(tmp_path, wanted):
 )
 def test_a_bar_ends_at_all_bytes(tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
-    totals, done = [], []
+    bars = []
 
     class Bar:
-        def __init__(self, total, **options):
-            totals.append(total)
+        n = 0
+
+        def __init__(self, **options):
+            bars.append(self)
 
         def __enter__(self):
             return self
@@ -215,15 +217,16 @@ def test_a_bar_ends_at_all_bytes(tmp_path, monkeypatch, arguments):
             pass
 
         def update(self, num_bytes):
-            done.append(num_bytes)
+            self.n += num_bytes
 
     tqdm = pytest.importorskip("tqdm")
     monkeypatch.setattr(tqdm, "tqdm", Bar)
     dumped("c", 50)
     dumped("c2", 5)
-    monkeypatch.setattr("sok_lite.cli.progress._is_shown", lambda: True)
+    monkeypatch.setattr("sok_lite.engine.files.bar.checked_progress", lambda *_, **__: True)
     fine(*arguments.split())
-    assert totals == [sum(done)] and totals[0] > 0
+    (bar,) = bars
+    assert bar.n == bar.total > 0
 
 
 def test_the_bytes_of_a_surrogate_are_shown(tmp_path):

@@ -37,7 +37,7 @@ def checked_progress(progress: Any, rank: int) -> bool:
 
 
 @contextlib.contextmanager
-def progress_bar(is_shown: bool, what: str, num_ranks: int) -> Iterator[Report | None]:
+def progress_bar(is_shown: bool, what: str, num_ranks: int = 1) -> Iterator[Report | None]:
     """Gives what to call with the bytes done and all bytes; it draws a bar with them and the rate.
 
     Args:
