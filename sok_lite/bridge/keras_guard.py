@@ -253,21 +253,27 @@ def _have_all_tracked(method: str, checkpoint: Any) -> None:
     """Has what a checkpoint holds track the tables that Keras 3 hides in its lists and dicts.
 
     A table then has the name of the attribute and its places in there, joined by "-".
+
+    Raises:
+      NotImplementedError: a table that a layer holds would still be missing.
     """
     while hidden := _hidden_in(checkpoint):
         for owner, name, value in hidden:
             getattr(owner, TRACK)(value, name, overwrite=True)
+    saved = _saved_by(checkpoint)
+    layers = [value for value in saved.values() if isinstance(value, _layers)]
+    missing = [table for _, table in _held(layers) if id(table) not in saved]
+    if missing:
+        raise NotImplementedError(
+            f"Checkpoint.{method.lstrip('_')}() would leave the rows of {_names(missing)} out: "
+            "TensorFlow does not find what holds them. Name them beside the model: "
+            "tf.train.Checkpoint(model=model, tables=[...])."
+        )
 
 
 def _hidden_in(checkpoint: Any) -> list[tuple[Any, str, Any]]:
     """Returns tables, and layers with tables, that a checkpoint misses: owner, name and value."""
-    saved: dict[int, Any] = {}
-    stack = [checkpoint]
-    while stack:
-        value = stack.pop()
-        if id(value) not in saved:
-            saved[id(value)] = value
-            stack += getattr(value, CHILDREN)().values()
+    saved = _saved_by(checkpoint)
     return [
         (owner, name, value)
         for owner in saved.values()
@@ -277,6 +283,18 @@ def _hidden_in(checkpoint: Any) -> list[tuple[Any, str, Any]]:
         for name, value in _named(attribute, held)
         if id(value) not in saved and any(True for _ in _held(value))
     ]
+
+
+def _saved_by(checkpoint: Any) -> dict[int, Any]:
+    """Returns what a checkpoint saves, by id."""
+    saved: dict[int, Any] = {}
+    stack = [checkpoint]
+    while stack:
+        value = stack.pop()
+        if id(value) not in saved:
+            saved[id(value)] = value
+            stack += getattr(value, CHILDREN)().values()
+    return saved
 
 
 def _named(name: str, held: Any) -> Iterator[tuple[str, Any]]:

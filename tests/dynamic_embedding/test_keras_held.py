@@ -33,10 +33,10 @@ def test_saving_refuses_to_leave_it_out(package, in_list, tmp_path):
             save(str(tmp_path / name))
 
 
-def test_a_checkpoint_has_it_or_refuses(tmp_path):
-    model = model_of(tf_keras, False)
+@pytest.mark.parametrize("package", [keras, tf_keras], ids=["keras", "tf_keras"])
+@pytest.mark.parametrize("in_list", [False, True])
+def test_a_checkpoint_has_it(package, in_list, tmp_path):
+    model = model_of(package, in_list)
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "c"))
     saved = [name for name, _ in tf.train.list_variables(path) if name.endswith("/keys")]
     assert len(saved) == 2  # the rows, and what the policy notes
-    with pytest.raises(NotImplementedError, match="would leave the rows of 'held"):
-        tf.train.Checkpoint(model=model_of(keras, True)).write(str(tmp_path / "d"))
