@@ -386,7 +386,9 @@ def test_replicas_in_step(session, tmp_path):
     pairs = optimizer.compute_gradients(tf.reduce_sum(found) + tf.reduce_sum(dense))
     train = optimizer.apply_gradients(pairs, global_step=step)
     hook = optimizer.make_session_run_hook(is_chief=True, num_tokens=0)
-    with v1.train.MonitoredTrainingSession(hooks=[hook]) as monitored:
+    # The thread that hands out steps waits for a gradient that never comes, and is left behind.
+    waits = {"stop_grace_period_secs": 1}
+    with v1.train.MonitoredTrainingSession(hooks=[hook], **waits) as monitored:
         for _ in range(2):
             monitored.run(train)
         assert monitored.run(step) == 2
