@@ -8,6 +8,7 @@ those of the program would come in between: the ranks agree in `wait`, which all
 
 import os
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,27 +25,33 @@ from sok_lite.engine.files.static_part import Item
 class BackgroundDump:
     """A dump under way. `dump_in_background` makes it.
 
-    The process does not end before this rank's files are written.
+    The process does not end before this rank's files are written. Where the system has no further
+    thread the files are written at once.
     """
 
     def __init__(self, begun: Begun, parts: list[Part], chunk_bytes: int) -> None:
         self._begun, self._is_over, self._process = begun, False, os.getpid()
         self._shards: list[Shard] | None = None
-        self._failure: BaseException | None = None
-        # Not a daemon: the interpreter waits for it.
-        self._thread = threading.Thread(
-            target=self._write, args=(parts, chunk_bytes), name=f"dump into {begun.folder}"
-        )
+        self._failure: BaseException | None = self._interruption()
+        # Not a daemon, whoever makes it: the interpreter waits for it.
+        name, arguments = f"dump into {begun.folder}", (parts, chunk_bytes)
+        self._thread = threading.Thread(None, self._write, name, arguments, daemon=False)
 
     def _start(self) -> None:
         add_pending(self._begun.comm, self._begun.folder, self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no further thread: the caller's own writes
+            self._thread.run()
 
     def _write(self, parts: list[Part], chunk_bytes: int) -> None:
         try:
-            self._shards = write_parts(self._begun, parts, chunk_bytes)
+            self._shards, self._failure = write_parts(self._begun, parts, chunk_bytes), None
         except BaseException as error:
             self._failure = error
+            # Else what was not written stays in memory as long as somebody has the error.
+            parts.clear()
+            traceback.clear_frames(error.__traceback__)
         if self._begun.comm.size == 1:
             self._finish()
 
@@ -74,7 +81,8 @@ class BackgroundDump:
                 f"The dump into {self.path} goes on in the process that this one was forked from. "
                 "Wait for it there."
             )
-        self._thread.join()
+        if self._thread.ident is not None:  # it was started
+            self._thread.join()
         if not self._is_over:
             self._finish()
         remove_pending(self._begun.comm, self._begun.folder, self)
@@ -82,10 +90,7 @@ class BackgroundDump:
             raise self._failure
 
     def _finish(self) -> None:
-        failure, self._failure = (
-            self._failure,
-            RuntimeError(f"The dump into {self.path} was interrupted."),
-        )
+        failure, self._failure = self._failure, self._interruption()
         self._is_over = True
         try:
             finish(self._begun, lambda: self._written(failure))
@@ -94,6 +99,9 @@ class BackgroundDump:
         else:
             self._failure = None
             remove_pending(self._begun.comm, self._begun.folder, self)
+
+    def _interruption(self) -> RuntimeError:
+        return RuntimeError(f"The dump into {self.path} was interrupted.")
 
     def _written(self, failure: BaseException | None) -> list[Shard]:
         if failure is not None:
@@ -131,11 +139,11 @@ def dump_in_background(
     begun = begin(path, tables, comm, extra, incremental)
     try:
         parts = together(comm, lambda: with_parts(begun, tables, chunk_bytes, _copies))
-        made = BackgroundDump(begun, parts, chunk_bytes)
-        made._start()
     except BaseException:
         end(begun)
         raise
+    made = BackgroundDump(begun, parts, chunk_bytes)
+    made._start()  # from here on it ends itself, whatever interrupts the caller
     return made
 
 

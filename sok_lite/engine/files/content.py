@@ -103,7 +103,7 @@ def content(
     held = _held(table, shards, parts, ordered[is_first], sighted, num_bytes)
     n, to_storage = int(held.keys.size), _conversion(table, facts.dtype)
     rows = [
-        _with_rows(facts, shard, folder, part, ordered[is_first])
+        _with_rows(facts, shard, folder, part, ordered[is_first], progress)
         for shard, part in zip(shards, parts, strict=True)
     ]
     with_values = [(part, "values") for its_rows in rows for _, part in its_rows]
@@ -113,10 +113,15 @@ def content(
 
 
 def _with_rows(
-    facts: TableFacts, shard: Shard, folder: str, part: _Part, keys: np.ndarray
+    facts: TableFacts,
+    shard: Shard,
+    folder: str,
+    part: _Part,
+    keys: np.ndarray,
+    progress: Progress | None,
 ) -> list[tuple[Shard, _Part]]:
     """Returns the files that have the rows of a part, newest first, and where."""
-    readers = [*(open_shard(facts, old, folder) for old in shard.before), part.reader]
+    readers = [*(open_shard(facts, old, folder, progress) for old in shard.before), part.reader]
     return [
         (rows.shard, _Part(rows.reader, rows.at, part.places[rows.places], rows.shard.num_rows))
         for rows in rows_of(shard, readers, keys[part.places], part.at)

@@ -44,7 +44,7 @@ def shards_to_continue(
         newest = ", ".join(sorted({shard.file.split("/")[0] for shard in shards.values()}))
     except FileNotFoundError:
         pass
-    except (CannotContinueError, OSError, ValueError) as error:
+    except (CannotContinueError, OSError, ValueError, MemoryError) as error:
         reason = f"{error}".rstrip(".")
     said = _said_by_all(comm, f"{newest}\n{reason}")
     if len({text.partition("\n")[0] for text in said}) == 1 and newest:

@@ -61,7 +61,8 @@ def load(
         keys too; see `merging.merged`.
       cast: whether rows of floats may be of another dtype of floats than those of the table, to
         which they are rounded.
-      report: called with the bytes that this rank has read, and those of the files that it reads.
+      report: called with the bytes that this rank has read, and those of the files that it reads,
+        also of rows that newer files have.
 
     Returns:
       What `dump` was given as `extra`.
@@ -138,7 +139,8 @@ def _prepared(
 ) -> list[list[Action]]:
     prepared = []
     shards = [shards_of(table, found.tables[table.name], comm) for table in map(table_of, tables)]
-    total = sum(shard.written.num_bytes for of_table in shards for shard in of_table)
+    parts = [part for of_table in shards for shard in of_table for part in shard.chain]
+    total = sum(part.written.num_bytes for part in parts)
     progress = Progress(report, total)
     for table in tables:
         if isinstance(table, StaticPart):
@@ -149,4 +151,5 @@ def _prepared(
         if mode == "merge":
             snapshot = merged(table, snapshot, CHUNK_BYTES)
         prepared.append(preparing(table, snapshot))
+    progress.finish()
     return prepared

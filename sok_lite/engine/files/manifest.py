@@ -293,9 +293,11 @@ def _shard(each: dict[str, Any]) -> Shard:
     if [part.changed is None for part in (*before, last)] != [True, *[False] * len(before)]:
         raise ValueError(f"{last.file!r} does not continue what is before it")
     for older, newer in itertools.pairwise((*before, last)):
-        there = {(state.tensor, *state[1:4]) for state in older.states}
+        # Not their names: a state may have been renamed in between.
+        there = {(state.tensor, state.dim, state.initial) for state in older.states}
         for state in newer.states:
-            if state.before is not None and (state.before, *state[1:4]) not in there:
+            its = (state.before, state.dim, state.initial)
+            if state.before is not None and its not in there:
                 raise ValueError(f"{older.file!r} has no {state.before!r} to continue")
     return last._replace(before=tuple(before))
 

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import weakref
 
 import numpy as np
 
@@ -32,8 +33,9 @@ class MappedShard:
         path, self._chunk_bytes = path_of(folder, shard), shard.written.chunk_bytes
         self.reader = open_shard(facts, shard, folder)
         self.reader.forget()
-        self._file = open(path, "rb")  # noqa: SIM115 - as long as this object is there
-        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+        self._map = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
         if hasattr(mmap, "MADV_RANDOM"):
             # Else the system reads 128 KiB or more around each row.
             self._map.madvise(mmap.MADV_RANDOM)
@@ -72,5 +74,5 @@ class MappedShard:
         size = self._chunk_bytes
         for number in numbers[~self._is_checked[numbers]].tolist():
             # The file that is mapped, read in one piece where the map would come page by page.
-            self.reader.check(number, os.pread(self._file.fileno(), size, number * size))
+            self.reader.check(number, os.pread(self._file, size, number * size))
             self._is_checked[number] = True

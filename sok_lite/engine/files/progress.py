@@ -22,3 +22,8 @@ class Progress:
         self._done += num_bytes
         if self._report is not None:
             self._report(self._done, self._total)
+
+    def finish(self) -> None:
+        """Says that all is done, also where files had bytes that nobody needed."""
+        if self._done < self._total:
+            self.add(self._total - self._done)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import tracemalloc
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -126,6 +127,54 @@ def test_a_failure_is_raised_by_who_waits(tmp_path):
         dump_in_background(tmp_path, [table_of(2)], ONE, chunk_bytes=64)._thread.join()
     with pytest.raises(OSError, match="No space left"):
         dump(tmp_path, [table_of(3)], ONE)  # nobody has heard of it before
+    dump(tmp_path, [table_of(3)], ONE)
+    assert version_at(tmp_path) == 3
+
+
+def test_a_failure_gives_the_copy_back(tmp_path):
+    table = table_of(1, n=50_000)
+    with pytest.MonkeyPatch.context() as patch:
+        FailingCalls(patch, 5, errno.ENOSPC)
+        tracemalloc.start()
+        try:
+            begun = dump_in_background(tmp_path, [table], ONE, chunk_bytes=4096)
+            with pytest.raises(OSError, match="No space left") as failure:
+                begun.wait()
+            held, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert failure.value is begun._failure and held < most / 4
+
+
+@pytest.mark.parametrize("has_old", [True, False])
+def test_without_a_further_thread_the_caller_writes(tmp_path, has_old):
+    if has_old:
+        dump(tmp_path, [table_of(1)], ONE)
+    old = threading.stack_size(1 << 46)  # which no thread can have
+    try:
+        with pytest.raises(RuntimeError):
+            threading.Thread().start()
+        begun = dump_in_background(tmp_path, [table_of(2)], ONE)
+    finally:
+        threading.stack_size(old)
+    assert begun.done and version_at(tmp_path) == 2
+    begun.wait()
+    dump(tmp_path, [table_of(3)], ONE)
+    assert version_at(tmp_path) == 3
+
+
+def test_a_dump_that_is_interrupted_before_it_starts_is_in_nobodys_way(tmp_path, monkeypatch):
+    dump(tmp_path, [table_of(1)], ONE)
+
+    def interrupt(thread):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", interrupt)
+        dump_in_background(tmp_path, [table_of(2)], ONE)
+    with pytest.raises(RuntimeError, match="was interrupted"):
+        dump(tmp_path, [table_of(3)], ONE)
+    assert version_at(tmp_path) == 1 and len(list(tmp_path.glob("data-*"))) == 1
     dump(tmp_path, [table_of(3)], ONE)
     assert version_at(tmp_path) == 3
 
@@ -267,6 +316,9 @@ def test_increments_of_the_background_go_on_after_failures(tmp_path, gate, monke
 
 BEGINS = """
     import os, sys
+    from functools import partial
+    from threading import Thread
+    from sok_lite.backend import get_backend
     from sok_lite.comm import run_ranks
     from sok_lite.comm.single import SingleCommunicator
     from sok_lite.engine.files.background import dump_in_background
@@ -286,8 +338,11 @@ BEGINS = """
             dump_in_background(path, [table_of(2)], comm)
         run_ranks(2, begin)
     else:
-        tables = [table_of(2, n=500)]
-        begun = dump_in_background(path, tables, SingleCommunicator(), chunk_bytes=512)
+        arguments = path, [table_of(2, n=500)], SingleCommunicator()
+        begin = partial(dump_in_background, *arguments, chunk_bytes=512)
+        thread = Thread(target=begin, daemon=how == "daemon")
+        thread.start()
+        thread.join()
         if how == "kill":
             os.kill(os.getpid(), 9)
         if how == "raise":
@@ -295,7 +350,7 @@ BEGINS = """
 """
 
 
-@pytest.mark.parametrize("how", ["end", "raise", "kill", "ranks"])
+@pytest.mark.parametrize("how", ["end", "daemon", "raise", "kill", "ranks"])
 def test_the_end_of_the_process(tmp_path, how):
     dump(tmp_path, [table_of(1)], ONE)
     ended = subprocess.run(
@@ -305,8 +360,8 @@ def test_the_end_of_the_process(tmp_path, how):
         text=True,
         timeout=120,
     )
-    assert ended.returncode == {"end": 0, "raise": 3, "kill": -9, "ranks": 0}[how], ended.stderr
-    if how in ("end", "raise"):
+    assert ended.returncode == {"raise": 3, "kill": -9}.get(how, 0), ended.stderr
+    if how in ("end", "daemon", "raise"):
         assert version_at(tmp_path, n=500) == 2 and ended.stderr == ""
     else:
         assert version_at(tmp_path) == 1

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
+from sok_lite.engine import named_states
 from sok_lite.engine.files import manifest, source
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
@@ -137,6 +138,11 @@ class Changes:
         grads = self.rows(keys)
         optimizer = self.optimizers.setdefault(n % 3, Optimizer())
         apply_updates([update_of(self.table, rule, keys, grads, optimizer=optimizer)], 0.1, 1)
+
+    def rename_a_state(self, keys, n):
+        names = [s.name for s in named_states.named_states(self.table) if not s.is_used]
+        if names:
+            named_states.rename_state(self.table, names[n % len(names)], f"{n}{len(keys)}")
 
     def drop_an_optimizer(self, keys, n):
         self.optimizers.pop(n % 3, None)
@@ -276,6 +282,40 @@ def test_states_that_are_made_anew_are_not_those_of_before(tmp_path):
         dump(tmp_path, [table], ONE, incremental=key == 2)
     (state,) = snapshot.take(loaded(tmp_path, "hbm")).states
     assert (state.rows[:, 0] == np.float32(0.1)).tolist() == [key != 2 for key in range(9)]
+
+
+@pytest.mark.parametrize("changes_row", [True, False])
+def test_a_state_that_was_renamed_goes_on(tmp_path, changes_row):
+    table = new_table(get_backend("cpu"), 3)
+    table.lookup(np.arange(9))
+    table.store.ensure_state("free", 0.5, 1)
+    table.assign_state("free", [1, 2], np.array([[1], [2]], np.float32))
+    dump(tmp_path, [table], ONE)
+    table.lookup([])
+    named_states.rename_state(table, "free", "m")
+    if changes_row:
+        table.assign_state("m", [2], np.array([[3]], np.float32))
+    for n in (2, 3):
+        with no_warning():
+            dump(tmp_path, [table], ONE, incremental=True)
+        assert len(num_rows(tmp_path)) == n
+        assert contents(loaded(tmp_path, "hbm")) == contents(table)
+
+
+def test_progress_counts_the_files_of_before(tmp_path):
+    table = new_table(get_backend("cpu"), 3)
+    table.lookup(np.arange(100))
+    dump(tmp_path, [table], ONE, chunk_bytes=64)
+    table.lookup([])
+    table.lookup(np.arange(90))  # so of the file before some chunks are not read
+    dump(tmp_path, [table], ONE, chunk_bytes=64, incremental=True)
+    reports = []
+    load(
+        tmp_path, [new_table(get_backend("cpu"), 3)], ONE, report=lambda *each: reports.append(each)
+    )
+    done, totals = zip(*reports, strict=True)
+    size = sum(file.stat().st_size for file in tmp_path.glob("data-*/*"))
+    assert set(totals) == {size} == {done[-1]} and list(done) == sorted(done)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

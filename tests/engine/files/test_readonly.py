@@ -1,10 +1,12 @@
 """Lookups in the files of a checkpoint, against a dict of what was written."""
 
+import gc
 import os
 import subprocess
 import sys
 import threading
 import tracemalloc
+import warnings
 
 import ml_dtypes
 import numpy as np
@@ -279,3 +281,16 @@ def test_it_needs_no_tensorflow(tmp_path):
         timeout=120,
     )
     assert done.stdout == "[[5.0, 6.0], [-1.0, -1.0]] []\n", done.stderr[-3000:]
+
+
+def test_files_are_closed_without_a_word_when_nobody_has_the_tables(tmp_path):
+    dump(tmp_path, [table_of(np.arange(9), np.ones((9, 2), np.float32))], ONE)
+    before = len(os.listdir("/proc/self/fd"))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        tables = open_readonly(tmp_path)
+        assert tables["t"].lookup([3]).tolist() == [[1, 1]]
+        assert len(os.listdir("/proc/self/fd")) > before
+        del tables
+        gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before and not said
