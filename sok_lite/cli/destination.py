@@ -66,16 +66,15 @@ def in_place_of(path: str, module: ModuleType) -> Iterator[str]:
         _sync(new)
         if os.path.isdir(path) and not os.path.islink(path):
             os.rename(path, old)
-            try:
-                os.rename(new, path)
-            except BaseException:
-                os.rename(old, path)
-                raise
-            shutil.rmtree(old, ignore_errors=True)
+            os.rename(new, path)
         else:
             os.replace(new, path)
         _sync_one(folder)
     finally:
+        # Here, since a signal may end the work between any two lines above.
+        if os.path.lexists(old) and not os.path.lexists(path):
+            os.rename(old, path)
+        _remove(old)
         _remove(new)
 
 

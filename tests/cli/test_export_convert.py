@@ -261,3 +261,25 @@ def test_a_folder_is_replaced_whatever_fails(tmp_path, monkeypatch, has_old):
             assert status == 0 and not left
             break
     assert number > 6
+
+
+@pytest.mark.parametrize(("last", "text"), [(1, "old"), (2, "new")])
+def test_a_folder_is_there_whenever_a_command_is_interrupted(tmp_path, monkeypatch, last, text):
+    monkeypatch.setattr("sok_lite.cli.commands.convert.format_module", lambda name: Folder)
+    dumped(tmp_path / "c", 3, names=["new"])
+    to = tmp_path / "there" / "folder"
+    to.mkdir(parents=True)
+    (to / "rows").write_text("old")
+    rename, count = os.rename, 0
+
+    def rename_and_stop(first, second):
+        nonlocal count
+        rename(first, second)
+        count += 1
+        if count == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", rename_and_stop)
+    status, *_ = run("convert", tmp_path / "c", to, "--to-format", "x", "--force")
+    assert (status, os.listdir(to.parent)) == (130, ["folder"])
+    assert (to / "rows").read_text() == text
