@@ -7,9 +7,12 @@ import sys
 import numpy as np
 import pytest
 
+from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.source import checkpoint_sources
-from tests.cli.helpers import NAMES, dumped, fine, loaded, run
+from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, run
+from tests.engine.files.test_dump_load import KINDS
 from tests.engine.files.test_faults import FailingCalls
+from tests.engine.helpers import new_table
 
 
 def bits_to_float(bits):
@@ -283,3 +286,18 @@ def test_a_folder_is_there_whenever_a_command_is_interrupted(tmp_path, monkeypat
     status, *_ = run("convert", tmp_path / "c", to, "--to-format", "x", "--force")
     assert (status, os.listdir(to.parent)) == (130, ["folder"])
     assert (to / "rows").read_text() == text
+
+
+def test_keys_without_a_row_are_not_left_out_without_a_word(tmp_path):
+    table = new_table(CPU, 3, name="user", **KINDS["sightings"])
+    for keys in ([7, 8, 9], [9]):
+        table.lookup(keys)
+    dump(tmp_path / "c", [table], ONE)
+    status, out, err = run("convert", tmp_path / "c", tmp_path / "c.npz", "--to-format", "npz")
+    assert (status, out) == (0, "")
+    assert err == (
+        "sok-lite convert: table 'user': left out 2 keys without a row, which format npz has no "
+        "place for\n"
+    )
+    fine("convert", tmp_path / "c.npz", tmp_path / "again")
+    fine("diff", tmp_path / "c", tmp_path / "again")
