@@ -301,3 +301,21 @@ def test_keys_without_a_row_are_not_left_out_without_a_word(tmp_path):
     )
     fine("convert", tmp_path / "c.npz", tmp_path / "again")
     fine("diff", tmp_path / "c", tmp_path / "again")
+
+
+@pytest.mark.parametrize("form", ["sok", "tfra", "hkv"])
+@pytest.mark.parametrize("other", ["notes.txt", "a-b-c", "dense/weights"])
+def test_a_folder_with_something_else_in_it_is_not_replaced(tmp_path, form, other):
+    rows = np.ones((3, 2), np.float32)
+    np.savez(tmp_path / "user.npz", keys=[1, 2, 3], values=rows, m=rows, v=rows)
+    states = ["--from-option", "columns=m=m,v=v"] if form != "hkv" else []
+    to = tmp_path / "to"
+    arguments = ["convert", tmp_path / "user.npz", to, "--to-format", form, *states]
+    fine(*arguments)
+    fine(*arguments, "--force")
+    path = to / other
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    status, _, err = run(*arguments, "--force")
+    assert status == 2 and "is not replaced, since" in err
+    assert path.read_text() == "mine"
