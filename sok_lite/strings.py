@@ -35,9 +35,8 @@ def hash_strings(strings: Any) -> Any:
         from sok_lite.bridge.string_keys import hash_tensor
 
         return hash_tensor(strings)
-    array = np.asarray(strings)
-    if array.dtype.kind not in "SU":
-        array = np.asarray(strings, object)  # what it holds, not what it would be converted to
+    # What it holds, not what NumPy would make of it: of ["a", nan] "nan", of "a\0" "a".
+    array = np.asarray(strings, object)
     encoded = [_encoded(string) for string in array.reshape(-1).tolist()]
     return fingerprints(encoded).reshape(array.shape)
 

@@ -16,7 +16,7 @@ def check_destination(path: str, module: ModuleType, is_forced: bool, *read: str
     Args:
       module: of the format that is to be there.
       is_forced: whether what is there may be replaced: nothing but a file, an empty folder, or
-        a folder of that format.
+        a folder of that format, of which all goes and so nothing else may be in it.
       read: what the command reads.
     """
     inside = [each for each in read if _is_inside(each, path)]
@@ -32,6 +32,12 @@ def check_destination(path: str, module: ModuleType, is_forced: bool, *read: str
         is_known = os.path.isfile(path)
     if not is_known:
         raise WrongUse(f"{path} is not replaced, since it is nothing that this command writes")
+    others = module.others(path) if os.path.isdir(path) and hasattr(module, "others") else []
+    if others:
+        raise WrongUse(
+            f"{path} is not replaced, since there is something else in it: {others[0]!r}. Remove "
+            "that, or give another name"
+        )
 
 
 def _is_inside(path: str, folder: str) -> bool:
@@ -66,16 +72,15 @@ def in_place_of(path: str, module: ModuleType) -> Iterator[str]:
         _sync(new)
         if os.path.isdir(path) and not os.path.islink(path):
             os.rename(path, old)
-            try:
-                os.rename(new, path)
-            except BaseException:
-                os.rename(old, path)
-                raise
-            shutil.rmtree(old, ignore_errors=True)
+            os.rename(new, path)
         else:
             os.replace(new, path)
         _sync_one(folder)
     finally:
+        # Here, since a signal may end the work between any two lines above.
+        if os.path.lexists(old) and not os.path.lexists(path):
+            os.rename(old, path)
+        _remove(old)
         _remove(new)
 
 

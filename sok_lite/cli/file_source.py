@@ -128,11 +128,21 @@ def cast_rows(rows: np.ndarray, stored: str, dtype: str) -> np.ndarray:
     """Returns rows of one dtype as those of another; bfloat16 is uint16, its bits.
 
     Raises:
-      TypeError, ValueError: they cannot be cast.
+      TypeError, ValueError: they cannot be cast, or a finite number would become infinite.
     """
     if stored == "bfloat16" and dtype != "bfloat16":
         rows = bfloat16_to_float32(np, rows)
-    return row_dtype(dtype).to_storage(np, rows)
+    kind = row_dtype(dtype)
+    with np.errstate(over="ignore"):
+        cast = kind.to_storage(np, rows)
+        if dtype not in (stored, "float64") and rows.dtype.kind == "f":
+            is_lost = np.isinf(kind.to_float32(np, cast)) & np.isfinite(rows)
+            if is_lost.any():
+                raise ValueError(
+                    f"values must fit {dtype}. Received: {rows[is_lost][0]}, which would be "
+                    "infinite. Take a wider dtype."
+                )
+    return cast
 
 
 def recast(source: Source, dtype: str | None = None, key_type: str | None = None) -> Source:

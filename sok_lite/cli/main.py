@@ -56,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def entry() -> int:
     """`main` for a process of its own, which removes its temporary files also when it is ended."""
     signal.signal(signal.SIGTERM, _end)
+    # What a caller has closed: print and flush want a stream, and no file is to take its number.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of tables may have any letter

@@ -19,8 +19,8 @@ class MergedSource(Source):
     """Several sources as one. Keep its Buckets open while it is read.
 
     It has the states of all; a row of a source without one has its initial value. Stamps and scores
-    are kept where all have them. Times are those of the source with most lookups, options those of
-    the last one.
+    are kept where all have them, scores only of one strategy: those of two cannot be compared.
+    Times are those of the source with most lookups, options those of the last one.
 
     Args:
       sources: of one name, at least one; the later ones win.
@@ -45,10 +45,10 @@ class MergedSource(Source):
             StateFacts(tensor, state.name, state.dim, state.initial, state.group)
             for tensor, state in self._states.items()
         )
+        strategies = {source.about.facts.get("strategy") for source in sources}
+        kept = ("stamps", "scores") if len(strategies) == 1 else ("stamps",)
         self.columns = tuple(
-            name
-            for name in ("stamps", "scores")
-            if all(name in source.columns for source in sources)
+            name for name in kept if all(name in source.columns for source in sources)
         )
         num_rows = [source.num_keys for source in sources]
         num_sighted = [source.about.num_sighted for source in sources]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from sok_lite.cli.errors import WrongUse
-from sok_lite.engine.files.source import Source, columns_of
+from sok_lite.engine.files.source import SIGHTED, Source, columns_of
 
 
 class Wrapped(Source):
@@ -57,3 +57,15 @@ class WithColumns(Wrapped):
         self.states = tuple(state for state in source.states if state.tensor in columns)
         self.columns = tuple(name for name in source.columns if name in columns)
         self.about = source.about._replace(num_sighted=0)
+
+
+class Sighted(Wrapped):
+    """The keys of a source that were seen and have no row, as a source of `SIGHTED` alone."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self.num_keys, self.states, self.columns = source.about.num_sighted, (), ()
+
+    def read(self, column: str) -> Iterator[np.ndarray]:
+        if self.num_keys:
+            yield from self._source.read(SIGHTED[0] if column == "keys" else column)

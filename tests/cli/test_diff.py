@@ -8,7 +8,7 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source
 from tests.cli.helpers import CPU, ONE, dumped, fine, optimized, run
-from tests.engine.files.test_dump_load import HYBRID, filled, rows_of, some_keys
+from tests.engine.files.test_dump_load import HYBRID, KINDS, filled, rows_of, some_keys
 from tests.engine.helpers import new_table
 
 
@@ -155,3 +155,29 @@ def test_of_a_key_that_repeats_the_first_counts_as_for_a_load(tmp_path):
     assert (table.export()[1] == 0).all()
     dump(tmp_path / "b", [table], ONE)
     fine("diff", tmp_path / "a", tmp_path / "b")
+
+
+def test_keys_that_were_only_seen_are_compared(tmp_path):
+    kinds = KINDS["sightings"] | {"enter_threshold": 3}
+    first, second, none = (new_table(CPU, 3, name="user", **kinds) for _ in range(3))
+    for table, keys in ((first, [7, 8]), (second, [8, -9, 10])):
+        table.lookup(keys)
+    for name, table in (("a", first), ("b", second), ("none", none)):
+        dump(tmp_path / name, [table], ONE)
+    a, b = tmp_path / "a", tmp_path / "b"
+    fine("diff", a, b)
+    assert findings(a, b, "--all") == [
+        f"table 'user': 1 key without a row only in {a}: 7",
+        f"table 'user': 2 keys without a row only in {b}: -9, 10",
+    ]
+    assert findings(tmp_path / "none", a, "--all") == [
+        f"table 'user': 2 keys without a row only in {a}: 7, 8"
+    ]
+    second.lookup([8])
+    dump(tmp_path / "more", [second], ONE)
+    assert findings(b, tmp_path / "more", "--all") == [
+        "table 'user': sightings of 1 of 3 keys differ, by up to 1: 8",
+        "table 'user': sighting_stamps of 1 of 3 keys differ, by up to 1: 8",
+    ]
+    fine("reshard", b, tmp_path / "three", "--ranks", 3)
+    fine("diff", b, tmp_path / "three", "--all")

@@ -7,9 +7,12 @@ import sys
 import numpy as np
 import pytest
 
+from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.source import checkpoint_sources
-from tests.cli.helpers import NAMES, dumped, fine, loaded, run
+from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, run
+from tests.engine.files.test_dump_load import KINDS
 from tests.engine.files.test_faults import FailingCalls
+from tests.engine.helpers import new_table
 
 
 def bits_to_float(bits):
@@ -261,3 +264,58 @@ def test_a_folder_is_replaced_whatever_fails(tmp_path, monkeypatch, has_old):
             assert status == 0 and not left
             break
     assert number > 6
+
+
+@pytest.mark.parametrize(("last", "text"), [(1, "old"), (2, "new")])
+def test_a_folder_is_there_whenever_a_command_is_interrupted(tmp_path, monkeypatch, last, text):
+    monkeypatch.setattr("sok_lite.cli.commands.convert.format_module", lambda name: Folder)
+    dumped(tmp_path / "c", 3, names=["new"])
+    to = tmp_path / "there" / "folder"
+    to.mkdir(parents=True)
+    (to / "rows").write_text("old")
+    rename, count = os.rename, 0
+
+    def rename_and_stop(first, second):
+        nonlocal count
+        rename(first, second)
+        count += 1
+        if count == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", rename_and_stop)
+    status, *_ = run("convert", tmp_path / "c", to, "--to-format", "x", "--force")
+    assert (status, os.listdir(to.parent)) == (130, ["folder"])
+    assert (to / "rows").read_text() == text
+
+
+def test_keys_without_a_row_are_not_left_out_without_a_word(tmp_path):
+    table = new_table(CPU, 3, name="user", **KINDS["sightings"])
+    for keys in ([7, 8, 9], [9]):
+        table.lookup(keys)
+    dump(tmp_path / "c", [table], ONE)
+    status, out, err = run("convert", tmp_path / "c", tmp_path / "c.npz", "--to-format", "npz")
+    assert (status, out) == (0, "")
+    assert err == (
+        "sok-lite convert: table 'user': left out 2 keys without a row, which format npz has no "
+        "place for\n"
+    )
+    fine("convert", tmp_path / "c.npz", tmp_path / "again")
+    fine("diff", tmp_path / "c", tmp_path / "again")
+
+
+@pytest.mark.parametrize("form", ["sok", "tfra", "hkv"])
+@pytest.mark.parametrize("other", ["notes.txt", "a-b-c", "dense/weights"])
+def test_a_folder_with_something_else_in_it_is_not_replaced(tmp_path, form, other):
+    rows = np.ones((3, 2), np.float32)
+    np.savez(tmp_path / "user.npz", keys=[1, 2, 3], values=rows, m=rows, v=rows)
+    states = ["--from-option", "columns=m=m,v=v"] if form != "hkv" else []
+    to = tmp_path / "to"
+    arguments = ["convert", tmp_path / "user.npz", to, "--to-format", form, *states]
+    fine(*arguments)
+    fine(*arguments, "--force")
+    path = to / other
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    status, _, err = run(*arguments, "--force")
+    assert status == 2 and "is not replaced, since" in err
+    assert path.read_text() == "mine"

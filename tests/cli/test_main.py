@@ -167,6 +167,20 @@ def test_output_that_nobody_reads_ends_a_command(tmp_path):
     process.stderr.close()
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_a_command_needs_no_output(tmp_path, command, closed):
+    dumped(tmp_path / "c", 3)
+    line = f'exec "$@" {closed}'
+    done = subprocess.run(
+        ["bash", "-c", line, "bash", *COMMAND, command, str(tmp_path / "c")],
+        env=ENV,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_bar_is_shown_on_a_terminal(tmp_path, wanted):
     pytest.importorskip("tqdm")

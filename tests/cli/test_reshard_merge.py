@@ -149,6 +149,20 @@ def test_a_key_that_was_seen_in_one_and_has_a_row_in_another_has_the_row(tmp_pat
         assert sorted(sighted.tolist()) == [1, 3]
 
 
+def test_scores_stay_where_all_are_of_one_strategy(tmp_path):
+    for name, kind, keys in (("a", "kLfu", [1, 2]), ("b", "kLfu", [2, 3]), ("c", "kEpochLfu", [3])):
+        table = new_table(CPU, 3, name="user", **HYBRID, evict_strategy=kind)
+        table.insert_or_assign(np.array(keys), np.ones((len(keys), 3), np.float32))
+        dump(tmp_path / name, [table], ONE)
+    for paths, columns in (("ab", ("stamps", "scores")), ("abc", ("stamps",)), ("ca", ("stamps",))):
+        fine("merge", *(tmp_path / path for path in paths), tmp_path / f"m{paths}")
+        (source,) = checkpoint_sources(tmp_path / f"m{paths}")
+        assert source.columns == columns
+        table = new_table(CPU, 3, name="user", **HYBRID, evict_strategy="kLfu")
+        load(tmp_path / f"m{paths}", [table], ONE)
+        assert table.size == source.num_keys
+
+
 def test_tables_that_are_not_alike_are_not_merged(tmp_path):
     dumped(tmp_path / "a", 3, names=["user"])
     dumped(tmp_path / "b", 3, names=["user"], dtype="float64")

@@ -63,6 +63,13 @@ def test_arrays_and_lists_hash_alike(expected):
     )
 
 
+@pytest.mark.parametrize("strings", [["a\0", "b"], [b"a\0", b"\xff"], ["a", b"\xff"]], ids=str)
+def test_every_byte_of_a_list_counts(strings):
+    expected = sok.hash_strings(tf.constant(strings))
+    np.testing.assert_array_equal(sok.hash_strings(strings), expected)
+    assert sok.hash_strings(strings[0]) == expected[0]
+
+
 def test_columns_of_pandas_hash_alike(expected):
     pandas = pytest.importorskip("pandas")
     column = pandas.Series(STRINGS)
@@ -78,7 +85,12 @@ def test_no_strings():
 
 
 @pytest.mark.parametrize(
-    "strings", [[1, 2], ["a", None], [float("nan")], 3, np.array([b"a", 1], object)]
+    "strings",
+    [
+        *([1, 2], ["a", None], [float("nan")], 3, np.array([b"a", 1], object)),
+        *(["a", float("nan")], ["a", 1], [["a"], ["b", "c"]]),
+    ],
+    ids=str,
 )
 def test_what_is_no_string_is_refused(strings):
     with pytest.raises(TypeError, match="hash_strings takes strings. Received: "):

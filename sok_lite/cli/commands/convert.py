@@ -1,6 +1,7 @@
 """`sok-lite convert`: tables from one format into another."""
 
 import argparse
+import sys
 
 from sok_lite.cli.arguments import add_force, add_from_format, add_option, add_tables
 from sok_lite.cli.destination import check_destination, in_place_of
@@ -9,6 +10,7 @@ from sok_lite.cli.importers import FORMATS, format_module, names_with
 from sok_lite.cli.options import options_for
 from sok_lite.cli.progress import watched
 from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
+from sok_lite.cli.texts import counted
 
 HELP = "write the tables of one format in another"
 EXAMPLES = (
@@ -47,4 +49,12 @@ def run(args: argparse.Namespace) -> int:
     sources = chosen(open_sources(args.path, from_format, args.from_option), args.table, args.path)
     with watched(sources, "convert", args.progress) as shown, in_place_of(args.to, module) as path:
         module.write(path, shown, **options)
+    for source in sources:
+        if source.about.num_sighted and args.to_format != OWN:
+            keys = counted(source.about.num_sighted, "key")
+            print(
+                f"sok-lite convert: table {source.name!r}: left out {keys} without a row, which "
+                f"format {args.to_format} has no place for",
+                file=sys.stderr,
+            )
     return FINE

@@ -9,9 +9,9 @@ from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
 from sok_lite.cli.progress import watched
 from sok_lite.cli.reading import chosen, open_sources
 from sok_lite.cli.texts import counted, listed
-from sok_lite.cli.wrapped import WithColumns
+from sok_lite.cli.wrapped import Sighted, WithColumns
 from sok_lite.engine.files.joined import kinds_of
-from sok_lite.engine.files.source import Source
+from sok_lite.engine.files.source import SIGHTED, Source
 
 HELP = "compare two checkpoints: tables, keys, rows and optimizer states"
 EXAMPLES = "sok-lite diff runs/model runs/later --tolerance 1e-6"
@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_tables(parser)
     parser.add_argument(
-        "--all", action="store_true", help="compare stamps and scores of the keys as well"
+        "--all",
+        action="store_true",
+        help="compare stamps, scores, and keys that were seen and have no row as well",
     )
 
 
@@ -96,13 +98,21 @@ def _findings(args: argparse.Namespace, sources: tuple[Source, Source]) -> Itera
         compared = difference(sources, (name, name), args.tolerance)
         if compared.differing:
             yield _of_rows(name, compared)
+    if first.about.num_sighted or second.about.num_sighted:
+        seen = Sighted(first), Sighted(second)
+        for name in SIGHTED[1:]:
+            compared = difference(seen, (name, name), args.tolerance)
+            if name == SIGHTED[1]:
+                yield from _of_keys(args, compared, " without a row")
+            if compared.differing:
+                yield _of_rows(name, compared)
 
 
-def _of_keys(args: argparse.Namespace, compared: Difference) -> Iterator[str]:
+def _of_keys(args: argparse.Namespace, compared: Difference, which: str = "") -> Iterator[str]:
     paths, examples = (args.first, args.second), compared.examples[:2]
     for path, count, keys in zip(paths, compared.only, examples, strict=True):
         if count:
-            yield f"{counted(count, 'key')} only in {path}: {listed(keys, count)}"
+            yield f"{counted(count, 'key')}{which} only in {path}: {listed(keys, count)}"
 
 
 def _of_rows(what: str, compared: Difference) -> str:

@@ -6,10 +6,15 @@ A module has
   sources(path, **options)           a list of the tables there, each a `Source` of the engine
   write(path, sources, **options)    writes tables there
 
-or the first two or the last one of them. Options are keyword arguments with annotations; the user
-gives them as `--from-option NAME=VALUE` and `--to-option NAME=VALUE`. `write` makes a new file or
-folder: the command line puts it in place when it is whole, unless the module says
-`REPLACES_ITSELF = True`. Packages that not everybody has are imported when they are needed.
+or the first two or the last one of them. Where it writes a folder that the command line replaces
+and `detect` does not look at all that is in it, it has
+
+  others(path) -> list[str]          names of what is there and not of its format
+
+Options are keyword arguments with annotations; the user gives them as `--from-option NAME=VALUE`
+and `--to-option NAME=VALUE`. `write` makes a new file or folder: the command line puts it in place
+when it is whole, unless the module says `REPLACES_ITSELF = True`. Packages that not everybody has
+are imported when they are needed.
 """
 
 import importlib

@@ -72,6 +72,22 @@ def detect(path: str) -> bool:
         return False
 
 
+def others(path: str) -> list[str]:
+    """Returns what else than files of SOK is in a folder."""
+    return [name for name in sorted(os.listdir(path)) if not _is_file(path, name)]
+
+
+def _is_file(folder: str, name: str) -> bool:
+    _, _, end = name.partition("-")  # such as key, or Adam-m
+    _, _, state = end.partition("-")
+    try:
+        kind = {"key": _KEYS, "weight": _ROWS}.get(end, _STATE)
+        _opened(os.path.join(folder, name), kind, state)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def sources(
     path: str,
     table: str | None = None,

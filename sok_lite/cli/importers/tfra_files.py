@@ -7,6 +7,7 @@ states in a file for each process; see `engine/files/key_value_states.py`.
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -32,11 +33,29 @@ from sok_lite.engine.table.snapshot import State
 
 # Tables of restrict policies, which have numbers of int32.
 _POLICIES = ("timestamp", "frequency")
+_STATES_FILE = re.compile(r".+_rank\d+_size\d+-states\.npz")
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
     """Whether a path looks like a folder of such files."""
     return os.path.isdir(path) and bool(bases_by_prefix(os.fspath(path)))
+
+
+def others(path: str) -> list[str]:
+    """Returns what else than such files is in a folder."""
+    found = bases_by_prefix(path)
+    ours = {
+        f"{base}-{what}"
+        for bases in found.values()
+        for base, _ in bases
+        for what in ("keys", "values", "meta.json")
+    }
+    return [
+        name
+        for name in sorted(os.listdir(path))
+        if os.path.isdir(os.path.join(path, name))
+        or not (name in ours or _STATES_FILE.fullmatch(name))
+    ]
 
 
 def sources(

@@ -57,3 +57,26 @@ def test_errors_are_one_line(tmp_path):
     assert "column 'keys' must have shape (4,)" in error
     status, _, error = run("convert", tmp_path / "f.npz", tmp_path / "c", "--from-option", "x=1")
     assert status == 2 and "columns=..." in error
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "most"),
+    [
+        ("float32", "float16", 65504.0),
+        ("float64", "float32", np.finfo(np.float32).max),
+        ("float64", "bfloat16", 2.0**127),
+        ("float32", "bfloat16", 2.0**127),
+    ],
+)
+def test_no_number_becomes_infinite(tmp_path, stored, dtype, most):
+    path, option = tmp_path / "rows.npz", f"dtype={dtype}"
+    rows = np.array([[most], [np.inf], [np.nan]], stored)
+    np.savez(path, keys=[1, 2, 3], values=rows)
+    fine("convert", path, tmp_path / "fits", "--from-option", option)
+    greatest = np.finfo(np.float32).max if stored == "float32" else 1e300
+    greatest = 1e9 if dtype == "float16" else greatest
+    rows[0] = greatest
+    np.savez(path, keys=[1, 2, 3], values=rows)
+    status, _, err = run("convert", path, tmp_path / "not", "--from-option", option)
+    assert status == 3 and f"values must fit {dtype}. Received: " in err
+    assert not (tmp_path / "not").exists()
