@@ -1,5 +1,6 @@
 """Layers of ours as classes of a Keras: of Keras 3, of tf_keras, or of both in one program."""
 
+import functools
 from collections.abc import Mapping
 from types import SimpleNamespace, new_class
 from typing import Any
@@ -8,8 +9,9 @@ import tensorflow as tf
 
 from sok_lite.bridge import keras_guard
 
-# What a dict of Keras has that stands for an object.
+# What a dict of Keras has that stands for an object, and what more where it says which are one.
 _OBJECT = {"class_name", "config"}
+_SHARED = "shared_object_id"
 
 
 def root_of(package: Any) -> str:
@@ -61,6 +63,22 @@ def object_of(config: Any, package: Any) -> Any:
     if isinstance(config, dict) and config.keys() >= _OBJECT:
         return package.saving.deserialize_keras_object(config)
     return config
+
+
+def says_what_is_shared(package: Any) -> bool:
+    """Whether configs made now say which of them are of one object: those of `save` do.
+
+    Args:
+      package: keras or tf_keras.
+    """
+    probe = _probe_of(package)
+    configs = [package.saving.serialize_keras_object(probe) for _ in range(2)]
+    return _SHARED in configs[1]
+
+
+@functools.cache
+def _probe_of(package: Any) -> Any:
+    return package.initializers.Zeros()  # it stays, for Keras knows it by its address
 
 
 def _listing(layer: Any) -> Any:

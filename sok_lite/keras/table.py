@@ -11,7 +11,7 @@ import tensorflow as tf
 from sok_lite.backend import Backend
 from sok_lite.bridge import keras_guard, keras_weights, stored, table_ops, writes
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.keras_classes import object_of
+from sok_lite.bridge.keras_classes import object_of, says_what_is_shared
 from sok_lite.bridge.summary import summary
 from sok_lite.bridge.variable import table_for_variable
 from sok_lite.engine.dtypes import is_integer
@@ -215,15 +215,23 @@ class TablePart:
         """Returns what `from_config` makes a layer of, with a new and empty table.
 
         Raises:
-          NotImplementedError: several layers have it, and it is clone_model() that asks.
+          NotImplementedError: several layers have it, or it is a layer of the model beside one that
+            has it, and neither `save` nor a copy of the model asks, which say that it is one.
         """
-        if len(self._users) > 1 and keras_guard.is_cloning():
+        if self._num_users() > 1 and (
+            keras_guard.is_cloning() or not says_what_is_shared(self.package)
+        ):
             raise NotImplementedError(
-                f"clone_model() does not know that several layers share table {self.name!r}: each "
-                "would have one of its own. Make the model by the code that made it, and give it "
-                "model.get_weights()."
+                "clone_model() and from_config() do not know that several layers share table "
+                f"{self.name!r}: each would have one of its own. Make the model by the code that "
+                "made it, and give it model.get_weights()."
             )
         return {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
+
+    def _num_users(self) -> int:
+        """Returns how many layers look up in it; as a layer of a functional model it is one."""
+        is_layer = getattr(self, "inbound_nodes", None) or hasattr(self, "output")
+        return len(self._users) + bool(is_layer)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:

@@ -183,12 +183,23 @@ def test_a_clone_has_new_tables(keras, model):
     check_equal(content(clone), content(model))
 
 
-def test_a_clone_of_layers_that_share_a_table_is_refused(keras, sk):
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda keras, model: keras.models.clone_model(model),
+        lambda keras, model: keras.Model.from_config(model.get_config()),
+        lambda keras, model: keras.models.model_from_json(model.to_json()),
+    ],
+    ids=["clone_model", "from_config", "json"],
+)
+@pytest.mark.parametrize("first", ["an embedding", "the table"])
+def test_a_copy_of_layers_that_share_a_table_is_refused(keras, sk, copied, first):
     table, ids = sk.Table("shared", 2), keras.Input([3], dtype="int64")
-    both = keras.layers.Concatenate()([sk.Embedding(table, c)(ids) for c in ("sum", "mean")])
-    model = keras.Model(ids, both)
+    layer = table if first == "the table" else sk.Embedding(table)
+    rows = [keras.layers.Flatten()(layer(ids)), sk.Embedding(table, "mean")(ids)]
+    model = keras.Model(ids, keras.layers.Concatenate()(rows))
     with pytest.raises(NotImplementedError, match="several layers share table 'shared'"):
-        keras.models.clone_model(model)
+        copied(keras, model)
 
 
 def test_layers_that_share_a_table_are_saved_with_one(keras, sk, tmp_path):
