@@ -91,6 +91,7 @@ LAYERS = [
     ["sok_lite.bridge.host_call", "sok_lite.bridge.joined", "sok_lite.bridge.job"],
     ["sok_lite.bridge.table_call", "sok_lite.bridge.checks", "sok_lite.bridge.collectives"],
     ["sok_lite.bridge.local_lookup", "sok_lite.bridge.checkpoint", "sok_lite.bridge.refusals"],
+    ["sok_lite.bridge.saved_parts"],
     ["sok_lite.bridge.keras_guard", "sok_lite.bridge.stored"],
     ["sok_lite.bridge.keras_classes", "sok_lite.bridge.keras_weights"],
     ["sok_lite.bridge.variable", "sok_lite.bridge.static_variable"],

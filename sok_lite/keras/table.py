@@ -12,6 +12,7 @@ from sok_lite.backend import Backend
 from sok_lite.bridge import keras_guard, keras_weights, stored, table_ops, writes
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.keras_classes import object_of, says_what_is_shared
+from sok_lite.bridge.saved_parts import part_of_rank
 from sok_lite.bridge.summary import summary
 from sok_lite.bridge.variable import table_for_variable
 from sok_lite.engine.dtypes import is_integer
@@ -259,30 +260,33 @@ class TablePart:
             stored.write_tensors(arrays, self.variable.saved_tensors())
             for rank, part in enumerate(parts_of_all(comm, arrays)):
                 for name, array in part.items():
-                    store[f"rank{rank}of{comm.size}_{name}"] = array
+                    store[_prefix(rank, comm.size) + name] = array
         keras_weights.note(self.variable)
 
     def load_own_variables(self, store: Any) -> None:
-        """Makes the table what `save_own_variables` wrote.
+        """Makes the table what `save_own_variables` wrote, on this rank of any number.
 
         Raises:
-          ValueError: something is missing or is not of such a table, or it was saved by another
-            number of ranks. The table is as it was.
+          ValueError: something is missing or is not of such a table. The table is as it was.
         """
-        comm = communicator()
+        comm, dtypes = communicator(), self.variable.saved_dtypes()
         found = {match[1] for match in map(_OF_RANK.match, store.keys()) if match}
         saved_by = int(found.pop()) if found else 1
-        if saved_by != comm.size:
-            raise ValueError(
-                f"Table {self.name!r} was saved by {saved_by} ranks, and there are {comm.size}: "
-                "each loads the rows that it saved. Start as many ranks; to serve the model, have "
-                "them call sok_lite.export_serving(model, path)."
-            )
-        prefix = "" if comm.size == 1 else f"rank{comm.rank}of{comm.size}_"
-        dtypes = self.variable.saved_dtypes()
-        tensors = stored.read_tensors(store, dtypes, self.name, prefix)
+        if saved_by == comm.size:
+            tensors = stored.read_tensors(store, dtypes, self.name, _prefix(comm.rank, saved_by))
+        else:
+            parts = [
+                stored.read_tensors(store, dtypes, self.name, _prefix(rank, saved_by))
+                for rank in range(saved_by)
+            ]
+            tensors = part_of_rank(parts, self._table, comm.rank, comm.size)
         self.variable.restore_tensors(tensors)
         keras_weights.note(self.variable)
+
+
+def _prefix(rank: int, size: int) -> str:
+    """Returns what the names of the arrays of a rank begin with; see `_OF_RANK`."""
+    return "" if size == 1 else f"rank{rank}of{size}_"
 
 
 def _name_of(dtype: Any) -> str:

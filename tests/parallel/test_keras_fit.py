@@ -6,6 +6,8 @@ import tensorflow as tf
 
 import sok_lite.keras
 from sok_lite.bridge import job
+from sok_lite.bridge.collectives import allgather
+from sok_lite.comm.single import SingleCommunicator
 
 DIM, NUM_KEYS, FIELDS, BATCH = 3, 40, 4, 8
 RNG = np.random.default_rng(0)
@@ -104,18 +106,20 @@ def test_saved_by_all_ranks(comm, keras, sk, folder):
     loaded.fit(part, verbose=0, callbacks=[sk.AllRanks()])
     for one, other in zip(again.export(), table.export(), strict=True):
         np.testing.assert_array_equal(one, other)
-    if comm.size > 1:
-        job._communicator, before = None, job._communicator
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                from sok_lite.keras import features
-
-                patch.setattr(features, "launched_ranks", lambda: 1)
-                with pytest.raises(ValueError, match=f"saved by {comm.size} ranks"):
-                    keras.models.load_model(path)
-        finally:
-            job._communicator = before
-        comm.barrier()
+    loaded.save(path)
+    keys, rows = again.export()
+    of_all = allgather(tf.concat([tf.cast(keys, tf.float32)[:, None], rows], 1)).numpy()
+    of_all = of_all[np.argsort(of_all[:, 0])]
+    with pytest.MonkeyPatch.context() as patch:  # every rank by itself, as a job of one
+        patch.setattr(job, "_communicator", SingleCommunicator())
+        alone = keras.models.load_model(path)
+        found = np.column_stack(alone.layers[1].tables["ranks"].export())
+        np.testing.assert_array_equal(found, of_all)
+        own = f"{folder}/{keras.__name__}_{comm.rank}.keras"
+        alone.save(own)
+    table = keras.models.load_model(own).layers[1].tables["ranks"]
+    for one, other in zip(again.export(), table.export(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_ranks_that_differ_are_told_before_training(comm, keras, sk):
