@@ -153,6 +153,9 @@ def test_what_does_not_fit_the_files(options, text):
 def test_tables_that_are_not_there(tmp_path):
     with pytest.raises(ValueError, match="no table 'other'. It has: 'alone'"):
         tfra_files.sources(FOLDER / "files_of_a_table_alone", tables="alone,other")
+    for option in ("names", "dtype", "key_type", "dim"):
+        with pytest.raises(ValueError, match="has no table 'zzz'. It has: 'alone'"):
+            tfra_files.sources(FOLDER / "files_of_a_table_alone", **{option: "zzz=8,alone=8"})
     assert not tfra_files.detect(tmp_path) and not tfra_files.detect(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="table_mht_1of1_rank0_size1-keys"):
         tfra_files.sources(tmp_path)

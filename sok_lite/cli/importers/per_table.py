@@ -19,17 +19,20 @@ def of_table(
       default: where the option says nothing of it.
       relatives: other tables, from which a table that is not named takes its value.
     """
-    if isinstance(option, Mapping):
-        by_name, of_others = option, default
-    else:
-        each = [part.rpartition("=") for part in str(option).split(",")]
-        by_name = {name: value for name, equals, value in each if equals}
-        values = [value for _, equals, value in each if not equals]
-        of_others = default if option is None or not values else values[-1]
+    by_name, values = _parted(option)
     for name in (table, *relatives):
         if name in by_name:
             return by_name[name]
-    return of_others
+    return values[-1] if values else default
+
+
+def _parted(option: PerTable) -> tuple[Mapping[str, Any], Sequence[Any]]:
+    """Returns what an option says of tables by name, and of all others."""
+    if option is None or isinstance(option, Mapping):
+        return option or {}, []
+    each = [part.rpartition("=") for part in str(option).split(",")]
+    by_name = {name: value for name, equals, value in each if equals}
+    return by_name, [value for _, equals, value in each if not equals]
 
 
 def number_of_table(
@@ -56,17 +59,24 @@ def listed(option: str | Sequence[str] | None) -> list[str]:
     return option.split(",") if isinstance(option, str) else list(option or ())
 
 
-def chosen(found: Iterable[str], tables: str | Sequence[str] | None, path: str) -> list[str]:
+def chosen(
+    found: Iterable[str],
+    tables: str | Sequence[str] | None,
+    path: str,
+    options: Sequence[PerTable] = (),
+) -> list[str]:
     """Returns the tables that an option names; None: all that were found.
 
     Args:
       path: where they were found, for errors.
+      options: others, which may name tables as well.
 
     Raises:
       ValueError: there is no such table.
     """
     known = list(found)
-    for name in listed(tables):
+    named = [name for option in options for name in _parted(option)[0]]
+    for name in (*listed(tables), *named):
         if name not in known:
             raise ValueError(
                 f"{path} has no table {name!r}. It has: {', '.join(map(repr, sorted(known)))}."

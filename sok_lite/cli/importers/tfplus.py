@@ -66,7 +66,7 @@ def sources(
             f"{prefix} has no KvVariables: no tensor is named as theirs, such as 'NAME:0-keys'."
         )
     result: list[Source] = []
-    for name in chosen(found, tables, prefix):
+    for name in chosen(found, tables, prefix, (names, enter_threshold)):
         threshold = int(of_table(enter_threshold, name, 0))
         dtype, whole = _read(prefix, name, threshold)
         if whole.is_delta:

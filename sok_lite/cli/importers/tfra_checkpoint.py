@@ -87,7 +87,7 @@ def sources(
             "the rows, give the folder TFRADynamicEmbedding beside it."
         )
     keyed = {}
-    for name in chosen(found, tables, os.fspath(path)):
+    for name in chosen(found, tables, os.fspath(path), (names,)):
         shards, count = found[name], counts.get(name, max(found[name]) + 1)
         if sorted(shards) != list(range(count)):
             raise ValueError(

@@ -100,7 +100,7 @@ def sources(
             f"{Place().base('table')}-keys."
         )
     keyed, known = {}, {}
-    for name in chosen(found, tables, folder):
+    for name in chosen(found, tables, folder, (key_type, dtype, dim, names)):
         bases = _bases(folder, name, found[name], None if size is None else int(size))
         layout = described(folder, bases[0])
         if layout is None:
