@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.engine.dtypes import RowDtype, is_integer, row_dtype
+from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, OwnerRule
 from sok_lite.engine.table.hkv_options import MAX_CAPACITY, HkvOptions
 from sok_lite.engine.table.index import LINE
 
@@ -22,7 +23,7 @@ _SOK_OPTIONS = frozenset(
     }
 )
 _OPTIONS_OF_HYBRID = frozenset(HkvOptions.names())
-_OPTIONS_OF_ALL = frozenset({"row_shape", "seed"})
+_OPTIONS_OF_ALL = frozenset({"partitioner", "row_shape", "seed"})
 _OPTIONS = _SOK_OPTIONS | _OPTIONS_OF_HYBRID | _OPTIONS_OF_ALL
 _ROW_DTYPES = ("float32", "float16", "bfloat16")
 _warned_of: set[Any] = set()
@@ -151,6 +152,33 @@ def checked_mode(mode: Any) -> int:
         "`mode` must be None, 'distributed' or 'localized:<rank>' such as 'localized:0'. "
         f"Received: mode={mode!r}."
     )
+
+
+def checked_owner(mode: Any, partitioner: Any) -> OwnerRule:
+    """Returns the rule that says which rank owns a key.
+
+    Raises:
+      ValueError: `partitioner` is no such thing, or given for a table on one rank.
+    """
+    rank = checked_mode(mode)
+    if rank >= 0 and partitioner is not None:
+        raise ValueError(
+            f"A table on one rank has no partitioner. Received: mode={mode!r}, "
+            f"partitioner={partitioner!r}. Leave one of them out."
+        )
+    if rank >= 0:
+        return OneRank(rank)
+    if callable(partitioner):
+        module = getattr(partitioner, "__module__", "")
+        name = getattr(partitioner, "__qualname__", type(partitioner).__qualname__)
+        return FunctionOfKeys(f"{module}.{name}", partitioner)
+    rules = {None: MOD, "mod": MOD, "hash": HASH}
+    if not isinstance(partitioner, (str, type(None))) or partitioner not in rules:
+        raise ValueError(
+            "`partitioner` must be 'mod', 'hash' or a function (keys, ranks) -> ranks. "
+            f"Received: partitioner={partitioner!r}."
+        )
+    return rules[partitioner]
 
 
 def dtype_name(dtype: Any, default: str, argument: str) -> str:

@@ -17,12 +17,11 @@ from sok_lite.bridge.variable import table_for_variable
 from sok_lite.communication import num_ranks
 from sok_lite.engine.dtypes import KeyDtype, key_dtype
 from sok_lite.engine.initializer_spec import make_initializer
-from sok_lite.engine.owner import MOD, OneRank
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.sok.arguments import (
     checked_dimension,
-    checked_mode,
     checked_options,
+    checked_owner,
     checked_row_dtype,
     dtype_name,
     plain_initializer,
@@ -62,7 +61,11 @@ class DynamicVariable(WithStaticRows):
       mode: None or "distributed": keys are spread over all ranks. "localized:<rank>": that rank has
         all of them.
       **kwargs: `seed` (an integer, 0 by default), `init_capacity` (keys to make room for at
-        once), `row_shape` (the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling
+        once), `partitioner` (which of several ranks owns a key: "mod", key mod ranks, which is also
+        the default; "hash", where keys have a pattern that would crowd them on some ranks; or a
+        function of keys (n,), NumPy or CuPy arrays of the key type, and the number of ranks, that
+        returns n ranks, the same everywhere; a checkpoint may be loaded by another one),
+        `row_shape` (the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling
         initializer is to count with, since a table has none; left out: a row counts as a vector
         does in Keras, (dimension, dimension)), and the options of a "hybrid" table: see
         `sok_lite.engine.table.hkv_options.HkvOptions`. "hbm" ignores those of them that SOK has.
@@ -108,7 +111,7 @@ class DynamicVariable(WithStaticRows):
         var_type = "hbm" if var_type in (None, "") else var_type
         options = checked_options(var_type, kwargs)
         dimension = checked_dimension(dimension)
-        target_rank = checked_mode(mode)
+        owner = checked_owner(mode, kwargs.get("partitioner"))
         keys: KeyDtype = key_dtype(dtype_name(key_type, "int64", "key_type"))
         rows = checked_row_dtype(dtype)
         if constraint is not None:
@@ -133,7 +136,7 @@ class DynamicVariable(WithStaticRows):
                 dtype=rows.name,
                 name=name,
                 seed=int(kwargs.get("seed", 0)),
-                owner=MOD if target_rank < 0 else OneRank(target_rank),
+                owner=owner,
                 **options,
             )
 
