@@ -83,7 +83,7 @@ stage clang-format 60 clang-format --dry-run -Werror "${sources[@]}"
 # while those still run; a test that hangs says so long before (pyproject.toml).
 beside='tests, engine'
 run "$beside" $((4200 * more)) "${pytest[@]}" tests/engine tests/support >"$logs/$beside" &
-stage 'tests' $((2400 * more)) "${pytest[@]}" tests --ignore=tests/engine --ignore=tests/support \
+stage 'tests' $((3000 * more)) "${pytest[@]}" tests --ignore=tests/engine --ignore=tests/support \
   --ignore=tests/parallel --ignore=tests/test_sanitizers.py
 stage 'tests, 2 ranks, horovodrun' $((800 * more)) horovodrun -np 2 "${ranks[@]}"
 if command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/null; then
