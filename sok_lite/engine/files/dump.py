@@ -2,9 +2,9 @@
 
 The folder has a manifest and, for each dump, a folder of files. A dump writes its files beside
 those of the one before, then the manifest takes the place of the old one in one piece, and only
-then the old files go. So whenever a dump ends, however it ends, the folder has a whole checkpoint:
-the old one, or the new one. What an interrupted dump leaves is read by nobody, and the next dump
-removes it.
+then those of the old files go that it does not name: an increment names what it continues. So
+whenever a dump ends, however it ends, the folder has a whole checkpoint: the old one, or the new
+one. What an interrupted dump leaves is read by nobody, and the next dump removes it.
 """
 
 import json
