@@ -1,6 +1,7 @@
 """Layers of ours as classes of a Keras: of Keras 3, of tf_keras, or of both in one program."""
 
 import functools
+import sys
 from collections.abc import Mapping
 from types import SimpleNamespace, new_class
 from typing import Any
@@ -14,8 +15,8 @@ _OBJECT = {"class_name", "config"}
 _SHARED = "shared_object_id"
 
 
-def root_of(package: Any) -> str:
-    """Returns the name of the Keras that a package is, or has the classes of.
+def root_of(package: Any) -> Any:
+    """Returns the Keras that a package is, or has the classes of.
 
     Raises:
       TypeError: it is none.
@@ -24,7 +25,7 @@ def root_of(package: Any) -> str:
     root = "" if layer is None else layer.__module__.split(".")[0]
     if root not in keras_guard.PACKAGES:
         raise TypeError(f"`package` must be keras, tf_keras or tf.keras. Received: {package!r}.")
-    return root
+    return sys.modules[root]
 
 
 def layer_class(package: Any) -> Any:

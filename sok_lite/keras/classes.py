@@ -1,5 +1,6 @@
 """The layers and callbacks as classes of each Keras that a program uses."""
 
+import functools
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,6 @@ from sok_lite.keras.table import TablePart
 __all__ = ["AllRanks", "Embedding", "Embeddings", "Table", "TableMetrics", "classes_for"]
 
 _REGISTERED = "sok_lite.keras"
-_made: dict[str, SimpleNamespace] = {}
 
 
 def classes_for(package: Any) -> SimpleNamespace:
@@ -30,12 +30,10 @@ def classes_for(package: Any) -> SimpleNamespace:
     Raises:
       TypeError: it is none of them.
     """
-    root = root_of(package)
-    if root not in _made:
-        _made[root] = _classes_of(sys.modules[root])
-    return _made[root]
+    return _classes_of(root_of(package))
 
 
+@functools.cache
 def _classes_of(package: Any) -> SimpleNamespace:
     members = {"__module__": __name__, "package": package}
     layer = package.layers.Layer

@@ -1,7 +1,7 @@
 """Callbacks of `model.fit` for several ranks: saving, and equal dense weights to begin with."""
 
+import functools
 import math
-import sys
 from collections.abc import Sequence
 from types import SimpleNamespace, new_class
 from typing import Any
@@ -22,8 +22,6 @@ __all__ = [
     "callbacks_for",
 ]
 
-_made: dict[str, SimpleNamespace] = {}
-
 
 def callbacks_for(package: Any) -> SimpleNamespace:
     """Returns the callbacks as classes of a Keras; those of this module are of `tf.keras`.
@@ -34,18 +32,20 @@ def callbacks_for(package: Any) -> SimpleNamespace:
     Raises:
       TypeError: it is none of them.
     """
-    root = root_of(package)
-    if root not in _made:
-        callbacks = sys.modules[root].callbacks
-        checkpoint = _class_of(_ModelCheckpoint, callbacks.ModelCheckpoint)
-        _made[root] = SimpleNamespace(
-            DEHvdBroadcastGlobalVariablesCallback=_class_of(
-                _DEHvdBroadcastGlobalVariablesCallback, callbacks.Callback
-            ),
-            DEHvdModelCheckpoint=checkpoint,
-            ModelCheckpoint=checkpoint,
-        )
-    return _made[root]
+    return _callbacks_of(root_of(package))
+
+
+@functools.cache
+def _callbacks_of(package: Any) -> SimpleNamespace:
+    callbacks = package.callbacks
+    checkpoint = _class_of(_ModelCheckpoint, callbacks.ModelCheckpoint)
+    return SimpleNamespace(
+        DEHvdBroadcastGlobalVariablesCallback=_class_of(
+            _DEHvdBroadcastGlobalVariablesCallback, callbacks.Callback
+        ),
+        DEHvdModelCheckpoint=checkpoint,
+        ModelCheckpoint=checkpoint,
+    )
 
 
 def _class_of(part: type, base: type) -> Any:

@@ -4,6 +4,7 @@ They are layers of `tf.keras`. A program that uses tf_keras beside Keras 3 has t
 `layers_for(tf_keras)`.
 """
 
+import functools
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +26,6 @@ __all__ = [
     "layers_for",
 ]
 
-_made: dict[str, SimpleNamespace] = {}
-
 
 def layers_for(package: Any) -> SimpleNamespace:
     """Returns the layers as classes of a Keras, which also knows them by name then.
@@ -37,12 +36,10 @@ def layers_for(package: Any) -> SimpleNamespace:
     Raises:
       TypeError: it is none of them.
     """
-    root = root_of(package)
-    if root not in _made:
-        _made[root] = _layers_of(sys.modules[root])
-    return _made[root]
+    return _layers_of(root_of(package))
 
 
+@functools.cache
 def _layers_of(package: Any) -> SimpleNamespace:
     register(package, DynamicEmbeddingOptimizer)
     base = layer_class(package)
