@@ -78,35 +78,46 @@ stage 'ruff check' 60 ruff check .
 stage mypy 300 mypy
 mapfile -t sources < <(find kernels scripts tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
 stage clang-format 60 clang-format --dry-run -Werror "${sources[@]}"
-# Most tests use one core: those of the engine, on each backend, run beside the others. They share
-# two cores with stages that may take this long together on a slow machine, and must not be ended
-# while those still run; a test that hangs says so long before (pyproject.toml).
-beside='tests, engine'
-run "$beside" $((4200 * more)) "${pytest[@]}" tests/engine tests/support >"$logs/$beside" &
-stage 'tests' $((3000 * more)) "${pytest[@]}" tests --ignore=tests/engine --ignore=tests/support \
+# Most tests use one core, so two lanes of stages share two cores: beside the others run the tests of
+# the engine, on each backend, and then those of the oldest TensorFlow. Their limits hold on a slow
+# machine; a test that hangs says so long before (pyproject.toml).
+engine='tests, engine'
+# pyproject.toml names the oldest release that is supported.
+oldest="$(sed -n 's/.*"tensorflow-cpu>=\([0-9.]*\),.*/\1/p' pyproject.toml)"
+beside=("$engine")
+if [ "${SOK_LITE_OLDEST:-1}" != 0 ]; then
+  beside+=("set-up of TensorFlow $oldest" "tests, TensorFlow $oldest")
+fi
+run_beside() {
+  run "$engine" $((4200 * more)) "${pytest[@]}" tests/engine tests/support >"$logs/$engine"
+  if [ "${#beside[@]}" -gt 1 ]; then
+    run "${beside[1]}" 1200 \
+      env SOK_LITE_VENV="$PWD/.venv-oldest" bash scripts/setup.sh --tensorflow "$oldest" \
+      >"$logs/${beside[1]}"
+    run "${beside[2]}" $((3600 * more)) \
+      env PATH="$PWD/.venv-oldest/bin:$PATH" "${pytest[@]}" -p no:cacheprovider \
+      tests/tensorflow tests/dynamic_embedding tests/kv_variable tests/keras >"$logs/${beside[2]}"
+  fi
+}
+run_beside &
+stage 'tests' $((3600 * more)) "${pytest[@]}" tests --ignore=tests/engine --ignore=tests/support \
   --ignore=tests/parallel --ignore=tests/test_sanitizers.py
-stage 'tests, 2 ranks, horovodrun' $((800 * more)) horovodrun -np 2 "${ranks[@]}"
+stage 'tests, 2 ranks, horovodrun' $((1200 * more)) horovodrun -np 2 "${ranks[@]}"
 if command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/null; then
-  stage 'tests, 2 ranks, mpirun' $((800 * more)) mpirun -np 2 "${ranks[@]}"
+  stage 'tests, 2 ranks, mpirun' $((1200 * more)) mpirun -np 2 "${ranks[@]}"
 else
   printf '\n=== tests, 2 ranks, mpirun: left out, no mpirun or no mpi4py\n'
 fi
 stage 'tests, sanitizers' $((900 * more)) "${pytest[@]}" tests/test_sanitizers.py
-# pyproject.toml names the oldest release that is supported.
-oldest="$(sed -n 's/.*"tensorflow-cpu>=\([0-9.]*\),.*/\1/p' pyproject.toml)"
-if [ "${SOK_LITE_OLDEST:-1}" != 0 ]; then
-  stage "set-up of TensorFlow $oldest" 1200 \
-    env SOK_LITE_VENV="$PWD/.venv-oldest" bash scripts/setup.sh --tensorflow "$oldest"
-  stage "tests, TensorFlow $oldest" $((2400 * more)) \
-    env PATH="$PWD/.venv-oldest/bin:$PATH" "${pytest[@]}" -p no:cacheprovider \
-    tests/tensorflow tests/dynamic_embedding tests/kv_variable tests/keras
-else
+if [ "${#beside[@]}" -eq 1 ]; then
   printf '\n=== tests, TensorFlow %s: left out by SOK_LITE_OLDEST\n' "$oldest"
 fi
 wait
-printf '\n=== %s\n' "$beside"
-cat "$logs/$beside"
-close "$beside"
+for name in "${beside[@]}"; do
+  printf '\n=== %s\n' "$name"
+  cat "$logs/$name"
+  close "$name"
+done
 
 # What failed comes once more at the end: whoever sees only the last lines must see it.
 for name in ${broken[@]+"${broken[@]}"}; do
