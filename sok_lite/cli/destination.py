@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from sok_lite.cli.errors import WrongUse
+from sok_lite.engine.files.manifest import sync_path
 
 
 def check_destination(path: str, module: ModuleType, is_forced: bool, *read: str) -> None:
@@ -75,7 +76,7 @@ def in_place_of(path: str, module: ModuleType) -> Iterator[str]:
             os.rename(new, path)
         else:
             os.replace(new, path)
-        _sync_one(folder)
+        sync_path(folder)
     finally:
         # Here, since a signal may end the work between any two lines above.
         if os.path.lexists(old) and not os.path.lexists(path):
@@ -88,18 +89,10 @@ def _sync(path: str) -> None:
     """Waits until a file, or all of a folder, is on the disk."""
     for folder, _, names in os.walk(path):
         for name in names:
-            _sync_one(os.path.join(folder, name))
-        _sync_one(folder)
+            sync_path(os.path.join(folder, name))
+        sync_path(folder)
     if not os.path.isdir(path):
-        _sync_one(path)
-
-
-def _sync_one(path: str) -> None:
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+        sync_path(path)
 
 
 def _remove(path: str) -> None:

@@ -187,7 +187,7 @@ def write_parts(
     """Writes what this rank has for a checkpoint, which is on the disk then. No communication."""
     progress = Progress(report, sum(part.num_bytes for part in parts))
     shards = [write_part(part, begun.folder, chunk_bytes, progress) for part in parts]
-    manifest.sync_folder(os.path.join(begun.folder, begun.data))
+    manifest.sync_path(os.path.join(begun.folder, begun.data))
     return shards
 
 

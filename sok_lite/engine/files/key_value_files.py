@@ -28,7 +28,7 @@ import numpy as np
 
 from sok_lite.engine.files.growing_file import GrowingFile
 from sok_lite.engine.files.key_value_names import Place, find_shards
-from sok_lite.engine.files.manifest import sync_folder
+from sok_lite.engine.files.manifest import sync_path
 
 BUFFER_SIZE = 4194304  # keys at a time, as TFRA
 
@@ -193,7 +193,7 @@ def write_shard(
         meta_file.sync()
         for each in (key_file, value_file, meta_file):
             each.publish()
-    sync_folder(folder)
+    sync_path(folder)
     return count
 
 

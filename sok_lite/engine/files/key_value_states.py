@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sok_lite.engine.files.manifest import sync_folder
+from sok_lite.engine.files.manifest import sync_path
 
 
 def states_path(folder: str, name: str, rank: int, size: int) -> str:
@@ -42,7 +42,7 @@ def write_states(
         if os.path.exists(written):
             os.unlink(written)
         raise
-    sync_folder(os.path.dirname(path))
+    sync_path(os.path.dirname(path))
 
 
 def read_states(

@@ -230,12 +230,12 @@ def publish(folder: str, text: str) -> None:
     finally:
         os.close(number)
     os.replace(temporary, os.path.join(folder, NAME))
-    sync_folder(folder)
+    sync_path(folder)
 
 
-def sync_folder(folder: str) -> None:
-    """Lets the names of a folder's files survive a loss of power."""
-    number = os.open(folder, os.O_RDONLY)
+def sync_path(path: str) -> None:
+    """Lets a file, or the names of a folder's files, survive a loss of power."""
+    number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:

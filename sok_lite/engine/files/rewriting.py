@@ -65,7 +65,7 @@ def write_checkpoint(
         tables = {
             source.name: _written(source, folder, data, ranks, chunk_bytes) for source in sources
         }
-        manifest.sync_folder(os.path.join(folder, data))
+        manifest.sync_path(os.path.join(folder, data))
         text = manifest.as_text(Manifest(ranks, tables, dict(extra or {})))
         manifest.publish(folder, text)
     finally:

@@ -5,7 +5,7 @@ or one made of others. `rewriting.write_checkpoint` makes a checkpoint of source
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +14,7 @@ import numpy as np
 
 from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.chain import Rows, rows_of, whole_tensor
+from sok_lite.engine.files.chain import Rows, rows_of, tensors_of_chain, whole_tensor
 from sok_lite.engine.files.joined import (
     JoinedState,
     joined_facts,
@@ -190,10 +190,14 @@ class CheckpointSource(Source):
         whole = keys
         if column in ("stamps", "scores"):
             whole = whole_tensor(open_shard(self._facts, shard, self._folder), column)
-        for part, _, at, places in found:
+        is_of_keys = column in ("keys", "stamps", "scores")
+        tensors: Sequence[str | None] = [None] * len(found)
+        if tensor is not None and not is_of_keys:
+            tensors = tensors_of_chain(shard, tensor)[::-1]
+        for (part, _, at, places), tensor in zip(found, tensors, strict=True):
             cuts = np.searchsorted(at, [first for first, _ in self._spans(part.num_rows)])
             spans = [(a, b) for a, b in pairwise([*cuts.tolist(), at.size]) if a < b]
-            if column in ("keys", "stamps", "scores"):
+            if is_of_keys:
                 yield from (whole[places[a:b]] for a, b in spans)
             elif state is not None and tensor is None:
                 yield from (_begun(state, b - a) for a, b in spans)
@@ -202,8 +206,6 @@ class CheckpointSource(Source):
                 ranges = ((int(at[a]), int(at[b - 1]) + 1) for a, b in spans)
                 for (a, b), rows in zip(spans, reader.rows(tensor, ranges), strict=True):
                     yield rows[at[a:b] - at[a]]
-                if state is not None:
-                    tensor = next(s.before for s in part.states if s.tensor == tensor)
 
     def _rows(self, i: int, shard: Shard) -> tuple[np.ndarray, list[Rows]]:
         """Returns the keys of a rank's part, and where their rows are."""
