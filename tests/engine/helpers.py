@@ -1,7 +1,10 @@
 """A first row that a reader can compute in the head, tables that use it, and what tests need."""
 
 import copy
+import itertools
+import linecache
 import operator
+import sys
 import threading
 from functools import partial
 
@@ -104,3 +107,35 @@ def need_nvrtc():
     except Exception as error:  # CuPy raises RuntimeError or OSError by the way it was installed
         pytest.skip(f"NVRTC cannot be loaded: {error}")
     return nvrtc
+
+
+class Stop(BaseException):
+    """Stands for KeyboardInterrupt: pytest would take a real one for its own."""
+
+
+def raise_at_line(number, function):
+    """Calls function; raises Stop at the number-th line of it that belongs to sok_lite.comm.
+
+    Returns whether it was raised.
+    """
+    lines = itertools.count()
+
+    def trace(frame, event, _):
+        name = frame.f_code.co_filename
+        if "sok_lite/comm/" not in name:
+            return None
+        # A `with` is traced once more before it lets go, where Python handles no signal.
+        is_with = linecache.getline(name, frame.f_lineno).lstrip().startswith("with ")
+        if event == "line" and not is_with and next(lines) == number:
+            raise Stop
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except Stop:
+        return True
+    finally:
+        sys.settrace(before)
+    return False

@@ -1,8 +1,6 @@
 """Ranks that share memory: the facts, growing memory, ranks that leave, and ways to stay apart."""
 
 import gc
-import itertools
-import linecache
 import math
 import os
 import sys
@@ -12,10 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from sok_lite.comm import CommunicatorError, local, run_ranks
+from sok_lite.comm import CommunicatorError, local, run_ranks, shared_memory
 from sok_lite.comm.local import SWITCH_VARIABLE, LocalCommunicator, connect_local
 from sok_lite.comm.stalls import stall_limits
 from tests.comm_facts import FACTS, check_alltoallv, uneven
+from tests.engine.helpers import raise_at_line
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd and abstract sockets")
 
@@ -35,7 +34,7 @@ def run_local(size, program):
         try:
             return program(comm)
         finally:
-            for link in comm._peers.values():
+            for link in comm._boxes.links.values():
                 link.close()
 
     return run_ranks(size, connected)
@@ -135,9 +134,9 @@ def test_a_rank_that_does_not_call_is_named(monkeypatch, capfd):
             with pytest.raises(CommunicatorError, match="Rank 1 did not call gather within"):
                 comm.barrier()
         else:
-            comm._peers[0].recv(100)  # the signal, which is never answered
-            comm._peers[0].settimeout(30)
-            assert comm._peers[0].recv(100) == b""
+            comm._boxes.links[0].recv(100)  # the signal, which is never answered
+            comm._boxes.links[0].settimeout(30)
+            assert comm._boxes.links[0].recv(100) == b""
 
     run_local(2, program)
     assert "rank 0 has waited 0 s in gather for rank 1" in capfd.readouterr().err
@@ -152,7 +151,7 @@ def test_one_rank_that_is_elsewhere_keeps_all_on_the_slow_way(monkeypatch):
 
 
 def test_ranks_that_cannot_connect_stay_on_the_slow_way(monkeypatch):
-    def refuse(peers, listener, rank, names, tokens):
+    def refuse(links, listener, rank, names, tokens):
         if rank == 1:
             raise ConnectionRefusedError("closed")
 
@@ -224,38 +223,6 @@ def test_a_stranger_cannot_join():
 # ---- calls that break off ------------------------------------------------------------------------
 
 
-class Stop(BaseException):
-    """Stands for KeyboardInterrupt: pytest would take a real one for its own."""
-
-
-def raise_at_line(number, function):
-    """Calls function; raises Stop at the number-th line of it that belongs to sok_lite.comm.
-
-    Returns whether it was raised.
-    """
-    lines = itertools.count()
-
-    def trace(frame, event, _):
-        name = frame.f_code.co_filename
-        if "sok_lite/comm/" not in name:
-            return None
-        # A `with` is traced once more before it lets go, where Python handles no signal.
-        is_with = linecache.getline(name, frame.f_lineno).lstrip().startswith("with ")
-        if event == "line" and not is_with and next(lines) == number:
-            raise Stop
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function()
-    except Stop:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.long)])
 def test_an_interrupt_at_any_line_of_a_collective_leaves_no_rank_out_of_step(stride):
     """After it, all ranks make other calls; they succeed on every rank or fail on every rank."""
@@ -294,14 +261,14 @@ def test_an_interrupt_at_any_line_of_a_collective_leaves_no_rank_out_of_step(str
 
 
 def test_a_rank_that_cannot_allocate_in_the_middle_is_named_by_all(monkeypatch):
-    original = local._Outbox.reserve
+    original = shared_memory.Outbox.reserve
 
     def reserve(self, num_bytes):
         if threading.current_thread().name == "rank-2" and num_bytes > 1000:
             raise MemoryError("no more")
         return original(self, num_bytes)
 
-    monkeypatch.setattr(local._Outbox, "reserve", reserve)
+    monkeypatch.setattr(shared_memory.Outbox, "reserve", reserve)
 
     def program(comm):
         comm.barrier()

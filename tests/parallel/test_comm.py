@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sok_lite.comm import CommunicatorError
+from sok_lite.comm.hosts import HostsCommunicator
 from sok_lite.comm.local import LocalCommunicator, connect_local
 from tests.comm_facts import FACTS, check_alltoallv, uneven
 
@@ -87,7 +88,7 @@ def test_calls_while_a_function_is_traced(comm):
 def test_ranks_in_different_calls_all_raise(comm, calls):
     if comm.size == 1:
         pytest.skip("one rank agrees with itself")
-    if isinstance(comm, LocalCommunicator):
+    if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
         comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
     with pytest.raises(CommunicatorError, match="different calls"):
         calls[comm.rank == 1](comm)

@@ -8,6 +8,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.bridge import job
 from sok_lite.comm import CommunicatorError, SingleCommunicator
+from sok_lite.comm.hosts import HostsCommunicator
 from sok_lite.comm.local import LocalCommunicator, connect_local
 from tests.step_oracle import flat, outputs, random_ragged
 
@@ -200,7 +201,7 @@ def test_a_table_that_one_rank_makes_again_in_another_mode_raises_on_all(comm, m
     """The ranks have agreed on one of that name before."""
     if comm.size == 1:
         pytest.skip("one rank agrees with itself")
-    if isinstance(comm, LocalCommunicator):
+    if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
         comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
         monkeypatch.setattr(job, "_communicator", comm)
     ids = to_ragged([[1]])

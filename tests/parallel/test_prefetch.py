@@ -8,6 +8,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.bridge import job
 from sok_lite.comm import CommunicatorError, SingleCommunicator
+from sok_lite.comm.hosts import HostsCommunicator
 from sok_lite.comm.local import LocalCommunicator, connect_local
 
 DIM = 4
@@ -183,7 +184,7 @@ def test_a_rank_that_fails_once_its_keys_are_sent_tells_those_that_wait(
     """They wait for rows, so the reason cannot come in place of keys."""
     if comm.size == 1:
         pytest.skip("one rank waits for nobody")
-    if isinstance(comm, LocalCommunicator):
+    if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
         comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
         monkeypatch.setattr(job, "_communicator", comm)
     table, is_culprit = new_tables()[0], comm.rank == comm.size - 1
@@ -214,7 +215,7 @@ def test_a_rank_that_fails_once_its_keys_are_sent_tells_those_that_wait(
         call(used, used_weights)
     assert not (is_culprit and table.table.size)
     # The ranks are still in step: all refuse to go on, or all look up what was sent.
-    if isinstance(comm, LocalCommunicator):
+    if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
         with pytest.raises(CommunicatorError, match="no call, after ValueError"):
             look_up(ids, weights)
         return

@@ -1,0 +1,219 @@
+"""What ranks of one machine give each other: memory that several map, signals through sockets.
+
+A rank writes the rows that leave it into its outbox, tells each of the others where its part lies,
+and they copy it out. Every rank has two outboxes and takes them in turn: what is in one may be read
+until its owner has twice more met those who read it.
+"""
+
+import mmap
+import os
+import socket
+import struct
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.comm.header import HEADER_BYTES
+
+_SMALLEST_BOX_BYTES = 1 << 16
+# A header, and where this part begins in the outbox.
+_SIGNAL = struct.Struct(f"<{HEADER_BYTES}sq")
+_LAST_WORDS_BYTES = 4096
+
+
+class LinkError(Exception):
+    """A rank is not at the other end of its link any more.
+
+    Attributes:
+      peer: that rank.
+    """
+
+    def __init__(self, peer: int, sign: object) -> None:
+        super().__init__(str(sign))
+        self.peer = peer
+
+
+class Signal(NamedTuple):
+    """What a rank says of its part for this one.
+
+    Attributes:
+      packed: its header, packed.
+      offset: where the part begins in its outbox.
+    """
+
+    packed: bytes
+    offset: int
+
+
+class Mailboxes:
+    """The outboxes of this rank, and those of the other ranks of its machine.
+
+    Attributes:
+      links: rank -> connected socket, one for each other rank.
+    """
+
+    def __init__(self, links: dict[int, socket.socket]) -> None:
+        self.links = links
+        self._outboxes = [Outbox(), Outbox()]
+        self._inboxes: dict[tuple[int, int], np.ndarray] = {}
+        _alive.add(self)
+
+    def send(
+        self, turn: int, headers: Sequence[bytes], parts: Sequence[np.ndarray], same: bool
+    ) -> None:
+        """Gives each rank its part.
+
+        Args:
+          turn: number of the collective.
+          headers: (ranks of the job,) packed.
+          parts: (ranks of the job,) contiguous rows; those of ranks elsewhere are passed over.
+          same: whether all parts are one array.
+
+        Raises:
+          LinkError: a rank is gone.
+        """
+        outbox = self._outboxes[turn % 2]
+        kept = [parts[peer].nbytes for peer in self.links]
+        file = outbox.reserve(max(kept, default=0) if same else sum(kept))
+        offset = 0
+        try:
+            for i, (peer, link) in enumerate(self.links.items()):
+                part = parts[peer]
+                if i == 0 or not same:
+                    outbox.memory[offset : offset + part.nbytes] = part.reshape(-1).view(np.uint8)
+                signal = _SIGNAL.pack(headers[peer], offset)
+                try:
+                    if file is not None:
+                        socket.send_fds(link, [signal], [file])
+                    else:
+                        link.send(signal)
+                except OSError as error:
+                    raise LinkError(peer, error) from error
+                if not same:
+                    offset += part.nbytes
+        finally:
+            # Whoever needs it has it now; the memory lives as long as somebody maps it.
+            if file is not None:
+                os.close(file)
+
+    def receive(self, turn: int, peer: int) -> Signal:
+        """Waits for a rank's signal, and maps its outbox anew where that has grown.
+
+        Raises:
+          LinkError: the rank is gone.
+        """
+        try:
+            signal, files, _, _ = socket.recv_fds(self.links[peer], _SIGNAL.size, 1)
+        except OSError as error:
+            raise LinkError(peer, error) from error
+        for file in files:
+            self._inboxes[peer, turn % 2] = _mapped(file)
+        if len(signal) != _SIGNAL.size:
+            raise LinkError(peer, "it closed its connection")
+        return Signal(*_SIGNAL.unpack(signal))
+
+    def take(self, turn: int, peer: int, signal: Signal, rows: np.ndarray) -> None:
+        """Copies a rank's part to contiguous rows of that size."""
+        if rows.nbytes:
+            inbox = self._inboxes[peer, turn % 2]
+            flat = rows.reshape(-1).view(np.uint8)
+            flat[:] = inbox[signal.offset : signal.offset + rows.nbytes]
+
+    def close(self) -> None:
+        """Closes the links: a rank that waits for this one, now or later, learns of it."""
+        for link in self.links.values():
+            link.close()
+
+    def forget(self) -> None:
+        """Lets go of all that a forked child must not keep: the others would not see the end of
+        this process while a child holds its links."""
+        self.close()
+        self._outboxes.clear()
+        self._inboxes.clear()
+
+
+class LastWords:
+    """What each rank had to say before it closed its links: memory that outlives its process."""
+
+    def __init__(self, peers: dict[int, socket.socket]) -> None:
+        """Gives the memory of this rank to the others and takes theirs. Every rank must call it.
+
+        Raises:
+          OSError: a rank is gone, or gave none.
+        """
+        self._mine, file = _shared_memory(_LAST_WORDS_BYTES)
+        try:
+            for link in peers.values():
+                socket.send_fds(link, [b"words"], [file])
+        finally:
+            os.close(file)
+        self._theirs: dict[int, np.ndarray] = {}
+        for peer, link in peers.items():
+            _, files, _, _ = socket.recv_fds(link, 16, 1)
+            if not files:
+                raise ConnectionError(f"rank {peer} gave no memory")
+            self._theirs[peer] = _mapped(files[0])
+        _alive.add(self)
+
+    def write(self, text: str) -> None:
+        words = np.frombuffer(text.encode()[:_LAST_WORDS_BYTES], np.uint8)
+        self._mine[: len(words)] = words
+
+    def of(self, peer: int) -> str:
+        return self._theirs[peer].tobytes().rstrip(b"\0").decode(errors="replace")
+
+    def forget(self) -> None:
+        """Lets go of the memory, in a forked child."""
+        del self._mine
+        self._theirs.clear()
+
+
+_alive: "weakref.WeakSet[Mailboxes | LastWords]" = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for shared in list(_alive):
+        shared.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+class Outbox:
+    """Memory of this rank that the others may map; grows by powers of two."""
+
+    def __init__(self) -> None:
+        self.memory = np.empty(0, np.uint8)
+
+    def reserve(self, num_bytes: int) -> int | None:
+        """Makes room; returns a file of new memory, which the others must map, or None.
+
+        The caller closes the file.
+        """
+        if num_bytes <= len(self.memory):
+            return None
+        size = max(_SMALLEST_BOX_BYTES, 1 << (num_bytes - 1).bit_length())
+        self.memory, file = _shared_memory(size)
+        return file
+
+
+def _shared_memory(size: int) -> tuple[np.ndarray, int]:
+    """Returns (size,) uint8, zeros, and a file by which others map it; the caller closes that."""
+    # Anonymous: not bound by the size of /dev/shm, and nothing is left behind by a crash.
+    file = os.memfd_create("sok_lite")
+    try:
+        os.ftruncate(file, size)
+        return np.frombuffer(mmap.mmap(file, size), np.uint8), file
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def _mapped(file: int) -> np.ndarray:
+    """Returns the memory of another rank, (size,) uint8, to be read, and closes the file."""
+    try:
+        return np.frombuffer(mmap.mmap(file, os.fstat(file).st_size, prot=mmap.PROT_READ), np.uint8)
+    finally:
+        os.close(file)

@@ -1,0 +1,244 @@
+"""Ranks of which some share a machine: the facts, what goes which way, and ranks that fail.
+
+Ranks are threads; which machine one is on, it says itself.
+"""
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from sok_lite.comm import CommunicatorError, local, run_ranks, shared_memory
+from sok_lite.comm.hosts import HostsCommunicator
+from sok_lite.comm.local import SWITCH_VARIABLE, connect_local
+from tests import comm_facts, exchange_facts
+from tests.comm_facts import check_alltoallv, uneven
+from tests.engine.helpers import raise_at_line
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd and abstract sockets")
+
+# The machine of rank 0, 1, and so on.
+LAYOUTS = ["aab", "aabb", "abab", "abbca"]
+
+
+@pytest.fixture(autouse=True)
+def switched_on(monkeypatch):
+    monkeypatch.delenv(SWITCH_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def run_hosts(monkeypatch):
+    """Runs a program on ranks that are threads, on the machines of a layout."""
+
+    def run(layout, program):
+        def place():
+            return layout[int(threading.current_thread().name.removeprefix("rank-"))].encode()
+
+        def connected(base):
+            comm = connect_local(base)
+            assert isinstance(comm, HostsCommunicator)
+            assert (comm.rank, comm.size, comm.local_rank) == (
+                base.rank,
+                base.size,
+                base.local_rank,
+            )
+            try:
+                return program(comm)
+            finally:
+                comm._boxes.close()
+
+        monkeypatch.setattr(local, "_place", place)
+        return run_ranks(len(layout), connected)
+
+    return run
+
+
+@pytest.mark.parametrize("fact", comm_facts.FACTS, ids=lambda fact: fact.__name__)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fact(run_hosts, fact, layout):
+    run_hosts(layout, fact)
+
+
+@pytest.mark.parametrize("fact", exchange_facts.FACTS, ids=lambda fact: fact.__name__)
+@pytest.mark.parametrize("layout", ["aabb", "abbca"])
+def test_round_trip(run_hosts, fact, layout):
+    run_hosts(layout, fact)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_only_rows_for_other_machines_leave_the_machine(run_hosts, layout):
+    def program(comm):
+        sent = []
+
+        def remember(call, rows, splits, original=comm._base._alltoallv):
+            sent.append(splits.tolist())
+            return original(call, rows, splits)
+
+        comm._base._alltoallv = remember
+        comm.alltoallv(np.zeros((3 * comm.size, 2)), [3] * comm.size)
+        comm.allgatherv(np.zeros((5, 2)))
+        mine = layout[comm.rank]
+        for splits, each in zip(sent, [3, 5], strict=True):
+            assert splits == [0 if place == mine else each for place in layout]
+
+    run_hosts(layout, program)
+
+
+def test_memory_that_grows_and_is_used_again(run_hosts):
+    def program(comm):
+        for most in [1, 40_000, 3, 90_000, 90_000, 7, 200_000, 0, 1, 90_000]:
+            comm.barrier()
+            check_alltoallv(comm, uneven(comm, most), (3,), "float32")
+
+    run_hosts("aba", program)
+
+
+def test_a_fast_rank_does_not_overwrite_what_a_slow_one_still_reads(run_hosts):
+    """With barriers at odd places, so that outboxes are not always taken in turn."""
+
+    def program(comm):
+        for turn in range(300):
+            if turn % 7 == comm.rank:
+                sum(range(20_000))
+            if turn % 5 == 0:
+                comm.barrier()
+            got = comm.allgatherv(np.full((500, 4), 10 * turn + comm.rank))
+            np.testing.assert_array_equal(
+                got.rows[:, 0], np.repeat(10 * turn + np.arange(comm.size), 500)
+            )
+
+    run_hosts("aaba", program)
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_different_calls_raise_on_all_ranks(run_hosts, culprit):
+    def program(comm):
+        rows = np.zeros((3, 2), np.float32)
+        with pytest.raises(CommunicatorError, match="different calls"):
+            if comm.rank == culprit:
+                comm.alltoallv(rows, [1, 1, 1])
+            else:
+                comm.allgatherv(rows)
+        with pytest.raises(CommunicatorError, match="different calls"):  # and ever after
+            comm.barrier()
+
+    run_hosts("aab", program)
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_a_rank_that_leaves_is_known_on_all_machines(run_hosts, culprit):
+    def program(comm):
+        comm.barrier()
+        if comm.rank == culprit:
+            return comm.leave()
+        with pytest.raises(CommunicatorError, match=f"Rank {culprit} returned"):
+            comm.barrier()
+
+    run_hosts("aab", program)
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_a_rank_that_cannot_allocate_in_the_middle_is_known_on_all_machines(
+    run_hosts, monkeypatch, culprit
+):
+    original = shared_memory.Outbox.reserve
+
+    def reserve(self, num_bytes):
+        if threading.current_thread().name == f"rank-{culprit}" and num_bytes > 1000:
+            raise MemoryError("no more")
+        return original(self, num_bytes)
+
+    monkeypatch.setattr(shared_memory.Outbox, "reserve", reserve)
+
+    def program(comm):
+        comm.barrier()
+        error = MemoryError if comm.rank == culprit else CommunicatorError
+        with pytest.raises(error, match="no more"):
+            comm.allgatherv(np.zeros((1000, 2)))
+        with pytest.raises(CommunicatorError, match=f"Rank {culprit} broke off in 'allgatherv': M"):
+            comm.barrier()
+
+    run_hosts("aabb", program)
+
+
+def test_a_link_that_is_closed_is_known_on_all_machines(run_hosts):
+    """Rank 1 lets go of its links and goes on, as no rank does. Rank 2 hears of it one later."""
+
+    def program(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            comm._boxes.close()
+        if comm.rank == 2:
+            comm.allgatherv(np.zeros((1, 2)))
+        with pytest.raises(CommunicatorError, match=r"Rank [01] has died or has left, seen by"):
+            comm.allgatherv(np.zeros((1, 2)))
+
+    run_hosts("aab", program)
+
+
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.long)])
+def test_an_interrupt_at_any_line_of_a_collective_leaves_no_rank_out_of_step(run_hosts, stride):
+    """After it, all ranks make other calls; they succeed on every rank or fail on every rank."""
+    outcomes = set()
+
+    def program(comm, number):
+        rows = np.full((3, 2), 10.0 + comm.rank)
+
+        def collective():
+            return comm.alltoallv(rows, [1, 1, 1])
+
+        was_raised = False
+        try:
+            if comm.rank == 1:
+                was_raised = raise_at_line(number, collective)
+            else:
+                assert collective().rows[:, 0].tolist() == [10.0, 11.0, 12.0]
+            assert comm.allreduce(comm.rank + 1).tolist() == 6
+        except CommunicatorError as error:
+            with pytest.raises(CommunicatorError):  # it stays refused
+                comm.barrier()
+            return was_raised, str(error)
+        return was_raised, None
+
+    for number in range(0, 1000, stride):
+        ends = run_hosts("aab", lambda comm, number=number: program(comm, number))
+        failed = [error is not None for _, error in ends]
+        assert all(failed) or not any(failed), ends
+        if all(failed):
+            assert all("ank 1" in error for _, error in ends), ends
+        outcomes.add(failed[0])
+        if not ends[1][0]:
+            break
+    assert number > 100
+    assert outcomes == {True, False}  # before and after the rows travelled; in the middle
+
+
+# ---- when ranks of one machine stay on the slow way ---------------------------------------------
+
+
+def stays_on_base(monkeypatch, layout):
+    monkeypatch.setattr(
+        local,
+        "_place",
+        lambda: layout[int(threading.current_thread().name.removeprefix("rank-"))].encode().strip(),
+    )
+    return all(run_ranks(len(layout), lambda base: connect_local(base) is base))
+
+
+@pytest.mark.parametrize("layout", ["ab", "abcd", "aa b", "    "])
+def test_ranks_that_are_alone_or_do_not_know_their_machine(monkeypatch, layout):
+    assert stays_on_base(monkeypatch, layout)
+
+
+def test_a_machine_whose_ranks_cannot_connect(monkeypatch):
+    original = local._connect
+
+    def refuse(links, listener, rank, names, tokens):
+        if rank == 3:
+            raise ConnectionRefusedError("closed")
+        original(links, listener, rank, names, tokens)
+
+    monkeypatch.setattr(local, "_CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(local, "_connect", refuse)
+    assert stays_on_base(monkeypatch, "aabb")
