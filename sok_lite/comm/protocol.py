@@ -10,11 +10,14 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
 from sok_lite.comm.header import LONGEST_CALL, Header
+
+if TYPE_CHECKING:
+    from sok_lite.comm.carrier import Carrier
 
 # One line per collective on standard error; the way to see which rank is ahead in a deadlock.
 TRACE_VARIABLE = "SOK_LITE_COMM_TRACE"
@@ -64,8 +67,8 @@ class Communicator(ABC):
 
     Rows are NumPy arrays of bool, (u)int8 to (u)int64 or float16 to float64, of any strides; their
     dtype and trailing shape must be equal on all ranks. bfloat16 rows travel as uint16, GPU arrays
-    through the host (`Backend.to_host`). What is returned belongs to the caller, but for one case:
-    with a single rank it may be the argument itself.
+    by the `carrier`, or through the host (`Backend.to_host`). What is returned belongs to the
+    caller, but for one case: with a single rank it may be the argument itself.
 
     Wrong arguments raise ValueError or TypeError before anything is sent. A dead or disagreeing
     rank raises CommunicatorError. So does every call after one that broke off in the middle (at a
@@ -76,6 +79,7 @@ class Communicator(ABC):
       size: number of processes.
       local_rank: number of this process among those of the same machine.
       turn: number of collectives so far; equal on all ranks whenever one has been completed.
+      carrier: what carries arrays of a GPU without the host; None: they go by the host.
     """
 
     def __init__(self, rank: int, size: int, local_rank: int) -> None:
@@ -83,6 +87,7 @@ class Communicator(ABC):
         self.size = size
         self.local_rank = local_rank
         self.turn = 0
+        self.carrier: Carrier | None = None
         self._process = os.getpid()
         self._failure: str | None = None
         # Two collectives of one rank at once would take each other's messages.

@@ -34,11 +34,20 @@ class AskedKeys:
         key; None of the others.
     """
 
-    def __init__(self, backend: Backend, batch: Batch, keys: Array, sizes: list[int]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        batch: Batch,
+        keys: Array,
+        sizes: list[int],
+        check: Callable[[], None] | None = None,
+    ) -> None:
         """Args:
         batch: says which tables are asked, and how.
         keys, sizes: as of the attributes.
+        check: raises where the keys may not be whole; see `Route.check`.
         """
+        self._check = check
         self._backend, self._batch = backend, batch
         self.keys, self.sizes = keys, sizes
         self.rows = backend.xp.empty(keys.size, np.uint32)
@@ -172,7 +181,9 @@ class AskedKeys:
 
         def found() -> None:
             num_absent = (
-                look_up_request(self._backend, keys, rows, request) if request.tables else []
+                look_up_request(self._backend, keys, rows, request, check=self._check)
+                if request.tables
+                else []
             )
             if not is_ordered:
                 found_of = dict(zip(order, cut(rows, [self.sizes[i] for i in order]), strict=True))

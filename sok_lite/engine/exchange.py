@@ -12,20 +12,21 @@ sent.
 """
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.comm.carrier import Carrier, Check
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.failure import SEND_KEYS, failure_known_to_all, shared_failure
 from sok_lite.engine.message import RowMessage, keys_with_headers, keys_without_headers
 from sok_lite.engine.owner import OwnerRule, owners
-from sok_lite.engine.segments import group
+from sok_lite.engine.segments import Groups, cut, group
 
 __all__ = [
     "Check",
@@ -37,18 +38,6 @@ __all__ = [
 ]
 
 _MAX_KEYS = 2**31 - 1
-
-
-class Check(NamedTuple):
-    """Whether this rank may send its keys: known when they are read, and told to all ranks.
-
-    Attributes:
-      count: (1,) int64 of the backend, 0 where it may.
-      refuse: raises otherwise.
-    """
-
-    count: Array
-    refuse: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -88,6 +77,14 @@ class Route:
     def num_received(self) -> np.ndarray:
         """(num_tables,) int64, the keys of each table that this rank received."""
         return self.recv_counts.sum(axis=0)
+
+    def check(self) -> None:
+        """Raises CommunicatorError where the keys that came may not be whole.
+
+        To be called when the device has used them, before a table changes by them.
+        """
+        if self.comm.carrier is not None:
+            self.comm.carrier.check(self.sent)
 
     def pack(self) -> np.ndarray:
         """Returns the route as one int64 array, (4 + 2 * size * num_tables + len(order),)."""
@@ -140,7 +137,7 @@ def send_keys(
 ) -> tuple[Array, Route]:
     """Sends the keys of all tables to their owners, in one all-to-all. Every rank must call it.
 
-    It waits for the device once, as a message lives on the host. The received keys of a table hold
+    It waits for the device once: the host must know the counts. The received keys of a table hold
     the keys of rank 0 first, then those of rank 1, each in the order in which that rank gave them:
     a key that several ranks want comes once from each of them.
 
@@ -183,6 +180,22 @@ def send_keys(
             tables = np.repeat(np.arange(num_tables, dtype=np.int32), sizes)
             labels += backend.from_host(tables)
         groups = group(backend, labels, (0, labels.size), (0, comm.size * num_tables))
+    if comm.carrier is None:
+        return _keys_by_host(backend, comm, keys, groups, num_tables, tag, check)
+    return _keys_carried(comm.carrier, backend, comm, keys, sizes, groups, tag, check)
+
+
+def _keys_by_host(
+    backend: Backend,
+    comm: Communicator,
+    keys: Array,
+    groups: Groups,
+    num_tables: int,
+    tag: int,
+    check: Check | None,
+) -> tuple[Array, Route]:
+    """Sends keys behind the control that belongs to them, in one message of the host."""
+    with shared_failure(comm):
         told = [] if check is None else [check.count]
         told += [groups.offsets, backend.xp.take(keys, groups.order)]
         on_host = backend.to_host(backend.xp.concatenate(told))  # one wait
@@ -201,6 +214,32 @@ def send_keys(
         way = (send_counts, recv_counts, groups.order)
         route = Route(backend, comm, *way, comm.turn, comm.turn)
         return backend.from_host(recv_keys), route
+
+
+def _keys_carried(
+    carrier: Carrier,
+    backend: Backend,
+    comm: Communicator,
+    keys: Array,
+    sizes: np.ndarray,
+    groups: Groups,
+    tag: int,
+    check: Check | None,
+) -> tuple[Array, Route]:
+    """Sends control, and then keys as rows of 8 bytes: none of them is seen by the host."""
+    counts = carrier.counts(SEND_KEYS, groups.offsets, len(sizes), tag, check)
+    with failure_known_to_all(comm):
+        row_bytes = [keys.itemsize] * len(sizes)
+        sent = RowMessage.of(backend, counts.sent, row_bytes, groups.order)
+        came = RowMessage.of(backend, counts.received, row_bytes, None)
+        message = sent.packed(cut(keys, sizes))
+        recv_keys = backend.xp.empty(int(counts.received.sum()), np.int64)
+        way = (counts.sent, counts.received, groups.order)
+        route = Route(backend, comm, *way, comm.turn, comm.turn)
+    received = carrier.keys(message, sent.splits, came.splits)
+    with failure_known_to_all(comm):
+        came.unpack(received, cut(recv_keys, route.num_received))
+        return recv_keys, route
 
 
 def return_rows(route: Route, rows: Sequence[Array]) -> list[Array]:
@@ -264,10 +303,13 @@ def _trip(
     # The keys of a lookup that were sent ahead may be others than another rank's.
     keys = "" if route.sent == route.lookup else f" of keys {route.sent % 10**6}"
     call = f"{name} of lookup {route.lookup}{keys}, formats {code:08x}"
-    message = backend.to_host(sent.packed(rows))
-    received = backend.from_host(
-        route.comm.alltoallv(message, sent.splits, came.splits, call=call).rows
-    )
+    message, splits = sent.packed(rows), (sent.splits, came.splits)
+    carrier = route.comm.carrier
+    if carrier is not None:
+        received = carrier.rows(call, message, *splits)
+    else:
+        answer = route.comm.alltoallv(backend.to_host(message), *splits, call=call)
+        received = backend.from_host(answer.rows)
     results = [
         backend.xp.empty((n, dim), dtype)
         for n, (dim, dtype) in zip(came.num_rows, formats, strict=True)

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from sok_lite.comm.carrier import LONGEST_REASON_BYTES
 from sok_lite.comm.header import LONGEST_CALL
 from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
 
@@ -13,7 +14,6 @@ T = TypeVar("T")
 
 # First word of a message that takes the place of keys: no tag of a lookup is negative.
 _FAILED = -1
-_LONGEST_REASON_BYTES = 4096
 
 # What a failure of another rank is raised as: the first that it is, with its number in front.
 _KINDS: tuple[type[Exception], ...] = (MemoryError, OSError, TypeError, ValueError, RuntimeError)
@@ -53,9 +53,13 @@ def failure_known_to_all(comm: Communicator) -> Iterator[None]:
     except CommunicatorError:
         raise
     except Exception as error:
-        call = f"no call, after {type(error).__name__}: {error}"
+        text = f"no call, after {type(error).__name__}: {error}"
+        call = text.encode("ascii", "replace")[:LONGEST_CALL].decode()
         with suppress(CommunicatorError):
-            comm.barrier(call.encode("ascii", "replace")[:LONGEST_CALL].decode())
+            if comm.carrier is None:
+                comm.barrier(call)
+            else:
+                comm.carrier.fail(call)
         raise
 
 
@@ -96,7 +100,7 @@ def _reason(failure: Exception | None) -> np.ndarray:
         return np.empty(0, np.uint8)
     kinds = [i for i, kind in enumerate(_KINDS) if isinstance(failure, kind)]
     name = "" if kinds else f"{type(failure).__name__}: "
-    text = f"{name}{failure}".encode(errors="replace")[:_LONGEST_REASON_BYTES]
+    text = f"{name}{failure}".encode(errors="replace")[:LONGEST_REASON_BYTES]
     return np.frombuffer(bytes([*kinds, len(_KINDS) - 1][:1]) + text, np.uint8)
 
 
@@ -110,7 +114,10 @@ def reason_in(part: np.ndarray) -> str | None:
 def _send_reason(comm: Communicator, reason: str) -> None:
     if comm.size == 1:
         return
-    text = reason.encode()[:_LONGEST_REASON_BYTES]
+    if comm.carrier is not None:
+        comm.carrier.refuse(SEND_KEYS, reason)
+        return
+    text = reason.encode()[:LONGEST_REASON_BYTES]
     words = np.frombuffer(text.ljust(-(-len(text) // 8) * 8), np.int64)
     message = np.concatenate([np.array([_FAILED, len(text)], np.int64), words])
     splits = np.full(comm.size, len(message), np.int32)

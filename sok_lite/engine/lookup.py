@@ -99,7 +99,8 @@ def forward_batch(
     sent = send(backend, comm, batch, tag) if sent is None else sent.taken()
     with failure_known_to_all(comm):
         inverses, splits = cut(sent.inverse, batch.sizes), batch.splits_of_parts()
-        owned = AskedKeys(backend, batch, sent.received, sent.route.num_received.tolist())
+        sizes = sent.route.num_received.tolist()
+        owned = AskedKeys(backend, batch, sent.received, sizes, sent.route.check)
         sources = return_rows(sent.route, owned.look_up())
     pooled = Pieces(backend, batch.shapes, room)
     actions, starts = [], split_offsets(sent.route.num_sent).tolist()

@@ -11,6 +11,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part
+from sok_lite.comm.carrier import no_lookup, other_lookup
 from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
 from sok_lite.engine.failure import reason_in
 
@@ -49,13 +50,10 @@ def keys_without_headers(
         part = message[begin[rank] : begin[rank + 1]]
         reason = reason_in(part)
         if reason is not None:
-            raise CommunicatorError(f"Rank {rank} could not make this lookup. {reason}")
+            raise CommunicatorError(no_lookup(rank, reason))
         if part[:2].tolist() != [tag, num_tables]:
-            raise CommunicatorError(
-                f"Rank {comm.rank} looks up {num_tables} tables with tag {tag}, rank {rank} sent "
-                f"[tag, tables] = {part[:2].tolist()}. All ranks must make the same lookups in the "
-                "same order."
-            )
+            words = part[:2].tolist()
+            raise CommunicatorError(other_lookup(comm.rank, num_tables, tag, rank, words))
         recv_counts[rank] = part[2 : 2 + num_tables]
     ends = begin[:-1, None] + 2 + num_tables + np.cumsum(recv_counts, axis=1)
     lengths = recv_counts.T.reshape(-1)

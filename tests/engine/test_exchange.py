@@ -230,7 +230,7 @@ def test_a_run_repeats_bit_for_bit():
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_inputs_that_do_not_fit_raise_before_anything_is_sent(size):
+def test_inputs_that_do_not_fit_raise_before_anything_is_sent(ranks, size):
     backend = get_backend("cpu")
 
     def program(comm):
@@ -260,10 +260,10 @@ def test_inputs_that_do_not_fit_raise_before_anything_is_sent(size):
                 send_grads(route, [np.zeros((3, 2), np.float32)])
         return_rows(route, [rows])
 
-    run_ranks(size, program)
+    ranks(size, program)
 
 
-def test_ranks_with_other_tables_raise_on_all_ranks():
+def test_ranks_with_other_tables_raise_on_all_ranks(ranks):
     errors = []
 
     def program(comm):
@@ -273,21 +273,21 @@ def test_ranks_with_other_tables_raise_on_all_ranks():
         except CommunicatorError as error:
             errors.append(str(error))
 
-    run_ranks(2, program)
+    ranks(2, program)
     assert sorted(errors)[0].startswith("Rank 0 looks up 3 tables with tag 0, rank 1 sent [tag, t")
     assert sorted(errors)[1].startswith("Rank 1 looks up 2 tables with tag 0, rank 0 sent [tag, t")
 
 
-def test_ranks_in_other_lookups_raise_on_all_ranks():
+def test_ranks_in_other_lookups_raise_on_all_ranks(ranks):
     def program(comm):
         with pytest.raises(CommunicatorError, match="same lookups in the same order"):
             send(get_backend("cpu"), comm, [np.arange(5)], ["int64"], tag=comm.rank)
 
-    run_ranks(2, program)
+    ranks(2, program)
 
 
 @pytest.mark.parametrize("trip", [return_rows, send_grads])
-def test_trips_of_two_lookups_in_another_order_raise_on_all_ranks(trip):
+def test_trips_of_two_lookups_in_another_order_raise_on_all_ranks(ranks, trip):
     """Equal tables and counts: nothing but the lookup's number tells the two trips apart."""
 
     def program(comm):
@@ -298,7 +298,7 @@ def test_trips_of_two_lookups_in_another_order_raise_on_all_ranks(trip):
         with pytest.raises(CommunicatorError, match=f"different calls.*{trip.__name__} of lookup"):
             trip(second if comm.rank == 1 else first, [np.zeros((2, 1), np.float32)])
 
-    run_ranks(2, program)
+    ranks(2, program)
 
 
 @pytest.mark.parametrize("trip", [return_rows, send_grads])
@@ -309,7 +309,7 @@ def test_trips_of_two_lookups_in_another_order_raise_on_all_ranks(trip):
         ([(2, "float16"), (2, "uint16")], [(2, "uint16"), (2, "uint16")]),
     ],
 )
-def test_ranks_with_rows_of_other_formats_raise_on_all_ranks(trip, mine, theirs):
+def test_ranks_with_rows_of_other_formats_raise_on_all_ranks(ranks, trip, mine, theirs):
     """Though they are equally long in bytes: what travels is bytes."""
 
     def program(comm):
@@ -318,10 +318,10 @@ def test_ranks_with_rows_of_other_formats_raise_on_all_ranks(trip, mine, theirs)
         with pytest.raises(CommunicatorError, match=f"different calls.*{trip.__name__} of lookup"):
             trip(route, rows)
 
-    run_ranks(2, program)
+    ranks(2, program)
 
 
-def test_a_function_that_fails_on_one_rank_fails_on_all():
+def test_a_function_that_fails_on_one_rank_fails_on_all(ranks):
     def program(comm):
         def shifted(keys, size):
             return keys % size + comm.rank * 5
@@ -332,10 +332,10 @@ def test_a_function_that_fails_on_one_rank_fails_on_all():
             send(get_backend("cpu"), comm, [np.arange(4)], ["int64"], [rule])
         send(get_backend("cpu"), comm, [np.arange(4)], ["int64"])
 
-    run_ranks(2, program)
+    ranks(2, program)
 
 
-def test_a_table_on_a_rank_that_there_is_not_is_refused_on_all_ranks():
+def test_a_table_on_a_rank_that_there_is_not_is_refused_on_all_ranks(ranks):
     def program(comm):
         rule = OneRank(comm.rank + 1)  # there is no rank 2
         error = ValueError if comm.rank else CommunicatorError
@@ -343,7 +343,7 @@ def test_a_table_on_a_rank_that_there_is_not_is_refused_on_all_ranks():
             send(get_backend("cpu"), comm, [np.arange(4)] * 2, ["int64"] * 2, [MOD, rule])
         send(get_backend("cpu"), comm, [np.arange(4)], ["int64"])
 
-    run_ranks(2, program)
+    ranks(2, program)
 
 
 # ---- routes as arrays ---------------------------------------------------------------------------

@@ -88,6 +88,7 @@ def look_up_request(
     rows: Array,
     request: Request,
     along: Sequence[Sequence[Action]] = (),
+    check: Callable[[], None] | None = None,
 ) -> list[int]:
     """Finds keys, inserts those that are missing, and writes row numbers and rows.
 
@@ -96,6 +97,8 @@ def look_up_request(
       rows: (n,) uint32, gets the row numbers.
       request: what is asked of the tables.
       along: lists of actions to be taken when new keys get their rows; there are such keys then.
+      check: raises where the keys are not what they should be. It is called when they were read;
+        until then the kernels only find, and keys that are held count as seen.
 
     Returns:
       How many keys have no row afterwards, for each table.
@@ -120,6 +123,8 @@ def look_up_request(
         finding = [_finding_and_pooling(backend, keys, rows, request, stamps, counters)]
     publish([*beginning, *finding])
     found = backend.to_host(counters).tolist()
+    if check is not None:
+        check()
     if any(counts[Count.WRONG_SPLITS] for counts in found):
         raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
     finished: list[list[Action]] = []

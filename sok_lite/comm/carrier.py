@@ -1,0 +1,189 @@
+"""How arrays of a GPU travel between ranks without the host: what every way of it answers to.
+
+Payload and control are apart. Payload is keys, rows and gradients: bytes on the device, of which
+the host sees none. Control is which call this is, how many come from whom, and who failed.
+"""
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
+
+LONGEST_REASON_BYTES = 4096
+
+# Words of a block of control: the call, its number, the tag and tables of a lookup, and whether the
+# rank that sends it has no keys, by a failure of its own.
+TURN, CALL, TAG, NUM_TABLES, FAILED = range(5)
+NUM_WORDS = 5
+
+
+class Check(NamedTuple):
+    """Whether this rank may send its keys: known when they are read, and told to all ranks.
+
+    Attributes:
+      count: (1,) int64 of the backend, 0 where it may.
+      refuse: raises otherwise.
+    """
+
+    count: Array
+    refuse: Callable[[], None]
+
+
+class Counts(NamedTuple):
+    """How many keys travel.
+
+    Attributes:
+      sent: (size, num_tables) int64, on the host: keys of each table for each rank.
+      received: the same from each rank.
+    """
+
+    sent: np.ndarray
+    received: np.ndarray
+
+
+class Carrier(ABC):
+    """Carries arrays of a backend between the ranks of a communicator.
+
+    `counts`, `keys`, `rows` and `refuse` are collectives of that communicator: every rank must call
+    them in the same order, `keys` after each `counts`. A message is (n, 2) int64, its rows those
+    for rank 0 first; splits count rows and are (size,) integers.
+
+    Attributes:
+      name: what users call it.
+      what: what it is, for people.
+    """
+
+    name: str
+    what: str
+
+    def __init__(self, comm: Communicator, backend: Backend) -> None:
+        self._comm, self._backend = comm, backend
+
+    @abstractmethod
+    def counts(
+        self, call: str, offsets: Array, num_tables: int, tag: int, check: Check | None
+    ) -> Counts:
+        """Tells each rank how many keys it will get. Every rank must call it, or `refuse`.
+
+        The host waits once.
+
+        Args:
+          call: see `Communicator.alltoallv`.
+          offsets: (size * num_tables + 1,) int64, where the keys of each rank and table begin.
+          num_tables, tag: equal on all ranks.
+          check: see `Check`; None: there is nothing to check.
+
+        Raises:
+          CommunicatorError: another rank called `refuse`, or this with another tag or number of
+            tables; or a rank has died.
+          Exception: what the check raises; a CommunicatorError with the reason on other ranks.
+        """
+
+    @abstractmethod
+    def keys(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
+        """Sends keys that were counted. Every rank must call it. The host need not wait.
+
+        Returns:
+          The message that came. Until `check` has returned it may be partly zeros.
+        """
+
+    @abstractmethod
+    def rows(
+        self, call: str, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray
+    ) -> Array:
+        """Sends rows or gradients whose counts all ranks know. Every rank must call it.
+
+        The host waits once: what is returned has arrived whole.
+
+        Raises:
+          CommunicatorError: a rank has died, or is in another call.
+        """
+
+    @abstractmethod
+    def refuse(self, call: str, reason: str) -> None:
+        """Takes the place of `counts` on a rank that has no keys.
+
+        Raises:
+          CommunicatorError: with the reason, on all ranks.
+        """
+
+    @abstractmethod
+    def fail(self, call: str) -> None:
+        """Lets all ranks raise that wait for this one in `rows`, or come to it, or to `check`.
+
+        It returns when the others know, and all may go on.
+
+        Args:
+          call: the failure, as what this rank is in instead; equal failures have equal texts.
+        """
+
+    def check(self, turn: int) -> None:
+        """Raises CommunicatorError where the keys of the collective `turn` may not be whole.
+
+        To be called when the device has used them, before what was made of them changes anything.
+        """
+        return None
+
+    def leave(self) -> None:
+        """Lets go of what this rank holds, which makes no more calls; one alone may call it."""
+        return None
+
+    # ---- what they share ------------------------------------------------------------------------
+
+    def _check_arrays(self, *arrays: Any) -> None:
+        """Raises TypeError where an array is none of the backend's: NumPy's have no place here."""
+        for array in arrays:
+            if not isinstance(array, self._backend.xp.ndarray):
+                raise TypeError(
+                    f"The {self.name!r} transport takes arrays of the {self._backend.name} backend."
+                    f" Received: {type(array).__module__}.{type(array).__name__}. Use the "
+                    "communicator's `alltoallv` for arrays of the host."
+                )
+
+    def _words(self, call: str, num_tables: int = 0, tag: int = 0, failed: int = 0) -> np.ndarray:
+        """Returns the control of this rank's part in the collective that has begun."""
+        words = np.zeros(NUM_WORDS, np.int64)
+        words[[TURN, CALL]] = self._comm.turn, zlib.crc32(call.encode())
+        words[[TAG, NUM_TABLES, FAILED]] = tag, num_tables, failed
+        return words
+
+    def _check_tables(self, theirs: np.ndarray, num_tables: int, tag: int) -> None:
+        """Raises where a rank looks up other tables than this one; `theirs`: (size, words)."""
+        for rank, words in enumerate(theirs[:, [TAG, NUM_TABLES]].tolist()):
+            if words != [tag, num_tables]:
+                raise CommunicatorError(other_lookup(self._comm.rank, num_tables, tag, rank, words))
+
+    def _raise_reasons(self, call: str, mine: str | None) -> NoReturn:
+        """Tells all ranks why this one has no keys, if so, and raises the first reason there is.
+
+        Every rank must call it, in a collective.
+        """
+        text = (mine or "").encode()[:LONGEST_REASON_BYTES]
+        gathered = self._comm._allgatherv(
+            f"why not {call}", np.frombuffer(text, np.uint8).reshape(-1, 1)
+        )
+        ends = split_offsets(gathered.recv_splits)
+        flat = gathered.rows.reshape(-1)
+        for rank in range(self._comm.size):
+            reason = flat[ends[rank] : ends[rank + 1]].tobytes()
+            if reason:
+                raise CommunicatorError(no_lookup(rank, reason.decode(errors="replace")))
+        raise CommunicatorError("A rank has failed, and none says why.")
+
+
+def no_lookup(rank: int, reason: str) -> str:
+    """Returns what ranks raise when another could not send its keys."""
+    return f"Rank {rank} could not make this lookup. {reason}"
+
+
+def other_lookup(rank: int, num_tables: int, tag: int, other: int, words: list[int]) -> str:
+    """Returns what ranks raise when another looks up something else; `words`: its tag, tables."""
+    return (
+        f"Rank {rank} looks up {num_tables} tables with tag {tag}, rank {other} sent "
+        f"[tag, tables] = {words}. All ranks must make the same lookups in the same order."
+    )

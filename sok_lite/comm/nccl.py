@@ -1,0 +1,437 @@
+"""Arrays of GPUs from one to another by NCCL, on a stream of its own.
+
+A communicator brings the ranks together and carries what is said when something has failed. What
+NCCL carries is on the device: nothing of a message goes through the host.
+
+ counts   a block of control to each rank, with the counts of keys; the host reads all it got, once
+ keys     follow, and the host does not wait: `check` says later whether they were whole
+ rows     of known counts, each with a block of control, which the host reads when all has arrived
+
+A rank waits for its stream alone. Where one cannot go on, `sok_lite.comm.alarm` tells the others,
+whose part NCCL then aborts: no wait lasts, and what was on its way is never used.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.comm.alarm import Alarm
+from sok_lite.comm.carrier import (
+    CALL,
+    FAILED,
+    NUM_WORDS,
+    TURN,
+    Carrier,
+    Check,
+    Counts,
+)
+from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
+
+# Counts of so many tables are in a block of control at first; it grows with what ranks look up.
+_FIRST_TABLES = 32
+# How long an abort waits for the rank's own call of NCCL. One that is stuck ends by the abort.
+_ABORT_AFTER_S = 1.0
+# How long the names of calls may be on their way when control has arrived.
+_ANNOUNCED_S = 5.0
+_ID_BYTES = 128
+
+
+class Message(NamedTuple):
+    """Arrays that travel in one group.
+
+    Attributes:
+      sent, received: C-contiguous, rank by rank.
+      to, came: bytes for each rank and from each.
+    """
+
+    sent: Array
+    received: Array
+    to: np.ndarray
+    came: np.ndarray
+
+
+class NcclCarrier(Carrier):
+    """One rank of an NCCL communicator, beside a communicator that brought the ranks together."""
+
+    name = "nccl"
+    what = "NCCL, from GPU to GPU"
+
+    def __init__(self, comm: Communicator, backend: Backend, cuda: Any, nccl: Any) -> None:
+        """Connects the GPUs of all ranks. Every rank must call it.
+
+        Args:
+          comm: the ranks.
+          backend: of the arrays that will travel; each rank has a GPU of its own.
+          cuda: has what `cupy.cuda` has of streams and events.
+          nccl: has what `cupy.cuda.nccl` has.
+
+        Raises:
+          CommunicatorError: NCCL cannot connect the ranks, or they cannot reach each other by TCP;
+            on all ranks.
+        """
+        super().__init__(comm, backend)
+        self._cuda, self._library = cuda, nccl
+        self._nccl: Any = None
+        self._issuing = threading.Lock()
+        self._num_tables = _FIRST_TABLES  # that a block has room for; equal on all ranks
+        # Collectives whose keys nobody has waited for, and those whose keys did not come whole.
+        self._pending: set[int] = set()
+        self._lost: set[int] = set()
+        backend.activate()
+        self._stream = cuda.Stream(non_blocking=True)
+        self._before = cuda.Event(disable_timing=True)
+        self._after = cuda.Event(disable_timing=True)
+        comm._together(self._connect, "connect by NCCL")
+
+    def counts(
+        self, call: str, offsets: Array, num_tables: int, tag: int, check: Check | None
+    ) -> Counts:
+        self._check_arrays(offsets)
+        count = self._backend.xp.zeros(1, np.int64) if check is None else check.count
+        counts, failure = self._comm._together(
+            self._counts, call, offsets, num_tables, tag, count, check
+        )
+        if failure is not None:
+            raise failure
+        assert counts is not None
+        return counts
+
+    def keys(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
+        self._check_arrays(message)
+        return self._comm._together(self._keys, "keys", message, send_splits, recv_splits)
+
+    def rows(
+        self, call: str, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray
+    ) -> Array:
+        self._check_arrays(message)
+        return self._comm._together(self._rows, call, message, send_splits, recv_splits)
+
+    def refuse(self, call: str, reason: str) -> None:
+        self._comm._together(self._refuse, call, reason)
+
+    def fail(self, call: str) -> None:
+        self._comm._together(self._fail, call)
+
+    def check(self, turn: int) -> None:
+        if self._alarm.reason is not None:
+            self._comm._together(self._alarmed, "check of keys")
+        if turn in self._lost:
+            raise CommunicatorError(
+                "The keys of this lookup were on their way when a rank failed. Look them up again."
+            )
+
+    def leave(self) -> None:
+        if self._pending and self._alarm.reason is None:
+            self._stream.synchronize()  # others may still be getting them
+        self._alarm.close()
+        self._abort()
+
+    # ---- collectives, one at a time -------------------------------------------------------------
+
+    def _counts(
+        self,
+        call: str,
+        offsets: Array,
+        num_tables: int,
+        tag: int,
+        count: Array,
+        check: Check | None,
+    ) -> tuple[Counts | None, Exception | None]:
+        """Does what `counts` does; gives a failure of this rank's own, for the caller to raise."""
+        xp, size = self._backend.xp, self._comm.size
+        with self._taking_part(call):
+            words = self._words(call, num_tables, tag)
+            while True:
+                room = self._num_tables
+                blocks = xp.empty((size, NUM_WORDS + room), np.int64)
+                blocks[:, :NUM_WORDS] = self._backend.from_host(words)
+                blocks[:, FAILED] = count
+                if num_tables <= room:
+                    by_rank = (offsets[1:] - offsets[:-1]).reshape(size, num_tables)
+                    blocks[:, NUM_WORDS : NUM_WORDS + num_tables] = by_rank
+                came = self._blocks_of_all(blocks)
+                mine = xp.concatenate([count, offsets, came.reshape(-1)])
+                told = self._backend.to_host(mine)  # one wait
+                self._arrived()
+                ends, theirs = told[1 : 1 + len(offsets)], told[1 + len(offsets) :]
+                theirs = theirs.reshape(size, NUM_WORDS + room)
+                self._check_calls(call, theirs)
+                if theirs[:, FAILED].any():
+                    return None, self._reasons(call, check if told[0] else None)
+                self._check_tables(theirs, num_tables, tag)
+                if num_tables <= room:
+                    sent = np.diff(ends).reshape(size, num_tables)
+                    received = theirs[:, NUM_WORDS : NUM_WORDS + num_tables].copy()
+                    return Counts(sent, received), None
+                # Every rank is here, with as many tables: all have more room from now on.
+                self._num_tables = 1 << (num_tables - 1).bit_length()
+
+    def _refuse(self, call: str, reason: str) -> None:
+        with self._taking_part(call):
+            words = self._words(call, failed=1)
+            blocks = np.zeros((self._comm.size, NUM_WORDS + self._num_tables), np.int64)
+            blocks[:, :NUM_WORDS] = words
+            came = self._blocks_of_all(self._backend.from_host(blocks))
+            theirs = self._backend.to_host(came)
+            self._arrived()
+            self._check_calls(call, theirs)
+            self._raise_reasons(call, reason)
+
+    def _keys(
+        self, call: str, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray
+    ) -> Array:
+        xp = self._backend.xp
+        with self._watching():
+            # Zeros: what a dead rank has not sent is read before anybody knows, and then forgotten.
+            received = xp.zeros((int(recv_splits.sum()), message.shape[1]), np.int64)
+            self._travel([_message(message, received, send_splits, recv_splits)])
+            self._pending.add(self._comm.turn)
+        return received
+
+    def _rows(
+        self, call: str, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray
+    ) -> Array:
+        xp, size = self._backend.xp, self._comm.size
+        with self._taking_part(call):
+            received = xp.empty((int(recv_splits.sum()), message.shape[1]), np.int64)
+            words = np.tile(self._words(call), (size, 1))
+            mine = self._backend.from_host(words)
+            came = xp.empty((size, NUM_WORDS), np.int64)
+            one_each = np.ones(size, np.int64)
+            self._travel(
+                [
+                    _message(mine, came, one_each, one_each),
+                    _message(message, received, send_splits, recv_splits),
+                ]
+            )
+            theirs = self._backend.to_host(came)  # one wait, for all of the group
+            self._arrived()
+            self._check_calls(call, theirs)
+        return received
+
+    def _fail(self, call: str) -> None:
+        self._alarm.fail(call)
+        self._go_on()
+
+    def _alarmed(self, call: str) -> NoReturn:
+        """Raises what an alarm says; meets the others first, where all may go on after it."""
+        reason = self._alarm.reason or "A rank has failed."
+        if self._alarm.is_final:
+            self._comm._fail(reason)
+        self._go_on()
+        raise CommunicatorError(reason)
+
+    # ---- control --------------------------------------------------------------------------------
+
+    def _blocks_of_all(self, blocks: Array) -> Array:
+        """Gives a row to each rank and returns theirs."""
+        came = self._backend.xp.empty(blocks.shape, np.int64)
+        one_each = np.ones(self._comm.size, np.int64)
+        self._travel([_message(blocks, came, one_each, one_each)])
+        return came
+
+    def _check_calls(self, call: str, theirs: np.ndarray) -> None:
+        """Raises, on every rank, where one is in another call; `theirs`: (size, words)."""
+        mine = self._words(call)
+        if (theirs[:, [TURN, CALL]] == mine[[TURN, CALL]]).all():
+            return
+        # Whoever has another beside it in the ring learns which call that is in, and tells all.
+        if not self._alarm.wait(_ANNOUNCED_S):
+            self._alarm.ring(
+                f"Ranks make different calls: rank {self._comm.rank} is in {call}, another is not.",
+            )
+        raise _AlarmError
+
+    def _reasons(self, call: str, check: Check | None) -> Exception:
+        """Tells the others why this rank has no keys, or returns why another has none."""
+        mine: Exception | None = None
+        if check is not None:
+            try:
+                check.refuse()
+            except Exception as error:
+                mine = error
+        text = None if mine is None else f"{type(mine).__name__}: {mine}"
+        try:
+            self._raise_reasons(call, text)
+        except CommunicatorError as error:
+            return mine or error
+
+    def _gathered(self, call: str, rows: np.ndarray) -> np.ndarray:
+        return self._comm._allgatherv(call, rows).rows
+
+    # ---- NCCL -----------------------------------------------------------------------------------
+
+    def _connect(self, call: str) -> None:
+        self._alarm = Alarm(self._comm, self._abort, self._error)
+        self._open()
+
+    def _open(self) -> None:
+        """Makes the NCCL communicator. Every rank must call it, in a collective."""
+        nccl, size, rank = self._library, self._comm.size, self._comm.rank
+        mine = np.zeros((1 if rank == 0 else 0, 1 + _ID_BYTES), np.uint8)
+        if rank == 0:
+            unique = nccl.get_unique_id()
+            # A tuple of chars before CuPy 14.
+            mine[0, 0] = isinstance(unique, bytes)
+            mine[0, 1:] = np.array(list(unique), np.int64).astype(np.uint8)
+        (packed,) = self._gathered("NCCL id", mine)
+        unique = packed[1:].tobytes()
+        if not packed[0]:
+            unique = tuple(packed[1:].view(np.int8).tolist())
+        made: list[Any] = []
+
+        def make() -> None:
+            try:
+                self._backend.activate()
+                made.append(nccl.NcclCommunicator(size, unique, rank))
+            except Exception as error:
+                made.append(error)
+                self._alarm.ring(f"NCCL cannot connect rank {rank}: {error}")
+            done.set()
+
+        # In a thread: NCCL has no way out of it where another rank does not come.
+        done = threading.Event()
+        threading.Thread(target=make, name="sok_lite-nccl", daemon=True).start()
+        while not done.wait(0.05):
+            if self._alarm.is_final:
+                break
+        if self._alarm.is_final:
+            raise CommunicatorError(str(self._alarm.reason))
+        (self._nccl,) = made
+
+    def _travel(self, messages: Sequence[Message]) -> None:
+        """Sends and receives in one group, after what was launched and before what will be."""
+        cuda, nccl, stream = self._cuda, self._library, self._stream
+        with self._issuing:
+            compute = cuda.get_current_stream()
+            self._before.record(compute)
+            stream.wait_event(self._before)
+            if self._alarm.reason is None:
+                nccl.groupStart()
+                try:
+                    for message in messages:
+                        self._issue(message)
+                finally:
+                    nccl.groupEnd()
+            self._after.record(stream)
+        # What is launched from now on finds it arrived, and memory that is freed is used again by
+        # nobody before.
+        compute.wait_event(self._after)
+
+    def _issue(self, message: Message) -> None:
+        address = self._backend.address
+        sent, received = address(message.sent), address(message.received)
+        to, came = split_offsets(message.to).tolist(), split_offsets(message.came).tolist()
+        char, stream = self._library.NCCL_INT8, self._stream.ptr
+        for peer in range(self._comm.size):
+            num_sent, num_received = to[peer + 1] - to[peer], came[peer + 1] - came[peer]
+            if num_sent:
+                self._nccl.send(sent + to[peer], num_sent, char, peer, stream)
+            if num_received:
+                self._nccl.recv(received + came[peer], num_received, char, peer, stream)
+
+    def _abort(self) -> None:
+        """Ends what NCCL is at on this rank: whoever waits for it goes on, with nothing to use."""
+        taken = self._issuing.acquire(timeout=_ABORT_AFTER_S)
+        try:
+            if self._nccl is not None:
+                self._nccl.abort()
+        finally:
+            if taken:
+                self._issuing.release()
+
+    def _error(self) -> str | None:
+        """Returns what NCCL has met with while nobody asked."""
+        if not self._pending and not self._is_waiting:
+            return None
+        if self._issuing.acquire(blocking=False):
+            try:
+                self._nccl.check_async_error()
+            except Exception as error:
+                return f"NCCL failed on rank {self._comm.rank}: {error}"
+            finally:
+                self._issuing.release()
+        return None
+
+    # ---- alarms ---------------------------------------------------------------------------------
+
+    _is_waiting = False
+
+    @contextmanager
+    def _taking_part(self, call: str) -> Iterator[None]:
+        """Takes the next turn; where an alarm rings meanwhile, no turn was taken."""
+        before = self._comm.turn
+        self._comm.turn += 1
+        self._alarm.begin(call)
+        self._is_waiting = True
+        try:
+            with self._watching(before):
+                yield
+        finally:
+            self._is_waiting = False
+            self._alarm.end()
+
+    @contextmanager
+    def _watching(self, turn: int | None = None) -> Iterator[None]:
+        """Puts what NCCL and the GPU say in our words, and raises what an alarm says."""
+        self._backend.activate()
+        failure: Exception | None = None
+        try:
+            yield
+        except (CommunicatorError, _AlarmError) as error:
+            failure = error
+        except BaseException as error:
+            text = f"Rank {self._comm.rank} failed: {type(error).__name__}: {error}"
+            self._alarm.ring(text)
+            if not isinstance(error, Exception):
+                raise
+            failure = error
+        if self._alarm.reason is not None:
+            if turn is not None:
+                self._comm.turn = turn
+            try:
+                self._alarmed("")
+            except CommunicatorError as error:
+                raise error from failure
+        if failure is not None:
+            raise failure
+
+    def _arrived(self) -> None:
+        """Raises what an alarm says; else all that was sent before has arrived."""
+        if self._alarm.reason is not None:
+            raise _AlarmError
+        self._pending.clear()
+
+    def _go_on(self) -> None:
+        """Meets the others after an alarm, and connects anew. Every rank must call it."""
+        reason = (self._alarm.reason or "")[:64]
+        self._lost |= self._pending
+        self._pending.clear()
+        try:
+            self._comm._barrier(reason.encode("ascii", "replace").decode())
+            self._alarm.quiet()
+            self._open()
+        except CommunicatorError as error:
+            self._alarm.ring(str(error))
+            raise
+
+
+class _AlarmError(Exception):
+    """An alarm rings."""
+
+
+def _message(
+    sent: Array, received: Array, send_splits: np.ndarray, recv_splits: np.ndarray
+) -> Message:
+    """Returns what travels of rows (n, k) of int64."""
+    row_bytes = 8 * sent.shape[1]
+    return Message(
+        sent,
+        received,
+        row_bytes * np.asarray(send_splits, np.int64),
+        row_bytes * np.asarray(recv_splits, np.int64),
+    )

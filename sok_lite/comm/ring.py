@@ -1,0 +1,111 @@
+"""TCP connections from each rank to the next, made with the help of a communicator.
+
+Ranks give each other all the addresses that they may have, with a token: who answers at one of them
+and knows it is that rank.
+"""
+
+import json
+import secrets
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
+
+_CONNECT_TIMEOUT_S = 30.0
+_TOKEN_BYTES = 16
+
+
+def connect_ring(comm: Communicator) -> tuple[socket.socket, socket.socket]:
+    """Connects each rank with the next. Every rank must call it, in a collective of `comm`.
+
+    Returns:
+      Links to the rank after this one and from the rank before it; with two ranks they are two.
+
+    Raises:
+      CommunicatorError: a rank cannot be reached; on all ranks.
+    """
+    token = secrets.token_hex(_TOKEN_BYTES)
+    links: list[socket.socket] = []
+    with socket.create_server(("", 0)) as listener:
+        listener.settimeout(_CONNECT_TIMEOUT_S)
+        port = listener.getsockname()[1]
+        cards = _cards(comm, {"port": port, "token": token, "hosts": _addresses()})
+        reason = ""
+        try:
+            # Both at once: who waits for an answer must answer meanwhile.
+            with ThreadPoolExecutor(1) as pool:
+                answered = pool.submit(_answered, listener, token)
+                links.append(_called(cards[(comm.rank + 1) % comm.size]))
+                links.append(answered.result())
+        except OSError as error:
+            reason = f"Rank {comm.rank} cannot reach the ranks beside it by TCP: {error}"
+    for rank, other in enumerate(_cards(comm, {"reason": reason})):
+        if other["reason"]:
+            for link in links:
+                link.close()
+            raise CommunicatorError(f"Rank {rank} fails: {other['reason']}.")
+    for link in links:
+        link.settimeout(None)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return links[0], links[1]
+
+
+def _cards(comm: Communicator, card: dict[str, Any]) -> list[dict[str, Any]]:
+    text = np.frombuffer(json.dumps(card).encode(), np.uint8).reshape(-1, 1)
+    gathered = comm._allgatherv("alarm", text)
+    ends = split_offsets(gathered.recv_splits)
+    flat = gathered.rows.reshape(-1)
+    return [json.loads(flat[ends[r] : ends[r + 1]].tobytes()) for r in range(comm.size)]
+
+
+def _addresses() -> list[str]:
+    """Returns the addresses by which other ranks may find this one, the nearest first."""
+    found = ["127.0.0.1"]
+    name = socket.gethostname()
+    with suppress(OSError):
+        found += [str(each[4][0]) for each in socket.getaddrinfo(name, None, socket.AF_INET)]
+    # The address by which packets leave this machine; nothing is sent.
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way_out:
+        way_out.connect(("192.0.2.1", 9))
+        found.append(way_out.getsockname()[0])
+    return list(dict.fromkeys(found))
+
+
+def _called(card: dict[str, Any]) -> socket.socket:
+    """Returns a link to the rank that has this card: whoever answers its token is that rank."""
+    failure: OSError = ConnectionError("it has no address")
+    for host in card["hosts"]:
+        try:
+            link = socket.create_connection((host, card["port"]), _CONNECT_TIMEOUT_S / 3)
+            link.sendall(card["token"].encode())
+            if _exactly(link, 2) == b"ok":
+                return link
+            link.close()
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def _answered(listener: socket.socket, token: str) -> socket.socket:
+    """Returns the link of the first that calls and knows the token."""
+    while True:
+        link, _ = listener.accept()
+        link.settimeout(_CONNECT_TIMEOUT_S / 3)
+        if _exactly(link, len(token)) == token.encode():
+            link.sendall(b"ok")
+            return link
+        link.close()
+
+
+def _exactly(link: socket.socket, count: int) -> bytes:
+    came = b""
+    while len(came) < count:
+        part = link.recv(count - len(came))
+        if not part:
+            break
+        came += part
+    return came
