@@ -103,8 +103,9 @@ def send_hot(
     )
     with failure_known_to_all(comm):
         num_words = route.recv_counts[:, num_parts]
-        received, words_in = np.split(received, [len(received) - num_words.sum()])
-        all_told = told(said, cut(backend.to_host(words_in), num_words), comm.rank)
+        end = len(received) - int(num_words.sum())
+        words_in = cut(backend.to_host(received[end:]), num_words)
+        received, all_told = received[:end], told(said, words_in)
         if all_told is not None:
             way = HotWay(backend, route, received, tables, cold, all_told)
             inverse = backend.xp.take(backend.from_host(cold.place), distinct.inverse)
@@ -217,7 +218,9 @@ class HotWay:
         self.route = _with_hot(route, others, (sent, came))
         self._row_route = _with_hot(route, others, (came_rows, sent_rows))
         # Of the other keys that came, then of the hot ones; and how both lie part by part.
-        of_hot = [np.concatenate(each) for each in zip(*(items[i] for i in sorted(items)), strict=True)]
+        of_hot = [
+            np.concatenate(each) for each in zip(*(items[i] for i in sorted(items)), strict=True)
+        ]
         place = _woven(others[1].T.reshape(-1), came.T.reshape(-1))
         of_others = np.zeros(len(received), np.int64), *np.ones((2, len(received)), bool)
         self._own, self._is_needed, self._is_asked = (

@@ -69,7 +69,7 @@ class InTurn(OwnerRule):
         return "in turn"
 
     def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
-        return xp.repeat(xp.arange(size, dtype=np.int32), list(self.counts))
+        return xp.asarray(np.repeat(np.arange(size, dtype=np.int32), self.counts))
 
 
 def words_for(said: Sequence[Said], rank: int) -> np.ndarray:
@@ -81,13 +81,12 @@ def words_for(said: Sequence[Said], rank: int) -> np.ndarray:
     return np.concatenate(words)
 
 
-def told(said: Sequence[Said], words: Sequence[np.ndarray], rank: int) -> list[Told] | None:
+def told(said: Sequence[Said], words: Sequence[np.ndarray]) -> list[Told] | None:
     """Returns what the ranks say of each table; None where they have not the same hot keys.
 
     Args:
       said: what this rank says.
       words: what each rank has sent to it.
-      rank: this one.
     """
     headers = [each[: _HEADER * len(said)].reshape(-1, _HEADER) for each in words]
     if any((header[:, 0] != headers[0][:, 0]).any() for header in headers):

@@ -92,7 +92,6 @@ class HkvTable(EmbeddingTable):
         name: str = "table",
         seed: int = 0,
         owner: OwnerRule = MOD,
-        hot_keys: int = 0,
         **options: Any,
     ) -> None:
         try:
@@ -112,7 +111,6 @@ class HkvTable(EmbeddingTable):
             seed=seed,
             owner=owner,
             store=self._tiers_of_store(dim, dtype),
-            hot_keys=hot_keys,
         )
         self.tiers = RowTiers(self.store)
         self.index: HkvIndex = HkvIndex(
