@@ -88,6 +88,7 @@ def agree(
             "dtype": table.row_dtype.name,
             "owner of keys": table.owner.name,
             "combiner": combiner,
+            "hot_keys": 0 if table.hot is None else table.hot.limit,
             **table.options_of_all_ranks(),
         }
         if table.owner.only_rank is None:

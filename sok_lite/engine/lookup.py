@@ -23,6 +23,7 @@ from sok_lite.engine.asked_keys import AskedKeys
 from sok_lite.engine.batch import Batch, Part, batch_of
 from sok_lite.engine.exchange import Route, return_rows, send_grads
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
+from sok_lite.engine.hot_lookup import send_hot
 from sok_lite.engine.pooling import (
     coefficients_of,
     combining,
@@ -30,7 +31,7 @@ from sok_lite.engine.pooling import (
 )
 from sok_lite.engine.room import Pieces, Room
 from sok_lite.engine.segments import Distinct, Terms, cut, dedup, group, segment_sums
-from sok_lite.engine.sent_keys import SentKeys, send
+from sok_lite.engine.sent_keys import SentKeys
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.lookups import WrongSplitsError
 from sok_lite.engine.table.results import KnownRows
@@ -96,12 +97,18 @@ def forward_batch(
     """
     if comm.size == 1:
         return _forward_alone(backend, comm, batch, room)
-    sent = send(backend, comm, batch, tag) if sent is None else sent.taken()
+    # What was sent ahead says nothing of hot keys: rows may change until they are looked up.
+    sent, hot = send_hot(backend, comm, batch, tag) if sent is None else (sent.taken(), None)
     with failure_known_to_all(comm):
         inverses, splits = cut(sent.inverse, batch.sizes), batch.splits_of_parts()
-        sizes = sent.route.num_received.tolist()
-        owned = AskedKeys(backend, batch, sent.received, sizes, sent.route.check)
-        sources = return_rows(sent.route, owned.look_up())
+        check = sent.route.check
+        if hot is None:
+            sizes = sent.route.num_received.tolist()
+            owned = AskedKeys(backend, batch, sent.received, sizes, check)
+            sources = return_rows(sent.route, owned.look_up())
+        else:
+            owned = AskedKeys(backend, batch, hot.asked, hot.sizes, check)
+            sources = hot.return_rows(owned, owned.look_up())
     pooled = Pieces(backend, batch.shapes, room)
     actions, starts = [], split_offsets(sent.route.num_sent).tolist()
     for i, inverse in enumerate(inverses):

@@ -17,7 +17,7 @@ from sok_lite.engine.exchange import Check, Route, send_keys
 from sok_lite.engine.failure import shared_failure
 from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
 from sok_lite.engine.pooling import wrong_splits
-from sok_lite.engine.segments import dedup
+from sok_lite.engine.segments import Distinct, dedup
 
 
 class SentKeys(NamedTuple):
@@ -50,8 +50,25 @@ def send(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> SentKe
         CommunicatorError with the reason.
     """
     with shared_failure(comm):
-        wrong = batch.outside(wrong_splits(backend, batch.splits_of_parts(), batch.sizes))
-        distinct = dedup(backend, batch.keys, batch.begin)
+        check, distinct = distinct_keys(backend, batch)
+    return send_distinct(backend, comm, batch, tag, check, distinct)
+
+
+def distinct_keys(backend: Backend, batch: Batch) -> tuple[Check, Distinct]:
+    """Returns whether a batch may be sent, and its distinct keys."""
+    wrong = batch.outside(wrong_splits(backend, batch.splits_of_parts(), batch.sizes))
+    return Check(wrong, batch.check), dedup(backend, batch.keys, batch.begin)
+
+
+def send_distinct(
+    backend: Backend,
+    comm: Communicator,
+    batch: Batch,
+    tag: int,
+    check: Check,
+    distinct: Distinct,
+) -> SentKeys:
+    """Does what `send` does, of what `distinct_keys` gave."""
     received, route = send_keys(
         backend,
         comm,
@@ -60,7 +77,7 @@ def send(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> SentKe
         [table.key_dtype for table in batch.tables],
         [table.owner for table in batch.tables],
         tag=tag,
-        check=Check(wrong, batch.check),
+        check=check,
     )
     return SentKeys(route, distinct.inverse, received)
 

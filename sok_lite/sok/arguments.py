@@ -23,7 +23,7 @@ _SOK_OPTIONS = frozenset(
     }
 )
 _OPTIONS_OF_HYBRID = frozenset(HkvOptions.names())
-_OPTIONS_OF_ALL = frozenset({"partitioner", "row_shape", "seed"})
+_OPTIONS_OF_ALL = frozenset({"hot_keys", "partitioner", "row_shape", "seed"})
 _OPTIONS = _SOK_OPTIONS | _OPTIONS_OF_HYBRID | _OPTIONS_OF_ALL
 _ROW_DTYPES = ("float32", "float16", "bfloat16")
 _warned_of: set[Any] = set()
@@ -57,6 +57,12 @@ def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
         )
     _check_integer("seed", options.get("seed", 0))
     if var_type == "hybrid":
+        if options.get("hot_keys", 0) != 0:
+            raise ValueError(
+                "A table of var_type='hybrid' has no hot keys: which of too many new keys it takes "
+                "depends on the order in which they come. "
+                f"Received: hot_keys={options['hot_keys']!r}. Leave it out, or use var_type='hbm'."
+            )
         of_hybrid = {name: options[name] for name in options if name not in _OPTIONS_OF_ALL}
         return _rounded_up(of_hybrid)
     for name in sorted(_OPTIONS_OF_HYBRID - _SOK_OPTIONS):
@@ -74,7 +80,7 @@ def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"`init_capacity` must be at least 0. Received: init_capacity={init_capacity}."
         )
-    return {"init_capacity": int(init_capacity)}
+    return {"init_capacity": int(init_capacity), "hot_keys": options.get("hot_keys", 0)}
 
 
 def _warn_of_ignored(names: Iterable[str]) -> None:

@@ -30,6 +30,7 @@ class DetTable(EmbeddingTable):
       seed: of the rows.
       owner: which rank owns a key, the same on all ranks.
       init_capacity: keys to make room for at once.
+      hot_keys: how many keys all ranks have copies of the rows of; see engine/table/hot_keys.py.
     """
 
     var_type = "hbm"
@@ -46,6 +47,7 @@ class DetTable(EmbeddingTable):
         seed: int = 0,
         owner: OwnerRule = MOD,
         init_capacity: int = 0,
+        hot_keys: int = 0,
     ) -> None:
         super().__init__(
             backend,
@@ -56,6 +58,7 @@ class DetTable(EmbeddingTable):
             name=name,
             seed=seed,
             owner=owner,
+            hot_keys=hot_keys,
         )
         init_capacity = checked_num_keys(name, "init_capacity", init_capacity)
         self.index: DetIndex = DetIndex(backend, self.key_dtype, name, init_capacity)

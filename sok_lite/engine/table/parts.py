@@ -15,6 +15,7 @@ from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.dumped import Dumped
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
+from sok_lite.engine.table.hot_keys import HotKeys
 from sok_lite.engine.table.index import Found, Index
 from sok_lite.engine.table.removal_log import RemovalLog
 from sok_lite.engine.table.results import GivesFirstRows, KnownRows, Statistics
@@ -66,6 +67,8 @@ class TableParts(Exclusive, ABC):
       sees_updates: whether every update is a lookup of its keys to their scores, not only one that
         has to insert some: for those whose lookups in training do not insert, nor count as such.
       removals: a log of keys that have lost their rows; None: nobody wants one.
+      hot: the keys whose rows all ranks have copies of, where lookups over several ranks are to
+        have some; None: they are not.
       dumps: the files that have what it held, for incremental dumps; see engine/table/dumped.py.
       last_gradient: the keys of the last gradient, most likely those of the update that follows;
         None: there was none.
@@ -91,6 +94,7 @@ class TableParts(Exclusive, ABC):
         seed: int,
         owner: OwnerRule = MOD,
         store: dict[str, Any] | None = None,
+        hot_keys: int = 0,
     ) -> None:
         super().__init__()
         if not 1 <= dim <= MAX_DIM:
@@ -113,6 +117,9 @@ class TableParts(Exclusive, ABC):
         self._table_seed = table_seed(self.seed, name)
         self.clock = Clock()
         self.removals: RemovalLog | None = None
+        self.hot: HotKeys | None = None
+        if hot_keys != 0:
+            self.hot = HotKeys(backend, hot_keys, dim, self.row_dtype.storage)
         self.dumps: tuple[Dumped, ...] = ()
         self.last_gradient: KnownRows | None = None
         self._counts = dict.fromkeys(COUNTERS, 0)
@@ -190,6 +197,10 @@ class TableParts(Exclusive, ABC):
             far_bytes=tiers.far_used,
             near_reserved_bytes=tiers.near,
             far_reserved_bytes=tiers.far,
+            hot_keys=0 if self.hot is None else self.hot.size,
+            hot_asked=0 if self.hot is None else self.hot.num_asked,
+            hot_refreshed=0 if self.hot is None else self.hot.num_refreshed,
+            hot_bytes=0 if self.hot is None else self.hot.num_bytes,
         )
 
     @property

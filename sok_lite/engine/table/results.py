@@ -103,6 +103,10 @@ class Statistics(NamedTuple):
       near_bytes, far_bytes: memory of rows and optimizer states handed out so far, by tier.
       near_reserved_bytes, far_reserved_bytes: memory set aside for rows and states, that which is
         handed out included, by tier. On a CPU untouched pages of it cost nothing.
+      hot_keys: keys of all ranks whose rows this rank has copies of; 0 without `hot_keys`.
+      hot_asked: times that lookups of this rank have asked for one of those, each once in a lookup.
+      hot_refreshed: rows that came for them; the others were read here.
+      hot_bytes: memory of the copies.
     """
 
     size: int
@@ -124,6 +128,10 @@ class Statistics(NamedTuple):
     far_bytes: int
     near_reserved_bytes: int
     far_reserved_bytes: int
+    hot_keys: int = 0
+    hot_asked: int = 0
+    hot_refreshed: int = 0
+    hot_bytes: int = 0
 
 
 class GivesFirstRows(Protocol):
