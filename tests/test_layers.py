@@ -38,7 +38,7 @@ LAYERS = [
     ["sok_lite.engine.named_states"],
     ["sok_lite.engine.foreign_keys"],
     ["sok_lite.engine.batch", "sok_lite.engine.room"],
-    ["sok_lite.engine.asked_keys", "sok_lite.engine.sent_keys"],
+    ["sok_lite.engine.asked_keys", "sok_lite.engine.sent_gradients", "sok_lite.engine.sent_keys"],
     ["sok_lite.engine.static_lookup"],
     ["sok_lite.engine.lookup", "sok_lite.engine.update"],
     ["sok_lite.engine.gathered_update", "sok_lite.engine.remote_update"],

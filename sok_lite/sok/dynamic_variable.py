@@ -20,6 +20,7 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.sok.arguments import (
     checked_dimension,
+    checked_gradient_dtype,
     checked_options,
     checked_owner,
     checked_row_dtype,
@@ -65,6 +66,9 @@ class DynamicVariable(WithStaticRows):
         the default; "hash", where keys have a pattern that would crowd them on some ranks; or a
         function of keys (n,), NumPy or CuPy arrays of the key type, and the number of ranks, that
         returns n ranks, the same everywhere; a checkpoint may be loaded by another one),
+        `gradient_dtype` (in which gradients travel between ranks: tf.float32, the default, or
+        tf.bfloat16: half the bytes, and what rounding takes from the gradient of a key is added to
+        the next one that this rank sends of it; the same on all ranks; see chapter 4 of the guide),
         `row_shape` (the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling
         initializer is to count with, since a table has none; left out: a row counts as a vector
         does in Keras, (dimension, dimension)), and the options of a "hybrid" table: see
@@ -114,6 +118,7 @@ class DynamicVariable(WithStaticRows):
         owner = checked_owner(mode, kwargs.get("partitioner"))
         keys: KeyDtype = key_dtype(dtype_name(key_type, "int64", "key_type"))
         rows = checked_row_dtype(dtype)
+        rounds_gradients = checked_gradient_dtype(kwargs.get("gradient_dtype"))
         if constraint is not None:
             raise NotImplementedError(
                 "DynamicVariable has no constraints: an update touches single rows. "
@@ -137,6 +142,7 @@ class DynamicVariable(WithStaticRows):
                 name=name,
                 seed=int(kwargs.get("seed", 0)),
                 owner=owner,
+                rounds_gradients=rounds_gradients,
                 **options,
             )
 

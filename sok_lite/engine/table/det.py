@@ -30,6 +30,8 @@ class DetTable(EmbeddingTable):
       seed: of the rows.
       owner: which rank owns a key, the same on all ranks.
       init_capacity: keys to make room for at once.
+      rounds_gradients: whether gradients travel to other ranks as bfloat16; see
+        engine/sent_gradients.py. The same on all ranks.
     """
 
     var_type = "hbm"
@@ -46,6 +48,7 @@ class DetTable(EmbeddingTable):
         seed: int = 0,
         owner: OwnerRule = MOD,
         init_capacity: int = 0,
+        rounds_gradients: bool = False,
     ) -> None:
         super().__init__(
             backend,
@@ -56,6 +59,7 @@ class DetTable(EmbeddingTable):
             name=name,
             seed=seed,
             owner=owner,
+            rounds_gradients=rounds_gradients,
         )
         init_capacity = checked_num_keys(name, "init_capacity", init_capacity)
         self.index: DetIndex = DetIndex(backend, self.key_dtype, name, init_capacity)

@@ -103,6 +103,7 @@ class Statistics(NamedTuple):
       near_bytes, far_bytes: memory of rows and optimizer states handed out so far, by tier.
       near_reserved_bytes, far_reserved_bytes: memory set aside for rows and states, that which is
         handed out included, by tier. On a CPU untouched pages of it cost nothing.
+      residual_bytes: memory of what rounding has left of gradients; see `rounds_gradients`.
     """
 
     size: int
@@ -124,6 +125,7 @@ class Statistics(NamedTuple):
     far_bytes: int
     near_reserved_bytes: int
     far_reserved_bytes: int
+    residual_bytes: int
 
 
 class GivesFirstRows(Protocol):
