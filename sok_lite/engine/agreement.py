@@ -87,6 +87,7 @@ def agree(
             "key_type": table.key_dtype.name,
             "dtype": table.row_dtype.name,
             "owner of keys": table.owner.name,
+            "gradients sent as bfloat16": table.rounds_gradients,
             "combiner": combiner,
             "hot_keys": 0 if table.hot is None else table.hot.limit,
             **table.options_of_all_ranks(),

@@ -30,7 +30,7 @@ from sok_lite.engine.exchange import Route, return_rows, send_keys
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.hot_words import InTurn, Said, Told, num_of_owners, told, words_for
 from sok_lite.engine.segments import Distinct, cut, gather_rows, gathering
-from sok_lite.engine.sent_keys import SentKeys, distinct_keys, send, send_distinct
+from sok_lite.engine.sent_keys import SentKeys, distinct_keys, keeps_keys, send, send_distinct
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.hot_keys import HotKeys, OwnRows
@@ -109,7 +109,11 @@ def send_hot(
         if all_told is not None:
             way = HotWay(backend, route, received, tables, cold, all_told)
             inverse = backend.xp.take(backend.from_host(cold.place), distinct.inverse)
-            return SentKeys(way.route, inverse, way.keys), way
+            sent = None
+            if keeps_keys(batch):
+                order = backend.from_host(np.argsort(cold.place))
+                sent = backend.xp.take(distinct.keys, order)
+            return SentKeys(way.route, inverse, way.keys, sent), way
         for table in tables:
             table.hot.forget(comm.size)
     return send_distinct(backend, comm, batch, tag, check, distinct), None

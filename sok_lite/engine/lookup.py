@@ -4,7 +4,7 @@
             several ranks   keys -> dedup -> send_keys -> find and copy -> return_rows -> pool
  backward                   sums of what belongs to one key of this rank, in pieces and a fixed
                             order; with several ranks first of one key that this rank asked for,
-                            then send_grads
+                            then send_sums
 
 Two ranks that ask for one key send it twice; its owner looks it up twice and sums its gradients.
 What the way back needs is a `Trail`.
@@ -21,7 +21,7 @@ from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.asked_keys import AskedKeys
 from sok_lite.engine.batch import Batch, Part, batch_of
-from sok_lite.engine.exchange import Route, return_rows, send_grads
+from sok_lite.engine.exchange import Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.hot_lookup import send_hot
 from sok_lite.engine.pooling import (
@@ -31,6 +31,7 @@ from sok_lite.engine.pooling import (
 )
 from sok_lite.engine.room import Pieces, Room
 from sok_lite.engine.segments import Distinct, Terms, cut, dedup, group, segment_sums
+from sok_lite.engine.sent_gradients import send_sums
 from sok_lite.engine.sent_keys import SentKeys
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.lookups import WrongSplitsError
@@ -119,7 +120,7 @@ def forward_batch(
         None if weights is None else source
         for weights, source in zip(batch.weights, sources, strict=True)
     ]
-    return pooled, _trail(sent.route, batch, sent.inverse, owned)
+    return pooled, _trail(sent.route, batch, sent.inverse, owned, sent.keys)
 
 
 def _forward_alone(
@@ -140,10 +141,16 @@ def _forward_alone(
     return outputs, _trail(route, batch, None, owned)
 
 
-def _trail(route: Route, batch: Batch, inverse: Array | None, owned: AskedKeys) -> Trail:
+def _trail(
+    route: Route,
+    batch: Batch,
+    inverse: Array | None,
+    owned: AskedKeys,
+    sent_keys: Array | None = None,
+) -> Trail:
     of_owned = (owned.sizes, owned.generations, owned.num_absent, owned.stamps)
     numbers = np.array([batch.sizes, batch.num_rows, *of_owned], np.int64)
-    way = (batch.row_splits, inverse, owned.keys, owned.rows, owned.sources)
+    way = (batch.row_splits, inverse, sent_keys, owned.keys, owned.rows, owned.sources)
     return Trail(route, numbers.reshape(NUM_NUMBERS, -1), *way)
 
 
@@ -189,7 +196,7 @@ def backward(
         items = (split_offsets(trail.num_items), split_offsets(trail.route.num_sent))
         terms = [Terms(grads, index[i], coefficients[i]) for i, grads in enumerate(out_grads)]
         asked = segment_sums(backend, group(backend, trail.inverse, *items), terms)
-        rows = send_grads(trail.route, asked)
+        rows = send_sums(backend, [table for table, _, _ in parts], trail, asked)
         indices = factors = [None] * len(parts)
     owned = deduplicated(backend, trail)
     sizes = np.diff(owned.distinct.starts).tolist()

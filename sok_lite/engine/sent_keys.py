@@ -4,7 +4,6 @@ It reads nothing of a table and changes nothing, so it can be done long before t
 it, whatever happens to the tables in between.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -28,11 +27,14 @@ class SentKeys(NamedTuple):
       inverse: (items,) int32, which of the distinct keys that this rank sent each item of its batch
         asks for, numbered over all parts.
       received: (m,) int64, the keys that this rank is asked, part by part; they may repeat.
+      keys: (u,) int64, the distinct keys; None where no gradient of a table is rounded, which is
+        all that they are for.
     """
 
     route: Route
     inverse: Array
     received: Array
+    keys: Array | None
 
     def taken(self) -> "SentKeys":
         """Returns the keys as those of the lookup that begins now: each has a number of its own."""
@@ -79,12 +81,17 @@ def send_distinct(
         tag=tag,
         check=check,
     )
-    return SentKeys(route, distinct.inverse, received)
+    return SentKeys(route, distinct.inverse, received, distinct.keys if keeps_keys(batch) else None)
+
+
+def keeps_keys(batch: Batch) -> bool:
+    """Returns whether `SentKeys.keys` is there."""
+    return any(table.rounds_gradients for table in batch.tables)
 
 
 def pack_sent(backend: Backend, sent: SentKeys, empty: Empty | None = None) -> Array:
     """Returns sent keys as one int64 array; see `pack_arrays`."""
-    arrays: Sequence[Array] = (backend.from_host(sent.route.pack()), sent.inverse, sent.received)
+    arrays = [backend.from_host(sent.route.pack()), sent.inverse, sent.received, sent.keys]
     return pack_arrays(backend, np.zeros(0, np.int64), arrays, empty)
 
 
@@ -94,5 +101,5 @@ def unpack_sent(backend: Backend, comm: Communicator, packed: Array) -> SentKeys
     Raises:
       ValueError: it is none, or of another number of ranks.
     """
-    _, (route, inverse, received) = unpack_arrays(backend, packed, 0, 3)
-    return SentKeys(Route.unpack(backend.to_host(route), backend, comm), inverse, received)
+    _, (route, *arrays) = unpack_arrays(backend, packed, 0, 4)
+    return SentKeys(Route.unpack(backend.to_host(route), backend, comm), *arrays)

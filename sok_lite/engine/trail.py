@@ -26,6 +26,8 @@ class Trail(NamedTuple):
       row_splits: (rows + num_parts,) int64, those of each part from 0 on.
       inverse: (items,) int32, which of the keys that this rank asked for each item has, numbered
         over all parts; None: each item asked by itself, as on one rank.
+      sent_keys: (u,) int64, the keys that this rank asked for, of all parts; None where gradients
+        travel as they are.
       keys: (m,) int64, the keys that this rank was asked; they may repeat.
       rows: (m,) uint32, their row numbers, or absent.
       sources: of each part (u, dim), the rows of the keys that this rank asked for; None where
@@ -36,6 +38,7 @@ class Trail(NamedTuple):
     numbers: np.ndarray
     row_splits: Array
     inverse: Array | None
+    sent_keys: Array | None
     keys: Array
     rows: Array
     sources: list[Array | None]
@@ -80,7 +83,8 @@ def pack(
 ) -> Array:
     """Returns a trail as one int64 array; see `pack_arrays`."""
     arrays = [backend.from_host(trail.route.pack())]
-    arrays += [trail.row_splits, trail.inverse, trail.keys, trail.rows, *trail.sources]
+    arrays += [trail.row_splits, trail.inverse, trail.sent_keys, trail.keys, trail.rows]
+    arrays += trail.sources
     return pack_arrays(backend, trail.numbers, arrays, empty, at_hand)
 
 
@@ -100,10 +104,9 @@ def unpack(
       ValueError: another version wrote it.
     """
     numbers, arrays = unpack_arrays(
-        backend, packed, NUM_NUMBERS * num_parts, 5 + num_parts, at_hand
+        backend, packed, NUM_NUMBERS * num_parts, 6 + num_parts, at_hand
     )
-    route, row_splits, inverse, keys, rows, *sources = arrays
+    route, row_splits, inverse, sent_keys, keys, rows, *sources = arrays
     unpacked = Route.unpack(backend.to_host(route), backend, comm)
-    return Trail(
-        unpacked, numbers.reshape(NUM_NUMBERS, num_parts), row_splits, inverse, keys, rows, sources
-    )
+    numbers = numbers.reshape(NUM_NUMBERS, num_parts)
+    return Trail(unpacked, numbers, row_splits, inverse, sent_keys, keys, rows, sources)

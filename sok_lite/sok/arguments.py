@@ -23,7 +23,7 @@ _SOK_OPTIONS = frozenset(
     }
 )
 _OPTIONS_OF_HYBRID = frozenset(HkvOptions.names())
-_OPTIONS_OF_ALL = frozenset({"hot_keys", "partitioner", "row_shape", "seed"})
+_OPTIONS_OF_ALL = frozenset({"gradient_dtype", "hot_keys", "partitioner", "row_shape", "seed"})
 _OPTIONS = _SOK_OPTIONS | _OPTIONS_OF_HYBRID | _OPTIONS_OF_ALL
 _ROW_DTYPES = ("float32", "float16", "bfloat16")
 _warned_of: set[Any] = set()
@@ -194,6 +194,21 @@ def dtype_name(dtype: Any, default: str, argument: str) -> str:
         raise TypeError(
             f"`{argument}` must be a dtype such as tf.{default}. Received: {argument}={dtype!r}."
         ) from error
+
+
+def checked_gradient_dtype(dtype: Any) -> bool:
+    """Returns whether gradients travel as bfloat16, and not as float32.
+
+    Raises:
+      TypeError: no dtype. ValueError: another one.
+    """
+    name = dtype_name(dtype, "float32", "gradient_dtype")
+    if name not in ("float32", "bfloat16"):
+        raise ValueError(
+            "`gradient_dtype`, in which gradients travel between ranks, must be float32 or "
+            f"bfloat16. Received: {name!r}."
+        )
+    return name == "bfloat16"
 
 
 def checked_row_dtype(dtype: Any) -> RowDtype:

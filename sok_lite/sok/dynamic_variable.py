@@ -20,6 +20,7 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.sok.arguments import (
     checked_dimension,
+    checked_gradient_dtype,
     checked_options,
     checked_owner,
     checked_row_dtype,
@@ -68,6 +69,9 @@ class DynamicVariable(WithStaticRows):
         `hot_keys` (of "hbm": how many of the keys that ranks ask most may have copies of their rows
         on all ranks, 0 by default; results are the same, but a row that has not changed does not
         travel again),
+        `gradient_dtype` (in which gradients travel between ranks: tf.float32, the default, or
+        tf.bfloat16: half the bytes, and what rounding takes from the gradient of a key is added to
+        the next one that this rank sends of it; the same on all ranks; see chapter 4 of the guide),
         `row_shape` (the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling
         initializer is to count with, since a table has none; left out: a row counts as a vector
         does in Keras, (dimension, dimension)), and the options of a "hybrid" table: see
@@ -117,6 +121,7 @@ class DynamicVariable(WithStaticRows):
         owner = checked_owner(mode, kwargs.get("partitioner"))
         keys: KeyDtype = key_dtype(dtype_name(key_type, "int64", "key_type"))
         rows = checked_row_dtype(dtype)
+        rounds_gradients = checked_gradient_dtype(kwargs.get("gradient_dtype"))
         if constraint is not None:
             raise NotImplementedError(
                 "DynamicVariable has no constraints: an update touches single rows. "
@@ -140,6 +145,7 @@ class DynamicVariable(WithStaticRows):
                 name=name,
                 seed=int(kwargs.get("seed", 0)),
                 owner=owner,
+                rounds_gradients=rounds_gradients,
                 **options,
             )
 

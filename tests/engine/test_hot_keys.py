@@ -36,6 +36,7 @@ class Case(NamedTuple):
     owner: str = "mod"
     limit: int = 6
     dim: int = 3
+    rounds: bool = False
 
 
 STEPS = (
@@ -54,6 +55,7 @@ def program(backend, comm, case, steps, limit):
     """Does the steps; returns all that can be seen of them, as a list of arrays."""
     rule = rule_of(case.owner, comm.size)
     options = {"dtype": case.dtype, "key_type": case.key_type, "owner": rule}
+    options["rounds_gradients"] = case.rounds
     tables = [
         new_table(backend, case.dim, name="a", hot_keys=limit, **options),
         new_table(backend, case.dim + 2, name="b", owner=rule),
@@ -177,6 +179,7 @@ def cases(draw):
         key_type=draw(st.sampled_from(list(POOL))),
         owner=draw(st.sampled_from(OWNERS)),
         limit=draw(st.sampled_from([1, 6, 1000])),
+        rounds=draw(st.booleans()),
     )
 
 

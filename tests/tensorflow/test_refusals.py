@@ -138,6 +138,8 @@ def test_a_strategy_with_replicas_is_refused():
         ({"dtype": tf.float64}, ValueError, "float32, float16, bfloat16. Received: 'float64'"),
         ({"mode": "localised"}, ValueError, "'localized:<rank>'"),
         ({"mode": "localized:x"}, ValueError, "'localized:<rank>'"),
+        ({"gradient_dtype": tf.float16}, ValueError, "float32 or bfloat16. Received: 'float16'"),
+        ({"gradient_dtype": "short"}, TypeError, "gradient_dtype='short'"),
         ({"partitioner": "modulo"}, ValueError, "'mod', 'hash' or a function.*'modulo'"),
         ({"partitioner": 3}, ValueError, "'mod', 'hash' or a function.*partitioner=3"),
         ({"partitioner": "hash", "mode": "localized:0"}, ValueError, "Leave one of them out"),

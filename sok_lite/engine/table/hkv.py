@@ -70,7 +70,8 @@ class HkvTable(EmbeddingTable):
     others in its two buckets.
 
     Args:
-      backend, dim, initializer, key_type, dtype, name, seed, owner: as of DetTable.
+      backend, dim, initializer, key_type, dtype, name, seed, owner, rounds_gradients: as of
+        DetTable.
       options: the fields of HkvOptions.
 
     Attributes:
@@ -92,6 +93,7 @@ class HkvTable(EmbeddingTable):
         name: str = "table",
         seed: int = 0,
         owner: OwnerRule = MOD,
+        rounds_gradients: bool = False,
         **options: Any,
     ) -> None:
         try:
@@ -110,6 +112,7 @@ class HkvTable(EmbeddingTable):
             name=name,
             seed=seed,
             owner=owner,
+            rounds_gradients=rounds_gradients,
             store=self._tiers_of_store(dim, dtype),
         )
         self.tiers = RowTiers(self.store)
@@ -140,6 +143,13 @@ class HkvTable(EmbeddingTable):
     def options_of_all_ranks(self) -> dict[str, Any]:
         of_machine = ("device_id", "far_path")
         return {name: x for name, x in asdict(self.options).items() if name not in of_machine}
+
+    def options_of_residuals(self) -> dict[str, Any]:
+        same = (
+            *("max_capacity", "max_hbm_for_vectors", "max_bucket_size", "max_load_factor"),
+            *("block_size", "device_id", "io_by_cpu"),
+        )
+        return {name: getattr(self.options, name) for name in same} | {"on_refused": "ignore"}
 
     # ---------------------------------------------------------------- scores and eviction
 

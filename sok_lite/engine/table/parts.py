@@ -69,6 +69,9 @@ class TableParts(Exclusive, ABC):
       removals: a log of keys that have lost their rows; None: nobody wants one.
       hot: the keys whose rows all ranks have copies of, where lookups over several ranks are to
         have some; None: they are not.
+      rounds_gradients: whether gradients travel to other ranks as bfloat16.
+      residuals: what rounding has left of them, a row for each key that this rank has sent; None:
+        nothing yet. No file has it; see engine/sent_gradients.py.
       dumps: the files that have what it held, for incremental dumps; see engine/table/dumped.py.
       last_gradient: the keys of the last gradient, most likely those of the update that follows;
         None: there was none.
@@ -93,6 +96,7 @@ class TableParts(Exclusive, ABC):
         name: str,
         seed: int,
         owner: OwnerRule = MOD,
+        rounds_gradients: bool = False,
         store: dict[str, Any] | None = None,
         hot_keys: int = 0,
     ) -> None:
@@ -120,6 +124,8 @@ class TableParts(Exclusive, ABC):
         self.hot: HotKeys | None = None
         if hot_keys != 0:
             self.hot = HotKeys(backend, hot_keys, dim, self.row_dtype.storage)
+        self.rounds_gradients = rounds_gradients
+        self.residuals: Any = None  # an EmbeddingTable
         self.dumps: tuple[Dumped, ...] = ()
         self.last_gradient: KnownRows | None = None
         self._counts = dict.fromkeys(COUNTERS, 0)
@@ -147,6 +153,12 @@ class TableParts(Exclusive, ABC):
     def index_bytes(self) -> int:
         """Memory of the index, and of what else is kept by key."""
         return self.index.num_bytes + (0 if self.removals is None else self.removals.num_bytes)
+
+    @property
+    def residual_bytes(self) -> int:
+        """Memory of what rounding has left of gradients."""
+        kept = self.residuals
+        return 0 if kept is None else kept.index_bytes + kept.store.used_bytes
 
     @property
     def num_evicted(self) -> int:
@@ -201,6 +213,7 @@ class TableParts(Exclusive, ABC):
             hot_asked=0 if self.hot is None else self.hot.num_asked,
             hot_refreshed=0 if self.hot is None else self.hot.num_refreshed,
             hot_bytes=0 if self.hot is None else self.hot.num_bytes,
+            residual_bytes=self.residual_bytes,
         )
 
     @property
@@ -210,6 +223,10 @@ class TableParts(Exclusive, ABC):
 
     def options_of_all_ranks(self) -> dict[str, Any]:
         """Returns the options of this kind of table that ranks must have in common."""
+        return {}
+
+    def options_of_residuals(self) -> dict[str, Any]:
+        """Returns the options of this kind of table that `residuals` are made with."""
         return {}
 
     # ---------------------------------------------------------------- one call at a time

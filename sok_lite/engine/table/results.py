@@ -107,6 +107,7 @@ class Statistics(NamedTuple):
       hot_asked: times that lookups of this rank have asked for one of those, each once in a lookup.
       hot_refreshed: rows that came for them; the others were read here.
       hot_bytes: memory of the copies.
+      residual_bytes: memory of what rounding has left of gradients; see `rounds_gradients`.
     """
 
     size: int
@@ -132,6 +133,7 @@ class Statistics(NamedTuple):
     hot_asked: int = 0
     hot_refreshed: int = 0
     hot_bytes: int = 0
+    residual_bytes: int = 0
 
 
 class GivesFirstRows(Protocol):
