@@ -10,8 +10,10 @@ import json
 import os
 import platform
 import shutil
+import signal
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -65,6 +67,8 @@ class Contender(NamedTuple):
       python: of its environment.
       root: the checkout whose `sok_lite` it uses.
       label: what the results call it instead of the system's name.
+      cycle_ms: how often Horovod looks for work. Idle ranks do so in the turns of others too.
+      rests: its ranks are stopped in the turns of others, so that they look for none there.
     """
 
     system: str
@@ -73,6 +77,8 @@ class Contender(NamedTuple):
     python: str = sys.executable
     root: Path = ROOT
     label: str = ""
+    cycle_ms: float = 50  # rows go through shared memory, without Horovod
+    rests: bool = False
 
     @property
     def name(self) -> str:
@@ -114,9 +120,7 @@ class Worker:
             env["PYTHONPATH"] = os.pathsep.join([str(contender.root), env.get("PYTHONPATH", "")])
         if contender.ranks > 1:
             command = [find_horovodrun() or "", "-np", str(contender.ranks), *command]
-            # Idle ranks would wake a thousand times a second in the turns of others. Rows go
-            # through shared memory, without Horovod.
-            env["HOROVOD_CYCLE_TIME"] = "50"
+            env["HOROVOD_CYCLE_TIME"] = str(contender.cycle_ms)
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
             address = str(Path(folder) / "socket")
             server.bind(address)
@@ -131,6 +135,7 @@ class Worker:
             )
             self._connections = [self._accept(server) for _ in range(contender.ranks)]
         self._answers = [each.makefile("r") for each in self._connections]
+        self._resting = [_process_at(each) for each in self._connections if contender.rests]
 
     def _accept(self, server: socket.socket) -> socket.socket:
         while True:
@@ -145,6 +150,7 @@ class Worker:
 
     def tell(self, case: str, count: int) -> None:
         """Asks for a case to be prepared (`count` 0) or for calls of it."""
+        self._signal(signal.SIGCONT)
         for connection in self._connections:
             try:
                 connection.sendall((json.dumps([case, count]) + "\n").encode())
@@ -160,14 +166,28 @@ class Worker:
         lines = [answers.readline() for answers in self._answers]
         if not all(lines):
             raise self._died()
+        self._signal(signal.SIGSTOP)
         return [max(ranks) for ranks in zip(*map(json.loads, lines), strict=True)]
 
     def close(self) -> None:
         """Ends the processes."""
+        self._signal(signal.SIGCONT)
         for answers, connection in zip(self._answers, self._connections, strict=True):
             answers.close()
             connection.close()
         self.process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._resting:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+
+
+def _process_at(connection: socket.socket) -> int:
+    """Returns the number of the process at the other end."""
+    numbers = struct.Struct("3i")  # process, user, group
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, numbers.size)
+    return numbers.unpack(told)[0]
 
 
 @contextlib.contextmanager

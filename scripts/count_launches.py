@@ -3,7 +3,8 @@
 It needs no GPU: the `cuda` backend runs on the simulated one of tests/support/simt, where time says
 nothing and counts say all. So it runs in a checkout only, with g++ on x86-64 Linux. Every call is
 made twice before it is counted: kernels are compiled then, and CuPy's pool has blocks to give. One
-line `RESULT {json}` a call, then the same as a table in Markdown.
+line `RESULT {json}` a call, then the same as a table in Markdown. Then a training step on several
+ranks, threads of this process, of which each line says what one rank asks.
 
 Example:
   python scripts/count_launches.py
@@ -11,18 +12,20 @@ Example:
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from bench_common import result
 
 from sok_lite.backend import Array, Backend
-from sok_lite.comm.single import SingleCommunicator
+from sok_lite.comm import Communicator, SingleCommunicator
 from sok_lite.engine import lookup
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import Adam
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.engine.update import Update, apply_updates
+from tests.call_counts import counts_of_ranks
 from tests.support.simt import device
 from tests.support.simt.backend import simt_backend, unavailable
 
@@ -123,28 +126,55 @@ def table_calls(backend: Backend, var_type: str, count: int, dim: int) -> Iterat
         )
 
 
-def training_steps(backend: Backend, count: int, dim: int) -> Iterator[Call]:
-    """Yields a step of 1 and of 26 tables: lookup of items that repeat, gradient, Adam."""
-    comm, rule = SingleCommunicator(), Adam()
-    batch = count // 4
+def training_step(
+    backend: Backend, comm: Communicator, number: int, count: int, dim: int
+) -> Callable[[Any], None]:
+    """Returns a step of `number` tables: lookup of items that repeat, gradient, Adam."""
+    batch, rule = count // 4, Adam()
     splits = backend.from_host(np.arange(0, count + 1, 4, dtype=np.int64))
+    tables = [new_table(backend, dim, f"t{i}") for i in range(number)]
+    grads = [backend.xp.ones((batch, dim), np.float32) for _ in tables]
+    items = backend.from_host(np.arange(count, dtype=np.int64) % (count // 2))
+
+    def train(_: Any) -> None:
+        parts = [lookup.Part(table, items, splits, None, "mean") for table in tables]
+        _, trail = lookup.forward(backend, comm, parts)
+        ways = [(table, None, "mean") for table in tables]
+        gradients = lookup.backward(backend, ways, grads, trail)
+        updates = [
+            Update(table, rule, gradient.keys, gradient.row_grads, of_gradient=True)
+            for table, gradient in zip(tables, gradients, strict=True)
+        ]
+        apply_updates(updates, 0.01, 1)
+
+    return train
+
+
+def training_steps(backend: Backend, count: int, dim: int) -> Iterator[Call]:
+    """Yields a step of 1 and of 26 tables on one rank."""
     for number in (1, 26):
-        tables = [new_table(backend, dim, f"t{i}") for i in range(number)]
-        grads = [backend.xp.ones((batch, dim), np.float32) for _ in tables]
-        items = backend.from_host(np.arange(count, dtype=np.int64) % (count // 2))
-
-        def train(_: Any, tables: list = tables, grads: list = grads, items: Any = items) -> None:
-            parts = [lookup.Part(table, items, splits, None, "mean") for table in tables]
-            _, trail = lookup.forward(backend, comm, parts)
-            ways = [(table, None, "mean") for table in tables]
-            gradients = lookup.backward(backend, ways, grads, trail)
-            updates = [
-                Update(table, rule, gradient.keys, gradient.row_grads, of_gradient=True)
-                for table, gradient in zip(tables, gradients, strict=True)
-            ]
-            apply_updates(updates, 0.01, 1)
-
+        train = training_step(backend, SingleCommunicator(), number, count, dim)
         yield Call(f"training step of {number} hbm", lambda: None, train)
+
+
+def counted_on_ranks(backend: Backend, size: int, count: int, dim: int) -> dict[str, Any]:
+    """Counts a training step of 26 tables on several ranks, of each rank on average."""
+
+    def prepare(comm: Communicator) -> Callable[[], None]:
+        train = partial(training_step(backend, comm, 26, count, dim), None)
+        for _ in range(2):
+            train()
+        return train
+
+    counts, collectives = counts_of_ranks(backend, size, prepare)
+    return {
+        "kernels": counts.launches / size,
+        "array operations": counts.operations / size,
+        "waits": counts.waits / size,
+        "bytes to the device": counts.to_device / size,
+        "bytes to the host": counts.to_host / size,
+        "collectives": sum(collectives.values()),
+    }
 
 
 def counted(call: Call) -> dict[str, int]:
@@ -164,6 +194,7 @@ def main() -> None:
     )
     parser.add_argument("--keys", type=int, default=1000, help="keys of a call (1000)")
     parser.add_argument("--dim", type=int, default=16, help="elements of a row (16)")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4], help="as well (2 4)")
     args = parser.parse_args()
     reason = unavailable()
     if reason is not None:
@@ -182,6 +213,9 @@ def main() -> None:
     print("|---" * (1 + len(COLUMNS)) + "|")
     for line in lines:
         print(f"| {line} |")
+    for size in args.ranks:
+        fields = counted_on_ranks(backend, size, args.keys, args.dim)
+        result(case="training step of 26 hbm", ranks=size, keys=args.keys, **fields)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,223 @@
+"""Times two ranks with one core each against one rank with one core, at the same global batch.
+
+The work is a step of examples/train_ctr.py: 26 tables, a dense model, Horovod's allreduce of its
+gradients. The jobs take turns, a few steps each, and rest in the turns of the others, so that
+whatever else the machine does meets all. A case ends with one line `RESULT {json}`, milliseconds of
+a step:
+
+  wall            until the slower rank has finished
+  cpu             for which the threads of a rank were on its core, the busier rank's
+  waits           in which a rank waited for the other in collectives of tables, the longer time
+  no allreduce    as wall, but dense gradients stay where they are: what summing them takes
+  own allreduce   as wall, but they travel as the rows of tables do, without Horovod
+  dense           the dense model alone, without a table or a message: what the cores can do
+
+The last line says how many times as many samples a second two ranks do, by the medians. For `cpu`
+that is what they would do if no core were ever idle.
+
+Examples:
+  .venv/bin/python scripts/bench_pinned.py
+  .venv/bin/python scripts/bench_pinned.py --batches 1024 8192 --cases wall cpu --cycles-ms 1 5
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from bench_turns import (
+    ROOT,
+    Contender,
+    add_worker_options,
+    find_horovodrun,
+    print_machine,
+    serve,
+    started,
+    statistics_of,
+    time_in_turns,
+)
+
+CASES = ("wall", "cpu", "waits", "no allreduce", "own allreduce", "dense")
+NUM_BATCHES = 8
+DIM = 16
+
+
+# ----------------------------------------------------------------- one rank
+
+
+def pin() -> None:
+    """Gives this process the core of its number; before TensorFlow counts the cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    rank = int(os.environ.get("HOROVOD_LOCAL_RANK", "0"))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
+class Demo:
+    """The demo's model on its planted data, and the calls that are timed."""
+
+    def __init__(self) -> None:
+        sys.path.insert(0, str(ROOT / "examples"))
+        import tensorflow as tf
+        from ctr.ranks import Ranks
+
+        import sok_lite as sok
+        from sok_lite.bridge.job import communicator
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        sok.init(comm_tool="horovod")
+        self._tf, self._sok, self._ranks = tf, sok, Ranks()
+        self._models: dict[str, Any] = {}
+        self._waited_s = noted_waits(communicator())
+
+    def timed_calls(self, case: str) -> Callable[[], float]:
+        """Returns a function that takes one step and returns what the case says, in seconds."""
+        name, _, batch = case.rpartition("-")
+        clocks = {"cpu": time.process_time, "waits": lambda: self._waited_s[0]}
+        now = clocks.get(name, time.perf_counter)
+        if name == "dense":
+            step, batches = self._dense_step(int(batch))
+        else:
+            step, batches = self._model(name).train_step, self._batches(int(batch))
+
+        def call() -> float:
+            batches.append(batches.pop(0))
+            start = now()
+            float(step(*batches[-1]))
+            return now() - start
+
+        return call
+
+    def _model(self, case: str) -> Any:
+        """Returns the model of a case; they differ in how dense gradients are summed."""
+        import keras
+        from ctr.model import ClickModel
+        from ctr.ranks import Ranks
+
+        sums = {"no allreduce": list, "own allreduce": self._own_sum}
+        name = case if case in sums else "wall"
+        if name not in self._models:
+            ranks = Ranks()
+            model = self._models[name] = ClickModel(DIM, 0, ranks)
+            model.optimizer = self._sok.OptimizerWrapper(keras.optimizers.Adam(0.01))
+            if name in sums:
+                ranks.sum = sums[name]
+        return self._models[name]
+
+    def _own_sum(self, tensors: Sequence[Any]) -> list[Any]:
+        """Sums tensors over ranks, all in one message."""
+        tf = self._tf
+        flat = tf.concat([tf.reshape(each, [-1]) for each in tensors], 0)
+        total = self._sok.communication.allreduce(flat, "sum")
+        pieces = tf.split(total, [each.shape.num_elements() for each in tensors])
+        return [tf.reshape(x, each.shape) for x, each in zip(pieces, tensors, strict=True)]
+
+    def _dense_step(self, batch: int) -> tuple[Callable[..., Any], list[tuple]]:
+        """Returns the loss of the dense model and its gradients, and what it is given."""
+        tf, dense = self._tf, self._model("wall").dense
+        batches = self._batches(batch)
+        vectors = [tf.ones([len(batches[0][0]), DIM])] * batches[0][2].shape[1]
+
+        @tf.function
+        def step(labels: Any, numbers: Any, vectors: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(vectors)
+                logits = dense(numbers, vectors)
+                loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
+            grads = tape.gradient(loss, [*vectors, *(v.value for v in dense.trainable_weights)])
+            return loss + 0.0 * tf.add_n([tf.reduce_sum(each) for each in grads])
+
+        given = [
+            (tf.constant(some), tf.constant(numbers), vectors) for some, numbers, *_ in batches
+        ]
+        return step, given
+
+    def _batches(self, batch: int) -> list[tuple[np.ndarray, ...]]:
+        """Returns this rank's part of NUM_BATCHES batches, as `train_step` takes them."""
+        from ctr import planted
+
+        source, mine, batches = planted.PlantedModel(0), self._ranks.share(batch, batch), []
+        for number in range(NUM_BATCHES):
+            labels, _, numbers, places = source.draw(number, batch)
+            keys = (places * 2_654_435_761 + 1_234_567_891 * np.arange(places.shape[1])) % 2**32
+            arrays = (labels.astype(np.float32), numbers.astype(np.float32), keys)
+            batches.append((*(array[mine] for array in arrays), np.float32(batch)))
+        return batches
+
+
+def noted_waits(comm: Any) -> list[float]:
+    """Lets a communicator note its waits; returns a list of one number, their seconds so far."""
+    waited = [0.0]
+    if hasattr(comm, "_receive_all"):  # ranks of one machine, which share memory
+        receive_all = comm._receive_all
+
+        def noting(kind: str) -> Any:
+            start = time.perf_counter()
+            try:
+                return receive_all(kind)
+            finally:
+                waited[0] += time.perf_counter() - start
+
+        comm._receive_all = noting
+    return waited
+
+
+# ----------------------------------------------------------------- the process in front
+
+
+def ratios(results: Sequence[dict[str, Any]], one: str, two: str) -> dict[str, float]:
+    """Returns for each case how many times as fast `two` is, by medians."""
+    found = {}
+    for result in results:
+        its = result["median_ms"]
+        if result["case"] != "waits":
+            found[result["case"]] = round(its[one] / its[two], 3)
+    return found
+
+
+def main() -> None:
+    assert __doc__
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--batches", type=int, nargs="+", default=[8192], help="rows of all ranks (8192)")
+    add("--cases", nargs="+", choices=CASES, default=CASES, help="(all)")
+    add("--rounds", type=int, default=15, help="turns of each job and case (%(default)s)")
+    add("--calls", type=int, default=4, help="steps that count in a turn (%(default)s)")
+    add("--cycles-ms", type=float, nargs="+", default=[1.0], help="HOROVOD_CYCLE_TIME (1)")
+    add("--threads", help=argparse.SUPPRESS)
+    add_worker_options(parser, ("sok_lite",))
+    args = parser.parse_args()
+    if args.worker:
+        pin()
+        return serve(args.address, Demo, Demo.timed_calls)
+    if find_horovodrun() is None:
+        sys.exit("Two ranks cannot be timed: there is no horovodrun.")
+    print_machine()
+    one, *two = [
+        Contender("sok_lite", 1, label="one rank", rests=True),
+        *(
+            Contender("sok_lite", 1, ranks=2, label=f"cycle {ms:g} ms", cycle_ms=ms, rests=True)
+            for ms in args.cycles_ms
+        ),
+    ]
+    with started([one, *two], __file__, []) as workers:
+        for batch in args.batches:
+            results = []
+            for case in args.cases:
+                times = time_in_turns(workers, f"{case}-{batch}", args.rounds, 3, args.calls)
+                results.append({"case": case, "batch": batch, **statistics_of(times)})
+                print("RESULT " + json.dumps(results[-1]), flush=True)
+            for each in two:
+                facts = {"case": "ratio", "batch": batch, "job": each.name}
+                facts |= ratios(results, one.name, each.name)
+                print("RESULT " + json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main()
