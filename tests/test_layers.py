@@ -60,11 +60,12 @@ LAYERS = [
     ["sok_lite.engine.files.mapped", "sok_lite.engine.files.key_index"],
     ["sok_lite.engine.files.readonly"],
     ["sok_lite.engine.files.content"],
-    ["sok_lite.engine.files.static_part"],
+    ["sok_lite.engine.files.static_part", "sok_lite.engine.files.memory_part"],
     ["sok_lite.engine.files.dump"],
     ["sok_lite.engine.files.source"],
     ["sok_lite.engine.files.rewriting"],
     ["sok_lite.engine.files.load", "sok_lite.engine.files.background"],
+    ["sok_lite.engine.files.commits"],
     ["sok_lite.cli", "sok_lite.cli.errors", "sok_lite.cli.arguments", "sok_lite.cli.texts"],
     [
         *("sok_lite.cli.wrapped", "sok_lite.cli.options", "sok_lite.cli.buckets"),

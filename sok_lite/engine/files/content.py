@@ -20,7 +20,7 @@ from sok_lite.engine.files.chain import rows_of, tensors_of_chain
 from sok_lite.engine.files.joined import joined_facts, joined_states, without_slots
 from sok_lite.engine.files.manifest import Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.shard import ShardReader
+from sok_lite.engine.files.shard import Reader
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.snapshot import Held, Pieces, Snapshot, State
@@ -36,7 +36,7 @@ class _Part(NamedTuple):
       num_rows: how many there are in the file.
     """
 
-    reader: ShardReader
+    reader: Reader
     at: np.ndarray
     places: np.ndarray
     num_rows: int
@@ -82,8 +82,33 @@ def content(
         the same.
     """
     shards = shards_of(table, facts, comm)
-    readers = [open_shard(facts, shard, folder, progress) for shard in shards]
     has_all = _is_own(table, facts, comm) or comm.size == 1
+
+    def opened(shard: Shard) -> Reader:
+        return open_shard(facts, shard, folder, progress)
+
+    return assembled(table, facts.dtype, shards, opened, comm, has_all, num_bytes)
+
+
+def assembled(
+    table: AnyTable,
+    dtype: str,
+    shards: Sequence[Shard],
+    opened: Callable[[Shard], Reader],
+    comm: Communicator,
+    has_all: bool,
+    num_bytes: int,
+) -> Snapshot:
+    """Returns what parts of a table have for this rank, wherever they lie.
+
+    Args:
+      dtype: of their rows.
+      shards: the parts.
+      opened: returns what reads one, or one that it continues.
+      has_all: whether this rank owns all of their keys.
+      num_bytes: of rows that are read together.
+    """
+    readers = [opened(shard) for shard in shards]
     chosen = [_keys(table, reader, comm, has_all, num_bytes) for reader in readers]
     key_type = table.key_dtype.dtype
     keys = np.concatenate([np.empty(0, key_type), *(keys for _, keys in chosen)])
@@ -101,9 +126,9 @@ def content(
         parts.append(_Part(reader, at[its >= 0], its[its >= 0], shard.rows))
     sighted = _sighted(table, readers, comm, has_all, num_bytes)
     held = _held(table, shards, parts, ordered[is_first], sighted, num_bytes)
-    n, to_storage = int(held.keys.size), _conversion(table, facts.dtype)
+    n, to_storage = int(held.keys.size), _conversion(table, dtype)
     rows = [
-        _with_rows(facts, shard, folder, part, ordered[is_first], progress)
+        _with_rows(opened, shard, part, ordered[is_first])
         for shard, part in zip(shards, parts, strict=True)
     ]
     with_values = [(part, "values") for its_rows in rows for _, part in its_rows]
@@ -113,22 +138,17 @@ def content(
 
 
 def _with_rows(
-    facts: TableFacts,
-    shard: Shard,
-    folder: str,
-    part: _Part,
-    keys: np.ndarray,
-    progress: Progress | None,
+    opened: Callable[[Shard], Reader], shard: Shard, part: _Part, keys: np.ndarray
 ) -> list[tuple[Shard, _Part]]:
     """Returns the files that have the rows of a part, newest first, and where."""
-    readers = [*(open_shard(facts, old, folder, progress) for old in shard.before), part.reader]
+    readers = [*map(opened, shard.before), part.reader]
     return [
         (rows.shard, _Part(rows.reader, rows.at, part.places[rows.places], rows.shard.num_rows))
         for rows in rows_of(shard, readers, keys[part.places], part.at)
     ]
 
 
-def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int, int]]:
+def _steps(reader: Reader, name: str, num_bytes: int) -> Iterator[tuple[int, int]]:
     tensor = reader.tensors[name]
     num_rows, step = tensor.shape[0], max(1, num_bytes // max(1, tensor.row_bytes))
     for first in range(0, num_rows, step):
@@ -137,7 +157,7 @@ def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int
 
 def _keys(
     table: AnyTable,
-    reader: ShardReader,
+    reader: Reader,
     comm: Communicator,
     has_all: bool,
     num_bytes: int,
@@ -198,7 +218,7 @@ def _held(
 
 def _sighted(
     table: AnyTable,
-    readers: Sequence[ShardReader],
+    readers: Sequence[Reader],
     comm: Communicator,
     has_all: bool,
     num_bytes: int,

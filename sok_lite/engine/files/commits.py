@@ -1,0 +1,306 @@
+"""What a job goes back to when ranks have left it: all that tables held at the last commit.
+
+In memory each part is there twice: on the rank that it is of, and on another, of another machine
+where there is one. On disk it is a checkpoint. What goes with the tables, the same on all ranks, is
+in the memory of every rank.
+
+A commit is made in two steps, so that however ranks die there is one that is whole. Each rank
+stages it, beside the one before; when all have, each settles it. So if any rank has settled a
+commit all have staged it, and if none has, all still have the one before.
+"""
+
+import json
+import os
+import socket
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_lite.backend.publish import Action
+from sok_lite.comm.protocol import Communicator, split_offsets
+from sok_lite.engine.failure import together
+from sok_lite.engine.files import manifest
+from sok_lite.engine.files.content import assembled
+from sok_lite.engine.files.dump import check_tables, dump
+from sok_lite.engine.files.load import load
+from sok_lite.engine.files.manifest import Shard
+from sok_lite.engine.files.memory_part import (
+    WORD,
+    MemoryPart,
+    as_message,
+    divided,
+    from_message,
+    parts_of,
+)
+from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.table.snapshot import preparing, publish_restored
+
+# In a checkpoint, which commit it is.
+_NUMBER = "commit"
+
+
+class Commit(NamedTuple):
+    """A commit on one rank.
+
+    Attributes:
+      number: commits count from 1 on.
+      size: how many ranks made it.
+      values: what goes with the tables.
+      parts: by rank that they are of, a part of each table: this rank's own first. Of a commit on
+        disk there are none.
+    """
+
+    number: int
+    size: int
+    values: bytes
+    parts: dict[int, list[MemoryPart]]
+
+
+class Commits:
+    """The commits of some tables on one rank.
+
+    Args:
+      tables: with different names, the same on all ranks.
+      folder: all ranks see it; None: they are kept in memory.
+    """
+
+    def __init__(self, tables: Sequence[EmbeddingTable], folder: str | None = None) -> None:
+        self._tables, self._folder = list(tables), folder
+        self._settled: Commit | None = None
+        self._staged: Commit | None = None
+
+    def make(self, comm: Communicator, values: bytes) -> None:
+        """Keeps what the tables hold now. Every rank must call it; it returns together.
+
+        Args:
+          comm: the ranks.
+          values: what goes with the tables, the same on all ranks.
+
+        Raises:
+          TypeError, ValueError: as of `check_tables`.
+          OSError, MemoryError: a rank cannot keep its part. The commit before is as it was.
+          CommunicatorError: a rank has died. This commit is the last one, or the one before is.
+        """
+        newest = max((commit.number for commit in self._held()), default=0)
+        cards = comm.allgatherv(np.array([[newest, _machine()]], np.int64), call="commit").rows
+        number = int(cards[:, 0].max()) + 1
+        if self._tables:
+            check_tables(self._tables, comm, {"folder": self._folder}, "commit")
+        if self._folder is not None:
+            self._staged = Commit(number, comm.size, values, {})
+            dump(self._folder, self._tables, comm, {_NUMBER: number})
+        else:
+            parts = self._kept_twice(comm, keepers(cards[:, 1].tolist()))
+            self._staged = Commit(number, comm.size, values, parts)
+            comm.barrier("commit")
+        self._settled, self._staged = self._staged, None
+
+    def restore(self, comm: Communicator) -> bytes | None:
+        """Gives the tables what they held at the last commit. Every rank must call it.
+
+        The ranks may be others than those that made it, and more or fewer. The commit stays, for
+        what comes before the next one is made.
+
+        Returns:
+          What went with the tables; None: no rank has a commit, and nothing has changed.
+
+        Raises:
+          RuntimeError: a part is lost: the ranks have left that had it in memory.
+          OSError, ValueError, MemoryError: a part cannot be read, or a rank cannot hold its own.
+            All ranks raise the same, and no table has changed.
+        """
+        cards = _cards(comm, [*self._held()], self._settled)
+        if self._folder is None:
+            number = max((card["settled"] for card in cards), default=0)
+        else:
+            number = self._number_on_disk(comm, any(card["held"] for card in cards))
+        having = [rank for rank, card in enumerate(cards) if str(number) in card["held"]]
+        if not having:
+            return None
+        mine = next((commit for commit in self._held() if commit.number == number), None)
+        values = _broadcast(comm, b"" if mine is None else mine.values, having[0])
+        if self._folder is not None:
+            load(self._folder, self._tables, comm)
+        elif self._tables:
+            held = {rank: cards[rank]["held"][str(number)] for rank in having}
+            size = next(iter(held.values()))["size"]
+            givers = _givers({rank: each["parts"] for rank, each in held.items()}, size)
+            given = [part for part, giver in enumerate(givers) if giver == comm.rank]
+            parts = {} if mine is None else {part: mine.parts[part] for part in given}
+            self._redistribute(comm, parts, size)
+        self._settled, self._staged = mine, None
+        return values
+
+    def _held(self) -> list[Commit]:
+        return [commit for commit in (self._settled, self._staged) if commit is not None]
+
+    def _kept_twice(
+        self, comm: Communicator, keeper: Sequence[int | None]
+    ) -> dict[int, list[MemoryPart]]:
+        """Returns the parts that this rank keeps: its own, and copies of others."""
+        own = together(comm, lambda: parts_of(self._tables, comm.rank))
+        mine = keeper[comm.rank]
+        kept = {comm.rank: own}
+        if mine is not None:
+            received = _exchanged(comm, {mine: as_message(own)})
+            kept |= {
+                rank: from_message(message, self._tables) for rank, message in received.items()
+            }
+        return kept
+
+    def _number_on_disk(self, comm: Communicator, is_any: bool) -> int:
+        """Returns which commit the folder has; 0 where no rank knows one: it is of another job."""
+
+        def read() -> int:
+            if comm.rank != 0 or not is_any:
+                return 0
+            assert self._folder is not None
+            return int(manifest.read(self._folder).extra.get(_NUMBER, 0))
+
+        return int(comm.broadcast(np.array([together(comm, read)], np.int64))[0])
+
+    def _redistribute(
+        self, comm: Communicator, parts: Mapping[int, list[MemoryPart]], size: int
+    ) -> None:
+        """Gives tables what parts have, each rank the keys that it owns now.
+
+        Args:
+          parts: those that this rank gives, by rank that they were of.
+          size: how many ranks there were.
+        """
+
+        def give() -> None:
+            prepared = [
+                self._prepared(comm, table, {rank: its[i] for rank, its in parts.items()}, size)
+                for i, table in enumerate(self._tables)
+            ]
+            publish_restored(self._tables, prepared)
+
+        holding(self._tables, give)
+
+    def _prepared(
+        self, comm: Communicator, table: EmbeddingTable, parts: Mapping[int, MemoryPart], size: int
+    ) -> list[Action]:
+        def messages() -> dict[int, np.ndarray]:
+            if size == comm.size:  # as it was, with the places in the index
+                return {rank: as_message([part]) for rank, part in parts.items()}
+            pieces = [divided(table, part, comm.size) for part in parts.values()]
+            return {
+                rank: as_message([of_part[rank] for of_part in pieces])
+                for rank in range(comm.size)
+                if pieces
+            }
+
+        received = _exchanged(comm, together(comm, messages))
+        found = [part for message in received.values() for part in from_message(message, [table])]
+        return together(comm, partial(_snapshot_actions, comm, table, found))
+
+
+def _snapshot_actions(
+    comm: Communicator, table: EmbeddingTable, parts: Sequence[MemoryPart]
+) -> list[Action]:
+    by_file = {part.shard.file: part for part in parts}
+    # In one order, whoever gave them: where ranks differ, the first one counts.
+    shards = [by_file[file].shard for file in sorted(by_file)]
+
+    def opened(shard: Shard) -> MemoryPart:
+        return by_file[shard.file]
+
+    dtype = table.row_dtype.name
+    snapshot = assembled(table, dtype, shards, opened, comm, True, CHUNK_BYTES)
+    return preparing(table, snapshot)
+
+
+def keepers(machines: Sequence[int]) -> list[int | None]:
+    """Returns for each rank which other one keeps a copy of its part; None: there is no other.
+
+    It is of another machine where there is one: the next that follows, whose ranks share the work.
+    Else it is the next rank.
+
+    Args:
+      machines: of each rank.
+    """
+    size = len(machines)
+    chosen: list[int | None] = []
+    for rank, machine in enumerate(machines):
+        following = [(rank + i) % size for i in range(1, size)]
+        others = [other for other in following if machines[other] != machine]
+        if others:
+            there = [other for other in range(size) if machines[other] == machines[others[0]]]
+            chosen.append(there[list(machines[:rank]).count(machine) % len(there)])
+        else:
+            chosen.append(following[0] if following else None)
+    return chosen
+
+
+def _machine() -> int:
+    """Returns a number of the machine that this rank runs on, as the launcher names it."""
+    name = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
+    return zlib.crc32(name.encode())
+
+
+def _exchanged(comm: Communicator, messages: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """Sends a message to some ranks; returns what came, by rank. Every rank must call it."""
+    none = np.empty(0, WORD)
+    rows = [messages.get(rank, none) for rank in range(comm.size)]
+    splits = np.array([len(message) for message in rows], np.int64)
+    received = comm.alltoallv(np.concatenate(rows), splits, call="parts")
+    ends = split_offsets(received.recv_splits)
+    return {
+        rank: received.rows[ends[rank] : ends[rank + 1]]
+        for rank in range(comm.size)
+        if received.recv_splits[rank]
+    }
+
+
+def _cards(
+    comm: Communicator, held: Sequence[Commit], settled: Commit | None
+) -> list[dict[str, Any]]:
+    """Returns which commits every rank has."""
+    card = {
+        "settled": 0 if settled is None else settled.number,
+        "held": {
+            str(commit.number): {"size": commit.size, "parts": list(commit.parts)}
+            for commit in held
+        },
+    }
+    text = np.frombuffer(json.dumps(card).encode(), np.uint8)
+    gathered = comm.allgatherv(text, call="restore")
+    ends = split_offsets(gathered.recv_splits)
+    return [
+        json.loads(gathered.rows[ends[rank] : ends[rank + 1]].tobytes())
+        for rank in range(comm.size)
+    ]
+
+
+def _givers(held: Mapping[int, Sequence[int]], size: int) -> list[int]:
+    """Returns for each part the rank that gives it.
+
+    Args:
+      held: by rank, the parts that it has, its own first.
+      size: how many parts there are.
+
+    Raises:
+      RuntimeError: nobody has one.
+    """
+    owners = {parts[0]: rank for rank, parts in held.items()}
+    keeping = {part: rank for rank, parts in held.items() for part in parts}
+    lost = [part for part in range(size) if part not in keeping]
+    if lost:
+        raise RuntimeError(
+            f"The tables cannot go on from the last commit: of {size} ranks the parts of "
+            f"{', '.join(map(str, lost))} are lost. In memory each is on two ranks, and both have "
+            "left. Give `path`, for commits on disk, which any number of ranks may leave."
+        )
+    return [owners.get(part, keeping[part]) for part in range(size)]
+
+
+def _broadcast(comm: Communicator, data: bytes, root: int) -> bytes:
+    length = int(comm.broadcast(np.array([len(data)], np.int64), root)[0])
+    mine = np.frombuffer(data, np.uint8) if comm.rank == root else np.zeros(length, np.uint8)
+    return comm.broadcast(mine, root).tobytes()
