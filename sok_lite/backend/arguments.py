@@ -40,6 +40,20 @@ def array_reader(library: Path) -> ArrayReader:
     return lambda *args: read(*args, array_type, id(None))
 
 
+# Where an object of NumPy's has the address of its data, as kernels/cpu_arguments.cpp knows too.
+_DATA = 16
+_word_at = ctypes.c_uint64.from_address
+_example = np.arange(3)
+_is_data_there = _word_at(id(_example) + _DATA).value == _example.ctypes.data
+
+
+def address_of(array: np.ndarray) -> int:
+    """Returns where an array's data lies: NumPy takes five times as long to tell it."""
+    if _is_data_there and type(array) is np.ndarray:
+        return _word_at(id(array) + _DATA).value
+    return int(array.ctypes.data)
+
+
 class ArgumentPacker:
     """Packs the arguments of a kernel.
 
@@ -93,7 +107,7 @@ class ArgumentPacker:
                 raise
             start += step
         num_words = len(parts) * num_arguments
-        place = words.ctypes.data + 8 * first
+        place = address_of(words) + 8 * first
         read = partial(self._read_arrays, place)
         i = read(0, num_words, self._dtypes, num_arguments)
         while i < num_words:  # an array of an unusual kind, or a wrong one

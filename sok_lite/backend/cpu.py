@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.arguments import ArgumentPacker, array_reader
+from sok_lite.backend.arguments import ArgumentPacker, address_of, array_reader
 from sok_lite.backend.base import Array, Backend, Part
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
@@ -144,7 +144,7 @@ class CpuBackend(Backend):
         probe = 0 if self.grain < 64 else self.grain
         first, num_parts = 9 + len(begin), len(num_items)
         words = np.empty(first + num_parts * packer.num_arguments, np.int64)
-        place = ctypes.addressof(ctypes.c_int64.from_buffer(words.data))
+        place = address_of(words)
         words[:first] = [
             *(address, place + 8 * 9, place + 8 * first, num_parts, packer.num_arguments),
             *(workers, pieces, probe, self._may_spin),
@@ -200,7 +200,7 @@ class CpuBackend(Backend):
             _madvise(first, end - first, mmap.MADV_DONTNEED)
 
     def address(self, array: Array) -> int:
-        return int(array.ctypes.data)
+        return address_of(array)
 
     def to_host(self, array: Array) -> np.ndarray:
         return np.asarray(array)

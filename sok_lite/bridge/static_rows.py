@@ -214,7 +214,7 @@ class WithStaticRows(TableVariable):
     @property
     def table(self) -> EmbeddingTable:
         """The engine's table. Whatever goes by key asks for it, and is refused in static mode."""
-        if self.is_static():
+        if self._is_ever_static and self.is_static():
             raise RuntimeError(
                 f"{self.name!r} is in static mode: its rows are known by their number, not by key, "
                 "and the table has old ones. Call to_dynamic() before anything that goes by key; "

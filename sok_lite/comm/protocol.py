@@ -358,7 +358,9 @@ class Communicator(ABC):
 
 def split_offsets(splits: Sequence[int] | np.ndarray) -> np.ndarray:
     """Returns (size + 1,) int64: where each rank's rows start, and the end of the last."""
-    return np.concatenate([[0], np.cumsum(splits, dtype=np.int64)]).astype(np.int64)
+    offsets = np.zeros(len(splits) + 1, np.int64)
+    np.cumsum(splits, out=offsets[1:])
+    return offsets
 
 
 def _array(x: Any, caller: str) -> np.ndarray:

@@ -60,6 +60,7 @@ class AskedKeys:
         # Static tables are not among them: their rows are there.
         self._numbers_of = _numbers_of_tables(batch.tables)
         self._order = [i for numbers in self._numbers_of for i in numbers]
+        self._is_ordered = self._order == list(range(len(sizes)))
 
     def look_up(self) -> list[Array]:
         """Looks up the keys of all parts in one go, and returns of each (m, dim) storage."""
@@ -89,10 +90,13 @@ class AskedKeys:
         if not self.sizes:
             return
         batch, asked_of = self._batch, [numbers[0] for numbers in self._numbers_of]
+        sizes = self.sizes
+        if len(asked_of) < len(sizes):
+            sizes = [self._size_of(numbers) for numbers in self._numbers_of]
         request = Request(
-            tables=[self._table(i) for i in asked_of],
+            tables=cast(list[EmbeddingTable], [batch.tables[i] for i in asked_of]),
             inserts=[batch.inserts[i] for i in asked_of],
-            sizes=[self._size_of(numbers) for numbers in self._numbers_of],
+            sizes=sizes,
             asked=lambda: self._pooled(out),
             columns=self._columns(out) if self._backend.name == "cpu" else None,
         )
@@ -149,19 +153,29 @@ class AskedKeys:
 
     def _columns(self, out: Pieces) -> PooledColumns:
         """Returns what `_pooled` does, as words."""
-        batch, order, address = self._batch, self._order, self._backend.address
-        splits = split_offsets(np.array(batch.num_rows, np.int64) + 1)[:-1][order]
-        num_keys = np.array(self.sizes, np.int64)[order]
-        weights = [batch.weights[i] for i in order]
+        batch, address = self._batch, self._backend.address
+        num_rows = np.array(batch.num_rows, np.int64)
+        splits = split_offsets(num_rows + 1)[:-1]
+        weights = [0 if each is None else address(each) for each in batch.weights]
+        of_parts = [
+            *(np.array(self.sizes, np.int64), num_rows),
+            address(batch.row_splits) + batch.row_splits.itemsize * splits,
+            np.array(weights, np.int64),
+            np.array([COMBINERS[combiner] for combiner in batch.combiners], np.int64),
+            address(out.whole) + out.whole.itemsize * np.array(out.starts, np.int64),
+        ]
+        if not self._is_ordered:
+            of_parts = [column[self._order] for column in of_parts]
+        num_keys, num_rows, row_splits, all_weights, combiner, where = of_parts
         return PooledColumns(
             table=[t for t, numbers in enumerate(self._numbers_of) for _ in numbers],
-            num_rows=[batch.num_rows[i] for i in order],
+            num_rows=num_rows,
             num_keys=num_keys,
             first=split_offsets(num_keys)[:-1],
-            row_splits=address(batch.row_splits) + batch.row_splits.itemsize * splits,
-            weights=np.array([0 if w is None else address(w) for w in weights], np.int64),
-            combiner=np.array([COMBINERS[batch.combiners[i]] for i in order], np.int64),
-            out=address(out.whole) + out.whole.itemsize * np.array(out.starts, np.int64)[order],
+            row_splits=row_splits,
+            weights=all_weights,
+            combiner=combiner,
+            out=where,
             arrays=(batch, out),
         )
 
@@ -174,7 +188,7 @@ class AskedKeys:
           keep: takes how many keys have no row, of each table.
         """
         batch, order = self._batch, self._order
-        keys, rows, is_ordered = self.keys, self.rows, order == list(range(len(self.sizes)))
+        keys, rows, is_ordered = self.keys, self.rows, self._is_ordered
         if not is_ordered:  # a table comes twice: its keys are one batch; or rows are given
             keys = self._reordered(keys, self.sizes, order)
             rows = self._backend.xp.empty(keys.size, np.uint32)
@@ -191,8 +205,9 @@ class AskedKeys:
                 all_rows = [found_of[i] for i in range(len(self.sizes))]
                 self.rows[...] = self._backend.xp.concatenate(all_rows)
             self.generations = [table.generation for table in batch.tables]
-            for numbers, absent in zip(self._numbers_of, num_absent, strict=True):
-                stamp = self._table(numbers[0]).clock.now if batch.inserts[numbers[0]] else 0
+            of_tables = (self._numbers_of, num_absent, request.tables, request.inserts)
+            for numbers, absent, table, insert in zip(*of_tables, strict=True):
+                stamp = table.clock.now if insert else 0
                 for i in numbers:
                     self.num_absent[i], self.stamps[i] = absent, stamp
             keep(num_absent)

@@ -21,6 +21,7 @@ _HEADER = 3
 # In place of the dtype: there is no such array; or it is a piece of an array at hand, -2 for the
 # first, -3 for the second and so on, and the row length says where it starts there.
 _NONE, _AT_HAND = -1, -2
+_NOTHING = (_NONE, _NONE, _NONE)
 
 
 def pack_arrays(
@@ -39,25 +40,24 @@ def pack_arrays(
       at_hand: (n,) int64 each, that `unpack_arrays` is given as well: what lies in their memory is
         not copied.
     """
-    first = 1 + numbers.size
-    size = first + _HEADER * len(arrays)
-    header = np.full(size, _NONE, np.int64)
-    header[0], header[1:first] = _VERSION, numbers.reshape(-1)
+    places = [(backend.address(each), each.nbytes) for each in at_hand]
+    header = [_VERSION, *numbers.reshape(-1).tolist()]
+    size = len(header) + _HEADER * len(arrays)
     copies = []
-    for i, array in enumerate(arrays):
+    for array in arrays:
         if array is None:
+            header += _NOTHING
             continue
-        found = _found_in(backend, at_hand, array)
+        found = _found_in(backend, places, array)
         if found is None:
             code, last = _DTYPES.index(array.dtype), array.shape[1] if array.ndim == 2 else -1
             copies.append((size, array))
             size += -(-array.nbytes // 8)
         else:
             code, last = _AT_HAND - found[0], found[1]
-        at = first + _HEADER * i
-        header[at : at + _HEADER] = code, array.shape[0], last
+        header += (code, array.shape[0], last)
     packed = backend.xp.empty(size, np.int64) if empty is None else empty((size,))
-    packed[: len(header)] = backend.from_host(header)
+    packed[: len(header)] = backend.from_host(np.array(header, np.int64))
     for start, array in copies:
         if array.size:
             target = packed[start:].view(np.uint8)[: array.nbytes]
@@ -65,13 +65,19 @@ def pack_arrays(
     return packed
 
 
-def _found_in(backend: Backend, at_hand: Sequence[Array], array: Array) -> tuple[int, int] | None:
-    """Returns in which array at hand an array lies, and where in it; None: in none."""
-    if array.dtype == np.int64 and array.size:
-        for i, whole in enumerate(at_hand):
-            place = backend.address(array) - backend.address(whole)
-            if 0 <= place < whole.nbytes:
-                return i, place // 8
+def _found_in(
+    backend: Backend, at_hand: Sequence[tuple[int, int]], array: Array
+) -> tuple[int, int] | None:
+    """Returns in which array at hand an array lies, and where in it; None: in none.
+
+    Args:
+      at_hand: address and bytes of each.
+    """
+    if at_hand and array.dtype == np.int64 and array.size:
+        address = backend.address(array)
+        for i, (start, num_bytes) in enumerate(at_hand):
+            if start <= address < start + num_bytes:
+                return i, (address - start) // 8
     return None
 
 

@@ -116,9 +116,9 @@ class RowAccess:
 
     def place_words(self) -> np.ndarray:
         """Returns the place of the value rows as the words that a kernel takes, (4,) int64."""
-        pointers, *numbers = self.place()
         kept_of, words = self._place_words
-        if kept_of is not pointers:
+        if kept_of is not self._columns["value"].pointers:
+            pointers, *numbers = self.place()
             words = np.array([self.backend.address(pointers), *numbers], np.int64)
             self._place_words = pointers, words
         return words

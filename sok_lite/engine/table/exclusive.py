@@ -111,7 +111,7 @@ def holding(items: Iterable[Exclusive], function: Callable[[], R]) -> R:
 
 
 def _held(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
-    if any(item._in_call.locked() for item in items):
+    if True in [item._in_call.locked() for item in items]:
         raise RuntimeError(
             "A lookup or an update was called while this thread was in another call of one of its "
             "tables: from a signal handler, a finalizer or a predicate. Do it after that call."

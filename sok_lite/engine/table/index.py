@@ -255,7 +255,9 @@ class Index(Segmented):
 
     def place_words(self) -> np.ndarray:
         """Returns `place` as the words that a kernel takes, (7,) int64."""
-        place = self.place()
+        place = self._place
+        if place is None or place.directory is not self._directory.table:
+            place = self.place()
         if self._place_words is None:
             address = self.backend.address
             self._place_words = np.array(

@@ -183,6 +183,9 @@ class Inserts(Removes):
 
     def _count_found(self, num_items: int, num_missing: int) -> None:
         counts = self._counts
+        if not num_missing:  # as in most lookups
+            counts["found"] += num_items
+            return
         counts.update(
             found=counts["found"] + num_items - num_missing, missed=counts["missed"] + num_missing
         )

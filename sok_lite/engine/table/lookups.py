@@ -44,10 +44,10 @@ class Request(NamedTuple):
 
 
 class PooledColumns(NamedTuple):
-    """Outputs of all tables, as the kernel is told of them: (num_outputs,) int64 or lists of it.
+    """Outputs of all tables, as the kernel is told of them: (num_outputs,) int64.
 
     Attributes:
-      table: which table each belongs to; in ascending order.
+      table: which table each belongs to, a list; in ascending order.
       num_keys, num_rows: keys and rows of each.
       first: where its keys begin, among those of all tables.
       row_splits, out: addresses.
@@ -58,7 +58,7 @@ class PooledColumns(NamedTuple):
 
     table: Sequence[int]
     num_keys: np.ndarray
-    num_rows: Sequence[int]
+    num_rows: np.ndarray
     first: np.ndarray
     row_splits: np.ndarray
     weights: np.ndarray
@@ -125,7 +125,7 @@ def look_up_request(
     found = backend.to_host(counters).tolist()
     if check is not None:
         check()
-    if any(counts[Count.WRONG_SPLITS] for counts in found):
+    if max([counts[Count.WRONG_SPLITS] for counts in found], default=0):
         raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
     finished: list[list[Action]] = []
     is_complete = True
@@ -221,6 +221,7 @@ def _finding_and_pooling(
     """
     columns, tables = request.columns, request.tables
     assert columns is not None
+    address = backend.address
     notes = np.zeros((len(tables), 5), np.int64)
     notes[:, 0] = stamps
     arrays = []
@@ -230,20 +231,21 @@ def _finding_and_pooling(
                 stamps[i], table._warming() if stamps[i] else None
             )
             arrays.append(heat)
-            notes[i, 1:] = strategy, epoch, 0 if heat is None else backend.address(heat), warms
+            notes[i, 1:] = strategy, epoch, 0 if heat is None else address(heat), warms
     indexes = np.concatenate([table.index.place_words() for table in tables])
     stores = np.concatenate([table.store.place_words() for table in tables])
-    counts = backend.address(counters) + counters.strides[0] * np.arange(len(tables))
+    counts = address(counters) + counters.strides[0] * np.arange(len(tables))
     indexes, stores = indexes.reshape(len(tables), -1), stores.reshape(len(tables), -1)
     of_table = [indexes, notes, stores, counts]
     if len(columns.table) > len(tables):  # a table has several outputs
         of_table = [words[columns.table] for words in of_table]
     indexes, notes, stores, counts = of_table
     arguments = [
-        *(indexes, notes, backend.address(keys) + keys.itemsize * columns.first),
-        *(stores, backend.address(rows) + rows.itemsize * columns.first),
+        *(indexes, notes, address(keys) + keys.itemsize * columns.first),
+        *(stores, address(rows) + rows.itemsize * columns.first),
         *(columns.row_splits, columns.weights, columns.combiner, columns.out, counts),
-        *(columns.num_keys, np.array(columns.num_rows)),
+        *(columns.num_keys, columns.num_rows),
     ]
     arrays += [keys, rows, counters, columns.arrays]
-    return backend.joined_columns("find_and_pool", columns.num_rows, arguments, arrays)
+    num_rows = columns.num_rows.tolist()
+    return backend.joined_columns("find_and_pool", num_rows, arguments, arrays)

@@ -232,7 +232,8 @@ class TableParts(Exclusive, ABC):
     # ---------------------------------------------------------------- one call at a time
 
     def _finish(self) -> None:
-        super()._finish()
+        if self._unfinished is not None:
+            super()._finish()
         if self.store.has_far_file:
             self.store.trim()
 
