@@ -261,6 +261,19 @@ def test_prefetching_is_measured():
     assert set(fields["median_ms"]) == {"plain", "prefetched"}
 
 
+def test_hot_keys_are_measured():
+    args = "--keys 500 --dim 3 --rows 64 --steps 2 --hot 20 --ranks 2 --exponents 1.2".split()
+    results, _ = run("bench_hot_keys.py", *args, are_positive=False)
+    assert [(r["work"], r["hot"]) for r in results] == [
+        *(("training", 0), ("training", 20)),
+        *(("reading", 0), ("reading", 20)),
+    ]
+    without, hot = results[2:]
+    assert hot["chosen"] > 0
+    assert hot["row_bytes"] < without["row_bytes"]
+    assert hot["busiest_rows"] < without["busiest_rows"]
+
+
 def test_a_request_is_measured():
     results, _ = run("bench_request.py", "--tables", 3, "--keys", 50, "--rounds", 3)
     assert [r["case"] for r in results] == ["dense", "known", "any", "ragged", "engine"]
