@@ -579,6 +579,14 @@ def test_fit_of_tables_is_timed_beside_dense_layers():
     assert [each["layer"] for each in results] == ["tables", "keras.layers.Embedding"]
 
 
+def test_training_by_gradients_of_either_dtype_is_measured():
+    pytest.importorskip("tensorflow")
+    args = "--rows 600 --batch 400 --dim 2 --seeds 1 --cases".split()
+    results, _ = run("bench_gradient_dtype.py", *args, "bfloat16", "no feedback")
+    assert [each["case"] for each in results] == ["bfloat16", "no feedback"]
+    assert results[0]["auc"] == results[1]["auc"]  # one rank rounds nothing
+
+
 def test_the_calls_of_a_kv_variable_are_timed_beside_a_dense_one():
     pytest.importorskip("tensorflow")
     args = "--keys 500 --batch 40 --dim 3 --rounds 1 --partitions 1 2".split()
