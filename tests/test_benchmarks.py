@@ -592,6 +592,14 @@ def test_fit_of_tables_is_timed_beside_dense_layers():
     assert [each["layer"] for each in results] == ["tables", "keras.layers.Embedding"]
 
 
+def test_training_by_gradients_of_16_bits_is_measured():
+    pytest.importorskip("tensorflow")
+    args = "--rows 600 --batch 400 --dim 2 --seeds 1 --cases bfloat16".split()
+    # Of one rank no byte travels and nothing is left.
+    results, _ = run("bench_gradient_dtype.py", *args, are_positive=False)
+    assert [(each["case"], each["residual_mb"]) for each in results] == [("bfloat16", 0)]
+
+
 def test_the_calls_of_a_kv_variable_are_timed_beside_a_dense_one():
     pytest.importorskip("tensorflow")
     args = "--keys 500 --batch 40 --dim 3 --rounds 1 --partitions 1 2".split()

@@ -68,19 +68,25 @@ class Dlrm(keras.Model):
 class ClickModel:
     """26 dynamic tables, the dense model over them, and one training step."""
 
-    def __init__(self, dim: int, seed: int, ranks: Ranks) -> None:
+    def __init__(self, dim: int, seed: int, ranks: Ranks, gradient_dtype: str = "float32") -> None:
         """Makes empty tables, and dense weights as on rank 0. Every rank must call it.
 
         Args:
           dim: length of an embedding.
           seed: of the first values of embeddings and of dense weights.
           ranks: who trains together.
+          gradient_dtype: in which gradients travel between them, or "bfloat16".
         """
         keras.utils.set_random_seed(seed)
         self.ranks = ranks
         self.tables = [
             sok.DynamicVariable(
-                dimension=dim, var_type="hbm", initializer="random", name=f"C{i + 1}", seed=seed
+                dimension=dim,
+                var_type="hbm",
+                initializer="random",
+                name=f"C{i + 1}",
+                seed=seed,
+                gradient_dtype=gradient_dtype,
             )
             for i in range(NUM_CATEGORIES)
         ]

@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import itertools
+import threading
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -305,6 +307,41 @@ def test_memory_that_runs_out_anywhere_leaves_what_was_left_before_or_after():
         if not failed:
             break
     assert seen == {(True, False), (True, True), (False, True)}
+
+
+def test_launches_and_collectives_do_not_depend_on_the_number_of_tables(backend, monkeypatch):
+    """Each way once: rounding, reading and writing what is left, widening."""
+    counts = Counter()
+    joined, alltoallv = backend.joined, ThreadsCommunicator._alltoallv
+
+    def counting_joined(kernel, parts):
+        counts[threading.get_ident(), kernel] += bool(parts)
+        return joined(kernel, parts)
+
+    def counting_alltoallv(comm, *args):
+        counts[threading.get_ident(), "collectives"] += 1
+        return alltoallv(comm, *args)
+
+    monkeypatch.setattr(backend, "joined", counting_joined)
+    monkeypatch.setattr(ThreadsCommunicator, "_alltoallv", counting_alltoallv)
+
+    def program(comm, num_tables):
+        tables = [new_table(backend, 3, rounds_gradients=True) for _ in range(num_tables)]
+        parts = [PartCase(i) for i in range(num_tables)]
+        batch = [([[1], [2]], None, np.ones((2, 3), np.float32))] * num_tables
+        told = []
+        for _ in range(2):  # new keys, then known ones
+            call(backend, comm, tables, parts, batch)
+            mine = {what: n for (who, what), n in counts.items() if who == threading.get_ident()}
+            told.append(mine)
+        return {what: told[1][what] - told[0][what] for what in told[1]}
+
+    for one, many in zip(
+        *(run_ranks(2, lambda c, n=n: program(c, n)) for n in (1, 9)), strict=True
+    ):
+        assert one == many
+        assert one["collectives"] == 3
+        assert one["sent_gradients_round"] == one["sent_gradients_widen"] == 1
 
 
 def test_a_hybrid_table_keeps_as_many_residuals_as_it_may_have_keys(backend):

@@ -1,0 +1,126 @@
+"""Trains the demo's model with gradients that travel as float32 and as bfloat16.
+
+One line `RESULT {json}` for each seed and case: the AUC on held-out rows of the demo's own data,
+the mean loss of training, bytes that rank 0 sends to other ranks in a step, and samples a second.
+Cases: "float32"; "bfloat16", with feedback as tables have it; "no feedback", bfloat16 where what
+rounding has left is thrown away after every step.
+
+Example:
+  horovodrun -np 2 python scripts/bench_gradient_dtype.py --rows 200000 --seeds 5
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from bench_common import result
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+from ctr import planted
+from ctr.criteo import Rows, read
+from ctr.metrics import auc
+from ctr.model import ClickModel
+from ctr.ranks import Ranks
+from train_ctr import evaluate, split
+
+import sok_lite as sok
+from sok_lite.bridge import job
+from sok_lite.comm.protocol import split_offsets
+
+CASES = {"float32": "float32", "bfloat16": "bfloat16", "no feedback": "bfloat16"}
+
+
+class BytesSent:
+    """What this rank sends to others.
+
+    Attributes:
+      of: by trip, such as "send_grads".
+    """
+
+    def __init__(self) -> None:
+        self.of: Counter[str] = Counter()
+        comm = job.communicator()
+        alltoallv = comm.alltoallv
+
+        def counting(rows: Any, send_splits: Any, *args: Any, **kwargs: Any) -> Any:
+            start, end = split_offsets(send_splits)[comm.rank : comm.rank + 2]
+            trip = str(kwargs.get("call", "alltoallv")).split()[0]
+            self.of[trip] += rows.nbytes - rows[start:end].nbytes
+            return alltoallv(rows, send_splits, *args, **kwargs)
+
+        comm.alltoallv = counting  # type: ignore[method-assign]
+
+
+def measure(case: str, rows: Rows, ranks: Ranks, sent: BytesSent, args: Any, seed: int) -> None:
+    """Trains once and prints the RESULT line. Every rank must call it."""
+    keras.backend.clear_session()
+    num_training = split(len(rows.labels), 0.2)
+    training = rows.take(slice(num_training))
+    model = ClickModel(args.dim, seed, ranks, CASES[case])
+    num_steps = -(-num_training // args.batch)
+    schedule = keras.optimizers.schedules.CosineDecay(0.01, num_steps)
+    model.optimizer = sok.OptimizerWrapper(keras.optimizers.Adam(schedule))
+    order = np.random.default_rng([seed, 0]).permutation(num_training)
+    loss_sum = 0.0
+    sent.of.clear()
+    for number, first in enumerate(range(0, num_training, args.batch)):
+        if number == 1:
+            start = time.perf_counter()  # behind the trace
+        batch = order[first : first + args.batch]
+        mine = training.take(batch[ranks.share(len(batch), args.batch)])
+        loss_sum += float(model.train_step(*mine, np.float32(len(batch)))) * len(batch)
+        if case == "no feedback":
+            for table in model.tables:
+                if table._table.residuals is not None:
+                    table._table.residuals.clear()
+    seconds = time.perf_counter() - start
+    per_step = {trip: round(count / num_steps) for trip, count in sorted(sent.of.items())}
+    kept = sum(table.statistics().residual_bytes for table in model.tables)
+    held_out = evaluate(model, rows.take(slice(num_training, None)))
+    if ranks.rank == 0:
+        result(
+            case=case,
+            seed=seed,
+            ranks=ranks.size,
+            auc=f"{held_out:.5f}",
+            loss=f"{loss_sum / num_training:.5f}",
+            residual_mb=kept / 1e6,
+            samples_per_second=(num_training - args.batch) / seconds,
+            **{f"{trip}_bytes": count for trip, count in per_step.items()},
+        )
+
+
+def main() -> None:
+    """Trains by all cases in turns, with one seed after the other."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--batch", type=int, default=1024, help="of all ranks (%(default)s)")
+    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--seeds", type=int, default=5, help="how many (%(default)s)")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    args = parser.parse_args()
+    sok.init(comm_tool="horovod")
+    ranks, sent = Ranks(), BytesSent()
+    for seed in range(args.seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "planted.tsv"  # every rank writes the same
+            probabilities = planted.write(path, args.rows, seed)
+            rows = read(path)
+        best = auc(rows.labels[split(args.rows, 0.2) :], probabilities[split(args.rows, 0.2) :])
+        if ranks.rank == 0:
+            print(f"NOTE seed {seed}: the true probabilities have an AUC of {best:.5f}", flush=True)
+        for case in args.cases:
+            measure(case, rows, ranks, sent, args, seed)
+
+
+if __name__ == "__main__":
+    main()
