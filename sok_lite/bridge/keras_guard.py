@@ -37,12 +37,13 @@ AVERAGES = "_sok_lite_averages"
 
 _guarded: set[str] = set()
 _lock = threading.Lock()
-_own_steps: set[Any] = set()
 _in_own_step = threading.local()
 _step_codes: set[CodeType] = set()
 _clone_codes: set[CodeType] = set()
 _layers: tuple[type, ...] = ()
 _told: list[Callable[[str, Any], None]] = []
+# Functions that are Keras' own training step, as classes of models have it.
+own_steps: set[Any] = set()
 # Classes of optimizers that train the tables which ask for it.
 trainers: set[type] = set()
 
@@ -176,7 +177,7 @@ def _is_kept(table: Any) -> bool:
 def _check_training(model: Any, force: bool = False) -> None:
     if getattr(model, "train_function", None) is not None and not force:
         return  # checked when it was made
-    if getattr(model.train_step, "__func__", None) in _own_steps:
+    if getattr(model.train_step, "__func__", None) in own_steps:
         held = [table for _, table in _held(model)]
         tables = [table for table in held if table.trainable]
         left_out = [table for table in tables if not _is_known_to(model, table)]
@@ -391,7 +392,7 @@ def _mark_own_step(model: type) -> None:
             _in_own_step.model = outer
 
     _step_codes.add(original.__code__)
-    _own_steps.add(own_step)
+    own_steps.add(own_step)
     owner.train_step = own_step  # type: ignore[attr-defined]
 
 
