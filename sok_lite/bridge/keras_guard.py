@@ -26,7 +26,7 @@ from sok_lite.bridge.tf_private import CHECKPOINT, CHILDREN, TRACK
 
 PACKAGES = ("keras", "tf_keras")
 # Public: what a program calls to train and to save, on models and on layers.
-TRAINING = ("make_train_function", "train_step", "train_function")
+TRAINING = ("compile", "make_train_function", "train_step", "train_function")
 SAVING = ("save", "save_weights", "load_weights")
 WEIGHTS = ("get_weights", "set_weights")
 OWN_VARIABLES = ("save_own_variables", "load_own_variables")
@@ -37,12 +37,13 @@ AVERAGES = "_sok_lite_averages"
 
 _guarded: set[str] = set()
 _lock = threading.Lock()
-_own_steps: set[Any] = set()
 _in_own_step = threading.local()
 _step_codes: set[CodeType] = set()
 _clone_codes: set[CodeType] = set()
 _layers: tuple[type, ...] = ()
 _told: list[Callable[[str, Any], None]] = []
+# Functions that are Keras' own training step, as classes of models have it.
+own_steps: set[Any] = set()
 # Classes of optimizers that train the tables which ask for it.
 trainers: set[type] = set()
 
@@ -176,7 +177,7 @@ def _is_kept(table: Any) -> bool:
 def _check_training(model: Any, force: bool = False) -> None:
     if getattr(model, "train_function", None) is not None and not force:
         return  # checked when it was made
-    if getattr(model.train_step, "__func__", None) in _own_steps:
+    if getattr(model.train_step, "__func__", None) in own_steps:
         held = [table for _, table in _held(model)]
         tables = [table for table in held if table.trainable]
         left_out = [table for table in tables if not _is_known_to(model, table)]
@@ -185,6 +186,12 @@ def _check_training(model: Any, force: bool = False) -> None:
         averages = any(getattr(type(table), "averages_over_ranks", False) for table in held)
         if averages and getattr(model, "optimizer", None) is not None:
             vars(model.optimizer)[AVERAGES] = True
+
+
+def _check_compiled(model: Any) -> None:
+    """Raises if a model was compiled to train, and its own step would leave a table untrained."""
+    if getattr(model, "optimizer", None) is not None and model.trainable:
+        _check_training(model, force=True)
 
 
 def _is_known_to(model: Any, table: Any) -> bool:
@@ -211,7 +218,8 @@ def _refuse_training(tables: list[Any]) -> NoReturn:
         f"Keras' own training step would leave {_names(tables)} untrained: it updates the weights "
         f"that Keras knows, and a {tables[0].kind} is none of them. "
         f"{tables[0].instead_of_own_step} A table that is not to be trained is made with "
-        "trainable=False."
+        "trainable=False. For evaluate() and predict() alone, compile(optimizer=None) or set "
+        "model.trainable = False before."
     )
 
 
@@ -338,6 +346,7 @@ def _guard(name: str, package: Any) -> bool:
         _layers = (*_layers, layer)
         _mark_own_step(model)
         _clone_codes.add(inspect.unwrap(package.models.clone_model).__code__)
+        _wrap(model, "compile", _check_compiled, is_after=True)
         _wrap(model, "make_train_function", _check_training)
         for method in SAVING:
             _wrap(model, method, _saving_check(name, method))
@@ -391,11 +400,12 @@ def _mark_own_step(model: type) -> None:
             _in_own_step.model = outer
 
     _step_codes.add(original.__code__)
-    _own_steps.add(own_step)
+    own_steps.add(own_step)
     owner.train_step = own_step  # type: ignore[attr-defined]
 
 
-def _wrap(cls: type, name: str, check: Callable[..., None]) -> None:
+def _wrap(cls: type, name: str, check: Callable[..., None], is_after: bool = False) -> None:
+    """Has a method check its object and arguments first; or its object alone, afterwards."""
     owner = owner_of(cls, name)
     if owner is None:
         return  # another version, where this would be no worse than without the guard
@@ -403,6 +413,10 @@ def _wrap(cls: type, name: str, check: Callable[..., None]) -> None:
 
     @functools.wraps(original)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_after:
+            done = original(self, *args, **kwargs)
+            check(self)
+            return done
         check(self, *args, **kwargs)
         return original(self, *args, **kwargs)
 

@@ -13,7 +13,7 @@ from sok_lite.keras.classes import (
     classes_for,
 )
 from sok_lite.keras.features import Feature
-from sok_lite.keras.ranks import shard
+from sok_lite.keras.parts import equal_steps, shard
 
 __all__ = [
     "AllRanks",
@@ -23,5 +23,6 @@ __all__ = [
     "Table",
     "TableMetrics",
     "classes_for",
+    "equal_steps",
     "shard",
 ]

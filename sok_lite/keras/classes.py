@@ -13,7 +13,9 @@ from sok_lite.bridge.keras_weights import keep_tables
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
 from sok_lite.keras.layers import EmbeddingPart, EmbeddingsPart
 from sok_lite.keras.metrics import metrics_class
+from sok_lite.keras.metrics_of_all import add_over_ranks
 from sok_lite.keras.ranks import all_ranks_class, check_before_training
+from sok_lite.keras.steps import count_by_rows
 from sok_lite.keras.table import TablePart
 
 __all__ = ["AllRanks", "Embedding", "Embeddings", "Table", "TableMetrics", "classes_for"]
@@ -54,6 +56,8 @@ def _classes_of(package: Any) -> SimpleNamespace:
 train_with_stock_optimizers()
 keep_tables()
 keras_guard.tell(check_before_training)
+keras_guard.tell(count_by_rows)
+keras_guard.tell(add_over_ranks)
 _of_program = classes_for(tf.keras)
 Table: Any = _of_program.Table
 Embeddings: Any = _of_program.Embeddings

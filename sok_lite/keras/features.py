@@ -9,6 +9,7 @@ from sok_lite.bridge import job
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import checked_arguments
 from sok_lite.bridge.lookup_host import Treatment
+from sok_lite.bridge.loss_weight import weighed_on_the_way_back
 from sok_lite.bridge.tf_private import could_possibly_record
 from sok_lite.comm import Communicator
 from sok_lite.comm.launch import launched_ranks
@@ -95,7 +96,7 @@ def rows_of(
         )
         treatment = Treatment(None if is_trained else False, None, False, "zeros")
         for i, rows in zip(chosen, look_up(comm, arguments, treatment), strict=True):
-            outputs[i] = taken[i].given_back(rows)
+            outputs[i] = taken[i].given_back(weighed_on_the_way_back(rows))
     return outputs
 
 

@@ -1,4 +1,4 @@
-"""`fit` on several ranks: equal dense weights, equal steps, metrics of all, one file of all."""
+"""`fit` on several ranks: equal dense weights, equal steps, logs of all, one file of all."""
 
 import functools
 import io
@@ -23,8 +23,9 @@ class AllRanksPart:
     """A callback of `fit` on several ranks, the first in its list. Every rank must have it.
 
     It gives all ranks the dense weights and optimizer variables of rank 0, looks before each epoch
-    whether all ranks have as many steps, and makes the metrics of an epoch, for the callbacks
-    behind it, the mean of those of all ranks. On one rank it does nothing.
+    whether all ranks have as many steps, and makes what else is in the logs of an epoch beside the
+    metrics, which are of all ranks anyway, the mean over ranks for the callbacks behind it. On one
+    rank it does nothing.
 
     Raises:
       ValueError: in `fit`, on all ranks: they have not as many steps.
@@ -70,11 +71,12 @@ class AllRanksPart:
             raise ValueError(
                 "All ranks must have as many steps in an epoch, for each step is one of all ranks. "
                 f"Received: {all_steps} steps, by rank (-1: unknown). Give fit() "
-                "sok_lite.keras.shard(batches), or steps_per_epoch."
+                "sok_lite.keras.shard(batches) of what all ranks have, equal_steps(batches) "
+                "of its own, or steps_per_epoch."
             )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Makes the metrics those of all ranks."""
+        """Makes the logs those of all ranks."""
         if other_ranks() is None or not logs:
             return
         names = sorted(logs)
@@ -90,33 +92,6 @@ def all_ranks_class(package: Any) -> Any:
         namespace |= {"__module__": __name__, "__doc__": AllRanksPart.__doc__}
 
     return new_class("AllRanks", (AllRanksPart, package.callbacks.Callback), {}, fill)
-
-
-def shard(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns this rank's part of each batch: parts are equally long, and every rank has as many.
-
-    What is left of a batch that the number of ranks does not divide is left out. On one rank the
-    batches come as they are. Every rank must have the same batches, in the same order.
-
-    Args:
-      batches: of the whole job, of tensors and RaggedTensors.
-    """
-    comm = other_ranks()
-    if comm is None:
-        return batches
-
-    def part(*batch: Any) -> Any:
-        length = tf.cast(_length(batch), tf.int64) // comm.size
-        start = length * comm.rank
-        cut = tf.nest.map_structure(lambda each: each[start : start + length], batch)
-        return cut if len(cut) > 1 else cut[0]
-
-    return batches.map(part).filter(lambda *batch: _length(batch) > 0)
-
-
-def _length(batch: Any) -> tf.Tensor:
-    first = tf.nest.flatten(batch)[0]
-    return first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first, tf.int64)[0]
 
 
 # ---- before training -----------------------------------------------------------------------------

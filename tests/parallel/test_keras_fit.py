@@ -8,11 +8,13 @@ import sok_lite.keras
 from sok_lite.bridge import job
 from sok_lite.bridge.collectives import allgather
 from sok_lite.comm.single import SingleCommunicator
+from tests.parallel.conftest import connect
 
 DIM, NUM_KEYS, FIELDS, BATCH = 3, 40, 4, 8
 RNG = np.random.default_rng(0)
-X = RNG.integers(0, NUM_KEYS, (43, FIELDS))  # five batches, and 3 samples that 2 ranks cut to 2
-Y = RNG.normal(size=(43, 1)).astype(np.float32)
+X = RNG.integers(0, NUM_KEYS, (41, FIELDS))  # five batches, and a sample that one rank has alone
+Y = RNG.normal(size=(41, 1)).astype(np.float32)
+LABELS = (RNG.normal(size=(41, 1)) > 0).astype(np.float32)
 ROWS = RNG.normal(size=(NUM_KEYS, DIM)).astype(np.float32)
 
 
@@ -34,6 +36,33 @@ def sk(keras):
 
 def batches():
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+
+
+def of_batches_of_its_own(comm):
+    """Rank r has r + 2 batches of r + 3 samples; the last batches have no other rank's."""
+
+    def of(rank):
+        start = sum((r + 2) * (r + 3) for r in range(rank))
+        end = start + (rank + 2) * (rank + 3)
+        return [(X[i : i + rank + 3], Y[i : i + rank + 3]) for i in range(start, end, rank + 3)]
+
+    def dataset(steps):
+        spec = (tf.TensorSpec([None, FIELDS], tf.int64), tf.TensorSpec([None, 1]))
+        return tf.data.Dataset.from_generator(lambda: iter(steps), output_signature=spec)
+
+    every = [of(rank) for rank in range(comm.size)]
+    whole = []
+    for step in range(comm.size + 1):
+        there = [batches[step] for batches in every if step < len(batches)]
+        whole.append(tuple(np.concatenate(each) for each in zip(*there, strict=True)))
+    return sok_lite.keras.equal_steps(dataset(every[comm.rank])), dataset(whole)
+
+
+# This rank's data, and that of a single rank which makes the same steps.
+DATA = {
+    "shards": lambda comm: (sok_lite.keras.shard(batches()), batches()),
+    "batches of its own": of_batches_of_its_own,
+}
 
 
 def with_table(comm, keras, sk, seed=7):
@@ -68,28 +97,24 @@ def weights_of(layers):
     return [each for layer in layers for each in layer.get_weights()]
 
 
-def test_ranks_train_as_one_rank_on_all_batches(comm, keras, sk):
+@pytest.mark.parametrize("data", DATA)
+def test_ranks_train_as_one_rank_on_all_batches(comm, keras, sk, data):
     model, table = with_table(comm, keras, sk)
     theirs, rows, dense = with_dense(comm, keras)
     callbacks = [sk.AllRanks()]
     first = [np.array(comm.broadcast(each)) for each in weights_of(model.layers[-2:])]
     for layer, at in ((dense[0], 0), (dense[1], 2)):
         layer.set_weights(first[at : at + 2])
-    whole = batches().map(lambda x, y: (x[: len_of(x, comm)], y[: len_of(x, comm)]))
-    expected = theirs.fit(whole, epochs=3, verbose=0).history["loss"]
-    part = sok_lite.keras.shard(batches())
-    found = model.fit(part, epochs=3, verbose=0, callbacks=callbacks).history["loss"]
-    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    part, whole = DATA[data](comm)
+    expected = theirs.fit(whole, epochs=2, verbose=0).history["loss"]
+    found = model.fit(part, epochs=2, verbose=0, callbacks=callbacks).history["loss"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
     for ours, other in zip(weights_of(model.layers[-2:]), weights_of(dense), strict=True):
         np.testing.assert_allclose(ours, other, atol=1e-4)
         np.testing.assert_array_equal(ours, comm.broadcast(np.array(ours)))  # to the bit
     keys, values = (each.numpy() for each in table.export())
     assert (keys % comm.size == comm.rank).all() and len(keys) > 5
     np.testing.assert_allclose(values, rows.get_weights()[0][keys], atol=1e-4)
-
-
-def len_of(x, comm):
-    return tf.shape(x)[0] // comm.size * comm.size
 
 
 def test_saved_by_all_ranks(comm, keras, sk, folder):
@@ -134,11 +159,109 @@ def test_ranks_that_differ_are_told_before_training(comm, keras, sk):
     assert len(table.export()[0]) == len(range(comm.rank, NUM_KEYS, comm.size))
 
 
-def test_metrics_of_an_epoch_are_those_of_all_ranks(comm, keras, sk):
-    model, _ = with_table(comm, keras, sk)
-    part = sok_lite.keras.shard(batches())
+@pytest.fixture
+def once(comm):
+    """Has a test run over one transport: it has no collective of its own."""
+    if comm is not list(connect().values())[-1]:
+        pytest.skip("over another transport")
+
+
+def on_labels(batch=BATCH):
+    return tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(batch)
+
+
+def test_metrics_are_those_of_one_rank_on_all_data(comm, once, keras, sk):
+    model, _ = with_table(comm, keras, sk, 7 - comm.rank)  # the same on all ranks
+    model.compile("sgd", "mse", metrics=[keras.metrics.AUC(from_logits=True), "mae"])
+    part = sok_lite.keras.shard(on_labels())
+    before = model.get_weights()
     callbacks = [sk.AllRanks(), sk.TableMetrics()]
     logs = model.fit(part, validation_data=part, verbose=0, callbacks=callbacks).history
-    for name in ("loss", "val_loss"):
-        assert logs[name] == comm.broadcast(np.array(logs[name])).tolist()
+    outputs = model.predict(on_labels(), verbose=0)  # of all data, on each rank
+    auc = keras.metrics.AUC(from_logits=True)
+    auc.update_state(LABELS, outputs)
+    error = outputs - LABELS
+    expected = [np.mean(error**2), float(auc.result()), np.mean(np.abs(error))]
+    found = [value for name, (value,) in logs.items() if name.startswith("val_")]
+    np.testing.assert_allclose(sorted(found), sorted(expected), rtol=1e-5)
+    np.testing.assert_allclose(model.evaluate(part, verbose=0), expected, rtol=1e-5)
+    by_name = model.evaluate(part, verbose=0, return_dict=True)
+    np.testing.assert_allclose(by_name["loss"], expected[0], rtol=1e-5)
+    # Of training, against the same steps whose metrics one rank counts.
+    model.set_weights(before)
+    trained = [logs[name][0] for name in logs if "auc" in name.lower() and "val" not in name]
+    steps = []
+    for (x, y), (ours, labels) in zip(on_labels(), part, strict=True):
+        steps.append((y, model(x)))
+        model.train_on_batch(ours, labels)
+    auc = keras.metrics.AUC(from_logits=True)
+    for y, given in steps:
+        auc.update_state(y, given)
+    np.testing.assert_allclose(trained, [float(auc.result())], rtol=1e-5)
     assert logs["ranks/keys"] == [len(range(comm.rank, NUM_KEYS, comm.size))]
+
+
+def test_a_metric_that_is_no_sum_is_a_mean_over_ranks(comm, keras, sk):
+    class Most(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="most")
+            if keras.__name__ == "keras":
+                self.most = self.add_variable((), "zeros", aggregation="none", name="most")
+            else:
+                how = tf.VariableAggregation.NONE
+                self.most = self.add_weight("most", aggregation=how, initializer="zeros")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.most.assign(tf.maximum(self.most, tf.reduce_max(tf.cast(y_true, "float32"))))
+
+        def result(self):
+            return tf.convert_to_tensor(self.most)
+
+    model, _ = with_table(comm, keras, sk)
+    model.compile("sgd", "mse", metrics=[Most()])
+    y = np.full((4, 1), comm.rank + 1.0, np.float32)
+    found = model.evaluate(X[:4], y, verbose=0, return_dict=True)
+    assert found["most"] == pytest.approx((comm.size + 1) / 2)
+
+
+def test_a_step_without_rows_leaves_what_no_gradient_changes(comm, once, keras, sk):
+    keras.utils.set_random_seed(3)
+    table, ids = sk.Table("normed", DIM), keras.Input([FIELDS], dtype="int64")
+    normed = keras.layers.BatchNormalization()(sk.Embedding(table, "mean")(ids))
+    model = keras.Model(ids, keras.layers.Dense(1)(normed))
+    model.compile("sgd", "mse", metrics=["mae"])
+    seen = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            moving = [each.numpy() for each in self.model.layers[2].non_trainable_variables]
+            seen.append((moving, dict(logs or {})))
+
+    sizes = [4, 4, 1]  # of the last one all ranks but one have nothing
+    spec = (tf.TensorSpec([None, FIELDS], tf.int64), tf.TensorSpec([None, 1]))
+    data = tf.data.Dataset.from_generator(
+        lambda: ((X[:n], Y[:n]) for n in sizes), output_signature=spec
+    )
+    watches = [sk.AllRanks(), keras.callbacks.TerminateOnNaN(), Watch()]
+    logs = model.fit(sok_lite.keras.shard(data), verbose=0, callbacks=watches).history
+    assert len(seen) == 3 and np.isfinite(logs["loss"] + logs["mae"]).all()
+    for one, other in zip(seen[1][0], seen[2][0], strict=True):
+        assert np.isfinite(other).all()
+        assert np.array_equal(one, other) is (comm.rank > 0)
+    assert all(np.isfinite(each["loss"]) for _, each in seen)
+    assert (seen[1][1] == seen[2][1]) is (comm.rank > 0)
+    cut = [len(x) for x, _ in sok_lite.keras.shard(batches(), drop_remainder=True)]
+    assert cut == [BATCH // comm.size] * (len(X) // BATCH)  # of one sample no rank has a part
+    predicted = model.predict(sok_lite.keras.shard(batches()), verbose=0)
+    assert len(allgather(predicted)) == len(X)
+
+
+def test_data_that_does_not_fit_is_an_error_on_all_ranks(comm):
+    if comm.size == 1:
+        pytest.skip("one rank")
+    none = batches().take(comm.rank)
+    with pytest.raises(ValueError, match=r"Every rank must have a batch.*\[0, 1"):
+        sok_lite.keras.equal_steps(none)
+    endless = batches().repeat() if comm.rank else batches()
+    with pytest.raises(ValueError, match=r"endless"):
+        sok_lite.keras.equal_steps(endless)

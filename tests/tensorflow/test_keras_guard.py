@@ -49,14 +49,26 @@ HOLDINGS = {
 IN_CONTAINERS = {name: HOLDINGS[name] for name in ("list", "dict", "deep")}
 
 
-def a_model(keras, hold=HOLDINGS["attribute"], trainable=True, own_step=False, own_save=False):
-    """A model whose sub-layer holds a table of ones, and the table."""
+def a_model(
+    keras,
+    hold=HOLDINGS["attribute"],
+    trainable=True,
+    own_step=False,
+    own_save=False,
+    compiled="if it trains the table",
+):
+    """A model whose sub-layer holds a table of ones, and the table.
+
+    compiled "before it has the table" or "with it" is to be refused.
+    """
+    is_late = compiled == "before it has the table"
     table = sok.DynamicVariable(2, "ones", name="held", trainable=trainable)
 
     class Pooled(keras.layers.Layer):
         def __init__(self):
             super().__init__()
-            self.held = hold(table)
+            if not is_late:
+                self.held = hold(table)
 
         def call(self, ids):
             return tf.reduce_mean(tf.nn.embedding_lookup(table, tf.cast(ids, tf.int64)), 1)
@@ -92,7 +104,10 @@ def a_model(keras, hold=HOLDINGS["attribute"], trainable=True, own_step=False, o
     model = TrainedModel() if own_step else Model()
     model.row_optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(0.1)) if own_step else None
     model(X)
-    model.compile(keras.optimizers.SGD(0.1), "mse")
+    if own_step or not trainable or compiled != "if it trains the table":
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    if is_late:
+        model.pooled.held = hold(table)
     return model, table
 
 
@@ -109,12 +124,30 @@ TRAINING = {
 @pytest.mark.parametrize("train", TRAINING.values(), ids=TRAINING.keys())
 @pytest.mark.parametrize("hold", HOLDINGS.values(), ids=HOLDINGS.keys())
 def test_keras_own_training_step_is_refused(keras, hold, train):
-    model, table = a_model(keras, hold)
+    model, table = a_model(keras, hold, compiled="before it has the table")
     kernel = model.head.kernel.numpy()
     with pytest.raises(NotImplementedError, match="'held:0' untrained.*sok.OptimizerWrapper"):
         train(model)
     np.testing.assert_array_equal(model.head.kernel.numpy(), kernel)
     np.testing.assert_array_equal(rows_of(table), np.ones((12, 2)))
+
+
+@pytest.mark.parametrize("hold", HOLDINGS.values(), ids=HOLDINGS.keys())
+def test_a_model_is_not_compiled_to_leave_a_table_untrained(keras, hold):
+    with pytest.raises(NotImplementedError, match="'held:0' untrained.*compile.optimizer=None"):
+        a_model(keras, hold, compiled="with it")
+
+
+def test_a_model_is_compiled_for_evaluation_alone(keras):
+    model, _ = a_model(keras)
+    if keras.__name__ == "keras":
+        model.compile(optimizer=None, loss="mse")
+        before = model.evaluate(X, Y, verbose=0)
+        with pytest.raises(NotImplementedError, match="'held:0' untrained"):
+            model.compile(loss="mse")  # Keras' own default trains
+    model.trainable = False
+    model.compile(loss="mse")
+    assert keras.__name__ == "tf_keras" or model.evaluate(X, Y, verbose=0) == before
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
@@ -427,7 +460,10 @@ class Model(keras.Model):
     def call(self, ids):
         return self.head(tf.nn.embedding_lookup(table, tf.cast(ids, tf.int64)))
 model = Model()
-model.compile("sgd", "mse")
+try:
+    model.compile("sgd", "mse")
+except Exception as error:
+    print("COMPILE", error)
 try:
     model.fit(tf.constant([1, 2]), tf.constant([[1.0], [2.0]]), verbose=0)
 except Exception as error:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.job import num_ranks
+from sok_lite.bridge.loss_weight import weighed
 from sok_lite.bridge.variable import TableVariable
 
 Pairs = list[tuple[Any, Any]]
@@ -28,12 +29,21 @@ def summed(dense: Pairs) -> Pairs:
 
 
 def averaged(pairs: Pairs) -> Pairs:
-    """Returns the gradients of the mean of all ranks' losses. Those of tables are sums before.
+    """Returns the gradients of the mean of all ranks' losses, each weighed: see loss_weight.py.
 
-    Every rank must call it, with the same variables in the same order.
+    Those of tables are weighed and summed before. Every rank must call it, with the same variables
+    in the same order.
     """
     count = num_ranks()
-    dense = iter(summed([pair for pair in pairs if not isinstance(pair[1], TableVariable)]))
+    dense = iter(
+        summed(
+            [
+                (None if grad is None else weighed(tf.convert_to_tensor(grad)), var)
+                for grad, var in pairs
+                if not isinstance(var, TableVariable)
+            ]
+        )
+    )
     every = [pair if isinstance(pair[1], TableVariable) else next(dense) for pair in pairs]
     return [(None if grad is None else _divided(grad, count), var) for grad, var in every]
 

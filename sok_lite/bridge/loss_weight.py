@@ -1,0 +1,59 @@
+"""How much the loss of this rank counts in a step of all ranks that have not as many rows.
+
+The loss of a rank is the mean of its rows. The mean of the ranks' losses is that of all rows where
+each is weighed by its rows. The gradient of a dense variable may be weighed when there is one; that
+of a table is a sum over ranks by then, so that what a lookup gives is weighed on the way back.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.collectives import allreduce
+from sok_lite.bridge.job import num_ranks
+
+_weight: ContextVar[Any] = ContextVar("weight_of_loss", default=None)
+
+
+@contextmanager
+def counted(rows: tf.Tensor) -> Iterator[None]:
+    """Has the loss of a step that is taken within count by its rows. Every rank must call it.
+
+    Args:
+      rows: scalar int64. 0: the loss counts nothing, whatever its gradients are.
+    """
+    own = tf.cast(rows * num_ranks(), tf.float32)
+    token = _weight.set(tf.math.divide_no_nan(own, tf.cast(allreduce(rows, "sum"), tf.float32)))
+    try:
+        yield
+    finally:
+        _weight.reset(token)
+
+
+def weighed(gradient: tf.Tensor) -> tf.Tensor:
+    """Returns a gradient of this rank's loss times the weight of it, where there is one."""
+    weight = _weight.get()
+    return gradient if weight is None else _times(gradient, weight)
+
+
+def weighed_on_the_way_back(output: tf.Tensor) -> tf.Tensor:
+    """Returns an output whose gradient counts by the weight of this rank's loss."""
+    weight = _weight.get()
+    if weight is None:
+        return output
+
+    @tf.custom_gradient
+    def same(values: tf.Tensor) -> Any:
+        return tf.identity(values), lambda gradient: _times(gradient, weight)
+
+    return same(output)
+
+
+def _times(gradient: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Returns a product, of 16-bit floats in 32 bits. Times 0 even NaN, a mean of none, is 0."""
+    dtype = tf.float32 if gradient.dtype.size < tf.float32.size else gradient.dtype
+    product = tf.math.multiply_no_nan(tf.cast(gradient, dtype), tf.cast(weight, dtype))
+    return tf.cast(product, gradient.dtype)
