@@ -45,7 +45,7 @@ class Counted:
         self.sent: Counter[str] = Counter()
         self.rows: Counter[str] = Counter()
         self._alltoallv, self._rank = comm.alltoallv, comm.rank
-        comm.alltoallv = self._counted  # type: ignore[method-assign]
+        comm.alltoallv = self._counted  # type: ignore[method-assign, assignment]
 
     def _counted(self, rows: Any, splits: Any, *args: Any, **options: Any) -> Gathered:
         received = self._alltoallv(rows, splits, *args, **options)
