@@ -592,6 +592,7 @@ def test_fit_of_tables_is_timed_beside_dense_layers():
     assert [each["layer"] for each in results] == ["tables", "keras.layers.Embedding"]
 
 
+@pytest.mark.long
 def test_training_by_gradients_of_16_bits_is_measured():
     pytest.importorskip("tensorflow")
     args = "--rows 600 --batch 400 --dim 2 --seeds 1 --cases bfloat16".split()
