@@ -47,10 +47,16 @@ class Counted:
         self._alltoallv, self._rank = comm.alltoallv, comm.rank
         comm.alltoallv = self._counted  # type: ignore[method-assign, assignment]
 
-    def _counted(self, rows: Any, splits: Any, *args: Any, **options: Any) -> Gathered:
-        received = self._alltoallv(rows, splits, *args, **options)
-        trip, row_bytes = options["call"].split()[0], rows[:1].nbytes
-        self.sent[trip] += row_bytes * int(np.sum(splits) - splits[self._rank])
+    def _counted(
+        self,
+        rows: Any,
+        send_splits: Any,
+        recv_splits: np.ndarray | None = None,
+        call: str = "alltoallv",
+    ) -> Gathered:
+        received = self._alltoallv(rows, send_splits, recv_splits, call)
+        trip, row_bytes = call.split()[0], rows[:1].nbytes
+        self.sent[trip] += row_bytes * int(np.sum(send_splits) - send_splits[self._rank])
         self.rows[trip] += received.rows.nbytes if trip == "send_grads" else rows.nbytes
         return received
 

@@ -159,17 +159,13 @@ def _prepared(
 
 def _own_rows(table: EmbeddingTable, hot: HotKeys, rank: int) -> OwnRows:
     """Looks at the rows of the hot keys of this rank."""
+    keys = table.backend.from_host(hot.hot.keys[hot.hot.of_owner(rank)])
 
     def look() -> OwnRows:
-        rows = _found(table, hot, rank)
+        rows = table._find(keys).rows
         return hot.compared(rank, rows, table.store.read(rows), table.generation)
 
     return alone(table, look)
-
-
-def _found(table: EmbeddingTable, hot: HotKeys, rank: int) -> Array:
-    """Returns the row numbers of the hot keys of this rank, while nobody else uses the table."""
-    return table._find(table.backend.from_host(hot.hot.keys[hot.hot.of_owner(rank)])).rows
 
 
 class HotWay:
@@ -288,19 +284,14 @@ class HotWay:
         source[self._is_asked] = np.arange(len(is_left) - is_left.sum())
         source[is_left] = self._own[is_left] + self._is_asked.sum()
         left = cut(is_left, owned.sizes)
-        found = []
         for table in self._tables:
             num_left = sum(int(left[i].sum()) for i in table.parts)
-            found.append(alone(table.table, partial(self._count_left, table, num_left)))
-        rows = self._backend.xp.concatenate([owned.rows, *found])
-        owned.rows = self._backend.xp.take(rows, self._backend.from_host(source))
-
-    def _count_left(self, table: _Table, num_left: int) -> Array:
-        """Counts keys as found that were not looked up; returns the rows of all own hot keys."""
-        table.table._count_found(num_left, 0)
-        if table.own.generation == table.table.generation:
-            return table.own.rows
-        return _found(table.table, table.hot, self._rank)
+            alone(table.table, partial(table.table._count_found, num_left, 0))
+            for i in table.parts:  # if row numbers have become stale since, those are not used
+                owned.generations[i] = table.own.generation
+        rows = [owned.rows, *(table.own.rows for table in self._tables)]
+        rows_of_all = self._backend.xp.concatenate(rows)
+        owned.rows = self._backend.xp.take(rows_of_all, self._backend.from_host(source))
 
     def _finish(self) -> None:
         comm = self.route.comm

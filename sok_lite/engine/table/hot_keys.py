@@ -22,8 +22,6 @@ WINDOW = 32
 COUNTED = 4
 # What a key counts each time that a rank asks for it; that halves with each choice.
 _ONE = 16
-# A rank proposes up to so many times as many keys as can be hot.
-_PROPOSED = 2
 
 
 class HotSet(NamedTuple):
@@ -253,14 +251,14 @@ class HotKeys:
             self._counted.append(self._backend.to_host(keys).copy())
 
     def proposal(self) -> np.ndarray:
-        """Returns keys that this rank asks most and what each counts, (n, 2) int64.
+        """Returns keys that this rank asks most and what each counts, (up to `limit`, 2) int64.
 
         What is counted from now on counts twice as much as what was before.
         """
         keys, weights = self._weights
         ones = np.concatenate(self._counted) if self._counted else keys[:0]
         weights = np.concatenate([weights // 2, np.full(len(ones), _ONE)])
-        best = _best(np.concatenate([keys, ones]), weights, _PROPOSED * self.limit)
+        best = _best(np.concatenate([keys, ones]), weights, self.limit)
         self._weights, self._counted = best, []
         return np.stack(best, axis=1)
 
