@@ -64,7 +64,11 @@ allgather = _in_soks_words(collectives.allgather)
 broadcast = _in_soks_words(collectives.broadcast)
 
 
-def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
+def init(
+    comm_tool: str = "horovod",
+    use_legacy_optimizer: bool = True,
+    gpu_transport: str | None = None,
+) -> None:
     """Chooses how ranks talk to each other, and the GPU of each. Every rank must call it.
 
     Call it before TensorFlow's first operation. Where tables live on a GPU, TensorFlow then uses
@@ -77,14 +81,18 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
         installed, whatever is named here.
       use_legacy_optimizer: makes `tf.keras.optimizers` the legacy optimizers where TensorFlow runs
         with tf_keras (`TF_USE_LEGACY_KERAS=1`), as SOK does. Nothing changes under Keras 3.
+      gpu_transport: how keys, rows and gradients travel between GPUs: "nccl", "mpi" (CUDA-aware),
+        "horovod" (its alltoall on GPUs), "host", or "auto": NCCL where every rank has a GPU of its
+        own and CuPy has NCCL, else the host. None: what SOK_LITE_GPU_TRANSPORT says, else "auto".
+        Of no use to one process.
 
     Raises:
-      ValueError: unknown tool.
+      ValueError: unknown tool or transport.
       RuntimeError: it was called before with another tool, or several ranks were launched and the
         tool cannot connect them; TensorFlow uses another GPU than the rank's.
     """
     share_gpu_of_rank()
-    set_comm_tool(comm_tool)
+    _join(comm_tool, gpu_transport)
     if num_ranks() > 1:
         check_local_rank(local_rank())
     if use_legacy_optimizer:
@@ -92,6 +100,8 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
     if rank() == 0:
         used = comm_tool if num_ranks() > 1 else "single process"
         _log.info("[SOK INFO] Initialize finished, communication tool: %s", used)
+        if job.transport():
+            _log.info("[SOK INFO] Between GPUs: %s", job.transport())
 
 
 def _use_legacy_optimizers() -> None:
@@ -119,8 +129,12 @@ def set_comm_tool(tool: str | None = None, *, comm_tool: str | None = None) -> N
             "set_comm_tool takes one tool: 'horovod', 'mpi' or 'single'. "
             f"Received: tool={tool!r}, comm_tool={comm_tool!r}."
         )
+    _join(given[0], None)
+
+
+def _join(comm_tool: str, gpu_transport: str | None) -> None:
     try:
-        job.join(given[0])
+        job.join(comm_tool, gpu_transport)
     except job.JoinedBeforeError as error:
         raise RuntimeError(
             f"[SOK INFO] Communication tool cannot be set more than once. {error}"

@@ -1,6 +1,14 @@
 """Which processes make up the job: one communicator for all tables of this process."""
 
-from sok_lite.comm import Communicator, make_communicator
+from sok_lite.backend import get_backend
+from sok_lite.bridge.horovod_carrier import HorovodCarrier, horovod_unable
+from sok_lite.comm import (
+    Communicator,
+    Way,
+    checked_transport,
+    choose_carrier,
+    make_communicator,
+)
 
 __all__ = [
     "JoinedBeforeError",
@@ -9,6 +17,7 @@ __all__ = [
     "join",
     "num_ranks",
     "other_ranks",
+    "transport",
 ]
 
 
@@ -22,20 +31,25 @@ class JoinedBeforeError(RuntimeError):
 
 _communicator: Communicator | None = None
 _tool: str | None = None
+_transport = ""  # what carries arrays of GPUs, for people
 
 
-def join(comm_tool: str) -> None:
+def join(comm_tool: str, gpu_transport: str | None = None) -> None:
     """Makes the communicator, once. Every rank must call it.
 
     Args:
       comm_tool: see `make_communicator`.
+      gpu_transport: see `choose_carrier`; None: as SOK_LITE_GPU_TRANSPORT says. One process has no
+        use for it.
 
     Raises:
-      ValueError: unknown tool.
+      ValueError: unknown tool or transport.
       JoinedBeforeError: it was called before with another tool.
-      RuntimeError: several ranks were launched and the tool cannot connect them.
+      RuntimeError: several ranks were launched and the tool cannot connect them, or the transport
+        is not possible.
     """
-    global _communicator, _tool
+    global _communicator, _tool, _transport
+    wanted = checked_transport(gpu_transport)
     if _communicator is not None:
         if comm_tool == _tool:
             return
@@ -43,7 +57,16 @@ def join(comm_tool: str) -> None:
             f"The ranks of this process have been connected by {_tool!r} before. "
             f"Received: {comm_tool!r}. Remove this call."
         )
-    _communicator, _tool = make_communicator(comm_tool), comm_tool
+    comm = make_communicator(comm_tool)
+    if comm.size > 1:
+        ways = {"horovod": Way(horovod_unable, HorovodCarrier)}
+        _transport = choose_carrier(comm, get_backend(), wanted, ways)
+    _communicator, _tool = comm, comm_tool
+
+
+def transport() -> str:
+    """Returns by which way arrays of GPUs travel between ranks, for people; "" with one rank."""
+    return _transport
 
 
 def communicator() -> Communicator:

@@ -1,5 +1,6 @@
 """How ranks talk: one protocol, and a transport for each way of launching. Re-exports only."""
 
+from sok_lite.comm.gpu_transport import TRANSPORTS, Way, checked_transport, choose_carrier
 from sok_lite.comm.launch import TOOLS, launched_ranks, make_communicator
 from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, JobAborted
 from sok_lite.comm.single import SingleCommunicator
@@ -7,12 +8,16 @@ from sok_lite.comm.threads import ThreadsCommunicator, run_ranks
 
 __all__ = [
     "TOOLS",
+    "TRANSPORTS",
     "Communicator",
     "CommunicatorError",
     "Gathered",
     "JobAborted",
     "SingleCommunicator",
     "ThreadsCommunicator",
+    "Way",
+    "checked_transport",
+    "choose_carrier",
     "launched_ranks",
     "make_communicator",
     "run_ranks",

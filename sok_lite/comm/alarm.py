@@ -257,19 +257,22 @@ class Alarm:
         now, rank = time.monotonic(), self._comm.rank
         with self._lock:
             due = min(self._noted + self._warn_s, self._since + self._limit_s)
-            if not self._mine or self.reason is not None or now < due:
+            if self._at is None or self.reason is not None or now < due:
                 return
-            call, waited_s, self._noted = self._mine[0].call, now - self._since, now
+            waited_s, self._noted = now - self._since, now
+            begun = self._mine[0] if self._mine else None
         before = (rank - 1) % self._comm.size
+        # Where both have begun, a GPU is busy, or waits for another communicator on it.
+        what = "its GPU" if begun is None else f"{begun.call} for rank {before}"
         if waited_s >= self._limit_s:
             self.ring(
-                f"Rank {before} did not call {call} within {waited_s:.0f} s of rank {rank} "
+                f"Rank {rank} has waited {waited_s:.0f} s in {what} "
                 f"(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={self._limit_s:.0f})."
             )
             return
         print(
-            f"sok_lite: rank {rank} has waited {waited_s:.0f} s in {call} for rank {before}. Do "
-            "all ranks make the same calls in the same order?",
+            f"sok_lite: rank {rank} has waited {waited_s:.0f} s in {what}. Do all ranks make the "
+            "same calls in the same order?",
             file=sys.stderr,
             flush=True,
         )

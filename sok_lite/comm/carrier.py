@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
+from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
 
 LONGEST_REASON_BYTES = 4096
 
@@ -158,15 +158,18 @@ class Carrier(ABC):
             if words != [tag, num_tables]:
                 raise CommunicatorError(other_lookup(self._comm.rank, num_tables, tag, rank, words))
 
+    def _gathered(self, call: str, rows: np.ndarray) -> Gathered:
+        """Gives the rows of all ranks to all ranks, by the communicator."""
+        return self._comm.allgatherv(rows, call)
+
     def _raise_reasons(self, call: str, mine: str | None) -> NoReturn:
         """Tells all ranks why this one has no keys, if so, and raises the first reason there is.
 
-        Every rank must call it, in a collective.
+        Every rank must call it; NCCL's in a collective, where another cannot begin.
         """
         text = (mine or "").encode()[:LONGEST_REASON_BYTES]
-        gathered = self._comm._allgatherv(
-            f"why not {call}", np.frombuffer(text, np.uint8).reshape(-1, 1)
-        )
+        rows = np.frombuffer(text, np.uint8).reshape(-1, 1)
+        gathered = self._gathered(f"why not {call}", rows)
         ends = split_offsets(gathered.recv_splits)
         flat = gathered.rows.reshape(-1)
         for rank in range(self._comm.size):

@@ -30,6 +30,8 @@ def end_together(comm: Communicator) -> None:
             return  # a forked child that ends like a program
         if failures:
             comm.abort(f"an exception has ended its program: {failures[-1]}")
+        if comm.carrier is not None:
+            comm.carrier.leave()
         comm.leave()
 
     sys.excepthook = note

@@ -29,7 +29,7 @@ from sok_lite.comm.carrier import (
     Check,
     Counts,
 )
-from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
+from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
 
 # Counts of so many tables are in a block of control at first; it grows with what ranks look up.
 _FIRST_TABLES = 32
@@ -260,8 +260,8 @@ class NcclCarrier(Carrier):
         except CommunicatorError as error:
             return mine or error
 
-    def _gathered(self, call: str, rows: np.ndarray) -> np.ndarray:
-        return self._comm._allgatherv(call, rows).rows
+    def _gathered(self, call: str, rows: np.ndarray) -> Gathered:
+        return self._comm._allgatherv(call, rows)  # in a collective already
 
     # ---- NCCL -----------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class NcclCarrier(Carrier):
             # A tuple of chars before CuPy 14.
             mine[0, 0] = isinstance(unique, bytes)
             mine[0, 1:] = np.array(list(unique), np.int64).astype(np.uint8)
-        (packed,) = self._gathered("NCCL id", mine)
+        (packed,) = self._gathered("NCCL id", mine).rows
         unique = packed[1:].tobytes()
         if not packed[0]:
             unique = tuple(packed[1:].view(np.int8).tolist())

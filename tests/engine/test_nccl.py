@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
-from sok_lite.comm import CommunicatorError, nccl, run_ranks
+from sok_lite.comm import CommunicatorError, alarm, nccl, run_ranks
 from sok_lite.engine.exchange import return_rows, send_grads
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from tests.comm_facts import FACTS as COMM_FACTS
@@ -344,6 +344,45 @@ def test_keys_that_were_lost_are_not_used_later():
         trip(comm)
 
     run_ranks_by_nccl(2, program)
+
+
+def test_a_wait_for_a_rank_that_does_not_come_is_noted_and_ends(monkeypatch, capsys):
+    monkeypatch.setattr(alarm, "stall_limits", lambda: (0.5, 2.0))
+
+    def program(comm):
+        trip(comm)
+        if comm.rank == 1:
+            assert comm.carrier._alarm.wait(30)
+        with pytest.raises(CommunicatorError, match=r"Rank 0 has waited \d s in send_keys"):
+            trip(comm)
+
+    run_ranks_by_nccl(2, program)
+    assert "rank 0 has waited 1 s in send_keys for rank 1. Do all ranks" in capsys.readouterr().err
+
+
+# ---- large messages -----------------------------------------------------------------------------
+
+
+def test_messages_of_more_than_2_31_bytes_are_counted_right(monkeypatch):
+    """Memory that nobody touches: what is checked is what NCCL is asked for."""
+    splits = np.array([2**27 + 5, 3])  # rows of 16 bytes
+    asked = []
+    issue = nccl_stand_in._Cuda.issue
+
+    def noted(self, session, part, stream):
+        asked.append((part.is_receive, part.pair, part.num_bytes))
+        issue(self, session, part, stream)
+
+    monkeypatch.setattr(nccl_stand_in._Cuda, "issue", noted)
+
+    def program(comm):
+        came = np.full(2, splits[comm.rank])
+        message = np.zeros((int(splits.sum()), 2), np.int64)
+        assert len(comm.carrier.rows("rows", message, splits, came)) == came.sum()
+
+    run_ranks_by_nccl(2, program)
+    large = {each for each in asked if each[2] > 2**31}
+    assert large == {(way, (rank, 0), 2**31 + 80) for way in (False, True) for rank in (0, 1)}
 
 
 # ---- the beginning ------------------------------------------------------------------------------

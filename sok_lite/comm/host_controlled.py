@@ -1,0 +1,76 @@
+"""Carriers whose control goes by the communicator, through the host, and only payload does not."""
+
+import itertools
+from abc import abstractmethod
+from contextlib import suppress
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.comm.carrier import (
+    FAILED,
+    NUM_WORDS,
+    Carrier,
+    Check,
+    Counts,
+)
+from sok_lite.comm.protocol import CommunicatorError, split_offsets
+
+
+class HostControlledCarrier(Carrier):
+    """Tells counts and calls by collectives of the host, which compare the calls of all ranks.
+
+    What a subclass carries has arrived when it returns. A rank that dies meanwhile is its matter.
+    """
+
+    @abstractmethod
+    def _carried(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
+        """Carries a message, (n, 2) int64 of the backend; returns when all has arrived."""
+
+    def counts(
+        self, call: str, offsets: Array, num_tables: int, tag: int, check: Check | None
+    ) -> Counts:
+        self._check_arrays(offsets)
+        size, told = self._comm.size, [offsets] if check is None else [offsets, check.count]
+        on_host = self._backend.to_host(self._backend.xp.concatenate(told))  # one wait
+        if check is not None and on_host[-1]:
+            try:
+                check.refuse()
+            except Exception as error:
+                with suppress(CommunicatorError):  # the reason that counts here is still this one
+                    self.refuse(call, f"{type(error).__name__}: {error}")
+                raise
+        sent = np.diff(on_host[: len(offsets)]).reshape(size, num_tables)
+        words = np.tile(self._words(call, num_tables, tag), (size, 1))
+        theirs = self._exchanged(call, np.concatenate([words, sent], axis=1))
+        if any(part[FAILED] for part in theirs):
+            self._raise_reasons(call, None)
+        self._check_tables(np.stack([part[:NUM_WORDS] for part in theirs]), num_tables, tag)
+        return Counts(sent, np.stack([part[NUM_WORDS:] for part in theirs]))
+
+    def keys(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
+        self._check_arrays(message)
+        return self._comm._together(
+            lambda call: self._carried(message, send_splits, recv_splits), "keys"
+        )
+
+    def rows(
+        self, call: str, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray
+    ) -> Array:
+        self._comm.barrier(call)
+        return self.keys(message, send_splits, recv_splits)
+
+    def refuse(self, call: str, reason: str) -> None:
+        words = np.tile(self._words(call, failed=1), (self._comm.size, 1))
+        self._exchanged(call, words)
+        self._raise_reasons(call, reason)
+
+    def fail(self, call: str) -> None:
+        self._comm.barrier(call)
+
+    def _exchanged(self, call: str, blocks: np.ndarray) -> list[np.ndarray]:
+        """Gives a block to each rank; returns theirs, whose lengths may differ."""
+        size, width = blocks.shape
+        came = self._comm.alltoallv(blocks.reshape(-1), np.full(size, width), call=call)
+        ends = split_offsets(came.recv_splits)
+        return [came.rows[start:end] for start, end in itertools.pairwise(ends.tolist())]

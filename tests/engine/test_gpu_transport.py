@@ -1,0 +1,117 @@
+"""By which way arrays of GPUs travel, chosen by all ranks together; NCCL itself is a stand-in."""
+
+import pytest
+
+from sok_lite.backend import get_backend
+from sok_lite.comm import (
+    TRANSPORTS,
+    CommunicatorError,
+    Way,
+    checked_transport,
+    choose_carrier,
+    gpu_transport,
+    run_ranks,
+)
+from tests.support.nccl_stand_in import World
+
+
+@pytest.fixture
+def gpus(backend, monkeypatch):
+    """A backend with a GPU for each of two ranks, where NCCL is; tests change what they must."""
+    if backend.name != "cuda":
+        pytest.skip("nothing is to be chosen without a GPU")
+    world = World(2)
+    monkeypatch.setattr(gpu_transport, "nccl_unavailable", lambda: None)
+    monkeypatch.setattr(gpu_transport, "_nccl", world.carrier)
+    monkeypatch.setattr(gpu_transport, "_cards", _as_if_each_had_its_gpu(gpu_transport._cards))
+    monkeypatch.setattr(gpu_transport, "_gpu", lambda backend: "a GPU")
+    return backend
+
+
+def _as_if_each_had_its_gpu(cards):
+    def own(comm, card):
+        return cards(comm, card | {"gpu": f"{card['gpu']} of rank {comm.rank}"})
+
+    return own
+
+
+@pytest.mark.parametrize("transport", ["auto", "nccl"])
+def test_nccl_is_taken_where_all_ranks_have_it(gpus, transport):
+    def program(comm):
+        assert choose_carrier(comm, gpus, transport) == "NCCL, from GPU to GPU"
+        assert comm.carrier.name == "nccl"
+        comm.carrier.leave()
+
+    run_ranks(2, program)
+
+
+def test_the_host_is_taken_where_it_was_asked_for(gpus):
+    def program(comm):
+        assert choose_carrier(comm, gpus, "host") == "the host's memory"
+        assert comm.carrier is None
+
+    run_ranks(2, program)
+
+
+def test_what_one_rank_lacks_none_takes(gpus):
+    def program(comm):
+        mine = "CuPy finds no NCCL" if comm.rank == 1 else None
+        ways = {"nccl": Way(lambda _: mine, World(2).carrier)}
+        said = choose_carrier(comm, gpus, "auto", ways)
+        assert said == "the host's memory (rank 1: CuPy finds no NCCL)"
+        assert comm.carrier is None
+        with pytest.raises(CommunicatorError, match="'nccl' is not possible: rank 1: CuPy finds"):
+            choose_carrier(comm, gpus, "nccl", ways)
+        comm.barrier()
+
+    run_ranks(2, program)
+
+
+def test_ranks_that_share_a_gpu_go_by_the_host(gpus, monkeypatch):
+    cards = gpu_transport._cards
+    monkeypatch.setattr(
+        gpu_transport, "_cards", lambda comm, card: [c | {"gpu": "x"} for c in cards(comm, card)]
+    )
+
+    def program(comm):
+        assert "ranks 0 and 1 share a GPU" in choose_carrier(comm, gpus, "auto")
+        assert comm.carrier is None
+        with pytest.raises(CommunicatorError, match="ranks 0 and 1 share a GPU"):
+            choose_carrier(comm, gpus, "nccl")
+
+    run_ranks(2, program)
+
+
+def test_ranks_that_ask_for_other_transports_raise_on_all_ranks():
+    def program(comm):
+        with pytest.raises(ValueError, match=r"same on all ranks. Received: \['auto', 'host'\]"):
+            choose_carrier(comm, get_backend("cpu"), "host" if comm.rank else "auto")
+
+    run_ranks(2, program)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_cpu_has_the_host_alone(transport):
+    def program(comm):
+        if transport in ("auto", "host"):
+            assert choose_carrier(comm, get_backend("cpu"), transport).startswith("the host's")
+            assert comm.carrier is None
+        else:
+            with pytest.raises(CommunicatorError, match="rank 0: its tables are not on a GPU"):
+                choose_carrier(comm, get_backend("cpu"), transport)
+        comm.barrier()
+
+    run_ranks(2, program)
+
+
+def test_the_name_comes_from_the_call_or_from_the_environment(monkeypatch):
+    monkeypatch.delenv("SOK_LITE_GPU_TRANSPORT", raising=False)
+    assert checked_transport(None) == "auto"
+    monkeypatch.setenv("SOK_LITE_GPU_TRANSPORT", "host")
+    assert checked_transport(None) == "host"
+    assert checked_transport("nccl") == "nccl"
+    with pytest.raises(ValueError, match="gpu_transport must be one of 'auto'.*Received: 'tcp'"):
+        checked_transport("tcp")
+    monkeypatch.setenv("SOK_LITE_GPU_TRANSPORT", "tcp")
+    with pytest.raises(ValueError, match="SOK_LITE_GPU_TRANSPORT must be .*Received: 'tcp'"):
+        checked_transport(None)

@@ -1,0 +1,68 @@
+"""Carriers of real libraries. Without GPUs they carry arrays of the CPU: the code is the same."""
+
+import os
+
+import numpy as np
+import pytest
+
+from sok_lite.backend import get_backend
+from sok_lite.comm import CommunicatorError
+from sok_lite.comm.mpi_carrier import MpiCarrier, cuda_unaware
+from sok_lite.engine.failure import shared_failure
+from tests.exchange_facts import FACTS, send
+
+CPU = get_backend("cpu")
+
+
+def _mpi(comm):
+    mpi = pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
+    if mpi.COMM_WORLD.Get_size() != comm.size:
+        pytest.skip(cuda_unaware(comm))
+    return MpiCarrier(comm, CPU)
+
+
+def _horovod(comm):
+    pytest.importorskip("tensorflow")
+    from sok_lite.bridge.horovod_carrier import HorovodCarrier, horovod_unable
+
+    pytest.importorskip("horovod.tensorflow")
+    if "does not connect" in (horovod_unable(comm) or ""):
+        pytest.skip("Horovod does not connect these ranks")
+    return HorovodCarrier(comm, CPU)
+
+
+@pytest.fixture(params=[_mpi, _horovod], ids=["mpi", "horovod"])
+def carried(comm, request, monkeypatch):
+    """A communicator whose arrays a library carries."""
+    monkeypatch.setattr(comm, "carrier", request.param(comm))
+    return comm
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
+def test_round_trip(carried, fact):
+    fact(carried)
+
+
+def test_a_rank_that_fails_lets_all_raise_and_all_go_on(carried):
+    comm, keys = carried, np.arange(9)
+    if comm.size == 1:
+        pytest.skip("one rank raises what it raises")
+    for _ in range(2):
+        error = KeyError if comm.rank == 1 else CommunicatorError
+        with pytest.raises(error, match="lost"):
+            with shared_failure(comm):
+                if comm.rank == 1:
+                    raise KeyError("lost")
+            send(CPU, comm, [keys], ["int64"])
+        send(CPU, comm, [keys], ["int64"])
+
+
+def test_whether_libraries_carry_arrays_of_gpus_is_known(comm):
+    mpi = pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
+    reason = cuda_unaware(comm)
+    assert reason is None or "CUDA-aware" in reason or mpi.COMM_WORLD.Get_size() != comm.size
+    if os.environ.get("HOROVOD_SIZE"):
+        from sok_lite.bridge.horovod_carrier import horovod_unable
+
+        reason = horovod_unable(comm)
+        assert reason is None or "without HOROVOD_GPU_OPERATIONS=NCCL" in reason
