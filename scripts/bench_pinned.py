@@ -3,21 +3,21 @@
 The work is a step of examples/train_ctr.py: 26 tables, a dense model, Horovod's allreduce of its
 gradients. The jobs take turns, a few steps each, and rest in the turns of the others, so that
 whatever else the machine does meets all. A case ends with one line `RESULT {json}`, milliseconds of
-a step:
+a step until the slower rank has finished, of
 
-  wall            until the slower rank has finished
-  cpu             for which the threads of a rank were on its core, the busier rank's
-  waits           in which a rank waited for the other in collectives of tables, the longer time
-  no allreduce    as wall, but dense gradients stay where they are: what summing them takes
-  own allreduce   as wall, but they travel as the rows of tables do, without Horovod
+  step            the whole
+  no allreduce    the whole, but dense gradients stay where they are: what summing them takes
+  own allreduce   the whole, but they travel as the rows of tables do, without Horovod
   dense           the dense model alone, without a table or a message: what the cores can do
 
-The last line says how many times as many samples a second two ranks do, by the medians. For `cpu`
-that is what they would do if no core were ever idle.
+A case whose name ends with ", cpu" counts only while threads of the rank are on its core, which
+other work disturbs less, and `waits` only while the rank waits for the other in a collective of
+tables. The last line says how many times as many samples a second two ranks do, by the medians; by
+processor time, how many they would do if no core were ever idle.
 
 Examples:
   .venv/bin/python scripts/bench_pinned.py
-  .venv/bin/python scripts/bench_pinned.py --batches 1024 8192 --cases wall cpu --cycles-ms 1 5
+  .venv/bin/python scripts/bench_pinned.py --batches 1024 8192 --cases step --cycles-ms 1 5
 """
 
 import argparse
@@ -41,7 +41,8 @@ from bench_turns import (
     time_in_turns,
 )
 
-CASES = ("wall", "cpu", "waits", "no allreduce", "own allreduce", "dense")
+WORKS = ("step", "no allreduce", "own allreduce", "dense")
+CASES = (*(f"{work}{clock}" for work in WORKS for clock in ("", ", cpu")), "waits")
 NUM_BATCHES = 8
 DIM = 16
 
@@ -77,12 +78,14 @@ class Demo:
     def timed_calls(self, case: str) -> Callable[[], float]:
         """Returns a function that takes one step and returns what the case says, in seconds."""
         name, _, batch = case.rpartition("-")
-        clocks = {"cpu": time.process_time, "waits": lambda: self._waited_s[0]}
-        now = clocks.get(name, time.perf_counter)
-        if name == "dense":
+        work, _, clock = name.partition(", ")
+        now = time.process_time if clock == "cpu" else time.perf_counter
+        if work == "waits":
+            work, now = "step", lambda: self._waited_s[0]
+        if work == "dense":
             step, batches = self._dense_step(int(batch))
         else:
-            step, batches = self._model(name).train_step, self._batches(int(batch))
+            step, batches = self._model(work).train_step, self._batches(int(batch))
 
         def call() -> float:
             batches.append(batches.pop(0))
@@ -92,21 +95,19 @@ class Demo:
 
         return call
 
-    def _model(self, case: str) -> Any:
-        """Returns the model of a case; they differ in how dense gradients are summed."""
+    def _model(self, work: str) -> Any:
+        """Returns the model of some work; they differ in how dense gradients are summed."""
         import keras
         from ctr.model import ClickModel
         from ctr.ranks import Ranks
 
         sums = {"no allreduce": list, "own allreduce": self._own_sum}
-        name = case if case in sums else "wall"
-        if name not in self._models:
+        if work not in self._models:
             ranks = Ranks()
-            model = self._models[name] = ClickModel(DIM, 0, ranks)
+            model = self._models[work] = ClickModel(DIM, 0, ranks)
             model.optimizer = self._sok.OptimizerWrapper(keras.optimizers.Adam(0.01))
-            if name in sums:
-                ranks.sum = sums[name]
-        return self._models[name]
+            ranks.sum = sums.get(work, ranks.sum)
+        return self._models[work]
 
     def _own_sum(self, tensors: Sequence[Any]) -> list[Any]:
         """Sums tensors over ranks, all in one message."""
@@ -118,7 +119,7 @@ class Demo:
 
     def _dense_step(self, batch: int) -> tuple[Callable[..., Any], list[tuple]]:
         """Returns the loss of the dense model and its gradients, and what it is given."""
-        tf, dense = self._tf, self._model("wall").dense
+        tf, dense = self._tf, self._model("step").dense
         batches = self._batches(batch)
         vectors = [tf.ones([len(batches[0][0]), DIM])] * batches[0][2].shape[1]
 

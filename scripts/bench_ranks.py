@@ -151,7 +151,7 @@ def main() -> None:
     noted.watch(comm)
     for case in args.cases:
         if case.startswith("demo-"):
-            step = demo.timed_calls(case.replace("demo", "wall"))
+            step = demo.timed_calls(case.replace("demo", "step"))
         else:
             many = many or ManyTables(SYSTEMS["sok_lite"](args.dim, None), args)
             step = many.timed_calls(case)

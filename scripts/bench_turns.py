@@ -136,6 +136,7 @@ class Worker:
             self._connections = [self._accept(server) for _ in range(contender.ranks)]
         self._answers = [each.makefile("r") for each in self._connections]
         self._resting = [_process_at(each) for each in self._connections if contender.rests]
+        self._waker = _waker(self._resting) if self._resting else None
 
     def _accept(self, server: socket.socket) -> socket.socket:
         while True:
@@ -176,11 +177,27 @@ class Worker:
             answers.close()
             connection.close()
         self.process.wait()
+        if self._waker is not None:
+            self._waker.communicate()
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self._resting:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)
+
+
+def _waker(processes: Sequence[int]) -> subprocess.Popen:
+    """Starts what lets stopped processes go on when this one ends, however: they find that its
+    connection is closed, and end."""
+    program = (
+        "import os, signal, sys; sys.stdin.read(); "
+        "[os.kill(int(each), signal.SIGCONT) for each in sys.argv[1:]]"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, processes)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def _process_at(connection: socket.socket) -> int:

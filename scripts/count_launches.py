@@ -215,7 +215,7 @@ def main() -> None:
         print(f"| {line} |")
     for size in args.ranks:
         fields = counted_on_ranks(backend, size, args.keys, args.dim)
-        result(case="training step of 26 hbm", ranks=size, keys=args.keys, **fields)
+        result(case=f"training step of 26 hbm, {size} ranks", keys=args.keys, **fields)
 
 
 if __name__ == "__main__":

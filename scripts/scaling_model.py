@@ -30,6 +30,7 @@ MACHINES = {"h200": H200, "a": A}
 LINE = 64  # bytes of a random read
 INDEX = 31  # bytes a key of an index, as docs/sizing.md has them
 HEAT = 9  # bytes a key of what two tiers need
+NOT_OF_TABLES = ("dense model", "allreduce", "framework")
 
 
 # ----------------------------------------------------------------- memory
@@ -188,6 +189,8 @@ def step_of(job: Job, machine: Machine, ranks: int, args: argparse.Namespace) ->
         fields[f"tiers_{end}"] = where.tiers if where else None
         near = where.near_rows if where else None
         parts = step_parts(work, machine, is_hopeful, near, args.hierarchical)
+        of_tables = sum(s for name, s in parts.items() if name not in NOT_OF_TABLES)
+        fields[f"tables_ms_{end}"] = 1e3 * of_tables
         seconds = step_seconds(parts, is_hopeful, args.prefetch)
         fields[f"ms_{end}"] = 1e3 * seconds
         fields[f"million_samples_{end}"] = ranks * job.batch / seconds / 1e6

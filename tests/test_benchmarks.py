@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -274,6 +275,76 @@ def test_hot_keys_are_measured():
     assert hot["busiest_rows"] < without["busiest_rows"]
 
 
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_the_work_of_each_rank_is_counted(ranks):
+    pytest.importorskip("tensorflow")
+    args = "--tables 2 --keys 100 --dim 3 --cases lookup-64 train-64".split()
+    if ranks == 1:
+        (lookup, train), _ = run("bench_ranks.py", *args)
+        assert lookup["items"] == train["items"] == 128  # 64 rows of two tables
+        assert "keys_owned" not in lookup
+        assert 0 < train["keys_owned"] < 128
+        return
+    from bench_turns import find_horovodrun
+
+    horovodrun = find_horovodrun()
+    if horovodrun is None:
+        pytest.skip("no horovodrun: scripts/setup.sh installs Horovod")
+    done = subprocess.run(
+        [
+            horovodrun,
+            "--gloo",
+            "-np",
+            str(ranks),
+            sys.executable,
+            SCRIPTS / "bench_ranks.py",
+            *args,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [json.loads(line) for line in re.findall(r"RESULT (.*)", done.stdout)]
+    lookup, train = results
+    assert [each["case"] for each in results] == ["lookup-64", "train-64"]
+    for each in results:
+        assert each["items"] == 64  # 32 rows of two tables
+        # Of a message: a tag, the number of tables, and how many keys each has.
+        words = each["keys_for_others"] + 2 + 2
+        assert each["send_keys_bytes"] == pytest.approx(8 * words, rel=1e-3)
+        assert each["keys_for_others"] < each["distinct_keys"] == each["keys_asked"]
+    assert [each["collectives"] for each in results] == [2, 3]
+    assert "send_grads_bytes" not in lookup
+    assert train["keys_owned"] < train["keys_asked"]
+    # A section of 16 bytes begins for each table.
+    assert 0 <= train["send_grads_bytes"] - 12 * train["keys_for_others"] <= 2 * 15
+
+
+@pytest.mark.long
+def test_two_pinned_ranks_are_timed_beside_one():
+    pytest.importorskip("tensorflow")
+    cases = ["step", "dense, cpu", "waits"]
+    args = ["--batches", 64, "--rounds", 1, "--calls", 1, "--cases", *cases]
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "bench_pinned.py", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if "no horovodrun" in done.stderr:
+        pytest.skip("no horovodrun: scripts/setup.sh installs Horovod")
+    assert done.returncode == 0, done.stdout + done.stderr
+    *results, ratio = [json.loads(line) for line in re.findall(r"RESULT (.*)", done.stdout)]
+    assert [each["case"] for each in results] == cases
+    one, two = results[0]["median_ms"]
+    assert results[2]["median_ms"][one] == 0 < results[2]["median_ms"][two]
+    for each in results[:2]:
+        assert ratio[each["case"]] == pytest.approx(
+            each["median_ms"][one] / each["median_ms"][two], abs=1e-3
+        )
+
+
 def test_a_request_is_measured():
     results, _ = run("bench_request.py", "--tables", 3, "--keys", 50, "--rounds", 3)
     assert [r["case"] for r in results] == ["dense", "known", "any", "ragged", "engine"]
@@ -376,16 +447,23 @@ def test_the_launches_of_the_main_calls_are_counted():
     reason = simt.unavailable()
     if reason is not None:
         pytest.skip(f"no simulated GPU: {reason}")
-    results, text = run("count_launches.py", "--keys", 64, "--dim", 3, are_positive=False)
+    args = "--keys 64 --dim 3 --ranks 2 4".split()
+    results, text = run("count_launches.py", *args, are_positive=False)
     counts = {r["case"]: r for r in results}
-    assert {case.partition(":")[0] for case in counts} == {
-        *("hbm", "hybrid", "training step of 1 hbm", "training step of 26 hbm")
-    }
-    one, many = (counts[f"training step of {n} hbm"] for n in (1, 26))
+    steps = [f"training step of {what}" for what in ("1 hbm", "26 hbm")]
+    on_ranks = [f"{steps[1]}, {size} ranks" for size in (2, 4)]
+    assert {case.partition(":")[0] for case in counts} == {"hbm", "hybrid", *steps, *on_ranks}
+    one, many = (counts[step] for step in steps)
     # One launch serves all tables of a call.
     assert one["kernels"] > 3 and many["kernels"] == one["kernels"]
     assert one["waits"] > 0
-    assert text.count("\n| ") == 1 + len(results)
+    assert text.count("\n| ") == 1 + len(results) - len(on_ranks)
+    # A trip of keys, rows and gradients, however many ranks there are.
+    for case in on_ranks:
+        assert counts[case]["collectives"] == 3
+        assert one["kernels"] < counts[case]["kernels"] < 3 * one["kernels"]
+    two, four = (counts[case] for case in on_ranks)
+    assert 0 < two["waits"] == four["waits"]
 
 
 def test_a_power_law_has_the_distinct_keys_that_were_asked_for():
