@@ -1,14 +1,16 @@
 """Which processes make up the job: one communicator for all tables of this process."""
 
-from sok_lite.comm import Communicator, make_communicator
+from sok_lite.comm import Communicator, ElasticCommunicator, make_communicator
 
 __all__ = [
     "JoinedBeforeError",
     "NotJoinedError",
     "communicator",
+    "disconnect",
     "join",
     "num_ranks",
     "other_ranks",
+    "reconnect",
 ]
 
 
@@ -60,10 +62,28 @@ def communicator() -> Communicator:
 
 
 def other_ranks() -> Communicator | None:
-    """Returns the communicator if there are other ranks; None also before `join`."""
-    return _communicator if _communicator is not None and _communicator.size > 1 else None
+    """Returns the communicator if there are other ranks, or may come; None also before `join`."""
+    return None if _communicator is None or _communicator.is_alone else _communicator
 
 
 def num_ranks() -> int:
     """Returns the number of processes."""
     return communicator().size
+
+
+def disconnect() -> None:
+    """Lets ranks of an elastic job fail that wait for this one, which is to be connected anew."""
+    comm = communicator()
+    if isinstance(comm, ElasticCommunicator):
+        comm.disconnect()
+
+
+def reconnect() -> None:
+    """Connects the ranks of an elastic job that there are now. Every rank must call it.
+
+    Raises:
+      CommunicatorError: a rank has died meanwhile.
+    """
+    comm = communicator()
+    if isinstance(comm, ElasticCommunicator):
+        comm.reconnect()

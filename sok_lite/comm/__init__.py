@@ -1,5 +1,6 @@
 """How ranks talk: one protocol, and a transport for each way of launching. Re-exports only."""
 
+from sok_lite.comm.elastic import ElasticCommunicator
 from sok_lite.comm.launch import TOOLS, launched_ranks, make_communicator
 from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, JobAborted
 from sok_lite.comm.single import SingleCommunicator
@@ -9,6 +10,7 @@ __all__ = [
     "TOOLS",
     "Communicator",
     "CommunicatorError",
+    "ElasticCommunicator",
     "Gathered",
     "JobAborted",
     "SingleCommunicator",
