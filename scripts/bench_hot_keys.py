@@ -45,7 +45,7 @@ class Counted:
         self.sent: Counter[str] = Counter()
         self.rows: Counter[str] = Counter()
         self._alltoallv, self._rank = comm.alltoallv, comm.rank
-        comm.alltoallv = self._counted  # type: ignore[method-assign, assignment]
+        comm.alltoallv = self._counted  # type: ignore[method-assign]
 
     def _counted(
         self,

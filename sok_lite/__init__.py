@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # for type checkers and the completion of editors: the same n
     from sok_lite import distributed_variable as distributed_variable
     from sok_lite import dump_load as dump_load
     from sok_lite import dynamic_variable as dynamic_variable
+    from sok_lite import elastic as elastic
     from sok_lite import lookup as lookup
     from sok_lite import optimizer as optimizer
     from sok_lite import optimizers as optimizers
@@ -78,6 +79,7 @@ _TENSORFLOW_MODULES = (
     "distributed_variable",
     "dump_load",
     "dynamic_variable",
+    "elastic",
     "lookup",
     "optimizer",
     "optimizers",

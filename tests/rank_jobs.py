@@ -33,10 +33,10 @@ class Job(NamedTuple):
     left: list[str]
 
 
-def run_job(tool, program, tmp_path, ranks=2, local=True, timeout=120, **environment):
+def run_job(tool, program, tmp_path, ranks=2, local=True, timeout=120, options=(), **environment):
     """Runs a Python program, given as source, on ranks that `horovodrun` or `mpirun` starts.
 
-    With `local` the ranks may use the shared memory of their machine.
+    With `local` the ranks may use the shared memory of their machine. The launcher gets `options`.
     """
     command, mark = launcher(tool), uuid.uuid4().hex
     folder = tmp_path / mark
@@ -60,7 +60,7 @@ def run_job(tool, program, tmp_path, ranks=2, local=True, timeout=120, **environ
     with (tmp_path / f"{mark}.out").open("w+") as out:
         # A file, not a pipe: a process that is left behind would hold a pipe open.
         launched = subprocess.Popen(
-            [command, "-np", str(ranks), sys.executable, str(script), tool],
+            [command, "-np", str(ranks), *options, sys.executable, str(script), tool],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

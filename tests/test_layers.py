@@ -146,7 +146,7 @@ LAYERS = [
     ["sok_lite.bridge.optimizers.wrapped"],
     ["sok_lite.bridge.optimizers.here"],
     ["sok_lite.bridge.optimizers.stock"],
-    ["sok_lite.communication"],
+    ["sok_lite.communication", "sok_lite.elastic"],
     ["sok_lite.sok", "sok_lite.sok.arguments", "sok_lite.sok.sgd"],
     ["sok_lite.sok.static_variable"],
     ["sok_lite.sok.dynamic_variable"],

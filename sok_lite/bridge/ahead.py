@@ -59,7 +59,7 @@ def send_ahead(comm: Communicator, arguments: Sequence[Argument], sp_ids: Any) -
     """
     tables = [argument.facts for argument in arguments]
     is_list = isinstance(sp_ids, (list, tuple))
-    sends = comm.size > 1 and arguments and not is_exporting()
+    sends = not comm.is_alone and arguments and not is_exporting()
     sent = _sent(comm, arguments) if sends else tf.zeros([0], tf.int64)
     row = tf.RaggedTensor.from_row_lengths(sent, tf.shape(sent, tf.int64), validate=False)
     return Prefetched(tuple(sp_ids) if is_list else (sp_ids,), is_list, row, _tag_of(tables))

@@ -4,6 +4,7 @@ from sok_lite.backend import get_backend
 from sok_lite.bridge.horovod_carrier import HorovodCarrier, horovod_unable
 from sok_lite.comm import (
     Communicator,
+    ElasticCommunicator,
     Way,
     checked_transport,
     choose_carrier,
@@ -14,9 +15,11 @@ __all__ = [
     "JoinedBeforeError",
     "NotJoinedError",
     "communicator",
+    "disconnect",
     "join",
     "num_ranks",
     "other_ranks",
+    "reconnect",
     "transport",
 ]
 
@@ -31,7 +34,8 @@ class JoinedBeforeError(RuntimeError):
 
 _communicator: Communicator | None = None
 _tool: str | None = None
-_transport = ""  # what carries arrays of GPUs, for people
+_wanted = "auto"  # the transport of arrays of GPUs that was asked for
+_transport = ""  # what carries them, for people
 
 
 def join(comm_tool: str, gpu_transport: str | None = None) -> None:
@@ -48,7 +52,7 @@ def join(comm_tool: str, gpu_transport: str | None = None) -> None:
       RuntimeError: several ranks were launched and the tool cannot connect them, or the transport
         is not possible.
     """
-    global _communicator, _tool, _transport
+    global _communicator, _tool, _wanted
     wanted = checked_transport(gpu_transport)
     if _communicator is not None:
         if comm_tool == _tool:
@@ -58,10 +62,16 @@ def join(comm_tool: str, gpu_transport: str | None = None) -> None:
             f"Received: {comm_tool!r}. Remove this call."
         )
     comm = make_communicator(comm_tool)
+    _choose_carrier(comm, wanted)
+    _communicator, _tool, _wanted = comm, comm_tool, wanted
+
+
+def _choose_carrier(comm: Communicator, wanted: str) -> None:
+    global _transport
+    comm.carrier, _transport = None, ""
     if comm.size > 1:
         ways = {"horovod": Way(horovod_unable, HorovodCarrier)}
         _transport = choose_carrier(comm, get_backend(), wanted, ways)
-    _communicator, _tool = comm, comm_tool
 
 
 def transport() -> str:
@@ -83,10 +93,34 @@ def communicator() -> Communicator:
 
 
 def other_ranks() -> Communicator | None:
-    """Returns the communicator if there are other ranks; None also before `join`."""
-    return _communicator if _communicator is not None and _communicator.size > 1 else None
+    """Returns the communicator if there are other ranks, or may come; None also before `join`."""
+    return None if _communicator is None or _communicator.is_alone else _communicator
 
 
 def num_ranks() -> int:
     """Returns the number of processes."""
     return communicator().size
+
+
+def disconnect() -> None:
+    """Lets ranks of an elastic job fail that wait for this one, which is to be connected anew."""
+    comm = communicator()
+    if isinstance(comm, ElasticCommunicator):
+        if comm.carrier is not None:
+            comm.carrier.leave()
+        comm.disconnect()
+
+
+def reconnect() -> None:
+    """Connects the ranks of an elastic job that there are now. Every rank must call it.
+
+    Raises:
+      CommunicatorError: a rank has died meanwhile, or arrays of GPUs cannot travel between the
+        ranks by the way that `join` was asked for.
+    """
+    comm = communicator()
+    if isinstance(comm, ElasticCommunicator):
+        if comm.carrier is not None:
+            comm.carrier.leave()
+        comm.reconnect()
+        _choose_carrier(comm, _wanted)

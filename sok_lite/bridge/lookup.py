@@ -65,7 +65,7 @@ def _looked_up(
     tables = [argument.facts for argument in arguments]
     all_weights = [a.weights for a in arguments if a.weights is not None]
     sent = [] if ahead is None else [ahead.sent_for(tables)]
-    if comm.size == 1:
+    if comm.is_alone:
         sent = []  # nothing was
     inputs, batches = joined_inputs(arguments)
     read = read_asked(comm, arguments, inputs, sent)

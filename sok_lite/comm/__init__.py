@@ -1,5 +1,6 @@
 """How ranks talk: one protocol, and a transport for each way of launching. Re-exports only."""
 
+from sok_lite.comm.elastic import ElasticCommunicator
 from sok_lite.comm.gpu_transport import TRANSPORTS, Way, checked_transport, choose_carrier
 from sok_lite.comm.launch import TOOLS, launched_ranks, make_communicator
 from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, JobAborted
@@ -11,6 +12,7 @@ __all__ = [
     "TRANSPORTS",
     "Communicator",
     "CommunicatorError",
+    "ElasticCommunicator",
     "Gathered",
     "JobAborted",
     "SingleCommunicator",

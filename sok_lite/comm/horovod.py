@@ -98,9 +98,16 @@ class HorovodCommunicator(Communicator):
         elif self._farewell:
             self.abort(self._farewell)
 
+    def disconnect(self) -> None:
+        super().disconnect()
+        self._last_call = ""
+        self._leaves.set()
+
     def _say_farewell(self) -> None:
         """Meets the other ranks once more, when told to: they end too, or learn that this has."""
         self._leaves.wait()
+        if not self._last_call:
+            return
         try:
             self._allgatherv(self._last_call, np.empty((0, 1), np.uint8))
         except CommunicatorError as error:

@@ -40,6 +40,11 @@ class HostsCommunicator(Communicator):
     def leave(self) -> None:
         self._base.leave()
 
+    def disconnect(self) -> None:
+        self._boxes.close()
+        self._base.disconnect()
+        super().disconnect()
+
     def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
         ends = split_offsets(send_splits).tolist()
         parts = [rows[start:end] for start, end in itertools.pairwise(ends)]

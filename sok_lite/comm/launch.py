@@ -1,9 +1,11 @@
 """Which communicator a process gets: what was launched, what was asked for, what is installed."""
 
+import os
 import sys
 import warnings
 
 from sok_lite.backend.local_ranks import largest_variable
+from sok_lite.comm.elastic import ElasticCommunicator
 from sok_lite.comm.ending import end_together
 from sok_lite.comm.local import connect_local, is_wanted
 from sok_lite.comm.protocol import Communicator, CommunicatorError
@@ -21,6 +23,10 @@ _SIZE_VARIABLES = (
 )
 
 
+# Set by horovodrun for a job whose ranks may come and go.
+_ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
+
+
 def launched_ranks() -> int:
     """Returns how many ranks the launcher started, by its environment variables; 1 if none."""
     return largest_variable(_SIZE_VARIABLES, 1)
@@ -34,6 +40,8 @@ def make_communicator(tool: str = "horovod") -> Communicator:
 
     However the program of a rank ends from here on, the others learn of it
     (`sok_lite.comm.ending`).
+
+    In an elastic job of Horovod's it is an `ElasticCommunicator`, also with one rank.
 
     With one rank, "horovod" and "mpi" need nothing installed and give the single communicator.
     "single" is obeyed even where a launcher started several ranks (a process that a rank starts
@@ -62,6 +70,10 @@ def make_communicator(tool: str = "horovod") -> Communicator:
                 stacklevel=2,
             )
         return SingleCommunicator()
+    if tool == "horovod" and os.environ.get(_ELASTIC_VARIABLE) == "1":
+        elastic = ElasticCommunicator(_connect_elastic)
+        end_together(elastic)
+        return elastic
     if launched == 1 and not _is_started(tool):
         return SingleCommunicator()
     try:
@@ -93,6 +105,14 @@ def _connect(tool: str) -> Communicator:
     from sok_lite.comm.horovod import HorovodCommunicator
 
     return HorovodCommunicator()
+
+
+def _connect_elastic() -> Communicator:
+    comm = _connect("horovod")
+    if comm.size > 1:
+        return connect_local(comm)
+    comm.disconnect()
+    return SingleCommunicator()
 
 
 def _is_started(tool: str) -> bool:

@@ -62,6 +62,12 @@ class LocalCommunicator(Communicator):
         if self._failure is None:
             self._break_off(f"Rank {self.rank} has come to {FAREWELL}")
 
+    def disconnect(self) -> None:
+        if self._failure is None:
+            self._break_off(f"Rank {self.rank} was disconnected")
+        self._base.disconnect()
+        super().disconnect()
+
     def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
         ends = split_offsets(send_splits).tolist()
         parts = [rows[start:end] for start, end in itertools.pairwise(ends)]

@@ -255,6 +255,26 @@ class Communicator(ABC):
         of a program (`sok_lite.comm.ending`); where the ranks have not ended alike, it may abort.
         """
 
+    def disconnect(self) -> None:
+        """Makes no more calls, and waits for nobody; one rank alone may call it.
+
+        For ranks that are connected anew. One that waits for this one, or comes to wait, raises
+        CommunicatorError, now or when the transport is shut down.
+        """
+        self._failure = "The ranks were disconnected, to be connected anew."
+
+    @property
+    def connection(self) -> "Communicator":
+        """What is another one after ranks were connected anew: whatever ranks agreed on, or have
+        under way, is of the connection."""
+        return self
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one rank, and never another: what a graph leaves out then, as long as it
+        lives."""
+        return self.size == 1
+
     # ---- what a transport supplies --------------------------------------------------------------
 
     @abstractmethod

@@ -58,7 +58,7 @@ def agree_on(comm: Communicator, description: dict[str, Any], what: str) -> None
     Raises:
       ValueError: a field differs; on every rank.
     """
-    agreed = _agreed.setdefault(comm, set())
+    agreed = _agreed.setdefault(comm.connection, set())
     text = json.dumps([what, description], default=_plain)
     if text not in agreed:
         check_equal_on_all_ranks(comm, description, what)
@@ -75,7 +75,7 @@ def agree(
         rank. Of a table that is all on one rank nobody compares what new rows begin with: only that
         rank makes any.
     """
-    agreed = _agreed.setdefault(comm, set())
+    agreed = _agreed.setdefault(comm.connection, set())
     if comm.size == 1 or tag in agreed:
         return
     description: dict[str, Any] = {"number of tables": len(tables)}

@@ -141,8 +141,12 @@ class StepHost:
         self._on_nonfinite = owner.on_nonfinite
         self._stochastic_rounding = owner.stochastic_rounding
         self._backend: Backend = variables[0].table.backend
+
+    @property
+    def _place(self) -> Place | None:
+        """This rank, where there are others: in an elastic job not always the same."""
         comm = other_ranks()
-        self._place = None if comm is None else Place(comm.rank, comm.size)
+        return None if comm is None else Place(comm.rank, comm.size)
 
     def run(
         self,

@@ -123,7 +123,7 @@ class Commits:
         if not having:
             return None
         mine = next((commit for commit in self._held() if commit.number == number), None)
-        values = _broadcast(comm, b"" if mine is None else mine.values, having[0])
+        values = broadcast_bytes(comm, b"" if mine is None else mine.values, having[0])
         if self._folder is not None:
             load(self._folder, self._tables, comm)
         elif self._tables:
@@ -300,7 +300,13 @@ def _givers(held: Mapping[int, Sequence[int]], size: int) -> list[int]:
     return [owners.get(part, keeping[part]) for part in range(size)]
 
 
-def _broadcast(comm: Communicator, data: bytes, root: int) -> bytes:
+def broadcast_bytes(comm: Communicator, data: bytes, root: int) -> bytes:
+    """Gives the bytes of one rank to all. Every rank must call it.
+
+    Args:
+      data: of root; what others give is not used.
+      root: the rank that gives.
+    """
     length = int(comm.broadcast(np.array([len(data)], np.int64), root)[0])
     mine = np.frombuffer(data, np.uint8) if comm.rank == root else np.zeros(length, np.uint8)
     return comm.broadcast(mine, root).tobytes()

@@ -19,7 +19,8 @@ class Pending(Protocol):
         """Says what it lacks, where the process ends."""
 
 
-# By folder. The ranks make and finish them together, so that they have the same ones.
+# By folder, of a connection of ranks. They make and finish them together, so that they have the
+# same ones; ranks that were connected anew have none.
 _pending: "weakref.WeakKeyDictionary[Communicator, dict[str, Pending]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -27,12 +28,12 @@ _pending: "weakref.WeakKeyDictionary[Communicator, dict[str, Pending]]" = (
 
 def add_pending(comm: Communicator, folder: str, dump: Pending) -> None:
     """Notes that a dump is under way."""
-    _pending.setdefault(comm, {})[os.path.realpath(folder)] = dump
+    _pending.setdefault(comm.connection, {})[os.path.realpath(folder)] = dump
 
 
 def remove_pending(comm: Communicator, folder: str, dump: Pending) -> None:
     """Notes that it is over; there may be another one by now."""
-    dumps, path = _pending.get(comm, {}), os.path.realpath(folder)
+    dumps, path = _pending.get(comm.connection, {}), os.path.realpath(folder)
     if dumps.get(path) is dump:
         del dumps[path]
 
@@ -43,7 +44,7 @@ def wait_for_pending(comm: Communicator, folder: str) -> None:
     Raises:
       What that dump has failed with.
     """
-    dump = _pending.get(comm, {}).get(os.path.realpath(folder))
+    dump = _pending.get(comm.connection, {}).get(os.path.realpath(folder))
     if dump is not None:
         dump.wait()
 
