@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.tf_private import could_possibly_record
+
 # What TensorFlow finds the gradients of all such calls by.
 _NAME = "SokLiteCustomGradient"
 # An attribute of graphs: gradients and numbers of outputs, by the name of an operation.
@@ -24,6 +26,8 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(*args: Any) -> Any:
+        if tf.executing_eagerly() and not could_possibly_record():
+            return function(*args)[0]  # no tape would see it
         if tf.executing_eagerly() or tf.inside_function():
             return tf.custom_gradient(function)(*args)
         tensors = [tf.convert_to_tensor(arg) for arg in args]

@@ -93,8 +93,9 @@ def _looked_up(
             at_hand = [tf.convert_to_tensor(tensor) for tensor in tensors[AT_HAND]]
             way = _Way(host, None, rows, [packed, *at_hand])
         outputs = cut_rows(joined, batches, [table.dim for table in tables])
-        for table, output in zip(tables, outputs, strict=True):
-            output.set_shape([table.batch, table.dim])
+        if not tf.executing_eagerly():
+            for table, output in zip(tables, outputs, strict=True):
+                output.set_shape([table.batch, table.dim])
 
         def grad(*out_grads: tf.Tensor) -> Any:
             dense = [tf.cast(tf.convert_to_tensor(grads), tf.float32) for grads in out_grads]
@@ -115,7 +116,7 @@ def _looked_up(
     ]
     outputs = run(*sources, *all_weights)
     return [
-        output if table.dtype == tf.float32 else tf.cast(output, table.dtype)
+        output if table.dtype is tf.float32 else tf.cast(output, table.dtype)
         for output, table in zip(outputs, tables, strict=True)
     ]
 

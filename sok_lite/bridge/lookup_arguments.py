@@ -1,5 +1,6 @@
 """The arguments of `lookup_sparse`, checked and joined into a few tensors and plain facts."""
 
+import functools
 import itertools
 import weakref
 from collections.abc import Sequence
@@ -26,19 +27,23 @@ class Rows(NamedTuple):
     """Where the rows of a batch begin and end, as tensors.
 
     Attributes:
-      places: (batch + 1,) row splits, or (n, 2) indices of a sparse matrix.
+      places: (batch + 1,) row splits, or (n, 2) indices of a sparse matrix; None where all rows are
+        of one known length: a graph would make splits in each of its runs.
       batch: (1,) int64, rows of a sparse matrix; None where splits tell.
+      width: that length; None of ragged and sparse ones.
     """
 
-    places: tf.Tensor
-    batch: tf.Tensor | None
+    places: tf.Tensor | None
+    batch: tf.Tensor | None = None
+    width: int | None = None
 
     @property
     def is_ragged(self) -> bool:
-        return self.batch is None
+        return self.batch is None and self.width is None
 
     def numbers(self) -> tf.Tensor:
         """Returns (batch + 1,) row splits, or the (n,) row number of each item; int64."""
+        assert self.places is not None
         return as_int64(self.places) if self.is_ragged else self.places[:, 0]
 
 
@@ -55,6 +60,7 @@ class Facts(NamedTuple):
       combiner: "sum", "mean" or "sqrtn".
       has_weights: whether keys have weights.
       is_ragged: whether the keys' rows are given by splits.
+      width: keys of each row, where it is that which is given; else None.
       weights_are_ragged: the same for the weights; None: their rows are the keys'.
       ids_are_uint64: whether the bits of keys that come as int64 are those of uint64.
       ids_fit: whether every id of their dtype is a key of the table's type.
@@ -71,6 +77,7 @@ class Facts(NamedTuple):
     combiner: str
     has_weights: bool
     is_ragged: bool
+    width: int | None
     weights_are_ragged: bool | None
     ids_are_uint64: bool
     ids_fit: bool
@@ -148,9 +155,8 @@ def joined_inputs(arguments: Sequence[Argument]) -> tuple[list[Any], Numbers]:
       (num_tables,) batch sizes). The joined weights are to follow.
     """
     keys = [as_int64(argument.keys) for argument in arguments]
-    rows = [a.rows for a in arguments] + [
-        a.weight_rows for a in arguments if a.weight_rows is not None
-    ]
+    rows = [a.rows for a in arguments if a.rows.width is None]
+    rows += [a.weight_rows for a in arguments if a.weight_rows is not None]
     numbers = [each.numbers() for each in rows]
     weights = [a.weights for a in arguments if a.weights is not None]
     lengths = [shapes_of([*keys, *numbers])]
@@ -160,7 +166,10 @@ def joined_inputs(arguments: Sequence[Argument]) -> tuple[list[Any], Numbers]:
     all_lengths = join_numbers(lengths)
     first_batch = len(keys) + len(numbers) + len(weights)
     batches = _batches([argument.facts for argument in arguments], all_lengths, first_batch)
-    return [all_lengths, join(keys), join(numbers)], batches
+    if numbers:
+        return [all_lengths, join(keys), join(numbers)], batches
+    with tf.device("CPU:0"):
+        return [all_lengths, join(keys), tf.constant((), tf.int64)], batches
 
 
 def _batches(tables: Sequence[Facts], lengths: Numbers, first_batch: int) -> Numbers:
@@ -168,12 +177,17 @@ def _batches(tables: Sequence[Facts], lengths: Numbers, first_batch: int) -> Num
     known = [facts.batch for facts in tables]
     if None not in known:
         return np.array(known, np.int64)
-    of_sparse = itertools.count(first_batch)
+    of_numbers, of_sparse = itertools.count(len(tables)), itertools.count(first_batch)
+    places = []
+    for i, facts in enumerate(tables):
+        at = i if facts.width is not None else next(of_numbers)
+        is_sparse = facts.width is None and not facts.is_ragged
+        places.append(next(of_sparse) if is_sparse else at)
     # Splits are one more than rows.
-    ones = [int(facts.is_ragged) for facts in tables]
-    places = [len(tables) + i if one else next(of_sparse) for i, one in enumerate(ones)]
+    ones = tf.constant([int(facts.is_ragged) for facts in tables], tf.int64)
+    widths = tf.constant([facts.width or 1 for facts in tables], tf.int64)
     with tf.device("CPU:0"):
-        return tf.gather(lengths, places) - tf.constant(ones, tf.int64)
+        return (tf.gather(lengths, places) - ones) // widths
 
 
 def items_of(tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend) -> Items:
@@ -185,34 +199,56 @@ def items_of(tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend) 
     """
     lengths, *arrays = tensors
     keys, numbers, *weights = [to_array(tensor, backend) for tensor in arrays]
-    are_ragged = [facts.is_ragged for facts in tables]
+    stream = iter(listed(lengths))
+    sizes = list(itertools.islice(stream, len(tables)))
+    are_ragged = [facts.is_ragged for facts in tables if facts.width is None]
     are_ragged += [f.weights_are_ragged for f in tables if f.weights_are_ragged is not None]
-    num_tables, listed_lengths = len(tables), listed(lengths)
-    num_pieces = num_tables + len(are_ragged)
-    sizes, of_rows = listed_lengths[:num_tables], listed_lengths[num_tables:num_pieces]
-    if 0 in [n for n, is_ragged in zip(of_rows, are_ragged, strict=True) if is_ragged]:
+    of_numbers = list(itertools.islice(stream, len(are_ragged)))
+    if 0 in [n for n, is_ragged in zip(of_numbers, are_ragged, strict=True) if is_ragged]:
         raise ValueError(
             "Row splits must have shape (batch + 1,). Received: row splits of length 0."
         )
-    stream = iter(listed_lengths[num_pieces:])
+    all_weights: list[Array | None] = [None] * len(tables)
     if weights:
         of_weights = [next(stream) if facts.has_weights else 0 for facts in tables]
         all_weights = _weights_of(tables, cut(weights[0], of_weights), sizes)
+    if not are_ragged:
+        row_splits, num_rows = splits_of_widths(tables, sizes, backend)
     else:
-        all_weights = [None] * num_tables
-    if not all(are_ragged):
-        splits = [
+        told = (
             array if is_ragged else row_splits_of(backend, array, next(stream))
-            for array, is_ragged in zip(cut(numbers, of_rows), are_ragged, strict=True)
+            for array, is_ragged in zip(cut(numbers, of_numbers), are_ragged, strict=True)
+        )
+        splits = [
+            next(told) if facts.width is None else splits_of_widths([facts], [size], backend)[0]
+            for facts, size in zip(tables, sizes, strict=True)
         ]
-        numbers, of_rows = backend.xp.concatenate(splits), [len(each) for each in splits]
-    if num_pieces > num_tables:
-        _check_weight_rows(tables, cut(numbers, of_rows))
-    if not all(facts.ids_fit for facts in tables):
+        _check_weight_rows(tables, splits, list(told))
+        num_rows = [len(each) - 1 for each in splits]
+        if all(facts.is_ragged for facts in tables):
+            row_splits = numbers[: sum(num_rows) + len(tables)]  # no copy
+        else:
+            row_splits = backend.xp.concatenate(splits)
+    if False in [facts.ids_fit for facts in tables]:
         _check_keys(tables, cut(keys, sizes), backend)
-    row_splits = numbers[: sum(of_rows[:num_tables])]
-    num_rows = [length - 1 for length in of_rows[:num_tables]]
     return Items(keys, row_splits, sizes, num_rows, all_weights)
+
+
+def splits_of_widths(
+    tables: Sequence[Facts], sizes: Sequence[int], backend: Backend
+) -> tuple[Array, list[int]]:
+    """Returns the row splits of dense ids, those of each table after the other, and their rows.
+
+    Args:
+      tables: all with a `width`.
+      sizes: how many ids each has.
+    """
+    widths = [facts.width or 1 for facts in tables]
+    shapes = [(size // width, width) for size, width in zip(sizes, widths, strict=True)]
+    # Most tables of a call have ids of one shape.
+    made = {(n, width): np.arange(n + 1, dtype=np.int64) * width for n, width in set(shapes)}
+    splits = np.concatenate([made[shape] for shape in shapes])
+    return backend.from_host(splits), [n for n, _ in shapes]
 
 
 def _weights_of(
@@ -231,13 +267,12 @@ def _weights_of(
     ]
 
 
-def _check_weight_rows(tables: Sequence[Facts], splits: Sequence[Array]) -> None:
-    """Raises where rows of weights, which follow those of all keys, are not those of the keys."""
-    of_weights = iter(splits[len(tables) :])
-    for i, facts in enumerate(tables):
-        if facts.weights_are_ragged is None:
-            continue
-        theirs = next(of_weights)
+def _check_weight_rows(
+    tables: Sequence[Facts], splits: Sequence[Array], of_weights: Sequence[Array]
+) -> None:
+    """Raises where rows of weights that have their own are not those of the keys."""
+    numbers = [i for i, facts in enumerate(tables) if facts.weights_are_ragged is not None]
+    for i, theirs in zip(numbers, of_weights, strict=True):
         if splits[i].shape != theirs.shape or bool((splits[i] != theirs).any()):
             raise ValueError(
                 f"The rows of sp_weights[{i}] must be as long as those of sp_ids[{i}]. "
@@ -287,8 +322,10 @@ def _argument(
         if not isinstance(weights, _MATRICES):
             weights = tf.convert_to_tensor(weights)
         weight_values, weight_rows = _checked_weights(number, weights, keys)
-        if weight_rows.places is rows.places or _are_alike(ids, weights):
+        if _are_alike(ids, weights, rows, weight_rows):
             weight_rows = None
+        elif weight_rows.width is not None:
+            weight_rows = Rows(_splits_of_dense(weights))
     facts = Facts(
         weakref.ref(variable),
         variable.name,
@@ -300,12 +337,19 @@ def _argument(
         normalise_combiner(combiner),
         weights is not None,
         rows.is_ragged,
+        rows.width,
         None if weight_rows is None else weight_rows.is_ragged,
         keys.dtype == tf.uint64,
-        variable.key_type.min <= keys.dtype.min and keys.dtype.max <= variable.key_type.max,
+        _holds_all(variable.key_type, keys.dtype),
         batch,
     )
     return Argument(facts, keys, rows, weight_values, weight_rows)
+
+
+@functools.cache
+def _holds_all(key_type: tf.DType, dtype: tf.DType) -> bool:
+    """Whether every id of a dtype is a key: TensorFlow takes 20 microseconds to tell their ends."""
+    return bool(key_type.min <= dtype.min and dtype.max <= key_type.max)
 
 
 def _checked_weights(number: int, weights: Any, keys: tf.Tensor) -> tuple[tf.Tensor, Rows]:
@@ -331,10 +375,12 @@ def _as_tensor(name: str, ids: Any) -> Any:
     return integer_keys(ids, name, "ragged, sparse or dense: int64 or int32")
 
 
-def _are_alike(ids: Any, weights: Any) -> bool:
-    """Whether both are dense and known to be of one shape, so that their rows need no look."""
+def _are_alike(ids: Any, weights: Any, rows: Rows, weight_rows: Rows) -> bool:
+    """Whether the rows of weights are known to be those of the ids, so that they need no look."""
+    if rows.width is not None:  # of as many weights as ids, there are as many rows
+        return rows.width == weight_rows.width
     if isinstance(ids, _MATRICES) or isinstance(weights, _MATRICES):
-        return False
+        return rows.places is weight_rows.places
     return ids.shape.is_fully_defined() and ids.shape == weights.shape
 
 
@@ -368,12 +414,14 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]
             "shape."
         )
     batch, width = (argument.shape.as_list() + [1])[:2]
-    if batch is not None and width is not None:
-        with tf.device("CPU:0"):
-            splits = tf.constant(np.arange(batch + 1) * width, tf.int64)
-    else:
-        sizes = tf.shape(argument, tf.int64)
-        splits = tf.range(sizes[0] + 1)
-        splits = splits if argument.shape.rank == 1 else splits * sizes[1]
     values = argument if argument.shape.rank == 1 else tf.reshape(argument, [-1])
-    return values, Rows(splits, None), batch
+    # Of no ids at all, nobody could tell how many rows they have.
+    rows = Rows(None, width=width) if width else Rows(_splits_of_dense(argument))
+    return values, rows, batch
+
+
+def _splits_of_dense(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the row splits of a dense (batch, k) or (batch,) tensor."""
+    sizes = tf.shape(tensor, tf.int64)
+    splits = tf.range(sizes[0] + 1)
+    return splits if tensor.shape.rank == 1 else splits * sizes[1]

@@ -14,7 +14,7 @@ import tensorflow as tf
 from sok_lite.backend import Backend
 from sok_lite.bridge.inference import reading
 from sok_lite.bridge.joined import ResultRoom, joined_tensor, rows_of
-from sok_lite.bridge.lookup_arguments import Facts, items_of
+from sok_lite.bridge.lookup_arguments import Facts, items_of, splits_of_widths
 from sok_lite.bridge.row_gradient import size_of
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.turns import Together, numbered
@@ -80,6 +80,8 @@ class LookupHost:
         # Equal on all ranks for one call, and telling it from most others.
         self._tag = zlib.crc32(f"{self.what} {formats}".encode())
         self._combiners = [table.combiner for table in tables]
+        # Their row splits are made anew on the way back, where others are at hand.
+        self._are_all_dense = all(table.width is not None for table in tables)
         self._num_static = sum(table.is_static for table in tables)
         self._new_trail = partial(empty, dtype=tf.int64, backend=self.backend)
 
@@ -167,6 +169,8 @@ class LookupHost:
         """Returns the outputs and the packed trail."""
         outputs, trail = self.forward(*tensors)
         at_hand = [to_array(tensor, self.backend) for tensor in tensors[AT_HAND]]
+        if self._are_all_dense:
+            trail = trail._replace(row_splits=None)
         packed = pack(self.backend, trail, self._new_trail, at_hand)
         return [outputs, to_tensor(packed, tf.int64, self.backend)]
 
@@ -236,6 +240,10 @@ class LookupHost:
             count = AT_HAND.stop - AT_HAND.start
             array, *at_hand = [to_array(each, self.backend) for each in (packed, *tensors[:count])]
             trail = unpack(self.backend, self._comm, array, len(self.tables), at_hand)
+            if self._are_all_dense:
+                sizes = trail.num_items.tolist()
+                splits, _ = splits_of_widths(self.tables, sizes, self.backend)
+                trail = trail._replace(row_splits=splits)
             return function(trail, *tensors[count:])
 
         return run

@@ -194,7 +194,7 @@ def empty(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> Array:
     # NumPy's own large arrays lie on huge pages, which TensorFlow's do not: rows scattered over
     # 4 KB pages cost a third more to write.
     memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
+    start = -backend.address(memory) % _ALIGNMENT
     return memory[start : start + size].view(storage).reshape(tuple(shape))
 
 
@@ -211,7 +211,7 @@ def to_tensor(array: Array, dtype: tf.DType, backend: Backend) -> tf.Tensor:
     """
     if backend.name != "cpu":
         return _from_gpu(array, dtype, backend)
-    if array.size == 0 or array.ctypes.data % _ALIGNMENT or not array.flags.c_contiguous:
+    if array.size == 0 or backend.address(array) % _ALIGNMENT or not array.flags.c_contiguous:
         return _from_host(array, dtype)
     if not array.flags.writeable:
         return _from_host(array, dtype)

@@ -415,6 +415,72 @@ def test_dense_ids_of_every_kind_meet_others(pairs):
         np.testing.assert_array_equal(theirs, expected)
 
 
+def test_dense_ids_of_any_batch_meet_rows_of_every_kind_in_one_graph(pairs):
+    """Dense ids and weights beside ragged and sparse ones, against all of them as ragged ones."""
+    tables = [pairs[0][i % 3] for i in range(6)]
+    rng = np.random.default_rng(11)
+
+    def given(batch):
+        ids = [rng.integers(0, NUM_ROWS, (batch, width)) for width in (2, 3, 1, 2, 4, 2)]
+        factors = [rng.uniform(0.5, 2, each.shape).astype(np.float32) for each in ids]
+        return [tf.constant(each) for each in ids], [tf.constant(each) for each in factors]
+
+    def run(ids, factors, of_ids, of_factors):
+        with tf.GradientTape() as tape:
+            tape.watch(factors)
+            ids = [make(each) for make, each in zip(of_ids, ids, strict=True)]
+            weights = [make(each) for make, each in zip(of_factors, factors, strict=True)]
+            combiners = ["mean", "sum", "sqrtn", "mean", "sum", "mean"]
+            outputs = sok.lookup_sparse(tables, ids, weights, combiners)
+            loss = tf.add_n([tf.reduce_sum(each * each) for each in outputs])
+        gradients = tape.gradient(loss, [*pairs[0], *factors], unconnected_gradients="zero")
+        return outputs, gradients
+
+    def same(tensor):
+        return tensor
+
+    def ragged(tensor):
+        return tf.RaggedTensor.from_tensor(tensor)
+
+    def sparse(tensor):
+        # Not `tf.sparse.from_dense`, which leaves zeros out.
+        return ragged(tensor).to_sparse()
+
+    def nothing(_):
+        return None
+
+    def unknown(tensor):
+        return tf.compat.v1.placeholder_with_default(tensor, [None, None])
+
+    @tf.function(
+        input_signature=[
+            [tf.TensorSpec([None, width], dtype) for width in (2, 3, 1, 2, 4, 2)]
+            for dtype in (tf.int64, tf.float32)
+        ]
+    )
+    def mixed(ids, factors):
+        of_ids = [same, ragged, same, sparse, unknown, same]
+        of_factors = [same, same, ragged, sparse, same, nothing]
+        return run(ids, factors, of_ids, of_factors)
+
+    for batch in (3, 0, 5):
+        ids, factors = given(batch)
+        ours = tf.nest.flatten(mixed(ids, factors), expand_composites=True)
+        all_ragged = run(ids, factors, [ragged] * 6, [ragged] * 5 + [nothing])
+        theirs = tf.nest.flatten(all_ragged, expand_composites=True)
+        for each, expected in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(each, expected)
+
+
+def test_a_graph_makes_no_row_splits_of_dense_ids(pairs):
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int64)])
+    def look_up(ids):
+        return sok.lookup_sparse(pairs[0], [ids, ids[:, 0], ids], combiners="sum")
+
+    graph = look_up.get_concrete_function().graph
+    assert {each.type for each in graph.get_operations()} & {"Range", "Shape"} == set()
+
+
 def test_dense_ids_have_static_shapes(pairs):
     shapes = []
 

@@ -71,6 +71,8 @@ class Model(tf.Module):
         roots = sok.lookup_sparse(self.user, ragged, weights, combiners="sqrtn")
         rows = {"hidden": self.hidden(ids), "word": tf.nn.embedding_lookup(self.word, words)}
         rows |= {"sum_0": sums[0], "sum_1": sums[1], "mean_0": means[0], "mean_1": means[1]}
+        one, two = sok.lookup_sparse([self.user, self.word], [ids, words], combiners="mean")
+        rows |= {"one_a_row": one, "two_a_row": two}
         return rows | {"root": roots, "tf": tf.nn.embedding_lookup_sparse(self.user, sparse, None)}
 
 

@@ -34,12 +34,17 @@ def combined(
     stream = iter(tensors)
     outputs = []
     for facts in tables:
-        keys, places = next(stream), next(stream)
-        if facts.is_ragged:
+        keys = next(stream)
+        if facts.width is not None:
+            batch = tf.size(keys, tf.int64) // facts.width
+            segments = tf.repeat(tf.range(batch), facts.width)
+        elif facts.is_ragged:
+            places = next(stream)
             batch = tf.shape(places, tf.int64)[0] - 1
             segments = tf.repeat(tf.range(batch), places[1:] - places[:-1])
         else:
-            batch, segments = next(stream)[0], places[:, 0]
+            places, batch = next(stream), next(stream)[0]
+            segments = places[:, 0]
         weights = next(stream) if facts.has_weights else None
         variable = alive(facts.variable)
         if facts.is_static:
