@@ -311,6 +311,8 @@ def test_what_was_saved_of_another_table_is_refused(keras, sk, tmp_path):
     wider = keras.Model(ids, sk.Embedding(other)(ids))
     with pytest.raises(ValueError):
         wider.load_weights(tmp_path / "m.weights.h5")
+    with pytest.warns(UserWarning, match="skip_mismatch=True has left 'a:0' as it was"):
+        wider.load_weights(tmp_path / "m.weights.h5", skip_mismatch=True)
     np.testing.assert_array_equal(other.export()[1], [[1, 2, 3]])
 
 

@@ -14,6 +14,7 @@ table count; one that the same optimizer takes of dense variables alone is none 
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -47,6 +48,7 @@ _SAVED = "sok_lite"
 # Attributes of optimizers. TensorFlow and Keras track what is set; these are put into the dict.
 _STEPS = "_sok_lite_steps"
 _OPTIONS = "_sok_lite_options"
+_BUILT_FOR = "_sok_lite_built_for"  # weak references to variables, tables among them
 
 _Original = Callable[..., Any]
 _wrapped: set[tuple[type, str]] = set()
@@ -120,6 +122,10 @@ def _wrap_lists(cls: type) -> None:
 
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if trainable_variables is None:
+            built_for = vars(self).get(_BUILT_FOR, ())
+            if len(grads) == len(built_for):  # else they are of dense variables alone
+                trainable_variables = [each() for each in built_for]
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             pairs = list(zip(grads, trainable_variables, strict=True))
@@ -142,7 +148,10 @@ def _wrap_build(cls: type) -> None:
     def build(self: Any, variables: Any) -> Any:
         listed = list(variables)
         dense = [variable for variable in listed if not _is_ours(variable)]
-        return original(self, variables if len(dense) == len(listed) else dense)
+        if len(dense) == len(listed):
+            return original(self, variables)
+        vars(self)[_BUILT_FOR] = [weakref.ref(each) for each in listed]
+        return original(self, dense)
 
     _put(cls, MAKES_STATES, build, trains=False)
 
