@@ -2,7 +2,9 @@
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import SimpleNamespace, new_class
 from typing import Any
 
@@ -13,6 +15,8 @@ from sok_lite.bridge import keras_guard
 # What a dict of Keras has that stands for an object, and what more where it says which are one.
 _OBJECT = {"class_name", "config"}
 _SHARED = "shared_object_id"
+# While a model is made of its config: what of it was made that several layers share, by its number.
+_made: ContextVar[dict[int, Any] | None] = ContextVar("made_of_a_config", default=None)
 
 
 def root_of(package: Any) -> Any:
@@ -75,6 +79,40 @@ def says_what_is_shared(package: Any) -> bool:
     probe = _probe_of(package)
     configs = [package.saving.serialize_keras_object(probe) for _ in range(2)]
     return _SHARED in configs[1]
+
+
+def share_in_copies(name: str, package: Any) -> None:
+    """Has models that a Keras makes of their configs share what the configs say is shared."""
+    for cls in (package.Model, package.Sequential):
+        owner = keras_guard.owner_of(cls, "from_config")
+        original = None if owner is None else vars(owner)["from_config"]
+        if not isinstance(original, classmethod) or hasattr(original.__func__, "shares_tables"):
+            continue
+
+        @functools.wraps(original.__func__)
+        def from_config(cls: Any, *args: Any, original: Any = original, **kwargs: Any) -> Any:
+            with _of_one_config():
+                return original.__func__(cls, *args, **kwargs)
+
+        from_config.shares_tables = True  # type: ignore[attr-defined]
+        owner.from_config = classmethod(from_config)  # type: ignore[union-attr]
+
+
+@contextmanager
+def _of_one_config() -> Iterator[None]:
+    token = _made.set({} if _made.get() is None else _made.get())
+    try:
+        yield
+    finally:
+        _made.reset(token)
+
+
+def made_so_far() -> dict[int, Any] | None:
+    """Returns what several layers share of the model that is being made of its config, by number.
+
+    None: no model is being made so.
+    """
+    return _made.get()
 
 
 @functools.cache

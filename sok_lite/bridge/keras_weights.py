@@ -8,6 +8,7 @@ look afterwards whether what was saved or loaded had every table in it.
 import functools
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -179,7 +180,8 @@ def _checking(package: str, method: str, original: Any) -> Any:
                 f"Received: filepath={str(filepath)!r}. {tables[0].instead_of_save}"
             )
         keras_guard.check_weights(method, self)
-        with _all_done(method, tables), _scratch(method, filepath) as path:
+        may_skip = bool(kwargs.get("skip_mismatch"))
+        with _all_done(method, tables, may_skip), _scratch(method, filepath) as path:
             return original(self, path, *args, **kwargs)
 
     return checked
@@ -214,8 +216,8 @@ def do_all_ranks_save() -> bool:
 
 
 @contextmanager
-def _all_done(method: str, tables: Sequence[Any]) -> Iterator[None]:
-    """Raises if a table was neither saved nor loaded within."""
+def _all_done(method: str, tables: Sequence[Any], may_skip: bool) -> Iterator[None]:
+    """Raises if a table was neither saved nor loaded within; warns if it may be skipped."""
     done: list[Any] = []
     token = _done.set(done)
     try:
@@ -223,7 +225,13 @@ def _all_done(method: str, tables: Sequence[Any]) -> Iterator[None]:
     finally:
         _done.reset(token)
     missing = [table for table in tables if not any(table is each for each in done)]
-    if missing:
+    if missing and may_skip:
+        warnings.warn(
+            f"{method}() with skip_mismatch=True has left {_names(missing)} as it was: the file "
+            "has nothing that fits. Keras says what did not.",
+            stacklevel=5,
+        )
+    elif missing:
         raise RuntimeError(
             f"{method}() of this version of Keras has left {_names(missing)} out: Keras finds no "
             "layer in what holds them. Keep the layer of each in an attribute of its own; the file "

@@ -8,7 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge import keras_guard
-from sok_lite.bridge.keras_classes import layer_class, register_as_layer, root_of
+from sok_lite.bridge.keras_classes import (
+    layer_class,
+    register_as_layer,
+    root_of,
+    share_in_copies,
+)
 from sok_lite.bridge.keras_weights import keep_tables
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
 from sok_lite.keras.layers import EmbeddingPart, EmbeddingsPart
@@ -55,6 +60,7 @@ def _classes_of(package: Any) -> SimpleNamespace:
 
 train_with_stock_optimizers()
 keep_tables()
+keras_guard.tell(share_in_copies)
 keras_guard.tell(check_before_training)
 keras_guard.tell(count_by_rows)
 keras_guard.tell(add_over_ranks)

@@ -1,5 +1,6 @@
 """What a `Table` does, whichever Keras it is of; classes.py makes classes of it."""
 
+import itertools
 import re
 import weakref
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import tensorflow as tf
 from sok_lite.backend import Backend
 from sok_lite.bridge import keras_guard, keras_weights, stored, table_ops, writes
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.keras_classes import object_of, says_what_is_shared
+from sok_lite.bridge.keras_classes import made_so_far, object_of, says_what_is_shared
 from sok_lite.bridge.saved_parts import part_of_rank
 from sok_lite.bridge.summary import summary
 from sok_lite.bridge.variable import table_for_variable
@@ -28,6 +29,9 @@ _TEXTS = "str"
 _KEY_TYPES = ("int64", "int32", "uint64", _TEXTS)
 # What the names of arrays begin with that a rank of several has saved.
 _OF_RANK = re.compile(r"rank\d+of(\d+)_")
+# In a config: the number, in its process, of a table that several layers share.
+_SHARED = "shared"
+_numbers = itertools.count()
 _ROW_DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -130,6 +134,7 @@ class TablePart:
             seed=int(seed),
             **options,
         )
+        self._number = next(_numbers)
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         table = table_for_variable(TableWeight.kind, make, can_be_cloned=True)
         self.variable = TableWeight(table, name=name, trainable=True)
@@ -217,17 +222,19 @@ class TablePart:
 
         Raises:
           NotImplementedError: several layers have it, or it is a layer of the model beside one that
-            has it, and neither `save` nor a copy of the model asks, which say that it is one.
+            has it, and `clone_model` asks, which does not say that it is one.
         """
-        if self._num_users() > 1 and (
-            keras_guard.is_cloning() or not says_what_is_shared(self.package)
-        ):
-            raise NotImplementedError(
-                "clone_model() and from_config() do not know that several layers share table "
-                f"{self.name!r}: each would have one of its own. Make the model by the code that "
-                "made it, and give it model.get_weights()."
-            )
-        return {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
+        config = {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
+        if self._num_users() > 1:
+            if keras_guard.is_cloning():
+                raise NotImplementedError(
+                    f"clone_model() does not know that several layers share table {self.name!r}: "
+                    "each would have one of its own. Use "
+                    "type(model).from_config(model.get_config()), which does."
+                )
+            if not says_what_is_shared(self.package):
+                config[_SHARED] = self._number
+        return config
 
     def _num_users(self) -> int:
         """Returns how many layers look up in it; as a layer of a functional model it is one."""
@@ -236,7 +243,27 @@ class TablePart:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Returns a table of what `get_config` gave."""
+        """Returns a table of what `get_config` gave.
+
+        Raises:
+          NotImplementedError: several layers share it, and none but this one is being made.
+        """
+        config = dict(config)
+        number, made = config.pop(_SHARED, None), made_so_far()
+        if number is None:
+            return cls._made_of(config)
+        if made is None:
+            raise NotImplementedError(
+                f"Several layers share table {config['name']!r}, and a single one of them cannot "
+                "be made of its config. Make the model, by type(model).from_config(config) or "
+                "model_from_json, or give layers of your own the same Table."
+            )
+        if number not in made:
+            made[number] = cls._made_of(config)
+        return made[number]
+
+    @classmethod
+    def _made_of(cls, config: dict[str, Any]) -> Any:
         initializer = object_of(config["initializer"], cls.package)
         return cls(**{**config, "initializer": initializer})
 

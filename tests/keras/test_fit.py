@@ -247,6 +247,25 @@ def test_an_optimizer_of_a_programs_own(keras, sk):
     assert not any("table" in name for name in model.optimizer.built_for)
 
 
+def test_apply_without_variables_trains_what_it_was_built_for(keras, sk):
+    if keras.__name__ == "tf_keras":
+        pytest.skip("its optimizers are always given the variables")
+    models, optimizers = [with_table(keras, sk)[0] for _ in range(2)], []
+    for model in models:
+        optimizers.append(keras.optimizers.Adagrad(0.1))
+        optimizers[-1].build(model.trainable_variables)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(X[:8], training=True) - Y[:8]) ** 2)
+        grads = tape.gradient(loss, model.trainable_variables)
+        with_variables = [model.trainable_variables] if model is models[0] else []
+        optimizers[-1].apply(grads, *with_variables)
+    for one, other in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert np.abs(models[1].get_weights()[0] - ROWS).max() > 1e-3
+    with pytest.raises(ValueError, match="gradients must match"):
+        optimizers[1].apply(grads[:1])
+
+
 def test_summary_counts_rows(keras, sk):
     model, table = with_table(keras, sk)
     lines = []

@@ -55,6 +55,23 @@ def test_load_model_gives_tables_and_states(keras, model, tmp_path):
     check_goes_on(model, loaded)
 
 
+def test_what_a_wrapper_says_is_saved(keras, sk, tmp_path):
+    model = functional(keras, sk)
+    inner = keras.optimizers.SGD(0.1)
+    wrapper = sok.OptimizerWrapper(inner, on_nonfinite="error", stochastic_rounding=True)
+    model.compile(wrapper, "binary_crossentropy", run_eagerly=True)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    loaded.save(tmp_path / "again.keras")
+    wrong = tf.data.Dataset.from_tensors((DATA, np.full_like(Y, np.nan)))
+    for path in ("m.keras", "again.keras"):
+        loaded = keras.models.load_model(tmp_path / path)
+        with pytest.raises(Exception, match="finite"):
+            loaded.fit(wrong, verbose=0)
+    loaded.compile("sgd", "mse")
+    assert not {"on_nonfinite", "sok_lite"} & loaded.get_compile_config().keys()
+
+
 def test_a_model_that_was_not_compiled(keras, sk, tmp_path):
     model = functional(keras, sk)
     tables_of(model)["user"].assign([1, 2], np.ones((2, 3), np.float32))
@@ -183,23 +200,44 @@ def test_a_clone_has_new_tables(keras, model):
     check_equal(content(clone), content(model))
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [
-        lambda keras, model: keras.models.clone_model(model),
-        lambda keras, model: keras.Model.from_config(model.get_config()),
-        lambda keras, model: keras.models.model_from_json(model.to_json()),
-    ],
-    ids=["clone_model", "from_config", "json"],
-)
-@pytest.mark.parametrize("first", ["an embedding", "the table"])
-def test_a_copy_of_layers_that_share_a_table_is_refused(keras, sk, copied, first):
+COPIES = {
+    "from_config": lambda keras, model: type(model).from_config(model.get_config()),
+    "json": lambda keras, model: keras.models.model_from_json(model.to_json()),
+}
+
+
+def sharing(keras, sk, first="an embedding"):
     table, ids = sk.Table("shared", 2), keras.Input([3], dtype="int64")
-    layer = table if first == "the table" else sk.Embedding(table)
-    rows = [keras.layers.Flatten()(layer(ids)), sk.Embedding(table, "mean")(ids)]
-    model = keras.Model(ids, keras.layers.Concatenate()(rows))
-    with pytest.raises(NotImplementedError, match="several layers share table 'shared'"):
-        copied(keras, model)
+    layer = table if first == "the table" else sk.Embedding(table, name="each")
+    rows = [keras.layers.Flatten()(layer(ids)), sk.Embedding(table, "mean", name="mean")(ids)]
+    return keras.Model(ids, keras.layers.Concatenate()(rows)), table
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES.keys())
+@pytest.mark.parametrize("first", ["an embedding", "the table"])
+def test_a_copy_of_layers_that_share_a_table_shares_a_new_one(keras, sk, copied, first):
+    model, table = sharing(keras, sk, first)
+    table.assign([1, 2], [[1.0, 2], [3, 4]])
+    copies = [copied(keras, model) for _ in range(2)]
+    theirs = [each.get_layer("mean").tables["shared"] for each in copies]
+    for each, new in zip(copies, theirs, strict=True):
+        layer = each.layers[1]
+        assert new is (layer if first == "the table" else layer.tables["shared"])
+        assert new is not table and len(new) == 0
+    assert theirs[0] is not theirs[1]
+    theirs[0].set_weights(table.get_weights())
+    found = copies[0].predict(np.array([[1, 2, 2]]), verbose=0)
+    np.testing.assert_allclose(found, [[1, 2, 3, 4, 3, 4, 7 / 3, 10 / 3]], rtol=1e-6)
+
+
+def test_a_table_is_not_shared_by_halves(keras, sk):
+    model, _ = sharing(keras, sk)
+    with pytest.raises(NotImplementedError, match="several layers share table 'shared'.*from_conf"):
+        keras.models.clone_model(model)
+    layer = model.get_layer("mean")
+    with pytest.raises(NotImplementedError, match="Several layers share table 'shared'"):
+        type(layer).from_config(layer.get_config())
+    assert "shared" not in sk.Table("alone", 2).get_config()
 
 
 def test_layers_that_share_a_table_are_saved_with_one(keras, sk, tmp_path):
@@ -273,6 +311,8 @@ def test_what_was_saved_of_another_table_is_refused(keras, sk, tmp_path):
     wider = keras.Model(ids, sk.Embedding(other)(ids))
     with pytest.raises(ValueError):
         wider.load_weights(tmp_path / "m.weights.h5")
+    with pytest.warns(UserWarning, match="skip_mismatch=True has left 'a:0' as it was"):
+        wider.load_weights(tmp_path / "m.weights.h5", skip_mismatch=True)
     np.testing.assert_array_equal(other.export()[1], [[1, 2, 3]])
 
 

@@ -62,7 +62,10 @@ OF_CHECKPOINTS = ["_write", "read", "restore", "save", "write"]
 OF_LAYERS = ["get_weights", "load_own_variables", "save_own_variables", "set_weights"]
 OF_MODELS = ["compile", "load_weights", "make_train_function", "save", "save_weights", "train_step"]
 # Have optimizers train tables that ask for it: see bridge/optimizers/stock.py.
-OF_OPTIMIZERS = ["apply", "apply_gradients", "build", "compile", "make_train_function"]
+OF_OPTIMIZERS = [
+    *("apply", "apply_gradients", "build", "compile", "compile_from_config", "get_compile_config"),
+    "make_train_function",
+]
 
 
 def test_under_keras_3_a_program_without_tables_finds_everything_as_it_was():

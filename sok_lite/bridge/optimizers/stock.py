@@ -14,6 +14,7 @@ table count; one that the same optimizer takes of dense variables alone is none 
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -38,11 +39,16 @@ UPDATES_LISTS = "apply"  # of Keras 3, whose `apply_gradients` comes to it
 MAKES_STATES = "build"  # of Keras 3 and tf_keras, for all weights of a model
 
 COMPILES = "compile"  # of models
+SAVES_COMPILED = "get_compile_config"
+COMPILES_SAVED = "compile_from_config"
 MAKES_STEPS = "make_train_function"  # of models of Keras 3
 
+# In what Keras saves of how a model was compiled: the options of the wrapped optimizer.
+_SAVED = "sok_lite"
 # Attributes of optimizers. TensorFlow and Keras track what is set; these are put into the dict.
 _STEPS = "_sok_lite_steps"
 _OPTIONS = "_sok_lite_options"
+_BUILT_FOR = "_sok_lite_built_for"  # weak references to variables, tables among them
 
 _Original = Callable[..., Any]
 _wrapped: set[tuple[type, str]] = set()
@@ -56,6 +62,7 @@ def train_with_stock_optimizers() -> None:
 
 def _wrap_keras(name: str, package: Any) -> None:
     _wrap_compile(package)
+    _wrap_saved(package)
     if name == "keras":
         _wrap_making(package.Model)
     base = package.optimizers.Optimizer
@@ -115,6 +122,10 @@ def _wrap_lists(cls: type) -> None:
 
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if trainable_variables is None:
+            built_for = vars(self).get(_BUILT_FOR, ())
+            if len(grads) == len(built_for):  # else they are of dense variables alone
+                trainable_variables = [each() for each in built_for]
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             pairs = list(zip(grads, trainable_variables, strict=True))
@@ -137,7 +148,10 @@ def _wrap_build(cls: type) -> None:
     def build(self: Any, variables: Any) -> Any:
         listed = list(variables)
         dense = [variable for variable in listed if not _is_ours(variable)]
-        return original(self, variables if len(dense) == len(listed) else dense)
+        if len(dense) == len(listed):
+            return original(self, variables)
+        vars(self)[_BUILT_FOR] = [weakref.ref(each) for each in listed]
+        return original(self, dense)
 
     _put(cls, MAKES_STATES, build, trains=False)
 
@@ -163,6 +177,33 @@ def _wrap_compile(package: Any) -> None:
         return done
 
     _put(cls, COMPILES, compile, trains=False)
+
+
+def _wrap_saved(package: Any) -> None:
+    """Has the arguments of a wrapped optimizer be in what Keras saves of a model."""
+    saving, saves = _method(package.Model, SAVES_COMPILED)
+    loading, loads = _method(package.Model, COMPILES_SAVED)
+    if saves is None or loads is None:
+        return
+
+    @functools.wraps(saves)
+    def get_compile_config(self: Any) -> Any:
+        config = saves(self)
+        optimizer = getattr(self, "optimizer", None)
+        options = None if optimizer is None else vars(inner_of(optimizer)).get(_OPTIONS)
+        return {**config, _SAVED: options} if config and options else config
+
+    @functools.wraps(loads)
+    def compile_from_config(self: Any, config: Any) -> Any:
+        config = dict(config)
+        options = config.pop(_SAVED, None)
+        done = loads(self, config)
+        if options is not None and getattr(self, "optimizer", None) is not None:
+            vars(inner_of(self.optimizer))[_OPTIONS] = dict(options)
+        return done
+
+    _put(saving, SAVES_COMPILED, get_compile_config, trains=False)
+    _put(loading, COMPILES_SAVED, compile_from_config, trains=False)
 
 
 def _wrap_making(model: type) -> None:
