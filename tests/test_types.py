@@ -22,7 +22,7 @@ SEEN = {
     r"combiners: str \| typing.Sequence\[str\] \| None =, .*training: bool \| None =, .*\)",
     "sok.prefetch(table, 3)": "sok_lite.bridge.ahead.Prefetched",
     "sok.export": r"def \(var: Any, cutoff: float \| None =\) -> tuple\[Any, Any\]",
-    "sok.init": r"def \(comm_tool: str =, use_legacy_optimizer: bool =\)",
+    "sok.init": r"def \(comm_tool: str =, use_legacy_optimizer: bool =, gpu_transport: .*\)",
     "sok.OptimizerWrapper": "def (optimizer: Any, on_nonfinite: str =, stochastic_rounding: bool ="
     ") -> sok_lite.sok.optimizer.OptimizerWrapper",
     "sok.communication.rank()": "int",
