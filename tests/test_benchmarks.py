@@ -665,9 +665,12 @@ def test_steps_by_a_rule_and_steps_of_its_own_are_measured(mode):
 
 def test_fit_of_tables_is_timed_beside_dense_layers():
     pytest.importorskip("tensorflow")
-    args = "--features 2 --keys 50 --dim 2 --batch 16 --steps 2 --rounds 1".split()
+    args = "--features 2 --keys 50 --dim 2 --batch 16 --steps 2 --rounds 1 --calls 2".split()
     results, _ = run("bench_keras.py", *args)
-    assert [each["layer"] for each in results] == ["tables", "keras.layers.Embedding"]
+    layers = ["tables", "a layer for each table", "keras.layers.Embedding"]
+    assert [each["layer"] for each in results[:3]] == layers
+    served = [(each["way"], each["batch"]) for each in results[3:]]
+    assert served == [("model", 1), ("served", 1), ("model", 16), ("served", 16)]
 
 
 @pytest.mark.long
