@@ -128,7 +128,7 @@ HOSTS = ("localhost:2\n", "localhost:2\n127.0.0.1:1\n")
     ("ways", "local", "on_disk"),
     [
         ("killed", True, ""),
-        ("joins leaves", True, ""),
+        pytest.param("joins leaves", True, "", marks=pytest.mark.long),
         pytest.param("killed", True, "1", marks=pytest.mark.long),
         pytest.param("killed", False, "", marks=pytest.mark.long),
         pytest.param("joins leaves", True, "1", marks=pytest.mark.long),

@@ -1,0 +1,90 @@
+"""What a TableState keeps and refuses, on one rank; tests/test_elastic.py has jobs of several."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.comm import CommunicatorError
+
+pytest.importorskip("horovod.tensorflow")
+pytestmark = pytest.mark.usefixtures("initialised")
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_all_goes_back_to_the_last_commit(tmp_path, on_disk):
+    table = sok.DynamicVariable(3, name="t", initializer="ones")
+    dense = tf.Variable([1.0, 2.0])
+    optimizer = sok.OptimizerWrapper(keras.optimizers.Adam(0.5))
+    optimizer.optimizer.build([dense])
+    path = tmp_path if on_disk else None
+    state = sok.elastic.TableState([table, dense], optimizer, path, step=0, seen=["a"])
+
+    def step(keys):
+        with tf.GradientTape() as tape:
+            rows = sok.lookup_sparse(table, tf.ragged.constant([keys], tf.int64), combiners="sum")
+            loss = tf.reduce_sum(rows) * tf.reduce_sum(dense**2)
+        gradients = tape.gradient(loss, [table, dense])
+        optimizer.apply_gradients(zip(gradients, [table, dense], strict=True))
+
+    def everything():
+        keys, rows = sok.export(table)
+        states = [table.table.read_state(name, keys) for name in table.table.store.state_names]
+        others = [np.asarray(each) for each in (dense, *optimizer.optimizer.variables)]
+        arrays = [keys.numpy(), rows.numpy(), *states, *others]
+        return [array.tobytes() for array in arrays], state.step, state.seen
+
+    state.sync()
+    step([1, 2])
+    state.step, state.seen = 1, ["a", "b"]
+    state.commit()
+    before = everything()
+    for _ in range(2):
+        step([2, 3, 4])
+        state.step, state.seen = 7, []
+        assert everything() != before
+        state.restore()
+        state.sync()
+        assert everything() == before
+
+
+def test_what_it_refuses():
+    table = sok.DynamicVariable(3, name="t")
+    with pytest.raises(TypeError, match="static variable, whose rows"):
+        sok.elastic.TableState([sok.Variable(tf.ones([4, 2]))])
+    with pytest.raises(TypeError, match="must be a sok_lite.OptimizerWrapper. Received: Adam"):
+        sok.elastic.TableState(table, keras.optimizers.Adam())
+    optimizer = sok.OptimizerWrapper(keras.optimizers.Adam())
+    with pytest.raises(ValueError, match="must be built"):
+        sok.elastic.TableState([table, tf.Variable(1.0)], optimizer).save()
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_the_death_of_a_rank_is_told_to_horovod(in_graph):
+    def dies():
+        raise CommunicatorError("Rank 1 has died")
+
+    calls = []
+
+    @sok.elastic.run
+    def train(state):
+        calls.append(state)
+        if len(calls) == 1:
+            if in_graph:
+                tf.function(lambda: tf.py_function(dies, [], tf.int64))()
+            dies()
+        return "goes on"
+
+    class State:
+        def on_reset(self):
+            pass
+
+        def sync(self):
+            pass
+
+        def restore(self):
+            raise StopIteration("it is restored")
+
+    with pytest.raises(StopIteration, match="it is restored"):
+        train(State())
