@@ -48,6 +48,11 @@ def num_rows_of(packed: bytes) -> int:
     return int(_ROWS.unpack_from(packed, _CALL.size)[0])
 
 
+def turn_of(packed: bytes) -> int:
+    """Returns the number of the collective of a packed header."""
+    return int(_CALL.unpack_from(packed)[0])
+
+
 def disagreement(rank: int, mine: Header, others: Mapping[int, bytes]) -> str | None:
     """Returns why packed headers cannot be of one collective, for people, or None if they can.
 

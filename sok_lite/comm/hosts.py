@@ -1,10 +1,10 @@
 """Several machines: shared memory between ranks of one, another transport between machines.
 
-A collective is one of the transport, in which ranks of one machine have no rows for each other, and
-one turn of the machine's mailboxes (`sok_lite.comm.shared_memory`). A rank fills its outbox before
-it enters the transport's collective and reads those of the others after it. So it finds all signals
-there and waits for none, ranks agree or fail where the transport lets them, and everybody has read
-an outbox before its owner comes to it again.
+A collective is one of the transport. Where a rank has much for one of its machine, those of its
+machine get no rows in that, but find them in its outbox (`sok_lite.comm.shared_memory`). It fills
+the outbox before it enters the transport's collective, and they look after it. So nobody waits for
+a signal, ranks agree or fail where the transport lets them, and everybody has read an outbox before
+its owner comes to it again.
 """
 
 import itertools
@@ -16,9 +16,12 @@ import numpy as np
 
 from sok_lite.comm.header import num_rows_of
 from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
-from sok_lite.comm.shared_memory import LinkError, Mailboxes
+from sok_lite.comm.shared_memory import LinkError, Mailboxes, Signal
 
 T = TypeVar("T")
+
+# Less is sooner there with what goes to other machines: docs/performance.md, "Ranks".
+_LEAST_BYTES = 1 << 20
 
 
 class HostsCommunicator(Communicator):
@@ -62,18 +65,22 @@ class HostsCommunicator(Communicator):
     ) -> Gathered:
         """Gives parts[rank] to each rank and gathers what they have for this one."""
         headers = self._next_header(call, rows).pack(len(part) for part in parts)
-        away = [part[:0] if rank in self._here else part for rank, part in enumerate(parts)]
+        most = max((parts[peer].nbytes for peer in self._boxes.links), default=-1)
+        in_memory = most >= _LEAST_BYTES
+        kept = self._here if in_memory else {self.rank}
+        away = [part[:0] if rank in kept else part for rank, part in enumerate(parts)]
         splits = np.array([len(part) for part in away], np.int32)
         lost = None
         try:
-            self._boxes.send(self.turn, headers, parts, same)
+            if in_memory:
+                self._boxes.send(self.turn, headers, parts, same)
         except LinkError as error:
             lost = error  # the transport knows more of it, and tells all ranks
         far = self._through_base(self._base._alltoallv, call, np.concatenate(away), splits)
         try:
             if lost is not None:
                 raise lost
-            signals = {peer: self._boxes.receive(self.turn, peer) for peer in self._boxes.links}
+            signals = self._signals(far.recv_splits)
         except LinkError as error:
             self._break_off(
                 f"Rank {error.peer} has died or has left, seen by rank {self.rank} in {call}: "
@@ -96,6 +103,15 @@ class HostsCommunicator(Communicator):
             else:
                 part[:] = far.rows[far_ends[rank] : far_ends[rank + 1]]
         return Gathered(received, counts)
+
+    def _signals(self, recv_splits: np.ndarray) -> dict[int, Signal]:
+        """Returns the signals that are there of ranks from which nothing has come."""
+        found = {}
+        for peer in self._boxes.links:
+            signal = None if recv_splits[peer] else self._boxes.look(self.turn, peer)
+            if signal is not None:
+                found[peer] = signal
+        return found
 
     def _through_base(self, collective: Callable[..., T], *arguments: Any) -> T:
         """Runs a collective of the transport. One that fails does so on all ranks, and is the last:

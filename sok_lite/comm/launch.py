@@ -36,7 +36,8 @@ def make_communicator(tool: str = "horovod") -> Communicator:
     """Makes the communicator of this process. Every rank must call it with the same tool.
 
     Ranks that are all on one machine exchange rows through shared memory (`sok_lite.comm.local`);
-    the tool brings them together. SOK_LITE_COMM_LOCAL=0 leaves everything to the tool.
+    the tool brings them together. On several, ranks of one do so with large parts where the tool
+    does not itself (`sok_lite.comm.hosts`). SOK_LITE_COMM_LOCAL=0 leaves everything to the tool.
 
     However the program of a rank ends from here on, the others learn of it
     (`sok_lite.comm.ending`).

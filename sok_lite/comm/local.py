@@ -116,7 +116,7 @@ class LocalCommunicator(Communicator):
             for number, _ in ready:
                 peer = waiting.pop(number)
                 poll.unregister(number)
-                signals[peer] = self._boxes.receive(self.turn, peer)
+                signals[peer] = self._boxes.receive(peer)
             waited_s = time.monotonic() - start
             if not ready and waited_s >= min(noted + self._warn_s, self._limit_s):
                 noted = waited_s
@@ -183,7 +183,8 @@ def connect_local(base: Communicator) -> Communicator:
     Returns:
       The fast communicator where all ranks are on one machine, one that uses both ways where some
       share a machine, or `base` itself if none do (also where they are kept apart, in containers of
-      their own) or SOK_LITE_COMM_LOCAL is "0"; the same kind on all ranks.
+      their own), if it does that itself (`shares_memory`), or SOK_LITE_COMM_LOCAL is "0"; the same
+      kind on all ranks.
     """
     if base.size == 1:
         return base
@@ -194,6 +195,8 @@ def connect_local(base: Communicator) -> Communicator:
     cards = [row.tobytes() for row in base.allgatherv(np.frombuffer(card, np.uint8)[None]).rows]
     places = [other[:_NAME_BYTES].rstrip() for other in cards]
     if b"" in places or len(set(places)) == base.size:
+        return base
+    if len(set(places)) > 1 and base.shares_memory:
         return base
     here = {rank: other for rank, other in enumerate(cards) if places[rank] == place}
     names = {rank: other[_NAME_BYTES : 2 * _NAME_BYTES].rstrip() for rank, other in here.items()}

@@ -28,6 +28,8 @@ class MpiCommunicator(Communicator):
       CommunicatorError: mpi4py or the MPI library is missing, or MPI allows no second thread.
     """
 
+    shares_memory = True
+
     def __init__(self) -> None:
         try:
             from mpi4py import MPI

@@ -80,7 +80,11 @@ class Communicator(ABC):
       local_rank: number of this process among those of the same machine.
       turn: number of collectives so far; equal on all ranks whenever one has been completed.
       carrier: what carries arrays of a GPU without the host; None: they go by the host.
+      shares_memory: whether ranks of one machine pass rows through memory, also where there are
+        ranks on other machines.
     """
+
+    shares_memory = False
 
     def __init__(self, rank: int, size: int, local_rank: int) -> None:
         self.rank = rank

@@ -7,6 +7,7 @@ until its owner has twice more met those who read it.
 
 import mmap
 import os
+import select
 import socket
 import struct
 import weakref
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.comm.header import HEADER_BYTES
+from sok_lite.comm.header import HEADER_BYTES, turn_of
 
 _SMALLEST_BOX_BYTES = 1 << 16
 # A header, and where this part begins in the outbox.
@@ -58,6 +59,7 @@ class Mailboxes:
         self.links = links
         self._outboxes = [Outbox(), Outbox()]
         self._inboxes: dict[tuple[int, int], np.ndarray] = {}
+        self._early: dict[int, Signal] = {}
         _alive.add(self)
 
     def send(
@@ -98,21 +100,48 @@ class Mailboxes:
             if file is not None:
                 os.close(file)
 
-    def receive(self, turn: int, peer: int) -> Signal:
+    def receive(self, peer: int) -> Signal:
         """Waits for a rank's signal, and maps its outbox anew where that has grown.
 
         Raises:
           LinkError: the rank is gone.
         """
+        signal = self._receive(peer)
+        if signal is None:
+            raise LinkError(peer, "it closed its connection")
+        return signal
+
+    def look(self, turn: int, peer: int) -> Signal | None:
+        """Returns a rank's signal of this turn, or None if none is there.
+
+        Raises:
+          LinkError: the rank is gone, or this one has closed its links.
+        """
+        if peer not in self._early:
+            link = self.links[peer]
+            if link.fileno() < 0:
+                raise LinkError(peer, "this rank has closed the connection")
+            poll = select.poll()
+            poll.register(link, select.POLLIN)
+            signal = self._receive(peer) if poll.poll(0) else None
+            if signal is None:
+                return None
+            self._early[peer] = signal
+        # It may be one of the next turn, of a rank that had none for this one and is ahead.
+        return self._early.pop(peer) if turn_of(self._early[peer].packed) == turn else None
+
+    def _receive(self, peer: int) -> Signal | None:
+        """Takes a signal; None from a rank that has closed its links."""
         try:
-            signal, files, _, _ = socket.recv_fds(self.links[peer], _SIGNAL.size, 1)
+            received, files, _, _ = socket.recv_fds(self.links[peer], _SIGNAL.size, 1)
         except OSError as error:
             raise LinkError(peer, error) from error
+        if len(received) != _SIGNAL.size:
+            return None
+        signal = Signal(*_SIGNAL.unpack(received))
         for file in files:
-            self._inboxes[peer, turn % 2] = _mapped(file)
-        if len(signal) != _SIGNAL.size:
-            raise LinkError(peer, "it closed its connection")
-        return Signal(*_SIGNAL.unpack(signal))
+            self._inboxes[peer, turn_of(signal.packed) % 2] = _mapped(file)
+        return signal
 
     def take(self, turn: int, peer: int, signal: Signal, rows: np.ndarray) -> None:
         """Copies a rank's part to contiguous rows of that size."""

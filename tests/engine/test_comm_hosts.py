@@ -9,9 +9,10 @@ import threading
 import numpy as np
 import pytest
 
-from sok_lite.comm import CommunicatorError, local, run_ranks, shared_memory
+from sok_lite.comm import CommunicatorError, hosts, local, run_ranks, shared_memory
 from sok_lite.comm.hosts import HostsCommunicator
 from sok_lite.comm.local import SWITCH_VARIABLE, connect_local
+from sok_lite.comm.threads import ThreadsCommunicator
 from tests import comm_facts, exchange_facts
 from tests.comm_facts import check_alltoallv, uneven
 from tests.engine.helpers import raise_at_line
@@ -29,7 +30,11 @@ def switched_on(monkeypatch):
 
 @pytest.fixture
 def run_hosts(monkeypatch):
-    """Runs a program on ranks that are threads, on the machines of a layout."""
+    """Runs a program on ranks that are threads, on the machines of a layout.
+
+    Ranks of one machine share memory, however little they have for each other.
+    """
+    monkeypatch.setattr(hosts, "_LEAST_BYTES", 0)
 
     def run(layout, program):
         def place():
@@ -83,6 +88,24 @@ def test_only_rows_for_other_machines_leave_the_machine(run_hosts, layout):
             assert splits == [0 if place == mine else each for place in layout]
 
     run_hosts(layout, program)
+
+
+@pytest.mark.parametrize("layout", ["aab", "abbca"])
+def test_what_is_little_goes_with_the_rest(run_hosts, monkeypatch, layout):
+    """Some ranks have much for one of their machine, in some calls; others have little."""
+    monkeypatch.setattr(hosts, "_LEAST_BYTES", 100)
+
+    def program(comm):
+        filled = []
+        send = comm._boxes.send
+        comm._boxes.send = lambda *args: (filled.append(True), send(*args))
+        for most in [1, 40, 3, 9, 12, 90, 8, 0, 1000, 10, 2, 15]:
+            check_alltoallv(comm, uneven(comm, most), (3,), "float32")
+            comm_facts.broadcast_gives_the_array_of_the_root(comm)
+        return len(filled)
+
+    filled = run_hosts(layout, program)
+    assert 0 < min(filled[:2]) != max(filled)
 
 
 def test_memory_that_grows_and_is_used_again(run_hosts):
@@ -229,6 +252,12 @@ def stays_on_base(monkeypatch, layout):
 @pytest.mark.parametrize("layout", ["ab", "abcd", "aa b", "    "])
 def test_ranks_that_are_alone_or_do_not_know_their_machine(monkeypatch, layout):
     assert stays_on_base(monkeypatch, layout)
+
+
+def test_a_transport_that_shares_memory_itself(monkeypatch):
+    monkeypatch.setattr(ThreadsCommunicator, "shares_memory", True)
+    assert stays_on_base(monkeypatch, "aab")
+    assert not stays_on_base(monkeypatch, "aaa")
 
 
 def test_a_machine_whose_ranks_cannot_connect(monkeypatch):
