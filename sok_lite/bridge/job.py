@@ -60,12 +60,14 @@ def join(comm_tool: str, gpu_transport: str | None = None) -> None:
     comm = make_communicator(comm_tool)
     if comm.size > 1:
         ways = {"horovod": Way(horovod_unable, HorovodCarrier)}
-        _transport = choose_carrier(comm, get_backend(), wanted, ways)
+        backend = get_backend()
+        said = choose_carrier(comm, backend, wanted, ways)
+        _transport = "" if backend.name == "cpu" else said
     _communicator, _tool = comm, comm_tool
 
 
 def transport() -> str:
-    """Returns by which way arrays of GPUs travel between ranks, for people; "" with one rank."""
+    """Returns by which way arrays travel between GPUs, for people; "" without several GPUs."""
     return _transport
 
 
