@@ -71,11 +71,13 @@ def _choose_carrier(comm: Communicator, wanted: str) -> None:
     comm.carrier, _transport = None, ""
     if comm.size > 1:
         ways = {"horovod": Way(horovod_unable, HorovodCarrier)}
-        _transport = choose_carrier(comm, get_backend(), wanted, ways)
+        backend = get_backend()
+        said = choose_carrier(comm, backend, wanted, ways)
+        _transport = "" if backend.name == "cpu" else said
 
 
 def transport() -> str:
-    """Returns by which way arrays of GPUs travel between ranks, for people; "" with one rank."""
+    """Returns by which way arrays travel between GPUs, for people; "" without several GPUs."""
     return _transport
 
 

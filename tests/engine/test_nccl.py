@@ -10,9 +10,12 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, alarm, nccl, run_ranks
+from sok_lite.engine import lookup
+from sok_lite.engine.batch import Part
 from sok_lite.engine.exchange import return_rows, send_grads
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from tests.comm_facts import FACTS as COMM_FACTS
+from tests.engine.helpers import new_table, on
 from tests.exchange_facts import FACTS, send
 from tests.support import nccl_stand_in
 from tests.support.nccl_stand_in import World, die, run_ranks_by_nccl
@@ -273,6 +276,43 @@ def test_a_rank_that_dies_lets_no_other_wait(size, when):
     run_ranks_by_nccl(size, dying)
     assert len(told) == size - 1
     assert all("has died" in text for text in told)
+
+
+def test_keys_of_a_rank_that_dies_reach_no_table(backend):
+    if backend.name == "cuda" and not is_simulated(backend):
+        pytest.skip("NCCL is a stand-in here, and has no GPU")
+    has_launched = threading.Event()
+
+    def program(comm):
+        table = new_table(backend)
+        arrays = on(backend, KEYS, np.arange(len(KEYS) + 1))
+        carrier = comm.carrier
+        travel, check = carrier._travel, carrier.check
+
+        def last(messages):
+            carrier._travel = dies if comm.rank == 1 else waits
+            return travel(messages)  # control goes
+
+        def dies(messages):
+            assert has_launched.wait(30)
+            die(comm)
+            raise KeyError
+
+        def waits(messages):
+            has_launched.set()  # on a GPU the host goes on, and is held up by what reads the keys
+
+        def checked(turn):
+            assert carrier._alarm.wait(30)
+            check(turn)
+
+        carrier._travel, carrier.check = last, checked
+        if comm.rank == 1:
+            carrier._watching = lambda turn=None: _nothing()
+        with pytest.raises(KeyError if comm.rank == 1 else CommunicatorError):
+            lookup.forward(backend, comm, [Part(table, *arrays, None, "sum")])
+        assert table.size == 0
+
+    run_ranks_by_nccl(2, program, backend)
 
 
 class _nothing:

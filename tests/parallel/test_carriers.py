@@ -5,13 +5,24 @@ import os
 import numpy as np
 import pytest
 
-from sok_lite.backend import get_backend
-from sok_lite.comm import CommunicatorError
+from sok_lite.backend import cuda_unavailable, get_backend
+from sok_lite.backend.nccl import nccl_unavailable
+from sok_lite.comm import CommunicatorError, choose_carrier
 from sok_lite.comm.mpi_carrier import MpiCarrier, cuda_unaware
 from sok_lite.engine.failure import shared_failure
 from tests.exchange_facts import FACTS, send
 
 CPU = get_backend("cpu")
+
+
+def _nccl(comm):
+    reason = cuda_unavailable() or nccl_unavailable()
+    if reason is None and get_backend("cuda").num_devices < comm.size:
+        reason = "NCCL takes a GPU for each rank"
+    if reason is not None:
+        pytest.skip(reason)
+    choose_carrier(comm, get_backend("cuda"), "nccl")
+    return comm.carrier
 
 
 def _mpi(comm):
@@ -31,20 +42,22 @@ def _horovod(comm):
     return HorovodCarrier(comm, CPU)
 
 
-@pytest.fixture(params=[_mpi, _horovod], ids=["mpi", "horovod"])
+@pytest.fixture(params=[_nccl, _mpi, _horovod], ids=["nccl", "mpi", "horovod"])
 def carried(comm, request, monkeypatch):
     """A communicator whose arrays a library carries."""
-    monkeypatch.setattr(comm, "carrier", request.param(comm))
+    monkeypatch.setattr(comm, "carrier", None)
+    comm.carrier = request.param(comm)
     return comm
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
 def test_round_trip(carried, fact):
-    fact(carried)
+    fact(carried, get_backend("cuda") if carried.carrier.name == "nccl" else CPU)
 
 
 def test_a_rank_that_fails_lets_all_raise_and_all_go_on(carried):
     comm, keys = carried, np.arange(9)
+    backend = get_backend("cuda") if comm.carrier.name == "nccl" else CPU
     if comm.size == 1:
         pytest.skip("one rank raises what it raises")
     for _ in range(2):
@@ -53,8 +66,8 @@ def test_a_rank_that_fails_lets_all_raise_and_all_go_on(carried):
             with shared_failure(comm):
                 if comm.rank == 1:
                     raise KeyError("lost")
-            send(CPU, comm, [keys], ["int64"])
-        send(CPU, comm, [keys], ["int64"])
+            send(backend, comm, [keys], ["int64"])
+        send(backend, comm, [keys], ["int64"])
 
 
 def test_whether_libraries_carry_arrays_of_gpus_is_known(comm):
