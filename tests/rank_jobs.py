@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-_MARK = "JOB_OF_A_TEST"
+MARK = "JOB_OF_A_TEST"
 
 
 class Job(NamedTuple):
@@ -33,34 +33,33 @@ class Job(NamedTuple):
     left: list[str]
 
 
-def run_job(tool, program, tmp_path, ranks=2, local=True, timeout=120, options=(), **environment):
+def run_job(
+    tool,
+    program,
+    tmp_path,
+    ranks=2,
+    local=True,
+    timeout=120,
+    options=(),
+    launch=None,
+    **environment,
+):
     """Runs a Python program, given as source, on ranks that `horovodrun` or `mpirun` starts.
 
     With `local` the ranks may use the shared memory of their machine. The launcher gets `options`.
+    `launch` is the command that starts a program on all ranks, where it is not the tool's launcher
+    with this number of `ranks`.
     """
-    command, mark = launcher(tool), uuid.uuid4().hex
+    launch, mark = launch or [launcher(tool), "-np", str(ranks)], uuid.uuid4().hex
     folder = tmp_path / mark
     folder.mkdir()
     script = tmp_path / f"{mark}.py"
     script.write_text(textwrap.dedent(program))
-    everything = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "SOK_LITE_COMM_LOCAL": "1" if local else "0",
-        "TMPDIR": str(folder),
-        _MARK: mark,
-        # Open MPI refuses root, and more ranks than cores.
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        **environment,
-    }
+    everything = {**environment_of(mark, folder, local), **environment}
     with (tmp_path / f"{mark}.out").open("w+") as out:
         # A file, not a pipe: a process that is left behind would hold a pipe open.
         launched = subprocess.Popen(
-            [command, "-np", str(ranks), *options, sys.executable, str(script), tool],
+            [*launch, *options, sys.executable, str(script), tool],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -82,6 +81,26 @@ def run_job(tool, program, tmp_path, ranks=2, local=True, timeout=120, options=(
         raise AssertionError(f"The job still ran after {timeout} s. It printed:\n{output}")
     moments = [float(line.split("ENDS ")[1]) for line in output.splitlines() if "ENDS " in line]
     return Job(code, output, end - max(moments) if moments else 0.0, left)
+
+
+def environment_of(mark, folder, local=True):
+    """Returns the environment of a job that leaves what it makes in a folder.
+
+    The mark, in the environment of its processes, tells them from all others.
+    """
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "SOK_LITE_COMM_LOCAL": "1" if local else "0",
+        "TMPDIR": str(folder),
+        MARK: mark,
+        # Open MPI refuses root, and more ranks than cores.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
 
 
 def launcher(tool):
@@ -108,7 +127,7 @@ def _processes(mark):
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if f"{_MARK}={mark}".encode() in path.read_bytes():
+            if f"{MARK}={mark}".encode() in path.read_bytes():
                 found.append(int(path.parent.name))
         except OSError:
             continue  # it has ended, or belongs to somebody else
