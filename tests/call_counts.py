@@ -65,11 +65,12 @@ def _launched(backend):
         del backend._launch_words  # that of the class again
 
 
-def counts_of_ranks(backend, size, prepare):
+def counts_of_ranks(backend, size, prepare, run=run_ranks):
     """Makes a call on all of `size` ranks, threads of this process.
 
     Args:
       prepare: communicator -> the call, which is counted; `prepare` itself is not.
+      run: runs the ranks, as `run_ranks`.
 
     Returns:
       Counts of all ranks together, and of rank 0 how often it makes each collective.
@@ -93,7 +94,7 @@ def counts_of_ranks(backend, size, prepare):
             setattr(comm, name, _counted(getattr(comm, name), name.strip("_"), collectives))
         counts.append(counts_of(backend, together))
 
-    run_ranks(size, program)
+    run(size, program)
     return counts[0], collectives
 
 

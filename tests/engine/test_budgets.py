@@ -5,6 +5,7 @@ the simulated one. Tables differ in dimension, and those of one call in kind whe
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from sok_lite.engine.table import make_table
 from sok_lite.engine.update import Update, apply_updates
 from tests.call_counts import Counts, can_count, counts_of, counts_of_ranks
 from tests.exchange_facts import OWNERS, rule_of
+from tests.support.nccl_stand_in import run_ranks_by_nccl
 from tests.support.simt.backend import is_simulated
 
 ADAM = (Adam(),)
@@ -303,4 +305,34 @@ def test_a_call_of_two_ranks_asks_for_no_more_than_its_budget(backend, name, num
 
     counts, collectives = counts_of_ranks(backend, 2, prepare)
     within(backend, counts, budget, num_tables, BYTES_OF_RANKS)
+    assert collectives.total() <= budget.collectives
+
+
+# By NCCL keys are packed and unpacked, and control is made, on the device; nothing is copied by the
+# host but counts. It waits as often as by the host.
+BYTES_BY_NCCL = 1750, 850
+BUDGETS_BY_NCCL = {
+    "forward, known": BudgetOfRanks(known, 24, 22, 40, 8, 0, _FEW),
+    "backward": BudgetOfRanks(backward, 22, 18, 24, 4, 0, _FEW),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tables"),
+    [(name, number) for name, budget in BUDGETS_BY_NCCL.items() for number in budget.tables],
+)
+def test_a_call_by_nccl_asks_for_no_more_than_its_budget(backend, name, num_tables):
+    if not can_count(backend):
+        pytest.skip("nobody counts what is asked of this GPU")
+    budget = BUDGETS_BY_NCCL[name]
+
+    def prepare(comm):
+        job = Job(backend, num_tables, ALL, comm)
+        for _ in range(3):
+            budget.call(job)()
+        return budget.call(job)
+
+    run = partial(run_ranks_by_nccl, backend=backend)
+    counts, collectives = counts_of_ranks(backend, 2, prepare, run)
+    within(backend, counts, budget, num_tables, BYTES_BY_NCCL)
     assert collectives.total() <= budget.collectives
