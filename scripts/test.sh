@@ -25,7 +25,7 @@ end() {
   rm -rf "$logs"
 }
 trap end EXIT
-pytest=(python -m pytest -q)
+pytest=(python -m pytest -q --durations=10 --durations-min=5)
 more=1 # times as many seconds
 # pyproject.toml leaves the long ones out; the last -m wins.
 case "${SOK_LITE_LONG:-0}" in 0 | '') ;; *) pytest+=(-m '') more=6 ;; esac
