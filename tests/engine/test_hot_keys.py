@@ -325,6 +325,54 @@ def test_ranks_with_other_hot_keys_forget_them():
     run_ranks(3, program)
 
 
+def test_lookups_that_fail_count_once():
+    backend = get_backend("cpu")
+
+    def program(comm):
+        table = new_table(backend, hot_keys=2)
+        for turn in range(4):
+            for attempt in range(5):
+                keys = np.full(3, 10 * turn + attempt) if attempt < 4 else np.array([1, 2, 1])
+                part = Part(table, *on(backend, keys, np.array([0, 2, 3])), None, "sum")
+                batch = batch_of(backend, [part])
+                if attempt < 4:
+                    fails(backend, comm, batch)
+                else:
+                    lookup.forward_batch(backend, comm, batch)
+            # Of the choice of the third lookup nothing is lost by those that failed before it.
+            assert hot_of(table) == (set() if turn < 2 else {1, 2})
+        return table.hot
+
+    for hot in run_ranks(2, program):
+        assert [keys.tolist() for keys in hot._counted.values()] == [[1, 2]]
+
+
+def test_ranks_that_change_places_forget_hot_keys():
+    """The owner of a key does not know which copies are old that another rank has kept."""
+    backend = get_backend("cpu")
+    tables = [new_table(backend, hot_keys=3) for _ in range(3)]
+
+    def before(comm):
+        table = tables[comm.rank]
+        for _ in range(4):
+            asking(backend, comm, table, [0, 1, 2])
+        if comm.rank == 0:
+            table.insert_or_assign(*on(backend, np.array([0]), np.full((1, 4), 7, np.float32)))
+        keys = [0] if comm.rank == 1 else []
+        assert asking(backend, comm, table, keys)[0] == [7] * len(keys)
+
+    def after(comm):
+        table = tables[(1, 0, 2)[comm.rank]]
+        assert asking(backend, comm, table, [0, 1, 2])[0] == [7, 1, 2]
+
+    run_ranks(3, before)
+    contents = [table.export() for table in tables[:2]]
+    for table, (keys, rows) in zip(tables, reversed(contents), strict=False):
+        table.clear()
+        table.insert_or_assign(keys, rows)
+    run_ranks(3, after)
+
+
 class Stumbling(KeyInitializer):
     """Fails for the key 666."""
 
