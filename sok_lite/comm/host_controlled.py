@@ -49,16 +49,17 @@ class HostControlledCarrier(Carrier):
         return Counts(sent, np.stack([part[NUM_WORDS:] for part in theirs]))
 
     def keys(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
-        self._check_arrays(message)
-        return self._comm._together(
-            lambda call: self._carried(message, send_splits, recv_splits), "keys"
-        )
+        return self.rows("keys", message, send_splits, recv_splits)
 
     def rows(
         self, call: str, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray
     ) -> Array:
+        self._check_arrays(message)
+        # Who fails before it can send is met here: what carries waits for it, and it never comes.
         self._comm.barrier(call)
-        return self.keys(message, send_splits, recv_splits)
+        return self._comm._together(
+            lambda _: self._carried(message, send_splits, recv_splits), call
+        )
 
     def refuse(self, call: str, reason: str) -> None:
         words = np.tile(self._words(call, failed=1), (self._comm.size, 1))

@@ -105,6 +105,7 @@ def send_hot(
         num_words = route.recv_counts[:, num_parts]
         end = len(received) - int(num_words.sum())
         words_in = cut(backend.to_host(received[end:]), num_words)
+        route.check()  # words that were lost say nothing of hot keys
         received, all_told = received[:end], told(said, words_in)
         if all_told is not None:
             way = HotWay(backend, route, received, tables, cold, all_told)
@@ -126,7 +127,7 @@ def _prepared(
     parts_of: dict[int, list[int]] = {}
     for i, table in enumerate(batch.tables):
         if table.hot is not None:
-            table.hot.meet(comm.size)
+            table.hot.meet(comm.rank, comm.size)
             parts_of.setdefault(id(table), []).append(i)
     hots = {i: cast(HotKeys, batch.tables[i].hot) for parts in parts_of.values() for i in parts}
     keys, sizes = cut(distinct.keys, distinct.sizes), distinct.sizes
@@ -143,11 +144,11 @@ def _prepared(
         within[~is_hot] = first + np.arange(cold_sizes[i])
         within[is_hot] = first + cold_sizes[i] + (np.cumsum(asked[i]) - 1)[its[is_hot]]
         is_cold[part] = ~is_hot
-        hot.count(keys[i])
     tables = []
     for parts in parts_of.values():
         table, hot = cast(EmbeddingTable, batch.tables[parts[0]]), hots[parts[0]]
         own = _own_rows(table, hot, comm.rank)
+        hot.count([keys[i] for i in parts])
         proposal = hot.proposal() if hot.is_choosing else np.zeros((0, 2), np.int64)
         said = Said(hot.hot, hot.token, [asked[i] for i in parts], own.needed, proposal)
         tables.append(_Table(table, hot, parts, not batch.inserts[parts[0]], own, said))

@@ -1,5 +1,6 @@
 """Hot keys: a program over several ranks does the same with them as without, bit for bit."""
 
+import contextlib
 from typing import NamedTuple
 
 import numpy as np
@@ -9,15 +10,18 @@ from hypothesis import strategies as st
 
 from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, run_ranks
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine import lookup, trips
 from sok_lite.engine.agreement import agree
 from sok_lite.engine.batch import Part, batch_of
+from sok_lite.engine.failure import failure_known_to_all
 from sok_lite.engine.optimizers import Adam
 from sok_lite.engine.sent_keys import send
 from sok_lite.engine.table import hot_keys, make_table
 from sok_lite.engine.update import Update, apply_updates
 from tests.engine.helpers import KeyInitializer, new_table, on, sized
 from tests.exchange_facts import OWNERS, rule_of
+from tests.support.nccl_stand_in import run_ranks_by_nccl
 
 POOL = {
     "int64": [-(2**63), 2**63 - 1, -1, *range(57)],
@@ -325,6 +329,54 @@ def test_ranks_with_other_hot_keys_forget_them():
     run_ranks(3, program)
 
 
+def test_lookups_that_fail_count_once():
+    backend = get_backend("cpu")
+
+    def program(comm):
+        table = new_table(backend, hot_keys=2)
+        for turn in range(4):
+            for attempt in range(5):
+                keys = np.full(3, 10 * turn + attempt) if attempt < 4 else np.array([1, 2, 1])
+                part = Part(table, *on(backend, keys, np.array([0, 2, 3])), None, "sum")
+                batch = batch_of(backend, [part])
+                if attempt < 4:
+                    fails(backend, comm, batch)
+                else:
+                    lookup.forward_batch(backend, comm, batch)
+            # Of the choice of the third lookup nothing is lost by those that failed before it.
+            assert hot_of(table) == (set() if turn < 2 else {1, 2})
+        return table.hot
+
+    for hot in run_ranks(2, program):
+        assert [keys.tolist() for keys in hot._counted.values()] == [[1, 2]]
+
+
+def test_ranks_that_change_places_forget_hot_keys():
+    """The owner of a key does not know which copies are old that another rank has kept."""
+    backend = get_backend("cpu")
+    tables = [new_table(backend, hot_keys=3) for _ in range(3)]
+
+    def before(comm):
+        table = tables[comm.rank]
+        for _ in range(4):
+            asking(backend, comm, table, [0, 1, 2])
+        if comm.rank == 0:
+            table.insert_or_assign(*on(backend, np.array([0]), np.full((1, 4), 7, np.float32)))
+        keys = [0] if comm.rank == 1 else []
+        assert asking(backend, comm, table, keys)[0] == [7] * len(keys)
+
+    def after(comm):
+        table = tables[(1, 0, 2)[comm.rank]]
+        assert asking(backend, comm, table, [0, 1, 2])[0] == [7, 1, 2]
+
+    run_ranks(3, before)
+    contents = [table.export() for table in tables[:2]]
+    for table, (keys, rows) in zip(tables, reversed(contents), strict=False):
+        table.clear()
+        table.insert_or_assign(keys, rows)
+    run_ranks(3, after)
+
+
 class Stumbling(KeyInitializer):
     """Fails for the key 666."""
 
@@ -358,6 +410,40 @@ def test_a_rank_that_fails_between_the_trips_leaves_no_copy_behind():
 
     run_ranks(2, failing)
     run_ranks(2, going_on)
+
+
+def test_words_that_were_lost_say_nothing():
+    """By NCCL, when a rank fails: zeros are read in place of what was on its way."""
+    backend = get_backend("cpu")
+
+    def program(comm):
+        table, carrier = new_table(backend, hot_keys=4), comm.carrier
+        for _ in range(4):
+            asking(backend, comm, table, [0, 1, 2])
+        keys = carrier.keys
+
+        def lost(message, send_splits, recv_splits):
+            if comm.rank == 1:
+                raise MemoryError("no room for keys")
+            assert carrier._alarm.wait(30)
+            carrier._pending.add(comm.turn)
+            sent, came = split_offsets(send_splits), split_offsets(recv_splits)
+            received = np.zeros((came[-1], message.shape[1]), np.int64)
+            own = slice(*came[comm.rank : comm.rank + 2])
+            received[own] = message[sent[comm.rank] : sent[comm.rank + 1]]
+            return received
+
+        carrier.keys = lost
+        with pytest.raises((MemoryError, CommunicatorError), match="no room for keys"):
+            with failure_known_to_all(comm) if comm.rank == 1 else contextlib.nullcontext():
+                asking(backend, comm, table, [0, 1, 2, 3])
+        carrier.keys = keys
+        assert hot_of(table) == {0, 1, 2}
+        for _ in range(2):
+            assert asking(backend, comm, table, [0, 1, 2])[0] == [0, 1, 2]
+        assert hot_of(table) == {0, 1, 2}
+
+    run_ranks_by_nccl(3, program)
 
 
 def test_other_communicators_begin_anew():

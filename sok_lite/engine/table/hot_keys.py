@@ -124,9 +124,13 @@ class HotKeys:
         self.num_asked = 0
         self.num_refreshed = 0
         self._backend, self._dim, self._storage = backend, dim, storage
-        self._counted: list[np.ndarray] = []
-        # Keys (k,) int64 of earlier lookups, and what they count, (k,) int64.
+        # The keys of lookups by their turn: one that fails and is made again counts once.
+        self._counted: dict[int, np.ndarray] = {}
+        # Keys (k,) int64 of earlier lookups, and what they count, (k,) int64; and those of the last
+        # proposal, which take their place when the hot keys are chosen.
         self._weights = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+        self._proposed = self._weights
+        self._met = (1, 0)
         self._state = self._empty(1)
 
     @property
@@ -159,10 +163,11 @@ class HotKeys:
         """Whether the lookup that begins chooses the hot keys anew."""
         return (self._state.turn + 1) % WINDOW == 0
 
-    def meet(self, size: int) -> None:
-        """Begins anew where there are other ranks than before."""
-        if len(self._state.hot.starts) != size + 1:
+    def meet(self, rank: int, size: int) -> None:
+        """Begins anew where there are other ranks than before, or this is another of them."""
+        if self._met != (rank, size):
             self.forget(size)
+            self._met = (rank, size)
 
     def forget(self, size: int) -> None:
         """Lets no key be hot until some are chosen again."""
@@ -224,6 +229,8 @@ class HotKeys:
         outdated = self._state.outdated & ~(asked & ~own.is_absent)
         state = self._state._replace(outdated=outdated, turn=self._state.turn + 1)
         self._state = state if chosen is None else self._changed(state, rank, chosen)
+        if chosen is not None:
+            self._weights, self._counted = self._proposed, {}
         self.num_asked += counts[0]
         self.num_refreshed += counts[1]
 
@@ -245,22 +252,26 @@ class HotKeys:
 
     # ---------------------------------------------------------------- choice
 
-    def count(self, keys: Array) -> None:
-        """Counts the distinct keys (n,) int64 that this rank asks for in a lookup, of some."""
+    def count(self, keys: Sequence[Array]) -> None:
+        """Counts the keys that this rank asks for in a lookup, of some lookups.
+
+        Args:
+          keys: of each part (n,) int64, distinct.
+        """
         if self._state.turn % COUNTED == 0:
-            self._counted.append(self._backend.to_host(keys).copy())
+            on_host = [self._backend.to_host(each) for each in keys]
+            self._counted[self._state.turn] = np.concatenate(on_host)
 
     def proposal(self) -> np.ndarray:
         """Returns keys that this rank asks most and what each counts, (up to `limit`, 2) int64.
 
-        What is counted from now on counts twice as much as what was before.
+        Once keys are chosen by it, what is counted counts twice as much as what was before.
         """
         keys, weights = self._weights
-        ones = np.concatenate(self._counted) if self._counted else keys[:0]
+        ones = np.concatenate([keys[:0], *self._counted.values()])
         weights = np.concatenate([weights // 2, np.full(len(ones), _ONE)])
-        best = _best(np.concatenate([keys, ones]), weights, self.limit)
-        self._weights, self._counted = best, []
-        return np.stack(best, axis=1)
+        self._proposed = _best(np.concatenate([keys, ones]), weights, self.limit)
+        return np.stack(self._proposed, axis=1)
 
     def choose(
         self, proposals: Sequence[np.ndarray], owner: OwnerRule, kind: KeyDtype, size: int
