@@ -232,8 +232,8 @@ class TablePart:
                     "each would have one of its own. Use "
                     "type(model).from_config(model.get_config()), which does."
                 )
-            if not says_what_is_shared(self.package):
-                config[_SHARED] = self._number
+            # Keras itself, where it says so, says it not of models within a model.
+            config[_SHARED] = self._number
         return config
 
     def _num_users(self) -> int:
@@ -253,6 +253,8 @@ class TablePart:
         if number is None:
             return cls._made_of(config)
         if made is None:
+            if says_what_is_shared(cls.package):  # Keras is loading, and knows what it has made
+                return cls._made_of(config)
             raise NotImplementedError(
                 f"Several layers share table {config['name']!r}, and a single one of them cannot "
                 "be made of its config. Make the model, by type(model).from_config(config) or "

@@ -252,6 +252,23 @@ def test_layers_that_share_a_table_are_saved_with_one(keras, sk, tmp_path):
     np.testing.assert_allclose(loaded(np.array([[1, 2, 2]])), rows, rtol=1e-6)
 
 
+def test_models_within_a_model_that_share_a_table_are_saved_with_one(keras, sk, tmp_path):
+    table, ids = sk.Table("shared", 2), keras.Input([3], dtype="int64")
+    towers = []
+    for combiner in ("sum", "mean"):
+        own = keras.Input([3], dtype="int64")
+        rows = sk.Embedding(table, combiner, name=combiner)(own)
+        towers.append(keras.Model(own, rows, name=f"tower_{combiner}"))
+    model = keras.Model(ids, keras.layers.Concatenate()([tower(ids) for tower in towers]))
+    table.assign([1, 2], [[1.0, 2], [3, 4]])
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    theirs = [loaded.get_layer(f"tower_{c}").get_layer(c).tables for c in ("sum", "mean")]
+    assert theirs[0]["shared"] is theirs[1]["shared"]
+    rows = [[7, 10, 7 / 3, 10 / 3]]
+    np.testing.assert_allclose(loaded(np.array([[1, 2, 2]])), rows, rtol=1e-6)
+
+
 def test_config_of_all_arguments(keras, sk):
     made = {
         "initializer": keras.initializers.Constant(0.25),
