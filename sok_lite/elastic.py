@@ -75,7 +75,8 @@ class TableState(ObjectState):
       variables: tables, all of their own names, and other variables of TensorFlow or Keras, in one
         list; the same on all ranks.
       optimizer: an OptimizerWrapper, whose step counts, and the variables of the optimizer in it,
-        are kept; built before where it trains other variables. None: there is none.
+        are kept; built before where it trains other variables. None: there is none, and tables have
+        no states of one.
       path: of a folder that all ranks see, for commits on disk; a checkpoint there is replaced.
         None: commits are in memory.
       values: what else is kept, such as the number of the step; anything that pickle knows.
@@ -119,7 +120,8 @@ class TableState(ObjectState):
 
         Raises:
           OSError, MemoryError: a rank cannot keep its part. The last commit is as it was.
-          ValueError: the optimizer is not built, or ranks have different tables.
+          ValueError: the optimizer is not built, or not given though tables have states of one, or
+            ranks have different tables.
         """
         with _failures_of_ranks():
             super().save()
@@ -206,6 +208,13 @@ class TableState(ObjectState):
     def _kept(self) -> dict[str, list[Any]]:
         """Returns all variables that are no tables, by what they are."""
         if self._optimizer is None:
+            updated = [v.name for v in self._tables if v.table.store.state_names]
+            if updated:
+                raise ValueError(
+                    "A TableState must have the optimizer of its tables, whose step counts go with "
+                    f"their states. Received: none, and states of {', '.join(updated)}. Give "
+                    "`optimizer`."
+                )
             return {"variables": self._others, "variables of the optimizer": []}
         inner = inner_of(self._optimizer.optimizer)
         if self._others and not getattr(inner, "built", True):

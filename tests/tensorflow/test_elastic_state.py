@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.comm import CommunicatorError
+from sok_lite.bridge import collectives, job
+from sok_lite.comm import CommunicatorError, ElasticCommunicator, SingleCommunicator
 
 pytest.importorskip("horovod.tensorflow")
 pytestmark = pytest.mark.usefixtures("initialised")
@@ -58,6 +59,24 @@ def test_what_it_refuses():
     optimizer = sok.OptimizerWrapper(keras.optimizers.Adam())
     with pytest.raises(ValueError, match="must be built"):
         sok.elastic.TableState([table, tf.Variable(1.0)], optimizer).save()
+    state = sok.elastic.TableState(table)
+    state.save()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(sok.lookup_sparse(table, tf.ragged.constant([[1]]), combiners="sum"))
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    with pytest.raises(ValueError, match="must have the optimizer of its tables.* states of t"):
+        state.save()
+
+
+def test_a_traced_alltoall_takes_other_numbers_of_ranks(monkeypatch):
+    def num_counts():
+        _, counts = collectives.alltoall(tf.range(3.0), tf.constant([3]))
+        return counts.shape
+
+    with tf.Graph().as_default():
+        assert num_counts().as_list() == [1]
+        monkeypatch.setattr(job, "_communicator", ElasticCommunicator(SingleCommunicator))
+        assert num_counts().as_list() == [None]
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
