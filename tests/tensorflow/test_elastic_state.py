@@ -107,3 +107,36 @@ def test_the_death_of_a_rank_is_told_to_horovod(in_graph):
 
     with pytest.raises(StopIteration, match="it is restored"):
         train(State())
+
+
+def test_a_program_that_always_fails_ends():
+    """Such as one whose ranks are in different calls; a commit in between starts counting anew."""
+    state = sok.elastic.TableState(sok.DynamicVariable(3, name="t"))
+    for _ in range(9):
+        state.restore()
+        state.sync()
+    state.commit()
+    for _ in range(9):
+        state.restore()
+        state.sync()
+    with pytest.raises(RuntimeError, match="10 failures in a row on 1 ranks, with no commit in be"):
+        state.restore()
+
+
+def test_the_reason_for_going_on_is_said(caplog):
+    @sok.elastic.run
+    def train(state):
+        raise CommunicatorError("Rank 1 is in another call")
+
+    class State:
+        def on_reset(self):
+            pass
+
+        sync = on_reset
+
+        def restore(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(State())
+    assert "as the ranks failed: Rank 1 is in another call" in caplog.text
