@@ -6,6 +6,7 @@ Horovod's elastic training with tables: `TableState` is a state of `horovod.tens
 
 import contextlib
 import functools
+import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,9 @@ from sok_lite.engine.files.commits import Commits, broadcast_bytes
 __all__ = ["TableState", "run"]
 
 T = TypeVar("T")
+_log = logging.getLogger("sok_lite")
+# A program whose ranks are in different calls fails in each attempt, with nobody gone.
+_MOST_IN_VAIN = 10
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
@@ -47,8 +51,12 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(func)
     def attempt(state: Any, *args: Any, **kwargs: Any) -> T:
-        with _failures_of_ranks():
-            return func(state, *args, **kwargs)
+        try:
+            with _failures_of_ranks():
+                return func(state, *args, **kwargs)
+        except HorovodInternalError as error:  # which Horovod keeps to itself
+            _log.warning("The job goes on from its last commit, as the ranks failed: %s", error)
+            raise
 
     wrapped: Callable[..., T] = run_of_horovod(attempt)
     return functools.wraps(func)(wrapped)
@@ -75,7 +83,8 @@ class TableState(ObjectState):
       variables: tables, all of their own names, and other variables of TensorFlow or Keras, in one
         list; the same on all ranks.
       optimizer: an OptimizerWrapper, whose step counts, and the variables of the optimizer in it,
-        are kept; built before where it trains other variables. None: there is none.
+        are kept; built before where it trains other variables. None: there is none, and tables have
+        no states of one.
       path: of a folder that all ranks see, for commits on disk; a checkpoint there is replaced.
         None: commits are in memory.
       values: what else is kept, such as the number of the step; anything that pickle knows.
@@ -111,7 +120,8 @@ class TableState(ObjectState):
         folder = None if path is None else os.path.abspath(path)
         self._commits = Commits([variable.table for variable in self._tables], folder)
         self._must_reconnect = False
-        job.communicator()
+        self._in_vain = 0
+        self._size = job.num_ranks()
         super().__init__(_of_rank_0, lambda: job.communicator().rank, **values)
 
     def save(self) -> None:
@@ -119,8 +129,13 @@ class TableState(ObjectState):
 
         Raises:
           OSError, MemoryError: a rank cannot keep its part. The last commit is as it was.
-          ValueError: the optimizer is not built, or ranks have different tables.
+          ValueError: the optimizer is not built, or not given though tables have states of one, or
+            ranks have different tables.
         """
+        self._commit()
+        self._in_vain = 0
+
+    def _commit(self) -> None:
         with _failures_of_ranks():
             super().save()
             comm = job.communicator()
@@ -151,8 +166,20 @@ class TableState(ObjectState):
                 raise
 
     def restore(self) -> None:
-        """Lets the other ranks fail, as this one has; `sync` then restores. `run` calls it."""
+        """Lets the other ranks fail, as this one has; `sync` then restores. `run` calls it.
+
+        Raises:
+          RuntimeError: as many ranks have failed again and again, with no commit in between.
+        """
         job.disconnect()
+        self._in_vain += 1
+        if self._in_vain >= _MOST_IN_VAIN:
+            raise RuntimeError(
+                "An elastic job must come from one commit to the next. Received: "
+                f"{self._in_vain} failures in a row on {self._size} ranks, with no commit in "
+                "between. Look at the reason of the last one, and whether all ranks make the same "
+                "calls."
+            )
 
     def reset(self) -> None:
         """Notes that Horovod has been started anew. `run` calls it."""
@@ -173,12 +200,14 @@ class TableState(ObjectState):
                 job.reconnect()
                 self._must_reconnect = False
             comm = job.communicator()
+            if comm.size != self._size:
+                self._in_vain, self._size = 0, comm.size
             kept = self._on_device(lambda: self._commits.restore(comm))
             if kept is None:
                 mine = together(comm, lambda: pickle.dumps((self._variables(), self._saved_state)))
                 kept = broadcast_bytes(comm, mine, 0)
             together(comm, lambda: self._take(*pickle.loads(kept)))
-        self.save()
+        self._commit()
 
     def _take(self, arrays: Mapping[str, Sequence[np.ndarray]], values: dict[str, Any]) -> None:
         kept = self._kept()
@@ -206,6 +235,13 @@ class TableState(ObjectState):
     def _kept(self) -> dict[str, list[Any]]:
         """Returns all variables that are no tables, by what they are."""
         if self._optimizer is None:
+            updated = [v.name for v in self._tables if v.table.store.state_names]
+            if updated:
+                raise ValueError(
+                    "A TableState must have the optimizer of its tables, whose step counts go with "
+                    f"their states. Received: none, and states of {', '.join(updated)}. Give "
+                    "`optimizer`."
+                )
             return {"variables": self._others, "variables of the optimizer": []}
         inner = inner_of(self._optimizer.optimizer)
         if self._others and not getattr(inner, "built", True):

@@ -11,7 +11,7 @@ from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.job import communicator
 from sok_lite.bridge.tensor import to_array, to_tensor
 from sok_lite.bridge.turns import Together
-from sok_lite.comm import Communicator
+from sok_lite.comm import Communicator, ElasticCommunicator
 from sok_lite.engine.agreement import agree_on
 
 
@@ -41,7 +41,9 @@ def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
         run, inputs, [tensor.dtype, tf.int32], get_backend("cpu"), "An alltoall", Together(comm)
     )
     rows.set_shape([None, *tensor.shape[1:]])
-    received_splits.set_shape([comm.size])
+    # A traced function of an elastic job meets other numbers of ranks.
+    is_elastic = isinstance(comm, ElasticCommunicator)
+    received_splits.set_shape([None if is_elastic else comm.size])
     return rows, received_splits
 
 

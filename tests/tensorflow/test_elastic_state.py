@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.comm import CommunicatorError
+from sok_lite.bridge import collectives, job
+from sok_lite.comm import CommunicatorError, ElasticCommunicator, SingleCommunicator
 
 pytest.importorskip("horovod.tensorflow")
 pytestmark = pytest.mark.usefixtures("initialised")
@@ -58,6 +59,24 @@ def test_what_it_refuses():
     optimizer = sok.OptimizerWrapper(keras.optimizers.Adam())
     with pytest.raises(ValueError, match="must be built"):
         sok.elastic.TableState([table, tf.Variable(1.0)], optimizer).save()
+    state = sok.elastic.TableState(table)
+    state.save()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(sok.lookup_sparse(table, tf.ragged.constant([[1]]), combiners="sum"))
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    with pytest.raises(ValueError, match="must have the optimizer of its tables.* states of t"):
+        state.save()
+
+
+def test_a_traced_alltoall_takes_other_numbers_of_ranks(monkeypatch):
+    def num_counts():
+        _, counts = collectives.alltoall(tf.range(3.0), tf.constant([3]))
+        return counts.shape
+
+    with tf.Graph().as_default():
+        assert num_counts().as_list() == [1]
+        monkeypatch.setattr(job, "_communicator", ElasticCommunicator(SingleCommunicator))
+        assert num_counts().as_list() == [None]
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
@@ -88,3 +107,36 @@ def test_the_death_of_a_rank_is_told_to_horovod(in_graph):
 
     with pytest.raises(StopIteration, match="it is restored"):
         train(State())
+
+
+def test_a_program_that_always_fails_ends():
+    """Such as one whose ranks are in different calls; a commit in between starts counting anew."""
+    state = sok.elastic.TableState(sok.DynamicVariable(3, name="t"))
+    for _ in range(9):
+        state.restore()
+        state.sync()
+    state.commit()
+    for _ in range(9):
+        state.restore()
+        state.sync()
+    with pytest.raises(RuntimeError, match="10 failures in a row on 1 ranks, with no commit in be"):
+        state.restore()
+
+
+def test_the_reason_for_going_on_is_said(caplog):
+    @sok.elastic.run
+    def train(state):
+        raise CommunicatorError("Rank 1 is in another call")
+
+    class State:
+        def on_reset(self):
+            pass
+
+        sync = on_reset
+
+        def restore(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(State())
+    assert "as the ranks failed: Rank 1 is in another call" in caplog.text

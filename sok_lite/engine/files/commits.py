@@ -11,6 +11,7 @@ commit all have staged it, and if none has, all still have the one before.
 
 import json
 import os
+import secrets
 import socket
 import zlib
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,8 @@ class Commit(NamedTuple):
     """A commit on one rank.
 
     Attributes:
-      number: commits count from 1 on.
+      number: commits of a job count on from a random number, by which a checkpoint in the folder
+        that another job has left is told from them.
       size: how many ranks made it.
       values: what goes with the tables.
       parts: by rank that they are of, a part of each table: this rank's own first. Of a commit on
@@ -87,8 +89,9 @@ class Commits:
           CommunicatorError: a rank has died. This commit is the last one, or the one before is.
         """
         newest = max((commit.number for commit in self._held()), default=0)
-        cards = comm.allgatherv(np.array([[newest, _machine()]], np.int64), call="commit").rows
-        number = int(cards[:, 0].max()) + 1
+        card = [newest, _machine(), secrets.randbits(48)]
+        cards = comm.allgatherv(np.array([card], np.int64), call="commit").rows
+        number = int(cards[:, 0].max() or cards[0, 2]) + 1
         if self._tables:
             check_tables(self._tables, comm, {"folder": self._folder}, "commit")
         if self._folder is not None:
@@ -110,16 +113,26 @@ class Commits:
           What went with the tables; None: no rank has a commit, and nothing has changed.
 
         Raises:
-          RuntimeError: a part is lost: the ranks have left that had it in memory.
+          RuntimeError: a part is lost: the ranks have left that had it in memory, or the folder has
+            a checkpoint that is no commit of this job.
           OSError, ValueError, MemoryError: a part cannot be read, or a rank cannot hold its own.
             All ranks raise the same, and no table has changed.
         """
         cards = _cards(comm, [*self._held()], self._settled)
+        for table in self._tables:
+            if table.hot is not None:  # whose copies are current is known by rank
+                table.hot.forget(comm.size)
         if self._folder is None:
             number = max((card["settled"] for card in cards), default=0)
         else:
             number = self._number_on_disk(comm, any(card["held"] for card in cards))
         having = [rank for rank, card in enumerate(cards) if str(number) in card["held"]]
+        if not having and any(card["settled"] for card in cards):
+            raise RuntimeError(
+                f"The tables cannot go on from the last commit: {self._folder} must have it. "
+                "Received: a checkpoint that is no commit of this job. Let nothing else write "
+                "there, also no sok_lite.dump."
+            )
         if not having:
             return None
         mine = next((commit for commit in self._held() if commit.number == number), None)
