@@ -37,6 +37,8 @@ _FIRST_TABLES = 32
 _ABORT_AFTER_S = 1.0
 # How long the names of calls may be on their way when control has arrived.
 _ANNOUNCED_S = 5.0
+# How long after a failure of NCCL the reason for it may come.
+_HEARD_S = 1.0
 _ID_BYTES = 128
 
 
@@ -337,9 +339,10 @@ class NcclCarrier(Carrier):
     def _abort(self) -> None:
         """Ends what NCCL is at on this rank: whoever waits for it goes on, with nothing to use."""
         taken = self._issuing.acquire(timeout=_ABORT_AFTER_S)
+        aborted, self._nccl = self._nccl, None
         try:
-            if self._nccl is not None:
-                self._nccl.abort()
+            if aborted is not None:
+                aborted.abort()
         finally:
             if taken:
                 self._issuing.release()
@@ -350,7 +353,8 @@ class NcclCarrier(Carrier):
             return None
         if self._issuing.acquire(blocking=False):
             try:
-                self._nccl.check_async_error()
+                if self._nccl is not None:  # one that was aborted says that it is invalid
+                    self._nccl.check_async_error()
             except Exception as error:
                 return f"NCCL failed on rank {self._comm.rank}: {error}"
             finally:
@@ -385,8 +389,9 @@ class NcclCarrier(Carrier):
         except (CommunicatorError, _AlarmError) as error:
             failure = error
         except BaseException as error:
-            text = f"Rank {self._comm.rank} failed: {type(error).__name__}: {error}"
-            self._alarm.ring(text)
+            if not self._follows(error):
+                text = f"Rank {self._comm.rank} failed: {type(error).__name__}: {error}"
+                self._alarm.ring(text)
             if not isinstance(error, Exception):
                 raise
             failure = error
@@ -399,6 +404,15 @@ class NcclCarrier(Carrier):
                 raise error from failure
         if failure is not None:
             raise failure
+
+    def _follows(self, error: BaseException) -> bool:
+        """Returns whether an error is what is left to say of a failure that ranks know, or soon do.
+
+        NCCL fails in the call that an abort ends, and where another rank has aborted.
+        """
+        if not isinstance(error, self._library.NcclError):
+            return False
+        return self._alarm.wait(_HEARD_S)
 
     def _arrived(self) -> None:
         """Raises what an alarm says; else all that was sent before has arrived."""
