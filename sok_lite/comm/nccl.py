@@ -269,7 +269,11 @@ class NcclCarrier(Carrier):
 
     def _connect(self, call: str) -> None:
         self._alarm = Alarm(self._comm, self._abort, self._error)
-        self._open()
+        try:
+            self._open()
+        except CommunicatorError:
+            self._alarm.close()
+            raise
 
     def _open(self) -> None:
         """Makes the NCCL communicator. Every rank must call it, in a collective."""
