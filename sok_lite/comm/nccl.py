@@ -301,10 +301,12 @@ class NcclCarrier(Carrier):
 
         # In a thread: NCCL has no way out of it where another rank does not come.
         done = threading.Event()
+        self._alarm.begin("connect by NCCL")  # a long wait is noted, and ends where that is asked
         threading.Thread(target=make, name="sok_lite-nccl", daemon=True).start()
         while not done.wait(0.05):
             if self._alarm.is_final:
                 break
+        self._alarm.end()
         if self._alarm.is_final:
             raise CommunicatorError(str(self._alarm.reason))
         (self._nccl,) = made

@@ -3,6 +3,7 @@
 tests/engine/test_exchange.py and test_lookup_ranks.py run what must hold whatever carries them.
 """
 
+import itertools
 import threading
 import time
 
@@ -139,7 +140,7 @@ def test_rows_that_are_not_ready_are_found(backend, monkeypatch):
 def test_rows_that_change_while_they_are_sent_are_found():
     def program(comm):
         carrier = comm.carrier
-        message = np.ones((8, 2), np.int64)
+        message, numbers = np.ones((8, 2), np.int64), itertools.count()
         travel = carrier._travel
 
         def hasty(messages):
@@ -148,7 +149,7 @@ def test_rows_that_change_while_they_are_sent_are_found():
             def issued(each):
                 issue(each)
                 if each.sent is message:
-                    threading.Timer(0.001, lambda: message.fill(7)).start()
+                    threading.Timer(0.001, lambda: message.fill(next(numbers))).start()
 
             carrier._issue = issued
             travel(messages)
@@ -447,6 +448,15 @@ def test_a_wait_for_a_rank_that_does_not_come_is_noted_and_ends(monkeypatch, cap
 
     run_ranks_by_nccl(2, program)
     assert "rank 0 has waited 1 s in send_keys for rank 1. Do all ranks" in capsys.readouterr().err
+
+
+def test_a_wait_for_nccl_to_connect_is_noted(monkeypatch, capsys):
+    monkeypatch.setattr(alarm, "stall_limits", lambda: (0.2, 100.0))
+    monkeypatch.setattr(alarm, "_TICK_S", 0.05)
+    world = World(2)
+    world.connect_s = 0.5
+    run_ranks_by_nccl(2, trip, world=world)
+    assert "has waited 0 s in its GPU, in connect by NCCL. Do all" in capsys.readouterr().err
 
 
 # ---- large messages -----------------------------------------------------------------------------
