@@ -133,6 +133,9 @@ SLOTS_OF_CHECKPOINTS = (
     "tensorflow.python.checkpoint.async_checkpoint_helper",
 )
 
+# The graph, of this name or with a number behind it, in which each Keras builds a model of input
+# shapes alone: what stands for the inputs is float32 there, whatever they are.
+SCRATCH_GRAPHS = {"keras": "scratch_graph", "tf_keras": "build_graph"}
 # Where a functional model of each Keras keeps its inputs, in the structure that it is called with.
 INPUTS_OF_MODELS = {"keras": "_inputs_struct", "tf_keras": "_nested_inputs"}
 

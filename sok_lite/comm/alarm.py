@@ -70,6 +70,7 @@ class Alarm:
         self._rings = threading.Event()
         self._epoch = 0  # counts what ranks have gone on after
         self._at: int | None = None  # the collective that this rank is in
+        self._call = ""  # what that is called
         # Of another rank: its last collective, and why it does not come to the next.
         self._failed: tuple[int, str] | None = None
         self._left: tuple[int, str] | None = None
@@ -92,7 +93,7 @@ class Alarm:
         with self._lock:
             if self.reason is not None:
                 return
-            self._at = self._comm.turn
+            self._at, self._call = self._comm.turn, call
             self._mine.append(_Begun(self._epoch, self._at, call))
             self._since = self._noted = time.monotonic()
             self._send(0, _BEGINS, self._at, call)
@@ -263,7 +264,7 @@ class Alarm:
             begun = self._mine[0] if self._mine else None
         before = (rank - 1) % self._comm.size
         # Where both have begun, a GPU is busy, or waits for another communicator on it.
-        what = "its GPU" if begun is None else f"{begun.call} for rank {before}"
+        what = f"its GPU, in {self._call}" if begun is None else f"{begun.call} for rank {before}"
         if waited_s >= self._limit_s:
             self.ring(
                 f"Rank {rank} has waited {waited_s:.0f} s in {what} "

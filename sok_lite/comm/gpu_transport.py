@@ -94,8 +94,23 @@ def choose_carrier(
         raise CommunicatorError(
             f"gpu_transport={transport!r} is not possible: {reasons[0]}. Use 'auto' or 'host'."
         )
-    comm.carrier = ways[name].make(comm, backend)
-    return comm.carrier.what
+    if transport != "auto":
+        comm.carrier = ways[name].make(comm, backend)
+        return comm.carrier.what
+    carrier, reason = None, None
+    try:
+        carrier = ways[name].make(comm, backend)
+    except CommunicatorError as error:
+        reason = str(error)
+    # It may have come to a rank when another had connected already.
+    for card in _cards(comm, {"reason": reason}):
+        if card["reason"]:
+            if carrier is not None:
+                carrier.leave()
+            return f"the host's memory ({card['reason']})"
+    assert carrier is not None
+    comm.carrier = carrier
+    return carrier.what
 
 
 def _obstacle(

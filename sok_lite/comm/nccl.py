@@ -37,6 +37,8 @@ _FIRST_TABLES = 32
 _ABORT_AFTER_S = 1.0
 # How long the names of calls may be on their way when control has arrived.
 _ANNOUNCED_S = 5.0
+# How long after a failure of NCCL the reason for it may come.
+_HEARD_S = 1.0
 _ID_BYTES = 128
 
 
@@ -267,7 +269,11 @@ class NcclCarrier(Carrier):
 
     def _connect(self, call: str) -> None:
         self._alarm = Alarm(self._comm, self._abort, self._error)
-        self._open()
+        try:
+            self._open()
+        except CommunicatorError:
+            self._alarm.close()
+            raise
 
     def _open(self) -> None:
         """Makes the NCCL communicator. Every rank must call it, in a collective."""
@@ -295,10 +301,12 @@ class NcclCarrier(Carrier):
 
         # In a thread: NCCL has no way out of it where another rank does not come.
         done = threading.Event()
+        self._alarm.begin("connect by NCCL")  # a long wait is noted, and ends where that is asked
         threading.Thread(target=make, name="sok_lite-nccl", daemon=True).start()
         while not done.wait(0.05):
             if self._alarm.is_final:
                 break
+        self._alarm.end()
         if self._alarm.is_final:
             raise CommunicatorError(str(self._alarm.reason))
         (self._nccl,) = made
@@ -337,9 +345,10 @@ class NcclCarrier(Carrier):
     def _abort(self) -> None:
         """Ends what NCCL is at on this rank: whoever waits for it goes on, with nothing to use."""
         taken = self._issuing.acquire(timeout=_ABORT_AFTER_S)
+        aborted, self._nccl = self._nccl, None
         try:
-            if self._nccl is not None:
-                self._nccl.abort()
+            if aborted is not None:
+                aborted.abort()
         finally:
             if taken:
                 self._issuing.release()
@@ -350,7 +359,8 @@ class NcclCarrier(Carrier):
             return None
         if self._issuing.acquire(blocking=False):
             try:
-                self._nccl.check_async_error()
+                if self._nccl is not None:  # one that was aborted says that it is invalid
+                    self._nccl.check_async_error()
             except Exception as error:
                 return f"NCCL failed on rank {self._comm.rank}: {error}"
             finally:
@@ -385,8 +395,9 @@ class NcclCarrier(Carrier):
         except (CommunicatorError, _AlarmError) as error:
             failure = error
         except BaseException as error:
-            text = f"Rank {self._comm.rank} failed: {type(error).__name__}: {error}"
-            self._alarm.ring(text)
+            if not self._follows(error):
+                text = f"Rank {self._comm.rank} failed: {type(error).__name__}: {error}"
+                self._alarm.ring(text)
             if not isinstance(error, Exception):
                 raise
             failure = error
@@ -399,6 +410,15 @@ class NcclCarrier(Carrier):
                 raise error from failure
         if failure is not None:
             raise failure
+
+    def _follows(self, error: BaseException) -> bool:
+        """Returns whether an error is what is left to say of a failure that ranks know, or soon do.
+
+        NCCL fails in the call that an abort ends, and where another rank has aborted.
+        """
+        if not isinstance(error, self._library.NcclError):
+            return False
+        return self._alarm.wait(_HEARD_S)
 
     def _arrived(self) -> None:
         """Raises what an alarm says; else all that was sent before has arrived."""

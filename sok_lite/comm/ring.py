@@ -4,10 +4,12 @@ Ranks give each other all the addresses that they may have, with a token: who an
 and knows it is that rank.
 """
 
+import fcntl
 import json
 import secrets
 import socket
-from concurrent.futures import ThreadPoolExecutor
+import struct
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +18,9 @@ import numpy as np
 from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
 
 _CONNECT_TIMEOUT_S = 30.0
+_CALL_TIMEOUT_S = 10.0
+_TOKEN_TIMEOUT_S = 2.0  # it is sent with the call
+_SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
 _TOKEN_BYTES = 16
 
 
@@ -63,41 +68,65 @@ def _cards(comm: Communicator, card: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _addresses() -> list[str]:
-    """Returns the addresses by which other ranks may find this one, the nearest first."""
+    """Returns the addresses by which other ranks may find this one."""
     found = ["127.0.0.1"]
     name = socket.gethostname()
     with suppress(OSError):
         found += [str(each[4][0]) for each in socket.getaddrinfo(name, None, socket.AF_INET)]
-    # The address by which packets leave this machine; nothing is sent.
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way_out:
-        way_out.connect(("192.0.2.1", 9))
-        found.append(way_out.getsockname()[0])
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        # Of each network: a name may be of this machine alone, and none may lead out of it.
+        for _, interface in socket.if_nameindex():
+            with suppress(OSError):
+                request = struct.pack("256s", interface.encode())
+                answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
+                found.append(socket.inet_ntoa(answer[20:24]))
+        # The address by which packets leave this machine; nothing is sent.
+        asked.connect(("192.0.2.1", 9))
+        found.append(asked.getsockname()[0])
     return list(dict.fromkeys(found))
 
 
 def _called(card: dict[str, Any]) -> socket.socket:
     """Returns a link to the rank that has this card: whoever answers its token is that rank."""
-    failure: OSError = ConnectionError("it has no address")
-    for host in card["hosts"]:
-        try:
-            link = socket.create_connection((host, card["port"]), _CONNECT_TIMEOUT_S / 3)
-            link.sendall(card["token"].encode())
-            if _exactly(link, 2) == b"ok":
-                return link
-            link.close()
-        except OSError as error:
-            failure = error
-    raise failure
+    # All addresses at once: of one that leads nowhere, nothing may come for long.
+    pool = ThreadPoolExecutor(len(card["hosts"]))
+    calls = {pool.submit(_answer_of, host, card): host for host in card["hosts"]}
+    pool.shutdown(wait=False)
+    failures = []
+    for call in as_completed(calls):
+        link = call.result()
+        if isinstance(link, socket.socket):  # it answers one call only
+            return link
+        failures.append(f"{calls[call]}: {link}")
+    raise ConnectionError("; ".join(failures))
+
+
+def _answer_of(host: str, card: dict[str, Any]) -> socket.socket | OSError:
+    """Returns a link to whoever knows the token, or why there is none."""
+    try:
+        link = socket.create_connection((host, card["port"]), _CALL_TIMEOUT_S)
+    except OSError as error:
+        return error
+    try:
+        link.sendall(card["token"].encode())
+        if _exactly(link, 2) == b"ok":
+            return link
+        failure: OSError = ConnectionError("another program answers")
+    except OSError as error:
+        failure = error
+    link.close()
+    return failure
 
 
 def _answered(listener: socket.socket, token: str) -> socket.socket:
     """Returns the link of the first that calls and knows the token."""
     while True:
         link, _ = listener.accept()
-        link.settimeout(_CONNECT_TIMEOUT_S / 3)
-        if _exactly(link, len(token)) == token.encode():
-            link.sendall(b"ok")
-            return link
+        link.settimeout(_TOKEN_TIMEOUT_S)
+        with suppress(OSError):  # of another program
+            if _exactly(link, len(token)) == token.encode():
+                link.sendall(b"ok")
+                return link
         link.close()
 
 

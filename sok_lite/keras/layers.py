@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge import tf_private
 from sok_lite.keras.features import COMBINERS, Feature, mask_of, rows_of
 
 
@@ -76,9 +77,22 @@ class EmbeddingsPart:
     def _rows(self, inputs: Any, weights: Any, training: Any) -> Any:
         given = [] if weights is None else self._flat("weights", weights, may_miss=True)
         weights = given or [None] * len(self._of.features)
-        rows = rows_of(self._of.features, self._flat("inputs", inputs), weights, training)
+        flat = self._flat("inputs", inputs)
+        ids = [_of_id_dtype(*each) for each in zip(self._of.features, flat, strict=True)]
+        rows = rows_of(self._of.features, ids, weights, training)
         dtype = self.compute_dtype  # type: ignore[attr-defined]
         return self._packed([tf.cast(each, dtype) for each in rows])
+
+    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Does what Keras 3 does where a model is made of inputs, whose dtype it knows."""
+        for feature, ids in zip(self._of.features, self._flat("inputs", inputs), strict=True):
+            if tf.as_dtype(getattr(ids, "dtype", "int64")).is_floating:
+                raise TypeError(
+                    f"Ids of table {feature.table.name!r} must be {feature.table.key_dtype_name}. "
+                    f"Received: an input of {ids.dtype}. Make it with keras.Input(..., dtype="
+                    f"{feature.table.key_dtype_name!r})."
+                )
+        return super().compute_output_spec(inputs, *args, **kwargs)  # type: ignore[misc]
 
     def compute_mask(self, inputs: Any, previous: Any = None) -> Any:
         """Returns which ids of features with a `mask_value` and no combiner give a row."""
@@ -191,6 +205,16 @@ class EmbeddingPart(EmbeddingsPart):
     @staticmethod
     def _structure(names: Any, features: list[Feature]) -> Any:
         return features[0]
+
+
+def _of_id_dtype(feature: Feature, ids: Any) -> Any:
+    """Returns ids, or what stands for them where Keras builds a model that it loads."""
+    is_float = isinstance(ids, tf.Tensor) and ids.dtype.is_floating
+    graph = getattr(tf.compat.v1.get_default_graph(), "name", "") if is_float else ""
+    if not graph.startswith(tuple(tf_private.SCRATCH_GRAPHS.values())):
+        return ids
+    name = feature.table.key_dtype_name
+    return tf.as_string(ids) if name == "string" else tf.cast(ids, name)
 
 
 def _named(features: Any, table_class: Any) -> tuple[list[str] | None, list[Feature]]:

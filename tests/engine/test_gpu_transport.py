@@ -30,7 +30,7 @@ def gpus(backend, monkeypatch):
 
 def _as_if_each_had_its_gpu(cards):
     def own(comm, card):
-        return cards(comm, card | {"gpu": f"{card['gpu']} of rank {comm.rank}"})
+        return cards(comm, card | {"gpu": f"a GPU of rank {comm.rank}"})
 
     return own
 
@@ -65,6 +65,29 @@ def test_what_one_rank_lacks_none_takes(gpus):
         comm.barrier()
 
     run_ranks(2, program)
+
+
+@pytest.mark.parametrize("when", ["at once", "when others have connected"])
+def test_ranks_that_nccl_cannot_connect_go_by_the_host(gpus, when):
+    world = World(3)
+    if when == "at once":
+        world.refuses_rank = 1
+
+    def make(comm, backend):
+        carrier = world.carrier(comm, backend)
+        if comm.rank == 1:
+            carrier.leave()
+            raise CommunicatorError("NCCL cannot connect rank 1")
+        return carrier
+
+    def program(comm):
+        ways = {"nccl": Way(lambda _: None, make)}
+        said = choose_carrier(comm, gpus, "auto", ways)
+        assert said.startswith("the host's memory (NCCL cannot connect rank 1")
+        assert comm.carrier is None
+        comm.barrier()
+
+    run_ranks(3, program)
 
 
 def test_ranks_that_share_a_gpu_go_by_the_host(gpus, monkeypatch):

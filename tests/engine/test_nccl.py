@@ -4,6 +4,7 @@ tests/engine/test_exchange.py and test_lookup_ranks.py run what must hold whatev
 """
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -207,6 +208,54 @@ def test_a_rank_that_fails_between_trips_lets_all_raise_and_all_go_on(size, when
     run_ranks_by_nccl(size, program)
 
 
+def fail_between_trips(comm, bad):
+    """Lets one rank fail while the others wait for its rows, or come to that."""
+    with pytest.raises(KeyError if comm.rank == bad else CommunicatorError, match="lost"):
+        (received,), route = send(CPU, comm, [KEYS], ["int64"])
+        with failure_known_to_all(comm):
+            if comm.rank == bad:
+                raise KeyError("lost")
+        return_rows(route, [np.zeros((len(received), 1), np.float32)])
+
+
+def test_all_go_on_however_long_nccl_takes_to_connect_anew(monkeypatch):
+    """Whoever looks for errors of NCCL meanwhile finds a communicator that was aborted."""
+    monkeypatch.setattr(alarm, "_TICK_S", 0.01)
+    world = World(3)
+
+    def program(comm):
+        world.connect_s = 0.2
+        fail_between_trips(comm, 1)
+        trip(comm)
+
+    run_ranks_by_nccl(3, program, world=world)
+
+
+def test_all_go_on_where_nccl_fails_in_the_call_that_is_aborted():
+    """It does so in a group that was connecting, and a little before ranks know why."""
+    world = World(3)
+
+    def program(comm):
+        carrier = comm.carrier
+        travel = carrier._travel
+
+        def late(messages):
+            travel(messages)
+            if comm.rank == 2 and len(messages) == 2:  # rows
+                time.sleep(0.1)
+                raise nccl_stand_in.NcclError("NCCL_ERROR_REMOTE_ERROR: remote process exited")
+
+        carrier._travel = late
+        if comm.rank == 1:
+            fail = carrier._alarm.fail
+            carrier._alarm.fail = lambda reason: (time.sleep(0.3), fail(reason))
+        fail_between_trips(comm, 1)
+        carrier._travel = travel
+        trip(comm)
+
+    run_ranks_by_nccl(3, program, world=world)
+
+
 def test_all_ranks_that_fail_alike_go_on():
     def program(comm):
         with pytest.raises(KeyError, match="lost"), failure_known_to_all(comm):
@@ -388,6 +437,15 @@ def test_a_wait_for_a_rank_that_does_not_come_is_noted_and_ends(monkeypatch, cap
 
     run_ranks_by_nccl(2, program)
     assert "rank 0 has waited 1 s in send_keys for rank 1. Do all ranks" in capsys.readouterr().err
+
+
+def test_a_wait_for_nccl_to_connect_is_noted(monkeypatch, capsys):
+    monkeypatch.setattr(alarm, "stall_limits", lambda: (0.2, 100.0))
+    monkeypatch.setattr(alarm, "_TICK_S", 0.05)
+    world = World(2)
+    world.connect_s = 0.5
+    run_ranks_by_nccl(2, trip, world=world)
+    assert "has waited 0 s in its GPU, in connect by NCCL. Do all" in capsys.readouterr().err
 
 
 # ---- large messages -----------------------------------------------------------------------------

@@ -269,6 +269,40 @@ def test_models_within_a_model_that_share_a_table_are_saved_with_one(keras, sk, 
     np.testing.assert_allclose(loaded(np.array([[1, 2, 2]])), rows, rtol=1e-6)
 
 
+@pytest.mark.parametrize("key_type", ["int64", str])
+def test_a_subclassed_model_is_loaded_with_its_dense_weights(keras, sk, tmp_path, key_type):
+    @keras.utils.register_keras_serializable("tests")
+    class Subclassed(keras.Model):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.rows = sk.Embedding(sk.Table("t", 4, key_type=key_type), "mean")
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, ids):
+            return self.dense(self.rows(ids))
+
+        def get_config(self):
+            return {}
+
+    ids, labels = np.arange(20).reshape(10, 2), np.linspace(0, 1, 10)[:, None]
+    ids = tf.constant(ids.astype(str) if key_type is str else ids)
+    model = Subclassed()
+    model.compile("adam", "mse")
+    model.fit(ids, labels, epochs=2, verbose=0)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded(ids), model(ids))
+    for each in (model, loaded):
+        each.fit(ids, labels, verbose=0)
+    np.testing.assert_array_equal(loaded(ids), model(ids))
+
+
+def test_an_input_of_floats_is_refused_where_the_model_is_made(keras, sk):
+    inputs = keras.Input([2])
+    with pytest.raises(TypeError, match="must be (int64|integers).*[Rr]eceived: .*float32"):
+        sk.Embedding(sk.Table("t", 4), "mean")(inputs)
+
+
 def test_config_of_all_arguments(keras, sk):
     made = {
         "initializer": keras.initializers.Constant(0.25),

@@ -11,6 +11,7 @@ Arrays are NumPy's, or those of the simulated GPU: addresses are all that is kno
 import ctypes
 import queue
 import threading
+import time
 import types
 from collections.abc import Callable
 
@@ -41,6 +42,8 @@ class World:
       unmatched: pairs of a send and a receive that do not fit; NCCL would hang there.
       gpu_of: rank -> its GPU.
       num_groups: groups that were issued, of all ranks.
+      refuses_rank: rank whose GPU cannot be connected, or None.
+      connect_s: seconds that ranks need to connect.
     """
 
     def __init__(self, size: int, seed: int = 0) -> None:
@@ -50,6 +53,7 @@ class World:
         self.gpu_of = list(range(size))
         self.num_groups = 0
         self.refuses_rank: int | None = None
+        self.connect_s = 0.0
         self._random = np.random.default_rng(seed)
         self._lock = threading.Lock()
         self.sessions: dict[bytes, _Session] = {}
@@ -317,6 +321,7 @@ class _Communicator:
         self.failure: Exception | None = None
         assert size == cuda._world.size and rank == cuda._rank
         self._session.join(rank)
+        time.sleep(cuda._world.connect_s)
 
     def send(self, ptr: int, count: int, dtype: int, peer: int, stream: int) -> None:
         part = _Part(False, ptr, count, dtype, (self._rank, peer))
@@ -330,6 +335,8 @@ class _Communicator:
         self._session.abort(self._rank)
 
     def check_async_error(self) -> None:
+        if self._rank in self._session.aborted:
+            raise NcclError("NCCL_ERROR_INVALID_ARGUMENT: invalid argument")
         if self.failure is not None:
             raise self.failure
 

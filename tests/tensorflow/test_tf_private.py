@@ -103,6 +103,25 @@ def test_inputs_of_a_functional_model(package):
     assert set(getattr(model, tf_private.INPUTS_OF_MODELS[package])) == {"a"}
 
 
+@pytest.mark.parametrize("package", KERAS)
+def test_the_graph_in_which_a_model_is_built_by_its_shapes(package):
+    keras, seen = importlib.import_module(package), []
+
+    class Model(keras.Model):
+        def call(self, inputs):
+            seen.append((tf.compat.v1.get_default_graph().name, inputs.dtype))
+            return inputs
+
+    model = Model()
+    if package == "keras":
+        model.build_from_config({"input_shape": (None, 2)})
+    else:
+        model.build((None, 2))
+    name, dtype = seen[0]
+    assert name.startswith(tf_private.SCRATCH_GRAPHS[package])
+    assert dtype == tf.float32
+
+
 def test_children_of_a_checkpoint():
     assert_has(tf.Module(), tf_private.CHILDREN)
     assert_has(tf.Module(), tf_private.TRACK)
