@@ -7,15 +7,29 @@ of a table is a sum over ranks by then, so that what a lookup gives is weighed o
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
 
 from sok_lite.bridge.collectives import allreduce
-from sok_lite.bridge.job import num_ranks
+from sok_lite.bridge.job import num_ranks, other_ranks
 
-_weight: ContextVar[Any] = ContextVar("weight_of_loss", default=None)
+# Of the step that is being taken, 1 outside of one. A variable: a function that a program has
+# traced before a step, or in one of other rows, serves in all.
+_weight: tf.Variable | None = None
+
+
+def make_weight() -> None:
+    """Makes what `counted` writes, unless a TF1 graph is outside.
+
+    Called where a table is made: a variable that is made while a tf.function is traced has it
+    traced twice.
+    """
+    global _weight
+    with tf.init_scope():
+        if tf.executing_eagerly() and _weight is None:
+            with tf.device("CPU:0"):
+                _weight = tf.Variable(1.0, trainable=False, name="sok_weight_of_loss")
 
 
 @contextmanager
@@ -26,28 +40,31 @@ def counted(rows: tf.Tensor) -> Iterator[None]:
       rows: scalar int64. 0: the loss counts nothing, whatever its gradients are.
     """
     own = tf.cast(rows * num_ranks(), tf.float32)
-    token = _weight.set(tf.math.divide_no_nan(own, tf.cast(allreduce(rows, "sum"), tf.float32)))
+    weight = tf.math.divide_no_nan(own, tf.cast(allreduce(rows, "sum"), tf.float32))
+    make_weight()
+    assert _weight is not None
+    _weight.assign(weight)
     try:
         yield
     finally:
-        _weight.reset(token)
+        _weight.assign(1.0)
 
 
 def weighed(gradient: tf.Tensor) -> tf.Tensor:
-    """Returns a gradient of this rank's loss times the weight of it, where there is one."""
-    weight = _weight.get()
-    return gradient if weight is None else _times(gradient, weight)
+    """Returns a gradient of this rank's loss times the weight of it."""
+    if _weight is None or other_ranks() is None:
+        return gradient
+    return _times(gradient, _weight.read_value())
 
 
 def weighed_on_the_way_back(output: tf.Tensor) -> tf.Tensor:
     """Returns an output whose gradient counts by the weight of this rank's loss."""
-    weight = _weight.get()
-    if weight is None:
+    if _weight is None or other_ranks() is None:
         return output
 
     @tf.custom_gradient
     def same(values: tf.Tensor) -> Any:
-        return tf.identity(values), lambda gradient: _times(gradient, weight)
+        return tf.identity(values), weighed
 
     return same(output)
 

@@ -13,6 +13,7 @@ from sok_lite.backend import Backend
 from sok_lite.bridge import keras_guard, keras_weights, stored, table_ops, writes
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.keras_classes import made_so_far, object_of, says_what_is_shared
+from sok_lite.bridge.loss_weight import make_weight
 from sok_lite.bridge.saved_parts import part_of_rank
 from sok_lite.bridge.summary import summary
 from sok_lite.bridge.variable import table_for_variable
@@ -137,6 +138,7 @@ class TablePart:
         self._number = next(_numbers)
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         table = table_for_variable(TableWeight.kind, make, can_be_cloned=True)
+        make_weight()
         self.variable = TableWeight(table, name=name, trainable=True)
         self.variable.is_frozen = not trainable
         self.supports_masking = True

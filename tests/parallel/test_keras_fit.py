@@ -117,6 +117,36 @@ def test_ranks_train_as_one_rank_on_all_batches(comm, keras, sk, data):
     np.testing.assert_allclose(values, rows.get_weights()[0][keys], atol=1e-4)
 
 
+def test_a_function_that_was_traced_before_a_step_counts_by_its_rows_too(comm, once, keras, sk):
+    table = sk.Table("ranks", DIM)
+    own = np.arange(comm.rank, NUM_KEYS, comm.size)
+    table.assign(own, ROWS[own])
+
+    class Traced(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = sk.Embedding(table, "mean")
+            self.rows = tf.function(self.embedding)
+            self.head = keras.layers.Dense(1, kernel_initializer="ones")
+
+        def call(self, ids):
+            return self.head(self.rows(ids))
+
+    model, end = Traced(), 2 * comm.size + 1
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    mine = slice(2 * comm.rank, end if comm.rank == comm.size - 1 else 2 * comm.rank + 2)
+    with tf.GradientTape():  # of as many rows as this rank has in the step
+        model(tf.constant(X[mine]))
+    data = tf.data.Dataset.from_tensors((X[mine], Y[mine]))
+    model.fit(data, verbose=0, callbacks=[sk.AllRanks()])
+    predicted = ROWS[X[:end]].mean(axis=1).sum(axis=1, keepdims=True)
+    expected = ROWS.copy()
+    for ids, gradient in zip(X[:end], 2 * (predicted - Y[:end]) / end, strict=True):
+        np.subtract.at(expected, ids, gradient / FIELDS)
+    keys, rows = (each.numpy() for each in table.export())
+    np.testing.assert_allclose(rows, expected[keys], atol=1e-5)
+
+
 def test_saved_by_all_ranks(comm, keras, sk, folder):
     model, table = with_table(comm, keras, sk)
     part = sok_lite.keras.shard(batches())
