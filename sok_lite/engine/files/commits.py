@@ -119,9 +119,6 @@ class Commits:
             All ranks raise the same, and no table has changed.
         """
         cards = _cards(comm, [*self._held()], self._settled)
-        for table in self._tables:
-            if table.hot is not None:  # whose copies are current is known by rank
-                table.hot.forget(comm.size)
         if self._folder is None:
             number = max((card["settled"] for card in cards), default=0)
         else:
