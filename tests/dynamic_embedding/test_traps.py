@@ -14,7 +14,7 @@ import tf_keras
 
 from sok_lite import dynamic_embedding as de
 from tests.dynamic_embedding.test_training import one_step
-from tests.tensorflow.test_no_patches import PROGRAM
+from tests.tensorflow.test_no_patches import OF_CHECKPOINTS, OF_LAYERS, OF_MODELS, PROGRAM
 
 tf1 = tf.compat.v1
 
@@ -202,11 +202,7 @@ except ValueError:
     print("UNKNOWN_SHAPES_RAISE")
 """
 # Each keeps a table from being left out without a word: see bridge/keras_guard.py.
-GUARDED = {
-    *("_write", "read", "restore", "save", "write"),
-    *("get_weights", "load_own_variables", "save_own_variables", "set_weights"),
-    *("load_weights", "make_train_function", "save", "save_weights", "train_step"),
-}
+GUARDED = {*OF_CHECKPOINTS, *OF_LAYERS, *OF_MODELS}
 
 
 def test_importing_changes_nothing_of_tensorflow_and_keras():
