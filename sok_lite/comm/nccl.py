@@ -288,14 +288,13 @@ class NcclCarrier(Carrier):
         unique = packed[1:].tobytes()
         if not packed[0]:
             unique = tuple(packed[1:].view(np.int8).tolist())
-        made: list[Any] = []
 
         def make() -> None:
             try:
                 self._backend.activate()
-                made.append(nccl.NcclCommunicator(size, unique, rank))
+                self._nccl = nccl.NcclCommunicator(size, unique, rank)
+                self._try_out()
             except Exception as error:
-                made.append(error)
                 self._alarm.ring(f"NCCL cannot connect rank {rank}: {error}")
             done.set()
 
@@ -309,7 +308,14 @@ class NcclCarrier(Carrier):
         self._alarm.end()
         if self._alarm.is_final:
             raise CommunicatorError(str(self._alarm.reason))
-        (self._nccl,) = made
+
+    def _try_out(self) -> None:
+        """Sends each rank a word. It is then that NCCL connects one GPU with another."""
+        xp, size, rank = self._backend.xp, self._comm.size, self._comm.rank
+        came = self._blocks_of_all(xp.full((size, 1), rank, np.int64))
+        found = self._backend.to_host(came).reshape(-1).tolist()
+        if found != list(range(size)) and self._alarm.reason is None:
+            raise ValueError(f"from ranks 0 to {size - 1} came {found}")
 
     def _travel(self, messages: Sequence[Message]) -> None:
         """Sends and receives in one group, after what was launched and before what will be."""

@@ -1,5 +1,6 @@
 """By which way arrays of GPUs travel, chosen by all ranks together; NCCL itself is a stand-in."""
 
+import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
@@ -12,6 +13,7 @@ from sok_lite.comm import (
     gpu_transport,
     run_ranks,
 )
+from tests.support import nccl_stand_in
 from tests.support.nccl_stand_in import World
 
 
@@ -88,6 +90,33 @@ def test_ranks_that_nccl_cannot_connect_go_by_the_host(gpus, when):
         comm.barrier()
 
     run_ranks(3, program)
+
+
+@pytest.mark.parametrize("what", ["raises", "sends nothing whole"])
+def test_gpus_that_cannot_reach_each_other_are_found_before_a_table_needs_them(
+    gpus, what, monkeypatch
+):
+    """NCCL connects two GPUs when the first message goes from one to the other."""
+    world = World(2)
+    send = nccl_stand_in._Communicator.send
+
+    def sent(self, pointer, count, *args):
+        if self._rank == 1:
+            if what == "raises":
+                raise nccl_stand_in.NcclError("NCCL_ERROR_SYSTEM_ERROR: no shared memory")
+            pointer = zeros.ctypes.data
+        send(self, pointer, count, *args)
+
+    def program(comm):
+        ways = {"nccl": Way(lambda _: None, world.carrier)}
+        said = choose_carrier(comm, gpus, "auto", ways)
+        assert said.startswith("the host's memory (NCCL cannot connect rank")
+        assert comm.carrier is None
+        comm.barrier()
+
+    zeros = np.zeros(1, np.int64)
+    monkeypatch.setattr(nccl_stand_in._Communicator, "send", sent)
+    run_ranks(2, program)
 
 
 def test_ranks_that_share_a_gpu_go_by_the_host(gpus, monkeypatch):

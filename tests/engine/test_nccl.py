@@ -78,8 +78,8 @@ def test_nothing_goes_by_the_host():
 
     world = World(3)
     run_ranks_by_nccl(3, program, world=world)
-    # Control and then keys; rows; gradients. Each is one group, whatever its messages.
-    assert world.num_groups == 3 * 4
+    # To connect; control and then keys; rows; gradients. Each is one group, whatever its messages.
+    assert world.num_groups == 3 * 5
 
 
 def test_more_tables_than_a_block_has_room_for_cost_one_more_group_once():
@@ -111,9 +111,10 @@ def rows_of(comm):
 
 def test_rows_that_nobody_waits_for_are_poison(monkeypatch):
     monkeypatch.setattr(nccl, "_ANNOUNCED_S", 0.1)
-    monkeypatch.setattr(nccl_stand_in._Compute, "wait_event", lambda self, event: None)
 
     def program(comm):
+        comm.barrier()  # ranks are connected
+        monkeypatch.setattr(nccl_stand_in._Compute, "wait_event", lambda self, event: None)
         with pytest.raises(CommunicatorError):
             rows_of(comm)
 
@@ -124,9 +125,10 @@ def test_rows_that_are_not_ready_are_found(backend, monkeypatch):
     if not is_simulated(backend):
         pytest.skip("the work of a CPU is done when it is asked for")
     monkeypatch.setattr(nccl, "_ANNOUNCED_S", 0.1)
-    monkeypatch.setattr(nccl_stand_in.Stream, "wait_event", lambda self, event: None)
 
     def program(comm):
+        comm.barrier()  # ranks are connected
+        monkeypatch.setattr(nccl_stand_in.Stream, "wait_event", lambda self, event: None)
         with pytest.raises((CommunicatorError, AssertionError)):
             trip(comm, KEYS, backend)
             raise AssertionError
