@@ -83,6 +83,8 @@ class NcclCarrier(Carrier):
         # Collectives whose keys nobody has waited for, and those whose keys did not come whole.
         self._pending: set[int] = set()
         self._lost: set[int] = set()
+        # Whether the others wait for keys of this rank, which has told them how many.
+        self._owes_keys = False
         backend.activate()
         self._stream = cuda.Stream(non_blocking=True)
         self._before = cuda.Event(disable_timing=True)
@@ -127,6 +129,7 @@ class NcclCarrier(Carrier):
             )
 
     def leave(self) -> None:
+        self._settle()
         if self._pending and self._alarm.reason is None:
             self._stream.synchronize()  # others may still be getting them
         self._alarm.close()
@@ -168,6 +171,7 @@ class NcclCarrier(Carrier):
                 if num_tables <= room:
                     sent = np.diff(ends).reshape(size, num_tables)
                     received = theirs[:, NUM_WORDS : NUM_WORDS + num_tables].copy()
+                    self._owes_keys = True
                     return Counts(sent, received), None
                 # Every rank is here, with as many tables: all have more room from now on.
                 self._num_tables = 1 << (num_tables - 1).bit_length()
@@ -192,6 +196,7 @@ class NcclCarrier(Carrier):
             received = xp.zeros((int(recv_splits.sum()), message.shape[1]), np.int64)
             self._travel([_message(message, received, send_splits, recv_splits)])
             self._pending.add(self._comm.turn)
+            self._owes_keys = False
         return received
 
     def _rows(
@@ -215,7 +220,13 @@ class NcclCarrier(Carrier):
             self._check_calls(call, theirs)
         return received
 
+    def _settle(self) -> None:
+        """Lets the others go on that wait for keys which do not come any more."""
+        if self._owes_keys and self._alarm.reason is None:
+            self._alarm.ring(f"Rank {self._comm.rank} broke off before it sent its keys.")
+
     def _fail(self, call: str) -> None:
+        self._owes_keys = False
         self._alarm.fail(call)
         self._go_on()
 
@@ -380,6 +391,7 @@ class NcclCarrier(Carrier):
     @contextmanager
     def _taking_part(self, call: str) -> Iterator[None]:
         """Takes the next turn; where an alarm rings meanwhile, no turn was taken."""
+        self._settle()
         before = self._comm.turn
         self._comm.turn += 1
         self._alarm.begin(call)
@@ -435,6 +447,7 @@ class NcclCarrier(Carrier):
     def _go_on(self) -> None:
         """Meets the others after an alarm, and connects anew. Every rank must call it."""
         reason = (self._alarm.reason or "")[:64]
+        self._owes_keys = False
         self._lost |= self._pending
         self._pending.clear()
         try:

@@ -319,6 +319,25 @@ def test_a_rank_that_dies_lets_no_other_wait(size, when):
     assert all("has died" in text for text in told)
 
 
+@pytest.mark.parametrize("then", ["leaves", "makes another call"])
+def test_a_rank_that_breaks_off_before_its_keys_lets_no_other_wait(then, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def program(comm):
+        if comm.rank == 1:
+            monkeypatch.setattr(comm.carrier, "keys", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                trip(comm)
+            if then == "leaves":
+                return
+            monkeypatch.undo()
+        with pytest.raises(CommunicatorError, match="Rank 1 broke off before it sent its keys"):
+            trip(comm)
+
+    run_ranks_by_nccl(2, program, timeout=20)
+
+
 def test_keys_of_a_rank_that_dies_reach_no_table(backend):
     if backend.name == "cuda" and not is_simulated(backend):
         pytest.skip("NCCL is a stand-in here, and has no GPU")
