@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
+from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered
 
 LONGEST_REASON_BYTES = 4096
 
@@ -170,12 +170,9 @@ class Carrier(ABC):
         text = (mine or "").encode()[:LONGEST_REASON_BYTES]
         rows = np.frombuffer(text, np.uint8).reshape(-1, 1)
         gathered = self._gathered(f"why not {call}", rows)
-        ends = split_offsets(gathered.recv_splits)
-        flat = gathered.rows.reshape(-1)
-        for rank in range(self._comm.size):
-            reason = flat[ends[rank] : ends[rank + 1]].tobytes()
-            if reason:
-                raise CommunicatorError(no_lookup(rank, reason.decode(errors="replace")))
+        for rank, reason in enumerate(gathered.by_rank()):
+            if reason.size:
+                raise CommunicatorError(no_lookup(rank, reason.tobytes().decode(errors="replace")))
         raise CommunicatorError("A rank has failed, and none says why.")
 
 

@@ -13,7 +13,7 @@ from sok_lite.backend.nccl import load_nccl, nccl_unavailable
 from sok_lite.comm.carrier import Carrier
 from sok_lite.comm.mpi_carrier import MpiCarrier, cuda_unaware
 from sok_lite.comm.nccl import NcclCarrier
-from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
+from sok_lite.comm.protocol import Communicator, CommunicatorError
 
 TRANSPORTS = ("auto", "nccl", "mpi", "horovod", "host")
 TRANSPORT_VARIABLE = "SOK_LITE_GPU_TRANSPORT"
@@ -147,5 +147,4 @@ def _shared_gpus(gpus: list[str]) -> list[str]:
 def _cards(comm: Communicator, card: dict[str, str | None]) -> list[dict[str, str]]:
     rows = np.frombuffer(json.dumps(card).encode(), np.uint8)
     gathered = comm.allgatherv(rows, call="gpu_transport")
-    ends = split_offsets(gathered.recv_splits)
-    return [json.loads(gathered.rows[ends[r] : ends[r + 1]].tobytes()) for r in range(comm.size)]
+    return [json.loads(part.tobytes()) for part in gathered.by_rank()]

@@ -1,6 +1,5 @@
 """Carriers whose control goes by the communicator, through the host, and only payload does not."""
 
-import itertools
 from abc import abstractmethod
 from contextlib import suppress
 
@@ -14,7 +13,7 @@ from sok_lite.comm.carrier import (
     Check,
     Counts,
 )
-from sok_lite.comm.protocol import CommunicatorError, split_offsets
+from sok_lite.comm.protocol import CommunicatorError
 
 
 class HostControlledCarrier(Carrier):
@@ -73,5 +72,4 @@ class HostControlledCarrier(Carrier):
         """Gives a block to each rank; returns theirs, whose lengths may differ."""
         size, width = blocks.shape
         came = self._comm.alltoallv(blocks.reshape(-1), np.full(size, width), call=call)
-        ends = split_offsets(came.recv_splits)
-        return [came.rows[start:end] for start, end in itertools.pairwise(ends.tolist())]
+        return came.by_rank()

@@ -5,6 +5,7 @@ Rows go in and rows come out, as NumPy arrays. A transport supplies two primitiv
 result is the same, bit for bit, on every rank and over every transport.
 """
 
+import itertools
 import os
 import sys
 import threading
@@ -56,6 +57,11 @@ class Gathered(NamedTuple):
 
     rows: np.ndarray
     recv_splits: np.ndarray
+
+    def by_rank(self) -> list[np.ndarray]:
+        """Returns the rows of each rank, views of `rows`."""
+        ends = split_offsets(self.recv_splits).tolist()
+        return [self.rows[start:end] for start, end in itertools.pairwise(ends)]
 
 
 class Communicator(ABC):

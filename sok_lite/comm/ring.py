@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
+from sok_lite.comm.protocol import Communicator, CommunicatorError
 
 _CONNECT_TIMEOUT_S = 30.0
 _CALL_TIMEOUT_S = 10.0
@@ -62,9 +62,7 @@ def connect_ring(comm: Communicator) -> tuple[socket.socket, socket.socket]:
 def _cards(comm: Communicator, card: dict[str, Any]) -> list[dict[str, Any]]:
     text = np.frombuffer(json.dumps(card).encode(), np.uint8).reshape(-1, 1)
     gathered = comm._allgatherv("alarm", text)
-    ends = split_offsets(gathered.recv_splits)
-    flat = gathered.rows.reshape(-1)
-    return [json.loads(flat[ends[r] : ends[r + 1]].tobytes()) for r in range(comm.size)]
+    return [json.loads(part.tobytes()) for part in gathered.by_rank()]
 
 
 def _addresses() -> list[str]:

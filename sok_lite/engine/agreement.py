@@ -1,6 +1,5 @@
 """What must be equal on all ranks is: checked once, before anything depends on it."""
 
-import itertools
 import json
 import weakref
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.comm.protocol import Communicator, split_offsets
+from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.static_table import AnyTable
 
 
@@ -28,10 +27,7 @@ def check_equal_on_all_ranks(comm: Communicator, description: dict[str, Any], wh
         return
     text = json.dumps(description, default=_plain).encode()
     gathered = comm.allgatherv(np.frombuffer(text, np.uint8), call="check_equal_on_all_ranks")
-    ends = split_offsets(gathered.recv_splits)
-    mine, *others = (
-        json.loads(gathered.rows[start:end].tobytes()) for start, end in itertools.pairwise(ends)
-    )
+    mine, *others = (json.loads(part.tobytes()) for part in gathered.by_rank())
     for rank, theirs in enumerate(others, start=1):
         for field in [*mine, *(field for field in theirs if field not in mine)]:
             a, b = (repr(x[field]) if field in x else "missing" for x in (mine, theirs))

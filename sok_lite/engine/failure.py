@@ -8,7 +8,7 @@ import numpy as np
 
 from sok_lite.comm.carrier import LONGEST_REASON_BYTES
 from sok_lite.comm.header import LONGEST_CALL
-from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
+from sok_lite.comm.protocol import Communicator, CommunicatorError
 
 T = TypeVar("T")
 
@@ -85,11 +85,9 @@ def together(comm: Communicator, function: Callable[[], T]) -> T:
     except Exception as error:
         failure = error
     gathered = comm.allgatherv(_reason(failure), call="together")
-    ends = split_offsets(gathered.recv_splits)
-    for rank in range(comm.size):
-        part = gathered.rows[ends[rank] : ends[rank + 1]].tobytes()
-        if part:
-            text = part[1:].decode(errors="replace")
+    for rank, part in enumerate(gathered.by_rank()):
+        if part.size:
+            text = part[1:].tobytes().decode(errors="replace")
             raise _KINDS[part[0]](f"Rank {rank}: {text}") from failure
     return result
 

@@ -137,10 +137,4 @@ def parts_of_all(comm: Communicator, arrays: dict[str, np.ndarray]) -> list[dict
     file = io.BytesIO()
     np.savez(file, **arrays)  # type: ignore[arg-type]
     gathered = comm.allgatherv(np.frombuffer(file.getvalue(), np.uint8), call="Table.save")
-    ends = np.cumsum(np.asarray(gathered.recv_splits)).tolist()
-    starts = [0, *ends[:-1]]
-    rows = np.asarray(gathered.rows)
-    return [
-        dict(np.load(io.BytesIO(rows[start:end].tobytes())))
-        for start, end in zip(starts, ends, strict=True)
-    ]
+    return [dict(np.load(io.BytesIO(part.tobytes()))) for part in gathered.by_rank()]

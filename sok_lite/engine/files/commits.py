@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend.publish import Action
-from sok_lite.comm.protocol import Communicator, split_offsets
+from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.content import assembled
@@ -260,12 +260,7 @@ def _exchanged(comm: Communicator, messages: Mapping[int, np.ndarray]) -> dict[i
     rows = [messages.get(rank, none) for rank in range(comm.size)]
     splits = np.array([len(message) for message in rows], np.int64)
     received = comm.alltoallv(np.concatenate(rows), splits, call="parts")
-    ends = split_offsets(received.recv_splits)
-    return {
-        rank: received.rows[ends[rank] : ends[rank + 1]]
-        for rank in range(comm.size)
-        if received.recv_splits[rank]
-    }
+    return {rank: part for rank, part in enumerate(received.by_rank()) if part.size}
 
 
 def _cards(
@@ -281,11 +276,7 @@ def _cards(
     }
     text = np.frombuffer(json.dumps(card).encode(), np.uint8)
     gathered = comm.allgatherv(text, call="restore")
-    ends = split_offsets(gathered.recv_splits)
-    return [
-        json.loads(gathered.rows[ends[rank] : ends[rank + 1]].tobytes())
-        for rank in range(comm.size)
-    ]
+    return [json.loads(part.tobytes()) for part in gathered.by_rank()]
 
 
 def _givers(held: Mapping[int, Sequence[int]], size: int) -> list[int]:

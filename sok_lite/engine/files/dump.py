@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from sok_lite.backend.publish import publish
-from sok_lite.comm.protocol import Communicator, split_offsets
+from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
@@ -254,11 +254,7 @@ def _gathered(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
     """Returns what the files of every rank are."""
     text = np.frombuffer(manifest.shards_to_text(shards).encode(), np.uint8)
     gathered = comm.allgatherv(text, call="dump")
-    ends = split_offsets(gathered.recv_splits)
-    return [
-        manifest.shards_from_text(gathered.rows[ends[rank] : ends[rank + 1]].tobytes())
-        for rank in range(comm.size)
-    ]
+    return [manifest.shards_from_text(part.tobytes()) for part in gathered.by_rank()]
 
 
 def _publish(begun: Begun, by_rank: list[list[Shard]]) -> None:

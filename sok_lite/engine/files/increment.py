@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from sok_lite.backend.publish import Action, publish
-from sok_lite.comm.protocol import Communicator, split_offsets
+from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.rows.column import Column
@@ -55,10 +55,7 @@ def shards_to_continue(
 
 def _said_by_all(comm: Communicator, text: str) -> list[str]:
     gathered = comm.allgatherv(np.frombuffer(text.encode(), np.uint8), call="dump")
-    ends = split_offsets(gathered.recv_splits)
-    return [
-        gathered.rows[ends[rank] : ends[rank + 1]].tobytes().decode() for rank in range(comm.size)
-    ]
+    return [part.tobytes().decode() for part in gathered.by_rank()]
 
 
 def _checked(
