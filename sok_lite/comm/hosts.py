@@ -93,15 +93,14 @@ class HostsCommunicator(Communicator):
             counts[peer] = num_rows_of(signal.packed)
         ends = split_offsets(counts).tolist()
         received = np.empty((ends[-1], rows.shape[1]), rows.dtype)
-        far_ends = split_offsets(far.recv_splits).tolist()
-        for rank in range(self.size):
+        for rank, from_far in enumerate(far.by_rank()):
             part = received[ends[rank] : ends[rank + 1]]
             if rank == self.rank:
                 part[:] = parts[rank]
             elif rank in signals:
                 self._boxes.take(self.turn, rank, signals[rank], part)
             else:
-                part[:] = far.rows[far_ends[rank] : far_ends[rank + 1]]
+                part[:] = from_far
         return Gathered(received, counts)
 
     def _signals(self, recv_splits: np.ndarray) -> dict[int, Signal]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sok_lite.backend.nvrtc import Nvrtc
+from sok_lite.comm import CommunicatorError
 from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import make_table
@@ -139,3 +140,45 @@ def raise_at_line(number, function):
     finally:
         sys.settrace(before)
     return False
+
+
+def check_interrupts_at_lines(run, stride):
+    """Interrupts a collective of rank 1 of three, in turn at every `stride`-th line of it.
+
+    After that all ranks make other calls; they succeed on every rank or fail on every rank.
+
+    Args:
+      run: runs program(comm) on three ranks; returns what it gives on each.
+    """
+    outcomes = set()
+
+    def program(comm, number):
+        rows = np.full((3, 2), 10.0 + comm.rank)
+
+        def collective():
+            return comm.alltoallv(rows, [1, 1, 1])
+
+        was_raised = False
+        try:
+            if comm.rank == 1:
+                was_raised = raise_at_line(number, collective)
+            else:
+                assert collective().rows[:, 0].tolist() == [10.0, 11.0, 12.0]
+            assert comm.allreduce(comm.rank + 1).tolist() == 6
+        except CommunicatorError as error:
+            with pytest.raises(CommunicatorError):  # it stays refused
+                comm.barrier()
+            return was_raised, str(error)
+        return was_raised, None
+
+    for number in range(0, 1000, stride):
+        ends = run(lambda comm, number=number: program(comm, number))
+        failed = [error is not None for _, error in ends]
+        assert all(failed) or not any(failed), ends
+        if all(failed):
+            assert all("ank 1" in error for _, error in ends), ends
+        outcomes.add(failed[0])
+        if not ends[1][0]:
+            break
+    assert number > 100
+    assert outcomes == {True, False}  # before and after the rows travelled; in the middle

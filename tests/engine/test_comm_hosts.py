@@ -15,7 +15,7 @@ from sok_lite.comm.local import SWITCH_VARIABLE, connect_local
 from sok_lite.comm.threads import ThreadsCommunicator
 from tests import comm_facts, exchange_facts
 from tests.comm_facts import check_alltoallv, uneven
-from tests.engine.helpers import raise_at_line
+from tests.engine.helpers import check_interrupts_at_lines
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd and abstract sockets")
 
@@ -202,39 +202,7 @@ def test_a_link_that_is_closed_is_known_on_all_machines(run_hosts):
 
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.long)])
 def test_an_interrupt_at_any_line_of_a_collective_leaves_no_rank_out_of_step(run_hosts, stride):
-    """After it, all ranks make other calls; they succeed on every rank or fail on every rank."""
-    outcomes = set()
-
-    def program(comm, number):
-        rows = np.full((3, 2), 10.0 + comm.rank)
-
-        def collective():
-            return comm.alltoallv(rows, [1, 1, 1])
-
-        was_raised = False
-        try:
-            if comm.rank == 1:
-                was_raised = raise_at_line(number, collective)
-            else:
-                assert collective().rows[:, 0].tolist() == [10.0, 11.0, 12.0]
-            assert comm.allreduce(comm.rank + 1).tolist() == 6
-        except CommunicatorError as error:
-            with pytest.raises(CommunicatorError):  # it stays refused
-                comm.barrier()
-            return was_raised, str(error)
-        return was_raised, None
-
-    for number in range(0, 1000, stride):
-        ends = run_hosts("aab", lambda comm, number=number: program(comm, number))
-        failed = [error is not None for _, error in ends]
-        assert all(failed) or not any(failed), ends
-        if all(failed):
-            assert all("ank 1" in error for _, error in ends), ends
-        outcomes.add(failed[0])
-        if not ends[1][0]:
-            break
-    assert number > 100
-    assert outcomes == {True, False}  # before and after the rows travelled; in the middle
+    check_interrupts_at_lines(lambda program: run_hosts("aab", program), stride)
 
 
 # ---- when ranks of one machine stay on the slow way ---------------------------------------------
