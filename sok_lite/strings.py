@@ -31,10 +31,11 @@ def hash_strings(strings: Any) -> Any:
       TypeError: what is no string is among them, a missing value (None, NaN) too.
     """
     tf = sys.modules.get("tensorflow")
-    if tf is not None and isinstance(strings, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
-        from sok_lite.bridge.string_keys import hash_tensor
+    if tf is not None:
+        from sok_lite.bridge.string_keys import hash_tensor, is_tensor
 
-        return hash_tensor(strings)
+        if is_tensor(strings):
+            return hash_tensor(strings)
     # What it holds, not what NumPy would make of it: of ["a", nan] "nan", of "a\0" "a".
     array = np.asarray(strings, object)
     encoded = [_encoded(string) for string in array.reshape(-1).tolist()]

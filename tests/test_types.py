@@ -1,6 +1,7 @@
 """What a type checker, and so an editor, sees of `import sok_lite`: signatures, not `Any`."""
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -27,13 +28,23 @@ SEEN = {
     ") -> sok_lite.sok.optimizer.OptimizerWrapper",
     "sok.communication.rank()": "int",
     "sok.tf_version": "list[int]",
+    "sk.Table": r"def \(name: str, dim: int, initializer: Any =, key_type: Any =, \*, .*\) -> "
+    "sok_lite.keras.classes.Table",
+    "sk.Embedding": r"def \(table: Any, combiner: str \| None =, mask_value: Any =, .*\) -> .*",
+    "sk.Embeddings": r"def \(features: Any, .*\) -> sok_lite.keras.classes.Embeddings",
+    "sk.TableMetrics": r"def \(\) -> sok_lite.keras.classes.TableMetrics",
+    "sk.AllRanks": r"def \(\) -> sok_lite.keras.classes.AllRanks",
 }
 REFUSED = ["sok.lookup_sparce", "sok.lookup_sparse(table)", "sok.export(table, cut=1)"]
 
 
 def test_mypy_sees_the_types(tmp_path):
     program = tmp_path / "program.py"
-    lines = ["import sok_lite as sok", "table = sok.DynamicVariable(4)"]
+    lines = [
+        "import sok_lite as sok",
+        "import sok_lite.keras as sk",
+        "table = sok.DynamicVariable(4)",
+    ]
     lines += [*(f"reveal_type({shown})" for shown in SEEN), *REFUSED]
     program.write_text("\n".join(lines) + "\n")
     found = subprocess.run(
@@ -70,3 +81,19 @@ def test_every_public_name_is_declared_for_type_checkers():
     }
     assert names == {*sok.__all__, *sok._TENSORFLOW_MODULES} - {"__version__", "tf_version"}
     assert (ROOT / "sok_lite" / "py.typed").exists()
+
+
+def test_signatures_are_shown_at_run_time():
+    """By notebooks: a metaclass of TensorFlow hides those of variables."""
+    shown = inspect.signature(sok.DynamicVariable)
+    assert [*shown.parameters][:4] == ["dimension", "initializer", "var_type", "name"]
+    assert "initial_value" in inspect.signature(sok.DistributedVariable.__mro__[1]).parameters
+
+    class Own(sok.DynamicVariable):
+        def __init__(self, size):
+            super().__init__(size)
+
+    class Heir(sok.DynamicVariable):
+        pass
+
+    assert str(inspect.signature(Own)) == "(size)" and inspect.signature(Heir) == shown

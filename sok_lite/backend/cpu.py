@@ -126,9 +126,12 @@ class CpuBackend(Backend):
         words, start = self._launch_words(kernel, num_items)
         table, end = words[start:].reshape(len(num_items), num_arguments), 0
         for column in columns:
-            column = column.reshape(len(num_items), -1)
-            first, end = end, end + column.shape[1]
-            table[:, first:end] = column
+            if column.ndim == 1:
+                table[:, end] = column
+                end += 1
+            else:
+                first, end = end, end + column.shape[1]
+                table[:, first:end] = column
         assert end == num_arguments
         return self._launching(words, arrays)
 

@@ -17,7 +17,8 @@ Saved is the part of this rank. The tensors, n keys and m keys that were seen bu
   facts          scalar text         JSON: number of lookups, and when they were: spans, which old
                                      checkpoints do not have; of a "hybrid" table its epoch,
                                      capacity and strategy as well, and where its slots are: how
-                                     many, and how many a bucket and a segment have
+                                     many, and how many a bucket and a segment have; of a layer's
+                                     table which part this is: its rank, and the number of ranks
 """
 
 import json
@@ -35,14 +36,23 @@ from sok_lite.engine.optimizer_states import drop_left_behind
 from sok_lite.engine.table import EmbeddingTable, snapshot
 from sok_lite.engine.table.exclusive import alone
 
+_PART = "part"  # among the facts: [rank, number of ranks]
 
-def serialized(variable: Any) -> dict[str, tf.Tensor]:
-    """Returns the tensors of a variable's table, by name."""
+
+def serialized(variable: Any, part: tuple[int, int] | None = None) -> dict[str, tf.Tensor]:
+    """Returns the tensors of a variable's table, by name.
+
+    Args:
+      variable: whose table is saved.
+      part: whose rank it is, and of how many, where another rank's is to be refused in a restore.
+    """
     key_type, dtype = variable.key_type, variable.dtype
     dtypes = saved_dtypes(key_type, dtype)
 
     def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
         tensors = saved_tensors(table, key_type, dtype)
+        if part is not None:
+            tensors["facts"] = _text({**_facts(tensors), _PART: part})
         return [tensors[name] for name in dtypes]
 
     what, shapes = f"Saving {variable.name!r}", [None] * len(dtypes)
@@ -50,11 +60,18 @@ def serialized(variable: Any) -> dict[str, tf.Tensor]:
     return dict(zip(dtypes, tensors, strict=True))
 
 
-def restored(variable: Any, tensors: Mapping[str, tf.Tensor]) -> Any:
+def restored(
+    variable: Any, tensors: Mapping[str, tf.Tensor], part: tuple[int, int] | None = None
+) -> Any:
     """Makes a variable's table what was saved; returns the operation.
 
+    Args:
+      variable: whose table it is.
+      tensors: what `serialized` gave.
+      part: as `serialized` has it. None: nothing is looked at.
+
     Raises:
-      ValueError: a tensor is missing, or does not fit.
+      ValueError: a tensor is missing, or does not fit, or is of another part.
     """
     names = list(saved_dtypes(variable.key_type, variable.dtype))
     missing = set(names) - set(tensors)
@@ -67,7 +84,10 @@ def restored(variable: Any, tensors: Mapping[str, tf.Tensor]) -> Any:
     checked_rows(variable, keys, tensors["values"], "restore")
 
     def run(table: EmbeddingTable, *parts: tf.Tensor) -> Sequence[tf.Tensor]:
-        restore_tensors(table, dict(zip(names, parts, strict=True)))
+        given = dict(zip(names, parts, strict=True))
+        if part is not None:
+            _check_part(table, _facts(given), part)
+        restore_tensors(table, given)
         return ()
 
     inputs = [tensors[name] for name in names]
@@ -161,12 +181,27 @@ def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> 
         arrays["sighted_keys"],
         arrays["sightings"].astype(np.uint32),
         (arrays["sightings"] >> np.int64(32)).astype(np.uint32),
-        json.loads(bytes(tensors["facts"].numpy())),
+        _facts(tensors),
     )
     values = table.store.to_storage(to_rows(tensors["values"], table))
     grouped = json.loads(bytes(tensors["state_columns"].numpy()))
     states = states_of(arrays["states"], grouped, f"table {table.name!r}")
     snapshot.restore(table, snapshot.Snapshot(held, values, states))
+
+
+def _check_part(table: EmbeddingTable, facts: dict[str, Any], part: tuple[int, int]) -> None:
+    rank, size = facts.get(_PART, part)  # older checkpoints do not have it
+    if (rank, size) != part:
+        raise ValueError(
+            f"This checkpoint has the part that rank {rank} of {size} has of table {table.name!r}. "
+            f"Received: a restore on rank {part[0]} of {part[1]}. The table is as it was. Give "
+            "every rank a path or directory of its own, and restore with as many ranks; of a Keras "
+            "model model.save(path) writes one file of all ranks, which any number of them loads."
+        )
+
+
+def _facts(tensors: Mapping[str, tf.Tensor]) -> dict[str, Any]:
+    return json.loads(bytes(tensors["facts"].numpy()))
 
 
 def _text(value: object) -> tf.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.string_keys import is_keras_tensor
 from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST
 
 
@@ -32,6 +33,12 @@ def checked_keys(variable: Any, keys: Any) -> tf.Tensor:
 def integer_keys(keys: Any, whose: str, expected: str) -> tf.Tensor:
     """Returns keys as a tensor of integers; the texts are for the TypeError if they are none."""
     keys = without_keras(keys)
+    if is_keras_tensor(keys):
+        raise TypeError(
+            f"{whose} cannot be a KerasTensor: a model that is made of layers takes tables as "
+            "layers, sok_lite.keras.Table and sok_lite.keras.Embeddings. In a model of your own, "
+            "look up in its `call`."
+        )
     if isinstance(keys, (list, tuple)) and not tf.executing_eagerly():
         keys = _stacked(keys, whose)
     if not tf.is_tensor(keys):

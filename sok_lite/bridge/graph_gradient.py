@@ -1,20 +1,31 @@
-"""`custom_gradient`: that of TensorFlow, for calls in TF1 graphs too.
+"""`custom_gradient`: that of TensorFlow, which here goes with the graph that it is in.
 
-TensorFlow keeps what it is given there for as long as the process lives, and with it the graph, its
-variables and their tables. Here the graph keeps it.
+TensorFlow keeps what it is given in a TF1 graph or a tf.function for as long as the process lives,
+and with it the graph: in a TF1 graph its variables and their tables, in a function all operations
+of a trace. Here the graph keeps it.
 """
 
+import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.tf_private import could_possibly_record
+from sok_lite.bridge.tf_private import (
+    GRADIENT_OF_OPERATION,
+    could_possibly_record,
+    gradient_registry,
+    record_operation,
+    stop_recording,
+)
 
 # What TensorFlow finds the gradients of all such calls by.
 _NAME = "SokLiteCustomGradient"
-# An attribute of graphs: gradients and numbers of outputs, by the name of an operation.
+# An attribute of graphs: gradients by their own names, and gradients with numbers of outputs by the
+# names of operations.
 _GRADIENTS = "_sok_lite_gradients"
+_serial = itertools.count()
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,8 +39,12 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         if tf.executing_eagerly() and not could_possibly_record():
             return function(*args)[0]  # no tape would see it
-        if tf.executing_eagerly() or tf.inside_function():
+        if tf.executing_eagerly():
             return tf.custom_gradient(function)(*args)
+        if tf.inside_function():
+            results = tf.custom_gradient(function)(*map(_of_this_graph, args))
+            _keep_with_graph(results[0] if isinstance(results, (list, tuple)) else results)
+            return results
         tensors = [tf.convert_to_tensor(arg) for arg in args]
         results, gradient = function(*tensors)
         is_many = isinstance(results, (list, tuple))
@@ -37,12 +52,75 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
         graph: Any = tf.compat.v1.get_default_graph()
         with graph.gradient_override_map({"IdentityN": _NAME}):
             named = tf.raw_ops.IdentityN(input=[*outputs, *tensors])
-        if not hasattr(graph, _GRADIENTS):
-            setattr(graph, _GRADIENTS, {})
-        getattr(graph, _GRADIENTS)[named[0].op.name] = gradient, len(outputs)
+        _gradients_of(graph)[named[0].op.name] = gradient, len(outputs)
         return tuple(named[: len(outputs)]) if is_many else named[0]
 
     return call
+
+
+def source_of(handle: tf.Tensor, value: tf.Tensor, gradient: Callable[[Any], Any]) -> tf.Tensor:
+    """Returns a value in a graph whose gradient is that of a resource, and that nothing reads.
+
+    A read has a gradient too. But it runs whether its value is used or not, and brings the resource
+    along: those of twenty tables take a tenth of a request.
+
+    Args:
+      handle: the resource.
+      value: what is returned.
+      gradient: gives the gradient of the resource, of what arrives for the value.
+    """
+
+    def of_operation(_: Any, arrived: Any, __: Any) -> list[Any]:
+        return [None, gradient(arrived)]
+
+    name = f"{_NAME}{next(_serial)}"
+    # Without the shapes that the handle knows: control flow makes zeros of them for everything that
+    # it finds no gradient of, which it cannot do of a resource in a loop.
+    bare = tf.raw_ops.PlaceholderWithDefault(input=handle, shape=[])
+    graph: Any = bare.graph
+    _register(graph, name, of_operation)
+    with stop_recording(), graph.gradient_override_map({"IdentityN": name}):
+        source, _ = tf.raw_ops.IdentityN(input=[value, bare])
+    record_operation(name, [source], [bare], lambda arrived: [gradient(arrived)])
+    return source
+
+
+def _of_this_graph(tensor: Any) -> Any:
+    """Returns a tensor of the default graph for one of a graph around it.
+
+    TensorFlow gives the function what it was given, and the gradient of a branch can take a tensor
+    of that branch or of the graph around the gradient, but of no graph further out.
+    """
+    graph = getattr(tensor, "graph", None) if tf.is_tensor(tensor) else None
+    is_outer = graph is not None and graph is not tf.compat.v1.get_default_graph()
+    return tf.identity(tensor) if is_outer and tensor.dtype != tf.resource else tensor
+
+
+def _keep_with_graph(output: tf.Tensor) -> None:
+    """Has the graph of a function keep the gradient of an output of it, and not the process."""
+    name = output.op.get_attr(GRADIENT_OF_OPERATION).decode()
+    original = gradient_registry.lookup(name)
+    del gradient_registry._registry[name]
+    _register(output.graph, name, original)
+
+
+def _register(graph: Any, name: str, gradient: Callable[..., Any]) -> None:
+    """Registers the gradient of operations that name it, for as long as there is a graph."""
+    _gradients_of(graph)[name] = gradient
+    registered = gradient_registry._registry
+    reference = weakref.ref(graph, lambda _: registered.pop(name, None))
+
+    def of_graph(operation: Any, *gradients: Any) -> Any:
+        return getattr(reference(), _GRADIENTS)[name](operation, *gradients)
+
+    tf.RegisterGradient(name)(of_graph)
+
+
+def _gradients_of(graph: Any) -> dict[str, Any]:
+    if not hasattr(graph, _GRADIENTS):
+        setattr(graph, _GRADIENTS, {})
+    gradients: dict[str, Any] = getattr(graph, _GRADIENTS)
+    return gradients
 
 
 @tf.RegisterGradient(_NAME)

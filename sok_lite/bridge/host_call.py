@@ -203,13 +203,31 @@ def _turn() -> tf.Tensor | None:
             return None
     make_turn()  # of a table that was made in a TF1 graph
     assert _turn_variable is not None
-    # The gradient of a branch can take a resource from the function around it only.
-    return graph_of_function().capture(_turn_variable.handle)
+    return from_function(lambda: graph_of_function().capture(_turn_variable.handle))
 
 
 def graph_of_function() -> Any:
     """Returns the default graph or, within branches and loops, that of the function around them."""
-    graph: Any = tf.compat.v1.get_default_graph()
-    while any(base.__name__ in _PARTS_OF_A_FUNCTION for base in type(graph).__mro__):
-        graph = graph.outer_graph
-    return graph
+    return _up_to_function()[-1]
+
+
+def from_function(make: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """Returns what makes a tensor in the graph of the function, for use in the default graph.
+
+    The gradient of a branch can take a tensor from the graph around it only, which may be a branch
+    or a loop too: so all graphs on the way there take it.
+    """
+    *parts, function = _up_to_function()
+    with function.as_default():
+        tensor = make()
+    for part in reversed(parts[1:]):
+        tensor = part.capture(tensor)
+    return tensor
+
+
+def _up_to_function() -> list[Any]:
+    """Returns the default graph and, of a branch or a loop, those around it up to the function."""
+    graphs: list[Any] = [tf.compat.v1.get_default_graph()]
+    while any(base.__name__ in _PARTS_OF_A_FUNCTION for base in type(graphs[-1]).__mro__):
+        graphs.append(graphs[-1].outer_graph)
+    return graphs

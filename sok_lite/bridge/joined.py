@@ -118,12 +118,15 @@ def cut_rows(joined: tf.Tensor, lengths: Numbers, dims: Sequence[int]) -> list[t
       lengths: (len(dims),), rows of each.
       dims: length of their rows.
     """
+    joined.set_shape([None])
+    if len(set(dims)) == 1 and dims[0] % LINE == 0:  # then one tensor has the rows of all
+        rows = tf.reshape(joined, np.array([-1, dims[0]], np.int32))
+        return cut(rows, lengths, len(dims))
     with tf.device("CPU:0"):  # where Split and Slice want their sizes on any machine
         sizes = lengths * np.array(dims, np.int64)
         places = up_to_line(sizes)
         # Of those that may end within a line: a slice that is the whole is no copy either.
         ends = {i: sizes[i : i + 1] for i, dim in enumerate(dims) if dim % LINE}
-    joined.set_shape([None])
     results = cut(joined, places, len(dims))
     for i, end in ends.items():
         results[i] = tf.slice(results[i], np.zeros(1, np.int64), end)
@@ -142,5 +145,5 @@ def joined_tensor(arrays: Sequence[Array], dtype: tf.DType, backend: Backend) ->
 
 
 def cut(joined: tf.Tensor, lengths: Numbers, count: int) -> list[tf.Tensor]:
-    """Returns `count` tensors of (n,) elements that follow each other, of the given lengths."""
+    """Returns `count` tensors (n, ...) that follow each other, of the given lengths."""
     return [joined] if count == 1 else tf.split(joined, lengths, num=count)

@@ -29,6 +29,7 @@ PACKAGES = ("keras", "tf_keras")
 TRAINING = ("compile", "make_train_function", "train_step", "train_function")
 SAVING = ("save", "save_weights", "load_weights")
 WEIGHTS = ("get_weights", "set_weights")
+STATE_TREES = ("get_state_tree", "set_state_tree")
 OWN_VARIABLES = ("save_own_variables", "load_own_variables")
 
 _CONTAINERS = (dict, list, tuple, set, frozenset)
@@ -116,19 +117,24 @@ def _caller_among(codes: Container[CodeType]) -> Any:
 # ---- who holds tables ----------------------------------------------------------------------------
 
 
-def _held(root: Any) -> Iterator[tuple[Any, Any]]:
+def _held(root: Any, by_each: bool = False) -> Iterator[tuple[Any, Any]]:
     """Yields the tables that an object holds, each with the innermost layer that holds it.
 
     Looked into are attributes of layers and of tf.Modules, lists, tuples, sets and dicts, and what
     says itself which tables it holds: `tables_held`.
+
+    Args:
+      root: the object.
+      by_each: whether a table that several layers hold comes with each of them, not with one.
     """
-    seen: set[int] = set()
+    seen: set[Any] = set()
     stack = [(root, root)]
     while stack:
         layer, value = stack.pop()
-        if id(value) in seen:
+        found = (id(layer), id(value)) if by_each else id(value)
+        if found in seen:
             continue
-        seen.add(id(value))
+        seen.add(found)
         left_out_by = getattr(type(value), "left_out_by", None)
         if left_out_by is not None:
             if _package_of(layer) in {*left_out_by, None}:
@@ -177,15 +183,37 @@ def _is_kept(table: Any) -> bool:
 def _check_training(model: Any, force: bool = False) -> None:
     if getattr(model, "train_function", None) is not None and not force:
         return  # checked when it was made
+    held = [table for _, table in _held(model)]
     if getattr(model.train_step, "__func__", None) in own_steps:
-        held = [table for _, table in _held(model)]
         tables = [table for table in held if table.trainable]
         left_out = [table for table in tables if not _is_known_to(model, table)]
         if left_out:
             _refuse_training(left_out)
-        averages = any(getattr(type(table), "averages_over_ranks", False) for table in held)
-        if averages and getattr(model, "optimizer", None) is not None:
-            vars(model.optimizer)[AVERAGES] = True
+    if any(getattr(type(table), "averages_over_ranks", False) for table in held):
+        # A step of a program's own may have another optimizer for what is dense.
+        for optimizer in _optimizers_of(model):
+            vars(optimizer)[AVERAGES] = True
+
+
+def _optimizers_of(model: Any) -> list[Any]:
+    """Returns the optimizers that a model, or a layer or model in it, has or was compiled with."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    stack = [model]
+    while stack:
+        value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if trains_tables(value):
+            found.append(value)
+        elif isinstance(value, dict):
+            stack.extend(value.values())
+        elif isinstance(value, _CONTAINERS):
+            stack.extend(value)  # not +=, which TensorFlow's tuples take over
+        elif isinstance(value, (tf.Module, *_layers)):
+            stack.extend(vars(value).values())
+    return found
 
 
 def _check_compiled(model: Any) -> None:
@@ -204,9 +232,16 @@ def _is_known_to(model: Any, table: Any) -> bool:
     try:
         trained, left = model.trainable_variables, model.non_trainable_variables
     except ValueError:  # tf_keras: the model has no weights before its first batch
-        frozen = [held for layer, held in _held(model) if not layer.trainable]
-        return is_trained or _is_among(frozen, table)
-    return is_trained if _is_among(trained, table) else _is_among(left, table)
+        return is_trained or _is_frozen(model, table)
+    if _is_among(trained, table):
+        return is_trained
+    return _is_among(left, table) or _is_frozen(model, table)
+
+
+def _is_frozen(model: Any, table: Any) -> bool:
+    """Whether a model holds a table in layers that are frozen, and in no other."""
+    layers = [layer for layer, held in _held(model, by_each=True) if held is table]
+    return bool(layers) and not any(layer.trainable for layer in layers)
 
 
 def _is_among(variables: list[Any], table: Any) -> bool:
@@ -218,8 +253,8 @@ def _refuse_training(tables: list[Any]) -> NoReturn:
         f"Keras' own training step would leave {_names(tables)} untrained: it updates the weights "
         f"that Keras knows, and a {tables[0].kind} is none of them. "
         f"{tables[0].instead_of_own_step} A table that is not to be trained is made with "
-        "trainable=False. For evaluate() and predict() alone, compile(optimizer=None) or set "
-        "model.trainable = False before."
+        "trainable=False, or is in a layer that is frozen. For evaluate() and predict() alone, "
+        "compile(optimizer=None) or set model.trainable = False before."
     )
 
 
@@ -245,6 +280,17 @@ def check_weights(method: str, layer: Any) -> None:
         tables += [table for table in kept if not _is_among(listed, table)]
     if tables:
         _refuse_saving(method, tables)
+
+
+def _check_state_tree(method: str, model: Any) -> None:
+    """Raises where a model holds tables: a tree of dense values would have an empty one of each."""
+    check_weights(method, model)
+    tables = kept_tables(model)
+    if tables:
+        raise NotImplementedError(
+            f"{method}() has no place for the keys of {_names(tables)}. Use get_weights() and "
+            "set_weights(), or save() and load_model(): those have tables and optimizer states."
+        )
 
 
 def _refuse_saving(method: str, tables: list[Any]) -> NoReturn:
@@ -354,6 +400,8 @@ def _guard(name: str, package: Any) -> bool:
             _wrap(layer, method, _of_object(check_weights, method))
             if owner_of(model, method) is not owner_of(layer, method):  # tf_keras has its own
                 _wrap(model, method, _of_object(check_weights, method))
+        for method in STATE_TREES:
+            _wrap(model, method, _of_object(_check_state_tree, method))
         for method in OWN_VARIABLES:
             _wrap(layer, method, _of_object(_check_own_variables, method))
     for function in _told:

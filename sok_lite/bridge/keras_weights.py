@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import numpy as np
+import tensorflow as tf
 
 from sok_lite.bridge import keras_guard, stored
 from sok_lite.bridge.job import other_ranks
@@ -95,6 +96,13 @@ def _wrap_keras(name: str, package: Any) -> None:
     for method in ("save", *keras_guard.SAVING[1:]):
         _replace(model, method, functools.partial(_checking, name, method))
     _replace(model, "export", _refusing_export)
+    callbacks = package.callbacks
+    if name == "tf_keras":
+        _replace(callbacks.BackupAndRestore, "on_train_begin", _refusing_backups)
+    else:
+        _replace(callbacks.BackupAndRestore, "on_train_begin", _making_backup_folder)
+        _replace(callbacks.BackupAndRestore, "on_train_end", _deleting_backups_once)
+        _replace(callbacks.ModelCheckpoint, "__init__", _making_folder)
 
 
 def _replace(cls: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -174,6 +182,7 @@ def _checking(package: str, method: str, original: Any) -> Any:
             return original(self, filepath, *args, **kwargs)
         if not str(filepath).endswith(_FORMATS) or kwargs.get("save_format") in ("h5", "tf"):
             if package == "tf_keras" and method != "save" and _is_checkpoint(filepath, kwargs):
+                _refuse_several_ranks(f"{method}() in TensorFlow's format", tables)
                 return original(self, filepath, *args, **kwargs)
             raise NotImplementedError(
                 f"{method}() to this format would leave the keys of {_names(tables)} out. "
@@ -185,6 +194,16 @@ def _checking(package: str, method: str, original: Any) -> Any:
             return original(self, path, *args, **kwargs)
 
     return checked
+
+
+def _refuse_several_ranks(what: str, tables: Sequence[Any]) -> None:
+    comm = other_ranks()
+    if comm is not None:
+        raise NotImplementedError(
+            f"{what} has no place for the rows that {_names(tables)} have on {comm.size} ranks: "
+            "each would write over the others'. Use a path that ends in .keras or .weights.h5, "
+            "which all ranks give and any number of them loads; ModelCheckpoint writes such."
+        )
 
 
 def _is_checkpoint(filepath: Any, options: Mapping[str, Any]) -> bool:
@@ -200,6 +219,7 @@ def _scratch(method: str, filepath: Any) -> Iterator[Any]:
         return
     token = _all_ranks_save.set(True)
     try:
+        comm.barrier()  # no rank is still copying the older file, as BackupAndRestore does
         if comm.rank == 0:
             yield filepath
         else:
@@ -250,6 +270,81 @@ def _refusing_export(original: Any) -> Any:
         return original(self, *args, **kwargs)
 
     return export
+
+
+# ---- callbacks that every rank has, with one path ------------------------------------------------
+
+
+def _refusing_backups(original: Any) -> Any:
+    """Of tf_keras, whose backup is a checkpoint of TensorFlow: of one rank."""
+
+    def on_train_begin(self: Any, logs: Any = None) -> Any:
+        tables = keras_guard.kept_tables(self.model)
+        if tables:
+            _refuse_several_ranks("BackupAndRestore of tf_keras", tables)
+        return original(self, logs)
+
+    return on_train_begin
+
+
+def _making_backup_folder(original: Any) -> Any:
+    """Keras 3 makes a folder where it finds none: two ranks that find none both would."""
+
+    def on_train_begin(self: Any, logs: Any = None) -> Any:
+        if _is_of_all_ranks(self):
+            _check_backup_folder(self.backup_dir)
+        done = original(self, logs)
+        if _is_of_all_ranks(self):
+            tf.io.gfile.makedirs(self.backup_dir)
+        return done
+
+    return on_train_begin
+
+
+def _check_backup_folder(folder: Any) -> None:
+    """Raises, on all ranks, where some would restore what others do not find."""
+    comm = other_ranks()
+    assert comm is not None
+    files = sorted(tf.io.gfile.listdir(folder)) if tf.io.gfile.isdir(folder) else []
+    text = f"{str(folder)!r} with {', '.join(files) or 'no files'}"
+    gathered = comm.allgatherv(np.frombuffer(text.encode(), np.uint8), call="BackupAndRestore")
+    found = [part.tobytes().decode() for part in gathered.by_rank()]
+    if len(set(found)) > 1:
+        raise ValueError(
+            "BackupAndRestore must have one folder that all ranks see, for rank 0 writes the rows "
+            f"of all ranks there. Received, by rank: {'; '.join(found)}."
+        )
+
+
+def _deleting_backups_once(original: Any) -> Any:
+    def on_train_end(self: Any, logs: Any = None) -> Any:
+        if not _is_of_all_ranks(self):
+            return original(self, logs)
+        comm = other_ranks()
+        assert comm is not None
+        comm.barrier()  # all have written what they write there
+        if comm.rank == 0:
+            original(self, logs)
+        comm.barrier()  # none finds it in a next `fit`
+        return None
+
+    return on_train_end
+
+
+def _making_folder(original: Any) -> Any:
+    """As `_making_backup_folder`, where the name of the folder is known from the start."""
+
+    def __init__(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, filepath, *args, **kwargs)
+        folder = os.path.dirname(str(filepath))
+        if folder and "{" not in folder and other_ranks() is not None:
+            tf.io.gfile.makedirs(folder)
+
+    return __init__
+
+
+def _is_of_all_ranks(callback: Any) -> bool:
+    return other_ranks() is not None and bool(keras_guard.kept_tables(callback.model))
 
 
 # ---- which tables --------------------------------------------------------------------------------

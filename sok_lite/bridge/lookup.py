@@ -9,7 +9,7 @@ import tensorflow as tf
 from sok_lite.bridge.ahead import Prefetched
 from sok_lite.bridge.gradient import Items, with_gradients
 from sok_lite.bridge.graph_gradient import custom_gradient
-from sok_lite.bridge.host_call import graph_of_function, host_call, on_device, refuse_replicas
+from sok_lite.bridge.host_call import from_function, host_call, on_device, refuse_replicas
 from sok_lite.bridge.joined import cut, cut_rows, from_int64, join, joined_rows, shapes_of
 from sok_lite.bridge.lookup_arguments import Argument, checked_arguments, joined_inputs
 from sok_lite.bridge.lookup_host import AT_HAND, LookupHost, Treatment
@@ -218,8 +218,7 @@ class _Way:
         variable = alive(self.tables[table].variable)
         if tf.executing_eagerly():
             return variable.gradient_source()
-        with graph_of_function().as_default():
-            return variable.gradient_source()
+        return from_function(variable.gradient_source)
 
     def gradient(self, table: int, rows: tf.Tensor) -> Any:
         if self.tables[table].is_static:

@@ -137,7 +137,8 @@ def checked_arguments(
         raise ValueError(
             "`params`, `sp_ids`, `sp_weights` and `combiners` must be equally long. Received: "
             f"{lengths[0]} params, {lengths[1]} sp_ids, {lengths[2]} sp_weights, "
-            f"{lengths[3]} combiners."
+            f"{lengths[3]} combiners. A list or tuple has an entry for each table: give the ids "
+            "of one table as an array or a tensor."
         )
     for param in params:
         _check_variable(param, num_ranks)
@@ -190,8 +191,46 @@ def _batches(tables: Sequence[Facts], lengths: Numbers, first_batch: int) -> Num
         return (tf.gather(lengths, places) - ones) // widths
 
 
-def items_of(tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend) -> Items:
+class DenseSplits:
+    """The row splits of dense ids, of any number of rows.
+
+    The last ones are kept: most calls of a program have batches of one size.
+
+    Args:
+      tables: those with a `width` are meant.
+    """
+
+    def __init__(self, tables: Sequence[Facts], backend: Backend) -> None:
+        self._widths = [facts.width for facts in tables if facts.width is not None]
+        self._backend = backend
+        self._last: tuple[list[int], tuple[Array, list[int]]] | None = None
+
+    def __call__(self, sizes: Sequence[int]) -> tuple[Array, list[int]]:
+        """Returns the row splits of each table after those of the other, and the rows of each.
+
+        Args:
+          sizes: how many ids each of the tables has.
+        """
+        last = self._last
+        if last is None or last[0] != sizes:
+            last = self._last = list(sizes), self._made(sizes)
+        return last[1]
+
+    def _made(self, sizes: Sequence[int]) -> tuple[Array, list[int]]:
+        shapes = [(size // width, width) for size, width in zip(sizes, self._widths, strict=True)]
+        # Most tables of a call have ids of one shape.
+        made = {(n, width): np.arange(n + 1, dtype=np.int64) * width for n, width in set(shapes)}
+        splits = np.concatenate([np.empty(0, np.int64), *(made[shape] for shape in shapes)])
+        return self._backend.from_host(splits), [n for n, _ in shapes]
+
+
+def items_of(
+    tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend, splits_of: DenseSplits
+) -> Items:
     """Returns the items of the eager tensors of `joined_inputs` and the joined weights.
+
+    Args:
+      splits_of: gives the row splits of the tables whose ids are dense.
 
     Raises:
       ValueError: row numbers of a sparse matrix fall, or leave it; a key does not fit; weights and
@@ -213,16 +252,16 @@ def items_of(tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend) 
         of_weights = [next(stream) if facts.has_weights else 0 for facts in tables]
         all_weights = _weights_of(tables, cut(weights[0], of_weights), sizes)
     if not are_ragged:
-        row_splits, num_rows = splits_of_widths(tables, sizes, backend)
+        row_splits, num_rows = splits_of(sizes)
     else:
         told = (
             array if is_ragged else row_splits_of(backend, array, next(stream))
             for array, is_ragged in zip(cut(numbers, of_numbers), are_ragged, strict=True)
         )
-        splits = [
-            next(told) if facts.width is None else splits_of_widths([facts], [size], backend)[0]
-            for facts, size in zip(tables, sizes, strict=True)
-        ]
+        of_dense = [n for n, facts in zip(sizes, tables, strict=True) if facts.width is not None]
+        dense_splits, dense_rows = splits_of(of_dense)
+        dense = iter(cut(dense_splits, [n + 1 for n in dense_rows]))
+        splits = [next(told) if facts.width is None else next(dense) for facts in tables]
         _check_weight_rows(tables, splits, list(told))
         num_rows = [len(each) - 1 for each in splits]
         if all(facts.is_ragged for facts in tables):
@@ -232,23 +271,6 @@ def items_of(tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend) 
     if False in [facts.ids_fit for facts in tables]:
         _check_keys(tables, cut(keys, sizes), backend)
     return Items(keys, row_splits, sizes, num_rows, all_weights)
-
-
-def splits_of_widths(
-    tables: Sequence[Facts], sizes: Sequence[int], backend: Backend
-) -> tuple[Array, list[int]]:
-    """Returns the row splits of dense ids, those of each table after the other, and their rows.
-
-    Args:
-      tables: all with a `width`.
-      sizes: how many ids each has.
-    """
-    widths = [facts.width or 1 for facts in tables]
-    shapes = [(size // width, width) for size, width in zip(sizes, widths, strict=True)]
-    # Most tables of a call have ids of one shape.
-    made = {(n, width): np.arange(n + 1, dtype=np.int64) * width for n, width in set(shapes)}
-    splits = np.concatenate([made[shape] for shape in shapes])
-    return backend.from_host(splits), [n for n, _ in shapes]
 
 
 def _weights_of(
@@ -411,7 +433,7 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]
         raise ValueError(
             f"{name} must be a ragged, sparse or dense tensor of shape (batch, k), or (batch,) "
             f"with one to a row. Received: shape {argument.shape}. Use tf.reshape, or set its "
-            "shape."
+            "shape. A list has an entry for each table: give one table's ids as an array."
         )
     batch, width = (argument.shape.as_list() + [1])[:2]
     values = argument if argument.shape.rank == 1 else tf.reshape(argument, [-1])

@@ -14,7 +14,7 @@ import tensorflow as tf
 from sok_lite.backend import Backend
 from sok_lite.bridge.inference import reading
 from sok_lite.bridge.joined import ResultRoom, joined_tensor, rows_of
-from sok_lite.bridge.lookup_arguments import Facts, items_of, splits_of_widths
+from sok_lite.bridge.lookup_arguments import DenseSplits, Facts, items_of
 from sok_lite.bridge.row_gradient import size_of
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.turns import Together, numbered
@@ -24,6 +24,7 @@ from sok_lite.engine import lookup, trips
 from sok_lite.engine.agreement import agree, check_equal_on_all_ranks
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
+from sok_lite.engine.layout import Layout
 from sok_lite.engine.segments import cut
 from sok_lite.engine.sent_keys import SentKeys, pack_sent, send, unpack_sent
 from sok_lite.engine.static_lookup import locate
@@ -80,8 +81,10 @@ class LookupHost:
         # Equal on all ranks for one call, and telling it from most others.
         self._tag = zlib.crc32(f"{self.what} {formats}".encode())
         self._combiners = [table.combiner for table in tables]
-        # Their row splits are made anew on the way back, where others are at hand.
+        self._layout: Layout | None = None  # of the last batch: most have the same
+        # Where all ids are dense, no trail has their row splits.
         self._are_all_dense = all(table.width is not None for table in tables)
+        self._dense_splits = DenseSplits(tables, self.backend)
         self._num_static = sum(table.is_static for table in tables)
         self._new_trail = partial(empty, dtype=tf.int64, backend=self.backend)
 
@@ -241,8 +244,7 @@ class LookupHost:
             array, *at_hand = [to_array(each, self.backend) for each in (packed, *tensors[:count])]
             trail = unpack(self.backend, self._comm, array, len(self.tables), at_hand)
             if self._are_all_dense:
-                sizes = trail.num_items.tolist()
-                splits, _ = splits_of_widths(self.tables, sizes, self.backend)
+                splits, _ = self._dense_splits(trail.num_items.tolist())
                 trail = trail._replace(row_splits=splits)
             return function(trail, *tensors[count:])
 
@@ -269,15 +271,17 @@ class LookupHost:
         training, missing, has_filter, reading_only = self._treatment
         usually = "zeros" if has_filter else "initial"
         insert, missing = reading(training, missing, usually, reading_only)
-        items = items_of(self.tables, tensors, self.backend)
+        items = items_of(self.tables, tensors, self.backend, self._dense_splits)
+        layout = self._layout
+        if layout is None or not layout.is_of(items.sizes, items.num_rows):
+            layout = Layout(tables, self._combiners, items.sizes, items.num_rows)
+            self._layout = layout
         return Batch(
             tables,
-            self._combiners,
             [insert] * len(tables),
             [missing] * len(tables),
             [table.filter_ratio if has_filter else 1.0 for table in tables],
-            sizes=items.sizes,
-            num_rows=items.num_rows,
+            layout=layout,
             keys=items.keys,
             row_splits=items.row_splits,
             weights=items.weights,

@@ -12,7 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.collectives import allreduce
+from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.job import num_ranks, other_ranks
+from sok_lite.bridge.serving.mode import is_exporting
 
 # Of the step that is being taken, 1 outside of one. A variable: a function that a program has
 # traced before a step, or in one of other rows, serves in all.
@@ -58,11 +60,14 @@ def weighed(gradient: tf.Tensor) -> tf.Tensor:
 
 
 def weighed_on_the_way_back(output: tf.Tensor) -> tf.Tensor:
-    """Returns an output whose gradient counts by the weight of this rank's loss."""
-    if _weight is None or other_ranks() is None:
+    """Returns an output whose gradient counts by the weight of this rank's loss.
+
+    A model for serving has no gradient, and no such weight.
+    """
+    if _weight is None or other_ranks() is None or is_exporting():
         return output
 
-    @tf.custom_gradient
+    @custom_gradient
     def same(values: tf.Tensor) -> Any:
         return tf.identity(values), weighed
 

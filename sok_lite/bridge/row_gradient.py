@@ -5,7 +5,6 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.tf_private import GRADIENT_OF_A_LOOP, FuncGraph
 from sok_lite.engine.static_table import AnyTable
 
@@ -70,27 +69,17 @@ def _leaves_a_loop() -> bool:
     return False
 
 
-def slices_only(name: str, source: tf.Tensor) -> tf.Tensor:
-    """Returns a source of gradients that refuses a dense one.
+def slices_only(name: str, gradient: Any) -> Any:
+    """Returns the gradient of a variable, or in place of a dense one a tensor that raises.
 
     `tf.vectorized_map` rewrites a lookup without its gradient: zeros would arrive instead, in the
     shape of the empty tensor that stands for the rows.
 
     Args:
       name: of the variable.
-      source: a tensor of a graph.
+      gradient: what has arrived in a graph.
     """
-
-    @custom_gradient
-    def run(source: tf.Tensor) -> Any:
-        def grad(gradient: Any) -> Any:
-            if isinstance(gradient, tf.IndexedSlices):
-                return gradient
-            return _refusing(name, gradient)
-
-        return tf.identity(source), grad
-
-    return run(source)
+    return gradient if isinstance(gradient, tf.IndexedSlices) else _refusing(name, gradient)
 
 
 def _refusing(name: str, tensor: tf.Tensor) -> tf.Tensor:

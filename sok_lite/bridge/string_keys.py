@@ -5,11 +5,22 @@ from typing import Any
 import tensorflow as tf
 
 
+def is_keras_tensor(value: Any) -> bool:
+    """Whether a value stands for one while a model of Keras 3 or tf_keras is made of layers."""
+    return any(base.__name__ == "KerasTensor" for base in type(value).__mro__)
+
+
+def is_tensor(strings: Any) -> bool:
+    """Whether strings are TensorFlow's, or stand for such in Keras."""
+    kinds = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
+    return isinstance(strings, kinds) or is_keras_tensor(strings)
+
+
 def hash_tensor(strings: Any) -> Any:
     """Returns the keys of strings; see `sok_lite.hash_strings`.
 
     Args:
-      strings: a Tensor, RaggedTensor or SparseTensor of strings.
+      strings: what `is_tensor` says yes to.
 
     Returns:
       The same of int64.
@@ -17,6 +28,12 @@ def hash_tensor(strings: Any) -> Any:
     Raises:
       TypeError: they are no strings.
     """
+    if is_keras_tensor(strings):
+        raise TypeError(
+            "hash_strings takes strings. Received: a KerasTensor, which has none yet. A table of "
+            "sok_lite.keras with key_type=str takes it as it is. Else call hash_strings in a "
+            "keras.layers.Lambda or in the `call` of a model."
+        )
     if strings.dtype != tf.string:
         raise TypeError(
             f"hash_strings takes strings. Received: a tensor of {strings.dtype.name}. Integers are "

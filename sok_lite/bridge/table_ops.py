@@ -17,7 +17,7 @@ from sok_lite.bridge.row_gradient import size_tensor
 from sok_lite.bridge.table_call import array_call, table_call
 from sok_lite.bridge.tensor import empty, to_tensor
 from sok_lite.bridge.variable import TableVariable
-from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.dtypes import is_integer, number_in
 from sok_lite.engine.table import EmbeddingTable, Entries, Statistics
 from sok_lite.engine.table.exclusive import alone
 
@@ -56,10 +56,12 @@ def has(variable: TableVariable, key: Any) -> bool:
     _refuse_in_function(variable, "`in`", "variable.contains(keys) there")
     if tf.is_tensor(key) and key.shape.rank == 0 and hasattr(key, "numpy"):
         key = key.numpy()
+    key = number_in(key)
     if not is_integer(key):
+        asks_several = hasattr(variable, "contains")  # a table of Keras has none
         raise TypeError(
-            f"`in` asks {variable.name!r} for one key, an integer. Received: {key!r}. For several "
-            "keys use variable.contains(keys)."
+            f"`in` asks {variable.name!r} for one key, an integer. Received: {key!r}."
+            + (" For several keys use variable.contains(keys)." if asks_several else "")
         )
     key_type = variable.key_type
     if not key_type.min <= key <= key_type.max:

@@ -76,7 +76,7 @@ def _memory() -> _Memory:
 
 def _storage_dtype(dtype: tf.DType) -> np.dtype:
     """Returns the dtype of the engine's arrays: bfloat16 travels as its 16 bits."""
-    return np.dtype(np.uint16) if dtype == tf.bfloat16 else np.dtype(dtype.as_numpy_dtype)
+    return np.dtype(np.uint16) if dtype is tf.bfloat16 else np.dtype(dtype.as_numpy_dtype)
 
 
 def _is_on_gpu(tensor: tf.Tensor) -> bool:
@@ -216,7 +216,7 @@ def to_tensor(array: Array, dtype: tf.DType, backend: Backend) -> tf.Tensor:
     if not array.flags.writeable:
         return _from_host(array, dtype)
     tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-    if dtype != tf.bfloat16:
+    if dtype is not tf.bfloat16:
         return tensor
     with tf.device("CPU:0"):
         return tf.bitcast(tensor, dtype)
@@ -237,7 +237,7 @@ def _from_gpu(array: Array, dtype: tf.DType, backend: Backend) -> tf.Tensor:
 
 
 def _from_host(array: np.ndarray, dtype: tf.DType) -> tf.Tensor:
-    if dtype == tf.bfloat16:
+    if dtype is tf.bfloat16:
         array = np.asarray(array, order="C").view(tf.bfloat16.as_numpy_dtype)
     with tf.device("CPU:0"):
         return tf.constant(array, dtype)

@@ -1,6 +1,7 @@
 """How TensorFlow describes a variable of a table: the type of one table, never of all like it."""
 
 import functools
+import inspect
 import itertools
 import weakref
 from typing import Any
@@ -79,6 +80,17 @@ class TableSpec(VariableSpec):
         return type(self) is type(other) and self.variable is other.variable
 
 
+class _Arguments:
+    """What `inspect.signature` gives of a class, and so a notebook shows: its own arguments.
+
+    A metaclass of TensorFlow makes variables by `(*args, **kwargs)`, which hides them.
+    """
+
+    def __get__(self, _: Any, cls: type) -> inspect.Signature:
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=[*signature.parameters.values()][1:])
+
+
 class OfTable:
     """What lookups and tf.function know a variable by: its table.
 
@@ -86,6 +98,7 @@ class OfTable:
     give it another of that shape.
     """
 
+    __signature__ = _Arguments()
     _table: Any  # the engine's
 
     @property

@@ -17,6 +17,7 @@ from sok_lite.bridge import checkpoint, keras_guard, tf_private
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import refuse_partitions
 from sok_lite.bridge.gpu import share_gpu
+from sok_lite.bridge.graph_gradient import custom_gradient, source_of
 from sok_lite.bridge.host_call import make_turn, on_device
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.refusals import RefusesDense
@@ -179,19 +180,28 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     def gradient_source(self) -> tf.Tensor:
         """Returns a tensor whose gradient is the variable's, and records the access.
 
-        In a graph it is a read of the empty tensor: control flow can take a gradient through a
-        read, but not through a resource.
+        In a graph it is an empty tensor: control flow can take a gradient through that, but not
+        through a resource.
         """
         keras_guard.refuse_own_step(self)
         tf_private.variable_accessed(self)
         if tf.executing_eagerly():
             return self._true_handle
+        own_gradient = partial(slices_only, self.name)
+        # A session that has not initialised the variable must not use it: a read raises then. Loops
+        # of TF1 make zeros for the resource that `source_of` hands through, and cannot.
+        in_tf1 = self._in_graph_mode or not tf.compat.v1.control_flow_v2_enabled()
+        if self.trainable and not in_tf1:
+            nothing = tf.zeros([0, self.dimension], self.dtype)
+            return source_of(self._true_handle, nothing, own_gradient)
         is_global = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES in self.collections
         with tf.control_dependencies(
             [self._initializer_op] if self._in_graph_mode and not is_global else []
         ):
             source = tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)
-        return slices_only(self.name, source) if self.trainable else source
+        if not self.trainable:
+            return source
+        return custom_gradient(lambda source: (tf.identity(source), own_gradient))(source)
 
     def is_trained_by(self, optimizer: Any) -> bool:
         """Whether a step of an optimizer, given the variable's gradient, would update its rows."""

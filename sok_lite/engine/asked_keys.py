@@ -8,12 +8,10 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import publish
-from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.pooling import COMBINERS, combining
+from sok_lite.engine.pooling import combining
 from sok_lite.engine.room import Pieces
 from sok_lite.engine.segments import cut, gathering
-from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import PooledColumns, Request, look_up_request, request_of
@@ -56,11 +54,7 @@ class AskedKeys:
         self.stamps = [0] * len(sizes)
         self.sources: list[Array | None] = [None] * len(sizes)
         self._given = {i: given for i, given in enumerate(batch.given) if given is not None}
-        # The parts of each table, and all in that order: those of one table are asked together.
-        # Static tables are not among them: their rows are there.
-        self._numbers_of = _numbers_of_tables(batch.tables)
-        self._order = [i for numbers in self._numbers_of for i in numbers]
-        self._is_ordered = self._order == list(range(len(sizes)))
+        self._numbers_of = batch.layout.numbers_of
 
     def look_up(self) -> list[Array]:
         """Looks up the keys of all parts in one go, and returns of each (m, dim) storage."""
@@ -154,28 +148,16 @@ class AskedKeys:
     def _columns(self, out: Pieces) -> PooledColumns:
         """Returns what `_pooled` does, as words."""
         batch, address = self._batch, self._backend.address
-        num_rows = np.array(batch.num_rows, np.int64)
-        splits = split_offsets(num_rows + 1)[:-1]
-        weights = [0 if each is None else address(each) for each in batch.weights]
-        of_parts = [
-            *(np.array(self.sizes, np.int64), num_rows),
-            address(batch.row_splits) + batch.row_splits.itemsize * splits,
-            np.array(weights, np.int64),
-            np.array([COMBINERS[combiner] for combiner in batch.combiners], np.int64),
-            address(out.whole) + out.whole.itemsize * np.array(out.starts, np.int64),
-        ]
-        if not self._is_ordered:
-            of_parts = [column[self._order] for column in of_parts]
-        num_keys, num_rows, row_splits, all_weights, combiner, where = of_parts
+        parts, weights = batch.layout.pooled, [batch.weights[i] for i in batch.layout.order]
+        where = parts.no_weights
+        if any(each is not None for each in weights):
+            addresses = [0 if each is None else address(each) for each in weights]
+            where = np.array(addresses, np.int64)
         return PooledColumns(
-            table=[t for t, numbers in enumerate(self._numbers_of) for _ in numbers],
-            num_rows=num_rows,
-            num_keys=num_keys,
-            first=split_offsets(num_keys)[:-1],
-            row_splits=row_splits,
-            weights=all_weights,
-            combiner=combiner,
-            out=where,
+            parts=parts,
+            row_splits=address(batch.row_splits) + parts.row_splits,
+            weights=where,
+            out=address(out.whole) + parts.out,
             arrays=(batch, out),
         )
 
@@ -187,8 +169,8 @@ class AskedKeys:
         Args:
           keep: takes how many keys have no row, of each table.
         """
-        batch, order = self._batch, self._order
-        keys, rows, is_ordered = self.keys, self.rows, self._is_ordered
+        batch, order = self._batch, self._batch.layout.order
+        keys, rows, is_ordered = self.keys, self.rows, self._batch.layout.is_ordered
         if not is_ordered:  # a table comes twice: its keys are one batch; or rows are given
             keys = self._reordered(keys, self.sizes, order)
             rows = self._backend.xp.empty(keys.size, np.uint32)
@@ -205,11 +187,12 @@ class AskedKeys:
                 all_rows = [found_of[i] for i in range(len(self.sizes))]
                 self.rows[...] = self._backend.xp.concatenate(all_rows)
             self.generations = [table.generation for table in batch.tables]
-            of_tables = (self._numbers_of, num_absent, request.tables, request.inserts)
-            for numbers, absent, table, insert in zip(*of_tables, strict=True):
-                stamp = table.clock.now if insert else 0
-                for i in numbers:
-                    self.num_absent[i], self.stamps[i] = absent, stamp
+            if True in request.inserts or any(num_absent):
+                of_tables = (self._numbers_of, num_absent, request.tables, request.inserts)
+                for numbers, absent, table, insert in zip(*of_tables, strict=True):
+                    stamp = table.clock.now if insert else 0
+                    for i in numbers:
+                        self.num_absent[i], self.stamps[i] = absent, stamp
             keep(num_absent)
             for table in request.tables:
                 table._report_refused()
@@ -240,13 +223,3 @@ class AskedKeys:
                     self.sources[i] = source
                     readings.append(actions)
         publish(*readings)
-
-
-def _numbers_of_tables(tables: Sequence[AnyTable]) -> list[list[int]]:
-    """Returns the numbers of the parts of each table that is not static, in the order in which
-    tables come first."""
-    numbers: dict[int, list[int]] = {}
-    for i, table in enumerate(tables):
-        if not table.is_static:
-            numbers.setdefault(id(table), []).append(i)
-    return list(numbers.values())

@@ -9,7 +9,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part as LaunchPart
 from sok_lite.backend.base import joined_launches
 from sok_lite.backend.publish import publish
-from sok_lite.comm.protocol import split_offsets
+from sok_lite.engine.layout import Layout
 from sok_lite.engine.pooling import normalise_combiner
 from sok_lite.engine.segments import cut
 from sok_lite.engine.static_table import AnyTable, GivenRows, StaticTable
@@ -43,9 +43,8 @@ class Batch(NamedTuple):
     """All parts of a call. What is a list has one entry for each part.
 
     Attributes:
-      tables, combiners, inserts, missing, filter_ratios, given: as of `Part`.
-      sizes: items of each part.
-      num_rows: rows of each part.
+      tables, inserts, missing, filter_ratios, given: as of `Part`.
+      layout: combiners and numbers of all parts.
       keys: (n,) int64, those of each part after those of the part before; of uint64 tables their
         bits.
       row_splits: (rows + num_parts,) int64, likewise, those of each part from 0 on.
@@ -53,26 +52,29 @@ class Batch(NamedTuple):
     """
 
     tables: list[AnyTable]
-    combiners: list[str]
     inserts: list[bool]
     missing: list[str]
     filter_ratios: list[float]
-    sizes: list[int]
-    num_rows: list[int]
+    layout: Layout
     keys: Array
     row_splits: Array
     weights: list[Array | None]
     given: list[GivenRows | None]
 
     @property
-    def begin(self) -> np.ndarray:
-        """Where the keys of each part start, and their number: (num_parts + 1,) int64."""
-        return split_offsets(np.array(self.sizes, np.int64))
+    def combiners(self) -> Sequence[str]:
+        """As of `Part`."""
+        return self.layout.combiners
 
     @property
-    def shapes(self) -> list[tuple[int, int]]:
-        """Of what each part gives."""
-        return [(n, table.dim) for n, table in zip(self.num_rows, self.tables, strict=True)]
+    def sizes(self) -> list[int]:
+        """Items of each part."""
+        return self.layout.sizes
+
+    @property
+    def num_rows(self) -> list[int]:
+        """Rows of each part."""
+        return self.layout.num_rows
 
     def splits_of_parts(self) -> list[Array]:
         """Returns the row splits of each part, (its rows + 1,) int64."""
@@ -137,14 +139,18 @@ def batch_of(backend: Backend, parts: Sequence[Part]) -> Batch:
       TypeError, ValueError: keys, row splits, weights or combiner do not fit.
     """
     parts = [_checked(backend, i, part) for i, part in enumerate(parts)]
+    tables = [part.table for part in parts]
     return Batch(
-        tables=[part.table for part in parts],
-        combiners=[part.combiner for part in parts],
+        tables=tables,
         inserts=[part.insert for part in parts],
         missing=[part.missing for part in parts],
         filter_ratios=[part.filter_ratio for part in parts],
-        sizes=[int(part.keys.size) for part in parts],
-        num_rows=[len(part.row_splits) - 1 for part in parts],
+        layout=Layout(
+            tables,
+            [part.combiner for part in parts],
+            [int(part.keys.size) for part in parts],
+            [len(part.row_splits) - 1 for part in parts],
+        ),
         keys=_joined(backend, [part.keys for part in parts]),
         row_splits=_joined(backend, [part.row_splits for part in parts]),
         weights=[part.weights for part in parts],

@@ -233,6 +233,14 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
 
 
+def number_in(value: Any) -> Any:
+    """Returns the number that an array without dimensions has; anything else as it is.
+
+    NumPy gives such arrays where it is asked for one thing, as `hash_strings` of one string does.
+    """
+    return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
+
+
 def key_dtype(name: str) -> KeyDtype:
     """Returns the key type of a name.
 

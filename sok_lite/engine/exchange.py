@@ -64,6 +64,17 @@ class Route:
     sent: int
     lookup: int
 
+    @staticmethod
+    def alone(backend: Backend, comm: Communicator, num_keys: np.ndarray) -> "Route":
+        """Returns the route of keys that have not travelled, there being one rank.
+
+        Args:
+          num_keys: (num_tables,) int64, of each table.
+        """
+        counts = num_keys[None]
+        nothing = backend.xp.empty(0, np.int32)
+        return Route(backend, comm, counts, counts, nothing, comm.turn, comm.turn)
+
     @property
     def num_tables(self) -> int:
         return self.send_counts.shape[1]

@@ -29,7 +29,7 @@ from sok_lite.engine.pooling import (
     combining,
     combining_weight_grad,
 )
-from sok_lite.engine.room import Pieces, Room
+from sok_lite.engine.room import Pieces, Room, places_of
 from sok_lite.engine.segments import Distinct, Terms, cut, dedup, group, segment_sums
 from sok_lite.engine.sent_gradients import send_sums
 from sok_lite.engine.sent_keys import SentKeys
@@ -110,7 +110,7 @@ def forward_batch(
         else:
             owned = AskedKeys(backend, batch, hot.asked, hot.sizes, check)
             sources = hot.return_rows(owned, owned.look_up())
-    pooled = Pieces(backend, batch.shapes, room)
+    pooled = Pieces(backend, batch.layout.places, room)
     actions, starts = [], split_offsets(sent.route.num_sent).tolist()
     for i, inverse in enumerate(inverses):
         pooling = (inverse, splits[i], batch.weights[i], batch.combiners[i])
@@ -129,15 +129,13 @@ def _forward_alone(
     """Does what `forward` does on one rank: nothing travels, so nothing is deduplicated."""
     batch.check_splits_of_no_rows()
     owned = AskedKeys(backend, batch, batch.keys, batch.sizes)
-    outputs = Pieces(backend, batch.shapes, room)
+    outputs = Pieces(backend, batch.layout.places, room)
     try:
         owned.pool(outputs)
     except WrongSplitsError:
         batch.check_splits()
         raise
-    sizes = np.array([batch.sizes], np.int64)
-    empty = backend.xp.empty(0, np.int32)
-    route = Route(backend, comm, sizes, sizes, empty, comm.turn, comm.turn)
+    route = Route.alone(backend, comm, batch.layout.num_items)
     return outputs, _trail(route, batch, None, owned)
 
 
@@ -201,7 +199,7 @@ def backward(
     owned = deduplicated(backend, trail)
     sizes = np.diff(owned.distinct.starts).tolist()
     shapes = [(n, table.dim) for n, (table, _, _) in zip(sizes, parts, strict=True)]
-    sums = Pieces(backend, shapes, room)[:]
+    sums = Pieces(backend, places_of(shapes), room)[:]
     groups = group(backend, owned.distinct.inverse, owned.begin, owned.distinct.starts)
     terms = [Terms(rows[i], indices[i], factors[i], sums[i]) for i in range(len(parts))]
     segment_sums(backend, groups, terms)

@@ -41,12 +41,14 @@ def pack_arrays(
         not copied.
     """
     places = [(backend.address(each), each.nbytes) for each in at_hand]
-    header = [_VERSION, *numbers.reshape(-1).tolist()]
-    size = len(header) + _HEADER * len(arrays)
+    numbers = numbers.reshape(-1)
+    first = 1 + len(numbers)
+    size = first + _HEADER * len(arrays)
+    lengths: list[int] = []
     copies = []
     for array in arrays:
         if array is None:
-            header += _NOTHING
+            lengths += _NOTHING
             continue
         found = _found_in(backend, places, array)
         if found is None:
@@ -55,9 +57,11 @@ def pack_arrays(
             size += -(-array.nbytes // 8)
         else:
             code, last = _AT_HAND - found[0], found[1]
-        header += (code, array.shape[0], last)
+        lengths += (code, array.shape[0], last)
     packed = backend.xp.empty(size, np.int64) if empty is None else empty((size,))
-    packed[: len(header)] = backend.from_host(np.array(header, np.int64))
+    header = np.empty(first + len(lengths), np.int64)
+    header[0], header[1:first], header[first:] = _VERSION, numbers, lengths
+    packed[: len(header)] = backend.from_host(header)
     for start, array in copies:
         if array.size:
             target = packed[start:].view(np.uint8)[: array.nbytes]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -22,6 +22,27 @@ def up_to_line(size: Any) -> Any:
     return -(-size // LINE) * LINE
 
 
+class Places(NamedTuple):
+    """Where results lie in one array.
+
+    Attributes:
+      shapes: of the results.
+      starts: where each begins, in elements.
+      size: of all of them.
+    """
+
+    shapes: Sequence[Shape]
+    starts: list[int]
+    size: int
+
+
+def places_of(shapes: Sequence[Shape]) -> Places:
+    """Returns the places of results that lie one after the other."""
+    sizes = [up_to_line(math.prod(shape)) for shape in shapes]
+    *starts, size = accumulate(sizes, initial=0)
+    return Places(shapes, starts, size)
+
+
 class Pieces(Sequence[Array]):
     """Results that lie in one array, cut out of it when they are asked for.
 
@@ -31,13 +52,12 @@ class Pieces(Sequence[Array]):
       starts: where each begins, in elements.
     """
 
-    def __init__(self, backend: Backend, shapes: Sequence[Shape], room: Room | None) -> None:
+    def __init__(self, backend: Backend, places: Places, room: Room | None) -> None:
         """Args:
+        places: where the pieces lie.
         room: gives the memory; None: the backend.
         """
-        self.shapes = shapes
-        sizes = (up_to_line(math.prod(shape)) for shape in shapes)
-        *self.starts, size = accumulate(sizes, initial=0)
+        self.shapes, self.starts, size = places
         self.whole = backend.xp.empty(size, np.float32) if room is None else room(size)
 
     def __len__(self) -> int:

@@ -59,7 +59,7 @@ def send(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> SentKe
 def distinct_keys(backend: Backend, batch: Batch) -> tuple[Check, Distinct]:
     """Returns whether a batch may be sent, and its distinct keys."""
     wrong = batch.outside(wrong_splits(backend, batch.splits_of_parts(), batch.sizes))
-    return Check(wrong, batch.check), dedup(backend, batch.keys, batch.begin)
+    return Check(wrong, batch.check), dedup(backend, batch.keys, batch.layout.begin)
 
 
 def send_distinct(

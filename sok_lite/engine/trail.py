@@ -82,7 +82,9 @@ def pack(
     backend: Backend, trail: Trail, empty: Empty | None = None, at_hand: Sequence[Array] = ()
 ) -> Array:
     """Returns a trail as one int64 array; see `pack_arrays`."""
-    arrays = [backend.from_host(trail.route.pack())]
+    # Of one rank the numbers tell it.
+    is_alone = trail.route.comm.size == 1
+    arrays = [None if is_alone else backend.from_host(trail.route.pack())]
     arrays += [trail.row_splits, trail.inverse, trail.sent_keys, trail.keys, trail.rows]
     arrays += trail.sources
     return pack_arrays(backend, trail.numbers, arrays, empty, at_hand)
@@ -101,12 +103,17 @@ def unpack(
       at_hand: equal to what `pack` was given.
 
     Raises:
-      ValueError: another version wrote it.
+      ValueError: another version wrote it, or another number of ranks.
     """
     numbers, arrays = unpack_arrays(
         backend, packed, NUM_NUMBERS * num_parts, 6 + num_parts, at_hand
     )
-    route, row_splits, inverse, sent_keys, keys, rows, *sources = arrays
-    unpacked = Route.unpack(backend.to_host(route), backend, comm)
+    packed_route, row_splits, inverse, sent_keys, keys, rows, *sources = arrays
     numbers = numbers.reshape(NUM_NUMBERS, num_parts)
-    return Trail(unpacked, numbers, row_splits, inverse, sent_keys, keys, rows, sources)
+    if packed_route is not None:
+        route = Route.unpack(backend.to_host(packed_route), backend, comm)
+    elif comm.size == 1:
+        route = Route.alone(backend, comm, numbers[0])
+    else:
+        raise ValueError(f"A trail of {comm.size} ranks was expected. Received: that of one.")
+    return Trail(route, numbers, row_splits, inverse, sent_keys, keys, rows, sources)

@@ -3,7 +3,7 @@
 import functools
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -17,11 +17,14 @@ from sok_lite.bridge.keras_classes import (
 from sok_lite.bridge.keras_weights import keep_tables
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
 from sok_lite.keras.layers import EmbeddingPart, EmbeddingsPart
-from sok_lite.keras.metrics import metrics_class
+from sok_lite.keras.metrics import TableMetricsPart, metrics_class
 from sok_lite.keras.metrics_of_all import add_over_ranks
-from sok_lite.keras.ranks import all_ranks_class, check_before_training
+from sok_lite.keras.ranks import AllRanksPart, all_ranks_class, check_before_training
 from sok_lite.keras.steps import count_by_rows
 from sok_lite.keras.table import TablePart
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = ["AllRanks", "Embedding", "Embeddings", "Table", "TableMetrics", "classes_for"]
 
@@ -43,12 +46,12 @@ def classes_for(package: Any) -> SimpleNamespace:
 @functools.cache
 def _classes_of(package: Any) -> SimpleNamespace:
     members = {"__module__": __name__, "package": package}
-    layer = package.layers.Layer
+    layer = layer_class(package)
 
     def made(name: str, part: type, base: Any, **more: Any) -> Any:
         return register_as_layer(_REGISTERED, name, part, base, {**members, **more})
 
-    table = made("Table", TablePart, layer_class(package))
+    table = made("Table", TablePart, layer)
     return SimpleNamespace(
         Table=table,
         Embeddings=made("Embeddings", EmbeddingsPart, layer, table_class=table),
@@ -64,12 +67,30 @@ keras_guard.tell(share_in_copies)
 keras_guard.tell(check_before_training)
 keras_guard.tell(count_by_rows)
 keras_guard.tell(add_over_ranks)
-_of_program = classes_for(tf.keras)
-Table: Any = _of_program.Table
-Embeddings: Any = _of_program.Embeddings
-Embedding: Any = _of_program.Embedding
-AllRanks: Any = _of_program.AllRanks
-TableMetrics: Any = _of_program.TableMetrics
+if TYPE_CHECKING:  # what type checkers and editors see; Keras 3 stands for either
+
+    class Table(TablePart, keras.layers.Layer):
+        """See `TablePart`."""
+
+    class Embeddings(EmbeddingsPart, keras.layers.Layer):
+        """See `EmbeddingsPart`."""
+
+    class Embedding(EmbeddingPart, keras.layers.Layer):
+        """See `EmbeddingPart`."""
+
+    class AllRanks(AllRanksPart, keras.callbacks.Callback):
+        """See `AllRanksPart`."""
+
+    class TableMetrics(TableMetricsPart, keras.callbacks.Callback):
+        """See `TableMetricsPart`."""
+
+else:
+    _of_program = classes_for(tf.keras)
+    Table = _of_program.Table
+    Embeddings = _of_program.Embeddings
+    Embedding = _of_program.Embedding
+    AllRanks = _of_program.AllRanks
+    TableMetrics = _of_program.TableMetrics
 # A program that has imported tf_keras as well may load a model with it.
 for _name in keras_guard.PACKAGES:
     if hasattr(sys.modules.get(_name), "layers"):

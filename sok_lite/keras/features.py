@@ -214,6 +214,10 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any) -> _Taken:
     dim = feature.table.dim
 
     def given_back(rows: tf.Tensor) -> tf.Tensor:
+        known = [-1 if size is None else size for size in static]
+        if known.count(-1) < 2 and 0 not in known:
+            # No shape to be computed: TensorFlow Lite has no operation that would check it.
+            return tf.reshape(rows, [*known, dim])
         shaped = tf.reshape(rows, tf.concat([outer, [dim]], 0))
         return tf.ensure_shape(shaped, static.concatenate([dim]))
 

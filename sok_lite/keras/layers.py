@@ -50,7 +50,6 @@ class EmbeddingsPart:
             if not trainable:
                 table.trainable = False
         self.supports_masking = True
-        self.supports_jit = False  # of "auto": XLA cannot call the host
 
     @property
     def tables(self) -> Mapping[str, Any]:
@@ -87,12 +86,17 @@ class EmbeddingsPart:
         """Does what Keras 3 does where a model is made of inputs, whose dtype it knows."""
         for feature, ids in zip(self._of.features, self._flat("inputs", inputs), strict=True):
             if tf.as_dtype(getattr(ids, "dtype", "int64")).is_floating:
-                raise TypeError(
+                raise _FloatInputError(
                     f"Ids of table {feature.table.name!r} must be {feature.table.key_dtype_name}. "
                     f"Received: an input of {ids.dtype}. Make it with keras.Input(..., dtype="
                     f"{feature.table.key_dtype_name!r})."
                 )
         return super().compute_output_spec(inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the shapes of what ids of some shapes give, as `call` does."""
+        pairs = zip(self._of.features, self._flat("input_shape", input_shape), strict=True)
+        return self._packed([_shape_of_rows(*each) for each in pairs])
 
     def compute_mask(self, inputs: Any, previous: Any = None) -> Any:
         """Returns which ids of features with a `mask_value` and no combiner give a row."""
@@ -205,6 +209,19 @@ class EmbeddingPart(EmbeddingsPart):
     @staticmethod
     def _structure(names: Any, features: list[Feature]) -> Any:
         return features[0]
+
+
+class _FloatInputError(NotImplementedError, TypeError):
+    """Raised where a model of Keras 3 is made with an input of floats for ids.
+
+    A Sequential without an Input takes one of floats for itself. Where a layer raises
+    NotImplementedError then, it calls its layers one by one on what it is given.
+    """
+
+
+def _shape_of_rows(feature: Feature, shape: Any) -> tuple[int | None, ...]:
+    is_pooled = feature.combiner is not None and len(shape) > 1
+    return (*(tuple(shape)[:-1] if is_pooled else shape), feature.table.dim)
 
 
 def _of_id_dtype(feature: Feature, ids: Any) -> Any:

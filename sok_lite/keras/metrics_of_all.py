@@ -47,6 +47,8 @@ def add_over_ranks(name: str, package: Any) -> None:
 def _of_all(model: Any, result: Any) -> Any:
     """Returns the metrics of all ranks. What a variable is to become is what it says itself."""
     variables = {id(each): each for metric in model.metrics for each in metric.variables}
+    if not variables:  # a step of a program's own gives what it likes, and keeps no metrics
+        return result()
     added = [each for each in variables.values() if _aggregation(each) in ("sum", "mean")]
     own = [each.numpy() for each in added]
     total = _summed([each.astype(np.float64) for each in own])

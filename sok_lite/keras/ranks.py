@@ -24,16 +24,18 @@ class AllRanksPart:
 
     It gives all ranks the dense weights and optimizer variables of rank 0, looks before each epoch
     whether all ranks have as many steps, and makes what else is in the logs of an epoch beside the
-    metrics, which are of all ranks anyway, the mean over ranks for the callbacks behind it. On one
+    metrics, which are of all ranks anyway, the mean over ranks for the callbacks behind it. After
+    the first step and each epoch it looks whether trained dense weights are equal still. On one
     rank it does nothing.
 
     Raises:
-      ValueError: in `fit`, on all ranks: they have not as many steps.
+      ValueError: in `fit`, on all ranks: they have not as many steps, or a step of a program's own
+        has trained dense weights on each rank by itself.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._are_equal = False
+        self._are_equal = self._has_looked = False
 
     def set_model(self, model: Any) -> None:
         """Says that the weights need not be equal before."""
@@ -42,14 +44,17 @@ class AllRanksPart:
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes weights equal, as far as there are any yet."""
-        self._are_equal = False
+        self._are_equal = self._has_looked = False
         if other_ranks() is not None and self.model.built:  # type: ignore[attr-defined]
             self._make_equal()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Makes weights equal that the first batch has made."""
+        """Makes weights equal that the first batch has made; looks once whether they stay so."""
         if not self._are_equal:
             self._make_equal()
+        elif not self._has_looked:
+            self._has_looked = True
+            _check_trained(self.model)  # type: ignore[attr-defined]
 
     def _make_equal(self) -> None:
         self._are_equal = True
@@ -77,7 +82,10 @@ class AllRanksPart:
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Makes the logs those of all ranks."""
-        if other_ranks() is None or not logs:
+        if other_ranks() is None:
+            return
+        _check_trained(self.model)  # type: ignore[attr-defined]
+        if not logs:
             return
         names = sorted(logs)
         numbers = np.array([np.mean(np.asarray(logs[name], np.float64)) for name in names])
@@ -116,17 +124,31 @@ def check_before_training(name: str, package: Any) -> None:
 
 
 def _check_equal(model: Any) -> None:
-    if model.built:
-        dense = [each for each in model.weights if not isinstance(each, TableVariable)]
-        sums = [zlib.crc32(np.ascontiguousarray(each.numpy()).tobytes()) for each in dense]
-        all_sums = allgather(np.array([hash(tuple(sums))], np.int64)).numpy()
-        if (all_sums == all_sums[0]).all():
-            return
+    if model.built and _are_equal(model.weights):
+        return
     raise ValueError(
         f"The dense weights of {model.name!r} must be equal on all ranks before training. "
         "Received: others on another rank, or none yet. Give fit() sok_lite.keras.AllRanks() as "
         "its first callback."
     )
+
+
+def _check_trained(model: Any) -> None:
+    """Raises, on all ranks, if training has made the dense weights of ranks unequal."""
+    if other_ranks() is not None and not _are_equal(model.trainable_weights):
+        raise ValueError(
+            f"The dense weights of {model.name!r} are no longer equal on all ranks: its train_step "
+            "has changed some by gradients of each rank's own. Keep each optimizer in an attribute "
+            "of the model, and do not change it after compile(); fit() averages their gradients."
+        )
+
+
+def _are_equal(weights: Any) -> bool:
+    """Whether dense weights are the same on all ranks, to the bit. Every rank must call it."""
+    dense = [each for each in weights if not isinstance(each, TableVariable)]
+    sums = [zlib.crc32(np.ascontiguousarray(each.numpy()).tobytes()) for each in dense]
+    all_sums = allgather(np.array([hash(tuple(sums))], np.int64)).numpy()
+    return bool((all_sums == all_sums[0]).all())
 
 
 # ---- files ---------------------------------------------------------------------------------------

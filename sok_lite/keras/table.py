@@ -18,6 +18,7 @@ from sok_lite.bridge.saved_parts import part_of_rank
 from sok_lite.bridge.summary import summary
 from sok_lite.bridge.variable import table_for_variable
 from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.fingerprint import fingerprints
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.owner import MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
@@ -170,12 +171,22 @@ class TablePart:
         """Returns the number of keys on this rank."""
         return int(on_device(self._table.backend, lambda: self._table.size))
 
+    def __contains__(self, key: Any) -> bool:
+        """Returns whether a key, of a table of texts a text, has a row on this rank."""
+        return table_ops.has(self.variable, self._key_of(key))
+
     def __bool__(self) -> bool:
         return True  # an empty table is a table
 
     def __repr__(self) -> str:
         text = on_device(self._table.backend, summary, self._table)
         return f"<sok_lite.keras.Table {self.name!r} dim={self.dim} {text}>"
+
+    def _key_of(self, key: Any) -> Any:
+        """Returns the key of a text; what is none, or of another table, as it is."""
+        if not (self.has_texts and isinstance(key, (str, bytes))):
+            return key
+        return fingerprints([key.encode() if isinstance(key, str) else key])[0]
 
     @property
     def _table(self) -> EmbeddingTable:
@@ -204,9 +215,13 @@ class TablePart:
         """Returns the shape of what ids of a shape give."""
         return (*input_shape, self.dim)
 
-    def export(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns this rank's keys (n,), ascending, of texts their hashes, and rows (n, dim)."""
-        return table_ops.export(self.variable)
+    def export(self, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns this rank's keys (n,), ascending, of texts their hashes, and rows (n, dim).
+
+        Args:
+          cutoff: leaves out the keys of whose row every |element| < cutoff; None: none.
+        """
+        return table_ops.export(self.variable, cutoff)
 
     def assign(self, keys: Any, rows: Any) -> None:
         """Sets the rows of keys on this rank, inserting keys that are new.

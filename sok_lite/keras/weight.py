@@ -1,10 +1,14 @@
 """`TableWeight`: the table of a layer as Keras, gradient tapes and optimizers know it."""
 
+import warnings
+from typing import Any
+
 import tensorflow as tf
 
 from sok_lite.bridge import checkpoint
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.variable import TableVariable
 
 
@@ -63,3 +67,23 @@ class TableWeight(TableVariable):
     def restore_tensors(self, tensors: dict[str, tf.Tensor]) -> None:
         """Makes the table what `saved_tensors` gave: other keys go."""
         checkpoint.restored(self, tensors)
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        rank, size = part = _part()
+        if size > 1:
+            warnings.warn(
+                f"A checkpoint of TensorFlow has of {self.name!r} the rows of one rank, here of "
+                f"rank {rank} of {size}. Every rank has to write one, to a path of its own. Or "
+                "have every rank call model.save(path): that is one file of all ranks.",
+                stacklevel=2,
+            )
+        return checkpoint.serialized(self, part)
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        return checkpoint.restored(self, restored_tensors, _part())
+
+
+def _part() -> tuple[int, int]:
+    """Returns this rank and the number of ranks."""
+    comm = other_ranks()
+    return (0, 1) if comm is None else (comm.rank, comm.size)

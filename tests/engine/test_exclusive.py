@@ -210,6 +210,29 @@ def test_locks_of_many_tables_are_held_and_given_back():
     assert holding([], lambda: 5) == 5
 
 
+def test_a_call_within_one_of_several_tables_is_part_of_it():
+    tables = [new_table(BACKEND) for _ in range(3)]
+    finished = []
+
+    def work():
+        for table in tables:
+            assert table.is_changing
+            table._unfinished = lambda: finished.append(1)  # as in the midst of a change
+            table.contains([1])
+            table._unfinished = None
+        with pytest.raises(RuntimeError, match="while this thread was in another call"):
+            holding(tables[:1], list)
+        with pytest.raises(RuntimeError, match="while this thread was changing the same table"):
+            tables[1].lookup([1])
+        return "done"
+
+    assert holding(tables, work) == "done"
+    assert not finished
+    for table in tables:
+        assert_lock_is_free(table)
+        table.lookup([1])
+
+
 def test_updates_of_the_same_tables_in_other_orders_do_not_wait_for_each_other():
     tables = [new_table(BACKEND) for _ in range(20)]
     for table in tables:

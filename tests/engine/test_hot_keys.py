@@ -100,7 +100,7 @@ def part_of(backend, case, table, rng, step):
 def looked_up(backend, comm, case, tables, step, rng, number):
     order = [tables[0], tables[1], tables[0]] if step == "twice" else tables
     batch = batch_of(backend, [part_of(backend, case, table, rng, step) for table in order])
-    grads = [backend.from_host(rng.normal(size=s).astype(np.float32)) for s in batch.shapes]
+    grads = [backend.from_host(rng.normal(size=s).astype(np.float32)) for s in batch.layout.shapes]
     if step == "wrong":
         fails(backend, comm, batch)
     sent = None

@@ -112,6 +112,17 @@ def test_a_packed_trail_is_the_trail(backend, size):
             np.testing.assert_array_equal(packed_weight_grads, weight_grads)
 
 
+def test_the_packed_trail_of_one_rank_is_refused_by_two(backend):
+    parts = parts_of(backend, [new_table(backend)], batches(1, batch=3)[0][:1], ["sum"], False)
+    packed = trails.pack(backend, lookup.forward(backend, SingleCommunicator(), parts)[1])
+
+    def program(comm):
+        with pytest.raises(ValueError, match="trail of 2 ranks was expected.*that of one"):
+            trails.unpack(backend, comm, packed, 1)
+
+    run_ranks(2, program)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_packed_trail_has_no_copy_of_what_is_at_hand(backend, size):
     data = batches(size, batch=9)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_lite
 from sok_lite.keras import Feature
 
 DIM = 3
@@ -252,3 +253,16 @@ def test_what_does_not_fit_is_refused_by_name(sk, table, case):
     call, error, text = REFUSED[case]
     with pytest.raises(error, match=text):
         call(sk, table)
+
+
+def test_in_and_export_are_those_of_the_keys(sk):
+    numbers, words = sk.Table("numbers", 2), sk.Table("words", 2, key_type=str)
+    numbers.assign([3, 5], [[1.0, 2.0], [0.0, 0.0]])
+    words.assign(sok_lite.hash_strings(["Oslo", "東京"]), np.ones((2, 2), np.float32))
+    assert 3 in numbers and 4 not in numbers
+    assert "Oslo" in words and "東京".encode() in words and "Lima" not in words
+    with pytest.raises(TypeError, match="one key, an integer. Received: '3'"):
+        _ = "3" in numbers
+    keys, rows = sok_lite.export(numbers, cutoff=0.5)
+    np.testing.assert_array_equal(keys, [3])
+    np.testing.assert_array_equal(rows, [[1.0, 2.0]])

@@ -266,6 +266,55 @@ def test_apply_without_variables_trains_what_it_was_built_for(keras, sk):
         optimizers[1].apply(grads[:1])
 
 
+@pytest.mark.parametrize("times", [FIELDS, None], ids=["known times", "unknown times"])
+def test_a_layer_at_each_of_several_times(keras, sk, times, tmp_path):
+    table = sk.Table("table", DIM)
+    table.assign(np.arange(NUM_KEYS), ROWS)
+    layers = (sk.Embedding(table, "sum"), dense_layers(keras)[0])
+    models, losses = [], []
+    for layer in layers:
+        ids = keras.Input([times, 1], dtype="int64")
+        if layer is layers[0]:
+            rows = keras.layers.TimeDistributed(layer)(ids)
+            mean = keras.layers.GlobalAveragePooling1D()(rows)
+        else:
+            mean = layer(keras.layers.Reshape([FIELDS])(ids))
+        both = keras.layers.Concatenate()([mean, mean])
+        models.append(keras.Model(ids, head(keras)(both)))
+        models[-1].compile(keras.optimizers.Adagrad(0.1), "binary_crossentropy")
+        options = {"batch_size": 8, "shuffle": False, "verbose": 0}
+        losses.append(models[-1].fit(X[:, :, None], Y, **options).history["loss"])
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    check_rows(table, layers[1])
+    assert np.abs(table.export()[1].numpy() - ROWS).max() > 1e-3
+    if keras.__name__ == "keras":
+        models[0].save(tmp_path / "m.keras")
+        loaded = keras.models.load_model(tmp_path / "m.keras")
+        found, expected = (m.predict(X[:, :, None], verbose=0) for m in (loaded, models[0]))
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("combiner", [None, "mean"])
+def test_a_sequential_without_an_input(keras, sk, combiner, tmp_path):
+    table = sk.Table("table", DIM)
+    table.assign(np.arange(NUM_KEYS), ROWS)
+    ends = [keras.layers.Dense(1, "sigmoid")]
+    if combiner is None:
+        ends.insert(0, keras.layers.GlobalAveragePooling1D())
+    model = keras.Sequential([sk.Embedding(table, combiner), *ends])
+    model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+    losses = fit(model)
+    assert losses[1] < losses[0]
+    assert np.abs(table.export()[1].numpy() - ROWS).max() > 1e-3
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
+    assert fit(loaded) == fit(model)
+    if keras.__name__ == "keras":  # tf_keras casts to what the model was first called on
+        with pytest.raises(Exception, match="must be integers.*Received: float"):
+            model.predict(X.astype(np.float32), verbose=0)
+
+
 def test_summary_counts_rows(keras, sk):
     model, table = with_table(keras, sk)
     lines = []

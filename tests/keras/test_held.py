@@ -107,6 +107,24 @@ def test_a_table_where_keras_finds_none_is_refused(keras, sk, tmp_path):
         model.get_weights()
 
 
+def test_a_tree_of_dense_values_is_refused(keras, sk):
+    if not hasattr(keras.Model, "get_state_tree"):
+        pytest.skip("this Keras has no state trees")
+    inputs = keras.Input((2,), dtype="int64")
+    hidden = keras.layers.Flatten()(sk.Embedding(sk.Table("t", 2))(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    for method, arguments in (("get_state_tree", ()), ("set_state_tree", ({},))):
+        with pytest.raises(NotImplementedError, match=rf"{method}\(\).*keys of 't:0'.*get_weights"):
+            getattr(model, method)(*arguments)
+    layer = keras.layers.Dense(1)
+    layer.table = sok.DynamicVariable(2, name="plain")
+    with pytest.raises(NotImplementedError, match="rows of 'plain:0' out"):
+        keras.Sequential([keras.Input((2,)), layer]).get_state_tree()
+    dense = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    dense.compile("sgd", "mse")
+    dense.set_state_tree(dense.get_state_tree())
+
+
 def test_a_table_that_a_call_uses_and_no_layer_holds_is_refused(keras, sk):
     held = Beside(sk.Table("beside", 2))
     model, _ = a_model(keras, sk, lambda _: held, held.table)
@@ -137,3 +155,57 @@ def test_a_dynamic_variable_held_by_hand_is_refused_before_training(keras, sk, h
         model.save_weights(str(tmp_path / "m.weights.h5"))
     with pytest.raises(NotImplementedError, match="'dynamic:0' out"):
         model.get_weights()
+
+
+def with_dynamic(keras, table, where):
+    """A model that has a frozen layer with a table, and maybe more that holds it."""
+
+    class Rows(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.held = {"rows": [table]}
+
+        def call(self, ids):
+            return tf.reduce_mean(tf.nn.embedding_lookup(table, tf.cast(ids, tf.int64)), 1)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.head = Rows(), keras.layers.Dense(1)
+            if where == "in a layer that is not":
+                self.other = Rows()
+            if where == "in the model":
+                self.beside = table
+
+        def call(self, ids):
+            return self.head(self.rows(ids))
+
+    model = Model()
+    model.rows.trainable = False
+    return model
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_a_frozen_layer_may_have_a_dynamic_variable(keras, sk, is_eager):
+    sk.Table("ours", 2)  # whose Keras looks after tables
+    table = sok.DynamicVariable(2, "ones", name="dynamic")
+    sok.assign(table, [0, 1], [[3.0, 4.0], [5.0, 6.0]])
+    model = with_dynamic(keras, table, None)
+    model.compile("sgd", "mse", run_eagerly=is_eager)
+    model.fit(X, Y, verbose=0)
+    kernel = model.head.get_weights()[0]
+    model.fit(X, Y, verbose=0)
+    assert np.abs(model.head.get_weights()[0] - kernel).max() > 0
+    np.testing.assert_array_equal(sok.export(table)[1][:3], [[3, 4], [5, 6], [1, 1]])
+
+
+@pytest.mark.parametrize("where", ["in a layer that is not", "in the model"])
+def test_a_dynamic_variable_that_is_not_in_frozen_layers_alone_is_refused(keras, sk, where):
+    sk.Table("ours", 2)
+    table = sok.DynamicVariable(2, "ones", name="dynamic")
+    with pytest.raises(NotImplementedError, match="'dynamic:0' untrained"):
+        with_dynamic(keras, table, where).compile("sgd", "mse")
+    model = with_dynamic(keras, table, None)
+    model.rows.trainable = True
+    with pytest.raises(NotImplementedError, match="in a layer that is frozen"):
+        model.compile("sgd", "mse")

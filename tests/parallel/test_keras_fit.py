@@ -7,6 +7,7 @@ import tensorflow as tf
 import sok_lite.keras
 from sok_lite.bridge import job
 from sok_lite.bridge.collectives import allgather
+from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm.single import SingleCommunicator
 from tests.parallel.conftest import connect
 
@@ -97,14 +98,19 @@ def weights_of(layers):
     return [each for layer in layers for each in layer.get_weights()]
 
 
+def begin_alike(comm, model, layers):
+    """Gives dense layers the weights that those of the model have on rank 0."""
+    first = [np.array(comm.broadcast(each)) for each in weights_of(model.layers[-2:])]
+    for layer, at in ((layers[0], 0), (layers[1], 2)):
+        layer.set_weights(first[at : at + 2])
+
+
 @pytest.mark.parametrize("data", DATA)
 def test_ranks_train_as_one_rank_on_all_batches(comm, keras, sk, data):
     model, table = with_table(comm, keras, sk)
     theirs, rows, dense = with_dense(comm, keras)
     callbacks = [sk.AllRanks()]
-    first = [np.array(comm.broadcast(each)) for each in weights_of(model.layers[-2:])]
-    for layer, at in ((dense[0], 0), (dense[1], 2)):
-        layer.set_weights(first[at : at + 2])
+    begin_alike(comm, model, dense)
     part, whole = DATA[data](comm)
     expected = theirs.fit(whole, epochs=2, verbose=0).history["loss"]
     found = model.fit(part, epochs=2, verbose=0, callbacks=callbacks).history["loss"]
@@ -147,6 +153,95 @@ def test_a_function_that_was_traced_before_a_step_counts_by_its_rows_too(comm, o
     np.testing.assert_allclose(rows, expected[keys], atol=1e-5)
 
 
+def test_a_step_of_a_programs_own_with_an_optimizer_for_what_is_dense(comm, once, keras, sk):
+    class Own(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            variables = self.trainable_variables
+            pairs = list(zip(tape.gradient(loss, variables), variables, strict=True))
+            of_tables = [pair for pair in pairs if isinstance(pair[1], TableVariable)]
+            if of_tables:
+                self.optimizer.apply_gradients(of_tables)
+            self.held["of what is dense"][0].apply_gradients(pairs[len(of_tables) :])
+            return {"loss": loss}  # and keeps no metrics
+
+    def own(model):
+        made = Own(model.inputs, model.outputs)
+        made.compile(keras.optimizers.Adagrad(0.1))
+        made.held = {"of what is dense": [keras.optimizers.Adagrad(0.1)]}
+        return made
+
+    even = batches().take(len(X) // BATCH)  # ranks count alike in such a step
+    model, table = with_table(comm, keras, sk, 7 - comm.rank)  # the same on all ranks
+    theirs, rows, dense = with_dense(comm, keras)
+    for layer, ours in zip(dense, model.layers[-2:], strict=True):
+        layer.set_weights(ours.get_weights())
+    trained = [own(each) for each in (model, theirs)]
+    part = sok_lite.keras.shard(even, drop_remainder=True)
+    trained[0].fit(part, epochs=2, verbose=0, callbacks=[sk.AllRanks()])
+    trained[1].fit(even, epochs=2, verbose=0)
+    for ours, other in zip(weights_of(model.layers[-2:]), weights_of(dense), strict=True):
+        np.testing.assert_allclose(ours, other, atol=1e-4)
+        np.testing.assert_array_equal(ours, comm.broadcast(np.array(ours)))  # to the bit
+    keys, values = (each.numpy() for each in table.export())
+    np.testing.assert_allclose(values, rows.get_weights()[0][keys], atol=1e-4)
+    if comm.size == 1:
+        return
+    table.trainable = False  # what is dense is trained alone then
+    trained[0].compile(keras.optimizers.Adagrad(0.1))
+    trained[0].fit(part, verbose=0, callbacks=[sk.AllRanks()])
+    for ours in weights_of(model.layers[-2:]):
+        np.testing.assert_array_equal(ours, comm.broadcast(np.array(ours)))
+
+
+def training_what_is_dense(keras, model, apply):
+    """The same model with a step of its own, which applies the gradients of dense weights alone."""
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            variables = self.trainable_variables
+            dense = [each for each in variables if not isinstance(each, TableVariable)]
+            apply(tape.gradient(loss, dense), dense)
+            return {"loss": loss}
+
+    return Own(model.inputs, model.outputs)
+
+
+def test_gradients_that_come_without_variables_are_averaged_too(comm, once, keras, sk):
+    if keras.__name__ == "tf_keras":
+        pytest.skip("its optimizers take pairs alone")
+
+    beside = keras.optimizers.SGD(0.1)
+    model, _ = with_table(comm, keras, sk)
+    own = training_what_is_dense(keras, model, lambda grads, _: beside.apply(grads))
+    own.beside = beside
+    own.beside.build([w for w in own.trainable_variables if not isinstance(w, TableVariable)])
+    own.compile("sgd")
+    own.fit(sok_lite.keras.shard(batches()), verbose=0, callbacks=[sk.AllRanks()])
+    for ours in weights_of(model.layers[-2:]):
+        np.testing.assert_array_equal(ours, comm.broadcast(np.array(ours)))
+
+
+def test_dense_weights_that_a_step_has_made_unequal_are_told(comm, once, keras, sk):
+    if comm.size == 1:
+        pytest.skip("one rank")
+    elsewhere = keras.optimizers.Adagrad(0.1)
+
+    def apply(grads, variables):
+        elsewhere.apply_gradients(zip(grads, variables, strict=True))
+
+    model, _ = with_table(comm, keras, sk)
+    own = training_what_is_dense(keras, model, apply)
+    own.compile("sgd")
+    with pytest.raises(ValueError, match="no longer equal on all ranks: its train_step"):
+        own.fit(sok_lite.keras.shard(batches().take(1)), verbose=0, callbacks=[sk.AllRanks()])
+
+
 def test_saved_by_all_ranks(comm, keras, sk, folder):
     model, table = with_table(comm, keras, sk)
     part = sok_lite.keras.shard(batches())
@@ -175,6 +270,20 @@ def test_saved_by_all_ranks(comm, keras, sk, folder):
     table = keras.models.load_model(own).layers[1].tables["ranks"]
     for one, other in zip(again.export(), table.export(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_what_ranks_have_trained_is_served(comm, keras, sk, folder):
+    model, _ = with_table(comm, keras, sk)
+    dense, _, layers = with_dense(comm, keras)
+    begin_alike(comm, model, layers)
+    model.fit(sok_lite.keras.shard(batches()), verbose=0, callbacks=[sk.AllRanks()])
+    dense.fit(batches(), shuffle=False, verbose=0)
+    path = f"{folder}/{keras.__name__}"
+    sok_lite.export_serving(model, path)
+    if comm.rank == 0:
+        served = tf.saved_model.load(path)(tf.constant(X)).numpy()
+        np.testing.assert_allclose(served, dense.predict(X, verbose=0), rtol=1e-4, atol=1e-5)
+    comm.barrier()
 
 
 def test_ranks_that_differ_are_told_before_training(comm, keras, sk):
@@ -295,3 +404,73 @@ def test_data_that_does_not_fit_is_an_error_on_all_ranks(comm):
     endless = batches().repeat() if comm.rank else batches()
     with pytest.raises(ValueError, match=r"endless"):
         sok_lite.keras.equal_steps(endless)
+
+
+# ---- backups and checkpoints ---------------------------------------------------------------------
+
+
+def test_a_backup_of_all_ranks_goes_on_as_if_nothing_had_been(comm, once, keras, sk, folder):
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations == 13:  # in the third epoch, on all ranks
+                raise KeyboardInterrupt
+
+    part, all_ranks = sok_lite.keras.shard(batches()), sk.AllRanks()
+    expected, table = with_table(comm, keras, sk)
+    expected.fit(part, epochs=4, verbose=0, callbacks=[all_ranks])
+    for number in range(3):  # two ranks do not make one folder at the same time every time
+        backup = keras.callbacks.BackupAndRestore(f"{folder}/{keras.__name__}/backup{number}")
+        model, _ = with_table(comm, keras, sk)
+        if keras.__name__ == "tf_keras" and comm.size > 1:
+            with pytest.raises(NotImplementedError, match="ModelCheckpoint writes such"):
+                model.fit(part, epochs=4, verbose=0, callbacks=[all_ranks, backup])
+            return
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(part, epochs=4, verbose=0, callbacks=[all_ranks, backup, Fails()])
+        again, ours = with_table(comm, keras, sk, 9)
+        kept = f"{folder}/kept{number}/m.keras"
+        callbacks = [all_ranks, backup, keras.callbacks.ModelCheckpoint(kept)]
+        again.fit(part, epochs=4, verbose=0, callbacks=callbacks)
+        assert not list((folder / keras.__name__).glob(f"backup{number}/*"))
+        for one, other in zip(ours.export(), table.export(), strict=True):
+            np.testing.assert_array_equal(one, other)
+        for one, other in zip(again.layers[-2:], expected.layers[-2:], strict=True):
+            np.testing.assert_array_equal(one.get_weights()[0], other.get_weights()[0])
+
+
+def test_a_backup_in_folders_of_each_rank_is_refused(comm, once, keras, sk, folder):
+    if comm.size == 1 or keras.__name__ == "tf_keras":
+        pytest.skip("one rank, or refused anyway")
+    model, _ = with_table(comm, keras, sk)
+    backup = keras.callbacks.BackupAndRestore(f"{folder}/rank{comm.rank}")
+    with pytest.raises(ValueError, match="one folder that all ranks see.*rank0'.*rank1'"):
+        model.fit(batches(), verbose=0, callbacks=[sk.AllRanks(), backup])
+
+
+def test_a_checkpoint_of_another_rank_is_refused(comm, keras, sk, folder):
+    model, table = with_table(comm, keras, sk)
+    checkpoint, path = tf.train.Checkpoint(model=model), f"{folder}/{keras.__name__}"
+    if comm.size > 1:
+        with pytest.warns(UserWarning, match=f"rows of one rank, here of rank {comm.rank} of"):
+            checkpoint.write(f"{path}{comm.rank}")
+    else:
+        checkpoint.write(f"{path}{comm.rank}")
+    table.assign([comm.rank], [[9.0] * DIM])
+    checkpoint.read(f"{path}{comm.rank}")
+    own = np.arange(comm.rank, NUM_KEYS, comm.size)
+    np.testing.assert_array_equal(table.export()[1], ROWS[own])
+    comm.barrier()
+    if comm.size == 1:
+        return
+    other = (comm.rank + 1) % comm.size
+    with pytest.raises(ValueError, match=f"part that rank {other} of {comm.size} has of table"):
+        checkpoint.read(f"{path}{other}")
+    with pytest.MonkeyPatch.context() as patch:  # as a job of one rank
+        patch.setattr(job, "_communicator", SingleCommunicator())
+        with pytest.raises(ValueError, match="Received: a restore on rank 0 of 1"):
+            checkpoint.read(f"{path}{comm.rank}")
+    np.testing.assert_array_equal(table.export()[1], ROWS[own])
+    if keras.__name__ == "tf_keras":
+        for call in (model.save_weights, model.load_weights):
+            with pytest.raises(NotImplementedError, match=r"write over the others'.*weights\.h5"):
+                call(path)

@@ -106,4 +106,15 @@ def test_a_table_takes_the_keys(initialised, expected):
     table = sok.DynamicVariable(3, name="cities")
     ids = tf.RaggedTensor.from_row_lengths(STRINGS, [3, 0, 5])
     sok.lookup_sparse(table, sok.hash_strings(ids))
+    assert sok.hash_strings(STRINGS[0]) in table and sok.hash_strings("nowhere") not in table
     assert sorted(sok.export(table)[0].numpy().tolist()) == sorted(expected.tolist())
+
+
+@pytest.mark.parametrize("name", ["keras", "tf_keras"])
+def test_inputs_of_keras_models_are_refused_with_what_takes_them(initialised, name):
+    keras = pytest.importorskip(name)
+    with pytest.raises(TypeError, match="Received: a KerasTensor.*key_type=str"):
+        sok.hash_strings(keras.Input([], dtype="string"))
+    table = sok.DynamicVariable(3, name="cities")
+    with pytest.raises(TypeError, match="cannot be a KerasTensor: .*sok_lite.keras.Embeddings"):
+        sok.lookup_sparse(table, keras.Input([], dtype="int64"))

@@ -20,7 +20,7 @@ from sok_lite.bridge.joined import (
 )
 from sok_lite.bridge.tensor import to_tensor
 from sok_lite.engine import segments
-from sok_lite.engine.room import Pieces
+from sok_lite.engine.room import Pieces, places_of
 
 CPU = get_backend("cpu")
 SHAPES = [(5, 3), (0, 7), (16, 1), (1, 16), (33, 20), (0, 16), (4, 4), (7, 64)]
@@ -41,7 +41,7 @@ def numbered(shapes):
 
 def filled_room(shapes):
     room = ResultRoom(CPU)
-    arrays = Pieces(CPU, shapes, room)
+    arrays = Pieces(CPU, places_of(shapes), room)
     whole = room.whole
     whole.fill(np.nan)  # between the results
     for array, values in zip(arrays, numbered(shapes), strict=True):
@@ -62,14 +62,28 @@ def test_results_in_one_room_come_apart(count, lengths_are, mode):
             np.testing.assert_array_equal(result, values)
 
 
-def test_whole_lines_are_cut_without_a_copy(mode):
-    shapes = [(3, 16), (5, 32), (8, 4), (16, 3)]
+@pytest.mark.parametrize(
+    "shapes",
+    [[(3, 16), (5, 32), (8, 4), (16, 3)], [(3, 16), (5, 16), (1, 16)], [(2, 48), (4, 48), (7, 48)]],
+)
+def test_whole_lines_are_cut_without_a_copy(shapes, mode):
     joined, arrays = filled_room(shapes)
     lengths = np.array([rows for rows, _ in shapes])
     for known in (lengths, tf.constant(lengths)):
         results = mode(lambda n=known: cut_rows(joined, n, [dim for _, dim in shapes]))()
         for result, array in zip(results, arrays, strict=True):
             assert address(result) == array.ctypes.data
+
+
+@pytest.mark.parametrize("dim", [5, 16, 32])
+def test_results_of_one_dimension_come_apart_empty_ones_too(dim, mode):
+    shapes = [(0, dim), (5, dim), (0, dim), (1, dim), (0, dim)]
+    joined, _ = filled_room(shapes)
+    lengths = np.array([rows for rows, _ in shapes])
+    for known in (lengths, tf.constant(lengths)):
+        results = mode(lambda n=known: cut_rows(joined, n, [dim] * len(shapes)))()
+        for result, values in zip(results, numbered(shapes), strict=True):
+            np.testing.assert_array_equal(result, values)
 
 
 def test_every_result_begins_on_a_line():

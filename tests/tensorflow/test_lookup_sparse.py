@@ -618,7 +618,7 @@ BAD_CALLS = {
     "more ids than variables": (
         lambda v: sok.lookup_sparse([v], [IDS, IDS]),
         ValueError,
-        "equally long.*1 params, 2 sp_ids",
+        "equally long.*1 params, 2 sp_ids.*one table as an array",
     ),
     "more weights than ids": (
         lambda v: sok.lookup_sparse([v], [IDS], [None, None]),

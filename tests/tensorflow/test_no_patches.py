@@ -60,7 +60,10 @@ print("STOCK", *sorted(set(changes(third, facts()))))
 # Each keeps a table from being left out without a word: see bridge/keras_guard.py.
 OF_CHECKPOINTS = ["_write", "read", "restore", "save", "write"]
 OF_LAYERS = ["get_weights", "load_own_variables", "save_own_variables", "set_weights"]
-OF_MODELS = ["compile", "load_weights", "make_train_function", "save", "save_weights", "train_step"]
+OF_MODELS = [
+    *("compile", "get_state_tree", "load_weights", "make_train_function", "save", "save_weights"),
+    *("set_state_tree", "train_step"),
+]
 # Have optimizers train tables that ask for it: see bridge/optimizers/stock.py.
 OF_OPTIMIZERS = [
     *("apply", "apply_gradients", "build", "compile", "compile_from_config", "get_compile_config"),

@@ -468,6 +468,30 @@ def test_tensorflow_lite_needs_no_operation_of_others(tmp_path):
     np.testing.assert_array_equal(interpreter.get_tensor(result["index"]), expected)
 
 
+@pytest.mark.parametrize("combiner", [None, "mean"])
+def test_tensorflow_lite_takes_words_of_a_vocabulary(tmp_path, combiner):
+    """TensorFlow Lite does not know the shape of what a table of words gives."""
+    keras = pytest.importorskip("keras")
+    import sok_lite.keras as sk
+
+    table = sk.Table("words", 3)
+    rows = np.arange(9, dtype=np.float32).reshape(3, 3)
+    table.assign([0, 1, 2], rows)
+    shape = [] if combiner is None else [2]
+    inputs = keras.Input(shape, dtype="string", name="city")
+    numbers = keras.layers.StringLookup(vocabulary=["Oslo", "Lima"])(inputs)
+    model = keras.Model(inputs, sk.Embedding(table, combiner)(numbers))
+    sok.export_serving(model, tmp_path / "m")
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "m"))
+    runner = tf.lite.Interpreter(model_content=converter.convert()).get_signature_runner()
+    words = ["Lima", "Oslo", "Rome", "Lima"]
+    (found,) = runner(city=np.array(words).reshape(-1, *shape)).values()
+    expected = rows[[2, 1, 0, 2]]
+    np.testing.assert_allclose(
+        found, expected if combiner is None else expected.reshape(2, 2, 3).mean(1)
+    )
+
+
 # ---------------------------------------------------------------- what is refused
 
 

@@ -72,6 +72,7 @@ def test_len_and_in_are_those_of_the_keys(options):
     scores = table.scores(np.array(keys, np.uint64)).numpy()
     assert len(table) == 4 and all(key in table for key in keys)
     assert np.int32(7) in table and tf.constant(7) in table and np.uint64(2**63) in table
+    assert np.array(7) in table and np.array(8) not in table
     assert not any(key in table for key in (1, -1, 2**64, -(2**63), 2**100))
     np.testing.assert_array_equal(table.scores(np.array(keys, np.uint64)), scores)
     assert len(table) == 4

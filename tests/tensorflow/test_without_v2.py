@@ -136,8 +136,36 @@ with tf1.Session() as session:
         session.run(train)
 """
 
+LOOPS = """
+sok.init()
+table = sok.DynamicVariable(2, "ones")
+scale = tf1.get_variable("scale", [], initializer=tf1.constant_initializer(2.0))
+keys = tf.constant([[1, 2], [3, 3]], tf.int64)
 
-@pytest.mark.parametrize("program", [KV, SOK, OWN], ids=["kv", "sok", "own"])
+def gradients(look_up):
+    def thrice(loss):
+        return tf.while_loop(lambda i, _: i < 3, lambda i, sum: (i + 1, sum + loss()), (0, 0.0))[1]
+
+    before = look_up()
+    outside = tf.gradients(thrice(lambda: scale * tf.reduce_sum(before)), [table, scale])
+    within = tf.gradients(thrice(lambda: scale * tf.reduce_sum(look_up())), [table, scale])
+    chosen = tf.cond(scale > 0, lambda: scale * tf.reduce_sum(look_up()), lambda: 0.0 * scale)
+    chosen = tf.gradients(chosen, [table, scale])
+    by_rows = [tf.reduce_sum(each[0].values) for each in (outside, chosen)]
+    return [*by_rows, outside[1], within[1], chosen[1]]
+
+found = [
+    gradients(lambda: tf.nn.embedding_lookup(table, keys)),
+    gradients(lambda: sok.lookup_sparse(table, keys, combiners="sum")),
+]
+with tf1.Session() as session:
+    session.run(tf1.global_variables_initializer())
+    # Of 8 numbers, each of which is 1, times a scale of 2.
+    check(session.run(found), [[48.0, 16.0, 24.0, 24.0, 8.0]] * 2)
+"""
+
+
+@pytest.mark.parametrize("program", [KV, SOK, OWN, LOOPS], ids=["kv", "sok", "own", "loops"])
 def test_programs_of_tf1(program, tmp_path):
     program = textwrap.dedent(BEFORE + program)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

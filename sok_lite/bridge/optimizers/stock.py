@@ -128,11 +128,11 @@ def _wrap_lists(cls: type) -> None:
                 trainable_variables = [each() for each in built_for]
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
-            pairs = list(zip(grads, trainable_variables, strict=True))
             if any(map(_is_ours, trainable_variables)):
-                return _take(self, pairs, dense_step, {})
-            if _averages(self, ()):
-                grads = [grad for grad, _ in averaged(pairs)]
+                return _take(self, zip(grads, trainable_variables, strict=True), dense_step, {})
+        if _averages(self, ()):
+            variables = trainable_variables or [None] * len(grads)
+            grads = [grad for grad, _ in averaged(list(zip(grads, variables, strict=True)))]
         return original(self, grads, trainable_variables)
 
     _put(cls, UPDATES_LISTS, apply)

@@ -11,7 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.engine.dtypes import bfloat16_to_float32, is_integer, key_dtype, row_dtype
+from sok_lite.engine.dtypes import (
+    bfloat16_to_float32,
+    is_integer,
+    key_dtype,
+    number_in,
+    row_dtype,
+)
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.chain import newest_rows
 from sok_lite.engine.files.key_index import MAX_KEYS, KeyIndex, make_index
@@ -66,7 +72,7 @@ class ReadonlyTable:
 
     def __contains__(self, key: object) -> bool:
         """Whether an integer is a key."""
-        limits = np.iinfo(self._key_dtype.dtype)
+        limits, key = np.iinfo(self._key_dtype.dtype), number_in(key)
         if not is_integer(key):
             raise TypeError(
                 f"`in` asks {self.name!r} for one key, an integer. Received: {key!r}. For several "

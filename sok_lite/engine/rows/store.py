@@ -93,6 +93,7 @@ class RowStore(RowAccess):
         self.near_rows = self._slabs.near_rows
         self._first_far = ABSENT if self.near_rows is None else self.near_rows
         self._far_file = None if far_path is None else FarFile(far_path)
+        self.has_far_file = self._far_file is not None
         self._chunks = Chunks(0, 0)  # of every column
         self._far_bytes = 0  # of the far file, that belong to them
         self.numbers = RowNumbers.none(backend.xp, self._first_far)
@@ -411,11 +412,6 @@ class RowStore(RowAccess):
         """Gives all rows and their memory back. The state columns stay, empty."""
         publish(self.clearing())
         self.trim()
-
-    @property
-    def has_far_file(self) -> bool:
-        """Whether far rows are in a file."""
-        return self._far_file is not None
 
     def trim(self) -> None:
         """Gives back the part of the far file that belongs to no row.

@@ -25,7 +25,8 @@ class Exclusive:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        # Only who has `lock` looks at these: whether this thread is in a call, and in a change.
+        # Only who has `lock` looks at these: whether this thread is in a call, and in a change. A
+        # change of several items holds the second alone.
         self._in_call = threading.Lock()
         self._in_change = threading.Lock()
         # What is left to do of a change that an exception has interrupted. It can be done again
@@ -111,13 +112,12 @@ def holding(items: Iterable[Exclusive], function: Callable[[], R]) -> R:
 
 
 def _held(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
-    if True in [item._in_call.locked() for item in items]:
+    if True in [item._in_call.locked() or item._in_change.locked() for item in items]:
         raise RuntimeError(
             "A lookup or an update was called while this thread was in another call of one of its "
             "tables: from a signal handler, a finalizer or a predicate. Do it after that call."
         )
-    locks = [lock for item in items for lock in (item._in_call, item._in_change)]
-    return _holding(locks, lambda: _begun(items, function))
+    return _holding([item._in_change for item in items], lambda: _begun(items, function))
 
 
 def _begun(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
@@ -133,7 +133,7 @@ def _begun(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
 
 
 def _called(item: Any, method: Callable[..., R], args: Any, kwargs: Any) -> R:
-    if item._in_call.locked():
+    if item._in_call.locked() or item._in_change.locked():
         return method(item, *args, **kwargs)
     with item._in_call: return _outermost(item, method, args, kwargs)  # fmt: skip # noqa: E701
 
@@ -151,10 +151,10 @@ def _outermost(item: Any, method: Callable[..., R], args: Any, kwargs: Any) -> R
 def _holding(locks: Sequence[Any], function: Callable[[], R]) -> R:
     if not locks:
         return function()
-    # Eight at a time, for a call may have a thousand tables.
+    # Some at a time, for a call may have a thousand tables, and Python nests 20 blocks at most.
     any_number = threading.RLock()
-    a, b, c, d, e, f, g, h = (*locks[:8], *[any_number] * 7)[:8]
-    with a, b, c, d, e, f, g, h: return _holding(locks[8:], function)  # fmt: skip # noqa: E701
+    a, b, c, d, e, f, g, h, i, j, k, m, n, o, p = (*locks[:15], *[any_number] * 14)[:15]
+    with a, b, c, d, e, f, g, h, i, j, k, m, n, o, p: return _holding(locks[15:], function)  # fmt: skip # noqa: E701,E501
 
 
 # ---------------------------------------------------------------- fork

@@ -43,26 +43,42 @@ class Request(NamedTuple):
     is_lookup: bool = True
 
 
+class PooledParts(NamedTuple):
+    """What the kernel is told of all outputs that lie alike, (num_outputs,) int64; see `Layout`.
+
+    Attributes:
+      table: which of the tables that are asked each belongs to, a list; in ascending order.
+      num_rows: rows of each, a list.
+      numbers: (2, num_outputs), keys and rows of each.
+      first: where its keys begin, among those of all tables.
+      row_splits, out: bytes before its row splits and before its rows.
+      combiner: numbers of COMBINERS.
+      no_weights: zeros.
+    """
+
+    table: list[int]
+    num_rows: list[int]
+    numbers: np.ndarray
+    first: np.ndarray
+    row_splits: np.ndarray
+    out: np.ndarray
+    combiner: np.ndarray
+    no_weights: np.ndarray
+
+
 class PooledColumns(NamedTuple):
     """Outputs of all tables, as the kernel is told of them: (num_outputs,) int64.
 
     Attributes:
-      table: which table each belongs to, a list; in ascending order.
-      num_keys, num_rows: keys and rows of each.
-      first: where its keys begin, among those of all tables.
+      parts: what it is told of all batches that lie alike.
       row_splits, out: addresses.
       weights: addresses, 0 for none.
-      combiner: numbers of COMBINERS.
       arrays: whose addresses they are.
     """
 
-    table: Sequence[int]
-    num_keys: np.ndarray
-    num_rows: np.ndarray
-    first: np.ndarray
+    parts: PooledParts
     row_splits: np.ndarray
     weights: np.ndarray
-    combiner: np.ndarray
     out: np.ndarray
     arrays: Any
 
@@ -111,38 +127,38 @@ def look_up_request(
     tables, sizes = request.tables, request.sizes
     beginning: list[Action] = []
     stamps = [0] * len(tables)  # of a lookup that inserts nothing, and notes nothing
-    for i, (table, insert) in enumerate(zip(tables, request.inserts, strict=True)):
-        if insert:
-            table._before_lookup()
-            beginning += table._beginning_lookup()
-            stamps[i] = table.clock.now + 1
+    for i in [i for i, insert in enumerate(request.inserts) if insert]:
+        tables[i]._before_lookup()
+        beginning += tables[i]._beginning_lookup()
+        stamps[i] = tables[i].clock.now + 1
     counters = new_counters(backend, len(tables))
     if request.columns is None:
         finding = _finding(keys, rows, request.asked(), stamps, counters)
     else:
         finding = [_finding_and_pooling(backend, keys, rows, request, stamps, counters)]
     publish([*beginning, *finding])
-    found = backend.to_host(counters).tolist()
+    found = backend.to_host(counters)
     if check is not None:
         check()
-    if max([counts[Count.WRONG_SPLITS] for counts in found], default=0):
+    if found[:, Count.WRONG_SPLITS].any():
         raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
-    finished: list[list[Action]] = []
-    is_complete = True
-    for table, insert, size, counts in zip(tables, request.inserts, sizes, found, strict=True):
-        num_missing = counts[Count.MISSING]
-        if request.is_lookup:
+    missing = found[:, Count.MISSING].tolist()
+    if request.is_lookup:
+        for table, size, num_missing in zip(tables, sizes, missing, strict=True):
             table._count_found(size, num_missing)
-        if num_missing:
-            is_complete = False
-        elif insert:
-            touching = table._touching(counts[Count.SEEN], None)
-            if touching:
-                finished.append(touching)
-    publish(*finished)
-    if is_complete:
-        return [0] * len(tables)
-    search = Incomplete(counters, found, split_offsets(np.array(sizes, np.int64)))
+    if True in request.inserts:
+        finished: list[list[Action]] = []
+        seen = found[:, Count.SEEN].tolist()
+        of_tables = zip(tables, request.inserts, missing, seen, strict=True)
+        for table, insert, num_missing, num_seen in of_tables:
+            if insert and not num_missing:
+                touching = table._touching(num_seen, None)
+                if touching:
+                    finished.append(touching)
+        publish(*finished)
+    if not any(missing):
+        return missing
+    search = Incomplete(counters, found.tolist(), split_offsets(np.array(sizes, np.int64)))
     return complete(backend, keys, rows, request.asked(), search, along)
 
 
@@ -225,27 +241,26 @@ def _finding_and_pooling(
     notes = np.zeros((len(tables), 5), np.int64)
     notes[:, 0] = stamps
     arrays = []
-    for i, table in enumerate(tables):
-        if not table.keeps_every_key:
-            _, strategy, epoch, heat, warms = table.index.noting(
-                stamps[i], table._warming() if stamps[i] else None
-            )
-            arrays.append(heat)
-            notes[i, 1:] = strategy, epoch, 0 if heat is None else address(heat), warms
+    for i in [i for i, table in enumerate(tables) if not table.keeps_every_key]:
+        _, strategy, epoch, heat, warms = tables[i].index.noting(
+            stamps[i], tables[i]._warming() if stamps[i] else None
+        )
+        arrays.append(heat)
+        notes[i, 1:] = strategy, epoch, 0 if heat is None else address(heat), warms
     indexes = np.concatenate([table.index.place_words() for table in tables])
     stores = np.concatenate([table.store.place_words() for table in tables])
     counts = address(counters) + counters.strides[0] * np.arange(len(tables))
     indexes, stores = indexes.reshape(len(tables), -1), stores.reshape(len(tables), -1)
     of_table = [indexes, notes, stores, counts]
-    if len(columns.table) > len(tables):  # a table has several outputs
-        of_table = [words[columns.table] for words in of_table]
+    parts = columns.parts
+    if len(parts.table) > len(tables):  # a table has several outputs
+        of_table = [words[parts.table] for words in of_table]
     indexes, notes, stores, counts = of_table
     arguments = [
-        *(indexes, notes, address(keys) + keys.itemsize * columns.first),
-        *(stores, address(rows) + rows.itemsize * columns.first),
-        *(columns.row_splits, columns.weights, columns.combiner, columns.out, counts),
-        *(columns.num_keys, columns.num_rows),
+        *(indexes, notes, address(keys) + keys.itemsize * parts.first),
+        *(stores, address(rows) + rows.itemsize * parts.first),
+        *(columns.row_splits, columns.weights, parts.combiner, columns.out, counts),
+        parts.numbers.T,
     ]
     arrays += [keys, rows, counters, columns.arrays]
-    num_rows = columns.num_rows.tolist()
-    return backend.joined_columns("find_and_pool", num_rows, arguments, arrays)
+    return backend.joined_columns("find_and_pool", parts.num_rows, arguments, arrays)

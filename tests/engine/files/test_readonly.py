@@ -68,7 +68,7 @@ def test_every_row_is_found(tmp_path, dtype, key_type, ranks, check_rows):
     by_key = dict(zip(keys.tolist(), expected, strict=True))
     missing = np.full(dim, 3, expected.dtype)
     for key, row, known in zip(asked[:, 0].tolist(), found[:, 0], is_there[:, 0], strict=True):
-        assert known == (key in by_key) == (key in table)
+        assert known == (key in by_key) == (key in table) == (np.array(key) in table)
         np.testing.assert_array_equal(row, by_key.get(key, missing))
     np.testing.assert_array_equal(table.contains(asked), is_there)
 
