@@ -18,13 +18,14 @@ from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.static_part import VariableRows
 from sok_lite.bridge.tensor import to_tensor
+from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.changes import changes_since
 from sok_lite.engine.files.background import BackgroundDump, dump_in_background
 from sok_lite.engine.files.bar import checked_progress, progress_bar
 from sok_lite.engine.files.dump import dump as engine_dump
 from sok_lite.engine.files.load import load as engine_load
 from sok_lite.engine.files.static_part import Item, table_of
-from sok_lite.sok.dynamic_variable import DynamicVariable
+from sok_lite.sok.dynamic_variable import DynamicVariable, table_variable
 from sok_lite.sok.optimizer import OptimizerWrapper
 from sok_lite.sok.static_variable import FixedVariable
 
@@ -58,8 +59,8 @@ def dump(
 
     Args:
       path: of the folder, which all ranks must see; it is made if it is not there.
-      dump_vars: a DynamicVariable or a sok.Variable, or a list or tuple of several with different
-        names. Of a sok.Variable all rows are written each time.
+      dump_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
+        several with different names. Of a sok.Variable all rows are written each time.
       optimizer: a sok.OptimizerWrapper, or a list of one: its step count is kept as well, and the
         states that it has for static variables.
       incremental: whether to add to the checkpoint that is there.
@@ -111,8 +112,8 @@ def load(
 
     Args:
       path: of the folder.
-      load_vars: a DynamicVariable or a sok.Variable, or a list or tuple of several, with the names
-        that they had. A static one takes all of its rows, in both modes.
+      load_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
+        several, with the names that they had. A static one takes all of its rows, in both modes.
       optimizer: a sok.OptimizerWrapper, or a list of one: it goes on from its step count, and from
         the states that it had for static variables. Those of dynamic ones come back with or
         without it.
@@ -151,7 +152,7 @@ def incremental_model_dump(
     long ago of up to 1/128 of how long ago it was.
 
     Args:
-      sok_vars: a DynamicVariable, or a list or tuple of several.
+      sok_vars: a DynamicVariable or a sok_lite.keras.Table, or a list or tuple of several.
       time_threshold: a datetime, or a list or tuple of one, or of one for each variable. Without a
         time zone it is local time.
       sess: of TF1, which is not supported: None.
@@ -173,13 +174,13 @@ def incremental_model_dump(
             "eager mode, without `sess`."
         )
     for variable in variables:
-        if not isinstance(variable, DynamicVariable):
+        if isinstance(variable, FixedVariable):
             raise TypeError(
                 "sok.incremental_model_dump takes sok.DynamicVariable. Received: a static variable,"
                 f" {variable.name!r}, all of whose rows are there: read it as it is."
             )
     times = _checked_times(time_threshold, len(variables))
-    tables = [variable.table for variable in variables if isinstance(variable, DynamicVariable)]
+    tables = [variable.table for variable in variables if isinstance(variable, TableVariable)]
     comm, backend = communicator(), tables[0].backend
 
     def run() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -214,21 +215,24 @@ def _checked_times(given: Any, num_variables: int) -> list[float]:
 
 def _checked(
     given: Any, optimizer: Any, what: str
-) -> tuple[list[DynamicVariable | FixedVariable], OptimizerWrapper | None]:
+) -> tuple[list[TableVariable | FixedVariable], OptimizerWrapper | None]:
     """Returns variables and the optimizer that a caller has given."""
     if not tf.executing_eagerly():
         raise RuntimeError(
             f"sok.{what} works in eager mode only. Call it outside of tf.function and of graphs of "
             "TF1, or use tf.train.Checkpoint there."
         )
-    variables = list(given) if isinstance(given, (list, tuple)) else [given]
+    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    found = [(each, table_variable(each)) for each in listed]
+    variables = [each if variable is None else variable for each, variable in found]
     if not variables:
         raise ValueError(f"sok.{what} takes at least one variable. Received: none.")
     for variable in variables:
-        if not isinstance(variable, (DynamicVariable, FixedVariable)):
+        if not isinstance(variable, FixedVariable) and table_variable(variable) is None:
             raise TypeError(
-                f"sok.{what} takes sok.DynamicVariable and sok.Variable. Received: "
-                f"{type(variable).__name__}. Save other variables with tf.train.Checkpoint."
+                f"sok.{what} takes sok.DynamicVariable, sok.Variable and sok_lite.keras.Table. "
+                f"Received: {type(variable).__name__}. Save other variables with "
+                "tf.train.Checkpoint."
             )
         if isinstance(variable, DynamicVariable) and variable.is_static():
             raise ValueError(
@@ -247,7 +251,7 @@ def _checked(
 
 
 def _items(
-    variables: list[DynamicVariable | FixedVariable], wrapper: OptimizerWrapper | None, makes: bool
+    variables: list[TableVariable | FixedVariable], wrapper: OptimizerWrapper | None, makes: bool
 ) -> list[Item]:
     """Returns what the engine writes of variables, or gives them.
 
@@ -255,8 +259,8 @@ def _items(
       makes: whether states of static variables are made that are not there yet.
     """
 
-    def item(variable: DynamicVariable | FixedVariable) -> Item:
-        if isinstance(variable, DynamicVariable):
+    def item(variable: TableVariable | FixedVariable) -> Item:
+        if isinstance(variable, TableVariable):
             return variable.table
         if wrapper is None:
             return VariableRows(variable)

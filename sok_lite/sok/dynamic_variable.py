@@ -13,7 +13,7 @@ from sok_lite.bridge import table_ops, writes
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.slot import StateView
 from sok_lite.bridge.static_rows import WithStaticRows, by_row_number
-from sok_lite.bridge.variable import table_for_variable
+from sok_lite.bridge.variable import TableVariable, table_for_variable
 from sok_lite.communication import num_ranks
 from sok_lite.engine.dtypes import KeyDtype, key_dtype
 from sok_lite.engine.initializer_spec import make_initializer
@@ -264,7 +264,7 @@ def export(var: Any, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]
     """Returns this rank's keys, ascending, and their rows. No communication.
 
     Args:
-      var: a DynamicVariable, or a view of an optimizer state of one.
+      var: a DynamicVariable or a sok_lite.keras.Table, or a view of an optimizer state of one.
       cutoff: leaves out the keys of whose row now every |element| < cutoff, such as 1e-20 for the
         rows that an optimizer has set to zero; None: none.
 
@@ -275,17 +275,18 @@ def export(var: Any, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]
       TypeError: `var` is no DynamicVariable, or the cutoff no number.
       ValueError: the cutoff is not above 0.
     """
-    # A view of a state has the same method; no variable of TensorFlow has.
-    if not hasattr(var, "export"):
-        _checked_variable(var, "export")
-    return var.export(cutoff=cutoff)
+    # Views of states and other tables have the same method; no variable of TensorFlow has.
+    if hasattr(var, "export"):
+        return var.export(cutoff=cutoff)
+    return table_ops.export(_checked_variable(var, "export"), cutoff)
 
 
-def assign(var: DynamicVariable | StateView, indices: Any, values: Any, scores: Any = None) -> Any:
+def assign(var: Any, indices: Any, values: Any, scores: Any = None) -> Any:
     """Sets the rows of keys on this rank, inserting keys that are new. No communication.
 
     Args:
-      var: the variable, or a view of an optimizer state of one: that needs keys that have a row.
+      var: a DynamicVariable or a sok_lite.keras.Table, or a view of an optimizer state of one: that
+        needs keys that have a row.
       indices: (n,) integers; of a repeated key the last row counts.
       values: (n, dimension).
       scores: (n,) non-negative integers, kept with the keys whatever the strategy; None: as a
@@ -312,10 +313,20 @@ def assign(var: DynamicVariable | StateView, indices: Any, values: Any, scores: 
     )
 
 
-def _checked_variable(var: Any, what: str) -> DynamicVariable:
-    if not isinstance(var, DynamicVariable):
+def _checked_variable(var: Any, what: str) -> TableVariable:
+    variable = table_variable(var)
+    if variable is None:
         raise TypeError(f"sok.{what} takes a sok.DynamicVariable. Received: {type(var).__name__}.")
-    return var
+    return variable
+
+
+def table_variable(given: Any) -> TableVariable | None:
+    """Returns what a DynamicVariable or a sok_lite.keras.Table keeps its rows in; None: neither."""
+    if isinstance(given, DynamicVariable):
+        return given
+    variable = getattr(given, "variable", given)
+    is_of_keras = isinstance(variable, TableVariable) and variable.kept_by_layer
+    return variable if is_of_keras else None
 
 
 def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:

@@ -1,6 +1,7 @@
 """What Keras saves, loads, rolls back and clones: tables and optimizer states go with the model."""
 
 import copy
+import datetime
 import pickle
 
 import numpy as np
@@ -70,6 +71,43 @@ def test_what_a_wrapper_says_is_saved(keras, sk, tmp_path):
             loaded.fit(wrong, verbose=0)
     loaded.compile("sgd", "mse")
     assert not {"on_nonfinite", "sok_lite"} & loaded.get_compile_config().keys()
+
+
+def test_dump_and_load_take_tables(keras, sk, tmp_path):
+    """Their rows and states, and what has changed since; the dense weights are Keras' own."""
+    sok.init(comm_tool="single")
+
+    def with_fixed_head():
+        model = compiled(keras, sk)
+        head = model.layers[-1]
+        head.trainable = False
+        model.compile("adam", "binary_crossentropy", run_eagerly=True)
+        return model
+
+    def load(other):
+        sok.load(tmp_path / "tables", list(tables_of(other).values()))
+        other.optimizer.iterations.assign(model.optimizer.iterations)
+        return other
+
+    model = with_fixed_head()
+    model.fit(batches(), verbose=0)
+    tables = list(tables_of(model).values())
+    sok.dump(tmp_path / "tables", tables)
+    check_goes_on(model, load(with_fixed_head()))
+    sok.dump(tmp_path / "tables", [table.variable for table in tables], incremental=True)
+    other = with_fixed_head()
+    other.fit(batches(20), verbose=0)
+    check_goes_on(model, load(other))
+    long_ago = datetime.datetime(2020, 1, 1)
+    (keys,), (rows,) = sok.incremental_model_dump(tables[0], long_ago)
+    for found, expected in zip((keys, rows), tables[0].export(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for given in (tables[0], tables[0].variable):
+        sok.assign(given, keys[:1], rows[:1] + 1)
+        np.testing.assert_array_equal(sok.export(given)[1], np.vstack([rows[:1] + 1, rows[1:]]))
+        rows = sok.export(given)[1].numpy()
+    with pytest.raises(TypeError, match="keras.Table. Received: Embeddings"):
+        sok.dump(tmp_path / "tables", model.get_layer("rows"))
 
 
 def test_a_model_that_was_not_compiled(keras, sk, tmp_path):

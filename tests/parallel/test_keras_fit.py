@@ -272,6 +272,18 @@ def test_saved_by_all_ranks(comm, keras, sk, folder):
         np.testing.assert_array_equal(one, other)
 
 
+def test_tables_are_dumped_by_all_ranks(comm, keras, sk, folder):
+    model, table = with_table(comm, keras, sk)
+    model.fit(sok_lite.keras.shard(batches()), verbose=0, callbacks=[sk.AllRanks()])
+    sok_lite.dump(f"{folder}/{keras.__name__}", table)
+    _, other = with_table(comm, keras, sk)
+    sok_lite.load(f"{folder}/{keras.__name__}", other)
+    for found, expected in zip(other.export(), table.export(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    parts = other.variable.saved_tensors(), table.variable.saved_tensors()
+    np.testing.assert_array_equal(*(part["states"] for part in parts))
+
+
 def test_what_ranks_have_trained_is_served(comm, keras, sk, folder):
     model, _ = with_table(comm, keras, sk)
     dense, _, layers = with_dense(comm, keras)
