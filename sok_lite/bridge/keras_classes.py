@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard
+from sok_lite.bridge import keras_guard, keras_held
 
 # What a dict of Keras has that stands for an object, and what more where it says which are one.
 _OBJECT = {"class_name", "config"}
@@ -27,7 +27,7 @@ def root_of(package: Any) -> Any:
     """
     layer = getattr(getattr(package, "layers", None), "Layer", None)
     root = "" if layer is None else layer.__module__.split(".")[0]
-    if root not in keras_guard.PACKAGES:
+    if root not in keras_held.PACKAGES:
         raise TypeError(f"`package` must be keras, tf_keras or tf.keras. Received: {package!r}.")
     return sys.modules[root]
 

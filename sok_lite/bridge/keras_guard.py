@@ -14,17 +14,28 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from types import CodeType
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from sok_lite.bridge.tf_private import CHECKPOINT, CHILDREN, TRACK
+from sok_lite.bridge.keras_held import (
+    PACKAGES,
+    is_kept,
+    kept_tables,
+    know_layers,
+    names_of,
+    optimizers_in,
+    package_of,
+    saves_itself,
+    tables_in,
+)
+from sok_lite.bridge.keras_tracked import have_all_tracked
+from sok_lite.bridge.tf_private import CHECKPOINT
 
 # ---- the public names of other packages that this module relies on; a test looks at each ---------
 
-PACKAGES = ("keras", "tf_keras")
 # Public: what a program calls to train and to save, on models and on layers.
 TRAINING = ("compile", "make_train_function", "train_step", "train_function")
 SAVING = ("save", "save_weights", "load_weights")
@@ -32,7 +43,6 @@ WEIGHTS = ("get_weights", "set_weights")
 STATE_TREES = ("get_state_tree", "set_state_tree")
 OWN_VARIABLES = ("save_own_variables", "load_own_variables")
 
-_CONTAINERS = (dict, list, tuple, set, frozenset)
 # An attribute of optimizers: whether their steps are of the mean of all ranks' losses.
 AVERAGES = "_sok_lite_averages"
 
@@ -41,12 +51,9 @@ _lock = threading.Lock()
 _in_own_step = threading.local()
 _step_codes: set[CodeType] = set()
 _clone_codes: set[CodeType] = set()
-_layers: tuple[type, ...] = ()
 _told: list[Callable[[str, Any], None]] = []
 # Functions that are Keras' own training step, as classes of models have it.
 own_steps: set[Any] = set()
-# Classes of optimizers that train the tables which ask for it.
-trainers: set[type] = set()
 
 
 def tell(function: Callable[[str, Any], None]) -> None:
@@ -60,11 +67,6 @@ def tell(function: Callable[[str, Any], None]) -> None:
     _told.append(function)
     for name in _guarded:
         function(name, sys.modules[name])
-
-
-def trains_tables(optimizer: Any) -> bool:
-    """Whether an optimizer trains the tables that ask for it."""
-    return not trainers.isdisjoint(type(optimizer).__mro__)
 
 
 def watch() -> bool:
@@ -85,7 +87,7 @@ def refuse_own_step(variable: Any) -> None:
         model = None if frame is None else frame.f_locals.get("self")
     if model is None or not variable.trainable:
         return
-    if _package_of(model) in variable.left_out_by and not _is_known_to(model, variable):
+    if package_of(model) in variable.left_out_by and not _is_known_to(model, variable):
         _refuse_training([variable])
 
 
@@ -114,76 +116,13 @@ def _caller_among(codes: Container[CodeType]) -> Any:
     return None
 
 
-# ---- who holds tables ----------------------------------------------------------------------------
-
-
-def _held(root: Any, by_each: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Yields the tables that an object holds, each with the innermost layer that holds it.
-
-    Looked into are attributes of layers and of tf.Modules, lists, tuples, sets and dicts, and what
-    says itself which tables it holds: `tables_held`.
-
-    Args:
-      root: the object.
-      by_each: whether a table that several layers hold comes with each of them, not with one.
-    """
-    seen: set[Any] = set()
-    stack = [(root, root)]
-    while stack:
-        layer, value = stack.pop()
-        found = (id(layer), id(value)) if by_each else id(value)
-        if found in seen:
-            continue
-        seen.add(found)
-        left_out_by = getattr(type(value), "left_out_by", None)
-        if left_out_by is not None:
-            if _package_of(layer) in {*left_out_by, None}:
-                yield layer, value
-        elif hasattr(type(value), "tables_held"):
-            stack += [(layer, table) for table in value.tables_held]
-        elif isinstance(value, dict):
-            stack += [(layer, item) for item in value.values()]
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            stack += [(layer, item) for item in value]
-        elif isinstance(value, (tf.Module, *_layers)):
-            inner = value if isinstance(value, _layers) else layer
-            stack += [(inner, item) for item in vars(value).values()]
-
-
-def _package_of(layer: Any) -> str | None:
-    """Returns which Keras a layer or model is of; None: of none."""
-    modules = (base.__module__.split(".")[0] for base in type(layer).__mro__)
-    return next((module for module in modules if module in PACKAGES), None)
-
-
-def _saves_itself(layer: Any) -> bool:
-    """Whether a layer says by its own code what is saved of it."""
-    method = getattr(type(layer), "save_own_variables", None)
-    module = getattr(method, "__module__", None) or ""
-    return method is not None and module.split(".")[0] not in PACKAGES
-
-
-def _names(tables: list[Any]) -> str:
-    return ", ".join(sorted({repr(table.name) for table in tables}))
-
-
-def kept_tables(root: Any) -> list[Any]:
-    """Returns the tables that an object holds and that their layers keep, each once."""
-    found = {id(table): table for _, table in _held(root) if _is_kept(table)}
-    return list(found.values())
-
-
-def _is_kept(table: Any) -> bool:
-    return getattr(type(table), "kept_by_layer", False)
-
-
 # ---- what the wrapped methods check --------------------------------------------------------------
 
 
 def _check_training(model: Any, force: bool = False) -> None:
     if getattr(model, "train_function", None) is not None and not force:
         return  # checked when it was made
-    held = [table for _, table in _held(model)]
+    held = [table for _, table in tables_in(model)]
     if getattr(model.train_step, "__func__", None) in own_steps:
         tables = [table for table in held if table.trainable]
         left_out = [table for table in tables if not _is_known_to(model, table)]
@@ -191,29 +130,8 @@ def _check_training(model: Any, force: bool = False) -> None:
             _refuse_training(left_out)
     if any(getattr(type(table), "averages_over_ranks", False) for table in held):
         # A step of a program's own may have another optimizer for what is dense.
-        for optimizer in _optimizers_of(model):
+        for optimizer in optimizers_in(model):
             vars(optimizer)[AVERAGES] = True
-
-
-def _optimizers_of(model: Any) -> list[Any]:
-    """Returns the optimizers that a model, or a layer or model in it, has or was compiled with."""
-    found: list[Any] = []
-    seen: set[int] = set()
-    stack = [model]
-    while stack:
-        value = stack.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if trains_tables(value):
-            found.append(value)
-        elif isinstance(value, dict):
-            stack.extend(value.values())
-        elif isinstance(value, _CONTAINERS):
-            stack.extend(value)  # not +=, which TensorFlow's tuples take over
-        elif isinstance(value, (tf.Module, *_layers)):
-            stack.extend(vars(value).values())
-    return found
 
 
 def _check_compiled(model: Any) -> None:
@@ -240,7 +158,7 @@ def _is_known_to(model: Any, table: Any) -> bool:
 
 def _is_frozen(model: Any, table: Any) -> bool:
     """Whether a model holds a table in layers that are frozen, and in no other."""
-    layers = [layer for layer, held in _held(model, by_each=True) if held is table]
+    layers = [layer for layer, held in tables_in(model, by_each=True) if held is table]
     return bool(layers) and not any(layer.trainable for layer in layers)
 
 
@@ -250,8 +168,8 @@ def _is_among(variables: list[Any], table: Any) -> bool:
 
 def _refuse_training(tables: list[Any]) -> NoReturn:
     raise NotImplementedError(
-        f"Keras' own training step would leave {_names(tables)} untrained: it updates the weights "
-        f"that Keras knows, and a {tables[0].kind} is none of them. "
+        f"Keras' own training step would leave {names_of(tables)} untrained: it updates the "
+        f"weights that Keras knows, and a {tables[0].kind} is none of them. "
         f"{tables[0].instead_of_own_step} A table that is not to be trained is made with "
         "trainable=False, or is in a layer that is frozen. For evaluate() and predict() alone, "
         "compile(optimizer=None) or set model.trainable = False before."
@@ -259,21 +177,21 @@ def _refuse_training(tables: list[Any]) -> NoReturn:
 
 
 def _check_saving(method: str, holder: Any) -> None:
-    tables = [table for layer, table in _held(holder) if not _saves_itself(layer)]
+    tables = [table for layer, table in tables_in(holder) if not saves_itself(layer)]
     if tables:
         _refuse_saving(method, tables)
 
 
 def _check_own_variables(method: str, layer: Any) -> None:
     """As `_check_saving`, of what the layer holds itself: Keras asks each layer in turn."""
-    tables = [table for owner, table in _held(layer) if owner is layer]
-    if tables and not _saves_itself(layer):
+    tables = [table for owner, table in tables_in(layer) if owner is layer]
+    if tables and not saves_itself(layer):
         _refuse_saving(method, tables)
 
 
 def check_weights(method: str, layer: Any) -> None:
     """Raises if Keras would not have a table of a layer among its weights."""
-    tables = [table for _, table in _held(layer) if not _is_kept(table)]
+    tables = [table for _, table in tables_in(layer) if not is_kept(table)]
     kept = kept_tables(layer)
     if kept:
         listed = layer.weights
@@ -288,84 +206,19 @@ def _check_state_tree(method: str, model: Any) -> None:
     tables = kept_tables(model)
     if tables:
         raise NotImplementedError(
-            f"{method}() has no place for the keys of {_names(tables)}. Use get_weights() and "
+            f"{method}() has no place for the keys of {names_of(tables)}. Use get_weights() and "
             "set_weights(), or save() and load_model(): those have tables and optimizer states."
         )
 
 
 def _refuse_saving(method: str, tables: list[Any]) -> NoReturn:
     raise NotImplementedError(
-        f"{method}() would leave the rows of {_names(tables)} out: Keras knows its own variables, "
-        f"and a {tables[0].kind} is none of them. Save and restore the model with "
+        f"{method}() would leave the rows of {names_of(tables)} out: Keras knows its own "
+        f"variables, and a {tables[0].kind} is none of them. Save and restore the model with "
         "tf.train.Checkpoint(model=model, tables=[...]), all tables in the list. Or: "
         f"{tables[0].instead_of_save} ModelCheckpoint, EarlyStopping(restore_best_weights=True) "
         "and BackupAndRestore come here too: leave them out, and call the checkpoint's write."
     )
-
-
-def _have_all_tracked(method: str, checkpoint: Any) -> None:
-    """Has what a checkpoint holds track the tables that Keras 3 hides in its lists and dicts.
-
-    A table then has the name of the attribute and its places in there, joined by "-".
-
-    Raises:
-      NotImplementedError: a table that a layer holds would still be missing.
-    """
-    while hidden := _hidden_in(checkpoint):
-        for owner, name, value in hidden:
-            getattr(owner, TRACK)(value, name, overwrite=True)
-    saved = _saved_by(checkpoint)
-    layers = [value for value in saved.values() if isinstance(value, _layers)]
-    missing = [table for _, table in _held(layers) if id(table) not in saved]
-    if missing:
-        raise NotImplementedError(
-            f"Checkpoint.{method.lstrip('_')}() would leave the rows of {_names(missing)} out: "
-            "TensorFlow does not find what holds them. Name them beside the model: "
-            "tf.train.Checkpoint(model=model, tables=[...])."
-        )
-
-
-def _hidden_in(checkpoint: Any) -> list[tuple[Any, str, Any]]:
-    """Returns tables, and layers with tables, that a checkpoint misses: owner, name and value."""
-    saved = _saved_by(checkpoint)
-    return [
-        (owner, name, value)
-        for owner in saved.values()
-        if isinstance(owner, _layers)
-        for attribute, held in vars(owner).items()
-        if isinstance(held, _CONTAINERS)
-        for name, value in _named(attribute, held)
-        if id(value) not in saved and any(True for _ in _held(value))
-    ]
-
-
-def _saved_by(checkpoint: Any) -> dict[int, Any]:
-    """Returns what a checkpoint saves, by id."""
-    saved: dict[int, Any] = {}
-    stack = [checkpoint]
-    while stack:
-        value = stack.pop()
-        if id(value) not in saved:
-            saved[id(value)] = value
-            stack += getattr(value, CHILDREN)().values()
-    return saved
-
-
-def _named(name: str, held: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the layers, modules and tables in lists and dicts, each with its place."""
-    if isinstance(held, dict):
-        for key, item in held.items():
-            yield from _named(f"{name}-{key}", item)
-    elif isinstance(held, (list, tuple)):
-        for place, item in enumerate(held):
-            yield from _named(f"{name}-{place}", item)
-    elif isinstance(held, (set, frozenset)):
-        ordered = sorted(held, key=lambda item: str(getattr(item, "name", "")))
-        yield from _named(name, ordered)
-    elif isinstance(held, (tf.Module, *_layers)) or any(
-        hasattr(type(held), mark) for mark in ("left_out_by", "tables_held")
-    ):
-        yield name, held
 
 
 def is_tensorflows_format(filepath: Any, save_format: Any = None) -> bool:
@@ -379,17 +232,16 @@ def is_tensorflows_format(filepath: Any, save_format: Any = None) -> bool:
 
 
 def _guard(name: str, package: Any) -> bool:
-    global _layers
     with _lock:
         model = getattr(package, "Model", None)
         if name in _guarded or model is None:  # None: while Keras is being imported
             return False
         if not _guarded:
             for method in CHECKPOINT:
-                _wrap(tf.train.Checkpoint, method, _of_object(_have_all_tracked, method))
+                _wrap(tf.train.Checkpoint, method, _of_object(have_all_tracked, method))
         _guarded.add(name)
         layer = package.layers.Layer
-        _layers = (*_layers, layer)
+        know_layers(layer)
         _mark_own_step(model)
         _clone_codes.add(inspect.unwrap(package.models.clone_model).__code__)
         _wrap(model, "compile", _check_compiled, is_after=True)

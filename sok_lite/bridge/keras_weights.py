@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard, stored
+from sok_lite.bridge import keras_guard, keras_held, stored
 from sok_lite.bridge.job import other_ranks
 
 _FORMATS = (".keras", ".weights.h5")
@@ -177,7 +177,7 @@ def _array(weight: Any) -> np.ndarray:
 
 def _checking(package: str, method: str, original: Any) -> Any:
     def checked(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        tables = keras_guard.kept_tables(self)
+        tables = keras_held.kept_tables(self)
         if not tables:
             return original(self, filepath, *args, **kwargs)
         if not str(filepath).endswith(_FORMATS) or kwargs.get("save_format") in ("h5", "tf"):
@@ -261,7 +261,7 @@ def _all_done(method: str, tables: Sequence[Any], may_skip: bool) -> Iterator[No
 
 def _refusing_export(original: Any) -> Any:
     def export(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tables = keras_guard.kept_tables(self)
+        tables = keras_held.kept_tables(self)
         if tables:
             raise NotImplementedError(
                 f"export() would write a model that calls this process for {_names(tables)}. Use "
@@ -279,7 +279,7 @@ def _refusing_backups(original: Any) -> Any:
     """Of tf_keras, whose backup is a checkpoint of TensorFlow: of one rank."""
 
     def on_train_begin(self: Any, logs: Any = None) -> Any:
-        tables = keras_guard.kept_tables(self.model)
+        tables = keras_held.kept_tables(self.model)
         if tables:
             _refuse_several_ranks("BackupAndRestore of tf_keras", tables)
         return original(self, logs)
@@ -344,7 +344,7 @@ def _making_folder(original: Any) -> Any:
 
 
 def _is_of_all_ranks(callback: Any) -> bool:
-    return other_ranks() is not None and bool(keras_guard.kept_tables(callback.model))
+    return other_ranks() is not None and bool(keras_held.kept_tables(callback.model))
 
 
 # ---- which tables --------------------------------------------------------------------------------

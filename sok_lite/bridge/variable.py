@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from sok_lite.backend import Backend, get_backend
-from sok_lite.bridge import checkpoint, keras_guard, tf_private
+from sok_lite.bridge import checkpoint, keras_guard, keras_held, tf_private
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import refuse_partitions
 from sok_lite.bridge.gpu import share_gpu
@@ -205,7 +205,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
 
     def is_trained_by(self, optimizer: Any) -> bool:
         """Whether a step of an optimizer, given the variable's gradient, would update its rows."""
-        return self.trained_by_stock and keras_guard.trains_tables(optimizer)
+        return self.trained_by_stock and keras_held.trains_tables(optimizer)
 
     # ---------------------------------------------------------------- facts
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard
+from sok_lite.bridge import keras_guard, keras_held
 from sok_lite.bridge.keras_classes import (
     layer_class,
     register_as_layer,
@@ -92,6 +92,6 @@ else:
     AllRanks = _of_program.AllRanks
     TableMetrics = _of_program.TableMetrics
 # A program that has imported tf_keras as well may load a model with it.
-for _name in keras_guard.PACKAGES:
+for _name in keras_held.PACKAGES:
     if hasattr(sys.modules.get(_name), "layers"):
         classes_for(sys.modules[_name])

@@ -3,7 +3,7 @@
 from types import new_class
 from typing import Any
 
-from sok_lite.bridge import keras_guard
+from sok_lite.bridge import keras_held
 from sok_lite.bridge.host_call import on_device
 from sok_lite.engine.table import EmbeddingTable
 
@@ -32,7 +32,7 @@ class TableMetricsPart:
             logs.update({f"{name}/{fact}": float(value) for fact, value in facts.items()})
 
     def _facts(self) -> dict[str, dict[str, int]]:
-        tables = keras_guard.kept_tables(self.model)  # type: ignore[attr-defined]
+        tables = keras_held.kept_tables(self.model)  # type: ignore[attr-defined]
         return {
             each.table.name: on_device(each.table.backend, _facts_of, each.table) for each in tables
         }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard
+from sok_lite.bridge import keras_guard, keras_held
 from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.job import num_ranks, other_ranks
 
@@ -37,7 +37,7 @@ def add_over_ranks(name: str, package: Any) -> None:
     @functools.wraps(original)
     def get_metrics_result(self: Any) -> Any:
         is_step = _is_of_this_rank.get() or not tf.executing_eagerly()
-        if is_step or other_ranks() is None or not keras_guard.kept_tables(self):
+        if is_step or other_ranks() is None or not keras_held.kept_tables(self):
             return original(self)
         return _of_all(self, functools.partial(original, self))
 

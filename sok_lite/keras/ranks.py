@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard
+from sok_lite.bridge import keras_guard, keras_held
 from sok_lite.bridge.collectives import allgather, allreduce, broadcast
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.variable import TableVariable
@@ -116,7 +116,7 @@ def check_before_training(name: str, package: Any) -> None:
     def make_train_function(self: Any, *args: Any, **kwargs: Any) -> Any:
         comm = other_ranks()
         is_told = getattr(self, _IS_TOLD, False)
-        if comm is not None and not is_told and keras_guard.kept_tables(self):
+        if comm is not None and not is_told and keras_held.kept_tables(self):
             _check_equal(self)
         return original(self, *args, **kwargs)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard
+from sok_lite.bridge import keras_guard, keras_held
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.loss_weight import counted
 from sok_lite.bridge.variable import TableVariable
@@ -35,7 +35,7 @@ def _wrap(owner: type, method: str) -> None:
 
     @functools.wraps(original)
     def step(self: Any, data: Any) -> Any:
-        if other_ranks() is None or not keras_guard.kept_tables(self):
+        if other_ranks() is None or not keras_held.kept_tables(self):
             return original(self, data)
         rows, before = rows_of(data), _states(self)
         counts = counted(rows) if method == _TRAINS else nullcontext()

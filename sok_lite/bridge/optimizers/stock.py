@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard
+from sok_lite.bridge import keras_guard, keras_held
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.optimizers.all_ranks import averaged
 from sok_lite.bridge.optimizers.here import DenseStep, StepsHere
@@ -246,7 +246,7 @@ def _put(cls: type, name: str, method: _Original, trains: bool = True) -> None:
     _wrapped.add((cls, name))
     setattr(cls, name, method)
     if trains:
-        keras_guard.trainers.add(cls)
+        keras_held.trainers.add(cls)
 
 
 # ---- what the wrapped methods do -----------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard
+from sok_lite.bridge import keras_held
 from sok_lite.bridge.keras_classes import layer_class, register_as_layer, root_of
 from sok_lite.dynamic_embedding.keras import parts
 from sok_lite.dynamic_embedding.optimizer import DynamicEmbeddingOptimizer
@@ -67,6 +67,6 @@ SquashedEmbedding = _of_program.SquashedEmbedding
 FieldWiseEmbedding = _of_program.FieldWiseEmbedding
 HvdAllToAllEmbedding = _of_program.HvdAllToAllEmbedding
 # A program that has imported tf_keras as well may load a model with it.
-for _name in keras_guard.PACKAGES:
+for _name in keras_held.PACKAGES:
     if hasattr(sys.modules.get(_name), "layers"):
         layers_for(sys.modules[_name])

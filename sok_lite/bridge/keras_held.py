@@ -1,0 +1,120 @@
+"""What a model of Keras holds: tables, and the optimizers that train them.
+
+Keras 3 and tf_keras may both be there, or neither: this module imports none.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+PACKAGES = ("keras", "tf_keras")
+CONTAINERS = (dict, list, tuple, set, frozenset)
+
+# The class of layers of each Keras that is known so far; models are such too.
+_layers: tuple[type, ...] = ()
+# Classes of optimizers that train the tables which ask for it.
+trainers: set[type] = set()
+
+
+def know_layers(cls: type) -> None:
+    """Has layers of a Keras looked into from now on."""
+    global _layers
+    _layers = (*_layers, cls)
+
+
+def is_layer(value: Any) -> bool:
+    """Whether an object is a layer, or model, of a Keras that is known."""
+    return isinstance(value, _layers)
+
+
+def trains_tables(optimizer: Any) -> bool:
+    """Whether an optimizer trains the tables that ask for it."""
+    return not trainers.isdisjoint(type(optimizer).__mro__)
+
+
+def may_hold(value: Any) -> bool:
+    """Whether an object is a table, or something other than a container that may hold some."""
+    marks = ("left_out_by", "tables_held")
+    return isinstance(value, (tf.Module, *_layers)) or any(hasattr(type(value), m) for m in marks)
+
+
+def tables_in(root: Any, by_each: bool = False) -> Iterator[tuple[Any, Any]]:
+    """Yields the innermost layer that holds a table, and the table, for all that an object holds.
+
+    Args:
+      root: the object.
+      by_each: whether a table that several layers hold comes with each of them, not with one.
+    """
+    for layer, table in _found_in(root, lambda value: hasattr(type(value), "left_out_by"), by_each):
+        if package_of(layer) in {*table.left_out_by, None}:
+            yield layer, table
+
+
+def kept_tables(root: Any) -> list[Any]:
+    """Returns the tables that an object holds and that their layers keep, each once."""
+    found = {id(table): table for _, table in tables_in(root) if is_kept(table)}
+    return list(found.values())
+
+
+def is_kept(table: Any) -> bool:
+    """Whether the layer that holds a table keeps it among its weights."""
+    return getattr(type(table), "kept_by_layer", False)
+
+
+def optimizers_in(model: Any) -> list[Any]:
+    """Returns the optimizers that a model, or a layer or model in it, has or was compiled with."""
+    return [optimizer for _, optimizer in _found_in(model, trains_tables)]
+
+
+def _found_in(
+    root: Any, is_sought: Callable[[Any], bool], by_each: bool = False
+) -> Iterator[tuple[Any, Any]]:
+    """Yields what is sought in an object, which may be such, each with the innermost layer.
+
+    Looked into are attributes of layers and of tf.Modules, lists, tuples, sets and dicts, and what
+    says itself which tables it holds: `tables_held`.
+    """
+    seen: set[Any] = set()
+    stack = [(root, root)]
+    while stack:
+        layer, value = stack.pop()
+        place = (id(layer), id(value)) if by_each else id(value)
+        if place in seen:
+            continue
+        seen.add(place)
+        if is_sought(value):
+            yield layer, value
+        else:
+            inner = value if is_layer(value) else layer
+            stack.extend((inner, item) for item in _items(value))
+
+
+def _items(value: Any) -> list[Any]:
+    if hasattr(type(value), "tables_held"):
+        return list(value.tables_held)
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, CONTAINERS):
+        return list(value)
+    if isinstance(value, (tf.Module, *_layers)):
+        return list(vars(value).values())
+    return []
+
+
+def package_of(layer: Any) -> str | None:
+    """Returns which Keras a layer or model is of; None: of none."""
+    modules = (base.__module__.split(".")[0] for base in type(layer).__mro__)
+    return next((module for module in modules if module in PACKAGES), None)
+
+
+def saves_itself(layer: Any) -> bool:
+    """Whether a layer says by its own code what is saved of it."""
+    method = getattr(type(layer), "save_own_variables", None)
+    module = getattr(method, "__module__", None) or ""
+    return method is not None and module.split(".")[0] not in PACKAGES
+
+
+def names_of(tables: list[Any]) -> str:
+    """Returns the names of tables, for errors."""
+    return ", ".join(sorted({repr(table.name) for table in tables}))
