@@ -9,6 +9,8 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.bridge import job
+from sok_lite.comm.single import SingleCommunicator
 from tests.keras.models import (
     DATA,
     N,
@@ -73,9 +75,9 @@ def test_what_a_wrapper_says_is_saved(keras, sk, tmp_path):
     assert not {"on_nonfinite", "sok_lite"} & loaded.get_compile_config().keys()
 
 
-def test_dump_and_load_take_tables(keras, sk, tmp_path):
+def test_dump_and_load_take_tables(keras, sk, tmp_path, monkeypatch):
     """Their rows and states, and what has changed since; the dense weights are Keras' own."""
-    sok.init(comm_tool="single")
+    monkeypatch.setattr(job, "_communicator", SingleCommunicator())  # as after sok.init()
 
     def with_fixed_head():
         model = compiled(keras, sk)
