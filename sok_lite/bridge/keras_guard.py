@@ -51,6 +51,7 @@ _lock = threading.Lock()
 _in_own_step = threading.local()
 _step_codes: set[CodeType] = set()
 _clone_codes: set[CodeType] = set()
+_load_codes: set[CodeType] = set()
 _told: list[Callable[[str, Any], None]] = []
 # Functions that are Keras' own training step, as classes of models have it.
 own_steps: set[Any] = set()
@@ -104,6 +105,11 @@ def refuse_clone() -> None:
 def is_cloning() -> bool:
     """Whether `clone_model` is among the callers."""
     return _caller_among(_clone_codes) is not None
+
+
+def is_loading() -> bool:
+    """Whether `load_model` is among the callers."""
+    return _caller_among(_load_codes) is not None
 
 
 def _caller_among(codes: Container[CodeType]) -> Any:
@@ -244,6 +250,7 @@ def _guard(name: str, package: Any) -> bool:
         know_layers(layer)
         _mark_own_step(model)
         _clone_codes.add(inspect.unwrap(package.models.clone_model).__code__)
+        _load_codes.add(inspect.unwrap(package.models.load_model).__code__)
         _wrap(model, "compile", _check_compiled, is_after=True)
         _wrap(model, "make_train_function", _check_training)
         for method in SAVING:

@@ -67,6 +67,20 @@ def optimizers_in(model: Any) -> list[Any]:
     return [optimizer for _, optimizer in _found_in(model, trains_tables)]
 
 
+def layers_in(model: Any) -> list[Any]:
+    """Returns the layers and models that a model holds."""
+    found: list[Any] = []
+
+    def is_noted(value: Any) -> bool:
+        if is_layer(value) and value is not model:
+            found.append(value)
+        return False  # and looked into
+
+    for _ in _found_in(model, is_noted):
+        pass
+    return found
+
+
 def _found_in(
     root: Any, is_sought: Callable[[Any], bool], by_each: bool = False
 ) -> Iterator[tuple[Any, Any]]:

@@ -100,6 +100,7 @@ def _wrap_keras(name: str, package: Any) -> None:
     if name == "tf_keras":
         _replace(callbacks.BackupAndRestore, "on_train_begin", _refusing_backups)
     else:
+        _replace(model, "build_from_config", functools.partial(_building, package))
         _replace(callbacks.BackupAndRestore, "on_train_begin", _making_backup_folder)
         _replace(callbacks.BackupAndRestore, "on_train_end", _deleting_backups_once)
         _replace(callbacks.ModelCheckpoint, "__init__", _making_folder)
@@ -112,6 +113,43 @@ def _replace(cls: Any, name: str, make: Callable[[Any], Any]) -> None:
     method: Any = functools.wraps(vars(owner)[name])(make(vars(owner)[name]))
     method.keeps_tables = True
     setattr(owner, name, method)
+
+
+# ---- load_model ----------------------------------------------------------------------------------
+
+
+def _building(package: Any, original: Any) -> Any:
+    """Keras 3 goes on where it cannot build a model that it loads, and leaves out what is unbuilt.
+
+    Of a model without tables that is for Keras to say.
+    """
+    defaults = {keras_guard.owner_of(cls, "build") for cls in (package.layers.Layer, package.Model)}
+
+    def build_from_config(self: Any, config: Any) -> None:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            original(self, config)
+        for each in told:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        if not any("cannot be built" in str(each.message) for each in told):
+            return
+        if not (keras_guard.is_loading() and keras_held.kept_tables(self)):
+            return
+        unbuilt = [
+            layer.name
+            for layer in keras_held.layers_in(self)
+            if not layer.built and keras_guard.owner_of(type(layer), "build") not in defaults
+        ]
+        if unbuilt:
+            raise NotImplementedError(
+                f"load_model() would leave what the file has of {', '.join(map(repr, unbuilt))} "
+                f"out: Keras builds {self.name!r} by its call() on dense floats in place of its "
+                "inputs, and that raised. Make the model by its class, call it on a batch, and "
+                "load_weights() of the same file. Or give the class a build_from_config() that "
+                "builds its layers."
+            )
+
+    return build_from_config
 
 
 # ---- get_weights, set_weights --------------------------------------------------------------------
@@ -201,8 +239,9 @@ def _refuse_several_ranks(what: str, tables: Sequence[Any]) -> None:
     if comm is not None:
         raise NotImplementedError(
             f"{what} has no place for the rows that {_names(tables)} have on {comm.size} ranks: "
-            "each would write over the others'. Use a path that ends in .keras or .weights.h5, "
-            "which all ranks give and any number of them loads; ModelCheckpoint writes such."
+            "each would write over the others'. Have all ranks give ModelCheckpoint, save() or "
+            "save_weights() one path that ends in .keras or .weights.h5, and go on from that file "
+            "with load_model() or load_weights(), on any number of ranks."
         )
 
 

@@ -120,9 +120,10 @@ class RefusesDense(RefusesCopies):
     def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> NoReturn:
         if is_called_from(CUSTOM_GRADIENT):
             raise NotImplementedError(
-                f"{self.name!r} is looked up in a function that tf.custom_gradient or "
-                "tf.recompute_grad wraps: they read every variable of it as a dense tensor, and a "
-                "table has none. Look the rows up before, and give them to the function."
+                f"{self.name!r} is looked up in a function that tf.custom_gradient, "
+                "tf.recompute_grad or keras.RematScope wraps: they read every variable of it as a "
+                "dense tensor, and a table has none. Look the rows up before, outside of it, and "
+                "give them to the function or layer."
             )
         self._refuse_dense("convert_to_tensor")
 

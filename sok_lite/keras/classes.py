@@ -16,9 +16,11 @@ from sok_lite.bridge.keras_classes import (
 )
 from sok_lite.bridge.keras_weights import keep_tables
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
+from sok_lite.keras.features import Feature
 from sok_lite.keras.layers import EmbeddingPart, EmbeddingsPart
 from sok_lite.keras.metrics import TableMetricsPart, metrics_class
 from sok_lite.keras.metrics_of_all import add_over_ranks
+from sok_lite.keras.parts import equal_steps, shard
 from sok_lite.keras.ranks import AllRanksPart, all_ranks_class, check_before_training
 from sok_lite.keras.steps import count_by_rows
 from sok_lite.keras.table import TablePart
@@ -33,6 +35,8 @@ _REGISTERED = "sok_lite.keras"
 
 def classes_for(package: Any) -> SimpleNamespace:
     """Returns the layers and callbacks of a Keras, which also knows the layers by name then.
+
+    What is of no Keras, `Feature`, `shard` and `equal_steps`, is there beside them.
 
     Args:
       package: `keras`, `tf_keras` or `tf.keras`.
@@ -58,6 +62,9 @@ def _classes_of(package: Any) -> SimpleNamespace:
         Embedding=made("Embedding", EmbeddingPart, layer, table_class=table),
         AllRanks=all_ranks_class(package),
         TableMetrics=metrics_class(package),
+        Feature=Feature,
+        shard=shard,
+        equal_steps=equal_steps,
     )
 
 

@@ -10,7 +10,7 @@ from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import checked_arguments
 from sok_lite.bridge.lookup_host import Treatment
 from sok_lite.bridge.loss_weight import weighed_on_the_way_back
-from sok_lite.bridge.tf_private import could_possibly_record
+from sok_lite.bridge.tf_private import SCRATCH_GRAPHS, could_possibly_record
 from sok_lite.comm import Communicator
 from sok_lite.comm.launch import launched_ranks
 from sok_lite.comm.single import SingleCommunicator
@@ -130,7 +130,16 @@ def mask_of(feature: Feature, ids: Any, package: Any) -> Any:
         is_dense = not (ids.sparse or getattr(ids, "ragged", False))
         return package.ops.not_equal(ids, feature.mask_value) if is_dense else None
     is_dense = not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
-    return _is_id(feature, tf.convert_to_tensor(ids)) if is_dense else None
+    return _is_id(feature, _of_id_dtype(feature, tf.convert_to_tensor(ids))) if is_dense else None
+
+
+def _of_id_dtype(feature: Feature, ids: tf.Tensor) -> tf.Tensor:
+    """Returns ids, or what stands for them where Keras builds a model that it loads."""
+    graph = getattr(tf.compat.v1.get_default_graph(), "name", "") if ids.dtype.is_floating else ""
+    if not graph.startswith(tuple(SCRATCH_GRAPHS.values())):
+        return ids
+    name = feature.table.key_dtype_name
+    return tf.as_string(ids) if name == "string" else tf.cast(ids, name)
 
 
 def _taken(feature: Feature, ids: Any, weights: Any) -> _Taken:
@@ -143,7 +152,7 @@ def _taken(feature: Feature, ids: Any, weights: Any) -> _Taken:
         return _of_sparse(feature, ids, weights)
     if isinstance(ids, tf.RaggedTensor):
         return _of_ragged(feature, ids, weights)
-    return _of_dense(feature, tf.convert_to_tensor(ids), weights)
+    return _of_dense(feature, _of_id_dtype(feature, tf.convert_to_tensor(ids)), weights)
 
 
 def _of_sparse(feature: Feature, ids: tf.SparseTensor, weights: Any) -> _Taken:
@@ -237,6 +246,13 @@ def _keys(feature: Feature, flat: tf.Tensor) -> tf.Tensor:
             raise TypeError(
                 f"The ids of table {table.name!r} must be {table.key_dtype_name}. Received: texts. "
                 "Make the table with key_type=str."
+            )
+        if flat.dtype.is_floating:
+            raise TypeError(
+                f"The ids of table {table.name!r} must be {table.key_dtype_name}. Received: "
+                f"{flat.dtype.name}. Where they were integers, a model that was made without "
+                "keras.Input has made floats of them: begin a Sequential with keras.Input(shape, "
+                f"dtype={table.key_dtype_name!r})."
             )
         return flat
     if flat.dtype != tf.string:

@@ -6,7 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import tf_private
 from sok_lite.keras.features import COMBINERS, Feature, mask_of, rows_of
 
 
@@ -76,9 +75,7 @@ class EmbeddingsPart:
     def _rows(self, inputs: Any, weights: Any, training: Any) -> Any:
         given = [] if weights is None else self._flat("weights", weights, may_miss=True)
         weights = given or [None] * len(self._of.features)
-        flat = self._flat("inputs", inputs)
-        ids = [_of_id_dtype(*each) for each in zip(self._of.features, flat, strict=True)]
-        rows = rows_of(self._of.features, ids, weights, training)
+        rows = rows_of(self._of.features, self._flat("inputs", inputs), weights, training)
         dtype = self.compute_dtype  # type: ignore[attr-defined]
         return self._packed([tf.cast(each, dtype) for each in rows])
 
@@ -222,16 +219,6 @@ class _FloatInputError(NotImplementedError, TypeError):
 def _shape_of_rows(feature: Feature, shape: Any) -> tuple[int | None, ...]:
     is_pooled = feature.combiner is not None and len(shape) > 1
     return (*(tuple(shape)[:-1] if is_pooled else shape), feature.table.dim)
-
-
-def _of_id_dtype(feature: Feature, ids: Any) -> Any:
-    """Returns ids, or what stands for them where Keras builds a model that it loads."""
-    is_float = isinstance(ids, tf.Tensor) and ids.dtype.is_floating
-    graph = getattr(tf.compat.v1.get_default_graph(), "name", "") if is_float else ""
-    if not graph.startswith(tuple(tf_private.SCRATCH_GRAPHS.values())):
-        return ids
-    name = feature.table.key_dtype_name
-    return tf.as_string(ids) if name == "string" else tf.cast(ids, name)
 
 
 def _named(features: Any, table_class: Any) -> tuple[list[str] | None, list[Feature]]:

@@ -3,16 +3,22 @@
 from types import new_class
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from sok_lite.bridge import keras_held
+from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.job import other_ranks
 from sok_lite.engine.table import EmbeddingTable
 
 
 class TableMetricsPart:
-    """A callback that puts sizes of tables among the metrics of each epoch, on this rank.
+    """A callback that puts sizes of tables among the metrics of each epoch.
 
     Of each table "<name>/keys", "<name>/new_keys" in the epoch, "<name>/evicted" in all, and
-    "<name>/bytes" of its rows, states and index. Put it before the callbacks that log metrics.
+    "<name>/bytes" of its rows, states and index: of all ranks together, and every rank must have
+    it. Put it before the callbacks that log metrics.
     """
 
     def __init__(self) -> None:
@@ -27,9 +33,16 @@ class TableMetricsPart:
         """Adds the metrics."""
         if logs is None:
             return
+        found: dict[str, float] = {}
         for name, facts in self._facts().items():
             facts["new_keys"] = _made(facts) - self._made.get(name, 0)
-            logs.update({f"{name}/{fact}": float(value) for fact, value in facts.items()})
+            found |= {f"{name}/{fact}": float(value) for fact, value in facts.items()}
+        if found and other_ranks() is not None:
+            names = sorted(found)
+            numbers = np.array([found[name] for name in names])
+            of_all = allreduce(tf.constant(numbers), "sum").numpy().tolist()
+            found = dict(zip(names, of_all, strict=True))
+        logs.update(found)
 
     def _facts(self) -> dict[str, dict[str, int]]:
         tables = keras_held.kept_tables(self.model)  # type: ignore[attr-defined]

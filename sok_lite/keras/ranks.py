@@ -2,6 +2,7 @@
 
 import functools
 import io
+import sys
 import zlib
 from types import new_class
 from typing import Any
@@ -29,8 +30,8 @@ class AllRanksPart:
     rank it does nothing.
 
     Raises:
-      ValueError: in `fit`, on all ranks: they have not as many steps, or a step of a program's own
-        has trained dense weights on each rank by itself.
+      ValueError: in `fit`, on all ranks: they have other models or not as many steps, or a step of
+        a program's own has trained dense weights on each rank by itself.
     """
 
     def __init__(self) -> None:
@@ -62,9 +63,10 @@ class AllRanksPart:
             return
         model = self.model  # type: ignore[attr-defined]
         ours = getattr(getattr(model, "optimizer", None), "variables", [])
-        for variable in [*model.weights, *(ours() if callable(ours) else ours)]:
-            if not isinstance(variable, TableVariable):
-                variable.assign(broadcast(tf.convert_to_tensor(variable), 0))
+        dense = _dense(_weights(model)) + _dense(ours() if callable(ours) else ours)
+        _check_alike(model, dense)
+        for variable in dense:
+            variable.assign(broadcast(tf.convert_to_tensor(variable), 0))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Raises if the ranks have not as many steps."""
@@ -124,7 +126,7 @@ def check_before_training(name: str, package: Any) -> None:
 
 
 def _check_equal(model: Any) -> None:
-    if model.built and _are_equal(model.weights):
+    if model.built and _are_equal(_weights(model)):
         return
     raise ValueError(
         f"The dense weights of {model.name!r} must be equal on all ranks before training. "
@@ -143,10 +145,34 @@ def _check_trained(model: Any) -> None:
         )
 
 
+def _check_alike(model: Any, dense: list[Any]) -> None:
+    """Raises, on all ranks, if these are other models."""
+    kinds = [(tuple(each.shape), tf.as_dtype(each.dtype).name) for each in dense]
+    facts = allgather(np.array([[len(kinds), zlib.crc32(repr(kinds).encode())]], np.int64)).numpy()
+    if (facts != facts[0]).any():
+        here = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds)
+        raise ValueError(
+            "All ranks must have the same model and optimizer. Received: dense weights and "
+            f"optimizer variables of other shapes on another rank of {model.name!r}, "
+            f"{facts[:, 0].tolist()} of them by rank. Here: {here}."
+        )
+
+
+def _weights(model: Any) -> list[Any]:
+    """Returns the weights of a model, without what tf_keras counts as such of its metrics."""
+    metric = sys.modules[keras_held.package_of(model) or "keras"].metrics.Metric
+    metrics = [layer for layer in keras_held.layers_in(model) if isinstance(layer, metric)]
+    of_metrics = {id(variable) for each in metrics for variable in each.variables}
+    return [weight for weight in model.weights if id(weight) not in of_metrics]
+
+
+def _dense(weights: Any) -> list[Any]:
+    return [each for each in weights if not isinstance(each, TableVariable)]
+
+
 def _are_equal(weights: Any) -> bool:
     """Whether dense weights are the same on all ranks, to the bit. Every rank must call it."""
-    dense = [each for each in weights if not isinstance(each, TableVariable)]
-    sums = [zlib.crc32(np.ascontiguousarray(each.numpy()).tobytes()) for each in dense]
+    sums = [zlib.crc32(np.ascontiguousarray(each.numpy()).tobytes()) for each in _dense(weights)]
     all_sums = allgather(np.array([hash(tuple(sums))], np.int64)).numpy()
     return bool((all_sums == all_sums[0]).all())
 

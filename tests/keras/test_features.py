@@ -266,3 +266,32 @@ def test_in_and_export_are_those_of_the_keys(sk):
     keys, rows = sok_lite.export(numbers, cutoff=0.5)
     np.testing.assert_array_equal(keys, [3])
     np.testing.assert_array_equal(rows, [[1.0, 2.0]])
+
+
+def test_the_classes_of_a_keras_come_with_what_is_of_none(sk):
+    for name in ("Feature", "shard", "equal_steps"):
+        assert getattr(sk, name) is getattr(sok_lite.keras, name)
+
+
+def test_a_layer_that_gets_floats_says_where_they_come_from(keras, sk):
+    table = sk.Table("t", 4)
+
+    class Looks(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.table = table
+
+        def call(self, ids):
+            return tf.reduce_mean(self.table(ids), 1)
+
+    model = keras.Sequential([Looks(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    ids, y = np.arange(12).reshape(4, 3), np.ones((4, 1), np.float32)
+    if keras.__name__ == "keras":
+        with pytest.raises(TypeError, match=r"must be int64. Received: float32.*dtype='int64'\)"):
+            model.fit(ids, y, verbose=0)
+    else:
+        model.fit(ids, y, verbose=0)
+        assert len(table) == 12
+    with pytest.raises(TypeError, match="'t' must be int64. Received: float32"):
+        table(ids.astype(np.float32))

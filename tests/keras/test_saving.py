@@ -75,6 +75,70 @@ def test_what_a_wrapper_says_is_saved(keras, sk, tmp_path):
     assert not {"on_nonfinite", "sok_lite"} & loaded.get_compile_config().keys()
 
 
+SUBCLASSED = {
+    "one": (lambda data: data["user"], lambda tables, x: tables[0](x)),
+    "texts and ragged": (
+        lambda data: data,
+        lambda tables, x: tf.concat(
+            [tables[0](x["user"]), tables[1](x["city"]), tf.reduce_sum(tables[0](x["hist"]), 1)], 1
+        ),
+    ),
+    "two": (
+        lambda data: (data["user"], data["item"]),
+        lambda tables, x: tables[0](x[0]) + tables[0](x[1]),
+    ),
+    "cannot be built": (
+        lambda data: data,
+        lambda tables, x: (
+            tables[0](x["user"]) + tf.cast(x["hist"].row_lengths(), tf.float32)[:, None]
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SUBCLASSED)
+def test_a_subclassed_model_that_looks_up_in_tables_itself_is_loaded_whole(
+    keras, sk, tmp_path, kind
+):
+    """Keras builds it by its call on dense floats, and says nothing of layers that it does not."""
+    taken, joined = SUBCLASSED[kind]
+
+    @keras.saving.register_keras_serializable(f"tests of {keras.__name__}", f"Itself {kind}")
+    class Itself(keras.Model):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.tables = [sk.Table("user", 3), sk.Table("city", 2, key_type=str)]
+            self.hidden, self.norm = keras.layers.Dense(4), keras.layers.BatchNormalization()
+            self.head, self.never = keras.layers.Dense(1), keras.layers.Dense(7)
+
+        def call(self, x, training=None):
+            return self.head(self.norm(self.hidden(joined(self.tables, x)), training=training))
+
+    data = batches().map(lambda x, y: (taken(x), y))
+    model = Itself()
+    model.compile("adam", "mse")
+    model.fit(data, verbose=0)
+    model.save(tmp_path / "m.keras")
+    if kind == "cannot be built":
+        expected = NotImplementedError if keras.__name__ == "keras" else AttributeError
+        with pytest.raises(expected, match="'hidden|'dense|row_lengths"):
+            keras.models.load_model(tmp_path / "m.keras")
+        if keras.__name__ == "tf_keras":
+            return
+        loaded = Itself()
+        loaded.compile("adam", "mse")
+        loaded(next(iter(data))[0])
+        loaded.load_weights(tmp_path / "m.keras")  # which has no states of what is dense
+    else:
+        loaded = keras.models.load_model(tmp_path / "m.keras")
+    for _ in range(1 if kind == "cannot be built" else 2):
+        np.testing.assert_array_equal(
+            loaded.predict(data, verbose=0), model.predict(data, verbose=0)
+        )
+        for each in (loaded, model):
+            each.fit(data, verbose=0)
+
+
 def test_dump_and_load_take_tables(keras, sk, tmp_path, monkeypatch):
     """Their rows and states, and what has changed since; the dense weights are Keras' own."""
     monkeypatch.setattr(job, "_communicator", SingleCommunicator())  # as after sok.init()

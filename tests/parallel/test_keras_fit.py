@@ -349,7 +349,52 @@ def test_metrics_are_those_of_one_rank_on_all_data(comm, once, keras, sk):
     for y, given in steps:
         auc.update_state(y, given)
     np.testing.assert_allclose(trained, [float(auc.result())], rtol=1e-5)
-    assert logs["ranks/keys"] == [len(range(comm.rank, NUM_KEYS, comm.size))]
+    sizes = {name: logs[f"ranks/{name}"] for name in ("keys", "new_keys", "evicted")}
+    assert sizes == {"keys": [NUM_KEYS], "new_keys": [0], "evicted": [0]}  # of all ranks
+
+
+def test_a_metric_of_a_model_that_the_first_batch_builds_keeps_its_own_rank(comm, once, keras, sk):
+    """tf_keras counts its variables among the weights of the model."""
+    _, table = with_table(comm, keras, sk)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = table, keras.layers.Dense(1)
+            self.mean_label = keras.metrics.Mean(name="mean_label")
+
+        def call(self, ids):
+            return self.head(tf.reduce_mean(self.table(ids), 1))
+
+        def train_step(self, data):
+            self.mean_label.update_state(data[1])
+            return super().train_step(data)
+
+    model = Model()
+    model.compile("sgd", "mse")
+    model.fit(sok_lite.keras.shard(batches()), verbose=0, callbacks=[sk.AllRanks()])
+    total, count = (float(each.numpy()) for each in model.mean_label.variables)
+    mine = [y for _, y in sok_lite.keras.shard(batches())]
+    expected = [np.sum(np.concatenate(mine)), sum(map(len, mine))]
+    np.testing.assert_allclose([total, count], expected, rtol=1e-5)
+
+
+def test_other_models_on_ranks_are_told(comm, keras, sk):
+    if comm.size == 1:
+        pytest.skip("one rank")
+    model, table = with_table(comm, keras, sk)
+    for other in (
+        [keras.layers.Dense(5 + comm.rank)],
+        [keras.layers.Dense(5) for _ in range(1 + comm.rank)],
+    ):
+        ids = keras.Input([FIELDS], dtype="int64")
+        hidden = sk.Embedding(table, "mean")(ids)
+        for layer in other:
+            hidden = layer(hidden)
+        model = keras.Model(ids, keras.layers.Dense(1)(hidden))
+        model.compile("sgd", "mse")
+        with pytest.raises(ValueError, match="the same model and optimizer.*by rank. Here: float"):
+            model.fit(batches(), verbose=0, callbacks=[sk.AllRanks()])
 
 
 def test_a_metric_that_is_no_sum_is_a_mean_over_ranks(comm, keras, sk):
@@ -434,7 +479,7 @@ def test_a_backup_of_all_ranks_goes_on_as_if_nothing_had_been(comm, once, keras,
         backup = keras.callbacks.BackupAndRestore(f"{folder}/{keras.__name__}/backup{number}")
         model, _ = with_table(comm, keras, sk)
         if keras.__name__ == "tf_keras" and comm.size > 1:
-            with pytest.raises(NotImplementedError, match="ModelCheckpoint writes such"):
+            with pytest.raises(NotImplementedError, match="Have all ranks give ModelCheckpoint"):
                 model.fit(part, epochs=4, verbose=0, callbacks=[all_ranks, backup])
             return
         with pytest.raises(KeyboardInterrupt):
