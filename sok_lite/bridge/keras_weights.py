@@ -126,14 +126,15 @@ def _building(package: Any, original: Any) -> Any:
     defaults = {keras_guard.owner_of(cls, "build") for cls in (package.layers.Layer, package.Model)}
 
     def build_from_config(self: Any, config: Any) -> None:
+        if not (keras_guard.is_loading() and keras_held.kept_tables(self)):
+            original(self, config)
+            return
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             original(self, config)
         for each in told:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         if not any("cannot be built" in str(each.message) for each in told):
-            return
-        if not (keras_guard.is_loading() and keras_held.kept_tables(self)):
             return
         unbuilt = [
             layer.name

@@ -311,7 +311,7 @@ def test_a_sequential_without_an_input(keras, sk, combiner, tmp_path):
     np.testing.assert_array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
     assert fit(loaded) == fit(model)
     if keras.__name__ == "keras":  # tf_keras casts to what the model was first called on
-        with pytest.raises(Exception, match="must be integers.*Received: float"):
+        with pytest.raises(Exception, match="must be int64. Received: float32"):
             model.predict(X.astype(np.float32), verbose=0)
 
 
