@@ -79,18 +79,18 @@ stage mypy 300 mypy
 mapfile -t sources < <(find kernels scripts tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort)
 stage clang-format 60 clang-format --dry-run -Werror "${sources[@]}"
 # Most tests use one core, so two lanes of stages share two cores: beside the others run the tests of
-# the engine, on each backend, and then those of the oldest TensorFlow. Their limits hold on a slow
-# machine; a test that hangs says so long before (pyproject.toml).
-engine='tests, engine'
+# the engine, on each backend, then those of the oldest TensorFlow and the sanitizers. Their limits
+# hold on a slow machine; a test that hangs says so long before (pyproject.toml).
+engine='tests, engine' sanitizers='tests, sanitizers'
 # pyproject.toml names the oldest release that is supported.
 oldest="$(sed -n 's/.*"tensorflow-cpu>=\([0-9.]*\),.*/\1/p' pyproject.toml)"
-beside=("$engine")
+beside=("$engine" "$sanitizers")
 if [ "${SOK_LITE_OLDEST:-1}" != 0 ]; then
-  beside+=("set-up of TensorFlow $oldest" "tests, TensorFlow $oldest")
+  beside=("$engine" "set-up of TensorFlow $oldest" "tests, TensorFlow $oldest" "$sanitizers")
 fi
 run_beside() {
   run "$engine" $((4200 * more)) "${pytest[@]}" tests/engine tests/support >"$logs/$engine"
-  if [ "${#beside[@]}" -gt 1 ]; then
+  if [ "${#beside[@]}" -gt 2 ]; then
     run "${beside[1]}" 1200 \
       env SOK_LITE_VENV="$PWD/.venv-oldest" bash scripts/setup.sh --tensorflow "$oldest" \
       >"$logs/${beside[1]}"
@@ -98,6 +98,7 @@ run_beside() {
       env PATH="$PWD/.venv-oldest/bin:$PATH" "${pytest[@]}" -p no:cacheprovider \
       tests/tensorflow tests/dynamic_embedding tests/kv_variable tests/keras >"$logs/${beside[2]}"
   fi
+  run "$sanitizers" $((900 * more)) "${pytest[@]}" tests/test_sanitizers.py >"$logs/$sanitizers"
 }
 run_beside &
 stage 'tests' $((3600 * more)) "${pytest[@]}" tests --ignore=tests/engine --ignore=tests/support \
@@ -108,8 +109,7 @@ if command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/nul
 else
   printf '\n=== tests, 2 ranks, mpirun: left out, no mpirun or no mpi4py\n'
 fi
-stage 'tests, sanitizers' $((900 * more)) "${pytest[@]}" tests/test_sanitizers.py
-if [ "${#beside[@]}" -eq 1 ]; then
+if [ "${#beside[@]}" -eq 2 ]; then
   printf '\n=== tests, TensorFlow %s: left out by SOK_LITE_OLDEST\n' "$oldest"
 fi
 wait
