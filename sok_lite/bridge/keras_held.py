@@ -3,7 +3,7 @@
 Keras 3 and tf_keras may both be there, or neither: this module imports none.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -129,6 +129,6 @@ def saves_itself(layer: Any) -> bool:
     return method is not None and module.split(".")[0] not in PACKAGES
 
 
-def names_of(tables: list[Any]) -> str:
+def names_of(tables: Sequence[Any]) -> str:
     """Returns the names of tables, for errors."""
     return ", ".join(sorted({repr(table.name) for table in tables}))

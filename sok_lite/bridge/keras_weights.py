@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from sok_lite.bridge import keras_guard, keras_held, stored
 from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.keras_held import is_kept, names_of
 
 _FORMATS = (".keras", ".weights.h5")
 # The variables of tables that were saved or loaded since the call of a model's method began.
@@ -161,7 +162,7 @@ def _getting(original: Any) -> Any:
         if not _listed(self):
             return original(self)
         keras_guard.check_weights("get_weights", self)
-        return [TableWeights.of(each) if _is_kept(each) else _array(each) for each in self.weights]
+        return [TableWeights.of(each) if is_kept(each) else _array(each) for each in self.weights]
 
     return get_weights
 
@@ -180,7 +181,7 @@ def _setting(original: Any) -> Any:
             )
         tables, dense = [], []
         for variable, value in zip(variables, given, strict=True):
-            if not _is_kept(variable):
+            if not is_kept(variable):
                 if tuple(variable.shape) != np.shape(value):
                     raise ValueError(
                         f"Weight {variable.name!r} of {self.name!r} has shape "
@@ -224,7 +225,7 @@ def _checking(package: str, method: str, original: Any) -> Any:
                 _refuse_several_ranks(f"{method}() in TensorFlow's format", tables)
                 return original(self, filepath, *args, **kwargs)
             raise NotImplementedError(
-                f"{method}() to this format would leave the keys of {_names(tables)} out. "
+                f"{method}() to this format would leave the keys of {names_of(tables)} out. "
                 f"Received: filepath={str(filepath)!r}. {tables[0].instead_of_save}"
             )
         keras_guard.check_weights(method, self)
@@ -239,7 +240,7 @@ def _refuse_several_ranks(what: str, tables: Sequence[Any]) -> None:
     comm = other_ranks()
     if comm is not None:
         raise NotImplementedError(
-            f"{what} has no place for the rows that {_names(tables)} have on {comm.size} ranks: "
+            f"{what} has no place for the rows that {names_of(tables)} have on {comm.size} ranks: "
             "each would write over the others'. Have all ranks give ModelCheckpoint, save() or "
             "save_weights() one path that ends in .keras or .weights.h5, and go on from that file "
             "with load_model() or load_weights(), on any number of ranks."
@@ -287,13 +288,13 @@ def _all_done(method: str, tables: Sequence[Any], may_skip: bool) -> Iterator[No
     missing = [table for table in tables if not any(table is each for each in done)]
     if missing and may_skip:
         warnings.warn(
-            f"{method}() with skip_mismatch=True has left {_names(missing)} as it was: the file "
+            f"{method}() with skip_mismatch=True has left {names_of(missing)} as it was: the file "
             "has nothing that fits. Keras says what did not.",
             stacklevel=5,
         )
     elif missing:
         raise RuntimeError(
-            f"{method}() of this version of Keras has left {_names(missing)} out: Keras finds no "
+            f"{method}() of this version of Keras has left {names_of(missing)} out: Keras finds no "
             "layer in what holds them. Keep the layer of each in an attribute of its own; the file "
             "is of no use."
         )
@@ -304,7 +305,7 @@ def _refusing_export(original: Any) -> Any:
         tables = keras_held.kept_tables(self)
         if tables:
             raise NotImplementedError(
-                f"export() would write a model that calls this process for {_names(tables)}. Use "
+                f"export() would write a model that calls this process for {names_of(tables)}. Use "
                 "sok_lite.export_serving(model, path), which needs no sok_lite where it is served."
             )
         return original(self, *args, **kwargs)
@@ -390,16 +391,8 @@ def _is_of_all_ranks(callback: Any) -> bool:
 # ---- which tables --------------------------------------------------------------------------------
 
 
-def _is_kept(weight: Any) -> bool:
-    return getattr(type(weight), "kept_by_layer", False)
-
-
 def _listed(layer: Any) -> list[Any]:
     try:
-        return [weight for weight in layer.weights if _is_kept(weight)]
+        return [weight for weight in layer.weights if is_kept(weight)]
     except ValueError:  # tf_keras: there are no weights before the first batch
         return []
-
-
-def _names(tables: Sequence[Any]) -> str:
-    return ", ".join(sorted({repr(table.name) for table in tables}))
