@@ -31,7 +31,7 @@ from bench_turns import print_machine
 
 from sok_lite.backend import get_backend
 from sok_lite.comm import Communicator
-from tests.call_counts import counts_of
+from tests.support.call_counts import counts_of
 
 CASES = ("lookup-8192", "train-8192", "demo-8192")
 TRIPS = ("send_keys", "return_rows", "send_grads")

@@ -25,7 +25,7 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import Adam
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.engine.update import Update, apply_updates
-from tests.call_counts import counts_of_ranks
+from tests.support.call_counts import counts_of_ranks
 from tests.support.simt import device
 from tests.support.simt.backend import simt_backend, unavailable
 

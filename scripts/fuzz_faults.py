@@ -3,7 +3,8 @@
 A round makes a table of some kind and runs some operations on it. Into most of them a fault is
 injected: an exception at a line or an instruction, a second one while the first unwinds, a signal,
 or memory that runs out once or for good. After each the table must be as before the operation or as
-after it, and sound inside (tests/table_audit.py). Every round has a seed of its own and says it:
+after it, and sound inside (tests/support/table_audit.py). Every round has a seed of its own and
+says it:
 
   python scripts/fuzz_faults.py                        until the first failure, or Ctrl-C
   python scripts/fuzz_faults.py --minutes 120          at most so long
@@ -37,12 +38,12 @@ from fuzz_steps import DIM, STATE, KeyRows, Rows, Step, new_step
 from sok_lite.backend import Backend
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv import RefusedError
-from tests.fault_bench import KINDS
-from tests.shortage import Shortage
-from tests.signal_rounds import Alarm
-from tests.table_audit import audit
-from tests.table_state import State, stale_rows
-from tests.tripwire import Interrupt, Tripwire
+from tests.support.fault_bench import KINDS
+from tests.support.shortage import Shortage
+from tests.support.signal_rounds import Alarm
+from tests.support.table_audit import audit
+from tests.support.table_state import State, stale_rows
+from tests.support.tripwire import Interrupt, Tripwire
 
 _HANGS_AFTER = 120.0
 

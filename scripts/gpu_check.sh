@@ -155,7 +155,7 @@ run_sanitizer() { # tool
   if [ ${#files[@]} -eq 0 ]; then files=("${kernel_files[@]}"); fi
   wrapper=("$found" --tool "$1" --error-exitcode 9)
   # The large sizes would take hours under it, and find nothing that the awkward small ones do not.
-  more=(-p tests.no_memory_pool -k "$backend and not 100_003 and not 100003 and not million")
+  more=(-p tests.support.no_memory_pool -k "$backend and not 100_003 and not 100003 and not million")
   in_files "${SOK_LITE_TEST_S:-400}" "${files[@]}"
 }
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.machines import launch, machines, unavailable
-from tests.rank_jobs import environment_of
+from tests.support.machines import launch, machines, unavailable
+from tests.support.rank_jobs import environment_of
 
 
 def main() -> int:

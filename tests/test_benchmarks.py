@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sok_lite.backend.tunables import TUNABLES
-from tests.engine.helpers import need_nvrtc
+from tests.support.helpers import need_nvrtc
 from tests.support.simt import backend as simt
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,7 +9,7 @@ import pytest
 from sok_lite.comm import launched_ranks
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.source import checkpoint_sources
-from tests.rank_jobs import run_job
+from tests.support.rank_jobs import run_job
 
 pytestmark = [
     pytest.mark.skipif(launched_ranks() > 1, reason="a rank does not launch ranks"),

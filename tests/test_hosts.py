@@ -3,8 +3,8 @@
 import pytest
 
 from sok_lite.comm import launched_ranks
-from tests.machines import launch, machines, unavailable
-from tests.rank_jobs import run_job
+from tests.support.machines import launch, machines, unavailable
+from tests.support.rank_jobs import run_job
 
 NO_MACHINES = unavailable()
 pytestmark = [

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from sok_lite.comm import launched_ranks
-from tests.rank_jobs import run_job
+from tests.support.rank_jobs import run_job
 
 pytestmark = [
     pytest.mark.skipif(launched_ranks() > 1, reason="a rank does not launch ranks"),

@@ -1,7 +1,8 @@
 """The CPU kernels under ThreadSanitizer, AddressSanitizer and UBSan, with real threads.
 
 Kernels with a fault planted in them prove that each sanitizer would find one, and that the facts of
-tests/eviction_facts.py find what no sanitizer could: a protocol that is wrong without a race.
+tests/support/eviction_facts.py find what no sanitizer could: a protocol that is wrong without a
+race.
 """
 
 import os
@@ -64,7 +65,7 @@ def runtime(name):
 
 
 def run_job(job, library, sanitizer):
-    command = [sys.executable, "-m", "tests.sanitizers.job", job]
+    command = [sys.executable, "-m", "tests.support.sanitizers.job", job]
     if shutil.which("setarch"):
         # The runtimes need memory where address randomisation may put something else.
         command = ["setarch", platform.machine(), "-R", *command]
@@ -119,7 +120,7 @@ def test_a_planted_fault_is_found(kind, job, text, tmp_path):
     subprocess.run(
         [
             *(compiler(), *build.FLAGS, *sanitizer.flags, "-I", str(folder)),
-            *("-x", "c++", str(ROOT / "tests" / "sanitizers" / "faulty.cu")),
+            *("-x", "c++", str(ROOT / "tests" / "support" / "sanitizers" / "faulty.cu")),
             *(*map(str, sources.runtime_files()), "-o", str(library)),
         ],
         check=True,

@@ -13,7 +13,7 @@ from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.engine.exchange import return_rows, send_grads, send_keys
 from sok_lite.engine.owner import HASH, MOD
-from tests.exchange_facts import python_owner
+from tests.support.exchange_facts import python_owner
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 

@@ -13,7 +13,7 @@ from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizer_states import Claim, claim_states
 from tests.engine.files.test_dump_load import filled
-from tests.engine.helpers import new_table
+from tests.support.helpers import new_table
 
 CPU = get_backend("cpu")
 ONE = SingleCommunicator()

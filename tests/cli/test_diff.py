@@ -9,7 +9,7 @@ from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source
 from tests.cli.helpers import CPU, ONE, dumped, fine, optimized, run
 from tests.engine.files.test_dump_load import HYBRID, KINDS, filled, rows_of, some_keys
-from tests.engine.helpers import new_table
+from tests.support.helpers import new_table
 
 
 def findings(*arguments):

@@ -12,7 +12,7 @@ from sok_lite.engine.files.source import checkpoint_sources
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, run
 from tests.engine.files.test_dump_load import KINDS
 from tests.engine.files.test_faults import FailingCalls
-from tests.engine.helpers import new_table
+from tests.support.helpers import new_table
 
 
 def bits_to_float(bits):

@@ -11,7 +11,7 @@ from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.source import CheckpointSource, columns_of
 from tests.cli.helpers import CPU, ONE, fine, loaded, run
 from tests.engine.files.test_dump_load import KINDS, rows_of, some_keys
-from tests.engine.helpers import new_table
+from tests.support.helpers import new_table
 
 
 def in_parts(path, ranks, kind="hbm", n=60):

@@ -16,7 +16,7 @@ from sok_lite.engine.files.source import Source
 from sok_lite.engine.owner import FunctionOfKeys
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, optimized, run
 from tests.engine.files.test_dump_load import KINDS, some_keys
-from tests.engine.helpers import new_table
+from tests.support.helpers import new_table
 
 
 def test_what_is_there_is_shown(tmp_path):

@@ -25,7 +25,7 @@ from tests.engine.files.test_dump_load import (
     some_keys,
 )
 from tests.engine.files.test_static_part import assert_equal, everything, part_of
-from tests.engine.helpers import new_table
+from tests.support.helpers import new_table
 
 
 @pytest.mark.parametrize(

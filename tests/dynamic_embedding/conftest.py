@@ -35,7 +35,7 @@ def initialised(monkeypatch):
 def tables_on(request, monkeypatch):
     """Puts tables into RAM, and on the simulated GPU."""
     if request.param == "simt":
-        from tests.tensorflow.gpu_play import play_gpu
+        from tests.support.gpu_play import play_gpu
 
         play_gpu(monkeypatch)
     return request.param
@@ -67,7 +67,7 @@ def layers(keras):
 @pytest.fixture(scope="module")
 def redis_port(tmp_path_factory):
     """A Redis of this module's own."""
-    from tests.dynamic_embedding import redis_server
+    from tests.support import redis_server
 
     with redis_server.server(tmp_path_factory.mktemp("server")) as port:
         yield port

@@ -8,7 +8,7 @@ import tensorflow as tf
 from sok_lite import dynamic_embedding as de
 from sok_lite.bridge import table_ops
 from tests.dynamic_embedding.test_training import one_step, sgd
-from tests.reference import ScoredTable
+from tests.support.reference import ScoredTable
 
 STRATEGIES = list(de.HkvEvictStrategy)
 ROOM = 16  # one bucket: the lowest score of all goes

@@ -1,4 +1,4 @@
-"""TFRA's face with tables in RAM and on the simulated GPU: see tests/tensorflow/gpu_play.py."""
+"""TFRA's face with tables in RAM and on the simulated GPU: see tests/support/gpu_play.py."""
 
 import keras
 import numpy as np
@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from sok_lite import dynamic_embedding as de
 from sok_lite.bridge import table_ops
-from tests.dynamic_embedding.dict_variable import DictVariable
 from tests.dynamic_embedding.test_variable import VALUES
+from tests.support.dict_variable import DictVariable
 
 pytestmark = pytest.mark.usefixtures("tables_on")
 CREATORS = [de.CuckooHashTableCreator, de.HkvHashTableCreator]

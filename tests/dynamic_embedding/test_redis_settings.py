@@ -11,7 +11,7 @@ from sok_lite.dynamic_embedding.redis_settings import (
     make_settings,
     read_settings,
 )
-from tests.dynamic_embedding import redis_server
+from tests.support import redis_server
 
 needs_redis = pytest.mark.skipif(
     redis_server.unavailable() is not None, reason=f"no Redis: {redis_server.unavailable()}"

@@ -10,7 +10,7 @@ import pytest
 from sok_lite.dynamic_embedding.redis_columns import Column
 from sok_lite.dynamic_embedding.redis_settings import make_settings
 from sok_lite.dynamic_embedding.redis_store import RedisStore
-from tests.dynamic_embedding import redis_server
+from tests.support import redis_server
 
 if redis_server.unavailable() is not None:
     pytest.skip(f"no Redis: {redis_server.unavailable()}", allow_module_level=True)

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from sok_lite import dynamic_embedding as de
 from sok_lite.bridge.lookup_arguments import checked_arguments
-from tests.dynamic_embedding import redis_server
-from tests.dynamic_embedding.dict_variable import DictVariable
 from tests.dynamic_embedding.test_training import one_step, sgd
+from tests.support import redis_server
+from tests.support.dict_variable import DictVariable
 
 if redis_server.unavailable() is not None:
     pytest.skip(f"no Redis: {redis_server.unavailable()}", allow_module_level=True)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite import dynamic_embedding as de
-from tests.fresh_process import FreshProcess
+from tests.support.fresh_process import FreshProcess
 
 pytestmark = pytest.mark.usefixtures("initialised")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sok_lite import dynamic_embedding as de
 from sok_lite.bridge import texts
 from sok_lite.dynamic_embedding.partition import default_partition_fn
-from tests.dynamic_embedding.dict_variable import DictVariable
+from tests.support.dict_variable import DictVariable
 from tests.support.modes import Function
 
 KEYS = [tf.int64, tf.int32, tf.string]

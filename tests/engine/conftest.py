@@ -6,7 +6,7 @@ import tempfile
 import pytest
 
 from sok_lite.comm import run_ranks
-from tests.fault_bench import FULL, Bench
+from tests.support.fault_bench import FULL, Bench
 from tests.support.nccl_stand_in import run_ranks_by_nccl
 from tests.support.simt.backend import is_simulated
 

@@ -8,8 +8,8 @@ import pytest
 from sok_lite.backend import get_backend
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.admission import SightingCounter, drawing
-from tests import reference
-from tests.engine.helpers import new_table, sized
+from tests.support import reference
+from tests.support.helpers import new_table, sized
 
 I64 = np.iinfo(np.int64)
 

@@ -14,7 +14,7 @@ from sok_lite.engine.optimizers.rule import apply_rule
 from sok_lite.engine.pooling import combine, combine_grad, combine_weight_grad
 from sok_lite.engine.segments import gather_rows
 from sok_lite.engine.table import make_table
-from tests.engine.helpers import on
+from tests.support.helpers import on
 
 N, UNIQUE = 50, 20
 DIMS = (4, 8, 36, 132)  # rows of whole words of 16 bytes, up to more than a warp has lanes

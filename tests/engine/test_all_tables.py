@@ -1,7 +1,7 @@
 """Calls of 1 to 40 tables of mixed kinds give what each table gives alone, and what a dict gives.
 
-What is compared is said in tests/fleet.py. SOK_LITE_LONG=1 makes the sequences of calls more and
-longer.
+What is compared is said in tests/support/fleet.py. SOK_LITE_LONG=1 makes the sequences of calls
+more and longer.
 """
 
 import pytest
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tests.conftest import LONG
-from tests.engine.helpers import sized
-from tests.fleet import CHANGES, CHUNK_BYTES, Fleet, play, threads
-from tests.fleet_kinds import KINDS, Part
+from tests.support.fleet import CHANGES, CHUNK_BYTES, Fleet, play, threads
+from tests.support.fleet_kinds import KINDS, Part
+from tests.support.helpers import sized
 from tests.support.simt import backend as simt
 
 SEEDS = st.integers(0, 2**16)

@@ -18,8 +18,8 @@ from sok_lite.engine.lookup import Part
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update import Update, apply_updates
-from tests.call_counts import Counts, can_count, counts_of, counts_of_ranks
-from tests.exchange_facts import OWNERS, rule_of
+from tests.support.call_counts import Counts, can_count, counts_of, counts_of_ranks
+from tests.support.exchange_facts import OWNERS, rule_of
 from tests.support.nccl_stand_in import run_ranks_by_nccl
 from tests.support.simt.backend import is_simulated
 

@@ -8,7 +8,7 @@ import pytest
 from sok_lite.backend.publish import publish
 from sok_lite.engine.table import clock as clock_module
 from sok_lite.engine.table.clock import Clock, Spans
-from tests.engine.helpers import new_table
+from tests.support.helpers import new_table
 
 
 class Time:

@@ -15,7 +15,7 @@ from sok_lite.comm import (
     make_communicator,
     run_ranks,
 )
-from tests.comm_facts import FACTS
+from tests.support.comm_facts import FACTS
 
 LAUNCHER_VARIABLES = [
     "HOROVOD_SIZE",

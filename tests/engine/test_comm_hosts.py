@@ -13,9 +13,9 @@ from sok_lite.comm import CommunicatorError, hosts, local, run_ranks, shared_mem
 from sok_lite.comm.hosts import HostsCommunicator
 from sok_lite.comm.local import SWITCH_VARIABLE, connect_local
 from sok_lite.comm.threads import ThreadsCommunicator
-from tests import comm_facts, exchange_facts
-from tests.comm_facts import check_alltoallv, uneven
-from tests.engine.helpers import check_interrupts_at_lines
+from tests.support import comm_facts, exchange_facts
+from tests.support.comm_facts import check_alltoallv, uneven
+from tests.support.helpers import check_interrupts_at_lines
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd and abstract sockets")
 

@@ -13,8 +13,8 @@ import pytest
 from sok_lite.comm import CommunicatorError, local, run_ranks, shared_memory
 from sok_lite.comm.local import SWITCH_VARIABLE, LocalCommunicator, connect_local
 from sok_lite.comm.stalls import stall_limits
-from tests.comm_facts import FACTS, check_alltoallv, uneven
-from tests.engine.helpers import check_interrupts_at_lines
+from tests.support.comm_facts import FACTS, check_alltoallv, uneven
+from tests.support.helpers import check_interrupts_at_lines
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd and abstract sockets")
 

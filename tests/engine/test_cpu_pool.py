@@ -10,8 +10,8 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.backend.cpu import CpuBackend
-from tests.engine.helpers import run_threads
 from tests.engine.test_backend import gather
+from tests.support.helpers import run_threads
 
 
 class Share(ctypes.Structure):

@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sok_lite.backend.cpu import CpuBackend
 from tests.conftest import LONG
-from tests.engine.helpers import first_row, new_table, with_segments
-from tests.reference import DictTable, ScoredTable
+from tests.support.helpers import first_row, new_table, with_segments
+from tests.support.reference import DictTable, ScoredTable
 from tests.support.simt import backend as simt
-from tests.table_audit import audit_segments, marks_of
+from tests.support.table_audit import audit_segments, marks_of
 
 I64 = np.iinfo(np.int64)
 

@@ -9,7 +9,7 @@ import pytest
 from sok_lite.backend import sources
 from sok_lite.backend.disk_cache import DiskCache
 from sok_lite.backend.nvrtc import FLAGS
-from tests.engine.helpers import need_nvrtc
+from tests.support.helpers import need_nvrtc
 
 FACTS = ["source", "-arch=sm_90", "12.9"]
 

@@ -18,7 +18,7 @@ from sok_lite.engine.exchange import (
     send_keys,
 )
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, owners
-from tests.exchange_facts import (
+from tests.support.exchange_facts import (
     EDGE_KEYS,
     FACTS,
     OWNERS,

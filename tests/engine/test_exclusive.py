@@ -12,9 +12,9 @@ from sok_lite.backend import get_backend
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.update import Update, apply_updates
-from tests.engine.helpers import new_table
-from tests.engine.own_process import run_limited
-from tests.table_audit import assert_lock_is_free, audit, audit_insides
+from tests.support.helpers import new_table
+from tests.support.own_process import run_limited
+from tests.support.table_audit import assert_lock_is_free, audit, audit_insides
 
 BACKEND = get_backend("cpu")  # a forked child has no GPU
 
@@ -297,7 +297,7 @@ def test_a_far_file_that_somebody_cuts_is_an_error(tmp_path):
         import os, sys
         import numpy as np
         from sok_lite.backend import get_backend
-        from tests.engine.helpers import new_table
+        from tests.support.helpers import new_table
 
         path = sys.argv[1]
         table = new_table(

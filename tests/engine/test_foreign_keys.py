@@ -7,8 +7,8 @@ from sok_lite.engine.foreign_keys import ForeignKeysError, Place
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.owner import HASH, OneRank
 from sok_lite.engine.update import apply_updates
-from tests.engine.helpers import new_table, update_of
 from tests.engine.test_update import rows_of
+from tests.support.helpers import new_table, update_of
 
 
 def step(table, keys, place, **options):

@@ -6,8 +6,8 @@ import pytest
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.gathered_update import Stepped, apply_gathered
 from sok_lite.engine.update import NonFiniteGradientError
-from tests.engine.helpers import new_table, update_of
 from tests.engine.test_update_new_keys import KINDS, grads_for, rows_by_key, rows_of
+from tests.support.helpers import new_table, update_of
 
 
 def kinds(table):

@@ -8,11 +8,11 @@ import pytest
 
 from sok_lite.engine.table import snapshot
 from tests.conftest import LONG
-from tests.engine.helpers import first_row, new_table, sized, with_segments
-from tests.engine.own_process import run_limited
-from tests.reference import DictTable
+from tests.support.helpers import first_row, new_table, sized, with_segments
+from tests.support.own_process import run_limited
+from tests.support.reference import DictTable
 from tests.support.simt.backend import is_simulated
-from tests.table_audit import audit
+from tests.support.table_audit import audit
 
 I64 = np.iinfo(np.int64)
 KINDS = {
@@ -223,7 +223,7 @@ def test_memory_goes_back_to_the_system():
         import sys
         import numpy as np
         from sok_lite.backend.cpu import CpuBackend
-        from tests.engine.helpers import new_table
+        from tests.support.helpers import new_table
 
         def resident():
             return int(open("/proc/self/statm").read().split()[1]) * 4096

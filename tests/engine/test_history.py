@@ -13,8 +13,8 @@ from sok_lite.engine.optimizers import SGD, Adagrad
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import clock, snapshot
 from sok_lite.engine.update import Update, apply_updates
-from tests.engine.helpers import new_table, sized, update_of
-from tests.table_audit import audit
+from tests.support.helpers import new_table, sized, update_of
+from tests.support.table_audit import audit
 
 I64 = np.iinfo(np.int64)
 RESERVED = [I64.max, I64.min, I64.max - 1]

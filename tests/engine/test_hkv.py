@@ -1,8 +1,8 @@
 """What only the hybrid table does, and its state machine against a dict.
 
 What every table does is in test_tables.py, what must be true of an eviction in
-tests/eviction_facts.py. The machine runs 100 sequences of calls; SOK_LITE_LONG=1 makes them 3000
-longer ones, and `max_examples` and `stateful_step_count` below any other number.
+tests/support/eviction_facts.py. The machine runs 100 sequences of calls; SOK_LITE_LONG=1 makes them
+3000 longer ones, and `max_examples` and `stateful_step_count` below any other number.
 """
 
 import warnings
@@ -18,10 +18,10 @@ from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.table.hkv_index import STRATEGIES
 from tests.conftest import LONG
-from tests.engine.helpers import KeyInitializer, first_row, new_table, sized, with_segments
-from tests.eviction_facts import Watched
+from tests.support.eviction_facts import Watched
+from tests.support.helpers import KeyInitializer, first_row, new_table, sized, with_segments
 from tests.support.simt import backend as simt
-from tests.table_audit import audit_segments
+from tests.support.table_audit import audit_segments
 
 I64 = np.iinfo(np.int64)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.table.hkv_options import HkvOptions
-from tests.engine.helpers import new_table
+from tests.support.helpers import new_table
 
 
 def test_defaults_are_as_documented():

@@ -11,8 +11,8 @@ from sok_lite.comm import CommunicatorError, run_ranks
 from sok_lite.comm.host_controlled import HostControlledCarrier
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.exchange import send_keys
-from tests.exchange_facts import FACTS, rule_of
-from tests.shortage import Shortage
+from tests.support.exchange_facts import FACTS, rule_of
+from tests.support.shortage import Shortage
 
 SIZE = 3
 

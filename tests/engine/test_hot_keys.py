@@ -19,8 +19,8 @@ from sok_lite.engine.optimizers import Adam
 from sok_lite.engine.sent_keys import send
 from sok_lite.engine.table import hot_keys, make_table
 from sok_lite.engine.update import Update, apply_updates
-from tests.engine.helpers import KeyInitializer, new_table, on, sized
-from tests.exchange_facts import OWNERS, rule_of
+from tests.support.exchange_facts import OWNERS, rule_of
+from tests.support.helpers import KeyInitializer, new_table, on, sized
 from tests.support.nccl_stand_in import run_ranks_by_nccl
 
 POOL = {

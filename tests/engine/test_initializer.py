@@ -12,7 +12,7 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.row_initializer import MatrixInitializer, RowInitializer
 from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.table import make_table
-from tests import reference_initializer
+from tests.support import reference_initializer
 
 SEED = -0x123456789ABCDEF
 KINDS = [

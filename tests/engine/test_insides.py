@@ -1,4 +1,4 @@
-"""Tables that are made of the same count as equal, and no others (tests/insides.py)."""
+"""Tables that are made of the same count as equal, and no others (tests/support/insides.py)."""
 
 import time
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import Backend
-from tests.fault_bench import KINDS
-from tests.insides import insides
+from tests.support.fault_bench import KINDS
+from tests.support.insides import insides
 from tests.support.simt import device
 from tests.support.simt.backend import is_simulated
 

@@ -3,21 +3,21 @@
 An operation is run on equal tables again and again, and at the k-th line of it that runs an
 exception is raised, for every k. Then
 (a) keys, rows and optimizer states are as before the operation or as after it;
-(b) nothing inside of the table contradicts anything else (tests/table_audit.py);
+(b) nothing inside of the table contradicts anything else (tests/support/table_audit.py);
 (c) its lock is free for another thread;
 (d) the next lookup, write and removal, and the same operation again, do what they do to a dict.
 Some are hit a second time while the first exception unwinds. Tables that are made of the same are
-checked once (tests/fault_facts.py). SOK_LITE_LONG=1 checks all, takes more kinds of tables, and
-every instruction. tests/table_state.py says what "as before" allows.
+checked once (tests/support/fault_facts.py). SOK_LITE_LONG=1 checks all, takes more kinds of tables,
+and every instruction. tests/support/table_state.py says what "as before" allows.
 """
 
 import pytest
 
 from tests.conftest import LONG
-from tests.engine.helpers import sized
-from tests.engine.own_process import run_limited
-from tests.fault_cases import CASES
-from tests.fault_facts import every_pair, every_place
+from tests.support.fault_cases import CASES
+from tests.support.fault_facts import every_pair, every_place
+from tests.support.helpers import sized
+from tests.support.own_process import run_limited
 
 # To be quick, one kind of each table for an operation, and none where another operation does all
 # that it does; the long form tries all of them.
@@ -105,7 +105,7 @@ def test_signals_at_random_times(kind, seed):
     """Large batches, as a Ctrl-C in a notebook finds them."""
     program = """
         import sys
-        from tests.signal_rounds import rounds
+        from tests.support.signal_rounds import rounds
 
         rounds(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     """

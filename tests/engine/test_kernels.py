@@ -14,7 +14,7 @@ from sok_lite.backend import cpu, sources
 from sok_lite.backend.build import compile_library, find_library
 from sok_lite.backend.nvrtc import FLAGS
 from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
-from tests.engine.helpers import need_nvrtc
+from tests.support.helpers import need_nvrtc
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILES = sources.kernel_files()

@@ -15,8 +15,8 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import keys_without_headers
 from sok_lite.engine.owner import FunctionOfKeys
 from sok_lite.engine.table import make_table
-from tests.engine.helpers import first_row, new_table
-from tests.step_oracle import flat, key_gradients, outputs, random_ragged
+from tests.support.helpers import first_row, new_table
+from tests.support.step_oracle import flat, key_gradients, outputs, random_ragged
 
 I64 = np.iinfo(np.int64)
 

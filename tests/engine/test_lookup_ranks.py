@@ -21,9 +21,9 @@ from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank
 from sok_lite.engine.sent_keys import pack_sent, send, unpack_sent
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update import Update, apply_updates
-from tests.engine.helpers import new_table, on
-from tests.exchange_facts import BY_TENS, OWNERS, python_owner, rule_of
-from tests.step_oracle import flat
+from tests.support.exchange_facts import BY_TENS, OWNERS, python_owner, rule_of
+from tests.support.helpers import new_table, on
+from tests.support.step_oracle import flat
 
 KINDS = {"hbm": {}, "hybrid": {"init_capacity": 64, "max_capacity": 1 << 16}}
 DTYPES = ["float32", "float16", "bfloat16"]

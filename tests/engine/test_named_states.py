@@ -7,8 +7,8 @@ from sok_lite.engine.named_states import drop_state, named_states, rename_state
 from sok_lite.engine.optimizer_states import Claim, claim_states
 from sok_lite.engine.optimizers import Adagrad, Adam, Momentum
 from sok_lite.engine.table.snapshot import restore, take
-from tests.engine.helpers import new_table
 from tests.engine.test_optimizer_states import DIM, TIERS, Optimizer, some_grads, take_step
+from tests.support.helpers import new_table
 
 KEYS = np.array([3, -7, 2**62])
 

@@ -15,10 +15,10 @@ from sok_lite.engine import lookup
 from sok_lite.engine.batch import Part
 from sok_lite.engine.exchange import return_rows, send_grads
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
-from tests.comm_facts import FACTS as COMM_FACTS
-from tests.engine.helpers import new_table, on
-from tests.exchange_facts import FACTS, send
 from tests.support import nccl_stand_in
+from tests.support.comm_facts import FACTS as COMM_FACTS
+from tests.support.exchange_facts import FACTS, send
+from tests.support.helpers import new_table, on
 from tests.support.nccl_stand_in import World, die, run_ranks_by_nccl
 from tests.support.simt.backend import is_simulated
 

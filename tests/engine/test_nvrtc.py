@@ -3,7 +3,7 @@
 import pytest
 
 from sok_lite.backend.nvrtc import FLAGS, CompileError
-from tests.engine.helpers import need_nvrtc
+from tests.support.helpers import need_nvrtc
 
 SOURCE = 'extern "C" __global__ void k(float* p) { p[0] = p[0] * p[1] + p[2]; }'
 

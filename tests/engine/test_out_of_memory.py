@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LONG
-from tests.engine.own_process import run_limited
-from tests.fault_cases import CASES
-from tests.shortage import Shortage, every_shortage
+from tests.support.fault_cases import CASES
+from tests.support.own_process import run_limited
+from tests.support.shortage import Shortage, every_shortage
 
 LATER = pytest.mark.long
 _QUICK = ("hbm", "kLru", "refusing")
@@ -41,7 +41,7 @@ def failing_memory(tmp_path_factory):
     if compiler is None or not sys.platform.startswith("linux"):
         pytest.skip("no g++ to build a malloc that fails, or no Linux to load it")
     library = tmp_path_factory.mktemp("failing") / "failing_memory.so"
-    source = Path(__file__).with_name("failing_memory.cpp")
+    source = Path(__file__).parents[1] / "support" / "failing_memory.cpp"
     flags = ["-shared", "-fPIC", "-O1", "-std=c++17", "-Wall", "-Wextra", "-Werror"]
     subprocess.run([compiler, *flags, source, "-o", library, "-ldl"], check=True)
     return library
@@ -49,7 +49,7 @@ def failing_memory(tmp_path_factory):
 
 MALLOC = """
     import sys
-    from tests.shortage import every_malloc
+    from tests.support.shortage import every_malloc
 
     every_malloc(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
 """
@@ -90,7 +90,7 @@ def test_any_malloc_may_fail(failing_memory, tmp_path, name, kind):
 
 LIMIT = """
     import sys
-    from tests.shortage import until_it_is_full
+    from tests.support.shortage import until_it_is_full
 
     until_it_is_full(sys.argv[1], sys.argv[2], int(sys.argv[3]))
 """

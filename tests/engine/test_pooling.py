@@ -14,8 +14,8 @@ from sok_lite.engine.pooling import (
     normalise_combiner,
 )
 from sok_lite.engine.segments import segment_sum
-from tests.engine.helpers import on, sized
-from tests.reference import sum_in_pieces
+from tests.support.helpers import on, sized
+from tests.support.reference import sum_in_pieces
 
 COMBINERS = ["sum", "mean", "sqrtn"]
 

@@ -9,8 +9,8 @@ import pytest
 from sok_lite.backend.publish import NOTHING, Launch, publish, setting
 from sok_lite.engine.optimizers import Adam
 from sok_lite.engine.update import Update, apply_updates
-from tests.engine.helpers import new_table
-from tests.table_audit import audit
+from tests.support.helpers import new_table
+from tests.support.table_audit import audit
 
 MODULES = [
     "sok_lite.engine.update",

@@ -13,8 +13,8 @@ from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.segments import gather_rows
 from sok_lite.engine.table import make_table, snapshot
-from tests.engine.helpers import sized
 from tests.engine.test_alignment import placed
+from tests.support.helpers import sized
 
 DTYPES = ["float64", "int32", "int64", "int8"]
 INTEGERS = DTYPES[1:]

@@ -20,10 +20,10 @@ from sok_lite.engine.segments import (
     segment_sums,
     unique,
 )
-from tests import reference
-from tests.call_counts import can_count, counts_of
-from tests.engine.helpers import on, sized
-from tests.reference import sum_in_pieces
+from tests.support import reference
+from tests.support.call_counts import can_count, counts_of
+from tests.support.helpers import on, sized
+from tests.support.reference import sum_in_pieces
 from tests.support.simt.backend import is_simulated
 
 SIZES = [0, 1, 31, 33, 1000, 100_003]

@@ -22,9 +22,9 @@ from sok_lite.engine.batch import Part, batch_of
 from sok_lite.engine.sent_keys import pack_sent, send, unpack_sent
 from sok_lite.engine.table import snapshot
 from sok_lite.engine.trail import pack, unpack
-from tests.engine.helpers import new_table, on, sized
-from tests.shortage import Shortage
-from tests.step_oracle import flat, key_gradients, random_ragged
+from tests.support.helpers import new_table, on, sized
+from tests.support.shortage import Shortage
+from tests.support.step_oracle import flat, key_gradients, random_ragged
 
 HYBRID = {"init_capacity": 64, "max_capacity": 1 << 12}
 

@@ -8,7 +8,7 @@ import pytest
 from sok_lite.engine.optimizers import SGD, Adagrad, GroupAdam, SparseGroupFtrl
 from sok_lite.engine.table import snapshot
 from sok_lite.engine.update import apply_updates
-from tests.engine.helpers import new_table, update_of
+from tests.support.helpers import new_table, update_of
 
 DIM = 3
 INT64 = np.iinfo(np.int64)

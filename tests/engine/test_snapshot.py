@@ -8,7 +8,7 @@ import pytest
 
 from sok_lite.engine.table import clock, snapshot
 from sok_lite.engine.table.hkv_index import STRATEGIES
-from tests.engine.helpers import first_row, new_table
+from tests.support.helpers import first_row, new_table
 
 INT64 = np.iinfo(np.int64)
 OPTIONS = {"var_type": "hybrid", "init_capacity": 16, "max_capacity": 64, "on_refused": "ignore"}

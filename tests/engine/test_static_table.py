@@ -9,9 +9,9 @@ from sok_lite.engine.batch import Part, batch_of
 from sok_lite.engine.owner import HASH, MOD, OneRank
 from sok_lite.engine.static_lookup import locate
 from sok_lite.engine.static_table import GivenRows, StaticTable
-from tests.call_counts import can_count, counts_of
-from tests.engine.helpers import new_table, on
-from tests.step_oracle import flat, random_ragged
+from tests.support.call_counts import can_count, counts_of
+from tests.support.helpers import new_table, on
+from tests.support.step_oracle import flat, random_ragged
 
 DTYPES = {"float32": np.float32, "float16": np.float16}
 

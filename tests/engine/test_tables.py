@@ -13,8 +13,8 @@ from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import make_table
 from tests.conftest import LONG
-from tests.engine.helpers import KeyInitializer, first_row, new_table, run_threads, sized
-from tests.reference import DictTable
+from tests.support.helpers import KeyInitializer, first_row, new_table, run_threads, sized
+from tests.support.reference import DictTable
 
 SIZES = [0, 1, 31, 33, 1000, 100_003]
 # Room for everything: what a full table does is in test_hkv.py. Few slots, so that it grows.

@@ -10,7 +10,7 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adam, Momentum
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update import NonFiniteGradientError, Update, apply_updates
-from tests.engine.helpers import new_table, update_of
+from tests.support.helpers import new_table, update_of
 from tests.support.simt import device
 from tests.support.simt.backend import is_simulated
 

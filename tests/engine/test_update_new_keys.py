@@ -8,9 +8,9 @@ import pytest
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.update import NonFiniteGradientError, apply_updates
-from tests import reference_updates
-from tests.engine.helpers import new_table, on, update_of
 from tests.engine.test_update import Counts, gradients_of, mixed_tables, rows_of, updates_of
+from tests.support import reference_updates
+from tests.support.helpers import new_table, on, update_of
 
 SMALL = {"init_capacity": 64, "max_capacity": 64, "on_refused": "ignore"}
 KINDS = {

@@ -7,7 +7,7 @@ from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.optimizers import SGD, Momentum
 from sok_lite.engine.table.results import KnownRows
 from sok_lite.engine.update import apply_updates
-from tests.engine.helpers import new_table, update_of
+from tests.support.helpers import new_table, update_of
 
 
 def float32_rows(table):

@@ -30,7 +30,7 @@ def sk(keras):
 def tables_on(request, monkeypatch):
     """Puts tables into RAM, and on the simulated GPU."""
     if request.param == "simt":
-        from tests.tensorflow.gpu_play import play_gpu
+        from tests.support.gpu_play import play_gpu
 
         play_gpu(monkeypatch)
     return request.param

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite import kv_variable as kv
-from tests.kv_variable.saved_graphs import DIM, Trained, adam, saved, tf1
+from tests.support.saved_graphs import DIM, Trained, adam, saved, tf1
 
 KEYS = [4, -7, 2**63 - 1, -(2**63), 0]
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite import kv_variable as kv
-from tests.kv_variable.saved_graphs import Trained, adam, of, saved, shrinking, tf1
+from tests.support.saved_graphs import Trained, adam, of, saved, shrinking, tf1
 
 FIRST = [[1, 2, 3], [-4, 3, 2**63 - 1, -(2**63)], [50, 60]]
 SECOND = [[2, 77], [77, 3, 3]]

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite import kv_variable as kv
-from tests.kv_variable.saved_graphs import (
+from tests.support.saved_graphs import (
     DIM,
     Trained,
     adam,

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
 from sok_lite.kv_variable import training
-from tests import reference_updates
+from tests.support import reference_updates
 from tests.support.modes import MODES
-from tests.tensorflow.stock_rows import DIM, KEYS, filled, rows_of, starts
+from tests.support.stock_rows import DIM, KEYS, filled, rows_of, starts
 
 v1 = tf.compat.v1
 

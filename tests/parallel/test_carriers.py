@@ -10,7 +10,7 @@ from sok_lite.backend.nccl import nccl_unavailable
 from sok_lite.comm import CommunicatorError, choose_carrier
 from sok_lite.comm.mpi_carrier import MpiCarrier, cuda_unaware
 from sok_lite.engine.failure import shared_failure
-from tests.exchange_facts import FACTS, send
+from tests.support.exchange_facts import FACTS, send
 
 CPU = get_backend("cpu")
 

@@ -9,7 +9,7 @@ import pytest
 from sok_lite.comm import CommunicatorError
 from sok_lite.comm.hosts import HostsCommunicator
 from sok_lite.comm.local import LocalCommunicator, connect_local
-from tests.comm_facts import FACTS, check_alltoallv, uneven
+from tests.support.comm_facts import FACTS, check_alltoallv, uneven
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)

@@ -8,7 +8,7 @@ from sok_lite.comm import CommunicatorError
 from sok_lite.comm.hosts import HostsCommunicator
 from sok_lite.comm.local import LocalCommunicator, connect_local
 from sok_lite.engine.exchange import check_equal_on_all_ranks, send_grads
-from tests.exchange_facts import FACTS, send
+from tests.support.exchange_facts import FACTS, send
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_lite import kv_variable as kv
 from sok_lite.bridge import job
-from tests.kv_variable.saved_graphs import Trained, of, saved, tf1
+from tests.support.saved_graphs import Trained, of, saved, tf1
 
 BATCHES = [[1, 2, 3, -4], [3, 5, -(2**63)], [2**63 - 1, 0, 2]]
 AFTER = [[3, 2, 8], [-4, 9]]

@@ -10,7 +10,7 @@ from sok_lite.bridge import job
 from sok_lite.comm import CommunicatorError, SingleCommunicator
 from sok_lite.comm.hosts import HostsCommunicator
 from sok_lite.comm.local import LocalCommunicator, connect_local
-from tests.step_oracle import flat, outputs, random_ragged
+from tests.support.step_oracle import flat, outputs, random_ragged
 
 DIM = 4
 SMALL = {"init_capacity": 1024, "max_capacity": 1024}

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.bridge import job
-from tests.step_oracle import flat, key_gradients, outputs, random_ragged
+from tests.support.step_oracle import flat, key_gradients, outputs, random_ragged
 
 DIM = 4
 COMBINERS = ("sum", "mean", "sqrtn")

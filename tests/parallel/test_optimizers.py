@@ -12,8 +12,8 @@ from sok_lite.bridge import job
 
 pytest.importorskip("tf_keras")
 
-from tests.tensorflow.optimizer_cases import CASES, MODULES
-from tests.tensorflow.own_optimizers import ALL, Twin
+from tests.support.optimizer_cases import CASES, MODULES
+from tests.support.own_optimizers import ALL, Twin
 
 DIM = 4
 NUM_STEPS = 20

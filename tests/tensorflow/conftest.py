@@ -54,7 +54,7 @@ def mode(request):
 @pytest.fixture
 def play(monkeypatch):
     """As on a machine with a GPU: see `gpu_play`."""
-    from tests.tensorflow.gpu_play import play_gpu
+    from tests.support.gpu_play import play_gpu
 
     return play_gpu(monkeypatch)
 

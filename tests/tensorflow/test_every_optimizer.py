@@ -11,7 +11,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.bridge.optimizers.settings import family_of, settings_of
 from tests.conftest import LONG
-from tests.tensorflow.optimizer_cases import CASES
+from tests.support.optimizer_cases import CASES
 
 NUM_STEPS = 50
 KEYS = np.array([5, -7, 2**40, 0, -(2**62), 11, 6])

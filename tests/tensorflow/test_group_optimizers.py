@@ -8,7 +8,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite import optimizers
 from sok_lite.optimizers import GroupAdam, GroupAMSGrad, GroupLamb, GroupMomentum, SparseGroupFtrl
-from tests import reference_updates
+from tests.support import reference_updates
 
 KEYS = np.array([5, -7, 2**40, 3, 11])
 DIM = 6

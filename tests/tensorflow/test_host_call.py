@@ -16,8 +16,8 @@ from sok_lite.backend import get_backend
 from sok_lite.bridge import tensor
 from sok_lite.bridge.host_call import host_call, on_device
 from sok_lite.kv_variable import get_kv_variable
-from tests.tensorflow.public_calls import IN_GRAPHS, Calls
-from tests.tripwire import Tripwire
+from tests.support.public_calls import IN_GRAPHS, Calls
+from tests.support.tripwire import Tripwire
 
 CPU = get_backend("cpu")
 PACKAGE = Path(sok_lite.__file__).parent
@@ -254,7 +254,7 @@ def test_no_host_call_of_the_package_is_sent_away_from_a_gpu(monkeypatch):
         if not of_tables(file)
         and not any(file == at and first <= line <= last for at, line in seen)
     }
-    assert not unseen, "a call that tests/tensorflow/public_calls.py does not make"
+    assert not unseen, "a call that tests/support/public_calls.py does not make"
     # What programs exchange goes by way of the host, and texts and files are there.
     assert on_host == {"collectives.py", "texts.py", "file_call.py"}
     # The facts of a checkpoint and the names of files are text, and files are read by the host.

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import sok_lite as sok
 from tests.conftest import LONG
-from tests.engine.own_process import run_limited
-from tests.tripwire import Tripwire
+from tests.support.own_process import run_limited
+from tests.support.tripwire import Tripwire
 
 PROGRAM = """
     import random
@@ -22,8 +22,8 @@ PROGRAM = """
     import tensorflow as tf
 
     import sok_lite as sok
-    from tests.signal_rounds import Alarm, added, assigned, content, same, which
-    from tests.table_audit import audit
+    from tests.support.signal_rounds import Alarm, added, assigned, content, same, which
+    from tests.support.table_audit import audit
 
     kind, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     sok.init()

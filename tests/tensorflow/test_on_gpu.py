@@ -13,8 +13,8 @@ from sok_lite.bridge import tensor
 from sok_lite.bridge.host_call import host_call, on_device
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.engine.segments import gather_rows
-from tests.tensorflow.gpu_play import play_gpu
-from tests.tensorflow.public_calls import EAGER_ONLY, IN_GRAPHS, Calls
+from tests.support.gpu_play import play_gpu
+from tests.support.public_calls import EAGER_ONLY, IN_GRAPHS, Calls
 
 DTYPES = [tf.int32, tf.int64, tf.uint64, tf.float32, tf.float16, tf.bfloat16]
 

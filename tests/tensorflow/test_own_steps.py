@@ -13,8 +13,8 @@ from sok_lite.bridge.optimizers.keras3 import KERAS3
 from sok_lite.bridge.optimizers.own_step import own_steps
 from sok_lite.bridge.optimizers.settings import settings_of
 from sok_lite.optimizers import GroupAdam
-from tests.engine.helpers import run_threads
-from tests.tensorflow.own_optimizers import ALL, OfKeras3, OfLegacy, OfTfKeras, OfV1, Twin
+from tests.support.helpers import run_threads
+from tests.support.own_optimizers import ALL, OfKeras3, OfLegacy, OfTfKeras, OfV1, Twin
 from tests.tensorflow.test_optimizer import slices
 
 tf_keras = pytest.importorskip("tf_keras")

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.bridge.serving.index import KeyIndex
-from tests.fresh_process import FreshProcess
+from tests.support.fresh_process import FreshProcess
 
 pytestmark = pytest.mark.usefixtures("initialised")
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.bridge.serving.graph_def import Nodes
-from tests.fresh_process import FreshProcess
+from tests.support.fresh_process import FreshProcess
 
 v1 = tf.compat.v1
 

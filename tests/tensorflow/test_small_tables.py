@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.own_process import run_limited
+from tests.support.own_process import run_limited
 
 
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from tests.tripwire import Tripwire
+from tests.support.tripwire import Tripwire
 
 v1 = tf.compat.v1
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
 from tests.support.modes import MODES
-from tests.tensorflow.optimizer_cases import CASES
-from tests.tensorflow.stock_rows import (
+from tests.support.optimizer_cases import CASES
+from tests.support.stock_rows import (
     DIM,
     KEYS,
     StockRows,

@@ -13,7 +13,7 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.files.rewriting import write_checkpoint
 from tests.cli.importers.arrays import SIZES, TYPES, a_table, content, whole
 from tests.engine.files.test_dump_load import HYBRID
-from tests.engine.helpers import new_table
+from tests.support.helpers import new_table
 
 
 def saved(folder, keys, values, scores, names=("keys", "values", "scores")):

@@ -18,7 +18,7 @@ from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import About
 from tests.cli.importers.arrays import SIZES, Arrays, a_table, content, whole
-from tests.engine.helpers import new_table
+from tests.support.helpers import new_table
 
 NUMBERS = {
     name: i for i, name in enumerate("int32 int64 uint32 uint64 float16 float32 float64".split())

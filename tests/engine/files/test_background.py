@@ -23,7 +23,7 @@ from tests.engine.files.test_faults import ONE, FailingCalls, table_of, version_
 from tests.engine.files.test_increment_faults import read_back, tables, write
 from tests.engine.files.test_increments import contents, no_warning
 from tests.engine.files.test_static_part import assert_equal, everything, part_of
-from tests.engine.helpers import new_table, sized
+from tests.support.helpers import new_table, sized
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -12,7 +12,7 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.owner import HASH
 from sok_lite.engine.table import hot_keys
 from tests.engine.files.test_dump_load import HYBRID, all_of, held_by, rows_of, some_keys
-from tests.engine.helpers import new_table, on, sized
+from tests.support.helpers import new_table, on, sized
 
 KINDS = {
     "hbm": {"var_type": "hbm", "owner": HASH},

@@ -15,8 +15,8 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizer_states import Claim, claim_states
 from sok_lite.engine.owner import HASH, OneRank
 from sok_lite.engine.table.snapshot import take_held
-from tests.engine.helpers import new_table, sized
-from tests.table_state import State
+from tests.support.helpers import new_table, sized
+from tests.support.table_state import State
 
 HYBRID = {"var_type": "hybrid", "init_capacity": 16, "max_capacity": 4096}
 KINDS = {

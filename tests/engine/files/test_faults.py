@@ -19,8 +19,8 @@ from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from tests.conftest import LONG
-from tests.engine.helpers import new_table
-from tests.table_state import State
+from tests.support.helpers import new_table
+from tests.support.table_state import State
 
 ONE = SingleCommunicator()
 HYBRID = {

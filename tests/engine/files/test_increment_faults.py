@@ -20,8 +20,8 @@ from sok_lite.engine.files.load import load
 from tests.conftest import LONG
 from tests.engine.files.test_faults import HYBRID, FailingCalls
 from tests.engine.files.test_increments import contents, no_warning
-from tests.engine.helpers import new_table
-from tests.table_state import State
+from tests.support.helpers import new_table
+from tests.support.table_state import State
 
 ONE = SingleCommunicator()
 CPU = get_backend("cpu")

@@ -22,7 +22,7 @@ from sok_lite.engine.table import snapshot
 from sok_lite.engine.table.index import LAST_STAMP
 from sok_lite.engine.update import apply_updates
 from tests.conftest import LONG
-from tests.engine.helpers import new_table, sized, update_of
+from tests.support.helpers import new_table, sized, update_of
 
 ONE = SingleCommunicator()
 I64 = np.iinfo(np.int64)

@@ -19,7 +19,7 @@ from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.readonly import open_readonly
 from sok_lite.engine.owner import HASH, OneRank
 from tests.engine.files.test_dump_load import rows_of, some_keys
-from tests.engine.helpers import new_table
+from tests.support.helpers import new_table
 
 ONE = SingleCommunicator()
 CPU = get_backend("cpu")

@@ -14,7 +14,7 @@ from sok_lite.engine.files.readonly import open_readonly
 from tests.engine.files.test_dump_load import rows_of, some_keys
 from tests.engine.files.test_readonly import as_given, flip
 from tests.engine.files.test_static_part import everything, part_of
-from tests.engine.helpers import new_table
+from tests.support.helpers import new_table
 
 ONE = SingleCommunicator()
 CPU = get_backend("cpu")

@@ -13,7 +13,7 @@ from sok_lite.engine.files.static_part import StaticPart
 from sok_lite.engine.owner import MOD, OneRank
 from sok_lite.engine.static_table import StaticTable
 from tests.engine.files.test_dump_load import bits_to_float
-from tests.engine.helpers import new_table
+from tests.support.helpers import new_table
 
 ONE = SingleCommunicator()
 DIM = 3

@@ -17,9 +17,9 @@ from sok_lite.engine.optimizers import (
     SparseGroupFtrl,
 )
 from sok_lite.engine.optimizers.rule import apply_rule
-from tests import reference_updates
-from tests.engine.helpers import sized
 from tests.engine.optimizers.helpers import new_table, read
+from tests.support import reference_updates
+from tests.support.helpers import sized
 
 GROUP_RULES = [GroupAdam, GroupAMSGrad, GroupMomentum, SparseGroupFtrl, GroupLamb]
 # Each with the rule that it is without penalties.

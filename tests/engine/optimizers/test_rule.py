@@ -1,4 +1,4 @@
-"""Update rules against their plain NumPy twins in tests/reference_updates.py."""
+"""Update rules against their plain NumPy twins in tests/support/reference_updates.py."""
 
 import dataclasses
 import types
@@ -29,8 +29,8 @@ from sok_lite.engine.optimizers import (
 )
 from sok_lite.engine.optimizers.rule import apply_rule, count_nonfinite
 from sok_lite.engine.rows.store import ABSENT, RowStore
-from tests import reference_updates
 from tests.engine.optimizers.helpers import VARIANTS, new_table, read
+from tests.support import reference_updates
 
 LEARNING_RATES = [0.1, 0.1, 0.03, 0.2, 0.01]
 

@@ -1,4 +1,4 @@
-"""Stochastic rounding against its plain NumPy twin in tests/reference_rounding.py."""
+"""Stochastic rounding against its plain NumPy twin in tests/support/reference_rounding.py."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.optimizers.rule import StochasticRounding, apply_rule
 from sok_lite.engine.rows.store import ABSENT
-from tests import reference_rounding
 from tests.engine.optimizers.helpers import VARIANTS, new_table, read
+from tests.support import reference_rounding
 
 HALF = ["float16", "bfloat16"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
-from tests.engine.own_process import run_limited
 from tests.engine.rows.helpers import new_store
+from tests.support.own_process import run_limited
 
 
 @pytest.fixture

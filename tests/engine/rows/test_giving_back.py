@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis.stateful import rule
 
 from tests.conftest import LONG
-from tests.engine.helpers import new_table
-from tests.engine.own_process import run_limited
-from tests.engine.rows.forgetful import forgetful_backend
 from tests.engine.rows.helpers import new_store
 from tests.engine.rows.test_tiers import KEYS, DictTable, TierMachine, lookup
-from tests.table_audit import audit
-from tests.tripwire import Interrupt, Tripwire
+from tests.support.forgetful import forgetful_backend
+from tests.support.helpers import new_table
+from tests.support.own_process import run_limited
+from tests.support.table_audit import audit
+from tests.support.tripwire import Interrupt, Tripwire
 
 # Of a program of its own: MB that it takes.
 RESIDENT = """
@@ -267,7 +267,7 @@ def test_memory_goes_back_to_the_system(how):
         import numpy as np
         from sok_lite.backend import get_backend
         from sok_lite.engine.optimizers import Adagrad, Adam
-        from tests.engine.helpers import new_table
+        from tests.support.helpers import new_table
 {RESIDENT}
         table, n = new_table(get_backend("cpu"), 16), 1_500_000
         table.store.ensure_state("m", 0.0)

@@ -3,8 +3,8 @@
 import pytest
 
 from sok_lite.engine.rows.slabs import Chunks, Slabs
-from tests.engine.own_process import run_limited
 from tests.engine.rows.helpers import new_store
+from tests.support.own_process import run_limited
 
 KB = 1 << 10
 
@@ -69,7 +69,7 @@ def test_small_tables_take_little_memory(count, near_rows, most):
         from sok_lite.backend import get_backend
         from sok_lite.engine.update import Update, apply_updates
         from sok_lite.engine.optimizers import Adagrad, Adam
-        from tests.engine.helpers import new_table
+        from tests.support.helpers import new_table
 
         def resident():
             with open("/proc/self/status") as status:

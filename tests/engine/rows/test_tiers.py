@@ -13,8 +13,8 @@ from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.rows.tiers import RowTiers, lowest
 from tests.conftest import LONG
-from tests.engine.helpers import new_table, sized
-from tests.engine.own_process import run_limited
+from tests.support.helpers import new_table, sized
+from tests.support.own_process import run_limited
 from tests.support.simt import backend as simt
 
 STATES = {"m": (0.25, None), "v": (0.0, 1)}  # initial value, dim

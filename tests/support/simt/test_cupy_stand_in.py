@@ -7,7 +7,7 @@ import types
 import pytest
 
 from sok_lite.backend.nvrtc import CompileError, Nvrtc
-from tests.engine.helpers import need_nvrtc
+from tests.support.helpers import need_nvrtc
 from tests.support.simt.backend import simt_module
 
 

@@ -9,7 +9,7 @@ import pytest
 from sok_lite.backend import sources
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import Terms, dedup, group, segment_sums, unique
-from tests.engine.helpers import first_row, new_table, with_segments
+from tests.support.helpers import first_row, new_table, with_segments
 from tests.support.simt import compiler, runtime
 from tests.support.simt.backend import simt_module
 

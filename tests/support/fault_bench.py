@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.engine.table.hkv import RefusedError
-from tests.engine.helpers import new_table
+from tests.support.helpers import new_table
 
 INT64 = np.iinfo(np.int64)
 DIM = 2

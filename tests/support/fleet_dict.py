@@ -1,4 +1,4 @@
-"""What a table of tests/fleet.py holds, in plain Python: first values, sightings, last lookups."""
+"""What a table of a fleet holds, in plain Python: first values, sightings, last lookups."""
 
 import functools
 
@@ -6,8 +6,8 @@ import numpy as np
 
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
 from sok_lite.engine.table.parts import table_seed
-from tests import reference_initializer
-from tests.reference import DictTable, drawn
+from tests.support import reference_initializer
+from tests.support.reference import DictTable, drawn
 
 
 class FleetDict(DictTable):

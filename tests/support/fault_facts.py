@@ -20,15 +20,15 @@ import numpy as np
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.hkv import RefusedError
 from tests.conftest import LONG
-from tests.engine.helpers import first_row
-from tests.fault_bench import DIM
-from tests.fault_cases import CASES, OTHER
-from tests.insides import insides
-from tests.reference import DictTable
+from tests.support.fault_bench import DIM
+from tests.support.fault_cases import CASES, OTHER
+from tests.support.helpers import first_row
+from tests.support.insides import insides
+from tests.support.reference import DictTable
 from tests.support.simt import device
-from tests.table_audit import audit
-from tests.table_state import State, some, what_is_wrong
-from tests.tripwire import Interrupt, Tripwire
+from tests.support.table_audit import audit
+from tests.support.table_state import State, some, what_is_wrong
+from tests.support.tripwire import Interrupt, Tripwire
 
 # -------------------------------------------------------------------- it goes on
 

@@ -13,7 +13,7 @@ from sok_lite.engine.optimizers import SGD, Adagrad
 from sok_lite.engine.table import snapshot
 from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.update import Update, apply_updates
-from tests.fault_bench import DIM, NEW
+from tests.support.fault_bench import DIM, NEW
 
 LAST_STAMP = 2**32 - 1
 OTHER = 70_000  # keys from here on are in no case

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from sok_lite import optimizers
 from sok_lite.kv_variable import training
-from tests import reference_updates
+from tests.support import reference_updates
 
 tf_keras = pytest.importorskip("tf_keras")
 
@@ -35,7 +35,7 @@ class Case:
     Attributes:
       family, name: of the class.
       options: what it is made with, besides the learning rate.
-      twin: the function in tests/reference_updates.py.
+      twin: the function in tests/support/reference_updates.py.
       hyper: what the twin is called with.
       learning_rate: of every step.
       is_dense_alike: whether dense variables take the same step.

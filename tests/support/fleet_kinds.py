@@ -1,4 +1,4 @@
-"""Kinds of tables for tests/fleet.py, and what a call asks of them, by small numbers and seeds."""
+"""Kinds of tables for a fleet, and what a call asks of them, by small numbers and seeds."""
 
 import itertools
 from typing import NamedTuple

@@ -4,7 +4,7 @@ Each round arms a timer, runs one operation, and then asks whether all of it was
 The oracle is vectorised: `Rows` holds ascending keys and their rows. Run in a process of its own,
 so that a hang or a crash is its own too:
 
-  python -m tests.signal_rounds hbm 40 --seed 0
+  python -m tests.support.signal_rounds hbm 40 --seed 0
 """
 
 import argparse
@@ -18,8 +18,8 @@ import numpy as np
 from sok_lite.backend import get_backend
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.update import Update, apply_updates
-from tests.engine.helpers import new_table
-from tests.table_audit import audit
+from tests.support.helpers import new_table
+from tests.support.table_audit import audit
 
 DIM = 8
 BATCH = 20_000

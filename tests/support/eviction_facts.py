@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.engine.rows.store import ABSENT
-from tests.reference import ScoredTable
+from tests.support.reference import ScoredTable
 
 
 class Place(NamedTuple):

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.rank_jobs import MARK, ROOT, launcher
+from tests.support.rank_jobs import MARK, ROOT, launcher
 
 INTERFACE = "sok0"
 _TOOLS = ("ip", "nsenter", "unshare")

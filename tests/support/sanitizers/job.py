@@ -1,6 +1,6 @@
 """Runs every CPU kernel on several threads at once. test_sanitizers.py runs it under them.
 
-Usage: python -m tests.sanitizers.job JOB
+Usage: python -m tests.support.sanitizers.job JOB
 
 Jobs: engine, tables, evictions, pool, faulty_count, faulty_end, faulty_shift.
 """
@@ -21,9 +21,9 @@ from sok_lite.engine.pooling import combine, combine_grad, wrong_splits
 from sok_lite.engine.segments import Missing, Terms, dedup, group, segment_sum, segment_sums, unique
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv_index import STRATEGIES
-from tests.engine.helpers import first_row, new_table, run_threads
-from tests.eviction_facts import Watched
-from tests.reference import DictTable
+from tests.support.eviction_facts import Watched
+from tests.support.helpers import first_row, new_table, run_threads
+from tests.support.reference import DictTable
 
 THREADS = 4
 RULES = [getattr(optimizers, name)() for name in optimizers.__all__ if name != "UpdateRule"]

@@ -6,7 +6,7 @@ are float64 numbers, which hold them exactly.
 
 import numpy as np
 
-from tests.reference_initializer import philox
+from tests.support.reference_initializer import philox
 
 _WORD = np.uint64(0xFFFFFFFF)
 

@@ -14,11 +14,11 @@ import numpy as np
 from sok_lite.backend import get_backend
 from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.store import ABSENT
-from tests.engine.helpers import new_table, sized
-from tests.fault_bench import Bench
-from tests.fault_cases import CASES
-from tests.fault_facts import Findings, check_after_fault, expected, first_line, ready
-from tests.table_audit import audit
+from tests.support.fault_bench import Bench
+from tests.support.fault_cases import CASES
+from tests.support.fault_facts import Findings, check_after_fault, expected, first_line, ready
+from tests.support.helpers import new_table, sized
+from tests.support.table_audit import audit
 
 
 class Shortage:

@@ -132,8 +132,8 @@ class _Walk:
             self.visit(attributes)
         else:
             raise TypeError(
-                f"tests/insides.py does not know what a {kind.__module__}.{kind.__qualname__} is "
-                "made of. Add it."
+                "tests/support/insides.py does not know what a "
+                f"{kind.__module__}.{kind.__qualname__} is made of. Add it."
             )
 
     def _visit_all(self, values):

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.engine.table import snapshot
-from tests.reference import ScoredTable
-from tests.table_audit import log_index, sighting_index
+from tests.support.reference import ScoredTable
+from tests.support.table_audit import log_index, sighting_index
 
 # What counts keys. `found` and `missed` say what was asked, the others go with what was done.
 _DONE = ("inserted", "evicted", "refused", "erased", "not_updated")

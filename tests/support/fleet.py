@@ -18,11 +18,11 @@ from sok_lite.engine import lookup
 from sok_lite.engine import trail as trails
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.update import Update, apply_updates
-from tests import reference_updates, step_oracle
-from tests.fleet_dict import FleetDict
-from tests.fleet_kinds import KINDS, Part, drawn_from, made, some_keys, treatment
-from tests.table_audit import audit, found_in
-from tests.table_state import State
+from tests.support import reference_updates, step_oracle
+from tests.support.fleet_dict import FleetDict
+from tests.support.fleet_kinds import KINDS, Part, drawn_from, made, some_keys, treatment
+from tests.support.table_audit import audit, found_in
+from tests.support.table_state import State
 
 CHUNK_BYTES = 1 << 10  # rows grow every few keys
 CHANGES = ("assign", "erase", "insert_or_assign", "expire", "clear", "reserve", "next_epoch")
