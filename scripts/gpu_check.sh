@@ -10,7 +10,7 @@
 #                                                 scripts/bench_sweep.py, which says more
 #
 #   compile     every kernel compiled for this GPU, loaded, and found again in the cache
-#   tests       the engine's tests on the GPU, a process for each file
+#   tests       the tests below TensorFlow on the GPU, a process for each file
 #   faults      the tests that fail, interrupt or hold up a table at every step
 #   memcheck, synccheck, racecheck, initcheck
 #               compute-sanitizer over the kernels' tests at small sizes, where it is found
@@ -30,7 +30,7 @@ export SOK_LITE_BACKEND="$backend" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 all=(compile tests faults memcheck synccheck racecheck initcheck tables engine)
 fault_files=(tests/engine/test_{out_of_memory,interrupts,exclusive,snapshot}.py)
-kernel_files=(tests/engine/test_{det,hkv,unique,combine,initializer}.py
+kernel_files=(tests/engine/test_{det,hkv,segments,pooling,initializer}.py
   tests/engine/{rows,optimizers}/test_*.py)
 
 for name in SOK_LITE_STAGE_S SOK_LITE_TEST_S; do
@@ -134,7 +134,8 @@ in_files() { # seconds a test, files...
 run_tests() {
   local file rest=()
   if [ ${#files[@]} -eq 0 ]; then
-    for file in tests/engine/{,*/}test_*.py tests/test_benchmarks.py; do
+    for file in tests/engine/{,*/}test_*.py tests/{backend,comm}/test_*.py \
+      tests/scripts/test_benchmarks.py; do
       case " ${kernel_files[*]} ${fault_files[*]} " in *" $file "*) ;; *) rest+=("$file") ;; esac
     done
     files=("${kernel_files[@]}" "${rest[@]}")

@@ -4,7 +4,7 @@ Compiles the kernels to machine code with NVRTC, which needs no GPU. One line a 
 a thread on each architecture; the most bytes of local memory that hold its arrays (stack) and the
 registers it had no room for (spilled); the widest load and store of a lane in bytes, with how many
 instructions have that width; and the part of an SM's threads that the registers let run at a time
-on sm_90 (occupancy). tests/engine/test_kernels.py says what must be so. The tunables come from
+on sm_90 (occupancy). tests/backend/test_kernels.py says what must be so. The tunables come from
 SOK_LITE_KERNEL_DEFINES, as for the backends.
 
 Example:

@@ -2,10 +2,10 @@
 
 A step is a lookup of all tables, a dense model, the gradient and Adam. Every number comes as a
 range, from cautious to hopeful: scripts/scaling_machine.py has the assumptions and their sources,
-scripts/scaling_work.py the work of a rank. tests/test_scaling_model.py compares keys and bytes with
-those of a real exchange. What is assumed of overlap: within a kernel, reading in order goes on
-beside random reads; in the hopeful case the host prepares the next kernels beside the GPU; nothing
-else overlaps, but for the keys of the next batch with `--prefetch`, beside the dense model.
+scripts/scaling_work.py the work of a rank. tests/scripts/test_scaling_model.py compares keys and
+bytes with those of a real exchange. What is assumed of overlap: within a kernel, reading in order
+goes on beside random reads; in the hopeful case the host prepares the next kernels beside the GPU;
+nothing else overlaps, but for the keys of the next batch with `--prefetch`, beside the dense model.
 
 The trips are flat, each rank to each. `--hierarchical` says what two stages would take, first to
 the ranks of the node that have the same place in theirs as the receiver.

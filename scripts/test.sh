@@ -89,7 +89,8 @@ if [ "${SOK_LITE_OLDEST:-1}" != 0 ]; then
   beside=("$engine" "set-up of TensorFlow $oldest" "tests, TensorFlow $oldest" "$sanitizers")
 fi
 run_beside() {
-  run "$engine" $((4200 * more)) "${pytest[@]}" tests/engine tests/support >"$logs/$engine"
+  run "$engine" $((4200 * more)) "${pytest[@]}" tests/engine tests/backend tests/comm \
+    tests/support --ignore=tests/backend/test_sanitizers.py >"$logs/$engine"
   if [ "${#beside[@]}" -gt 2 ]; then
     run "${beside[1]}" 1200 \
       env SOK_LITE_VENV="$PWD/.venv-oldest" bash scripts/setup.sh --tensorflow "$oldest" \
@@ -98,11 +99,11 @@ run_beside() {
       env PATH="$PWD/.venv-oldest/bin:$PATH" "${pytest[@]}" -p no:cacheprovider \
       tests/tensorflow tests/dynamic_embedding tests/kv_variable tests/keras >"$logs/${beside[2]}"
   fi
-  run "$sanitizers" $((900 * more)) "${pytest[@]}" tests/test_sanitizers.py >"$logs/$sanitizers"
+  run "$sanitizers" $((900 * more)) "${pytest[@]}" tests/backend/test_sanitizers.py >"$logs/$sanitizers"
 }
 run_beside &
-stage 'tests' $((3600 * more)) "${pytest[@]}" tests --ignore=tests/engine --ignore=tests/support \
-  --ignore=tests/parallel --ignore=tests/test_sanitizers.py
+stage 'tests' $((3600 * more)) "${pytest[@]}" tests --ignore=tests/engine --ignore=tests/backend \
+  --ignore=tests/comm --ignore=tests/support --ignore=tests/parallel
 stage 'tests, 2 ranks, horovodrun' $((1200 * more)) horovodrun -np 2 "${ranks[@]}"
 if command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/null; then
   stage 'tests, 2 ranks, mpirun' $((1200 * more)) mpirun -np 2 "${ranks[@]}"

@@ -1,4 +1,4 @@
-// Kernels with a fault on purpose: tests/test_sanitizers.py proves by them that faults are found.
+// Kernels with a fault on purpose: test_sanitizers.py proves by them that faults are found.
 #include "platform.cuh"
 
 // Counts items in one cell without an atomic.

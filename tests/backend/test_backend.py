@@ -93,7 +93,7 @@ def test_where_no_thread_can_be_started_the_caller_does_the_work():
     program = """
 import resource
 from sok_lite.backend.cpu import CpuBackend
-from tests.engine.test_backend import gather
+from tests.backend.test_backend import gather
 
 backend = CpuBackend(num_threads=4)
 backend.grain = 1

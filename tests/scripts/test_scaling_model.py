@@ -15,7 +15,7 @@ from sok_lite.engine.exchange import return_rows, send_grads, send_keys
 from sok_lite.engine.owner import HASH, MOD
 from tests.support.exchange_facts import python_owner
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import scaling_model
 from scaling_machine import H200, Given, Machine

@@ -10,7 +10,7 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.backend.cpu import CpuBackend
-from tests.engine.test_backend import gather
+from tests.backend.test_backend import gather
 from tests.support.helpers import run_threads
 
 

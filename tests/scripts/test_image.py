@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # Python and glibc 2.x of the systems that the base image may have.
 SYSTEMS = {"ubuntu22.04": ("3.10", 35), "ubuntu24.04": ("3.12", 39)}
 

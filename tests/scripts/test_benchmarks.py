@@ -14,7 +14,7 @@ from sok_lite.backend.tunables import TUNABLES
 from tests.support.helpers import need_nvrtc
 from tests.support.simt import backend as simt
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 
 

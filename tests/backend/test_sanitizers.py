@@ -18,7 +18,7 @@ import pytest
 
 from sok_lite.backend import build, sources, tunables
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Sanitizer(NamedTuple):
