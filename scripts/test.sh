@@ -97,7 +97,7 @@ run_beside() {
       >"$logs/${beside[1]}"
     run "${beside[2]}" $((3600 * more)) \
       env PATH="$PWD/.venv-oldest/bin:$PATH" "${pytest[@]}" -p no:cacheprovider \
-      tests/tensorflow tests/dynamic_embedding tests/kv_variable tests/keras >"$logs/${beside[2]}"
+      tests/bridge tests/sok tests/dynamic_embedding tests/kv_variable tests/keras >"$logs/${beside[2]}"
   fi
   run "$sanitizers" $((900 * more)) "${pytest[@]}" tests/backend/test_sanitizers.py >"$logs/$sanitizers"
 }

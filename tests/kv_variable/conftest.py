@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 
-from tests.tensorflow.conftest import collect_ignore_glob, initialised
+from tests.support.tf_fixtures import collect_ignore_glob, initialised
 
 __all__ = ["collect_ignore_glob", "here", "initialised", "made", "names", "parts"]
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from sok_lite import kv_variable as kv
 from sok_lite.kv_variable import get_kv_variable
-from tests.tensorflow.test_no_patches import (
+from tests.bridge.test_no_patches import (
     OF_CHECKPOINTS,
     OF_LAYERS,
     OF_MODELS,

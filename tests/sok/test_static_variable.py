@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from tests.tensorflow.test_lookup_sparse import a_batch, as_dense, dense_lookup, loss_of
+from tests.sok.test_lookup_sparse import a_batch, as_dense, dense_lookup, loss_of
 
 NUM_ROWS = 60
 pytestmark = pytest.mark.usefixtures("initialised")

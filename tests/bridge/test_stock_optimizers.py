@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
+from tests.bridge.test_every_optimizer import NOT_WHEN_TRACED
 from tests.support.modes import MODES
 from tests.support.optimizer_cases import CASES
 from tests.support.stock_rows import (
@@ -22,7 +23,6 @@ from tests.support.stock_rows import (
     rows_of,
     starts,
 )
-from tests.tensorflow.test_every_optimizer import NOT_WHEN_TRACED
 
 v1 = tf.compat.v1
 tf_keras = pytest.importorskip("tf_keras")

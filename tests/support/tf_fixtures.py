@@ -1,4 +1,7 @@
-"""What the TensorFlow tests share: a job of one rank, and a function called at once or traced."""
+"""Fixtures of rooms with TensorFlow: a job of one rank, and a function called at once or traced.
+
+The conftest.py of such a room imports those that it takes.
+"""
 
 import importlib.util
 import os
@@ -12,10 +15,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 # The modules import TensorFlow at their head; without it there is nothing to collect.
 collect_ignore_glob = [] if HAS_TENSORFLOW else ["test_*.py"]
-
-
-def pytest_report_header():
-    return None if HAS_TENSORFLOW else "no TensorFlow: tests/tensorflow is left out"
 
 
 @pytest.fixture
