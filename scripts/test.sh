@@ -31,7 +31,7 @@ more=1 # times as many seconds
 case "${SOK_LITE_LONG:-0}" in 0 | '') ;; *) pytest+=(-m '') more=6 ;; esac
 
 # Some launchers give a rank a terminal, and pytest then colours what is counted here.
-ranks=("${pytest[@]}" --color=no -p no:cacheprovider tests/parallel)
+ranks=("${pytest[@]}" --color=no -p no:cacheprovider tests/ranks)
 
 passed=0 failed=0 skipped=0
 broken=() # names of the stages that failed
@@ -103,7 +103,8 @@ run_beside() {
 }
 run_beside &
 stage 'tests' $((3600 * more)) "${pytest[@]}" tests --ignore=tests/engine --ignore=tests/backend \
-  --ignore=tests/comm --ignore=tests/support --ignore=tests/parallel
+  --ignore=tests/comm --ignore=tests/support --ignore=tests/ranks \
+  tests/ranks/test_{elastic,hosts,launch,rank_failures}.py # these start ranks themselves
 stage 'tests, 2 ranks, horovodrun' $((1200 * more)) horovodrun -np 2 "${ranks[@]}"
 if command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/null; then
   stage 'tests, 2 ranks, mpirun' $((1200 * more)) mpirun -np 2 "${ranks[@]}"

@@ -1,4 +1,4 @@
-"""NCCL itself: one rank, which sends to itself. tests/parallel/test_carriers.py has several."""
+"""NCCL itself: one rank, which sends to itself. tests/ranks/test_carriers.py has several."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a TableState keeps and refuses, on one rank; tests/test_elastic.py has jobs of several."""
+"""What a TableState keeps and refuses, on one rank; ranks/test_elastic.py has jobs of several."""
 
 import keras
 import numpy as np

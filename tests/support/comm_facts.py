@@ -1,6 +1,6 @@
 """Facts that hold on every rank of any communicator, for any number of ranks.
 
-`tests/comm/test_comm.py` runs them on threads, `tests/parallel/test_comm.py` over Horovod or MPI.
+`tests/comm/test_comm.py` runs them on threads, `tests/ranks/test_comm.py` over Horovod or MPI.
 What a rank sends is a function of its number, so every rank can work out what it must receive.
 """
 

@@ -76,7 +76,7 @@ def assert_every_row_has_a_test(title, folder, of_ranks):
 
     Args:
       folder: below `tests`, where they are.
-      of_ranks: what names of files in tests/parallel begin with.
+      of_ranks: what names of files in tests/ranks begin with.
     """
     said, shown = section(title)
     assert [row[0] for row in said] == [row[0] for row in shown] and len(said) >= 3
@@ -85,7 +85,7 @@ def assert_every_row_has_a_test(title, folder, of_ranks):
         assert tests, f"no test shows {name}"
         for test in tests:
             file, _, function = test.partition("::")
-            place = TESTS / ("parallel" if file.startswith(of_ranks) else folder)
+            place = TESTS / ("ranks" if file.startswith(of_ranks) else folder)
             assert function in collected(place / file), f"{name} names {test}"
 
 

@@ -49,7 +49,7 @@ def run_on_machines(tool, number, ranks, program, folder, **settings):
 
 
 def check_tests(tool, number, ranks, folder, *arguments, timeout=120):
-    """Runs tests of tests/parallel, on all ranks."""
+    """Runs tests of tests/ranks, on all ranks."""
     program = TESTS.format(arguments=list(arguments))
     job = run_on_machines(tool, number, ranks, program, folder, timeout=timeout)
     assert job.code == 0, job.output
@@ -73,7 +73,7 @@ def test_each_machine_has_a_name_and_ranks_of_its_own(tmp_path):
 
 def test_facts_over_horovod_on_two_machines(tmp_path):
     """Ranks of one machine share memory; a table is trained as on one rank, saved and loaded."""
-    files = [f"tests/parallel/test_{name}.py" for name in ("comm", "lookup", "dump_load")]
+    files = [f"tests/ranks/test_{name}.py" for name in ("comm", "lookup", "dump_load")]
     chosen = "local and (test_fact or each_rank or any_number_of_ranks) and not Adam"
     check_tests("horovod", 2, 2, tmp_path, *files, "-k", chosen)
 
@@ -83,7 +83,7 @@ def test_facts_over_horovod_on_two_machines(tmp_path):
 @pytest.mark.parametrize("tool", ["mpi", "horovod"])
 def test_all_facts_on_two_machines(tmp_path, tool, ranks):
     names = ["comm", "exchange", "lookup", "dump_load"]
-    files = [f"tests/parallel/test_{name}.py" for name in names]
+    files = [f"tests/ranks/test_{name}.py" for name in names]
     check_tests(tool, 2, ranks, tmp_path, *files, timeout=1200)
 
 

@@ -1,6 +1,8 @@
-"""Real ranks: `horovodrun -np 2 python -m pytest tests/parallel`, or the same with mpirun.
+"""Real ranks: `horovodrun -np 2 python -m pytest tests/ranks`, or the same with mpirun.
 
 Every rank runs the same tests in the same order. Run alone, they hold for the one rank there is.
+Tests of whole jobs, which start ranks themselves, are skipped on a rank: test_elastic, test_hosts,
+test_launch and test_rank_failures.
 """
 
 import os
@@ -12,9 +14,11 @@ import pytest
 from sok_lite.comm import Communicator, CommunicatorError, launched_ranks, make_communicator
 from sok_lite.comm.local import SWITCH_VARIABLE, connect_local
 
-# A rank that waits in vain ends the job instead of the patience of who started it.
-os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", "30")
-os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "60")
+# A rank that waits in vain ends the job instead of the patience of who started it. Jobs that tests
+# of this folder start themselves keep their own limits: those tests run on no rank.
+if launched_ranks() > 1:
+    os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", "30")
+    os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "60")
 
 _connected: dict[str, Communicator] = {}
 _missing: dict[str, str] = {}

@@ -8,7 +8,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.bridge import job
 from sok_lite.comm import SingleCommunicator
-from tests.parallel.test_localized import share, to_ragged
+from tests.ranks.test_localized import share, to_ragged
 from tests.support.step_oracle import random_ragged
 
 NUM_ROWS, DIM = 37, 4

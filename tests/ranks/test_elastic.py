@@ -26,7 +26,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import sok_lite as sok
-from tests.test_elastic import CHANGES, HOSTS, NUM_STEPS, factor_of, ids_of
+from tests.ranks.test_elastic import CHANGES, HOSTS, NUM_STEPS, factor_of, ids_of
 
 FOLDER, WAYS = Path(os.environ["FOLDER"]), os.environ["WAYS"].split()
 # Else Horovod's time limit would have to cover how long each takes to come here.

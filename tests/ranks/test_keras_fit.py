@@ -9,7 +9,7 @@ from sok_lite.bridge import job
 from sok_lite.bridge.collectives import allgather
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm.single import SingleCommunicator
-from tests.parallel.conftest import connect
+from tests.ranks.conftest import connect
 
 DIM, NUM_KEYS, FIELDS, BATCH = 3, 40, 4, 8
 RNG = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import pytest
 
 from sok_lite.comm import launched_ranks
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(launched_ranks() > 1, reason="a rank does not launch ranks")
 
