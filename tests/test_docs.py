@@ -11,85 +11,21 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.doc_blocks import FENCE, ROOT, Block, blocks_of, printed_by, run
+
 PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "kernels" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-TIME_LIMIT_S = 240
-_FENCE = re.compile(r"^```(.*)\n((?s:.*?))^```$", re.MULTILINE)
-_END_OF_BLOCK = "---- end of block"
-
-
-class Block(NamedTuple):
-    """A fenced Python block.
-
-    Attributes:
-      line: of its first line in the page.
-      ranks: how many ranks it asks for; 0: it runs in the page's one process.
-      code: what is between the fences.
-      output: what it must print, or None where the page does not say.
-    """
-
-    line: int
-    ranks: int
-    code: str
-    output: str | None
 
 
 def name_of(page):
     return str(page.relative_to(ROOT))
-
-
-def blocks_of(text):
-    """Returns the Python blocks of a page; raises on a fence that is neither code nor plain."""
-    found: list[Block] = []
-    for match in _FENCE.finditer(text):
-        info, body = match.groups()
-        line = text.count("\n", 0, match.start()) + 2
-        ranks = re.fullmatch(r"python(?: ranks=([1-9]))?", info)
-        if ranks:
-            found.append(Block(line, int(ranks.group(1) or 0), body, None))
-        elif info == "text output":
-            assert found and found[-1].output is None, f"line {line}: output of which block?"
-            found[-1] = found[-1]._replace(output=body)
-        else:
-            assert info in ("", "bash", "cpp", "text"), f"line {line}: unknown fence {info!r}"
-    return found
-
-
-def run(command, program, tmp_path):
-    """Runs a program in an empty folder; returns what it printed, or fails with its errors."""
-    path = tmp_path / "program.py"
-    path.write_text(program)
-    env = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-    done = subprocess.run(
-        [*command, sys.executable, str(path)],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT_S,
-    )
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
-    return done.stdout
-
-
-def printed_by(blocks, tmp_path):
-    """Returns what each of the blocks of one process prints."""
-    parts = []
-    for block in blocks:
-        # compile: an error names the line of the page
-        code = "\n" * (block.line - 1) + block.code
-        parts.append(f"exec(compile({code!r}, 'page', 'exec'))\nprint({_END_OF_BLOCK!r})\n")
-    return run([], "".join(parts), tmp_path).split(_END_OF_BLOCK + "\n")[: len(blocks)]
 
 
 # The blocks of migration.md run among the files that it converts, in tests/cli/test_migration.py.
@@ -129,7 +65,7 @@ def test_the_kernels_of_the_kernel_page_compile(tmp_path):
     compiler = os.environ.get("CXX") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    fences = _FENCE.findall((ROOT / "kernels" / "README.md").read_text())
+    fences = FENCE.findall((ROOT / "kernels" / "README.md").read_text())
     kernels = [body for info, body in fences if info == "cpp"]
     assert kernels
     for body in kernels:
@@ -143,7 +79,7 @@ def test_the_kernels_of_the_kernel_page_compile(tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_relative_link_leads_to_a_file(page):
-    text = _FENCE.sub("", page.read_text())
+    text = FENCE.sub("", page.read_text())
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:|#", target):
             continue

@@ -6,69 +6,7 @@ import sys
 
 import pytest
 
-PROGRAM = """
-import sys
-import tensorflow as tf
-keras = __import__("keras")
-keras.Model, tf.keras.optimizers.Adam, tf.nn.embedding_lookup  # what is loaded when asked for
-
-PACKAGES = ("tensorflow", "keras", "tf_keras")
-
-def is_theirs(name):
-    return str(name).split(".")[0] in PACKAGES
-
-def is_code(value):
-    return callable(value) or isinstance(value, (property, staticmethod, classmethod))
-
-def facts():
-    found = {}
-    for name, module in list(sys.modules.items()):
-        if not is_theirs(name):
-            continue
-        for attribute, value in list(getattr(module, "__dict__", {}).items()):
-            found[name, attribute] = value
-            if isinstance(value, type) and is_theirs(value.__module__):
-                owner = f"{value.__module__}.{value.__qualname__}"
-                found |= {(owner, each): method for each, method in vars(value).items()}
-    return found
-
-def changes(before, after):
-    # What was not loaded before has not been changed, and what is loaded later is no change.
-    return sorted(
-        attribute for (name, attribute), value in before.items()
-        if is_code(value) and after.get((name, attribute)) is not value
-    )
-
-first = facts()
-import sok_lite as sok
-sok.init("single")
-for name in [*sok.__all__, "raw_ops", "optimizer", "lookup"]:
-    getattr(sok, name)
-second = facts()
-print("LOOKED AT", len(second))
-print("BEFORE", *changes(first, second))
-table = sok.DynamicVariable(2)
-sok.lookup_sparse(table, tf.ragged.constant([[1]], dtype=tf.int64))
-sok.OptimizerWrapper(keras.optimizers.Adam(0.1))
-third = facts()
-print("AFTER", *changes(second, third))
-from sok_lite.bridge.optimizers import stock
-stock.train_with_stock_optimizers()
-print("STOCK", *sorted(set(changes(third, facts()))))
-"""
-
-# Each keeps a table from being left out without a word: see bridge/keras_guard.py.
-OF_CHECKPOINTS = ["_write", "read", "restore", "save", "write"]
-OF_LAYERS = ["get_weights", "load_own_variables", "save_own_variables", "set_weights"]
-OF_MODELS = [
-    *("compile", "get_state_tree", "load_weights", "make_train_function", "save", "save_weights"),
-    *("set_state_tree", "train_step"),
-]
-# Have optimizers train tables that ask for it: see bridge/optimizers/stock.py.
-OF_OPTIMIZERS = [
-    *("apply", "apply_gradients", "build", "compile", "compile_from_config", "get_compile_config"),
-    "make_train_function",
-]
+from tests.support.patched_names import OF_CHECKPOINTS, OF_LAYERS, OF_MODELS, OF_OPTIMIZERS, PROGRAM
 
 
 def test_under_keras_3_a_program_without_tables_finds_everything_as_it_was():

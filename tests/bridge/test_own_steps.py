@@ -13,15 +13,22 @@ from sok_lite.bridge.optimizers.keras3 import KERAS3
 from sok_lite.bridge.optimizers.own_step import own_steps
 from sok_lite.bridge.optimizers.settings import settings_of
 from sok_lite.optimizers import GroupAdam
-from tests.sok.test_optimizer import slices
 from tests.support.helpers import run_threads
-from tests.support.own_optimizers import ALL, OfKeras3, OfLegacy, OfTfKeras, OfV1, Twin
+from tests.support.own_optimizers import (
+    ALL,
+    KEYS,
+    OfKeras3,
+    OfLegacy,
+    OfTfKeras,
+    OfV1,
+    Twin,
+    slices,
+)
 
 tf_keras = pytest.importorskip("tf_keras")
 k3, new, legacy = keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy
 v1 = tf.compat.v1.train
 
-KEYS = [5, -7, 2**40]
 every = pytest.mark.parametrize("make", ALL)
 
 

@@ -12,7 +12,7 @@ from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizer_states import Claim, claim_states
-from tests.engine.files.test_dump_load import filled
+from tests.support.filled_tables import filled
 from tests.support.helpers import new_table
 
 CPU = get_backend("cpu")

@@ -8,7 +8,7 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source
 from tests.cli.helpers import CPU, ONE, dumped, fine, optimized, run
-from tests.engine.files.test_dump_load import HYBRID, KINDS, filled, rows_of, some_keys
+from tests.support.filled_tables import HYBRID, KINDS, filled, rows_of, some_keys
 from tests.support.helpers import new_table
 
 

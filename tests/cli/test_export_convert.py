@@ -10,8 +10,8 @@ import pytest
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.source import checkpoint_sources
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, run
-from tests.engine.files.test_dump_load import KINDS
-from tests.engine.files.test_faults import FailingCalls
+from tests.support.failing_calls import FailingCalls
+from tests.support.filled_tables import KINDS
 from tests.support.helpers import new_table
 
 

@@ -10,7 +10,7 @@ from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.source import CheckpointSource, columns_of
 from tests.cli.helpers import CPU, ONE, fine, loaded, run
-from tests.engine.files.test_dump_load import KINDS, rows_of, some_keys
+from tests.support.filled_tables import KINDS, rows_of, some_keys
 from tests.support.helpers import new_table
 
 

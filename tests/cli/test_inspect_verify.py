@@ -15,7 +15,7 @@ from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source
 from sok_lite.engine.owner import FunctionOfKeys
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, optimized, run
-from tests.engine.files.test_dump_load import KINDS, some_keys
+from tests.support.filled_tables import KINDS, some_keys
 from tests.support.helpers import new_table
 
 

@@ -15,7 +15,7 @@ from sok_lite.cli.main import main
 from sok_lite.engine.files.source import checkpoint_sources
 from tests.cli.recorded import CASES, FOLDER, expected_rows, rows_of, whole
 from tests.cli.test_tfplus import DAY, part, write
-from tests.test_docs import ROOT, blocks_of, printed_by
+from tests.support.doc_blocks import ROOT, blocks_of, printed_by
 
 PAGE = (ROOT / "docs" / "migration.md").read_text()
 COMMANDS = [

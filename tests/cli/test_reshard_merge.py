@@ -15,17 +15,9 @@ from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source, checkpoint_sources
 from sok_lite.engine.owner import MOD, OneRank
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, optimized, run
-from tests.engine.files.test_dump_load import (
-    HYBRID,
-    KINDS,
-    filled,
-    held,
-    held_by,
-    rows_of,
-    some_keys,
-)
-from tests.engine.files.test_static_part import assert_equal, everything, part_of
+from tests.support.filled_tables import HYBRID, KINDS, filled, held, held_by, rows_of, some_keys
 from tests.support.helpers import new_table
+from tests.support.static_parts import assert_equal, everything, part_of
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from sok_lite.cli.importers import tfplus
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import checkpoint_sources
 from tests.cli.recorded import rows_of, whole
-from tests.kv_variable.test_delta import Saved
-from tests.support.saved_graphs import Trained, tf1
+from tests.support.saved_graphs import Saved, Trained, tf1
 
 DIM, DAY = 3, 19_000
 TENSORS = ["keys", "values", "init_table", "blacklist", "freq_keys", "freq_values"]

@@ -13,8 +13,8 @@ import tensorflow as tf
 import tf_keras
 
 from sok_lite import dynamic_embedding as de
-from tests.bridge.test_no_patches import OF_CHECKPOINTS, OF_LAYERS, OF_MODELS, PROGRAM
 from tests.dynamic_embedding.test_training import one_step
+from tests.support.patched_names import OF_CHECKPOINTS, OF_LAYERS, OF_MODELS, PROGRAM
 
 tf1 = tf.compat.v1
 

@@ -5,11 +5,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite import kv_variable as kv
-from tests.support.saved_graphs import Trained, adam, of, saved, shrinking, tf1
-
-FIRST = [[1, 2, 3], [-4, 3, 2**63 - 1, -(2**63)], [50, 60]]
-SECOND = [[2, 77], [77, 3, 3]]
-THIRD = [[88, 2], [1]]
+from tests.support.saved_graphs import FIRST, Saved, Trained, of, saved, shrinking, tf1
 
 
 @pytest.fixture(params=["call", "environment"])
@@ -29,37 +25,6 @@ def deltas():
     kv.enable_delta_export()
     yield
     kv.disable_delta_export()
-
-
-class Saved:
-    """A variable that was saved in full, has changed, and was saved as a delta, twice.
-
-    Attributes:
-      full, delta, later: paths.
-      known: what the variable knew at each of the three.
-    """
-
-    def __init__(self, folder, parts=2, optimizer=adam, **arguments):
-        self.graph = Trained(parts, optimizer, **arguments)
-        graph = self.graph
-        with graph.session() as session:
-            with graph.graph.as_default():
-                delete = graph.variable.delete(graph.keys)
-            saver = tf1.train.Saver()
-            graph.train(*FIRST)
-            self.known = [graph.known([5, 6, 7])]
-            self.full = saver.save(session, str(folder / "full"))
-            graph.train(*SECOND)
-            session.run(delete, {graph.keys: [50, -4]})
-            self.known.append(graph.known([5, 6, 7]))
-            self.delta = kv.save_delta(saver, session, str(folder / "delta"))
-            graph.train(*THIRD)
-            session.run(delete, {graph.keys: [77]})
-            graph.train([50])
-            self.known.append(graph.known([5, 6, 7]))
-            self.later = kv.save_delta(saver, session, str(folder / "later"))
-            graph.train(*FIRST)
-            self.known.append(graph.known([5, 6, 7]))
 
 
 @pytest.mark.parametrize("then", [2, None, 5])

@@ -14,13 +14,7 @@ import tensorflow as tf
 
 from sok_lite import kv_variable as kv
 from sok_lite.kv_variable import get_kv_variable
-from tests.bridge.test_no_patches import (
-    OF_CHECKPOINTS,
-    OF_LAYERS,
-    OF_MODELS,
-    OF_OPTIMIZERS,
-    PROGRAM,
-)
+from tests.support.patched_names import OF_CHECKPOINTS, OF_LAYERS, OF_MODELS, OF_OPTIMIZERS, PROGRAM
 
 tf1 = tf.compat.v1
 

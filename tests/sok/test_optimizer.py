@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from tests.support.own_optimizers import KEYS, slices
 
 tf_keras = pytest.importorskip("tf_keras")
 k3, new, legacy = keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy
 v1 = tf.compat.v1.train
 
-KEYS = [5, -7, 2**40]
 DIM = 4
 
 
@@ -33,10 +33,6 @@ def applying(optimizer, pairs):
         optimizer.apply_gradients(pairs())
 
     return apply
-
-
-def slices(grads, keys=KEYS):
-    return tf.IndexedSlices(tf.convert_to_tensor(grads, tf.float32), tf.constant(keys, tf.int64))
 
 
 def some_grads(seed=0, steps=4):

@@ -13,6 +13,11 @@ from keras import ops
 
 tf_keras = pytest.importorskip("tf_keras")
 v1 = tf.compat.v1.train
+KEYS = [5, -7, 2**40]
+
+
+def slices(grads, keys=KEYS):
+    return tf.IndexedSlices(tf.convert_to_tensor(grads, tf.float32), tf.constant(keys, tf.int64))
 
 
 class OfKeras3(keras.optimizers.Optimizer):

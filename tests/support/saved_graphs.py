@@ -5,10 +5,15 @@ import contextlib
 import numpy as np
 import tensorflow as tf
 
+from sok_lite import kv_variable as kv
 from sok_lite.kv_variable import get_kv_variable
 
 tf1 = tf.compat.v1
 DIM = 3
+# Batches of keys: before the full save, before the first delta, before the second.
+FIRST = [[1, 2, 3], [-4, 3, 2**63 - 1, -(2**63)], [50, 60]]
+SECOND = [[2, 77], [77, 3, 3]]
+THIRD = [[88, 2], [1]]
 
 
 def adam():
@@ -103,3 +108,34 @@ def of(tensors, ending):
     """Returns the tensors of all partitions with an ending, one after the other."""
     names = sorted(name for name in tensors if name.endswith(f"-{ending}"))
     return np.concatenate([tensors[name] for name in names])
+
+
+class Saved:
+    """A variable that was saved in full, has changed, and was saved as a delta, twice.
+
+    Attributes:
+      full, delta, later: paths.
+      known: what the variable knew at each of the three.
+    """
+
+    def __init__(self, folder, parts=2, optimizer=adam, **arguments):
+        self.graph = Trained(parts, optimizer, **arguments)
+        graph = self.graph
+        with graph.session() as session:
+            with graph.graph.as_default():
+                delete = graph.variable.delete(graph.keys)
+            saver = tf1.train.Saver()
+            graph.train(*FIRST)
+            self.known = [graph.known([5, 6, 7])]
+            self.full = saver.save(session, str(folder / "full"))
+            graph.train(*SECOND)
+            session.run(delete, {graph.keys: [50, -4]})
+            self.known.append(graph.known([5, 6, 7]))
+            self.delta = kv.save_delta(saver, session, str(folder / "delta"))
+            graph.train(*THIRD)
+            session.run(delete, {graph.keys: [77]})
+            graph.train([50])
+            self.known.append(graph.known([5, 6, 7]))
+            self.later = kv.save_delta(saver, session, str(folder / "later"))
+            graph.train(*FIRST)
+            self.known.append(graph.known([5, 6, 7]))

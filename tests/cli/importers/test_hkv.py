@@ -12,7 +12,7 @@ from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.rewriting import write_checkpoint
 from tests.cli.importers.arrays import SIZES, TYPES, a_table, content, whole
-from tests.engine.files.test_dump_load import HYBRID
+from tests.support.filled_tables import HYBRID
 from tests.support.helpers import new_table
 
 

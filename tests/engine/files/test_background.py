@@ -18,12 +18,13 @@ from sok_lite.comm import run_ranks
 from sok_lite.engine.files.background import dump_in_background
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
-from tests.engine.files.test_dump_load import KINDS, all_of, filled, held
-from tests.engine.files.test_faults import ONE, FailingCalls, table_of, version_at
+from tests.engine.files.test_faults import ONE, table_of, version_at
 from tests.engine.files.test_increment_faults import read_back, tables, write
 from tests.engine.files.test_increments import contents, no_warning
-from tests.engine.files.test_static_part import assert_equal, everything, part_of
+from tests.support.failing_calls import FailingCalls
+from tests.support.filled_tables import KINDS, all_of, filled, held
 from tests.support.helpers import new_table, sized
+from tests.support.static_parts import assert_equal, everything, part_of
 
 REPOSITORY = Path(__file__).parents[3]
 

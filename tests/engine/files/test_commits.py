@@ -11,7 +11,7 @@ from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.owner import HASH
 from sok_lite.engine.table import hot_keys
-from tests.engine.files.test_dump_load import HYBRID, all_of, held_by, rows_of, some_keys
+from tests.support.filled_tables import HYBRID, all_of, held_by, rows_of, some_keys
 from tests.support.helpers import new_table, on, sized
 
 KINDS = {

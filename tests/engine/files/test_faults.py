@@ -19,6 +19,7 @@ from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from tests.conftest import LONG
+from tests.support.failing_calls import FailingCalls
 from tests.support.helpers import new_table
 from tests.support.table_state import State
 
@@ -51,26 +52,6 @@ def version_at(path, name="t", n=40):
 
 
 # -------------------------------------------------------------------- calls that fail
-
-CALLS = ("open", "write", "fsync", "replace", "rename", "mkdir", "listdir", "unlink", "rmdir")
-
-
-class FailingCalls:
-    """Lets the N-th call of the operating system fail, counted over all kinds in CALLS."""
-
-    def __init__(self, monkeypatch, number, code):
-        self.count = 0
-        for name in CALLS:
-            monkeypatch.setattr(os, name, self._failing(getattr(os, name), number, code))
-
-    def _failing(self, call, number, code):
-        def counted(*args, **kwargs):
-            self.count += 1
-            if self.count == number:
-                raise OSError(code, os.strerror(code))
-            return call(*args, **kwargs)
-
-        return counted
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])

@@ -18,8 +18,9 @@ from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from tests.conftest import LONG
-from tests.engine.files.test_faults import HYBRID, FailingCalls
+from tests.engine.files.test_faults import HYBRID
 from tests.engine.files.test_increments import contents, no_warning
+from tests.support.failing_calls import FailingCalls
 from tests.support.helpers import new_table
 from tests.support.table_state import State
 

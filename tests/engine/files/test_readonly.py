@@ -18,7 +18,7 @@ from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.readonly import open_readonly
 from sok_lite.engine.owner import HASH, OneRank
-from tests.engine.files.test_dump_load import rows_of, some_keys
+from tests.support.filled_tables import rows_of, some_keys
 from tests.support.helpers import new_table
 
 ONE = SingleCommunicator()

@@ -11,10 +11,10 @@ from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.readonly import open_readonly
-from tests.engine.files.test_dump_load import rows_of, some_keys
 from tests.engine.files.test_readonly import as_given, flip
-from tests.engine.files.test_static_part import everything, part_of
+from tests.support.filled_tables import rows_of, some_keys
 from tests.support.helpers import new_table
+from tests.support.static_parts import everything, part_of
 
 ONE = SingleCommunicator()
 CPU = get_backend("cpu")

@@ -1,0 +1,74 @@
+"""The fenced blocks of a page of the documentation, and what they print."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+TIME_LIMIT_S = 240
+FENCE = re.compile(r"^```(.*)\n((?s:.*?))^```$", re.MULTILINE)
+_END_OF_BLOCK = "---- end of block"
+
+
+class Block(NamedTuple):
+    """A fenced Python block.
+
+    Attributes:
+      line: of its first line in the page.
+      ranks: how many ranks it asks for; 0: it runs in the page's one process.
+      code: what is between the fences.
+      output: what it must print, or None where the page does not say.
+    """
+
+    line: int
+    ranks: int
+    code: str
+    output: str | None
+
+
+def blocks_of(text):
+    """Returns the Python blocks of a page; raises on a fence that is neither code nor plain."""
+    found: list[Block] = []
+    for match in FENCE.finditer(text):
+        info, body = match.groups()
+        line = text.count("\n", 0, match.start()) + 2
+        ranks = re.fullmatch(r"python(?: ranks=([1-9]))?", info)
+        if ranks:
+            found.append(Block(line, int(ranks.group(1) or 0), body, None))
+        elif info == "text output":
+            assert found and found[-1].output is None, f"line {line}: output of which block?"
+            found[-1] = found[-1]._replace(output=body)
+        else:
+            assert info in ("", "bash", "cpp", "text"), f"line {line}: unknown fence {info!r}"
+    return found
+
+
+def run(command, program, tmp_path):
+    """Runs a program in an empty folder; returns what it printed, or fails with its errors."""
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    done = subprocess.run(
+        [*command, sys.executable, str(path)],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+    )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+    return done.stdout
+
+
+def printed_by(blocks, tmp_path):
+    """Returns what each of the blocks of one process prints."""
+    parts = []
+    for block in blocks:
+        # compile: an error names the line of the page
+        code = "\n" * (block.line - 1) + block.code
+        parts.append(f"exec(compile({code!r}, 'page', 'exec'))\nprint({_END_OF_BLOCK!r})\n")
+    return run([], "".join(parts), tmp_path).split(_END_OF_BLOCK + "\n")[: len(blocks)]
