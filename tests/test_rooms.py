@@ -1,0 +1,116 @@
+"""The tests are laid out as what they test: rooms that mirror it, and one for what they share.
+
+`tests/` itself holds tests of the whole tree. Every folder in it is a room, and a test lies in the
+room of what it tests. Oracles, injected faults, fleets, launchers and whatever else several rooms
+use lie in `tests/support`. No room imports from another one.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+# What a room mirrors: a package, or a folder of programs.
+MIRRORS = {
+    "backend": "sok_lite/backend",
+    "bridge": "sok_lite/bridge",
+    "cli": "sok_lite/cli",
+    "comm": "sok_lite/comm",
+    "dynamic_embedding": "sok_lite/dynamic_embedding",
+    "engine": "sok_lite/engine",
+    "examples": "examples",
+    "keras": "sok_lite/keras",
+    "kv_variable": "sok_lite/kv_variable",
+    "scripts": "scripts",
+    "sok": "sok_lite/sok",
+}
+# What mirrors nothing. Ranks: tests that run on all ranks of a job, or start jobs. Fuzz: programs
+# that go on as long as they are let. Support: what the others share, and the tests of it.
+OTHERS = {"ranks", "fuzz", "support"}
+MAY_BE_MISSING = {"fuzz"}
+HELPERS_ARE_FREE = {"fuzz", "support"}
+
+# Helpers of one room alone, each with what keeps it there: it is no oracle, injects no fault and
+# launches nothing, and no other room needs it. The list only shrinks.
+OWN_HELPERS = {
+    "cli/helpers.py": "runs a command and reads what it printed",
+    "cli/recorded.py": "reads the files that TFRA wrote, which lie beside it",
+    "cli/importers/arrays.py": "makes the arrays of a table for every importer",
+    "dynamic_embedding/scenario_values.py": "what a scenario answers, as numbers and texts",
+    "dynamic_embedding/scenarios.py": "calls whose answers by TFRA are recorded beside it",
+    "dynamic_embedding/scenarios_of_files.py": "some of these calls",
+    "dynamic_embedding/scenarios_of_graphs.py": "some of these calls",
+    "dynamic_embedding/scenarios_of_layers.py": "some of these calls",
+    "dynamic_embedding/scenarios_of_lookups.py": "some of these calls",
+    "dynamic_embedding/scenarios_of_policies.py": "some of these calls",
+    "dynamic_embedding/scenarios_of_refusals.py": "some of these calls",
+    "dynamic_embedding/scenarios_of_tables.py": "some of these calls",
+    "dynamic_embedding/scenarios_of_training.py": "some of these calls",
+    "engine/optimizers/helpers.py": "makes the tables that every rule is tried on",
+    "engine/rows/helpers.py": "makes a store of rows",
+    "keras/models.py": "models to be saved and loaded",
+}
+
+# Programs in texts, which tests run in other processes, are searched too.
+_IMPORT = re.compile(r"\b(?:from tests\.|import tests\.|from tests import )(\w+)")
+
+
+def files():
+    """Paths below tests/ of all files, in order, without what running them leaves."""
+    paths = sorted(path.relative_to(TESTS) for path in TESTS.rglob("*") if path.is_file())
+    return [path for path in paths if "__pycache__" not in path.parts]
+
+
+def is_helper(path):
+    named = path.name.startswith("test_") or path.name in ("__init__.py", "conftest.py")
+    return not (named and path.suffix == ".py")
+
+
+def room_of(path):
+    """The room of a path below tests/; None: it lies in tests/ itself."""
+    return path.parts[0] if len(path.parts) > 1 else None
+
+
+def test_in_tests_itself_are_tests_of_the_whole_tree_alone():
+    helpers = [str(path) for path in files() if room_of(path) is None and is_helper(path)]
+    assert not helpers, "these go to tests/support"
+
+
+def test_the_rooms_are_those_named_here():
+    found = {room_of(path) for path in files()} - {None}
+    assert found | MAY_BE_MISSING == MIRRORS.keys() | OTHERS
+
+
+@pytest.mark.parametrize("room", MIRRORS)
+def test_a_room_mirrors_what_there_is(room):
+    assert (ROOT / MIRRORS[room]).is_dir()
+
+
+def test_every_package_has_a_room():
+    packages = {path.parent.name for path in (ROOT / "sok_lite").glob("*/__init__.py")}
+    assert not packages - MIRRORS.keys()
+
+
+def test_helpers_lie_in_support_but_for_the_few_of_one_room():
+    helpers = {
+        str(path)
+        for path in files()
+        if room_of(path) not in {None, *HELPERS_ARE_FREE}
+        if is_helper(path) and path.suffix == ".py"
+    }
+    assert not helpers - OWN_HELPERS.keys(), "these go to tests/support"
+    assert not OWN_HELPERS.keys() - helpers, "these are gone: take them off the list"
+
+
+def test_no_room_imports_from_another():
+    """A file may import from its room, from tests/support, and what tests/conftest.py has."""
+    wrong = []
+    for path in files():
+        if path.suffix != ".py":
+            continue
+        for name in _IMPORT.findall((TESTS / path).read_text()):
+            if name not in (room_of(path), "support", "conftest"):
+                wrong.append(f"{path} imports from tests.{name}")
+    assert not wrong
