@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up the project in .venv: TensorFlow, the test tools, Horovod, and sok_lite itself, editable.
-# Run it as often as you like: it takes no time when nothing changed.
+# Sets up the project in .venv: TensorFlow, the test tools, Horovod, sok_lite itself, editable, and
+# its CPU kernels. Run it as often as you like: it takes no time when nothing changed.
 #
 #   bash scripts/setup.sh          TensorFlow for the CPU, Horovod with Gloo (and MPI if mpicc is found)
 #   bash scripts/setup.sh --gpu    TensorFlow with CUDA, CuPy, Horovod with NCCL: what the Dockerfile runs
@@ -10,7 +10,7 @@
 #
 # SOK_LITE_PYTHON  the Python to use (3.10 to 3.13); else that of .venv, or the first one on PATH
 # SOK_LITE_VENV    where the environment goes; else .venv in the project
-# SOK_LITE_CACHE   where the Horovod wheel is kept; else ~/.cache/sok_lite
+# SOK_LITE_CACHE   where the Horovod wheel and compiled kernels are kept; else ~/.cache/sok_lite
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -95,6 +95,13 @@ step() { printf '[setup %4ds] %s\n' "$SECONDS" "$1"; }
 stamp="$venv/sok_lite-setup.txt"
 running="$venv/sok_lite-setup.running"
 
+# Kept in the cache, not in the environment: a kernel that was edited is compiled again here, and not
+# in silence by whoever makes the first table.
+build_kernels() {
+  "$venv/bin/python" -c 'from sok_lite.backend.build import find_library; find_library()' ||
+    die "the CPU kernels could not be compiled. The reason is above."
+}
+
 exit_if_done() {
   case "$(cat "$stamp" 2>/dev/null)" in 'gpu '*) gpu=1 ;; esac
   extra=cpu
@@ -115,6 +122,7 @@ print(sys.argv[1], os.path.realpath(sys.executable), sys.version.split()[0], os.
 PY
   )"
   if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && [ -x "$venv/bin/python" ]; then
+    build_kernels
     exit 0
   fi
 }
@@ -194,5 +202,7 @@ if [ -z "$release" ]; then
   step "Horovod"
   "$venv/bin/python" scripts/build_horovod.py ${horovod_flags[@]+"${horovod_flags[@]}"}
 fi
+step "CPU kernels"
+build_kernels
 printf '%s\n' "$wanted" >"$stamp"
 step "ready: $venv"

@@ -1,18 +1,44 @@
-"""What every test module shares: the backends, and the switch for long variants."""
+"""What every test module shares: the two levels of the check, and the backends.
+
+Full runs every test in every variant, and the long ones at their full length: that is what `pytest`
+does, and `bash scripts/test.sh --full`. Quick (`pytest --quick`, `bash scripts/test.sh`) has ten
+minutes, so it chooses:
+
+* Every test function runs at least once. Of its variants the one runs whose name has the lowest
+  hash, so that over the whole all backends, modes and frameworks come up, and a run repeats.
+* A test of the engine, the backend or the communicators runs once on each backend that is here.
+* Where a test file changed since the last full run, or the file that it tests (`test_update.py`
+  tests each `update.py` and `update.cu`), all its variants run. tests/last_full.json has the commit
+  of that run; a file that only moved has not changed.
+* A test marked `full_only("starts 40 processes")` is left out, with that reason in its mark. A
+  function that is costly in some variants has the mark on these.
+* What a test repeats by a number of its own (`40 if QUICK else 200`) is repeated less often, and
+  hypothesis draws the same examples every time: whatever fails in quick fails again.
+"""
 
 import faulthandler
+import functools
+import json
 import os
 import signal
+import subprocess
 import zlib
+from pathlib import Path
 
+import hypothesis
 import pytest
 
 from sok_lite.backend import cuda_unavailable, get_backend
 from tests.support.simt import backend as simt
 from tests.support.simt import runtime
 
-# One switch for everything that takes long: SOK_LITE_LONG=1.
-LONG = os.environ.get("SOK_LITE_LONG", "") not in ("", "0")
+ROOT = Path(__file__).resolve().parent.parent
+LAST_FULL = ROOT / "tests" / "last_full.json"
+# Rooms whose tests launch kernels themselves: one variant on each backend.
+KERNEL_ROOMS = ("tests/engine/", "tests/backend/", "tests/comm/")
+
+# Whether this run is the quick one. Set before any test module is imported.
+QUICK = False
 # Another number: all tests in other orders of the simulated GPU's lanes.
 try:
     SIMT_SEED = int(os.environ.get("SOK_LITE_SIMT_SEED") or 0)
@@ -23,17 +49,114 @@ except ValueError as error:
     ) from error
 
 
-def pytest_configure(config):
-    """Lets a run that is told to end say first where each of its threads is.
+def pytest_addoption(parser):
+    parser.addoption(
+        "--quick", action="store_true", help="run the variants that tests/conftest.py chooses"
+    )
 
-    Whoever stops a run that takes too long sends SIGTERM: `timeout` of scripts/test.sh, horovodrun,
+
+def pytest_configure(config):
+    """Sets the level, and lets a run that is told to end say first where each of its threads is.
+
+    Whoever stops a run that takes too long sends SIGTERM: `timeout`, scripts/check.py, horovodrun,
     CI. The log then shows whether it hung, and where. (mpirun shows nothing of it.) One test alone
     that takes longer than `faulthandler_timeout` of pyproject.toml says so while it goes on.
     """
+    global QUICK
+    QUICK = config.getoption("--quick")
+    # A time limit of hypothesis' own would fail on a busy machine.
+    for name, is_fixed in (("quick", True), ("full", False)):
+        hypothesis.settings.register_profile(
+            name,
+            deadline=None,
+            derandomize=is_fixed,
+            print_blob=True,
+            suppress_health_check=[hypothesis.HealthCheck.too_slow],
+        )
+    hypothesis.settings.load_profile("quick" if QUICK else "full")
     # Not file descriptor 2: while a test runs pytest keeps what is written there to itself.
     log = open(os.dup(2), "w")  # noqa: SIM115
     faulthandler.register(signal.SIGTERM, file=log, all_threads=True, chain=True)
     config.add_cleanup(lambda: (faulthandler.unregister(signal.SIGTERM), log.close()))
+
+
+def pytest_report_header():
+    if not QUICK:
+        return None
+    changed = changed_stems()
+    if changed is None:
+        return "quick: no commit of a full run is known here, so no file counts as changed"
+    return f"quick: all variants of the tests of {', '.join(sorted(changed)) or 'no file'}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    if not QUICK:
+        return
+    chosen = choose(items, changed_stems() or set())
+    left_out = [item for item in items if item not in chosen]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item in chosen]
+
+
+def choose(items, changed):
+    """Returns the items that quick runs, as a set.
+
+    Args:
+      items: of pytest, in any order.
+      changed: names of files that changed, without `test_` and what follows the dot.
+    """
+    variants = {}
+    chosen = set()
+    for item in items:
+        if stem(item.path.name) in changed:
+            chosen.add(item)
+        elif item.get_closest_marker("full_only") is None and backend_of(item) not in _missing():
+            function = item.nodeid.partition("[")[0]
+            is_of_kernels = function.startswith(KERNEL_ROOMS)
+            key = function, backend_of(item) if is_of_kernels else None
+            variants.setdefault(key, []).append(item)
+    for items_of_one in variants.values():
+        chosen.add(min(items_of_one, key=lambda item: zlib.crc32(item.nodeid.encode())))
+    return chosen
+
+
+def backend_of(item):
+    """Returns the name of the backend that a test runs on, None where it has no such parameter."""
+    return item.callspec.params.get("backend") if hasattr(item, "callspec") else None
+
+
+def stem(name):
+    """Returns what a test file and the file that it tests have in common: their name's middle."""
+    return name.partition(".")[0].removeprefix("test_")
+
+
+@functools.cache
+def changed_stems():
+    """Returns the stems of what changed since the last full run, None where none is known."""
+    try:
+        commit = json.loads(LAST_FULL.read_text())["commit"]
+        # -M100%: a file that only moved is no change. Then those that git does not know yet.
+        changed = _git("diff", "--name-status", "-M100%", commit).splitlines()
+        new = _git("ls-files", "--others", "--exclude-standard").splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    paths = [line.split("\t")[-1] for line in changed if not line.startswith("R100")] + new
+    ends = (".py", ".cu", ".cuh", ".sh", ".cpp")
+    return {stem(Path(path).name) for path in paths if path.endswith(ends)} - {"__init__"}
+
+
+def _git(*arguments):
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@functools.cache
+def _missing():
+    """Returns the backends that cannot run here: their variants would be skipped."""
+    reasons = {"cuda": cuda_unavailable(), "simt": simt.unavailable()}
+    return {name for name, reason in reasons.items() if reason is not None}
 
 
 @pytest.fixture(params=["cpu", "simt", "cuda"])

@@ -1,18 +1,20 @@
 """The CPU kernel library: the one in the wheel, or one compiled here from the sources.
 
 A wheel ships it in `sok_lite/lib`. A checkout has none: the library is then compiled with the
-machine's own g++ on first use, into a cache keyed by the sources and the flags, so an edited kernel
-is never run from an old library.
+machine's own g++ on first use (scripts/setup.sh is one), into a cache keyed by the sources and the
+flags, so an edited kernel is never run from an old library.
 """
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sok_lite.backend.sources import kernel_files, kernel_folder, runtime_files
@@ -25,6 +27,8 @@ FLAGS = (
     "-std=c++17 -O3 -fPIC -shared -pthread -fvisibility=hidden -ffp-contract=off -fno-math-errno "
     "-fno-trapping-math -Wall -Wextra -Werror"
 ).split()
+
+_log = logging.getLogger("sok_lite")
 
 
 def _cpu_flags() -> set[str]:
@@ -65,6 +69,9 @@ def shipped_library() -> Path | None:
 def compile_library(extra_flags: Sequence[str] = ()) -> Path:
     """Compiles every kernel into one shared library and returns its path.
 
+    It takes a minute or two where the cache has no library of these sources and flags: the logger
+    "sok_lite" warns of that, since whoever makes a table then waits for it.
+
     Args:
       extra_flags: further compiler flags, such as a sanitizer's.
 
@@ -80,10 +87,9 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
     for path in sorted([*sources, *folder.rglob("*.cuh")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     target = cache_folder() / "kernels" / f"libsok_lite_cpu-{digest.hexdigest()[:16]}.so"
-    inputs = [part for path in sources for part in ("-x", "c++", str(path))]
     try:
         if not target.is_file():
-            _compile([*flags, "-I", str(folder), *inputs], target)
+            _compile([*flags, "-I", str(folder)], sources, target)
     except OSError as error:
         raise RuntimeError(
             "Compiled kernels need a folder that can be written to. Received: "
@@ -92,7 +98,7 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
     return target
 
 
-def _compile(arguments: Sequence[str], target: Path) -> None:
+def _compile(flags: Sequence[str], sources: Sequence[Path], target: Path) -> None:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise RuntimeError(
@@ -100,22 +106,33 @@ def _compile(arguments: Sequence[str], target: Path) -> None:
             "Install sok_lite from a wheel, or install g++ (Debian/Ubuntu: apt-get install g++)."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
+    _log.warning("Compiling the CPU kernels, which takes a minute or two, once: %s", target)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        objects = [Path(scratch) / f"{number}.o" for number in range(len(sources))]
+        commands = [
+            [compiler, *flags, "-c", "-x", "c++", str(source), "-o", str(made)]
+            for source, made in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_run_compiler, commands))
         # Renamed into place when whole: several ranks may compile at once.
         built = Path(scratch) / target.name
-        command = [compiler, *arguments, "-o", str(built)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True)
-        except OSError as error:
-            raise RuntimeError(
-                "CXX must be the name or the path of a C++ compiler, without options. Received: "
-                f"{compiler!r}, which cannot be run ({error}). Unset it to use g++."
-            ) from error
-        if done.returncode != 0:
-            raise RuntimeError(
-                f"Compiling the CPU kernels failed:\n{' '.join(command)}\n{done.stderr[:4000]}"
-            )
+        _run_compiler([compiler, *flags, *map(str, objects), "-o", str(built)])
         os.replace(built, target)
+
+
+def _run_compiler(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise RuntimeError(
+            "CXX must be the name or the path of a C++ compiler, without options. Received: "
+            f"{command[0]!r}, which cannot be run ({error}). Unset it to use g++."
+        ) from error
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"Compiling the CPU kernels failed:\n{' '.join(command)}\n{done.stderr[:4000]}"
+        )
 
 
 def find_library() -> Path:

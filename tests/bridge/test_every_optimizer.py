@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.bridge.optimizers.settings import family_of, settings_of
-from tests.conftest import LONG
 from tests.support.optimizer_cases import CASES
 
 NUM_STEPS = 50
@@ -86,9 +85,7 @@ def table_rows(case, is_traced):
     return [tf.nn.embedding_lookup(table, KEYS).numpy() for table in tables]
 
 
-# Each way of calling and each place of the tables once: the other two pairs take as long again.
-WAYS = [("eager", "cpu"), ("tf.function", "simt")]
-WAYS += [("tf.function", "cpu"), ("eager", "simt")] if LONG else []
+WAYS = [(mode, place) for mode in ("eager", "tf.function") for place in ("cpu", "simt")]
 
 
 @pytest.mark.parametrize(("mode", "place"), WAYS, ids=lambda value: value)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from tests.conftest import LONG
+from tests.conftest import QUICK
 from tests.support.own_process import run_limited
 from tests.support.tripwire import Tripwire
 
@@ -81,7 +81,7 @@ PROGRAM = """
 
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])
 def test_signals_in_eager_calls(kind):
-    count = 200 if LONG else 20
+    count = 20 if QUICK else 100
     assert run_limited(PROGRAM, kind, count, 0, timeout=600)[-2:] == ["interrupted", str(count)]
 
 

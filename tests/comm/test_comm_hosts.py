@@ -200,7 +200,7 @@ def test_a_link_that_is_closed_is_known_on_all_machines(run_hosts):
     run_hosts("aab", program)
 
 
-@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stride", [4, 1])
 def test_an_interrupt_at_any_line_of_a_collective_leaves_no_rank_out_of_step(run_hosts, stride):
     check_interrupts_at_lines(lambda program: run_hosts("aab", program), stride)
 

@@ -223,7 +223,7 @@ def test_a_stranger_cannot_join():
 # ---- calls that break off ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stride", [4, 1])
 def test_an_interrupt_at_any_line_of_a_collective_leaves_no_rank_out_of_step(stride):
     check_interrupts_at_lines(lambda program: run_local(3, program), stride)
 

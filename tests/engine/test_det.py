@@ -1,7 +1,6 @@
 """What only the det table does, and its state machine against a dict.
 
-What every table does is in test_tables.py. The machine runs 60 sequences of calls; SOK_LITE_LONG=1
-makes them 2000 longer ones, and `max_examples` and `stateful_step_count` below any other number.
+What every table does is in test_tables.py.
 """
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from sok_lite.backend.cpu import CpuBackend
-from tests.conftest import LONG
+from tests.conftest import QUICK
 from tests.support.helpers import first_row, new_table, with_segments
 from tests.support.reference import DictTable, ScoredTable
 from tests.support.simt import backend as simt
@@ -39,7 +38,7 @@ def test_the_index_follows_what_is_new_not_the_batch(backend):
 def test_erased_rows_are_used_again_and_the_index_stays_small(backend):
     table = new_table(backend, dim=1)
     rng = np.random.default_rng(0)
-    for _ in range(200 if LONG else 40):
+    for _ in range(40 if QUICK else 200):
         keys = rng.integers(I64.min, I64.max, 1000)
         table.find_or_insert(keys)
         assert table.erase(keys) == 1000
@@ -263,9 +262,7 @@ class TableAgainstDict(RuleBasedStateMachine):
 
 
 TestTableAgainstDict = TableAgainstDict.TestCase
-TestTableAgainstDict.settings = settings(
-    max_examples=2000 if LONG else 60, stateful_step_count=50 if LONG else 25, deadline=None
-)
+TestTableAgainstDict.settings = settings(max_examples=60 if QUICK else 300, stateful_step_count=25)
 
 
 class SimtTableAgainstDict(TableAgainstDict):
@@ -276,5 +273,5 @@ TestSimtTableAgainstDict = pytest.mark.skipif(
     simt.unavailable() is not None, reason=f"no simulated GPU: {simt.unavailable()}"
 )(SimtTableAgainstDict.TestCase)
 TestSimtTableAgainstDict.settings = settings(
-    max_examples=200 if LONG else 10, stateful_step_count=20, deadline=None
+    max_examples=10 if QUICK else 30, stateful_step_count=20
 )

@@ -143,7 +143,7 @@ def test_rules_are_values():
 # ---- trips --------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     size=st.integers(1, 4),
     keys=st.lists(

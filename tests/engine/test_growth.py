@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.table import snapshot
-from tests.conftest import LONG
 from tests.support.helpers import first_row, new_table, sized, with_segments
 from tests.support.own_process import run_limited
 from tests.support.reference import DictTable
@@ -287,7 +286,7 @@ def test_a_full_hybrid_table_has_as_many_slots_as_it_may(small):
     assert table.size > 1900 and table.statistics().evicted
 
 
-@pytest.mark.skipif(not LONG, reason="half a minute: SOK_LITE_LONG=1")
+@pytest.mark.full_only("8 million keys: half a minute")
 def test_segments_of_the_usual_size():
     from sok_lite.backend.cpu import CpuBackend
 

@@ -1,8 +1,7 @@
 """What only the hybrid table does, and its state machine against a dict.
 
 What every table does is in test_tables.py, what must be true of an eviction in
-tests/support/eviction_facts.py. The machine runs 100 sequences of calls; SOK_LITE_LONG=1 makes them
-3000 longer ones, and `max_examples` and `stateful_step_count` below any other number.
+tests/support/eviction_facts.py.
 """
 
 import warnings
@@ -17,7 +16,7 @@ from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.table.hkv_index import STRATEGIES
-from tests.conftest import LONG
+from tests.conftest import QUICK
 from tests.support.eviction_facts import Watched
 from tests.support.helpers import KeyInitializer, first_row, new_table, sized, with_segments
 from tests.support.simt import backend as simt
@@ -562,9 +561,7 @@ class HkvAgainstDict(RuleBasedStateMachine):
 
 
 TestHkvAgainstDict = HkvAgainstDict.TestCase
-TestHkvAgainstDict.settings = settings(
-    max_examples=3000 if LONG else 100, stateful_step_count=60 if LONG else 25, deadline=None
-)
+TestHkvAgainstDict.settings = settings(max_examples=50 if QUICK else 300, stateful_step_count=25)
 
 
 class SimtHkvAgainstDict(HkvAgainstDict):
@@ -574,6 +571,4 @@ class SimtHkvAgainstDict(HkvAgainstDict):
 TestSimtHkvAgainstDict = pytest.mark.skipif(
     simt.unavailable() is not None, reason=f"no simulated GPU: {simt.unavailable()}"
 )(SimtHkvAgainstDict.TestCase)
-TestSimtHkvAgainstDict.settings = settings(
-    max_examples=200 if LONG else 10, stateful_step_count=20, deadline=None
-)
+TestSimtHkvAgainstDict.settings = settings(max_examples=8 if QUICK else 30, stateful_step_count=20)

@@ -187,14 +187,14 @@ def cases(draw):
     )
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(steps=st.lists(st.sampled_from(STEPS), max_size=12), case=cases())
 def test_a_program_does_the_same_with_hot_keys(steps, case):
     compared(get_backend("cpu"), case, steps)
 
 
-@pytest.mark.long
-@settings(deadline=None, max_examples=400)
+@pytest.mark.full_only("400 long programs")
+@settings(max_examples=400)
 @given(steps=st.lists(st.sampled_from(STEPS), max_size=40), case=cases())
 def test_long_programs_do_the_same_with_hot_keys(steps, case):
     compared(get_backend("cpu"), case, steps)

@@ -7,13 +7,13 @@ exception is raised, for every k. Then
 (c) its lock is free for another thread;
 (d) the next lookup, write and removal, and the same operation again, do what they do to a dict.
 Some are hit a second time while the first exception unwinds. Tables that are made of the same are
-checked once (tests/support/fault_facts.py). SOK_LITE_LONG=1 checks all, takes more kinds of tables,
-and every instruction. tests/support/table_state.py says what "as before" allows.
+checked once (tests/support/fault_facts.py). tests/support/table_state.py says what "as before"
+allows.
 """
 
 import pytest
 
-from tests.conftest import LONG
+from tests.conftest import QUICK
 from tests.support.fault_cases import CASES
 from tests.support.fault_facts import every_pair, every_place
 from tests.support.helpers import sized
@@ -48,14 +48,10 @@ _QUICK = {
     "export_if": ("kLru",),
     "restore_into_empty": ("hbm",),
 }
-ALL = [
-    pytest.param(name, kind, marks=[] if kind in _QUICK[name] else pytest.mark.long)
-    for name, case in CASES.items()
-    for kind in case.kinds
-]
+ALL = [(name, kind) for name, case in CASES.items() for kind in case.kinds]
 
 
-# Of calls with thousands of lines every so many; the long form tries all of them.
+# Of calls with thousands of lines every so many.
 _STEPS = {
     "grow_segments": 7,
     "lookup_tables": 7,
@@ -70,11 +66,11 @@ _STEPS = {
 @pytest.mark.parametrize(("name", "kind"), ALL)
 def test_an_exception_at_any_line(new_bench, name, kind):
     bench = new_bench(kind)
-    step = 1 if LONG else _STEPS.get(name, 1)
+    step = _STEPS.get(name, 1)
     every_place(bench, name, step=step * sized(bench.backend, 1, 12))
 
 
-@pytest.mark.long
+@pytest.mark.full_only("raises at each bytecode instruction: minutes")
 @pytest.mark.parametrize(
     ("name", "kind"), [(name, kind) for name in _QUICK for kind in _QUICK[name]]
 )
@@ -89,18 +85,14 @@ PAIRS = ("lookup_mixed", "insert_or_assign", "erase_many", "evict", "promote", "
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        pytest.param(name, kind, marks=[] if kind == "kLru" else pytest.mark.long)
-        for name in PAIRS
-        for kind in CASES[name].kinds
-    ],
+    [(name, kind) for name in PAIRS for kind in CASES[name].kinds],
 )
 def test_a_second_exception_while_the_first_unwinds(new_bench, name, kind):
-    every_pair(new_bench(kind), name, step=4 if LONG else 25)
+    every_pair(new_bench(kind), name, step=25)
 
 
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_signals_at_random_times(kind, seed):
     """Large batches, as a Ctrl-C in a notebook finds them."""
     program = """
@@ -109,5 +101,5 @@ def test_signals_at_random_times(kind, seed):
 
         rounds(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     """
-    count = 600 if LONG else 40
+    count = 40 if QUICK else 200
     assert run_limited(program, kind, count, seed, timeout=500)[:2] == ["interrupted", str(count)]

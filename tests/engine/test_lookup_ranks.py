@@ -147,7 +147,7 @@ def table_cases(draw):
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     cases=st.lists(table_cases(), min_size=1, max_size=7),
     # Eighths of the batch: ranks between equal ones are idle.

@@ -13,22 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LONG
 from tests.support.fault_cases import CASES
 from tests.support.own_process import run_limited
 from tests.support.shortage import Shortage, every_shortage
 
-LATER = pytest.mark.long
-_QUICK = ("hbm", "kLru", "refusing")
-
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        pytest.param(name, kind, marks=[] if kind in _QUICK else LATER)
-        for name, case in CASES.items()
-        for kind in case.kinds
-    ],
+    [(name, kind) for name, case in CASES.items() for kind in case.kinds],
 )
 def test_any_allocation_of_the_backend_may_fail(backend, new_bench, name, kind):
     every_shortage(new_bench(kind), name, lambda at, for_good: Shortage(backend, at, for_good))
@@ -53,33 +45,16 @@ MALLOC = """
 
     every_malloc(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
 """
-_QUICK_MALLOC = {
-    "lookup_mixed": ("hbm", "kLru", "sighting"),
-    "lookup_tables": ("hbm",),
-    "lookup_full_tables": ("kLru",),
-    "insert_or_assign": ("hbm", "kLru"),
-    "accum_or_assign": ("hbm",),
-    "erase_many": ("hbm", "kLru"),
-    "evict": ("kLru",),
-    "grow": ("roomy",),
-    "promote": ("kLru",),
-    "update_first_state": ("hbm",),
-    "update_new_of_tables": ("kLru",),
-}
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        pytest.param(name, kind, marks=[] if kind in _QUICK_MALLOC.get(name, ()) else LATER)
-        for name, case in CASES.items()
-        for kind in case.kinds
-    ],
+    [(name, kind) for name, case in CASES.items() for kind in case.kinds],
 )
 def test_any_malloc_may_fail(failing_memory, tmp_path, name, kind):
     """In a process of its own: NumPy itself may crash where it does not ask whether it got any."""
     done = run_limited(
-        *(MALLOC, name, kind, 600 if LONG else 150, tmp_path),
+        *(MALLOC, name, kind, 150, tmp_path),
         timeout=600,
         LD_PRELOAD=str(failing_memory),
         PYTHONFAULTHANDLER="1",
@@ -98,7 +73,7 @@ LIMIT = """
 
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])
 @pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
-@pytest.mark.parametrize("spare", [100 << 20, pytest.param(400 << 20, marks=LATER)])
+@pytest.mark.parametrize("spare", [100 << 20, 400 << 20])
 def test_a_table_that_met_a_limit_goes_on(kind, limit, spare):
     if not sys.platform.startswith("linux"):
         pytest.skip("/proc says how much memory a process has")

@@ -187,7 +187,7 @@ def arrived(sequence, dim, between=lambda table, step: None):
     return np.array(sums, np.float64), left
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=3, max_size=3),

@@ -154,7 +154,7 @@ def test_rank_0_shows_a_progress_bar(two_ranks):
     assert bars[-1].find("100%") > 0
 
 
-@pytest.mark.long
+@pytest.mark.full_only("the demo as it is: minutes")
 def test_the_default_run_comes_close_to_the_best_auc(tmp_path):
     result = run(2, tmp_path).result
     assert result["best_auc"] - 0.02 < result["auc"] <= result["best_auc"]

@@ -78,7 +78,7 @@ def test_facts_over_horovod_on_two_machines(tmp_path):
     check_tests("horovod", 2, 2, tmp_path, *files, "-k", chosen)
 
 
-@pytest.mark.long
+@pytest.mark.full_only("runs four rooms of tests on two machines")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("tool", ["mpi", "horovod"])
 def test_all_facts_on_two_machines(tmp_path, tool, ranks):
@@ -87,7 +87,7 @@ def test_all_facts_on_two_machines(tmp_path, tool, ranks):
     check_tests(tool, 2, ranks, tmp_path, *files, timeout=1200)
 
 
-@pytest.mark.parametrize("tool", ["mpi", pytest.param("horovod", marks=pytest.mark.long)])
+@pytest.mark.parametrize("tool", ["mpi", "horovod"])
 def test_a_rank_that_is_killed_on_another_machine_ends_the_job(tmp_path, tool):
     program = STREAM.format(end="os.kill(os.getpid(), signal.SIGKILL)")
     job = run_on_machines(tool, 2, 2, program, tmp_path)

@@ -218,10 +218,10 @@ comm.barrier()
     ("tool", "local", "seconds"),
     [
         ("mpi", True, 3),
-        pytest.param("mpi", True, 20, marks=pytest.mark.long),
-        pytest.param("mpi", False, 20, marks=pytest.mark.long),
-        pytest.param("horovod", True, 20, marks=pytest.mark.long),
-        pytest.param("horovod", False, 20, marks=pytest.mark.long),
+        pytest.param("mpi", True, 20, marks=pytest.mark.full_only("stops a rank for 20 s")),
+        pytest.param("mpi", False, 20, marks=pytest.mark.full_only("stops a rank for 20 s")),
+        pytest.param("horovod", True, 20, marks=pytest.mark.full_only("stops a rank for 20 s")),
+        pytest.param("horovod", False, 20, marks=pytest.mark.full_only("stops a rank for 20 s")),
     ],
 )
 def test_a_rank_that_is_stopped_for_a_while_does_no_harm(tmp_path, tool, local, seconds):
@@ -254,7 +254,12 @@ def test_a_rank_that_is_stopped_for_a_while_does_no_harm(tmp_path, tool, local, 
         ("mpi", False, {}),
         ("mpi", True, {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0"}),
         *(
-            pytest.param("horovod", local, settings, marks=pytest.mark.long)
+            pytest.param(
+                "horovod",
+                local,
+                settings,
+                marks=pytest.mark.full_only("starts Horovod three times"),
+            )
             for local in (True, False)
             for settings in (
                 {},
@@ -286,7 +291,7 @@ def test_ranks_that_end_at_different_times_end_well(tmp_path, tool, local, setti
 
 
 everywhere = [
-    pytest.mark.long,
+    pytest.mark.full_only("starts hundreds of jobs"),
     pytest.mark.parametrize("ranks", [2, 3]),
     pytest.mark.parametrize("local", [True, False], ids=["local", "network"]),
     pytest.mark.parametrize("tool", ["mpi", "horovod"]),

@@ -275,7 +275,7 @@ def test_hot_keys_are_measured():
     assert hot["busiest_rows"] < without["busiest_rows"]
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_the_work_of_each_rank_is_counted(ranks):
     pytest.importorskip("tensorflow")
     args = "--tables 2 --keys 100 --dim 3 --cases lookup-64 train-64".split()
@@ -321,7 +321,7 @@ def test_the_work_of_each_rank_is_counted(ranks):
     assert 0 <= train["send_grads_bytes"] - 12 * train["keys_for_others"] <= 2 * 15
 
 
-@pytest.mark.long
+@pytest.mark.full_only("starts three jobs")
 def test_two_pinned_ranks_are_timed_beside_one():
     pytest.importorskip("tensorflow")
     cases = ["step", "dense, cpu", "waits"]
@@ -673,7 +673,7 @@ def test_fit_of_tables_is_timed_beside_dense_layers():
     assert served == [("model", 1), ("served", 1), ("model", 16), ("served", 16)]
 
 
-@pytest.mark.long
+@pytest.mark.full_only("trains the click model")
 def test_training_by_gradients_of_16_bits_is_measured():
     pytest.importorskip("tensorflow")
     args = "--rows 600 --batch 400 --dim 2 --seeds 1 --cases bfloat16".split()

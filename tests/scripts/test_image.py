@@ -46,7 +46,7 @@ def test_the_image_and_the_wheels_are_of_one_cuda():
     )
 
 
-@pytest.mark.long
+@pytest.mark.full_only("asks the package index for 150 packages")
 def test_the_packages_of_the_image_resolve_today(tmp_path):
     cuda, python, glibc = base_image()
     extras = project()["optional-dependencies"]

@@ -7,7 +7,8 @@ from tests.support.own_process import run_limited
 
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])
 @pytest.mark.parametrize(
-    ("count", "most"), [(100, 40), pytest.param(1000, 400, marks=pytest.mark.long)]
+    ("count", "most"),
+    [(100, 40), pytest.param(1000, 400, marks=pytest.mark.full_only("traces 1,000 tables"))],
 )
 def test_small_tables_take_little_memory(kind, count, most):
     program = """

@@ -8,8 +8,7 @@
 
 All four follow from what the tables are made of (insides.py). Most faults leave one of a few
 outcomes, while the operation was being prepared most often none: each outcome is checked once, and
-tables that are as they were built are used for the next fault. SOK_LITE_LONG=1 builds and checks
-all of them.
+tables that are as they were built are used for the next fault.
 """
 
 import functools
@@ -19,7 +18,6 @@ import numpy as np
 
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.hkv import RefusedError
-from tests.conftest import LONG
 from tests.support.fault_bench import DIM
 from tests.support.fault_cases import CASES, OTHER
 from tests.support.helpers import first_row
@@ -160,8 +158,6 @@ def expected(bench, name):
 
 def check_after_fault(bench, name, tables, expected):
     """Asserts (a) to (d) of tables that a fault befell, unless they were asserted of equal ones."""
-    if LONG:
-        return _check(bench, name, tables, expected)
     for table in tables:
         alone(table, lambda: None)  # what the fault has left to be done
     found = insides(tables)

@@ -17,7 +17,6 @@ from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update import Update
-from tests.conftest import LONG
 from tests.support.simt.backend import is_simulated
 
 
@@ -52,8 +51,8 @@ def first_row(dim):
 
 def sized(backend, usual, simulated):
     """Returns how large a test is: `usual`, or `simulated` where a GPU is simulated, which takes
-    thousands of times as long, unless SOK_LITE_LONG=1."""
-    return simulated if is_simulated(backend) and not LONG else usual
+    thousands of times as long."""
+    return simulated if is_simulated(backend) else usual
 
 
 def with_segments(backend, num_slots):

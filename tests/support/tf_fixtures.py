@@ -8,8 +8,6 @@ import os
 
 import pytest
 
-from tests.conftest import LONG
-
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
@@ -58,9 +56,8 @@ def play(monkeypatch):
     return play_gpu(monkeypatch)
 
 
-# Modules whose tests run once more with tables on the simulated GPU. Every call runs there in
-# test_on_gpu; SOK_LITE_LONG=1 takes all modules but those that choose for themselves.
-_ON_GPU_TOO = {"test_lookup_sparse", "test_embedding_lookup", "test_static_variable"}
+# The tests of all modules but these, which choose for themselves, run once more with tables on the
+# simulated GPU.
 _NOT_ON_GPU = {
     *("test_every_optimizer", "test_gpu", "test_host_call", "test_interrupts_tf", "test_joined"),
     *("test_on_gpu", "test_tensor"),
@@ -69,7 +66,7 @@ _NOT_ON_GPU = {
 
 def pytest_generate_tests(metafunc):
     module = metafunc.module.__name__.rpartition(".")[2]
-    if module in _ON_GPU_TOO or (LONG and module not in _NOT_ON_GPU):
+    if module not in _NOT_ON_GPU:
         metafunc.parametrize("tables_on", ["cpu", "simt"], indirect=True)
 
 

@@ -18,7 +18,7 @@ from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
-from tests.conftest import LONG
+from tests.conftest import QUICK
 from tests.support.failing_calls import FailingCalls
 from tests.support.helpers import new_table
 from tests.support.table_state import State
@@ -202,7 +202,7 @@ def test_a_killed_dump_leaves_a_whole_checkpoint(tmp_path, how):
     last = 1
     dump(tmp_path, [table_of(last, n=2000), table_of(last, "u", n=2000)], ONE)
     seen = set()
-    for _ in range(200 if LONG else 10):
+    for _ in range(10 if QUICK else 50):
         child = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(DUMPS), str(tmp_path), str(last), how],
             stdout=subprocess.PIPE,
@@ -244,7 +244,7 @@ def test_no_flipped_or_missing_byte_is_loaded(tmp_path, options, chunk_bytes):
     (data,) = tmp_path.glob("data-*/*")
     for file in (tmp_path / "manifest.json", data):
         whole = file.read_bytes()
-        step = 1 if LONG else 7
+        step = 7 if QUICK else 1
         cuts = [whole[:i] for i in range(0, len(whole), 5 * step)]
         flips = [
             whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :]

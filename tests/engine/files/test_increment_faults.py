@@ -17,7 +17,7 @@ from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
-from tests.conftest import LONG
+from tests.conftest import QUICK
 from tests.engine.files.test_faults import HYBRID
 from tests.engine.files.test_increments import contents, no_warning
 from tests.support.failing_calls import FailingCalls
@@ -155,7 +155,7 @@ def test_a_killed_increment_leaves_a_whole_checkpoint(tmp_path):
     write(some, 1)
     dump(tmp_path, some, ONE)
     last, num_killed = 1, 0
-    for _ in range(200 if LONG else 12):
+    for _ in range(12 if QUICK else 50):
         child = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", textwrap.dedent(DUMPS), str(tmp_path)],
             stdout=subprocess.PIPE,
@@ -205,7 +205,7 @@ def test_no_flipped_or_missing_byte_is_loaded(tmp_path):
 
     for file in files:
         whole = file.read_bytes()
-        places = [rng.randrange(len(whole)) for _ in range(500 if LONG else 10)]
+        places = [rng.randrange(len(whole)) for _ in range(10 if QUICK else 100)]
         for i in places:
             file.write_bytes(whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :])
             num_refused += refuses(file)

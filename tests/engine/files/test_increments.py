@@ -21,7 +21,7 @@ from sok_lite.engine.optimizers import Adagrad, Momentum
 from sok_lite.engine.table import snapshot
 from sok_lite.engine.table.index import LAST_STAMP
 from sok_lite.engine.update import apply_updates
-from tests.conftest import LONG
+from tests.conftest import QUICK
 from tests.support.helpers import new_table, sized, update_of
 
 ONE = SingleCommunicator()
@@ -189,7 +189,7 @@ ROUND = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=400 if LONG else 25, derandomize=not LONG)
+@settings(max_examples=25 if QUICK else 100)
 @given(rounds=st.lists(ROUND, min_size=5, max_size=8))
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_dumped_in_parts_comes_back_whole(kind, rounds):

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sok_lite.engine.files.key_value_files import Layout, make_layout, open_shards, write_shard
@@ -95,7 +95,6 @@ def test_files_of_tfra_are_read_as_their_reader_says(tmp_path):
     np.testing.assert_array_equal(rows, np.float32([[0, 1], [2, 3], [4, 5]]))
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_what_was_written_is_read(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("files")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import rule
 
-from tests.conftest import LONG
+from tests.conftest import QUICK
 from tests.engine.rows.helpers import new_store
 from tests.engine.rows.test_tiers import KEYS, DictTable, TierMachine, lookup
 from tests.support.forgetful import forgetful_backend
@@ -182,9 +182,7 @@ class GivingBack(TierMachine):
 
 
 TestGivingBack = GivingBack.TestCase
-TestGivingBack.settings = settings(
-    max_examples=1000 if LONG else 60, stateful_step_count=40, deadline=None
-)
+TestGivingBack.settings = settings(max_examples=30 if QUICK else 200, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("var_type", ["hbm", "hybrid"])

@@ -12,7 +12,7 @@ from sok_lite.backend import cuda_unavailable, get_backend
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.rows.tiers import RowTiers, lowest
-from tests.conftest import LONG
+from tests.conftest import QUICK
 from tests.support.helpers import new_table, sized
 from tests.support.own_process import run_limited
 from tests.support.simt import backend as simt
@@ -374,19 +374,15 @@ class CudaTierMachine(TierMachine):
 
 
 TestTierMachine = TierMachine.TestCase
-TestTierMachine.settings = settings(
-    max_examples=1000 if LONG else 60, stateful_step_count=40, deadline=None
-)
+TestTierMachine.settings = settings(max_examples=30 if QUICK else 200, stateful_step_count=40)
 TestSimtTierMachine = pytest.mark.skipif(
     simt.unavailable() is not None, reason=f"no simulated GPU: {simt.unavailable()}"
 )(SimtTierMachine.TestCase)
-TestSimtTierMachine.settings = settings(
-    max_examples=200 if LONG else 10, stateful_step_count=20, deadline=None
-)
+TestSimtTierMachine.settings = settings(max_examples=8 if QUICK else 30, stateful_step_count=20)
 TestCudaTierMachine = pytest.mark.skipif(
     cuda_unavailable() is not None, reason=f"no cuda backend: {cuda_unavailable()}"
 )(CudaTierMachine.TestCase)
-TestCudaTierMachine.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+TestCudaTierMachine.settings = settings(max_examples=20, stateful_step_count=30)
 
 
 # ---------------------------------------------------------------- the table that uses them
