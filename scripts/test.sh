@@ -13,6 +13,14 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 bash scripts/setup.sh || exit 1
+is_check=1
+case "${1:-}" in '' | --full) ;; *) is_check= ;; esac
+if [ -n "$is_check" ] && [ "${SOK_LITE_OLDEST:-1}" != 0 ]; then
+  # pyproject.toml names the oldest release that is supported.
+  oldest="$(sed -n 's/.*"tensorflow-cpu>=\([0-9.]*\),.*/\1/p' pyproject.toml)"
+  SOK_LITE_VENV=.venv-oldest bash scripts/setup.sh --tensorflow "$oldest" || exit 1
+fi
+
 venv="${SOK_LITE_VENV:-.venv}"
 case "$venv" in /*) ;; *) venv="$PWD/$venv" ;; esac
 export PATH="$venv/bin:$PATH" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
@@ -21,15 +29,6 @@ export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_rmaps_base_oversubscribe=1
 
-case "${1:-}" in
-  '' | --full) ;;
-  *) exec python -m pytest "$@" ;;
-esac
-
-if [ "${SOK_LITE_OLDEST:-1}" != 0 ]; then
-  # pyproject.toml names the oldest release that is supported.
-  oldest="$(sed -n 's/.*"tensorflow-cpu>=\([0-9.]*\),.*/\1/p' pyproject.toml)"
-  SOK_LITE_VENV=.venv-oldest bash scripts/setup.sh --tensorflow "$oldest" || exit 1
-fi
+[ -n "$is_check" ] || exec python -m pytest "$@"
 printf 'set-up: %d s\n' "$SECONDS"
-exec python scripts/check.py "$@"
+exec python3 scripts/check.py "$@"

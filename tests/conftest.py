@@ -140,7 +140,7 @@ def changed_stems():
         # -M100%: a file that only moved is no change. Then those that git does not know yet.
         changed = _git("diff", "--name-status", "-M100%", commit).splitlines()
         new = _git("ls-files", "--others", "--exclude-standard").splitlines()
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, KeyError, ValueError, subprocess.CalledProcessError):
         return None
     paths = [line.split("\t")[-1] for line in changed if not line.startswith("R100")] + new
     ends = (".py", ".cu", ".cuh", ".sh", ".cpp")

@@ -1,0 +1,216 @@
+"""scripts/check.py: what its stages run, how they are run, counted and told."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = importlib.util.spec_from_file_location("check", ROOT / "scripts" / "check.py")
+check = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(check)
+
+
+def stage(name, program, limit=60, **fields):
+    return check.Stage(name, [sys.executable, "-c", program], limit, **fields)
+
+
+# ------------------------------------------------------------------------ the stages
+
+
+@pytest.mark.parametrize("level", [0, 1], ids=["quick", "full"])
+def test_every_test_file_is_in_a_stage(level):
+    stages = check.quick_and_full_stages("2.16", True)[level]
+    paths = [word for s in stages for word in s.command if word.startswith("tests/")]
+    assert all((ROOT / path).exists() or path == "tests/fuzz" for path in paths)
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        name = str(file.relative_to(ROOT))
+        assert any(name == path or name.startswith(f"{path}/") for path in paths), name
+
+
+def test_the_levels_have_the_same_stages_and_quick_says_which_are_parts():
+    quick, full = check.quick_and_full_stages("2.16", True)
+    assert [s.name for s in quick] == [s.name for s in full]
+    assert not any(s.is_part for s in full)
+    assert {s.name for s in quick if s.is_part} == {
+        "tests, 2 ranks, mpirun",
+        "tests, TensorFlow 2.16",
+    }
+    assert all(("--quick" in q.command) == ("pytest" in q.command) for q in quick)
+    assert not any("--quick" in s.command for s in full)
+
+
+def test_the_oldest_tensorflow_can_be_left_out():
+    (with_it, _), (without, _) = (check.quick_and_full_stages("2.16", has) for has in (True, False))
+    assert {s.name for s in with_it} - {s.name for s in without} == {"tests, TensorFlow 2.16"}
+
+
+# ------------------------------------------------------------------------ counting
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "counts"),
+    [
+        ("=== 100 passed, 5 skipped in 2.00s ===", 0, (100, 0, 5)),
+        ("3 failed, 7 passed, 2 errors in 61.20s (0:01:01)", 1, (7, 3, 0)),
+        ("[0]<stdout>:41 passed in 1.0s\n[1]<stdout>:40 passed, 1 skipped in 1.0s", 0, (41, 0, 1)),
+        ("[0]<stdout>:1 failed in 1.0s\n[1]<stdout>:2 failed, 9 passed in 1.0s", 1, (9, 2, 0)),
+        # What has no closing line is one test; what broke off after good ones failed all the same.
+        ("fine", 0, (1, 0, 0)),
+        ("", 2, (0, 1, 0)),
+        ("12 passed in 1.00s", 1, (12, 1, 0)),
+        # A test's own words are no closing line.
+        ("he said 12 passed in 1.00s", 0, (1, 0, 0)),
+    ],
+)
+def test_tests_are_counted_by_the_closing_line(log, code, counts):
+    assert check.counts_of(log, code) == counts
+
+
+# ------------------------------------------------------------------------ running
+
+
+def test_lanes_take_the_next_stage_when_they_are_free(capsys, tmp_path):
+    """One stage that ends after the two others: these share a lane."""
+    done = tmp_path / "done"
+    waits = f"import os, time\nwhile not os.path.exists({str(done)!r}): time.sleep(0.05)"
+    stages = [stage("long", waits), stage("a", "print(1)"), stage("b", f"open({str(done)!r}, 'w')")]
+    results = {r.stage.name: r for r in check.Runner(stages).run()}
+    assert results["a"].lane == results["b"].lane != results["long"].lane
+    assert [r.code for r in results.values()] == [0, 0, 0]
+    assert results["a"].log == "1\n"
+    printed = capsys.readouterr().out
+    assert "=== a\n1\n--- a: ok, " in printed
+
+
+def test_a_stage_that_fails_keeps_no_other_from_running():
+    stages = [stage("bad", "raise SystemExit(3)"), *(stage(f"good {i}", "") for i in range(4))]
+    results = check.Runner(stages).run()
+    assert len(results) == 5
+    assert {r.stage.name: r.code for r in results if r.code} == {"bad": 3}
+
+
+def test_a_stage_has_the_tensorflow_that_it_is_for():
+    program = "import os; print(os.environ['PATH'].split(os.pathsep)[0])"
+    (old,) = check.Runner([stage("x", program, oldest=True)]).run()
+    assert old.log.strip() == str(ROOT / ".venv-oldest" / "bin")
+
+
+SLEEPER = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def ends(pid):
+    """Waits for the end of a process, which closes its files before it is gone."""
+    for _ in range(600):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_stage_that_takes_too_long_is_ended_with_what_it_started():
+    (result,) = check.Runner([stage("slow", SLEEPER, limit=15)]).run()
+    assert result.code != 0 and result.failed == 1
+    assert "stopped after its limit of 15 s" in result.log
+    assert ends(int(result.log.split()[0]))
+
+
+def test_a_check_that_is_told_to_end_says_where_it_was(tmp_path):
+    program = f"""
+import importlib.util, signal, sys
+spec = importlib.util.spec_from_file_location("check", {str(ROOT / "scripts" / "check.py")!r})
+check = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(check)
+check.quick_and_full_stages = lambda *_: ([
+    check.Stage("slow", [sys.executable, "-c", {SLEEPER!r}], 600),
+    check.Stage("slow too", [sys.executable, "-c", {SLEEPER!r}], 600),
+    check.Stage("never", [sys.executable, "-c", ""], 600),
+], [])
+sys.argv = ["check.py"]
+sys.exit(check.main())
+"""
+    command = [sys.executable, "-c", program]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout.readline() == "... slow\n"
+    assert process.stdout.readline() == "... slow too\n"
+    time.sleep(5)  # so that most of the time both have printed
+    process.send_signal(signal.SIGTERM)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "--- slow: FAILED" in text and "--- slow too: FAILED" in text
+    assert "never" not in text
+    assert re.search(r"^0 passed, 2 failed, 0 skipped in \d+ s$", text, re.MULTILINE)
+    assert all(ends(int(pid)) for pid in re.findall(r"^(\d+)$", text, re.MULTILINE))
+
+
+# ------------------------------------------------------------------------ telling
+
+
+def result(name, code=0, seconds=1.0, lane=0, log="", counts=(1, 0, 0)):
+    return check.Result(check.Stage(name, [], 1), code, seconds, lane, log, *counts)
+
+
+def test_what_failed_is_told_once_more():
+    log = "noise\n=== FAILURES ===\nwhy\n=== short test summary ===\nFAILED tests/x.py::test_y\n"
+    text = check.what_failed(result("tests", 1, log=log))
+    assert "noise" not in text
+    assert text.endswith("FAILED tests/x.py::test_y")
+    assert "why" in text
+    assert "last words" in check.what_failed(result("mypy", 1, log="x\n" * 99 + "last words"))
+
+
+def test_the_table_has_each_stage_and_the_sum_of_each_lane():
+    results = [result("a", seconds=100), result("b", seconds=20, lane=1), result("c", seconds=7)]
+    lines = check.table_of(results).splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["a", "c", "b"]
+    assert lines[-2].split() == ["sum", "of", "lane", "1", "107"]
+    assert lines[-1].split() == ["sum", "of", "lane", "2", "20"]
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "x").write_text("")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True, capture_output=True)
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check, "LAST_FULL", tmp_path / "tests" / "last_full.json")
+    return tmp_path
+
+
+def test_the_commit_of_a_full_run_is_written(repository):
+    text = check.write_last_full(3000.4, 12)
+    head = subprocess.run(
+        ["git", "-C", str(repository), "rev-parse", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
+    record = json.loads(check.LAST_FULL.read_text())
+    assert (record["commit"], record["seconds"], record["passed"]) == (head, 3000, 12)
+    assert "tests/last_full.json" in text and "commit it" in text
+
+
+def test_of_what_is_not_committed_no_full_run_is_written(repository):
+    (repository / "tests" / "x").write_text("changed")
+    assert "changes outside the commit" in check.write_last_full(1.0, 1)
+    assert not check.LAST_FULL.exists()
+
+
+def test_without_git_the_reason_is_told(repository, monkeypatch):
+    monkeypatch.setenv("PATH", os.devnull)
+    assert "was not written" in check.write_last_full(1.0, 1)

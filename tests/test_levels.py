@@ -1,0 +1,155 @@
+"""What the quick level of the check chooses, by the rule in tests/conftest.py."""
+
+import json
+import subprocess
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import conftest as levels
+
+
+class Item:
+    """What the rule asks of a test that pytest has collected."""
+
+    def __init__(self, path, function, variant=None, backend=None, is_full_only=False):
+        self.path = Path(path)
+        self.nodeid = f"{path}::{function}" + (f"[{variant}]" if variant else "")
+        self.is_full_only = is_full_only
+        if variant:
+            self.callspec = SimpleNamespace(params={"backend": backend} if backend else {})
+
+    def get_closest_marker(self, name):
+        return self if name == "full_only" and self.is_full_only else None
+
+
+def variants(path, function, *names, **fields):
+    return [Item(path, function, name, **fields) for name in names]
+
+
+def chosen(items, changed=()):
+    return {item.nodeid for item in levels.choose(items, set(changed))}
+
+
+def test_the_level_of_the_run_reaches_the_tests(request):
+    """pytest could have imported tests/conftest.py a second time for them."""
+    assert request.config.getoption("--quick") == levels.QUICK
+
+
+def test_of_each_function_the_variant_with_the_lowest_hash_runs():
+    names = [f"{mode}-{size}" for mode in ("eager", "graph") for size in range(20)]
+    items = [
+        item
+        for function in ("test_a", "test_b", "test_c")
+        for item in variants("tests/sok/test_x.py", function, *names)
+    ]
+    items.append(Item("tests/sok/test_x.py", "test_alone"))
+    found = chosen(items)
+    assert len(found) == 4 and "tests/sok/test_x.py::test_alone" in found
+    for name in found:
+        function = name.partition("[")[0]
+        hashes = [
+            zlib.crc32(item.nodeid.encode())
+            for item in items
+            if item.nodeid.partition("[")[0] == function
+        ]
+        assert zlib.crc32(name.encode()) == min(hashes)
+    assert chosen(items[::-1]) == found
+
+
+@pytest.mark.parametrize("room", ["engine", "backend", "comm"])
+def test_kernels_run_once_on_each_backend_that_is_here(room, monkeypatch):
+    monkeypatch.setattr(levels, "_missing", lambda: {"cuda"})
+    path = f"tests/{room}/test_x.py"
+    items = [
+        item
+        for backend in ("cpu", "simt", "cuda")
+        for item in variants(path, "test_a", *(f"{backend}-{i}" for i in range(5)), backend=backend)
+    ]
+    found = sorted(name.partition("[")[2].partition("-")[0] for name in chosen(items))
+    assert found == ["cpu", "simt"]
+
+
+def test_elsewhere_a_backend_is_a_variant_as_others_are(monkeypatch):
+    monkeypatch.setattr(levels, "_missing", lambda: {"cuda"})
+    items = [Item("tests/sok/test_x.py", "test_a", name, name) for name in ("cpu", "simt", "cuda")]
+    (found,) = chosen(items)
+    assert "cuda" not in found
+
+
+def test_what_changed_runs_in_all_variants():
+    items = variants("tests/sok/test_x.py", "test_a", "1", "2", "3")
+    items += variants("tests/sok/test_x.py", "test_b", "1", is_full_only=True)
+    items += variants("tests/sok/test_y.py", "test_c", "1", "2", "3")
+    assert len(chosen(items, ["z"])) == 2
+    found = chosen(items, ["x"])
+    assert len(found) == 5 and "tests/sok/test_x.py::test_b[1]" in found
+
+
+def test_what_is_marked_runs_in_full_alone():
+    items = variants("tests/sok/test_x.py", "test_a", "1", "2")
+    items += variants("tests/sok/test_x.py", "test_a", "3", "4", is_full_only=True)
+    items += variants("tests/sok/test_x.py", "test_b", "1", is_full_only=True)
+    (found,) = chosen(items)
+    assert found.endswith(("[1]", "[2]"))
+
+
+def test_a_mark_says_its_reason(request):
+    for item in request.session.items:
+        mark = item.get_closest_marker("full_only")
+        assert mark is None or (len(mark.args) == 1 and mark.args[0]), item.nodeid
+
+
+# ------------------------------------------------------------------------ what changed
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A repository whose last full run was at its first commit; returns how to call git in it."""
+
+    def git(*arguments):
+        command = ["git", "-C", tmp_path, "-c", "user.name=n", "-c", "user.email=e", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    for name in ("tests/test_kept.py", "tests/test_moved.py", "lib/update.cu", "lib/page.md"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"# {name}\n" * 20)
+    git("add", ".")
+    git("commit", "-qm", "first")
+    record = tmp_path / "tests" / "last_full.json"
+    record.write_text(json.dumps({"commit": git("rev-parse", "HEAD")}))
+    monkeypatch.setattr(levels, "ROOT", tmp_path)
+    monkeypatch.setattr(levels, "LAST_FULL", record)
+    levels.changed_stems.cache_clear()
+    yield git
+    levels.changed_stems.cache_clear()
+
+
+def test_a_file_that_moved_has_not_changed(project, tmp_path):
+    (tmp_path / "room").mkdir()
+    project("mv", "tests/test_moved.py", "room/test_moved.py")
+    project("commit", "-qm", "move")
+    assert levels.changed_stems() == set()
+
+
+def test_a_file_counts_by_the_middle_of_its_name(project, tmp_path):
+    (tmp_path / "lib" / "update.cu").write_text("changed")
+    (tmp_path / "lib" / "page.md").write_text("changed: no test bears its name")
+    project("commit", "-qam", "change")
+    (tmp_path / "tests" / "test_kept.py").write_text("changed, not committed")
+    (tmp_path / "tests" / "test_new.py").write_text("not known to git")
+    (tmp_path / "lib" / "__init__.py").write_text("")
+    assert levels.changed_stems() == {"update", "kept", "new"}
+
+
+@pytest.mark.parametrize("record", [None, "{}", '{"commit": "0123456789abcdef"}'])
+def test_without_a_known_commit_nothing_counts_as_changed(project, record):
+    if record is None:
+        levels.LAST_FULL.unlink()
+    else:
+        levels.LAST_FULL.write_text(record)
+    assert levels.changed_stems() is None
