@@ -94,6 +94,7 @@ def run_installed(installed, tmp_path, code, **variables):
     return done
 
 
+@pytest.mark.full_only("builds a wheel: both kernel libraries are compiled")
 def test_wheel_serves_every_python_of_the_platform(wheel):
     assert re.fullmatch(rf"sok_lite-{__version__}-py3-none-(linux|macosx)_\w+\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as archive:
@@ -101,6 +102,7 @@ def test_wheel_serves_every_python_of_the_platform(wheel):
     assert "Root-Is-Purelib: false" in text
 
 
+@pytest.mark.full_only("builds a wheel: both kernel libraries are compiled")
 def test_wheel_holds_every_module_and_every_kernel_source(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -116,6 +118,7 @@ def test_wheel_holds_every_module_and_every_kernel_source(wheel):
     assert not others
 
 
+@pytest.mark.full_only("builds a wheel: both kernel libraries are compiled")
 def test_libraries_show_their_kernels_and_nothing_of_libstdcxx(wheel, tmp_path):
     if shutil.which("nm") is None:
         pytest.skip("no nm to list symbols with")
@@ -129,6 +132,7 @@ def test_libraries_show_their_kernels_and_nothing_of_libstdcxx(wheel, tmp_path):
         assert not {symbol for symbol in symbols if not symbol.startswith("sok_")}
 
 
+@pytest.mark.full_only("builds a wheel: both kernel libraries are compiled")
 def test_metadata_names_the_extras_and_the_license(wheel):
     with zipfile.ZipFile(wheel) as archive:
         folder = f"sok_lite-{__version__}.dist-info"
@@ -162,6 +166,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.full_only("builds a wheel: both kernel libraries are compiled")
 def test_wheel_works_with_no_compiler(installed, tmp_path):
     done = run_installed(installed, tmp_path, USE_TABLE)
     assert done.returncode == 0, done.stderr
@@ -176,6 +181,7 @@ def test_wheel_works_with_no_compiler(installed, tmp_path):
     assert len(np.unique(np.stack([rows, keys]), axis=1).T) == len(np.unique(keys))
 
 
+@pytest.mark.full_only("builds a wheel: both kernel libraries are compiled")
 def test_the_command_line_needs_numpy_alone(installed, tmp_path):
     write_checkpoint(tmp_path / "c", [])
     command = installed.parent / "sok-lite"
@@ -186,6 +192,7 @@ def test_the_command_line_needs_numpy_alone(installed, tmp_path):
     assert run(command, "verify", "none", cwd=tmp_path).returncode == 3
 
 
+@pytest.mark.full_only("builds a wheel: both kernel libraries are compiled")
 def test_both_libraries_of_the_wheel_give_the_same_bits(installed, tmp_path):
     if not build.has_x86_64_v3():
         pytest.skip("this processor runs one of the two libraries only")
@@ -201,6 +208,7 @@ def test_both_libraries_of_the_wheel_give_the_same_bits(installed, tmp_path):
     assert answers[0]["values"] == answers[1]["values"]
 
 
+@pytest.mark.full_only("builds a wheel: both kernel libraries are compiled")
 def test_a_name_that_needs_tensorflow_says_how_to_get_it(installed, tmp_path):
     done = run_installed(installed, tmp_path, "import sok_lite; sok_lite.DynamicVariable")
     assert done.returncode == 1
@@ -417,6 +425,7 @@ def test_horovod_cache_is_outside_the_tree(monkeypatch, tmp_path):
     assert script.cache_dir() == build.cache_folder()
 
 
+@pytest.mark.full_only("builds a wheel: both kernel libraries are compiled")
 def test_horovod_build_without_tensorflow_says_so(installed, tmp_path):
     done = run(installed, SCRIPTS / "build_horovod.py", env={"HOME": str(tmp_path), "PATH": ""})
     assert done.returncode == 1

@@ -71,6 +71,7 @@ def test_each_machine_has_a_name_and_ranks_of_its_own(tmp_path):
         assert f"rank {rank} is {place}" in job.output
 
 
+@pytest.mark.full_only("starts two machines and jobs on them")
 def test_facts_over_horovod_on_two_machines(tmp_path):
     """Ranks of one machine share memory; a table is trained as on one rank, saved and loaded."""
     files = [f"tests/ranks/test_{name}.py" for name in ("comm", "lookup", "dump_load")]
@@ -87,6 +88,7 @@ def test_all_facts_on_two_machines(tmp_path, tool, ranks):
     check_tests(tool, 2, ranks, tmp_path, *files, timeout=1200)
 
 
+@pytest.mark.full_only("starts two machines and jobs on them")
 @pytest.mark.parametrize("tool", ["mpi", "horovod"])
 def test_a_rank_that_is_killed_on_another_machine_ends_the_job(tmp_path, tool):
     program = STREAM.format(end="os.kill(os.getpid(), signal.SIGKILL)")

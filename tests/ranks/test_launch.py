@@ -96,6 +96,7 @@ def test_a_killed_rank_ends_the_job(tool, local):
         assert "Horovod says" in output
 
 
+@pytest.mark.full_only("starts ranks with TensorFlow")
 @pytest.mark.parametrize("tool", ["horovod", "mpi"])
 def test_abort_ends_the_job_with_its_message(tool):
     code, output = launch(
@@ -138,6 +139,7 @@ def test_horovod_errors_keep_their_text_and_harm_nothing():
     assert "Mismatched ALLTOALL tensor shapes" in output
 
 
+@pytest.mark.full_only("starts ranks with TensorFlow")
 def test_horovod_in_a_tensorflow_1_program():
     """With eager execution off, a collective still runs at once, in and outside a session."""
     code, output = launch(

@@ -179,10 +179,12 @@ def test_a_rank_that_ends_ends_the_job(tmp_path, local, way, place):
     check_an_end(tmp_path, "mpi", local, 2, way, place)
 
 
+@pytest.mark.full_only("starts and ends ranks")
 def test_a_rank_that_ends_ends_a_horovod_job_without_shared_memory(tmp_path):
     check_an_end(tmp_path, "horovod", False, 2, "exit 0", "gradient")
 
 
+@pytest.mark.full_only("starts and ends ranks")
 def test_a_forked_child_does_not_hide_the_end_of_its_rank(tmp_path):
     """Rank 1 forks, as a data loader does, and is killed: the others know before the child ends."""
     job = run_job(
@@ -214,14 +216,15 @@ comm.barrier()
     assert all("process" in name for name in job.left), job.left
 
 
+@pytest.mark.full_only("starts and ends ranks")
 @pytest.mark.parametrize(
     ("tool", "local", "seconds"),
     [
         ("mpi", True, 3),
-        pytest.param("mpi", True, 20, marks=pytest.mark.full_only("stops a rank for 20 s")),
-        pytest.param("mpi", False, 20, marks=pytest.mark.full_only("stops a rank for 20 s")),
-        pytest.param("horovod", True, 20, marks=pytest.mark.full_only("stops a rank for 20 s")),
-        pytest.param("horovod", False, 20, marks=pytest.mark.full_only("stops a rank for 20 s")),
+        ("mpi", True, 20),
+        ("mpi", False, 20),
+        ("horovod", True, 20),
+        ("horovod", False, 20),
     ],
 )
 def test_a_rank_that_is_stopped_for_a_while_does_no_harm(tmp_path, tool, local, seconds):
@@ -247,6 +250,7 @@ def test_a_rank_that_is_stopped_for_a_while_does_no_harm(tmp_path, tool, local, 
     assert job.left == []
 
 
+@pytest.mark.full_only("starts and ends ranks")
 @pytest.mark.parametrize(
     ("tool", "local", "settings"),
     [
@@ -254,12 +258,7 @@ def test_a_rank_that_is_stopped_for_a_while_does_no_harm(tmp_path, tool, local, 
         ("mpi", False, {}),
         ("mpi", True, {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0"}),
         *(
-            pytest.param(
-                "horovod",
-                local,
-                settings,
-                marks=pytest.mark.full_only("starts Horovod three times"),
-            )
+            ("horovod", local, settings)
             for local in (True, False)
             for settings in (
                 {},

@@ -14,6 +14,8 @@ from sok_lite.backend.tunables import TUNABLES
 from tests.support.helpers import need_nvrtc
 from tests.support.simt import backend as simt
 
+# With TensorFlow and without it, one of them is in quick.
+RUNS_A_BENCHMARK = pytest.mark.full_only("runs a whole benchmark")
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 
@@ -70,6 +72,7 @@ def test_every_operation_of_both_tables_is_measured():
             assert r["keys_in_table"] >= 0.98 * r["load_factor"] * r["capacity"]
 
 
+@RUNS_A_BENCHMARK
 def test_a_subset_can_be_chosen():
     args = "--tables hbm --dims 8 --loads 0.5 --ops find".split()
     results, text = run("bench_tables.py", *SMALL, *args)
@@ -145,6 +148,7 @@ def test_the_kernels_that_measure_the_limits_compile_for_a_gpu(arch):
     assert not any(usage.spill_bytes for usage in compiled.kernels.values())
 
 
+@RUNS_A_BENCHMARK
 def test_the_limits_are_measured():
     args = "--backends cpu --footprints-gb 0.001 0.002 --reads 1000 --rounds 1".split()
     results, _ = run("bench_limits.py", *args)
@@ -155,6 +159,7 @@ def test_the_limits_are_measured():
     }
 
 
+@RUNS_A_BENCHMARK
 def test_the_engine_around_the_tables_is_measured():
     results, _ = run(
         "bench_engine.py", *"--backends cpu --keys 2000 --batch 400 --dim 4 --rounds 1".split()
@@ -162,6 +167,7 @@ def test_the_engine_around_the_tables_is_measured():
     assert {"unique", "group", "combine_grad", "update_adam"} <= {r["case"] for r in results}
 
 
+@RUNS_A_BENCHMARK
 def test_every_rule_of_an_optimizer_is_measured_beside_its_traffic():
     from sok_lite.engine import optimizers
 
@@ -178,6 +184,7 @@ def test_every_rule_of_an_optimizer_is_measured_beside_its_traffic():
     assert traffic["SGD", "bfloat16", 8] == 8 * (2 * 2 + 4) + 4
 
 
+@RUNS_A_BENCHMARK
 @pytest.mark.parametrize("beside", [[], ["--beside"]], ids=["alone", "beside"])
 def test_launches_are_measured(beside):
     results, _ = run(
@@ -192,6 +199,7 @@ def test_launches_are_measured(beside):
     assert all(("turns_beside" in r) == bool(beside) for r in launches)
 
 
+@RUNS_A_BENCHMARK
 def test_allocations_of_rows_are_counted_as_a_gpu_makes_them():
     pytest.importorskip("cupy", reason="CuPy is not installed")
     import bench_slabs
@@ -228,6 +236,7 @@ def test_one_table_is_measured_through_tensorflow(no_peer):
     assert [row[0] for row in table_of(text, "work")] == ["lookup, zipf, against dense"]
 
 
+@RUNS_A_BENCHMARK
 def test_many_tables_are_measured_by_themselves_and_over_ranks(no_peer):
     results, text = run("bench_many_tables.py", "--quick", "--threads", 1)
     cases = ["lookup-32", "train-32", "train-32x4"]
@@ -239,6 +248,7 @@ def test_many_tables_are_measured_by_themselves_and_over_ranks(no_peer):
     assert [row[0] for row in table_of(text, "median ms")] == cases
 
 
+@RUNS_A_BENCHMARK
 def test_the_lines_of_a_program_are_measured_with_our_dynamic_embedding(no_peer):
     cases = ["accum-eager-uniform", "train-function-many"]
     args = "--keys 500 --batch 64 --dim 3 --tables 2 --many-keys 50 --many-batch 8 --rounds 2"
@@ -257,11 +267,13 @@ def test_of_several_runs_the_lowest_median_counts():
     assert lowest(runs) == {"median_ms": {"a": 2.0, "b": 1.0}}
 
 
+@RUNS_A_BENCHMARK
 def test_prefetching_is_measured():
     (fields,), _ = run("bench_prefetch.py", "--quick")
     assert set(fields["median_ms"]) == {"plain", "prefetched"}
 
 
+@RUNS_A_BENCHMARK
 def test_hot_keys_are_measured():
     args = "--keys 500 --dim 3 --rows 64 --steps 2 --hot 20 --ranks 2 --exponents 1.2".split()
     results, _ = run("bench_hot_keys.py", *args, are_positive=False)
@@ -275,6 +287,7 @@ def test_hot_keys_are_measured():
     assert hot["busiest_rows"] < without["busiest_rows"]
 
 
+@RUNS_A_BENCHMARK
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_work_of_each_rank_is_counted(ranks):
     pytest.importorskip("tensorflow")
@@ -345,11 +358,13 @@ def test_two_pinned_ranks_are_timed_beside_one():
         )
 
 
+@RUNS_A_BENCHMARK
 def test_a_request_is_measured():
     results, _ = run("bench_request.py", "--tables", 3, "--keys", 50, "--rounds", 3)
     assert [r["case"] for r in results] == ["dense", "known", "any", "ragged", "engine"]
 
 
+@RUNS_A_BENCHMARK
 def test_exported_models_are_measured():
     args = "--keys 2000 --dim 32 --batch 300 --rounds 2".split()
     results, _ = run("bench_serving.py", *args)
@@ -360,6 +375,7 @@ def test_exported_models_are_measured():
     assert {"live", "StaticHashTable", "MutableHashTable", "searchsorted"} <= set(sizes)
 
 
+@RUNS_A_BENCHMARK
 def test_the_demo_is_measured():
     args = "--cases demo --demo-rows 3000 --demo-rounds 1".split()
     ((fields,), _) = run("bench_many_tables.py", *args)
@@ -419,6 +435,7 @@ def test_a_system_that_dies_ends_the_benchmark(tmp_path):
     assert "A process of tfra, 1 thread died; its words are above." in done.stderr
 
 
+@RUNS_A_BENCHMARK
 def test_growth_is_measured():
     results, text = run("bench_growth.py", "--quick")
     cases = [(fields["case"], fields["table"]) for fields in results]
@@ -434,6 +451,7 @@ def test_growth_is_measured():
     assert text.count("MARK ") == 6
 
 
+@RUNS_A_BENCHMARK
 def test_compiling_is_measured_without_a_gpu():
     need_nvrtc()
     files = ["slots.cu", "update/sgd.cu"]
@@ -443,6 +461,7 @@ def test_compiling_is_measured_without_a_gpu():
     assert "NOTE CuPy" in text
 
 
+@RUNS_A_BENCHMARK
 def test_the_launches_of_the_main_calls_are_counted():
     reason = simt.unavailable()
     if reason is not None:
@@ -478,6 +497,7 @@ def test_a_power_law_has_the_distinct_keys_that_were_asked_for():
     assert np.mean(keys == 0) / np.mean(keys == 1) == pytest.approx(2**1.05, rel=0.2)
 
 
+@RUNS_A_BENCHMARK
 def test_the_dynamicemb_workload_runs_on_both_tables():
     results, _ = run(
         "bench_tables.py",
@@ -490,6 +510,7 @@ def test_the_dynamicemb_workload_runs_on_both_tables():
         assert r["step_ms"] == pytest.approx(r["forward_ms"] + r["backward_ms"], rel=1e-2)
 
 
+@RUNS_A_BENCHMARK
 def test_the_sweep_runs_each_choice_and_names_the_best():
     import bench_sweep
 
@@ -604,6 +625,7 @@ def test_a_table_that_is_not_understood_is_an_error(text, message):
         parse_hkv(text)
 
 
+@RUNS_A_BENCHMARK
 def test_a_peer_runs_in_turns_with_our_tables(tmp_path):
     peer = tmp_path / "peer"
     peer.write_text(f'#!/bin/sh\necho turn >> "$0.log"\ncat <<END\n{PEER}\nEND\n')
@@ -652,6 +674,7 @@ def test_a_peer_that_fails_is_an_error(tmp_path):
     assert "ended with 3: no memory" in done.stderr
 
 
+@RUNS_A_BENCHMARK
 @pytest.mark.parametrize("mode", [(), ("--function",)], ids=["eager", "tf.function"])
 def test_steps_by_a_rule_and_steps_of_its_own_are_measured(mode):
     pytest.importorskip("tf_keras")
@@ -663,6 +686,7 @@ def test_steps_by_a_rule_and_steps_of_its_own_are_measured(mode):
     }
 
 
+@RUNS_A_BENCHMARK
 def test_fit_of_tables_is_timed_beside_dense_layers():
     pytest.importorskip("tensorflow")
     args = "--features 2 --keys 50 --dim 2 --batch 16 --steps 2 --rounds 1 --calls 2".split()
@@ -682,6 +706,7 @@ def test_training_by_gradients_of_16_bits_is_measured():
     assert [(each["case"], each["residual_mb"]) for each in results] == [("bfloat16", 0)]
 
 
+@RUNS_A_BENCHMARK
 def test_the_calls_of_a_kv_variable_are_timed_beside_a_dense_one():
     pytest.importorskip("tensorflow")
     args = "--keys 500 --batch 40 --dim 3 --rounds 1 --partitions 1 2".split()
@@ -693,6 +718,7 @@ def test_the_calls_of_a_kv_variable_are_timed_beside_a_dense_one():
     assert all(("checkpoint_mb" in r) == (r["case"] in ("save", "restore")) for r in results)
 
 
+@RUNS_A_BENCHMARK
 def test_dumps_and_what_they_cost_training_are_measured():
     args = "--keys 20000 --batch 400 --dim 4 --rounds 1 --steps 3".split()
     results, _ = run("bench_dump.py", *args)

@@ -25,6 +25,7 @@ def fuzz(*args):
     return done.returncode, json.loads(lines[-1].removeprefix("RESULT ")), lines
 
 
+@pytest.mark.full_only("many rounds of faults")
 @pytest.mark.parametrize("seed", [1, 1000])
 def test_random_faults_find_nothing(seed):
     status, counts, lines = fuzz("--seed", seed, "--rounds", 60)
@@ -34,6 +35,7 @@ def test_random_faults_find_nothing(seed):
         assert counts[name] > 0
 
 
+@pytest.mark.full_only("many rounds of faults")
 def test_a_seed_repeats_its_round():
     """Signals come at times of their own; all else is the seed's."""
     faults = ("--faults", "none", "line", "memory")
