@@ -56,8 +56,8 @@ def play(monkeypatch):
     return play_gpu(monkeypatch)
 
 
-# All tests run with tables in RAM and on the simulated GPU, but those of these modules, which choose
-# for themselves, start processes of their own or look at no table, and these tests.
+# All tests run with tables in RAM and on the simulated GPU, but these tests, and those of modules
+# which choose for themselves, start processes of their own or look at no table.
 _NOT_ON_GPU = {
     *("test_every_optimizer", "test_gpu", "test_host_call", "test_interrupts_tf", "test_joined"),
     *("test_on_gpu", "test_tensor"),
