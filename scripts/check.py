@@ -78,14 +78,14 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
     pytest = ["python", "-m", "pytest", "-q", *slowest, *(["--quick"] if quick else [])]
     # Some launchers give a rank a terminal, and pytest then colours what is counted here.
     rank = [*pytest, "--color=no", "-p", "no:cacheprovider"]
-    more = 1 if quick else 4
+    limit = 3600 if quick else 5400
 
     def tests(name: str, *paths: str, **fields: bool) -> Stage:
-        return Stage(f"tests, {name}", [*pytest, *paths], 1200 * more, **fields)
+        return Stage(f"tests, {name}", [*pytest, *paths], limit, **fields)
 
     def ranks(launcher: str, *paths: str, is_part: bool = False) -> Stage:
         name = f"tests, 2 ranks, {launcher}"
-        return Stage(name, [launcher, "-np", "2", *rank, *paths], 600 * more, is_part=is_part)
+        return Stage(name, [launcher, "-np", "2", *rank, *paths], limit, is_part=is_part)
 
     ends = (".cu", ".cuh", ".cpp")
     sources = sorted(

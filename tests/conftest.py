@@ -91,6 +91,12 @@ def pytest_report_header():
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(
+                f"The name of a test must be the same in every run. Received: {item.nodeid}, with an "
+                "address in it. Give `parametrize` ids."
+            )
     if not QUICK:
         return
     chosen = choose(items, changed_stems() or set())

@@ -287,7 +287,9 @@ V1 = [
 
 
 @pytest.mark.parametrize("dim", [1, 31])
-@pytest.mark.parametrize("make_optimizer, rule", V1, ids=lambda value: repr(value)[:60])
+@pytest.mark.parametrize(
+    "make_optimizer, rule", V1, ids=lambda value: "" if callable(value) else repr(value)[:60]
+)
 def test_tf1(make_optimizer, rule, dim):
     start, grads = a_start(dim)
     # ApplyAdam takes 1 - beta in float32, where 1 - 0.999 has 5 digits; Keras takes it in Python.

@@ -188,7 +188,7 @@ def test_the_seed_and_the_name_make_the_first_rows():
         (tf.keras.initializers.Constant(3.0), 3.0),
         (tf.compat.v1.ones_initializer(), 1.0),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_initializers(initializer, expected):
     v = sok.DynamicVariable(2, initializer=initializer)
