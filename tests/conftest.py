@@ -94,7 +94,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if " at 0x" in item.nodeid:
             raise pytest.UsageError(
-                f"The name of a test must be the same in every run. Received: {item.nodeid}, with an "
+                f"A test must have the same name in every run. Received: {item.nodeid}, with an "
                 "address in it. Give `parametrize` ids."
             )
     if not QUICK:

@@ -55,7 +55,7 @@ def test_initializers_that_depend_on_nothing(package, name, options, expected):
         (tf.constant_initializer(7), Initializer("constant", 7.0)),
         (keras.initializers.Zeros, Initializer("constant", 0.0)),
     ],
-    ids=lambda value: str(value)[:50],
+    ids=lambda value: str(value).partition(" at 0x")[0][:50],
 )
 def test_initializers_of_tensorflow_itself(spec, expected):
     assert make_initializer(spec, 4) == expected

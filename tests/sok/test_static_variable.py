@@ -453,7 +453,7 @@ def test_what_is_known_of_it():
         ({"initial_value": [[1.0]], "import_scope": "x"}, NotImplementedError, "`import_scope`"),
         ({"shape": [None, 2], "initializer": tf.ones}, ValueError, "both at least 1"),
     ],
-    ids=lambda x: str(x) if isinstance(x, dict) else None,
+    ids=lambda x: "-".join(x) if isinstance(x, dict) else None,
 )
 def test_arguments_that_do_not_fit(arguments, error, text):
     with pytest.raises(error, match=text):
