@@ -281,7 +281,7 @@ def main() -> int:
         args.seed, args.rounds, args.kills, minutes=args.minutes, threads=args.threads, say=say
     )
     if args.keep is not None:
-        args.keep.write_text(text_of(record_of(args.seed, by_round, time.monotonic() - start)))
+        args.keep.write_text(text_of(record_of(args.seed, by_round)))
     say("RESULT " + json.dumps(_result(args.seed, by_round, num_jobs, start)))
     return 0
 

@@ -60,7 +60,7 @@ def joined(digests: Digests) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def record_of(seed: int, by_round: list[Digests], seconds: float) -> dict[str, Any]:
+def record_of(seed: int, by_round: list[Digests]) -> dict[str, Any]:
     """Returns what is kept of a soak: its digests and what it was made by."""
     return {
         "seed": seed,
@@ -72,7 +72,6 @@ def record_of(seed: int, by_round: list[Digests], seconds: float) -> dict[str, A
             "machine": platform.machine(),
             "processor": _processor(),
             **{name: _version(name) for name in ("numpy", "tensorflow", "keras", "horovod")},
-            "seconds": round(seconds),
         },
         "digest": joined(by_round[-1]),
         "tables": by_round[-1],
