@@ -104,7 +104,7 @@ class Soak:
         with log.open("w") as out:
             job = subprocess.Popen(
                 [launcher() or "horovodrun", "-np", str(plan.RANKS), sys.executable]
-                + ["-m", "tests.fuzz.soak_job", json.dumps(told)],
+                + ["-m", "tests.fuzz.soak_start", json.dumps(told)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

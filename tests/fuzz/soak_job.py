@@ -1,8 +1,8 @@
 """What each rank of a soak runs, from the last checkpoint to the last round or to its kill.
 
-    horovodrun -np 2 python -m tests.fuzz.soak_job '{"seed": 7, ...}'
+    horovodrun -np 2 python -m tests.fuzz.soak_start '{"seed": 7, ...}'
 
-tests/fuzz/soak.py starts it; `Job` has the fields.
+tests/fuzz/soak.py starts it so; `Job` has the fields.
 """
 
 import itertools
@@ -138,7 +138,3 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)  # two ranks share the cores
     sok.init(comm_tool="horovod")
     Soak(job).run()
-
-
-if __name__ == "__main__":
-    main()
