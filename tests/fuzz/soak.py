@@ -17,6 +17,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -266,6 +267,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the ranks as well
     if args.check is not None:
         paths = sorted(args.check.glob("*.json")) if args.check.is_dir() else [args.check]
         differences = {}

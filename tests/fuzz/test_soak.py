@@ -107,7 +107,7 @@ def test_a_count_of_steps_says_where_a_dump_was_made():
     assert [place.end for place in places[:-1]] == [place.first for place in places[1:]]
 
 
-@pytest.mark.parametrize("kill_seed", [SEED, 99])
+@pytest.mark.parametrize("kill_seed", range(10))
 def test_every_kill_comes_in_its_round(kill_seed):
     places = list(itertools.islice(plan.rounds_of(SEED), 50))
     kills = plan.kills_of(SEED, 50, kill_seed)
