@@ -57,9 +57,8 @@ def test_the_digests_are_those_of_a_soak_without_kills(killed):
     assert by_round == killed[1]
 
 
-# Long: about 5 minutes for each record, on two cores that do nothing else.
 @needs_ranks
-@pytest.mark.long
+@pytest.mark.full_only("five minutes for each record")
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_a_record_comes_out_again(path):
     record = json.loads(path.read_text())
