@@ -17,7 +17,6 @@ from sok_lite.bridge.optimizers.dense_slots import dense_slots
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.static_part import VariableRows
-from sok_lite.bridge.tensor import to_tensor
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.changes import changes_since
 from sok_lite.engine.files.background import BackgroundDump, dump_in_background
@@ -181,18 +180,13 @@ def incremental_model_dump(
             )
     times = _checked_times(time_threshold, len(variables))
     tables = [variable.table for variable in variables if isinstance(variable, TableVariable)]
-    comm, backend = communicator(), tables[0].backend
-
-    def run() -> list[tuple[np.ndarray, np.ndarray]]:
-        return [
-            (keys, to_tensor(backend.from_host(rows), variable.dtype, backend).numpy())
-            for variable, (keys, rows) in zip(
-                variables, changes_since(tables, times, comm), strict=True
-            )
-        ]
-
-    changes = on_device(backend, run)
-    return [keys for keys, _ in changes], [rows for _, rows in changes]
+    comm = communicator()
+    changes = on_device(tables[0].backend, lambda: changes_since(tables, times, comm))
+    # What is stored of bfloat16 is its bits.
+    return [keys for keys, _ in changes], [
+        rows.view(variable.dtype.as_numpy_dtype)
+        for variable, (_, rows) in zip(variables, changes, strict=True)
+    ]
 
 
 def _checked_times(given: Any, num_variables: int) -> list[float]:
