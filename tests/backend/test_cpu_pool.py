@@ -62,6 +62,19 @@ class Seen:
         return all((counts == 1).all() for counts in self.counts)
 
 
+class Meeting:
+    """Where threads wait for what others do, however late they come: a minute for all waits."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._end = time.monotonic() + 60
+
+    def wait(self, condition):
+        with self._changed:
+            self._changed.notify_all()
+            self._changed.wait_for(condition, max(0.0, self._end - time.monotonic()))
+
+
 @pytest.mark.parametrize("may_spin", [0, 1])
 @pytest.mark.parametrize("probe", [0, 1, 5])
 @pytest.mark.parametrize("workers", [1, 2, 3, 7, 256])
@@ -79,8 +92,16 @@ def test_long_work_is_shared_by_all_threads(rest, may_spin):
     """Threads that were started for a larger launch may help too."""
     sizes = [40]
     for _ in range(3):
-        seen = Seen(sizes, seconds=3e-3)
-        launch(seen.work, sizes, workers=4, probe=1, may_spin=may_spin)
+        seen, meeting = Seen(sizes), Meeting()
+
+        def work(part, first, end, seen=seen, meeting=meeting):
+            seen.work(part, first, end)
+            if first == 0:
+                time.sleep(3e-3)  # the probe: by it the rest is worth all threads
+            else:
+                meeting.wait(lambda: len(seen.threads) >= 4)
+
+        launch(work, sizes, workers=4, probe=1, may_spin=may_spin)
         assert seen.all_once and len(seen.threads) >= 4
         time.sleep(rest)
 
@@ -100,19 +121,19 @@ def test_a_launch_within_a_launch_runs_on_its_own_thread():
 
 
 def test_whoever_is_held_up_takes_fewer_pieces():
-    """The others take those of its range."""
-    taken, held_up = {}, []
+    """The others take those of its range: here all, while the first piece waits for them."""
+    taken, held_up, meeting = {}, [], Meeting()
 
     def work(part, first, end):
         thread = threading.get_ident()
         taken[thread] = taken.get(thread, 0) + end - first
         if first == 0:
-            held_up.append(thread)
-        # The first item takes several times as long as all the others.
-        time.sleep(0.3 if first == 0 else 1e-3)
+            held_up.append((thread, end))
+        meeting.wait(lambda: first > 0 or sum(taken.copy().values()) == 64)
 
     launch(work, [64], workers=2, pieces=32)
-    assert sum(taken.values()) == 64 and taken[held_up[0]] < 16
+    ((thread, end),) = held_up
+    assert sum(taken.values()) == 64 and taken[thread] == end < 16
 
 
 def test_launches_from_several_threads_with_rests_that_workers_may_sleep_through():
