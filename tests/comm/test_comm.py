@@ -14,6 +14,7 @@ from sok_lite.comm import (
     launched_ranks,
     make_communicator,
     run_ranks,
+    threads,
 )
 from tests.support.comm_facts import FACTS
 
@@ -163,14 +164,28 @@ def test_arrays_of_different_shapes_in_allreduce_raise():
         run_ranks(2, lambda comm: comm.allreduce(np.zeros(3 + comm.rank)))
 
 
-def test_a_rank_that_hangs_is_named():
-    release = threading.Event()
+def test_a_rank_that_hangs_is_named(monkeypatch):
+    release, is_told = threading.Event(), threading.Event()
 
     def program(comm):
         if comm.rank == 1:
+            while not comm._world.waiting():
+                time.sleep(0.001)
+            is_told.set()
             release.wait(60)
         comm.barrier()
 
+    class Clock:
+        """It starts at 0; the next time that it says is when rank 0 waits, however late that is."""
+
+        def monotonic():
+            if not hasattr(Clock, "start"):
+                Clock.start = 0.0
+                return Clock.start
+            assert is_told.wait(60)
+            return 1.0
+
+    monkeypatch.setattr(threads, "time", Clock)
     with pytest.raises(
         TimeoutError, match=r"still running after 0.2 s\. Rank 0 waits in barrier\.$"
     ):

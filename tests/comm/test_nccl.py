@@ -335,7 +335,7 @@ def test_a_rank_that_breaks_off_before_its_keys_lets_no_other_wait(then, monkeyp
         with pytest.raises(CommunicatorError, match="Rank 1 broke off before it sent its keys"):
             trip(comm)
 
-    run_ranks_by_nccl(2, program, timeout=20)
+    run_ranks_by_nccl(2, program)
 
 
 def test_keys_of_a_rank_that_dies_reach_no_table(backend):
