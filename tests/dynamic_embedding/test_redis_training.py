@@ -317,7 +317,7 @@ def test_steps_of_two_processes_all_count(creator):
         for worker in workers:
             worker.stdin.write("go\n")
             worker.stdin.flush()
-        assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+        assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
     finally:
         for worker in workers:
             worker.kill()

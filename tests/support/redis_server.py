@@ -2,7 +2,7 @@
 
 import contextlib
 import importlib.util
-import re
+import random
 import shutil
 import socket
 import subprocess
@@ -24,7 +24,7 @@ def unavailable():
 def server(folder, *options):
     """Runs a server in a folder. Yields its port."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _running(folder, "--save", "", *_debug_commands(), *options) as port:
+    with _running(folder, "--save", "", *options) as port:
         yield port
 
 
@@ -75,41 +75,43 @@ def _program():
     return found
 
 
-def _debug_commands():
-    """What lets clients send DEBUG, which servers from version 7 on refuse by default."""
-    said = subprocess.run([_program(), "--version"], capture_output=True, text=True, check=True)
-    is_old = int(re.search(r"v=(\d+)", said.stdout)[1]) < 7
-    return () if is_old else ("--enable-debug-command", "local")
-
-
 @contextlib.contextmanager
 def _running(folder, *options, config=None):
     import redis
 
-    port = _free_port()
-    with open(folder / "log.txt", "wb") as log:
-        process = subprocess.Popen(
-            [
-                *(_program(), *([config] if config else [])),
-                *("--port", str(port), "--bind", "127.0.0.1", "--dir", folder),
-                *options,
-            ],
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
+    retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
+    with open(folder / "log.txt", "wb") as log, contextlib.ExitStack() as stack:
+        for _ in range(20):
+            port = _free_port()
+            process = subprocess.Popen(
+                [
+                    *(_program(), *([config] if config else [])),
+                    *("--port", str(port), "--bind", "127.0.0.1", "--dir", folder),
+                    *options,
+                ],
+                stdout=log,
+                stderr=log,
+            )
+            stack.callback(_end, process)
             with redis.Redis(port=port, retry=retry) as client:
-                _wait(lambda: _answers(client))
-            yield port
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
+                _wait(lambda: process.poll() is not None or _answers(client))  # noqa: B023
+                if _is_that_of(process, client):
+                    break
+            # Somebody else took the port meanwhile.
+        else:
+            raise OSError(f"no Redis starts, see {folder / 'log.txt'}")
+        yield port
+
+
+def _end(process):
+    process.terminate()
+    process.wait(timeout=300)
 
 
 def _free_port():
-    # Below 55536: a node of a cluster also takes the port 10000 above its own.
-    for port in range(20000 + hash(time.monotonic_ns()) % 20000, 55000):
+    # Below 32768, where the ports begin that Linux gives to whoever calls: nobody takes one by
+    # chance. A node of a cluster also takes the port 10000 above its own.
+    for port in random.SystemRandom().sample(range(12000, 22000), 1000):
         with socket.socket() as first, socket.socket() as second:
             try:
                 first.bind(("127.0.0.1", port))
@@ -131,9 +133,21 @@ def _answers(client):
         return False
 
 
+def _is_that_of(process, client):
+    """Whether a server answers from this process; of one with a password, whether it runs."""
+    import redis
+
+    if process.poll() is not None:
+        return False
+    try:
+        return client.info("server")["process_id"] == process.pid
+    except redis.AuthenticationError:
+        return True
+
+
 def _wait(condition):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not condition():
         if time.monotonic() > end:
-            raise TimeoutError("no Redis after a minute")
+            raise TimeoutError("no Redis after five minutes")
         time.sleep(0.02)
