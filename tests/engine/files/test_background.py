@@ -36,7 +36,7 @@ def gate(monkeypatch):
 
     def waiting(number, data):
         if threading.current_thread() is not main:
-            assert event.wait(60)
+            assert event.wait(300)
         return write(number, data)
 
     monkeypatch.setattr(os, "write", waiting)
@@ -316,7 +316,7 @@ def test_increments_of_the_background_go_on_after_failures(tmp_path, gate, monke
 # -------------------------------------------------------------------- the end of the process
 
 BEGINS = """
-    import os, sys
+    import os, sys, time
     from functools import partial
     from threading import Thread
     from sok_lite.backend import get_backend
@@ -328,8 +328,8 @@ BEGINS = """
     path, how = sys.argv[1:]
     write = os.write
     def slow(number, data):
-        import time
-        time.sleep(0.01)
+        # "kill": it must not be done before the process is killed.
+        time.sleep(600 if how == "kill" else 0.01)
         return write(number, data)
     os.write = slow
     if how == "ranks":
@@ -359,7 +359,7 @@ def test_the_end_of_the_process(tmp_path, how):
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert ended.returncode == {"raise": 3, "kill": -9}.get(how, 0), ended.stderr
     if how in ("end", "daemon", "raise"):

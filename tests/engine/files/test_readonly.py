@@ -278,13 +278,14 @@ def test_it_needs_no_tensorflow(tmp_path):
         [sys.executable, "-c", WITHOUT_TENSORFLOW, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.stdout == "[[5.0, 6.0], [-1.0, -1.0]] []\n", done.stderr[-3000:]
 
 
 def test_files_are_closed_without_a_word_when_nobody_has_the_tables(tmp_path):
     dump(tmp_path, [table_of(np.arange(9), np.ones((9, 2), np.float32))], ONE)
+    gc.collect()  # of other tests
     before = len(os.listdir("/proc/self/fd"))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
