@@ -14,11 +14,13 @@ import pytest
 from sok_lite.comm import Communicator, CommunicatorError, launched_ranks, make_communicator
 from sok_lite.comm.local import SWITCH_VARIABLE, connect_local
 
-# A rank that waits in vain ends the job instead of the patience of who started it. Jobs that tests
-# of this folder start themselves keep their own limits: those tests run on no rank.
+# A rank that waits in vain ends the job instead of the patience of who started it. On a busy
+# machine one may wait long for another that starts a process with TensorFlow, as test_tfra_saving
+# does. Jobs that tests of this folder start themselves keep their own limits: those tests run on no
+# rank.
 if launched_ranks() > 1:
     os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", "30")
-    os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "60")
+    os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "240")
 
 _connected: dict[str, Communicator] = {}
 _missing: dict[str, str] = {}

@@ -48,7 +48,7 @@ def run_on_machines(tool, number, ranks, program, folder, **settings):
         return run_job(tool, program, folder, launch=command, **settings)
 
 
-def check_tests(tool, number, ranks, folder, *arguments, timeout=120):
+def check_tests(tool, number, ranks, folder, *arguments, timeout=300):
     """Runs tests of tests/ranks, on all ranks."""
     program = TESTS.format(arguments=list(arguments))
     job = run_on_machines(tool, number, ranks, program, folder, timeout=timeout)
@@ -94,5 +94,5 @@ def test_a_rank_that_is_killed_on_another_machine_ends_the_job(tmp_path, tool):
     program = STREAM.format(end="os.kill(os.getpid(), signal.SIGKILL)")
     job = run_on_machines(tool, 2, 2, program, tmp_path)
     assert job.code != 0, job.output
-    assert job.ended_s < 30, job.output
+    assert job.ended_s < 60, job.output  # of a job that would last 1000 s
     assert job.left == []

@@ -14,7 +14,8 @@ pytestmark = [
 ]
 
 WAYS = ("exception", "memory", "exit 0", "exit 3", "return", "SIGINT", "SIGTERM", "SIGKILL")
-LIMIT_S = 30.0
+# A job that does not see the end of a rank goes on for ever; one that does ends in a second or two.
+LIMIT_S = 60.0
 
 HEAD = """
 import os, signal, sys, time
@@ -38,7 +39,7 @@ def end():
     if WAY == "return":
         raise Return
     os.kill(os.getpid(), getattr(signal, WAY))
-    time.sleep(60)
+    time.sleep(600)
 
 
 def at(place, number):
@@ -186,7 +187,7 @@ def test_a_rank_that_ends_ends_a_horovod_job_without_shared_memory(tmp_path):
 
 @pytest.mark.full_only("starts and ends ranks")
 def test_a_forked_child_does_not_hide_the_end_of_its_rank(tmp_path):
-    """Rank 1 forks, as a data loader does, and is killed: the others know before the child ends."""
+    """Rank 1 forks, as a data loader does, and is killed: the job ends, and then the child."""
     job = run_job(
         "mpi",
         HEAD.format(way="SIGKILL", place="", culprit=1)
@@ -195,12 +196,14 @@ from sok_lite.comm import make_communicator
 comm = make_communicator("mpi")
 comm.allgatherv(np.zeros((100_000, 2)))
 if comm.rank == 1:
+    launcher = os.getppid()
     if os.fork() == 0:
         print("the child holds", sum("memfd:sok_lite" in x for x in open("/proc/self/maps")),
               "pieces of shared memory", flush=True)
         for number in (1, 2):  # mpirun itself waits for whoever holds the output of a rank
             os.close(number)
-        time.sleep(60)
+        while os.path.exists(f"/proc/{launcher}"):
+            time.sleep(0.05)
         os._exit(0)
     time.sleep(1)
     end()
@@ -210,10 +213,9 @@ comm.barrier()
     )
     assert job.code != 0
     assert "the child holds 0 pieces" in job.output
-    assert job.ended_s < 10, job.output
+    assert job.ended_s < LIMIT_S, job.output
     assert "Rank 1 has died or has left, seen by rank 0" in job.output, job.output
-    # The child is the program's, and not ours to end.
-    assert all("process" in name for name in job.left), job.left
+    assert job.left == []
 
 
 @pytest.mark.full_only("starts and ends ranks")

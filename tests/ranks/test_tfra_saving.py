@@ -62,7 +62,7 @@ def alone(comm, what, folder):
         command = [sys.executable, str(script), what, str(folder)]
         environment["PYTHONPATH"] = str(ROOT)
         ended = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=100
+            command, env=environment, capture_output=True, text=True, timeout=220
         )
         assert ended.returncode == 0, ended.stderr
     comm.barrier()
