@@ -138,7 +138,7 @@ def waiting(tmp_path, **options):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     process = started("verify", tmp_path / "c", env={"TMPDIR": str(temporary)}, **options)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not list(temporary.iterdir()):
         assert process.poll() is None and time.monotonic() < end, process.communicate()
         time.sleep(0.01)
@@ -153,7 +153,7 @@ def waiting(tmp_path, **options):
 def test_a_signal_ends_a_command_and_its_temporary_files(tmp_path, number, status, text):
     process, temporary = waiting(tmp_path)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (status, "", text)
     assert list(temporary.iterdir()) == []
 
@@ -162,7 +162,7 @@ def test_output_that_nobody_reads_ends_a_command(tmp_path):
     dumped(tmp_path / "c", 3)
     process = started("inspect", tmp_path / "c")
     process.stdout.close()
-    assert process.wait(60) == 141
+    assert process.wait(300) == 141
     assert process.stderr.read() == ""
     process.stderr.close()
 
@@ -200,7 +200,7 @@ def test_a_bar_is_shown_on_a_terminal(tmp_path, wanted):
             break
         shown += part
     os.close(main_end)
-    assert "is whole" in process.communicate(timeout=60)[0] and process.returncode == 0
+    assert "is whole" in process.communicate(timeout=300)[0] and process.returncode == 0
     assert (b"verify: 100%" in shown and b"B/s" in shown) if wanted else shown == b"", shown
 
 
@@ -246,7 +246,7 @@ def test_a_bar_ends_at_all_bytes(tmp_path, monkeypatch, arguments):
 def test_the_bytes_of_a_surrogate_are_shown(tmp_path):
     dumped(tmp_path / "c", 1, names=["ä"])
     process = started("inspect", tmp_path / "c", env={"PYTHONIOENCODING": "ascii"})
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (0, "") and "table '\\xe4'" in out
 
 

@@ -33,7 +33,7 @@ def run(script, *args, are_positive=True):
         capture_output=True,
         text=True,
         env={**os.environ, "SOK_LITE_NUM_THREADS": "2"},
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     results = [
@@ -315,7 +315,7 @@ def test_the_work_of_each_rank_is_counted(ranks):
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     results = [json.loads(line) for line in re.findall(r"RESULT (.*)", done.stdout)]
@@ -428,7 +428,7 @@ def test_a_system_that_dies_ends_the_benchmark(tmp_path):
         [sys.executable, SCRIPTS / "bench_lookup.py", "--threads", "1", "--peers", tmp_path],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 1
     assert "no TFRA here" in done.stderr

@@ -76,7 +76,7 @@ def counts_of_ranks(backend, size, prepare, run=run_ranks):
       Counts of all ranks together, and of rank 0 how often it makes each collective.
     """
     counts, collectives = [], Counter()
-    ranks = threading.Barrier(size, timeout=60)
+    ranks = threading.Barrier(size, timeout=300)
 
     def program(comm):
         call = prepare(comm)

@@ -56,7 +56,7 @@ class FreshProcess:
         return self
 
     def __exit__(self, *_):
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=300)
         self._errors.close()
 
     def run(self, path, inputs, loader="tf2", signature="serving_default"):

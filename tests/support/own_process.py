@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 
-def run_limited(program, *args, timeout=120, **environment):
+def run_limited(program, *args, timeout=400, **environment):
     """Runs a program in a process of its own and returns the words that it printed.
 
     Args:

@@ -458,6 +458,6 @@ def test_a_compiler_that_checks_longjmp_by_itself(tmp_path):
     )
     env = {**os.environ, "CXX": str(tool), "SOK_LITE_CACHE": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
