@@ -62,7 +62,7 @@ PROGRAM = """
         arguments = tf.constant(ids), tf.constant(values)
         before = content(table)
         # The first call of each takes long.
-        seconds = 10.0 if name not in took else dice.uniform(1e-5, 1.2 * took[name])
+        seconds = 300.0 if name not in took else dice.uniform(1e-5, 1.2 * took[name])
         start = time.perf_counter()
         was_interrupted = alarm.run(seconds, operations[name][0], *arguments)
         if not was_interrupted:

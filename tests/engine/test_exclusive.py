@@ -247,7 +247,7 @@ def test_updates_of_the_same_tables_in_other_orders_do_not_wait_for_each_other()
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
     assert all(table.lookup([1]).values[0, 0] == 1 - 200 for table in tables)
 
