@@ -104,7 +104,7 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
         tests("Keras", "tests/keras"),
         tests("scripts", "tests/scripts", "tests/examples", "tests/fuzz"),
         tests("backend", "tests/backend", "tests/comm", "tests/support"),
-        tests("ranks by themselves", "tests/ranks"),
+        tests("jobs of ranks", *JOBS),
         tests("command line", "tests/cli"),
         tests("whole tree", *(f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py"))),
         ranks("horovodrun", "tests/ranks"),
@@ -124,8 +124,14 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
     return stages
 
 
+# These start ranks themselves; all others of tests/ranks are run by ranks.
+JOBS = [f"tests/ranks/test_{name}.py" for name in ("elastic", "hosts", "launch", "rank_failures")]
 MPI_SMOKES = ["tests/ranks/test_comm.py"]
-OLDEST_SMOKES = ["tests/sok/test_sok_document.py"]
+OLDEST_SMOKES = [
+    "tests/sok/test_sok_document.py",
+    "tests/bridge/test_embedding_lookup.py",
+    "tests/keras/test_features.py",
+]
 
 
 # ------------------------------------------------------------------------------------ running

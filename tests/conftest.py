@@ -5,7 +5,8 @@ does, and `bash scripts/test.sh --full`. Quick (`pytest --quick`, `bash scripts/
 minutes, so it chooses:
 
 * Every test function runs at least once. Of its variants the one runs whose name has the lowest
-  hash, so that over the whole all backends, modes and frameworks come up, and a run repeats.
+  hash, so that over the whole all backends, modes and frameworks come up, and a run repeats. Where
+  that one is skipped, the next runs.
 * A test of the engine, the backend or the communicators runs once on each backend that is here.
 * Where a test file changed since the last full run, or the file that it tests (`test_update.py`
   tests each `update.py` and `update.cu`), all its variants run. tests/last_full.json has the commit
@@ -26,9 +27,12 @@ import zlib
 from pathlib import Path
 
 import hypothesis
+import numpy as np
 import pytest
+from _pytest.runner import runtestprotocol
 
 from sok_lite.backend import cuda_unavailable, get_backend
+from sok_lite.comm import launched_ranks
 from tests.support.simt import backend as simt
 from tests.support.simt import runtime
 
@@ -104,27 +108,47 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item in chosen]
+    if launched_ranks() == 1:  # ranks run the same tests, also where one of them skips one
+        _others.update({item.nodeid: others for item, others in chosen.items() if others})
+
+
+_others = {}
+
+
+def pytest_runtest_protocol(item, nextitem):
+    """Runs a variant that quick has chosen, and others of its function while they are skipped."""
+    if item.nodeid not in _others:
+        return None
+    for variant in (item, *_others[item.nodeid]):
+        place = {"nodeid": variant.nodeid, "location": variant.location}
+        item.ihook.pytest_runtest_logstart(**place)
+        reports = runtestprotocol(variant, nextitem=nextitem)
+        item.ihook.pytest_runtest_logfinish(**place)
+        if not any(report.skipped for report in reports):
+            break
+    return True
 
 
 def choose(items, changed):
-    """Returns the items that quick runs, as a set.
+    """Returns what quick runs: a dict of items, each with those to run where it is skipped.
 
     Args:
       items: of pytest, in any order.
       changed: names of files that changed, without `test_` and what follows the dot.
     """
     variants = {}
-    chosen = set()
+    chosen = {}
     for item in items:
         if stem(item.path.name) in changed:
-            chosen.add(item)
+            chosen[item] = []
         elif item.get_closest_marker("full_only") is None and backend_of(item) not in _missing():
             function = item.nodeid.partition("[")[0]
             is_of_kernels = function.startswith(KERNEL_ROOMS)
             key = function, backend_of(item) if is_of_kernels else None
             variants.setdefault(key, []).append(item)
     for items_of_one in variants.values():
-        chosen.add(min(items_of_one, key=lambda item: zlib.crc32(item.nodeid.encode())))
+        first, *others = sorted(items_of_one, key=lambda item: zlib.crc32(item.nodeid.encode()))
+        chosen[first] = others
     return chosen
 
 
@@ -163,6 +187,15 @@ def _missing():
     """Returns the backends that cannot run here: their variants would be skipped."""
     reasons = {"cuda": cuda_unavailable(), "simt": simt.unavailable()}
     return {name for name, reason in reasons.items() if reason is not None}
+
+
+@pytest.fixture(autouse=True)
+def same_draws(request):
+    """A test draws from the RNG of its module what it draws alone, whichever ran before it."""
+    rng = getattr(request.module, "RNG", None)
+    if rng is not None:
+        seed = zlib.crc32(request.node.nodeid.encode())
+        rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
 
 @pytest.fixture(params=["cpu", "simt", "cuda"])

@@ -1,7 +1,10 @@
 """What the quick level of the check chooses, by the rule in tests/conftest.py."""
 
 import json
+import os
+import re
 import subprocess
+import sys
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +34,44 @@ def variants(path, function, *names, **fields):
 
 def chosen(items, changed=()):
     return {item.nodeid for item in levels.choose(items, set(changed))}
+
+
+SKIPPING = """
+import pytest
+
+@pytest.mark.parametrize("i", range(8))
+def test_one_of_eight(i):
+    if i != {wanted}:
+        pytest.skip("not this one")
+
+@pytest.mark.parametrize("i", range(8))
+def test_none(i):
+    pytest.skip("none")
+
+@pytest.mark.parametrize("i", range(8))
+def test_any(i):
+    assert i < 9
+"""
+
+
+@pytest.mark.parametrize("wanted", [0, 7])
+def test_where_a_variant_is_skipped_the_next_runs(wanted, tmp_path):
+    file = tmp_path / "test_skipping.py"
+    file.write_text(SKIPPING.format(wanted=wanted))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--quick", file]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(levels.ROOT)},
+    )
+    assert done.returncode == 0, done.stdout
+    # Of the first function some are skipped, of the second all, of the third none.
+    passed, skipped = (
+        int(re.search(rf"(\d+) {word}", done.stdout)[1]) for word in ("passed", "skipped")
+    )
+    assert passed == 2 and 8 <= skipped <= 15
 
 
 def test_the_level_of_the_run_reaches_the_tests(request):

@@ -120,8 +120,7 @@ def test_what_is_loaded_is_called_as_the_function_is(tmp_path):
     loaded = tf.saved_model.load(str(tmp_path / "m"))
     expected = live(model, *arguments)
     for name, rows in loaded(*arguments).items():
-        # As close as sums of float32 in another order are: which rows are drawn is up to the tests
-        # that ran before.
+        # As close as sums of float32 in another order are.
         np.testing.assert_allclose(rows, expected[name], rtol=1e-6, atol=1e-7, err_msg=name)
 
 
