@@ -118,6 +118,8 @@ TestAllTablesOnSimt.settings = _settings(4 if QUICK else 12, 8)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_history_of_many_tables(backend, monkeypatch, seed):
     """Also that what the machines are for comes to pass at all."""
+    if seed and simt.is_simulated(backend):
+        pytest.skip("so few tables and calls have it all with the first seed alone")
     monkeypatch.setattr(backend, "chunk_bytes", CHUNK_BYTES)
     monkeypatch.setattr(backend, "far_chunk_bytes", CHUNK_BYTES)
     count = sized(backend, MOST, len(KINDS))
