@@ -261,6 +261,15 @@ def table_of(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+def last_full() -> str:
+    """Returns which run is known as the last full one."""
+    try:
+        record = json.loads(LAST_FULL.read_text())
+        return f"{record['commit'][:12]}, {record['date']}"
+    except (OSError, ValueError, KeyError):
+        return "none is known, so nothing counts as changed"
+
+
 def write_last_full(seconds: float, passed: int) -> str:
     """Writes the commit at which full passed; returns what to tell."""
 
@@ -307,6 +316,8 @@ def main() -> int:
     print(f"{level}: {seconds:.0f} s of the {BUDGET[level]} s that it may take on two quiet cores")
     parts = [stage.name for stage in quick if stage.is_part]
     print(f"in part in quick: {', '.join(parts)}; of all others quick runs some variants")
+    if level == "quick":
+        print(f"all variants run of what changed since the last full run: {last_full()}")
     if not has_oldest:
         print(f"left out by SOK_LITE_OLDEST=0: tests, TensorFlow {oldest}")
     passed, failed, skipped = (

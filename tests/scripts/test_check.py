@@ -205,12 +205,14 @@ def test_the_commit_of_a_full_run_is_written(repository):
     record = json.loads(check.LAST_FULL.read_text())
     assert (record["commit"], record["seconds"], record["passed"]) == (head, 3000, 12)
     assert "tests/last_full.json" in text and "commit it" in text
+    assert check.last_full() == f"{head[:12]}, {record['date']}"
 
 
 def test_of_what_is_not_committed_no_full_run_is_written(repository):
     (repository / "tests" / "x").write_text("changed")
     assert "changes outside the commit" in check.write_last_full(1.0, 1)
     assert not check.LAST_FULL.exists()
+    assert "none is known" in check.last_full()
 
 
 def test_without_git_the_reason_is_told(repository, monkeypatch):
