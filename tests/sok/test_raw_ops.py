@@ -113,9 +113,11 @@ def test_read_evict_gives_what_lost_its_place(mode):
     out, keys, rows = read(tf.range(1000, 1100, dtype=tf.int64))
     assert out.shape == (100, DIM) and len(keys) > 50
     np.testing.assert_array_equal(rows, rows_of(keys))
-    assert sorted([*keys.numpy(), *raw_ops.dummy_var_export(handle).indices.numpy()]) == sorted(
-        [*range(100), *range(1000, 1100)]
-    )
+    found = [*keys.numpy(), *raw_ops.dummy_var_export(handle).indices.numpy()]
+    missing = {*range(100), *range(1000, 1100)}.difference(found)
+    # Whether a key finds no place, all of its bucket being in use, depends on which comes first.
+    assert len(missing) == variable_of(handle).table.statistics().refused < 10
+    assert len(found) == len({*found}) == 200 - len(missing)
 
 
 def test_a_session_runs_the_operations():
