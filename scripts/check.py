@@ -83,9 +83,9 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
     def tests(name: str, *paths: str, **fields: bool) -> Stage:
         return Stage(f"tests, {name}", [*pytest, *paths], limit, **fields)
 
-    def ranks(launcher: str, *paths: str, is_part: bool = False) -> Stage:
-        name = f"tests, 2 ranks, {launcher}"
-        return Stage(name, [launcher, "-np", "2", *rank, *paths], limit, is_part=is_part)
+    def ranks(launcher: str, *paths: str, is_part: bool = False, options: str = "") -> Stage:
+        command = [launcher, "-np", "2", *options.split(), *rank, *paths]
+        return Stage(f"tests, 2 ranks, {launcher}", command, limit, is_part=is_part)
 
     ends = (".cu", ".cuh", ".cpp")
     sources = sorted(
@@ -107,7 +107,12 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
         tests("jobs of ranks", *JOBS),
         tests("command line", "tests/cli"),
         tests("whole tree", *(f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py"))),
-        ranks("horovodrun", "tests/ranks"),
+        # By default it gives ranks 30 seconds to start and to meet: too few on a busy machine.
+        ranks(
+            "horovodrun",
+            "tests/ranks",
+            options="--start-timeout 300 --gloo-timeout-seconds 300",
+        ),
         # A handful of smokes in quick.
         ranks("mpirun", *(MPI_SMOKES if quick else ["tests/ranks"]), is_part=quick),
         Stage("mypy", ["mypy"], 300),

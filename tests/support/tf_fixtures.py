@@ -71,8 +71,6 @@ _NOT_ON_GPU = {
     "test_it_lives_on_the_chosen_backend",
     # For a GPU the gradients are joined into one tensor.
     "test_one_number_of_each_setting_crosses_for_all_tables",
-    # Which of many new keys get a place is up to the threads of a GPU.
-    "test_read_evict_gives_what_lost_its_place",
 }
 
 
