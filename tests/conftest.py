@@ -69,9 +69,10 @@ def pytest_configure(config):
     global QUICK
     QUICK = config.getoption("--quick")
     # A time limit of hypothesis' own would fail on a busy machine.
-    for name, is_fixed in (("quick", True), ("full", False)):
+    for name, is_fixed, count in (("quick", True, 25), ("full", False, 100)):
         hypothesis.settings.register_profile(
             name,
+            max_examples=count,
             deadline=None,
             derandomize=is_fixed,
             print_blob=True,

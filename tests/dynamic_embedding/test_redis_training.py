@@ -299,6 +299,7 @@ for _ in range(30):
 """
 
 
+@pytest.mark.full_only("two processes with TensorFlow and a Redis")
 def test_steps_of_two_processes_all_count(creator):
     path = creator.config.redis_config_abs_dir
     workers = [

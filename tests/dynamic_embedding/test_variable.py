@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sok_lite import dynamic_embedding as de
@@ -95,7 +95,6 @@ CALL = st.one_of(
 )
 
 
-@settings(max_examples=40)
 @given(st.lists(CALL, max_size=8), st.integers(1, 3))
 def test_any_calls_one_after_the_other(calls, shards):
     variable = de.Variable(dim=2, devices=["/CPU:0"] * shards, initializer=3.0)

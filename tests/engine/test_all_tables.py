@@ -106,9 +106,9 @@ def _settings(examples, steps):
 
 
 TestAllTables = AllTables.TestCase
-TestAllTables.settings = _settings(15 if QUICK else 60, 12 if QUICK else 20)
+TestAllTables.settings = _settings(8 if QUICK else 60, 12 if QUICK else 20)
 TestAllTablesByThreads = AllTablesByThreads.TestCase
-TestAllTablesByThreads.settings = _settings(10 if QUICK else 40, 12 if QUICK else 20)
+TestAllTablesByThreads.settings = _settings(6 if QUICK else 40, 12 if QUICK else 20)
 TestAllTablesOnSimt = pytest.mark.skipif(
     simt.unavailable() is not None, reason=f"no simulated GPU: {simt.unavailable()}"
 )(AllTablesOnSimt.TestCase)

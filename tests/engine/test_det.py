@@ -262,7 +262,7 @@ class TableAgainstDict(RuleBasedStateMachine):
 
 
 TestTableAgainstDict = TableAgainstDict.TestCase
-TestTableAgainstDict.settings = settings(max_examples=60 if QUICK else 300, stateful_step_count=25)
+TestTableAgainstDict.settings = settings(max_examples=30 if QUICK else 300, stateful_step_count=25)
 
 
 class SimtTableAgainstDict(TableAgainstDict):

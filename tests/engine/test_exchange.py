@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sok_lite.backend import get_backend
@@ -143,7 +143,6 @@ def test_rules_are_values():
 # ---- trips --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
 @given(
     size=st.integers(1, 4),
     keys=st.lists(

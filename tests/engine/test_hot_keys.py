@@ -187,7 +187,6 @@ def cases(draw):
     )
 
 
-@settings(max_examples=15)
 @given(steps=st.lists(st.sampled_from(STEPS), max_size=12), case=cases())
 def test_a_program_does_the_same_with_hot_keys(steps, case):
     compared(get_backend("cpu"), case, steps)

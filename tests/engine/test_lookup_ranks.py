@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sok_lite.backend import get_backend
@@ -147,7 +147,6 @@ def table_cases(draw):
     )
 
 
-@settings(max_examples=40)
 @given(
     cases=st.lists(table_cases(), min_size=1, max_size=7),
     # Eighths of the batch: ranks between equal ones are idle.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sok_lite.backend import get_backend
@@ -187,7 +187,6 @@ def arrived(sequence, dim, between=lambda table, step: None):
     return np.array(sums, np.float64), left
 
 
-@settings(max_examples=40)
 @given(
     st.lists(
         st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=3, max_size=3),

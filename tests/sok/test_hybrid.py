@@ -9,6 +9,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.engine.table import HkvTable
 from sok_lite.sok import arguments
+from tests.conftest import QUICK
 
 v1 = tf.compat.v1
 
@@ -150,7 +151,7 @@ def test_training_goes_on_at_the_limit_and_keeps_what_it_just_used(mode):
     train = mode(step)
     rng = np.random.default_rng(0)
     expected = {}
-    for _ in range(60):
+    for _ in range(30 if QUICK else 60):
         keys = rng.choice(400, 8, replace=False)
         expected = {k: v for k, v in expected.items() if k in set(keys_of(table))}
         train(tf.constant(keys))
