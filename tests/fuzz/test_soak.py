@@ -51,6 +51,7 @@ def test_the_first_rounds_of_a_record_come_out_again(killed):
 
 
 @needs_ranks
+@pytest.mark.full_only("starts three jobs; the one above is the smoke")
 def test_the_digests_are_those_of_a_soak_without_kills(killed):
     by_round, num_jobs = soak(SEED, ROUNDS, kills="none")
     assert num_jobs == 1
