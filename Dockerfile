@@ -29,5 +29,7 @@ COPY sok_lite/_version.py sok_lite/
 RUN bash scripts/setup.sh --gpu
 
 COPY . .
+# The CPU kernels, which are in the sources.
+RUN bash scripts/setup.sh --gpu
 ENV PATH=/workspace/sok_lite/.venv/bin:$PATH
 CMD ["bash", "scripts/gpu_check.sh"]

@@ -335,9 +335,9 @@ def staged_set_up(tmp_path):
     }
     started = []
 
-    def start():
+    def start(scripts=SCRIPTS):
         out, err = subprocess.PIPE, subprocess.STDOUT
-        command = ["bash", SCRIPTS / "setup.sh"]
+        command = ["bash", scripts / "setup.sh"]
         started.append(
             subprocess.Popen(
                 command, stdout=out, stderr=err, text=True, env=env, start_new_session=True
@@ -374,6 +374,17 @@ def test_a_second_set_up_waits_and_finds_all_done(staged_set_up):
     words = [line.split()[0] for line in log.read_text().splitlines()]
     # A set-up with nothing else to do asks for the kernels, which may have been edited.
     assert words == ["venv", "install", "install", "install", "horovod", *["kernels"] * 3]
+
+
+def test_before_the_sources_are_there_a_set_up_leaves_the_kernels_out(staged_set_up, tmp_path):
+    log, go, start = staged_set_up
+    scripts = tmp_path / "image" / "scripts"
+    shutil.copytree(SCRIPTS, scripts)
+    shutil.copy(ROOT / "pyproject.toml", scripts.parent)
+    go.touch()
+    process = start(scripts)
+    assert "ready: " in process.communicate(timeout=300)[0]
+    assert (process.returncode, "kernels" in log.read_text()) == (0, False)
 
 
 def test_a_set_up_that_is_killed_holds_up_no_other(staged_set_up):
