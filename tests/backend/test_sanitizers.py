@@ -88,6 +88,7 @@ def assert_faultless(done):
     assert "runtime error" not in done.stderr
 
 
+@pytest.mark.full_only("compiles the kernels with a sanitizer: minutes")
 @pytest.mark.parametrize("kind", SANITIZERS)
 def test_no_fault_in_any_kernel(kind):
     sanitizer = SANITIZERS[kind]
@@ -95,6 +96,7 @@ def test_no_fault_in_any_kernel(kind):
     assert_faultless(run_job("engine", build.compile_library(sanitizer.flags), sanitizer))
 
 
+@pytest.mark.full_only("compiles the kernels with a sanitizer: minutes")
 @pytest.mark.parametrize("tile", [1, 4])
 @pytest.mark.parametrize("kind", SANITIZERS)
 def test_no_fault_in_the_tables(kind, tile):
@@ -237,12 +239,14 @@ def eviction_library(folder, changes, flags):
     return library
 
 
+@pytest.mark.full_only("compiles the kernels with a sanitizer: minutes")
 def test_evictions_hold_when_threads_are_slow(tmp_path):
     sanitizer = SANITIZERS["thread"]
     library = eviction_library(tmp_path, {}, sanitizer.flags)
     assert_faultless(run_job("evictions", library, sanitizer))
 
 
+@pytest.mark.full_only("compiles the kernels with a sanitizer: minutes")
 @pytest.mark.parametrize("changes", [PLAIN_KEY, CLAIM_IN_TWO_STEPS], ids=["plain key", "claim"])
 def test_a_race_in_the_eviction_protocol_is_found(changes, tmp_path):
     sanitizer = SANITIZERS["thread"]
@@ -252,6 +256,7 @@ def test_a_race_in_the_eviction_protocol_is_found(changes, tmp_path):
     assert "data race" in done.stderr and "changed_hkv.cu" in done.stderr, done.stderr[-3000:]
 
 
+@pytest.mark.full_only("compiles the kernels with a sanitizer: minutes")
 @pytest.mark.parametrize(
     "changes",
     [NO_STAMP_CHECK, NO_SECOND_CHECK, CLAIM_IN_TWO_STEPS, KEY_FIRST],
