@@ -64,7 +64,7 @@ def test_where_a_variant_is_skipped_the_next_runs(wanted, tmp_path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(levels.ROOT)},
+        env={**os.environ, "PYTHONPATH": str(levels.ROOT), "PYTEST_ADDOPTS": ""},
     )
     assert done.returncode == 0, done.stdout
     # Of the first function some are skipped, of the second all, of the third none.

@@ -35,6 +35,7 @@ def test_two_towers_find_the_items_of_a_genre():
     assert result["users"] == result["items"] == 200
 
 
+@pytest.mark.full_only("starts ranks with Keras")
 def test_two_towers_on_two_ranks():
     horovodrun = shutil.which("horovodrun", path=str(Path(sys.executable).parent))
     if horovodrun is None:

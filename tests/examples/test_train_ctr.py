@@ -180,6 +180,7 @@ def criteo_csv(path, num_rows=30):
     return path
 
 
+@pytest.mark.full_only("starts ranks once more")
 def test_a_csv_with_header_is_trained_on_by_ranks_that_get_no_rows(tmp_path):
     # 24 rows to train on: in the last batch of 4, and in the evaluation, all rows are rank 0's
     path = criteo_csv(tmp_path / "a.csv")
