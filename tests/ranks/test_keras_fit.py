@@ -23,6 +23,9 @@ ROWS = RNG.normal(size=(NUM_KEYS, DIM)).astype(np.float32)
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if the program had chosen it."""
     monkeypatch.setattr(job, "_communicator", comm)
+    yield
+    # Ranks have seeds of their own here; tables of other tests would take them.
+    tf.random.set_seed(None)
 
 
 @pytest.fixture(params=["keras", "tf_keras"])
