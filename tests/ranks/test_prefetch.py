@@ -158,7 +158,7 @@ def test_a_rank_that_looks_up_while_others_prefetch_raises_on_all(comm):
     tables, ids = new_tables(), ids_of(comm.rank, 1)
     with pytest.raises(CommunicatorError):
         if comm.rank == 0:
-            # By the combiner of a prefetched call, else the ranks disagree on that before they meet.
+            # By the combiner of a prefetched call: else the ranks disagree on that first.
             sok.lookup_sparse(tables, ids, combiners="sum")
         else:
             sok.prefetch(tables, ids)
