@@ -140,9 +140,10 @@ class Changes:
         apply_updates([update_of(self.table, rule, keys, grads, optimizer=optimizer)], 0.1, 1)
 
     def rename_a_state(self, keys, n):
-        names = [s.name for s in named_states.named_states(self.table) if not s.is_used]
-        if names:
-            named_states.rename_state(self.table, names[n % len(names)], f"{n}{len(keys)}")
+        states, new = named_states.named_states(self.table), f"{n}{len(keys)}"
+        names = [state.name for state in states if not state.is_used]
+        if names and new not in [state.name for state in states]:  # it would be refused
+            named_states.rename_state(self.table, names[n % len(names)], new)
 
     def drop_an_optimizer(self, keys, n):
         self.optimizers.pop(n % 3, None)
