@@ -142,7 +142,8 @@ class Changes:
     def rename_a_state(self, keys, n):
         states, new = named_states.named_states(self.table), f"{n}{len(keys)}"
         names = [state.name for state in states if not state.is_used]
-        if names and new not in [state.name for state in states]:  # it would be refused
+        taken = {text for state in states for text in (state.name, state.kind)}
+        if names and new not in taken:  # it would be refused
             named_states.rename_state(self.table, names[n % len(names)], new)
 
     def drop_an_optimizer(self, keys, n):
