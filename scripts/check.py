@@ -205,15 +205,18 @@ class Runner:
         if stage.oldest:
             env["PATH"] = f"{ROOT / OLDEST / 'bin'}{os.pathsep}{env['PATH']}"
         start = time.monotonic()
-        process = subprocess.Popen(
-            stage.command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=env,
-            cwd=ROOT,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                stage.command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=env,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Result(stage, 127, 0.0, lane, f"cannot be run: {error}", 0, 1, 0)
         with self.lock:
             self.running[lane] = process
         timer = threading.Timer(stage.limit, _end, [process])

@@ -97,6 +97,13 @@ def test_a_stage_that_fails_keeps_no_other_from_running():
     assert {r.stage.name: r.code for r in results if r.code} == {"bad": 3}
 
 
+def test_a_stage_whose_program_is_missing_fails_and_the_others_run():
+    missing = check.Stage("missing", ["no-such-program"], 60)
+    results = check.Runner([missing, stage("good", "")]).run()
+    assert {r.stage.name: r.code for r in results} == {"missing": 127, "good": 0}
+    assert "no-such-program" in check.what_failed(results[0])
+
+
 def test_a_stage_has_the_tensorflow_that_it_is_for():
     program = "import os; print(os.environ['PATH'].split(os.pathsep)[0])"
     (old,) = check.Runner([stage("x", program, oldest=True)]).run()
