@@ -157,7 +157,7 @@ def test_a_killed_increment_leaves_a_whole_checkpoint(tmp_path):
     dump(tmp_path, some, ONE)
     last, num_rounds, num_killed = 1, 0, 0
     # Some are to be killed among their files: when that is is up to chance, so it may go on longer.
-    while num_rounds < (4 if QUICK else 50) or (num_killed == 0 and num_rounds < 500):
+    while num_rounds < (4 if QUICK else 20) or (num_killed == 0 and num_rounds < 500):
         num_rounds += 1
         child = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", textwrap.dedent(DUMPS), str(tmp_path)],

@@ -191,7 +191,7 @@ ROUND = st.tuples(
 )
 
 
-@settings(max_examples=8 if QUICK else 100)
+@settings(max_examples=8 if QUICK else 40)
 @given(rounds=st.lists(ROUND, min_size=5, max_size=8))
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_dumped_in_parts_comes_back_whole(kind, rounds):
