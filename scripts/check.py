@@ -10,12 +10,14 @@ import argparse
 import collections
 import contextlib
 import datetime
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -37,8 +39,8 @@ class Stage(NamedTuple):
     Attributes:
       name: of the stage.
       command: its words.
-      limit: seconds after which it is ended. It holds on a slow machine; a test that hangs says so
-        long before (pyproject.toml).
+      limit: seconds after which it is ended. It is generous: a slow machine keeps to it, and a test
+        that hangs says so long before (pyproject.toml).
       oldest: whether it runs with the oldest TensorFlow.
       is_part: whether it runs a part of what the stage of this name runs in full.
     """
@@ -75,9 +77,11 @@ def quick_and_full_stages(oldest: str, has_oldest: bool) -> tuple[list[Stage], l
 
 def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
     slowest = ("--durations=10", "--durations-min=5")
-    pytest = ["python", "-m", "pytest", "-q", *slowest, *(["--quick"] if quick else [])]
-    # Some launchers give a rank a terminal, and pytest then colours what is counted here.
-    rank = [*pytest, "--color=no", "-p", "no:cacheprovider"]
+    # Colours, which a variable or a launcher's terminal may switch on, would hide the closing line.
+    pytest = ["python", "-m", "pytest", "-q", "--color=no", *slowest]
+    if quick:
+        pytest.append("--quick")
+    rank = [*pytest, "-p", "no:cacheprovider"]
     limit = 3600 if quick else 5400
 
     def tests(name: str, *paths: str, **fields: bool) -> Stage:
@@ -168,7 +172,8 @@ class Runner:
         self.waiting = collections.deque(stages)
         self.results: list[Result] = []
         self.running: dict[int, subprocess.Popen[bytes]] = {}
-        self.lock = threading.Lock()
+        self.is_ended = False
+        self.lock = threading.RLock()  # a second signal may come while the first is handled
 
     def run(self) -> list[Result]:
         lanes = [threading.Thread(target=self._lane, args=(number,)) for number in range(LANES)]
@@ -181,18 +186,17 @@ class Runner:
     def end(self) -> None:
         """Ends what runs, so that each stage says where it was, and starts nothing more."""
         with self.lock:
-            self.waiting.clear()
+            self.is_ended = True
             running = list(self.running.values())
-        for process in running:
-            _end(process)
+        _end(running)
 
     def _lane(self, number: int) -> None:
         while True:
             with self.lock:
-                if not self.waiting:
+                if self.is_ended or not self.waiting:
                     return
                 stage = self.waiting.popleft()
-            print(f"... {stage.name}", flush=True)
+                print(f"... {stage.name}", flush=True)
             result = self._run(stage, number)
             with self.lock:
                 self.results.append(result)
@@ -204,42 +208,63 @@ class Runner:
         env = {**os.environ}
         if stage.oldest:
             env["PATH"] = f"{ROOT / OLDEST / 'bin'}{os.pathsep}{env['PATH']}"
+            # Written when the set-up has come to its end.
+            if not (ROOT / OLDEST / "sok_lite-setup.txt").exists():
+                text = f"{OLDEST} was not set up. SOK_LITE_OLDEST=0 leaves this stage out."
+                return Result(stage, 127, 0.0, lane, text, 0, 1, 0)
         start = time.monotonic()
-        try:
-            process = subprocess.Popen(
-                stage.command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=env,
-                cwd=ROOT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            return Result(stage, 127, 0.0, lane, f"cannot be run: {error}", 0, 1, 0)
-        with self.lock:
-            self.running[lane] = process
-        timer = threading.Timer(stage.limit, _end, [process])
-        timer.start()
-        assert process.stdout is not None
-        log = process.stdout.read().decode(errors="replace")
-        code = process.wait()
-        timer.cancel()
-        seconds = time.monotonic() - start
-        with self.lock:
-            del self.running[lane]
-        if seconds >= stage.limit:
+        # A file and not a pipe, which a process that outlives the stage would hold open.
+        with tempfile.TemporaryFile() as output:
+            try:
+                process = subprocess.Popen(
+                    stage.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=env,
+                    cwd=ROOT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return Result(stage, 127, 0.0, lane, f"cannot be run: {error}", 0, 1, 0)
+            with self.lock:
+                self.running[lane] = process
+                is_late = self.is_ended
+            if is_late:
+                _end([process])
+            over = threading.Event()
+
+            def stop(process: subprocess.Popen[bytes] = process) -> None:
+                over.set()
+                _end([process])
+
+            timer = threading.Timer(stage.limit, stop)
+            timer.start()
+            code = process.wait()
+            timer.cancel()
+            with contextlib.suppress(ProcessLookupError):  # what it started and left behind
+                os.killpg(process.pid, signal.SIGKILL)
+            with self.lock:
+                del self.running[lane]
+            output.seek(0)
+            log = output.read().decode(errors="replace")
+        if over.is_set():
+            code = code or 124
             log += f"\nstopped after its limit of {stage.limit} s"
-        return Result(stage, code, seconds, lane, log, *counts_of(log, code))
+        return Result(stage, code, time.monotonic() - start, lane, log, *counts_of(log, code))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a stage and what it started, after it had ten seconds to say where it is."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ends stages and what they started, after they had ten seconds to say where they are."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + 10
+    for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-        os.killpg(process.pid, signal.SIGKILL)
+            process.wait(max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 # ------------------------------------------------------------------------------------ telling
@@ -256,7 +281,7 @@ def what_failed(result: Result) -> str:
 
 def table_of(results: Sequence[Result]) -> str:
     """Returns a line for each stage and one for each lane."""
-    width = max(len(result.stage.name) for result in results)
+    width = max((len(result.stage.name) for result in results), default=5)
     lines = [f"{'stage':{width}} lane seconds passed failed skipped"]
     for r in sorted(results, key=lambda r: (r.lane, -r.seconds)):
         lines.append(
@@ -269,29 +294,45 @@ def table_of(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+def _git(*arguments: str) -> str:
+    """Raises OSError or CalledProcessError: no git, no repository, or no such thing in it."""
+    command = ["git", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
 def last_full() -> str:
     """Returns which run is known as the last full one."""
     try:
         record = json.loads(LAST_FULL.read_text())
-        return f"{record['commit'][:12]}, {record['date']}"
+        name = f"{record['commit'][:12]}, {record['date']}"
     except (OSError, ValueError, KeyError):
         return "none is known, so nothing counts as changed"
-
-
-def write_last_full(seconds: float, passed: int) -> str:
-    """Writes the commit at which full passed; returns what to tell."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip()
-
     try:
-        changes, commit = git("status", "--porcelain"), git("rev-parse", "HEAD")
-    except (OSError, subprocess.CalledProcessError) as error:
-        return f"{LAST_FULL.name} was not written: git gives no commit ({error})."
-    if changes:
-        return f"{LAST_FULL.name} was not written, since there are changes outside the commit."
+        _git("cat-file", "-e", f"{record['commit']}^{{commit}}")
+    except (OSError, subprocess.CalledProcessError):
+        return f"{name}, a commit that is not here, so nothing counts as changed"
+    return name
+
+
+def clean_commit() -> str | None:
+    """Returns the commit of the tree, None where something differs from it or nobody knows."""
+    try:
+        return None if _git("status", "--porcelain") else _git("rev-parse", "HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def write_last_full(commit: str | None, seconds: float, passed: int) -> str:
+    """Writes the commit at which full passed; returns what to tell.
+
+    Args:
+      commit: what `clean_commit` gave before the stages ran.
+      seconds: what they took.
+      passed: how many tests passed.
+    """
+    if commit is None or clean_commit() != commit:
+        return f"{LAST_FULL.name} was not written: full did not run on one commit without changes."
     record = {
         "commit": commit,
         "date": datetime.date.today().isoformat(),
@@ -306,24 +347,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="every test in every variant")
     level = "full" if parser.parse_args().full else "quick"
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(errors="replace")  # tests print what some terminals cannot
     start = time.monotonic()
     # pyproject.toml names the oldest release that is supported.
     text = (ROOT / "pyproject.toml").read_text()
     oldest = re.findall(r'"tensorflow-cpu>=([\d.]+),', text)[0]
     has_oldest = os.environ.get("SOK_LITE_OLDEST") != "0"
     quick, full = quick_and_full_stages(oldest, has_oldest)
-    runner = Runner(quick if level == "quick" else full)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    stages = quick if level == "quick" else full
+    commit = clean_commit()
+    runner = Runner(stages)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: runner.end())
     results = runner.run()
     broken = [result for result in results if result.code != 0]
     for result in broken:
         print(what_failed(result) + "\n")
     print(table_of(results))
+    never = [s.name for s in stages if s.name not in {r.stage.name for r in results}]
+    if never:
+        print(f"did not run: {', '.join(never)}")
     seconds = time.monotonic() - start
     print(f"{level}: {seconds:.0f} s of the {BUDGET[level]} s that it may take on two quiet cores")
     parts = [stage.name for stage in quick if stage.is_part]
-    print(f"in part in quick: {', '.join(parts)}; of all others quick runs some variants")
+    print(f"quick leaves out most of: {', '.join(parts)}; of all others, what is full_only")
     if level == "quick":
         print(f"all variants run of what changed since the last full run: {last_full()}")
     if not has_oldest:
@@ -331,10 +379,11 @@ def main() -> int:
     passed, failed, skipped = (
         sum(getattr(result, name) for result in results) for name in ("passed", "failed", "skipped")
     )
-    if level == "full" and not broken:
-        print(write_last_full(seconds, passed))
-    print(f"{passed} passed, {failed} failed, {skipped} skipped in {seconds:.0f} s")
-    return 1 if broken else 0
+    is_good = not broken and not never
+    if level == "full" and has_oldest and is_good:
+        print(write_last_full(commit, seconds, passed))
+    print(f"{passed} passed, {failed + len(never)} failed, {skipped} skipped in {seconds:.0f} s")
+    return 0 if is_good else 1
 
 
 if __name__ == "__main__":

@@ -95,8 +95,8 @@ step() { printf '[setup %4ds] %s\n' "$SECONDS" "$1"; }
 stamp="$venv/sok_lite-setup.txt"
 running="$venv/sok_lite-setup.running"
 
-# Kept in the cache, not in the environment: a kernel that was edited is compiled again here, and not
-# in silence by whoever makes the first table.
+# They are kept in the cache and not in the environment, so an edited kernel is compiled here, and
+# the first table need not wait for it.
 build_kernels() {
   # The image installs everything before it has the sources, and sets up again when it has them.
   [ -d kernels ] || return 0

@@ -4,9 +4,9 @@ Full runs every test in every variant, and the long ones at their full length: t
 does, and `bash scripts/test.sh --full`. Quick (`pytest --quick`, `bash scripts/test.sh`) has ten
 minutes, so it chooses:
 
-* Every test function runs at least once. Of its variants the one runs whose name has the lowest
-  hash, so that over the whole all backends, modes and frameworks come up, and a run repeats. Where
-  that one is skipped, the next runs.
+* Every test function runs at least once, but for those that are marked; see below. Of its variants
+  the one runs whose name has the lowest hash, so that over the whole all backends, modes and
+  frameworks come up, and a run repeats. Where that one is skipped, the next runs.
 * A test of the engine, the backend or the communicators runs once on each backend that is here.
 * Where a test file changed since the last full run, or the file that it tests (`test_update.py`
   tests each `update.py` and `update.cu`), all its variants run. tests/last_full.json has the commit
@@ -68,7 +68,7 @@ def pytest_configure(config):
     """
     global QUICK
     QUICK = config.getoption("--quick")
-    # A time limit of hypothesis' own would fail on a busy machine.
+    # Its own time limits would fail tests on a busy machine.
     for name, is_fixed, count in (("quick", True, 25), ("full", False, 100)):
         hypothesis.settings.register_profile(
             name,
@@ -109,7 +109,8 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item in chosen]
-    if launched_ranks() == 1:  # ranks run the same tests, also where one of them skips one
+    # All ranks of a job must run the same tests, even where only one of them skips.
+    if launched_ranks() == 1:
         _others.update({item.nodeid: others for item, others in chosen.items() if others})
 
 
@@ -128,6 +129,20 @@ def pytest_runtest_protocol(item, nextitem):
         if not any(report.skipped for report in reports):
             break
     return True
+
+
+_ran = {}  # whether a variant of a function ran in this process
+
+
+def pytest_runtest_logreport(report):
+    function = report.nodeid.partition("[")[0]
+    _ran[function] = _ran.get(function, False) or (report.when == "call" and not report.skipped)
+
+
+def pytest_terminal_summary(terminalreporter):
+    never = [function for function, ran in _ran.items() if not ran]
+    if QUICK and never:
+        terminalreporter.write_line("quick: skipped here in every variant: " + ", ".join(never))
 
 
 def choose(items, changed):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import conftest as levels
+from tests.support.repository import git_in
 
 
 class Item:
@@ -72,6 +73,7 @@ def test_where_a_variant_is_skipped_the_next_runs(wanted, tmp_path):
         int(re.search(rf"(\d+) {word}", done.stdout)[1]) for word in ("passed", "skipped")
     )
     assert passed == 2 and 8 <= skipped <= 15
+    assert "skipped here in every variant: test_skipping.py::test_none\n" in done.stdout
 
 
 def test_the_level_of_the_run_reaches_the_tests(request):
@@ -150,10 +152,9 @@ def test_a_mark_says_its_reason(request):
 def project(tmp_path, monkeypatch):
     """A repository whose last full run was at its first commit; returns how to call git in it."""
 
-    def git(*arguments):
-        command = ["git", "-C", tmp_path, "-c", "user.name=n", "-c", "user.email=e", *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
+    git = git_in(tmp_path)
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
     git("init", "-q")
     for name in ("tests/test_kept.py", "tests/test_moved.py", "lib/update.cu", "lib/page.md"):
         path = tmp_path / name

@@ -1,8 +1,8 @@
 """The CPU kernel library: the one in the wheel, or one compiled here from the sources.
 
 A wheel ships it in `sok_lite/lib`. A checkout has none: the library is then compiled with the
-machine's own g++ on first use (scripts/setup.sh is one), into a cache keyed by the sources and the
-flags, so an edited kernel is never run from an old library.
+machine's own g++ on first use, into a cache keyed by the sources and the flags, so an edited kernel
+is never run from an old library. scripts/setup.sh does it in advance.
 """
 
 import ctypes

@@ -11,6 +11,7 @@ from sok_lite.backend.build import cache_folder, compile_library, find_library
 from sok_lite.backend.cpu import CpuBackend
 
 
+@pytest.mark.full_only("compiles all kernels, which set-up does too")
 def test_the_library_is_built_once_for_the_same_sources(tmp_path, monkeypatch):
     monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
     # All of the sources, in a third of the time: the last -O wins.

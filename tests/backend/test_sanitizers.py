@@ -163,6 +163,7 @@ def test_no_fault_in_the_worker_threads(kind, tmp_path):
     assert_faultless(run_job("pool", pool_library(tmp_path, sanitizer), sanitizer))
 
 
+@pytest.mark.full_only("runs kernels with a sanitizer until a race is seen")
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -86,6 +86,7 @@ def two_ranks(tmp_path_factory):
     return run(2, tmp_path_factory.mktemp("two"), *OPTIONS)
 
 
+@pytest.mark.full_only("starts ranks once more")
 def test_the_tables_are_the_same_with_one_and_with_two_ranks(one_rank, two_ranks):
     assert one_rank.result["steps"] == two_ranks.result["steps"] == 20
     assert (one_rank.result["ranks"], two_ranks.result["ranks"]) == (1, 2)
@@ -138,6 +139,7 @@ def test_the_result_line_says_what_was_done(two_ranks):
     assert sum(line.startswith("RESULT ") for line in two_ranks.lines) == 1
 
 
+@pytest.mark.full_only("starts ranks once more")
 def test_the_best_auc_is_that_of_the_true_probabilities(one_rank, two_ranks):
     from ctr.planted import PlantedModel
 
@@ -192,6 +194,7 @@ def test_a_csv_with_header_is_trained_on_by_ranks_that_get_no_rows(tmp_path):
     assert done.result["reloaded_auc"] == pytest.approx(done.result["auc"], abs=1e-6)
 
 
+@pytest.mark.full_only("starts ranks once more")
 def test_a_bad_data_file_ends_all_ranks_with_its_line(tmp_path):
     path = criteo_csv(tmp_path / "bad.csv")
     path.write_text(path.read_text() + "1,2,3\n")

@@ -47,9 +47,17 @@ def connect() -> dict[str, Communicator]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with the argument `comm` runs over each transport that connects the ranks."""
+    """A test with the argument `comm` runs over each transport that connects the ranks.
+
+    Over one alone where it takes the fixture `once`, and over those of one class where its module
+    names it as TRANSPORT: what would be skipped is not made, since quick takes one variant.
+    """
     if "comm" in metafunc.fixturenames:
         connected = connect()
+        kind = getattr(metafunc.module, "TRANSPORT", Communicator)
+        connected = {name: comm for name, comm in connected.items() if isinstance(comm, kind)}
+        if "once" in metafunc.fixturenames:
+            connected = dict([*connected.items()][-1:])
         metafunc.parametrize("comm", connected.values(), ids=connected.keys())
 
 

@@ -9,7 +9,6 @@ from sok_lite.bridge import job
 from sok_lite.bridge.collectives import allgather
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm.single import SingleCommunicator
-from tests.ranks.conftest import connect
 
 DIM, NUM_KEYS, FIELDS, BATCH = 3, 40, 4, 8
 RNG = np.random.default_rng(0)
@@ -215,10 +214,8 @@ def training_what_is_dense(keras, model, apply):
     return Own(model.inputs, model.outputs)
 
 
+@pytest.mark.parametrize("keras", ["keras"], indirect=True)  # others take pairs alone
 def test_gradients_that_come_without_variables_are_averaged_too(comm, once, keras, sk):
-    if keras.__name__ == "tf_keras":
-        pytest.skip("its optimizers take pairs alone")
-
     beside = keras.optimizers.SGD(0.1)
     model, _ = with_table(comm, keras, sk)
     own = training_what_is_dense(keras, model, lambda grads, _: beside.apply(grads))
@@ -314,10 +311,8 @@ def test_ranks_that_differ_are_told_before_training(comm, keras, sk):
 
 
 @pytest.fixture
-def once(comm):
-    """Has a test run over one transport: it has no collective of its own."""
-    if comm is not list(connect().values())[-1]:
-        pytest.skip("over another transport")
+def once():
+    """Has a test run over one transport (conftest.py): it has no collective of its own."""
 
 
 def on_labels(batch=BATCH):
@@ -499,9 +494,10 @@ def test_a_backup_of_all_ranks_goes_on_as_if_nothing_had_been(comm, once, keras,
             np.testing.assert_array_equal(one.get_weights()[0], other.get_weights()[0])
 
 
+@pytest.mark.parametrize("keras", ["keras"], indirect=True)  # tf_keras' is refused anyway
 def test_a_backup_in_folders_of_each_rank_is_refused(comm, once, keras, sk, folder):
-    if comm.size == 1 or keras.__name__ == "tf_keras":
-        pytest.skip("one rank, or refused anyway")
+    if comm.size == 1:
+        pytest.skip("one rank")
     model, _ = with_table(comm, keras, sk)
     backup = keras.callbacks.BackupAndRestore(f"{folder}/rank{comm.rank}")
     with pytest.raises(ValueError, match="one folder that all ranks see.*rank0'.*rank1'"):

@@ -1,16 +1,21 @@
 """scripts/check.py: what its stages run, how they are run, counted and told."""
 
 import importlib.util
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.support.repository import git_in
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("check", ROOT / "scripts" / "check.py")
@@ -28,11 +33,19 @@ def stage(name, program, limit=60, **fields):
 @pytest.mark.parametrize("level", [0, 1], ids=["quick", "full"])
 def test_every_test_file_is_in_a_stage(level):
     stages = check.quick_and_full_stages("2.16", True)[level]
-    paths = [word for s in stages for word in s.command if word.startswith("tests/")]
+    whole = [s for s in stages if not s.is_part]
+    paths = [word for s in whole for word in s.command if word.startswith("tests/")]
     assert all((ROOT / path).exists() for path in paths)
     for file in (ROOT / "tests").rglob("test_*.py"):
         name = str(file.relative_to(ROOT))
         assert any(name == path or name.startswith(f"{path}/") for path in paths), name
+
+
+def test_tests_that_start_ranks_themselves_run_without_ranks():
+    """Ranks skip them."""
+    files = (ROOT / "tests" / "ranks").glob("test_*.py")
+    skipped = [file for file in files if "a rank does not launch ranks" in file.read_text()]
+    assert sorted(str(file.relative_to(ROOT)) for file in skipped) == check.JOBS
 
 
 def test_the_levels_have_the_same_stages_and_quick_says_which_are_parts():
@@ -104,6 +117,81 @@ def test_a_stage_whose_program_is_missing_fails_and_the_others_run():
     assert "no-such-program" in check.what_failed(results[0])
 
 
+def test_a_process_that_outlives_its_stage_holds_up_nothing(tmp_path):
+    """It has a session of its own, and what the stage prints to."""
+    pid, release = tmp_path / "pid", tmp_path / "release"
+    stays = f"echo $$ > '{pid}'; while [ ! -e '{release}' ]; do sleep 0.05; done"
+    leaves = f"""
+import os, subprocess, time
+subprocess.Popen(["sh", "-c", {stays!r}], start_new_session=True)
+while not os.path.exists({str(pid)!r}): time.sleep(0.05)
+print("done")
+"""
+    try:
+        (result,) = check.Runner([stage("leaves", leaves)]).run()
+        assert (result.code, result.log) == (0, "done\n")
+    finally:
+        release.touch()
+
+
+def test_a_stage_that_begins_as_the_check_ends_is_ended(monkeypatch):
+    runner = check.Runner([stage("late", "import time; time.sleep(600)"), stage("never", "")])
+    new_file = tempfile.TemporaryFile
+
+    def ending():
+        runner.end()
+        return new_file()
+
+    monkeypatch.setattr(check, "LANES", 1)
+    monkeypatch.setattr(check.tempfile, "TemporaryFile", ending)
+    (late,) = runner.run()
+    assert late.code != 0
+
+
+@pytest.mark.parametrize("ending", ["raise SystemExit(0)", "import time; time.sleep(600)"])
+def test_a_stage_that_was_stopped_at_its_limit_has_failed(ending):
+    """Also where it answers the signal by an end without an error."""
+    program = f"import signal\nsignal.signal(signal.SIGTERM, lambda *_: exit(0))\n{ending}"
+    if "600" in ending:
+        (result,) = check.Runner([stage("slow", program, limit=10)]).run()
+        assert result.code == 124 and result.failed == 1
+    else:
+        (result,) = check.Runner([stage("quick", program, limit=300)]).run()
+        assert result.code == 0
+
+
+def run_main(monkeypatch, stages, *arguments, oldest="1"):
+    monkeypatch.setattr(check, "quick_and_full_stages", lambda *_: (stages, stages))
+    monkeypatch.setattr(check.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["check.py", *arguments])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True))
+    monkeypatch.setenv("SOK_LITE_OLDEST", oldest)
+    code = check.main()
+    return code, sys.stdout.buffer.getvalue().decode()
+
+
+def test_what_a_terminal_cannot_show_keeps_no_stage_from_running(monkeypatch):
+    program = "import sys; sys.stdout.buffer.write('\u00e9'.encode())"
+    code, text = run_main(monkeypatch, [stage(str(i), program) for i in range(4)])
+    assert code == 0 and "4 passed, 0 failed, 0 skipped" in text
+
+
+def test_stages_that_did_not_run_are_failures(monkeypatch):
+    monkeypatch.setattr(check.Runner, "run", lambda self: [])
+    code, text = run_main(monkeypatch, [stage("one", ""), stage("two", "")])
+    assert code == 1
+    assert "did not run: one, two" in text and "0 passed, 2 failed, 0 skipped" in text
+
+
+@pytest.mark.parametrize(("oldest", "is_written"), [("1", True), ("0", False)])
+def test_full_without_a_stage_is_not_full(repository, monkeypatch, oldest, is_written):
+    monkeypatch.setattr(check, "ROOT", repository)
+    (repository / ".git" / "info" / "exclude").write_text("pyproject.toml\n")
+    shutil.copy(ROOT / "pyproject.toml", repository)
+    code, text = run_main(monkeypatch, [stage("one", "")], "--full", oldest=oldest)
+    assert code == 0 and check.LAST_FULL.exists() == is_written, text
+
+
 def test_a_stage_has_the_tensorflow_that_it_is_for():
     program = "import os; print(os.environ['PATH'].split(os.pathsep)[0])"
     (old,) = check.Runner([stage("x", program, oldest=True)]).run()
@@ -162,8 +250,8 @@ sys.exit(check.main())
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "--- slow: FAILED" in text and "--- slow too: FAILED" in text
-    assert "never" not in text
-    assert re.search(r"^0 passed, 2 failed, 0 skipped in \d+ s$", text, re.MULTILINE)
+    assert "... never" not in text and "did not run: never" in text
+    assert re.search(r"^0 passed, 3 failed, 0 skipped in \d+ s$", text, re.MULTILINE)
     pids = {*re.findall(r"^(\d+)$", text, re.MULTILINE)}
     assert len(pids) == 2 and all(ends(int(pid)) for pid in pids)
 
@@ -196,32 +284,49 @@ def test_the_table_has_each_stage_and_the_sum_of_each_lane():
 def repository(tmp_path, monkeypatch):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "x").write_text("")
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
-        subprocess.run([*git, *words], check=True, capture_output=True)
+    git = git_in(tmp_path)
+    for words in ("init -q", "add .", "commit -qm first"):
+        git(*words.split())
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setattr(check, "ROOT", tmp_path)
     monkeypatch.setattr(check, "LAST_FULL", tmp_path / "tests" / "last_full.json")
     return tmp_path
 
 
 def test_the_commit_of_a_full_run_is_written(repository):
-    text = check.write_last_full(3000.4, 12)
-    head = subprocess.run(
-        ["git", "-C", str(repository), "rev-parse", "HEAD"], capture_output=True, text=True
-    ).stdout.strip()
+    text = check.write_last_full(check.clean_commit(), 3000.4, 12)
+    head = git_in(repository)("rev-parse", "HEAD")
     record = json.loads(check.LAST_FULL.read_text())
     assert (record["commit"], record["seconds"], record["passed"]) == (head, 3000, 12)
     assert "tests/last_full.json" in text and "commit it" in text
     assert check.last_full() == f"{head[:12]}, {record['date']}"
 
 
-def test_of_what_is_not_committed_no_full_run_is_written(repository):
+@pytest.mark.parametrize("when", ["before", "while it ran"])
+def test_of_what_is_not_committed_no_full_run_is_written(repository, when):
+    commit = check.clean_commit()
     (repository / "tests" / "x").write_text("changed")
-    assert "changes outside the commit" in check.write_last_full(1.0, 1)
+    if when == "before":
+        commit = check.clean_commit()
+        assert commit is None
+    assert "was not written" in check.write_last_full(commit, 1.0, 1)
     assert not check.LAST_FULL.exists()
     assert "none is known" in check.last_full()
 
 
+def test_a_commit_made_while_full_ran_is_not_the_one_that_passed(repository):
+    commit = check.clean_commit()
+    git_in(repository)("commit", "-qm", "second", "--allow-empty")
+    assert "was not written" in check.write_last_full(commit, 1.0, 1)
+
+
+def test_a_commit_that_is_not_here_is_told(repository):
+    check.LAST_FULL.write_text('{"commit": "0123456789abcdef", "date": "2026-01-01"}')
+    assert check.last_full().startswith("0123456789ab, 2026-01-01, a commit that is not here")
+
+
 def test_without_git_the_reason_is_told(repository, monkeypatch):
     monkeypatch.setenv("PATH", os.devnull)
-    assert "was not written" in check.write_last_full(1.0, 1)
+    assert check.clean_commit() is None
+    assert "was not written" in check.write_last_full(None, 1.0, 1)
