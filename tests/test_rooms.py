@@ -27,7 +27,7 @@ MIRRORS = {
     "sok": "sok_lite/sok",
 }
 # What mirrors nothing. Ranks: tests that run on all ranks of a job, or start jobs. Fuzz: programs
-# that go on as long as they are let. Support: what the others share, and the tests of it.
+# that run until they are stopped. Support: what the others share, and the tests of it.
 OTHERS = {"ranks", "fuzz", "support"}
 HELPERS_ARE_FREE = {"fuzz", "support"}
 

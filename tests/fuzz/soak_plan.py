@@ -130,7 +130,7 @@ class Round(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """When which ranks are killed. A round is done again after it, so only one job has this one.
+    """When which ranks are killed. The job after it repeats the round, and is not killed there.
 
     Attributes:
       round: its number.

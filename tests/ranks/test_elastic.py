@@ -124,40 +124,18 @@ def undisturbed():
 HOSTS = ("localhost:2\n", "localhost:2\n127.0.0.1:1\n")
 
 
+LATER = pytest.mark.full_only("starts and kills ranks: half a minute")
+
+
 @pytest.mark.parametrize(
     ("ways", "local", "on_disk"),
     [
         ("killed", True, ""),
-        pytest.param(
-            "joins leaves",
-            True,
-            "",
-            marks=pytest.mark.full_only("starts and kills ranks: half a minute"),
-        ),
-        pytest.param(
-            "killed",
-            True,
-            "1",
-            marks=pytest.mark.full_only("starts and kills ranks: half a minute"),
-        ),
-        pytest.param(
-            "killed",
-            False,
-            "",
-            marks=pytest.mark.full_only("starts and kills ranks: half a minute"),
-        ),
-        pytest.param(
-            "joins leaves",
-            True,
-            "1",
-            marks=pytest.mark.full_only("starts and kills ranks: half a minute"),
-        ),
-        pytest.param(
-            "joins killed",
-            True,
-            "",
-            marks=pytest.mark.full_only("starts and kills ranks: half a minute"),
-        ),
+        pytest.param("joins leaves", True, "", marks=LATER),
+        pytest.param("killed", True, "1", marks=LATER),
+        pytest.param("killed", False, "", marks=LATER),
+        pytest.param("joins leaves", True, "1", marks=LATER),
+        pytest.param("joins killed", True, "", marks=LATER),
     ],
 )
 def test_ranks_that_come_and_go_change_no_table(tmp_path, ways, local, on_disk):

@@ -18,6 +18,7 @@ import numpy as np
 
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.hkv import RefusedError
+from tests.conftest import QUICK
 from tests.support.fault_bench import DIM
 from tests.support.fault_cases import CASES, OTHER
 from tests.support.helpers import first_row
@@ -157,7 +158,12 @@ def expected(bench, name):
 
 
 def check_after_fault(bench, name, tables, expected):
-    """Asserts (a) to (d) of tables that a fault befell, unless they were asserted of equal ones."""
+    """Asserts (a) to (d) of tables that a fault befell, unless they were asserted of equal ones.
+
+    In full one operation goes without that shortcut: what is equal inside does the same.
+    """
+    if name == "lookup_mixed" and not QUICK:
+        return _check(bench, name, tables, expected)
     for table in tables:
         alone(table, lambda: None)  # what the fault has left to be done
     found = insides(tables)
