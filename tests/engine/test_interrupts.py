@@ -19,9 +19,9 @@ from tests.support.fault_facts import every_pair, every_place
 from tests.support.helpers import sized
 from tests.support.own_process import run_limited
 
-# To be quick, one kind of each table for an operation, and none where another operation does all
-# that it does; the long form tries all of them.
-_QUICK = {
+# Kinds of tables that are tried at every line of an operation: one of each index, and none where
+# another operation does all that it does. All other kinds are tried at every eighth line.
+_AT_EVERY_LINE = {
     name: [kind for kind in case.kinds if kind in ("hbm", "kLru")] or case.kinds[:1]
     for name, case in CASES.items()
 } | {
@@ -66,18 +66,19 @@ _STEPS = {
 @pytest.mark.parametrize(("name", "kind"), ALL)
 def test_an_exception_at_any_line(new_bench, name, kind):
     bench = new_bench(kind)
-    step = _STEPS.get(name, 1)
+    step = _STEPS.get(name, 1) * (1 if kind in _AT_EVERY_LINE[name] else 8)
     every_place(bench, name, step=step * sized(bench.backend, 1, 12))
 
 
-@pytest.mark.full_only("raises at each bytecode instruction: minutes")
+@pytest.mark.full_only("raises at thousands of instructions")
 @pytest.mark.parametrize(
-    ("name", "kind"), [(name, kind) for name in _QUICK for kind in _QUICK[name]]
+    ("name", "kind"), [(name, kind) for name in _AT_EVERY_LINE for kind in _AT_EVERY_LINE[name]]
 )
 @pytest.mark.parametrize("places", ["instructions", "lines of backends too"])
 def test_an_exception_at_even_more_places(new_bench, name, kind, places):
-    is_fine = places == "instructions"
-    every_place(new_bench(kind), name, everywhere=not is_fine, opcodes=is_fine)
+    is_fine, bench = places == "instructions", new_bench(kind)
+    step = sized(bench.backend, 20, 100)
+    every_place(bench, name, step=step, everywhere=not is_fine, opcodes=is_fine)
 
 
 PAIRS = ("lookup_mixed", "insert_or_assign", "erase_many", "evict", "promote", "clear", "restore")
