@@ -471,6 +471,8 @@ def stage_set(tmp_path):
     shutil.copytree(SCRIPTS, project / "scripts")
     shutil.copy(SCRIPTS.parent / "pyproject.toml", project)
     write_tool(project / "scripts" / "setup.sh", "exit 0\n")
+    (project / ".venv-oldest").mkdir()
+    (project / ".venv-oldest" / "sok_lite-setup.txt").touch()
     tools = project / ".venv" / "bin"
     tools.mkdir(parents=True)
     (tools / "python3").symlink_to(sys.executable)
@@ -539,7 +541,18 @@ def test_the_last_line_of_test_sh_counts_all_stages(stage_set, failing):
         assert last.startswith(f"{passed} passed, {failed} failed, "), done.stdout
         assert done.returncode == (0 if failing is None else 1)
         assert ("\n=== tests, TensorFlow 2.16\n" in done.stdout) == (oldest == "1")
-        assert "2 ranks, mpirun; of all others quick runs some variants" in done.stdout
+        assert "2 ranks, mpirun; of all others, what is full_only" in done.stdout
+
+
+def test_without_the_oldest_tensorflow_its_stage_fails_and_the_others_run(stage_set):
+    project, tools, env = stage_set
+    shutil.rmtree(project / ".venv-oldest")
+    for name in ("ruff", "mypy", "clang-format", "mpirun", "horovodrun", "python"):
+        write_tool(tools / name, "echo '1 passed in 1.00s'\n")
+    done = run("bash", project / "scripts" / "test.sh", env={**env, "SOK_LITE_OLDEST": "1"})
+    assert done.returncode == 1
+    assert "SOK_LITE_OLDEST=0 leaves this stage out" in done.stdout
+    assert ", 1 failed, 0 skipped in" in done.stdout.splitlines()[-1]
 
 
 def test_test_sh_runs_what_pytest_would_of_paths(stage_set):
