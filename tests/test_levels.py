@@ -55,25 +55,52 @@ def test_any(i):
 """
 
 
-@pytest.mark.parametrize("wanted", [0, 7])
-def test_where_a_variant_is_skipped_the_next_runs(wanted, tmp_path):
-    file = tmp_path / "test_skipping.py"
-    file.write_text(SKIPPING.format(wanted=wanted))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--quick", file]
+DRAWING = """
+from pathlib import Path
+import numpy as np
+
+RNG = np.random.default_rng(0)
+
+def test_first():
+    RNG.normal()
+
+def test_second():
+    Path("drawn").write_text(str(RNG.normal()))
+"""
+
+
+def run_pytest(folder, text, *options):
+    """Runs tests of a text under tests/conftest.py; returns what pytest prints."""
+    (folder / "test_inner.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", *options]
     done = subprocess.run(
-        [*command, "-p", "no:cacheprovider"],
+        [*command, "-p", "no:cacheprovider", "test_inner.py"],
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(levels.ROOT), "PYTEST_ADDOPTS": ""},
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_test_draws_the_same_alone_as_after_others(tmp_path):
+    drawn = []
+    for options in ((), ("-k", "second")):
+        run_pytest(tmp_path, DRAWING, *options)
+        drawn.append((tmp_path / "drawn").read_text())
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("wanted", [0, 7])
+def test_where_a_variant_is_skipped_the_next_runs(wanted, tmp_path):
+    printed = run_pytest(tmp_path, SKIPPING.format(wanted=wanted), "--quick")
     # Of the first function some are skipped, of the second all, of the third none.
     passed, skipped = (
-        int(re.search(rf"(\d+) {word}", done.stdout)[1]) for word in ("passed", "skipped")
+        int(re.search(rf"(\d+) {word}", printed)[1]) for word in ("passed", "skipped")
     )
     assert passed == 2 and 8 <= skipped <= 15
-    assert "skipped here in every variant: test_skipping.py::test_none\n" in done.stdout
+    assert "skipped here in every variant: test_inner.py::test_none\n" in printed
 
 
 def test_the_level_of_the_run_reaches_the_tests(request):
