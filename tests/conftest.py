@@ -9,9 +9,9 @@ minutes, so it chooses:
   frameworks come up, and a run repeats. Where that one is skipped, the next runs.
 * A test of the engine, the backend or the communicators runs once on each backend that is here.
 * Where a test file changed since the last full run, or the file that it tests (`test_update.py`
-  tests each `update.py` and `update.cu`), all its variants run. tests/last_full.json has the commit
-  of that run; a file that only moved has not changed.
-* A test marked `full_only("starts 40 processes")` is left out, with that reason in its mark. A
+  tests each `update.py` and `update.cu`), all its variants run, marked ones too. The commit of that
+  run is in tests/last_full.json; a file that only moved has not changed.
+* Any other test marked `full_only("starts 40 processes")` is left out, with that reason in its mark. A
   function that is costly in some variants has the mark on these.
 * What a test repeats by a number of its own (`40 if QUICK else 200`) is repeated less often, and
   hypothesis draws the same examples every time: whatever fails in quick fails again.
