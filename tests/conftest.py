@@ -11,7 +11,7 @@ minutes, so it chooses:
 * Where a test file changed since the last full run, or the file that it tests (`test_update.py`
   tests each `update.py` and `update.cu`), all its variants run, marked ones too. The commit of that
   run is in tests/last_full.json; a file that only moved has not changed.
-* Any other test marked `full_only("starts 40 processes")` is left out, with that reason in its mark. A
+* Any other test marked `full_only("starts 40 processes")` is left out; the mark gives the reason. A
   function that is costly in some variants has the mark on these.
 * What a test repeats by a number of its own (`40 if QUICK else 200`) is repeated less often, and
   hypothesis draws the same examples every time: whatever fails in quick fails again.
