@@ -179,9 +179,7 @@ def test_a_mark_says_its_reason(request):
 def project(tmp_path, monkeypatch):
     """A repository whose last full run was at its first commit; returns how to call git in it."""
 
-    git = git_in(tmp_path)
-    for name in [name for name in os.environ if name.startswith("GIT_")]:
-        monkeypatch.delenv(name)
+    git = git_in(tmp_path, monkeypatch)
     git("init", "-q")
     for name in ("tests/test_kept.py", "tests/test_moved.py", "lib/update.cu", "lib/page.md"):
         path = tmp_path / name

@@ -1,16 +1,10 @@
 """What the tests of TFRA's face share: calls in eager mode, in a tf.function and in a TF1 graph."""
 
-import importlib.util
 import json
-import os
 
 import pytest
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
-# The modules import TensorFlow at their head; without it there is nothing to collect.
-collect_ignore_glob = [] if HAS_TENSORFLOW else ["test_*.py"]
+from tests.support.tf_fixtures import collect_ignore_glob  # noqa: F401
 
 
 @pytest.fixture(params=["eager", "tf.function", "graph"])

@@ -1,15 +1,8 @@
 """What the tests of the Keras face share: each Keras in turn, and its classes."""
 
-import importlib.util
-import os
-
 import pytest
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
-# The modules import TensorFlow at their head; without it there is nothing to collect.
-collect_ignore_glob = [] if HAS_TENSORFLOW else ["test_*.py"]
+from tests.support.tf_fixtures import collect_ignore_glob  # noqa: F401
 
 
 @pytest.fixture(params=["keras", "tf_keras"])

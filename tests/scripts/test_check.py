@@ -284,19 +284,17 @@ def test_the_table_has_each_stage_and_the_sum_of_each_lane():
 def repository(tmp_path, monkeypatch):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "x").write_text("")
-    git = git_in(tmp_path)
+    git = git_in(tmp_path, monkeypatch)
     for words in ("init -q", "add .", "commit -qm first"):
         git(*words.split())
-    for name in [name for name in os.environ if name.startswith("GIT_")]:
-        monkeypatch.delenv(name)
     monkeypatch.setattr(check, "ROOT", tmp_path)
     monkeypatch.setattr(check, "LAST_FULL", tmp_path / "tests" / "last_full.json")
     return tmp_path
 
 
-def test_the_commit_of_a_full_run_is_written(repository):
+def test_the_commit_of_a_full_run_is_written(repository, monkeypatch):
     text = check.write_last_full(check.clean_commit(), 3000.4, 12)
-    head = git_in(repository)("rev-parse", "HEAD")
+    head = git_in(repository, monkeypatch)("rev-parse", "HEAD")
     record = json.loads(check.LAST_FULL.read_text())
     assert (record["commit"], record["seconds"], record["passed"]) == (head, 3000, 12)
     assert "tests/last_full.json" in text and "commit it" in text
@@ -315,9 +313,9 @@ def test_of_what_is_not_committed_no_full_run_is_written(repository, when):
     assert "none is known" in check.last_full()
 
 
-def test_a_commit_made_while_full_ran_is_not_the_one_that_passed(repository):
+def test_a_commit_made_while_full_ran_is_not_the_one_that_passed(repository, monkeypatch):
     commit = check.clean_commit()
-    git_in(repository)("commit", "-qm", "second", "--allow-empty")
+    git_in(repository, monkeypatch)("commit", "-qm", "second", "--allow-empty")
     assert "was not written" in check.write_last_full(commit, 1.0, 1)
 
 

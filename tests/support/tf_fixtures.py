@@ -15,6 +15,10 @@ HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 collect_ignore_glob = [] if HAS_TENSORFLOW else ["test_*.py"]
 
 
+def pytest_report_header():
+    return None if HAS_TENSORFLOW else "no TensorFlow: the tests that need it are left out"
+
+
 @pytest.fixture
 def initialised(monkeypatch):
     """As after `sok.init()` in a job of one rank."""
