@@ -12,6 +12,7 @@ tables that are as they were built are used for the next fault.
 """
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -247,9 +248,9 @@ def every_place(bench, name, errors=(Interrupt, KeyboardInterrupt, MemoryError),
     findings."""
     facts = expected(bench, name)
     findings = Findings()
-    at = tried = 0
-    while True:
-        at += step
+    tried = 0
+    # However many are left out, one of a short operation is not.
+    for at in itertools.count(min(step, 5), step):
         wire = Tripwire(at, errors[tried % len(errors)], **options)
         was_reached, wrong = attempt(bench, name, facts, wire)
         if not was_reached:
