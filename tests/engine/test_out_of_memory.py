@@ -47,9 +47,13 @@ MALLOC = """
 """
 
 
+# Where all that is allocated is smaller than what fails here.
+_SMALL = ("clear", "roomy")
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [(name, kind) for name, case in CASES.items() for kind in case.kinds],
+    [(name, kind) for name, case in CASES.items() for kind in case.kinds if (name, kind) != _SMALL],
 )
 def test_any_malloc_may_fail(failing_memory, tmp_path, name, kind):
     """In a process of its own: NumPy itself may crash where it does not ask whether it got any."""

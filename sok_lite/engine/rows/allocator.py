@@ -142,7 +142,8 @@ class RowNumbers(NamedTuple):
         def kept(free: Array, gone: list[range]) -> Array:
             is_gone = np.zeros((self.num_rows >> block_shift) + 1, np.bool_)
             is_gone[[rows.start >> block_shift for rows in gone]] = True
-            return free[~is_gone[free >> block_shift]]
+            # By `take`: NumPy's index by numbers that are not int64 crashes where memory runs out.
+            return free[~is_gone.take(free >> block_shift)]
 
         return self._replace(
             free_near=kept(self.free_near, near),
