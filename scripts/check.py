@@ -1,10 +1,10 @@
 """Runs the stages of the check, two at a time, and says what each took. scripts/test.sh calls it.
 
-Quick runs the tests that tests/conftest.py chooses; full (`--full`) runs all of them, those of
-mpirun too, and with the oldest TensorFlow what quick chooses of all its rooms. All stages run even
-when one fails. Then come the table of stages and the last line, which counts the tests of all. A
-full run of a clean tree without a failure writes its commit to tests/last_full.json: quick finds
-there what changed since.
+Quick runs the tests that tests/conftest.py chooses; full (`--full`) runs all of them, and what
+quick chooses once more under mpirun and with the oldest TensorFlow, of which quick has a handful of
+smokes. All stages run even when one fails. Then come the table of stages and the last line, which
+counts the tests of all. A full run of a clean tree without a failure writes its commit to
+tests/last_full.json: quick finds there what changed since.
 """
 
 import argparse
@@ -83,6 +83,9 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
     if quick:
         pytest.append("--quick")
     rank = [*pytest, "-p", "no:cacheprovider"]
+    # Quick's choice in full too: another launcher, or another release, differs in its functions,
+    # which every variant of a test calls, and not in sizes, modes and tables.
+    chosen = [] if quick else ["--quick"]
     limit = 3600 if quick else 5400
 
     def tests(name: str, *paths: str, **fields: bool) -> Stage:
@@ -119,7 +122,7 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
             options="--start-timeout 300 --gloo-timeout-seconds 300",
         ),
         # A handful of smokes in quick.
-        ranks("mpirun", *(MPI_SMOKES if quick else ["tests/ranks"]), is_part=quick),
+        ranks("mpirun", *(MPI_SMOKES if quick else ["tests/ranks", *chosen]), is_part=quick),
         Stage("mypy", ["mypy"], 300),
         Stage("ruff format", ["ruff", "format", "--check", "."], 60),
         Stage("ruff check", ["ruff", "check", "."], 60),
@@ -128,9 +131,7 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
     if has_oldest:
         rooms = ["tests/sok", "tests/bridge", "tests/dynamic_embedding", "tests/kv_variable"]
         paths = OLDEST_SMOKES if quick else [*rooms, "tests/keras"]
-        # Quick's choice in full too: releases differ in their functions, which every variant of a
-        # test calls, and not in sizes, modes and tables.
-        options = ["-p", "no:cacheprovider"] + ([] if quick else ["--quick"])
+        options = ["-p", "no:cacheprovider", *chosen]
         name = f"TensorFlow {oldest}"
         stages.insert(1, tests(name, *paths, *options, oldest=True, is_part=quick))
     return stages
