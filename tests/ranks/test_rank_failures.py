@@ -293,40 +293,49 @@ def test_ranks_that_end_at_different_times_end_well(tmp_path, tool, local, setti
     assert "sok_lite:" not in job.output
 
 
-everywhere = [
-    pytest.mark.full_only("starts hundreds of jobs"),
-    pytest.mark.parametrize("ranks", [2, 3]),
-    pytest.mark.parametrize("local", [True, False], ids=["local", "network"]),
-    pytest.mark.parametrize("tool", ["mpi", "horovod"]),
+# Two jobs of each case that have nothing in common: launcher, shared memory, number of ranks. All
+# eight come up over the cases.
+_OPPOSITES = [
+    [("mpi", True, 2), ("horovod", False, 3)],
+    [("mpi", False, 2), ("horovod", True, 3)],
+    [("mpi", True, 3), ("horovod", False, 2)],
+    [("mpi", False, 3), ("horovod", True, 2)],
 ]
 
 
-def on_all(test):
-    for mark in everywhere:
-        test = mark(test)
-    return test
+def in_two_jobs(cases):
+    """Returns the parameters of cases (way, place)."""
+    return [
+        pytest.param(*job, *case, id="-".join(map(str, (*job, *case))))
+        for i, case in enumerate(cases)
+        for job in _OPPOSITES[i % len(_OPPOSITES)]
+    ]
 
 
-@on_all
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("place", ["lookup", "owner", "gradient"])
+@pytest.mark.full_only("starts dozens of jobs")
+@pytest.mark.parametrize(
+    ("tool", "local", "ranks", "way", "place"),
+    in_two_jobs((way, place) for way in WAYS for place in ("lookup", "owner", "gradient")),
+)
 def test_every_way_to_end_in_the_engine(tmp_path, tool, local, ranks, way, place):
     check_an_end(tmp_path, tool, local, ranks, way, place)
 
 
-@on_all
+@pytest.mark.full_only("starts dozens of jobs")
 @pytest.mark.parametrize(
-    ("way", "place"),
-    [
-        ("exception", "lookup"),
-        ("exception", "gradient"),
-        ("exit 0", "update"),
-        ("return", "export"),
-        ("exception", "trace"),
-        ("exception", "arguments"),
-        ("memory", "owner in a function"),
-        ("SIGKILL", "owner in a function"),
-    ],
+    ("tool", "local", "ranks", "way", "place"),
+    in_two_jobs(
+        [
+            ("exception", "lookup"),
+            ("exception", "gradient"),
+            ("exit 0", "update"),
+            ("return", "export"),
+            ("exception", "trace"),
+            ("exception", "arguments"),
+            ("memory", "owner in a function"),
+            ("SIGKILL", "owner in a function"),
+        ]
+    ),
 )
 def test_every_place_to_end_in_a_training_step(tmp_path, tool, local, ranks, way, place):
     check_an_end(tmp_path, tool, local, ranks, way, place, TRAINING)
