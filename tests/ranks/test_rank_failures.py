@@ -97,20 +97,21 @@ import keras
 import tensorflow as tf
 import sok_lite as sok
 from sok_lite.communication import communicator
+from sok_lite.engine import asked_keys
 
 sok.init(sys.argv[1])
 comm = communicator()
 table = sok.DynamicVariable(4, name="table", initializer="uniform")
 optimizer = sok.OptimizerWrapper(keras.optimizers.Adam())
-find, turn = table.table.lookup, 0
+find, turn = asked_keys.look_up_request, 0
 
 
-def lookup(*args, **kwargs):
+def look_up(*args, **kwargs):
     at("owner in a function", turn)
     return find(*args, **kwargs)
 
 
-table.table.lookup = lookup
+asked_keys.look_up_request = look_up
 
 
 def step(keys):
