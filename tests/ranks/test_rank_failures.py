@@ -46,29 +46,34 @@ def at(place, number):
     if place == PLACE and number == 3 and comm.rank == CULPRIT:
         end()
 
+
+def end_in_lookups(place):
+    # Of the rank that owns the keys.
+    from sok_lite.engine import asked_keys
+
+    find = asked_keys.look_up_request
+
+    def look_up(*args, **kwargs):
+        at(place, turn)
+        return find(*args, **kwargs)
+
+    asked_keys.look_up_request = look_up
+
 """
 
 # A lookup, its gradient and an export, of the engine alone: it starts in a second or two.
 ENGINE = """
 from sok_lite.backend import get_backend
 from sok_lite.comm import make_communicator
-from sok_lite.engine import asked_keys, lookup
+from sok_lite.engine import lookup
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
 
 comm = make_communicator(sys.argv[1])
 backend = get_backend("cpu")
 table = make_table("hbm", backend, 2, initializer=make_initializer("1", 2))
-find = asked_keys.look_up_request
 turn = 0
-
-
-def look_up(*args, **kwargs):
-    at("owner", turn)
-    return find(*args, **kwargs)
-
-
-asked_keys.look_up_request = look_up
+end_in_lookups("owner")
 
 
 def run():
@@ -97,21 +102,13 @@ import keras
 import tensorflow as tf
 import sok_lite as sok
 from sok_lite.communication import communicator
-from sok_lite.engine import asked_keys
 
 sok.init(sys.argv[1])
 comm = communicator()
 table = sok.DynamicVariable(4, name="table", initializer="uniform")
 optimizer = sok.OptimizerWrapper(keras.optimizers.Adam())
-find, turn = asked_keys.look_up_request, 0
-
-
-def look_up(*args, **kwargs):
-    at("owner in a function", turn)
-    return find(*args, **kwargs)
-
-
-asked_keys.look_up_request = look_up
+turn = 0
+end_in_lookups("owner in a function")
 
 
 def step(keys):
