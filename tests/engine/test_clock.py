@@ -127,17 +127,51 @@ def test_a_time_of_long_ago_is_known_to_a_part_of_it(time):
     assert late.max() > 2  # it does matter
 
 
-def test_a_clock_that_is_put_back_stands_still(time):
+@pytest.mark.parametrize("reads", [False, True])
+def test_lookups_that_are_ahead_of_a_clock_that_is_put_back_count_as_of_then(time, reads):
+    clock = Clock()
+    clock.tick()  # at 1000
+    time.now = 5000.0
+    for _ in range(3):
+        clock.tick()
+        time.now += 2
+    time.now = 1100.0
+    numbers = np.arange(6)
+    assert clock.times_of(numbers[:5]).tolist() == [0, 1000, 1100, 1100, 1100]
+    if reads:
+        assert clock.read() == 1100
+        assert clock.times_of(numbers[:5]).tolist() == [0, 1000, 1100, 1100, 1100]
+    assert clock.tick() == 5
+    time.now += 50
+    assert clock.times_of(numbers).tolist() == [0, 1000, 1100, 1100, 1100, 1100]
+    assert [clock.first_since(at) for at in (999, 1000, 1001, 1100, 1101)] == [0, 1, 2, 2, 6]
+    assert Spans.of(clock.spans._asdict(), clock.now) == clock.spans
+
+
+def test_a_clock_that_is_put_back_by_a_moment_goes_on(time):
     clock = Clock()
     clock.tick()
-    time.now -= 100
-    assert clock.tick() == 2
-    assert clock.read() == 1000
-    assert clock.times_of(np.array([1, 2])).tolist() == [1000, 1000]
-    time.now += 150
+    time.now += 0.5
+    clock.tick()
+    time.now -= 0.25
     assert clock.tick() == 3
-    assert clock.times_of(np.array([1, 2, 3])).tolist() == [1000, 1000, 1050]
-    assert clock.first_since(1001) == 3
+    assert clock.times_of(np.array([1, 2, 3])).tolist() == 3 * [1000.25]
+    assert clock.first_since(1000.25) == 1 and clock.first_since(1000.5) == 4
+
+
+@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
+def test_keys_expire_though_the_clock_was_once_ahead(backend, time, var_type):
+    table = new_table(backend, 1, var_type)
+    table.lookup([1, 2])
+    time.now += 1e6
+    table.lookup([2, 3])
+    time.now -= 1e6 - 100
+    assert table.expire(seconds=60) == 1
+    time.now += 50
+    table.lookup([3, 4])
+    time.now += 20
+    assert table.expire(seconds=60) == 1
+    assert backend.to_host(table.export()[0]).tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])

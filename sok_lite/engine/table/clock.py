@@ -1,11 +1,11 @@
 """The time of a table: its lookups are counted, and the count is kept with every key it sees.
 
 When a lookup was is told by the machine's clock, in seconds since 1970: so it means the same in
-another process. Where that clock is put back, time stands still until it has caught up.
+another process. Where that clock is put back, lookups that are ahead of it count as of then.
 """
 
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -83,8 +83,20 @@ class Clock:
         return self.now == LAST_STAMP
 
     def read(self) -> float:
-        """Returns the time, in seconds since 1970, but no earlier one than that of a lookup."""
-        return max(time.time(), self._last_time)
+        """Returns the time, in seconds since 1970. Lookups that are ahead of it count as of now."""
+        now = time.time()
+        if now < self._last_time:
+            publish(self._putting_back(now))
+        return now
+
+    def _putting_back(self, now: float) -> list[Action]:
+        """Prepares to let lookups be no later than a time: those that were are in one span."""
+        at = bisect_left(self._times, now)
+        is_ahead = at < len(self._times)
+        times = [*self._times[:at], now] if is_ahead else self._times
+        numbers = self._numbers[: at + 1]
+        ends = [min(end, now) for end in self._all_ends()[: len(times) - 1]]
+        return setting(self, _last_time=now, _numbers=numbers, _times=times, _ends=ends)
 
     def ticking(self) -> list[Action]:
         """Prepares to begin the lookup of number `now + 1`."""
@@ -145,7 +157,7 @@ class Clock:
         """Returns when lookups were, (n,) float64; 0 of number 0.
 
         No time is too early, and none too late by more than a second, or 1/128 of how long ago it
-        was.
+        was. None is in the future, even where the clock was put back.
 
         Args:
           numbers: (n,) integers, none above `now`.
@@ -155,7 +167,7 @@ class Clock:
         at = np.searchsorted(np.array(self._numbers, np.int64), numbers.astype(np.int64), "right")
         # What was before the first span counts as of when that began: see `restarting`.
         times = np.array([self._times[0], *self._all_ends()])[at]
-        return np.where(numbers == 0, 0.0, times)
+        return np.where(numbers == 0, 0.0, np.minimum(times, time.time()))
 
     @property
     def spans(self) -> Spans:
