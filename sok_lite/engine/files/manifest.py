@@ -4,6 +4,7 @@ It is the last file to be written, and takes the place of the one before in one 
 which checkpoint a folder holds. The files of each dump are in a folder of their own beside it.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -221,7 +222,11 @@ def publish(folder: str, text: str) -> None:
       OSError: it is the old one; or the new one, if it is there, may not survive a loss of power.
     """
     temporary = os.path.join(folder, _TEMPORARY)
-    number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    # A file of its own: what has the name, of a dump that was killed or a link that somebody has
+    # put there, is removed and not written to.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
         data = memoryview(text.encode())
         while data:

@@ -95,6 +95,18 @@ def test_a_manifest_is_replaced_and_not_written_over(tmp_path):
     assert (tmp_path / "old").read_bytes() == old != (tmp_path / "manifest.json").read_bytes()
 
 
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_in_the_place_of_the_manifest_is_not_followed(tmp_path, link):
+    """Whoever may write to the folder could else have any file of the program's user replaced."""
+    other, folder = tmp_path / "other", tmp_path / "c"
+    other.write_text("precious")
+    folder.mkdir()
+    link(other, folder / "manifest.json.tmp")
+    dump(folder, [table_of(1)], ONE)
+    assert other.read_text() == "precious"
+    assert sorted(path.name.split("-")[0] for path in folder.iterdir()) == ["data", "manifest.json"]
+
+
 def test_files_are_on_the_disk_before_the_manifest_has_its_name(tmp_path, monkeypatch):
     done = []
     fsync, replace = os.fsync, os.replace
