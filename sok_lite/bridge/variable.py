@@ -8,6 +8,7 @@ Whatever TensorFlow would do with that empty tensor instead of the rows is overr
 import weakref
 from collections.abc import Callable
 from functools import cache, partial
+from html import escape
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -251,8 +252,11 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
 
     def _repr_html_(self) -> str:
         facts = on_device(self._table.backend, table_facts, self._table, self.dtype.name)
-        cells = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in facts.items())
-        return f"<table><caption>{self.kind} {self.name}</caption>{cells}</table>"
+        cells = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>"
+            for name, text in facts.items()
+        )
+        return f"<table><caption>{self.kind} {escape(self.name)}</caption>{cells}</table>"
 
     # ---------------------------------------------------------------- reading
 

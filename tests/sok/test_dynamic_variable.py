@@ -94,6 +94,11 @@ def test_the_repr_tells_keys_fill_and_memory():
         assert part in v._repr_html_()
 
 
+def test_a_name_is_no_html():
+    html = sok.DynamicVariable(2, name="<b>&'\"")._repr_html_()
+    assert "<caption>sok.DynamicVariable &lt;b&gt;&amp;&#x27;&quot;" in html and "<b>" not in html
+
+
 def test_two_variables_of_one_name_share_nothing():
     a, b = sok.DynamicVariable(2, name="same"), sok.DynamicVariable(2, name="same")
     sok.assign(a, [1], [[1.0, 2.0]])
