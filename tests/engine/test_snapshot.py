@@ -9,6 +9,7 @@ import pytest
 from sok_lite.engine.table import clock, snapshot
 from sok_lite.engine.table.hkv_index import STRATEGIES
 from tests.support.helpers import first_row, new_table
+from tests.support.table_audit import audit
 
 INT64 = np.iinfo(np.int64)
 OPTIONS = {"var_type": "hybrid", "init_capacity": 16, "max_capacity": 64, "on_refused": "ignore"}
@@ -251,6 +252,21 @@ def test_times_that_contradict_themselves_are_refused(backend):
     with pytest.raises(ValueError, match="'table' is corrupt: the times of its lookups contradict"):
         snapshot.restore(table, saved)
     assert table.size == 1 == table.num_lookups
+
+
+@pytest.mark.parametrize("capacity", [0, 16, 32, 48, 128, 1 << 62])
+def test_a_capacity_that_the_slots_contradict_is_not_believed(backend, capacity):
+    table, other = (new_table(backend, **OPTIONS) for _ in range(2))
+    table.find_or_insert(np.arange(40))
+    assert table.capacity == 64
+    saved = snapshot.take(table)
+    saved.held.facts["capacity"] = capacity
+    snapshot.restore(other, saved)
+    audit(other)
+    assert content(other) == content(table)
+    assert other.capacity == 64
+    other.find_or_insert(np.arange(100))
+    audit(other)
 
 
 def test_a_corrupt_snapshot_changes_nothing(backend):

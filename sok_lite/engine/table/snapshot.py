@@ -372,7 +372,9 @@ def _index_with(table: HkvTable, keys: Array, held: Held) -> HkvIndex:
     capacity = int(facts.get("capacity", 0))
     num_slots = int(facts.get("num_slots", 0))
     is_same = (facts.get("bucket"), facts.get("segment")) == (index.bucket, index.segment_slots)
-    if is_same and num_slots <= index.max_capacity and held.slots.size == n:
+    # As of an index that has so many slots, or the next size that it grows to step by step.
+    is_capacity = capacity.bit_count() == 1 and capacity <= num_slots < 2 * capacity
+    if is_same and is_capacity and num_slots <= index.max_capacity and held.slots.size == n:
         return index.with_keys_in(keys, held.slots, num_slots, capacity)
     index = index.emptied()
     index.make_room(n)
