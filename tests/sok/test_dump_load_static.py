@@ -71,6 +71,28 @@ def test_training_goes_on_where_it_stopped(tmp_path, kind):
     assert_equal(straight, other)
 
 
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_optimizer_without_a_wrapper_goes_on_too(tmp_path, kind):
+    """As programs of SOK have it that train static variables alone."""
+
+    def train_by_itself(optimizer, variable, steps):
+        for _ in range(steps):
+            optimizer.apply_gradients([(tf.ones([7, 2]), variable)])
+
+    (straight, *_), optimizer = variables(0), OPTIMIZERS[kind]()
+    train_by_itself(optimizer, straight, 3)
+    sok.dump(tmp_path, straight, optimizer)
+    train_by_itself(optimizer, straight, 4)
+    (other, *_), new = variables(100), OPTIMIZERS[kind]()
+    if "keras" in kind and "no state" not in kind:
+        getattr(new, "inner_optimizer", new).build([other])
+    sok.load(tmp_path, other, [new])
+    if kind != "v1":
+        assert int(new.iterations) == 3
+    train_by_itself(new, other, 4)
+    assert_equal([straight], [other])
+
+
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_rows_of_half_come_back(tmp_path, dtype):
     one, other = variables(0, dtype), variables(100, dtype)
