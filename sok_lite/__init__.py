@@ -13,8 +13,11 @@ if TYPE_CHECKING:  # for type checkers and the completion of editors: the same n
     from sok_lite import communication as communication
     from sok_lite import distributed_variable as distributed_variable
     from sok_lite import dump_load as dump_load
+    from sok_lite import dynamic_embedding as dynamic_embedding
     from sok_lite import dynamic_variable as dynamic_variable
     from sok_lite import elastic as elastic
+    from sok_lite import keras as keras
+    from sok_lite import kv_variable as kv_variable
     from sok_lite import lookup as lookup
     from sok_lite import optimizer as optimizer
     from sok_lite import optimizers as optimizers
@@ -73,13 +76,17 @@ _MODULE_OF_NAME = {
 }
 # What needs no TensorFlow.
 _WITHOUT_TENSORFLOW = {"hash_strings": "strings", "open_readonly": "engine.files.readonly"}
-# Modules that programs reach as `sok.lookup` and the like, as in SparseOperationKit.
+# Modules that programs reach as `sok.lookup` and the like, as in SparseOperationKit; and those with
+# the names of TFRA, of TFPlus and of Keras.
 _TENSORFLOW_MODULES = (
     "communication",
     "distributed_variable",
     "dump_load",
+    "dynamic_embedding",
     "dynamic_variable",
     "elastic",
+    "keras",
+    "kv_variable",
     "lookup",
     "optimizer",
     "optimizers",

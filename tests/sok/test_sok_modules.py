@@ -33,6 +33,18 @@ def test_a_module_of_sok_is_imported_by_name(name):
         assert getattr(module, member) is getattr(sok, member, getattr(module, member))
 
 
+@pytest.mark.parametrize(
+    ("name", "member"),
+    [("dynamic_embedding", "Variable"), ("kv_variable", "KvVariable"), ("keras", "Embedding")],
+)
+def test_other_names_are_an_attribute_too(name, member):
+    code = (
+        f"import sok_lite as sok; assert callable(sok.{name}.{member}); assert {name!r} in dir(sok)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr[-3000:]
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_is_imported_first(name):
     code = (
