@@ -34,12 +34,16 @@ class Prefetched(tf.experimental.ExtensionType):
     _sent: tf.RaggedTensor
     # Of the tables that it was made for.
     _tag: int
+    # Of each whether weights were given, and the combiner; "": none was.
+    _with_weights: typing.Tuple[bool, ...]  # noqa: UP006
+    _combiners: typing.Tuple[str, ...]  # noqa: UP006
 
     def sent_for(self, tables: Sequence[Facts]) -> tf.Tensor:
         """Returns what `LookupHost.forward` takes of it.
 
         Raises:
-          ValueError: it was made for other tables.
+          ValueError: it was made for other tables, or with weights or combiners that the lookup
+            was not given again.
         """
         if self._tag != _tag_of(tables):
             names = ", ".join(repr(table.name) for table in tables)
@@ -47,22 +51,41 @@ class Prefetched(tf.experimental.ExtensionType):
                 "What a prefetch gives is looked up in the tables that it was made for. "
                 f"Received: ids that were prefetched for others than {names}."
             )
+        for table, with_weights, combiner in zip(
+            tables, self._with_weights, self._combiners, strict=True
+        ):
+            if with_weights and not table.has_weights:
+                raise ValueError(
+                    f"The ids of {table.name!r} were prefetched with weights. Received: a lookup "
+                    "without any. Give it the weights, too."
+                )
+            if combiner not in ("", table.combiner):
+                raise ValueError(
+                    f"The ids of {table.name!r} were prefetched with combiner {combiner!r}. "
+                    f"Received: a lookup with {table.combiner!r}. Give it the same."
+                )
         return self._sent.values
 
 
-def send_ahead(comm: Communicator, arguments: Sequence[Argument], sp_ids: Any) -> Prefetched:
+def send_ahead(
+    comm: Communicator, arguments: Sequence[Argument], sp_ids: Any, has_combiners: bool
+) -> Prefetched:
     """Sends the keys of a lookup to the ranks that own them. Every rank must call it.
 
     Args:
       arguments: of each table.
       sp_ids: what the program gave for them: ids of one table, or a list.
+      has_combiners: whether it gave combiners.
     """
     tables = [argument.facts for argument in arguments]
     is_list = isinstance(sp_ids, (list, tuple))
     sends = not comm.is_alone and arguments and not is_exporting()
     sent = _sent(comm, arguments) if sends else tf.zeros([0], tf.int64)
     row = tf.RaggedTensor.from_row_lengths(sent, tf.shape(sent, tf.int64), validate=False)
-    return Prefetched(tuple(sp_ids) if is_list else (sp_ids,), is_list, row, _tag_of(tables))
+    ids = tuple(sp_ids) if is_list else (sp_ids,)
+    with_weights = tuple(table.has_weights for table in tables)
+    combiners = tuple(table.combiner if has_combiners else "" for table in tables)
+    return Prefetched(ids, is_list, row, _tag_of(tables), with_weights, combiners)
 
 
 def _sent(comm: Communicator, arguments: Sequence[Argument]) -> tf.Tensor:

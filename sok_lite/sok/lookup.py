@@ -202,7 +202,7 @@ def prefetch(params: Any, sp_ids: Any, sp_weights: Any = None, combiners: Any = 
 
     Args:
       params, sp_ids, sp_weights, combiners: as of `sok.lookup_sparse`. Weights and combiners are
-        checked only; `lookup_sparse` is given them again.
+        checked only; `lookup_sparse` must be given them again, and raises ValueError if not.
 
     Returns:
       A Prefetched, to be given to `sok.lookup_sparse` as `sp_ids`.
@@ -212,7 +212,7 @@ def prefetch(params: Any, sp_ids: Any, sp_weights: Any = None, combiners: Any = 
     """
     comm = communicator()
     arguments = checked_arguments(params, sp_ids, sp_weights, combiners, comm.size)
-    return send_ahead(comm, arguments, sp_ids)
+    return send_ahead(comm, arguments, sp_ids, combiners is not None)
 
 
 def _check_filter(arguments: list[Argument]) -> None:
