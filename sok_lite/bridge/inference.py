@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +11,7 @@ import tensorflow as tf
 __all__ = ["inference_mode"]
 
 _MISSING = ("initial", "zeros")
+_PIPELINES = ("Dataset_map_", "Dataset_flat_map_", "Dataset_interleave_", "Dataset_filter_")
 
 
 class Reading(NamedTuple):
@@ -89,6 +90,33 @@ def reading(
     if missing is None:
         missing = usually if insert or reading_only is None else reading_only
     return Reading(insert, missing)
+
+
+def pipeline_of_trace() -> str | None:
+    """Returns the function of tf.data that is being traced, such as "Dataset_map_parse"; else None.
+
+    Not the body of a loop over a dataset in a tf.function, where programs train.
+    """
+    if not tf.inside_function():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        # As TensorFlow names the graphs of functions that it gives to a dataset.
+        name = getattr(graph, "name", "")
+        if name.startswith(_PIPELINES):
+            return name
+        graph = getattr(graph, "outer_graph", None)
+    return None
+
+
+def refuse_to_insert(pipeline: str, name: str) -> NoReturn:
+    """Raises RuntimeError for a lookup in tf.data that would insert keys into a table."""
+    raise RuntimeError(
+        f"A lookup in {name!r} cannot insert new keys in a function of tf.data ({pipeline}): no "
+        "gradient comes back from there, so their rows would never be trained. Look up in the "
+        "training step; or give it training=False, or iterate within sok_lite.inference_mode(), "
+        "and it reads."
+    )
 
 
 def checked_training(training: Any) -> bool | None:

@@ -10,7 +10,13 @@ import tensorflow as tf
 from sok_lite.bridge.checks import checked_keys, refuse_partitions
 from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.host_call import refuse_replicas
-from sok_lite.bridge.inference import checked_missing, checked_training, reading
+from sok_lite.bridge.inference import (
+    checked_missing,
+    checked_training,
+    pipeline_of_trace,
+    reading,
+    refuse_to_insert,
+)
 from sok_lite.bridge.row_gradient import row_gradient, size_tensor
 from sok_lite.bridge.serving.mode import looked_up
 from sok_lite.bridge.table_call import table_call
@@ -48,9 +54,12 @@ def local_lookup(
     refuse_partitions(variable)
     training, missing = checked_training(training), checked_missing(missing)
     dim, dtype, backend = variable.dimension, variable.dtype, variable.table.backend
+    pipeline = pipeline_of_trace()
 
     def look_up(table: Any, keys: Any, *counts: Any) -> Sequence[tf.Tensor]:
         insert, absent = reading(training, missing, reading_only=reading_only)
+        if insert and pipeline:
+            refuse_to_insert(pipeline, table.name)
         rows = empty((*keys.shape, dim), dtype, backend)
         flat_rows = rows.reshape(-1, dim)
         counted = {"counts": counts[0].reshape(-1)} if counts and insert else {}
@@ -79,10 +88,12 @@ def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tens
       (keys.shape + [dimension] rows, (m,) evicted keys, (m, dimension) their last rows).
     """
     dim, dtype, key_type = variable.dimension, variable.dtype, variable.key_type
-    backend = variable.table.backend
+    backend, pipeline = variable.table.backend, pipeline_of_trace()
 
     def look_up(table: Any, keys: Any) -> Sequence[tf.Tensor]:
         insert, absent = reading(None, None)
+        if insert and pipeline:
+            refuse_to_insert(pipeline, table.name)
         rows = empty((*keys.shape, dim), dtype, backend)
         flat, flat_rows = keys.reshape(-1), rows.reshape(-1, dim)
         if insert:

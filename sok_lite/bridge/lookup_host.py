@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Backend
-from sok_lite.bridge.inference import reading
+from sok_lite.bridge.inference import pipeline_of_trace, reading, refuse_to_insert
 from sok_lite.bridge.joined import ResultRoom, joined_tensor, rows_of
 from sok_lite.bridge.lookup_arguments import DenseSplits, Facts, items_of
 from sok_lite.bridge.row_gradient import size_of
@@ -87,6 +87,7 @@ class LookupHost:
         self._dense_splits = DenseSplits(tables, self.backend)
         self._num_static = sum(table.is_static for table in tables)
         self._new_trail = partial(empty, dtype=tf.int64, backend=self.backend)
+        self._pipeline = pipeline_of_trace()
 
     def send_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Takes what `items_of` does; sends the keys, and returns what `forward` takes of it."""
@@ -271,6 +272,9 @@ class LookupHost:
         training, missing, has_filter, reading_only = self._treatment
         usually = "zeros" if has_filter else "initial"
         insert, missing = reading(training, missing, usually, reading_only)
+        growing = [facts.name for facts in self.tables if not facts.is_static]
+        if insert and self._pipeline and growing:
+            refuse_to_insert(self._pipeline, ", ".join(growing))
         items = items_of(self.tables, tensors, self.backend, self._dense_splits)
         layout = self._layout
         if layout is None or not layout.is_of(items.sizes, items.num_rows):

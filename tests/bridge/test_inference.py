@@ -196,3 +196,71 @@ def test_bad_arguments(look_up):
     ):
         pass
     assert look_up(table, keys, training=np.True_).shape == (1, 2)
+
+
+def in_map(data, function):
+    return data.map(function)
+
+
+def in_parallel_map(data, function):
+    return data.map(function, num_parallel_calls=2)
+
+
+def in_filter(data, function):
+    return data.filter(lambda keys: tf.reduce_all(function(keys) > -1.0))
+
+
+def in_flat_map(data, function):
+    return data.flat_map(lambda keys: tf.data.Dataset.from_tensors(function(keys)))
+
+
+def in_interleave(data, function):
+    return data.interleave(lambda keys: tf.data.Dataset.from_tensors(function(keys)))
+
+
+def in_a_function_within(data, function):
+    def within(keys):
+        return tf.cond(keys[0] > 0, lambda: function(keys), lambda: tf.zeros([2, 2]))
+
+    return data.map(tf.function(within))
+
+
+PIPELINES = [in_map, in_parallel_map, in_filter, in_flat_map, in_interleave, in_a_function_within]
+
+
+@pytest.mark.parametrize("look_up", LOOKUPS)
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_a_lookup_in_a_pipeline_inserts_nothing(pipeline, look_up):
+    table, data = new_table("hbm"), tf.data.Dataset.from_tensors(tf.constant([1, 7], tf.int64))
+    before = state(table)
+    with pytest.raises(tf.errors.OpError, match="cannot insert new keys in a function of tf.data"):
+        list(pipeline(data, lambda keys: look_up(table, keys)))
+    assert state(table) == before
+    rows = [[5, 5], [1, 1]] if pipeline is not in_filter else [1, 7]
+    reads = pipeline(data, lambda keys: look_up(table, keys, training=False))
+    assert [each.numpy().tolist() for each in reads] == [rows]
+    with sok.inference_mode():
+        (given,) = pipeline(data, lambda keys: look_up(table, keys))
+    assert given.numpy().tolist() == rows
+    assert state(table) == before
+
+
+@pytest.mark.parametrize("look_up", LOOKUPS)
+def test_a_loop_over_a_pipeline_trains(look_up):
+    table = new_table("hbm")
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
+
+    @tf.function
+    def train(data):
+        for keys in data:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(look_up(table, keys))
+            optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
+
+    train(tf.data.Dataset.from_tensor_slices(tf.constant([[1, 7], [7, 8]], tf.int64)))
+    assert dict(zip(*state(table)[:2], strict=True)) == {
+        1: [4, 4],
+        2: [5, 5],
+        7: [-1, -1],
+        8: [0, 0],
+    }
