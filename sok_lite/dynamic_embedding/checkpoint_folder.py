@@ -40,10 +40,14 @@ def current() -> str | None:
 def directory(dirpath: str | os.PathLike[str], dirpath_env: str | None = "TFRA_SAVED_KV") -> str:
     """Returns the folder of the files: the environment's where it names one, else `dirpath`.
 
+    As for TensorFlow, "file:///rows" is the folder /rows.
+
     Raises:
       ValueError: it is an address and not a folder of this machine.
     """
     folder = (os.environ.get(dirpath_env) if dirpath_env else None) or os.fspath(dirpath)
+    if folder.startswith("file:///"):
+        folder = folder.removeprefix("file://")
     if "://" in folder:
         raise ValueError(
             "Files of keys and values are in a folder of this machine, which may be a mounted one. "

@@ -82,6 +82,18 @@ def test_the_folder_may_be_a_tensor(here, tmp_path):
     assert held(other, here) == expected(KEYS)
 
 
+@pytest.mark.parametrize("load", LOADS)
+def test_the_folder_may_be_an_address_of_this_machine(monkeypatch, tmp_path, load):
+    source, target, other = filled(KEYS), filled([5, 6]), filled([5, 6])
+    source.save_to_file_system(f"file://{tmp_path}/rows")
+    assert (tmp_path / "rows").is_dir()
+    getattr(target, load)(f"file://{tmp_path}/rows")
+    assert held(target) == expected(KEYS)
+    monkeypatch.setenv("TFRA_SAVED_KV", f"file://{tmp_path}/rows")
+    getattr(other, load)("nowhere")
+    assert held(other) == expected(KEYS)
+
+
 @pytest.mark.parametrize("save_size", [1, 2, 3])
 @pytest.mark.parametrize("load_size", [1, 2, 3])
 @pytest.mark.parametrize("shards", [1, 2])
