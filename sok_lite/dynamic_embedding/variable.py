@@ -25,6 +25,7 @@ from sok_lite.dynamic_embedding.partition import (
     owner_rule,
     partitioned,
 )
+from sok_lite.dynamic_embedding.ranks import refuse_parameter_servers
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
 from sok_lite.dynamic_embedding.saved_files import VariableFiles
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
@@ -59,7 +60,8 @@ class Variable(tf.__internal__.tracking.Trackable):
       value_dtype: tf.float32, float16, bfloat16 or float64, which can be trained (a step computes
         in float32, and rounds a row of float64 to it); int32, int64 or int8, which cannot.
       dim: elements of a row.
-      devices: one name for each shard; None: one shard.
+      devices: one name for each shard; None: one shard. Not on parameter servers that several
+        workers share: each would have a table of its own.
       partitioner: takes keys (n,) and the number of shards, gives the shard of each key, (n,)
         int32: the same for a key whenever it is asked.
       shared_name: not used.
@@ -81,6 +83,7 @@ class Variable(tf.__internal__.tracking.Trackable):
       TypeError: a dtype that there is not (also a ValueError), an argument of a wrong type.
       ValueError: `dim` or `init_size` out of range, an initializer that needs a whole matrix, or
         texts as keys with a `FileSystemSaver`.
+      NotImplementedError: `devices` are those of a job that has several workers.
     """
 
     is_dynamic_embedding = True
@@ -120,6 +123,7 @@ class Variable(tf.__internal__.tracking.Trackable):
             )
         self.dim = int(dim)
         self.devices = listed(devices)
+        refuse_parameter_servers(name, self.devices)
         self.shard_num = len(self.devices)
         self.partition_fn = partitioner
         self.name = name

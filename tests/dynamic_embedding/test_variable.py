@@ -1,6 +1,7 @@
 """`Variable` against a Python dict: each method, in each of TensorFlow's modes, awkward sizes."""
 
 import gc
+import json
 import threading
 import weakref
 
@@ -447,6 +448,31 @@ def test_the_initial_size(monkeypatch):
 
 
 # ---- by name -------------------------------------------------------------------------------------
+
+
+PS = ["/job:ps/replica:0/task:0/CPU:0", "/job:ps/replica:0/task:1/CPU:0"]
+
+
+def cluster(**jobs):
+    named = {name: [f"machine{i}:1" for i in range(count)] for name, count in jobs.items()}
+    return json.dumps({"cluster": named, "task": {"type": "worker", "index": 0}})
+
+
+@pytest.mark.parametrize("jobs", [{"ps": 2, "worker": 2}, {"ps": 1, "chief": 1, "worker": 1}])
+def test_workers_share_no_table_on_parameter_servers(monkeypatch, jobs):
+    """Each would train one of its own, and nobody would be told."""
+    monkeypatch.setenv("TF_CONFIG", cluster(**jobs))
+    with pytest.raises(NotImplementedError, match=r"'users'.*/job:ps.*2 workers.*horovodrun"):
+        de.Variable(dim=2, name="users", devices=PS)
+    assert (
+        de.Variable(dim=2, name="users", devices=["/CPU:0", "/job:localhost/CPU:0"]).shard_num == 2
+    )
+
+
+@pytest.mark.parametrize("config", ["", "{}", "no JSON", cluster(ps=2, worker=1), '{"cluster": 3}'])
+def test_the_name_of_a_device_is_nothing_but_one_where_there_is_one_worker(monkeypatch, config):
+    monkeypatch.setenv("TF_CONFIG", config)
+    assert de.Variable(dim=2, name="users", devices=PS).devices == PS
 
 
 def test_get_variable_gives_the_same_one_again():
