@@ -15,11 +15,11 @@ struct Search {
 };
 
 // Makes a search for keys (n,) of a kernel's arguments; without the last ones nothing is noted.
-SOK_DEVICE Search make_search(const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
+SOK_DEVICE Search make_search(const u64* directory, i64 hashing, i64* side, i64 is_scored,
                               i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys, i64 n,
                               i64 stamp = 0, i64 strategy = 0, i64 epoch = 0,
                               const u64* given = nullptr, u8* heat = nullptr, i64 warms = 0) {
-  return {sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key),
+  return {sok_index(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key),
           stamp,
           strategy,
           epoch,
@@ -90,7 +90,7 @@ SOK_LONG_DEVICE Found search_buckets(const Segment segment, u64 hash, u32 bucket
 template <bool kIsApart>
 SOK_DEVICE Found search_index(const Index& index, i64 key) {
   if (sok_is_reserved(index, key)) return sok_find_reserved(index, key);
-  const u64 hash = sok_hash(key);
+  const u64 hash = sok_hash_of(index, key);
   const Segment segment = sok_segment(index, hash);
   const u32 bucket = (u32)index.bucket;
   if (bucket == 0) return det_search<false>(segment, hash, index.empty_key, key);
@@ -130,7 +130,7 @@ template <bool kBuckets>
 SOK_DEVICE Found probe_first(const Index& index, i64 key, bool* is_over) {
   *is_over = true;
   if (sok_is_reserved(index, key)) return sok_find_reserved(index, key);
-  const u64 hash = sok_hash(key);
+  const u64 hash = sok_hash_of(index, key);
   const Segment segment = sok_segment(index, hash);
   if (!kBuckets) return det_probe_first(segment, hash, index.empty_key, key, is_over);
   const Found found = hkv_probe_first<false>(hkv_place_in(segment, index.bucket, hash), key);
@@ -269,13 +269,13 @@ SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const 
 // counts     (2,)  grow by the keys that are missing and, where there are scores or heat, by those
 //                  that are found, each once; null: they are not counted
 SOK_TILE_KERNEL(find)
-(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
- i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const u64* given,
- u8* heat, i64 warms, const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows,
- u8* out, i64* counts, i64 n) {
+(const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
+ i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const u64* given, u8* heat,
+ i64 warms, const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows, u8* out,
+ i64* counts, i64 n) {
   const Search search =
-      make_search(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key, keys,
-                  n, stamp, strategy, epoch, given, heat, warms);
+      make_search(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key, keys, n,
+                  stamp, strategy, epoch, given, heat, warms);
   Tally tally;
   if (!out) row_bytes = 0;
   find_and_copy(share, search, chunks, shift, row_bytes, rows, out, &tally);
@@ -296,11 +296,11 @@ SOK_EXPORT(find)
 // num_others  (1,)  grows by the keys that are not those known; null: not wanted
 // num_absent  (1,)  grows by the keys without a row; null: not wanted
 SOK_TILE_KERNEL(recall_rows)
-(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
- i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys, const i64* known_keys,
- const u32* known_rows, u32* rows, i64* num_others, i64* num_absent, i64 n) {
-  const Search search = make_search(directory, directory_shift, side, is_scored, bucket, empty_key,
-                                    reclaim_key, keys, n);
+(const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
+ i64 empty_key, i64 reclaim_key, const i64* keys, const i64* known_keys, const u32* known_rows,
+ u32* rows, i64* num_others, i64* num_absent, i64 n) {
+  const Search search =
+      make_search(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key, keys, n);
   Tally tally;  // `missing` counts the keys that are searched for in vain: those without a row
   i64 others = 0;
   SOK_FOR_EACH_TILE(i, n) {
@@ -397,14 +397,14 @@ SOK_DEVICE void find_and_pool_rows_of(const SokShare share, const Search& search
 // out         (num_rows, dim)  out
 // counts      (3,)             as of `find`; the last by row splits that do not fit
 SOK_ROW_KERNEL(find_and_pool)
-(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
- i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, u8* heat,
- i64 warms, const i64* keys, const u64* chunks, i64 shift, i64 dim, i64 format, u32* rows,
+(const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
+ i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, u8* heat, i64 warms,
+ const i64* keys, const u64* chunks, i64 shift, i64 dim, i64 format, u32* rows,
  const i64* row_splits, const f32* weights, i64 combiner, f32* out, i64* counts, i64 n,
  i64 num_rows) {
   const Search search =
-      make_search(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key, keys,
-                  n, stamp, strategy, epoch, nullptr, heat, warms);
+      make_search(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key, keys, n,
+                  stamp, strategy, epoch, nullptr, heat, warms);
   Tally tally;
   if (format == SOK_F32)
     find_and_pool_rows_of<f32>(share, search, chunks, shift, dim, row_splits, weights, combiner,

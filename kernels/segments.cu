@@ -47,9 +47,10 @@ SOK_DEVICE Slots slots_of(const i64* begin, const i64* room, i64 table) {
 //                        -1. Where no key repeats (n,), in: anything
 // slots  (n,)    out  the slot of keys[i]; 0 of an item that takes no part
 // repeat         whether keys may repeat
+// seed           of the hash, see slots.cuh
 SOK_KERNEL(dedup_insert)
 (const SokShare share, const i64* keys, const u32* rows, const i64* begin, const i64* room,
- i64 num_tables, i64 repeat, i32* heads, i32* slots, i64 n) {
+ i64 num_tables, i64 repeat, i64 seed, i32* heads, i32* slots, i64 n) {
   if (!repeat) {
     SOK_FOR_EACH(i, n) {
       slots[i] = (i32)i;
@@ -64,7 +65,7 @@ SOK_KERNEL(dedup_insert)
     for (i64 j = 0, table = first_table; j < count; ++j) {
       while (first + j >= own.end) own = slots_of(begin, room, ++table);
       if (rows && rows[first + j] != SOK_ABSENT) continue;
-      const u64 hash = sok_hash(keys[first + j]) >> 32;
+      const u64 hash = sok_hash(keys[first + j] ^ seed) >> 32;
       start[j] = own.from + (i64)(hash * (u64)own.size >> 32);
       sok_prefetch(heads + start[j]);
     }

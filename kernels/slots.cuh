@@ -6,12 +6,12 @@
 // which are multiplied by the segment's size: any size will do, and keys that move to a segment of
 // another size keep their order.
 //
-// directory        (2 ** depth,) of {address of the slots, number of lines or buckets}
-// directory_shift  31 - depth
-// side             two slots that never move, for the two reserved keys, which are not written
-//                  there: they are in use where their row number is not absent
-// is_scored        whether a score for each slot lies behind the slots, those of `side` included
-// bucket           slots of a bucket; 0: an "hbm" index, see det.cuh; else see hkv.cuh
+// directory  (2 ** depth,) of {address of the slots, number of lines or buckets}
+// hashing    the seed of the hash, a multiple of 32, and 31 - depth
+// side       two slots that never move, for the two reserved keys, which are not written there:
+//            one is in use where its row number is not absent
+// is_scored  whether a score for each slot lies behind the slots, those of `side` included
+// bucket     slots of a bucket; 0: an "hbm" index, see det.cuh; else see hkv.cuh
 // empty_key, reclaim_key  the reserved keys, which mark slots without a key
 #ifndef SOK_SLOTS_CUH_
 #define SOK_SLOTS_CUH_
@@ -31,14 +31,14 @@ struct alignas(16) Segment {
 
 struct Index {
   const Segment* directory;
-  i64 shift;
+  u64 hashing;
   Slot* side;
   i64 is_scored, bucket, empty_key, reclaim_key;
 };
-SOK_DEVICE Index sok_index(const u64* directory, i64 directory_shift, const i64* side,
-                           i64 is_scored, i64 bucket, i64 empty_key, i64 reclaim_key) {
+SOK_DEVICE Index sok_index(const u64* directory, i64 hashing, const i64* side, i64 is_scored,
+                           i64 bucket, i64 empty_key, i64 reclaim_key) {
   return Index{(const Segment*)directory,
-               directory_shift,
+               (u64)hashing,
                (Slot*)side,
                is_scored,
                bucket,
@@ -46,12 +46,18 @@ SOK_DEVICE Index sok_index(const u64* directory, i64 directory_shift, const i64*
                reclaim_key};
 }
 
+// The hash of a key in this index: who does not know the seed cannot choose keys that meet. The
+// word stays in one piece, which costs a GPU no register.
+SOK_DEVICE u64 sok_hash_of(const Index& index, i64 key) {
+  return sok_hash(key ^ (i64)(index.hashing & ~31ull));
+}
+
 // Not the first bits of the hash as they are: who deals keys to tables by these, with the same
 // well-known hash, would fill a part of the segments alone.
 SOK_DEVICE u32 sok_turned(u64 hash) { return (u32)(hash >> 32) * 0x9E3779B1u; }
 
 SOK_DEVICE Segment sok_segment(const Index& index, u64 hash) {
-  return index.directory[sok_turned(hash) >> 1 >> index.shift];
+  return index.directory[sok_turned(hash) >> 1 >> (index.hashing & 31)];
 }
 // The number below `count` that the low half of some bits names: a larger one for larger bits.
 SOK_DEVICE u32 sok_scaled(u64 bits, i64 count) { return sok_high_u32((u32)bits, (u32)count); }

@@ -71,7 +71,7 @@ def cases(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[tuple[
         memory.append(index)
         where = index.place()
         reserved = (where.empty_key, where.reclaim_key)
-        place = (where.directory, where.directory_shift, where.side, *reserved)
+        place = (where.directory, where.hashing, where.side, *reserved)
         return (*place, keys[:n].copy(), np.zeros(n, np.uint32), n)
 
     yield "det_stamps", parts_of(find)
@@ -79,7 +79,7 @@ def cases(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[tuple[
     def dedup():
         keys, begin = rng.zipf(1.3, n).astype(np.int64), np.array([0, n], np.int64)
         heads, slots = np.full(2 * n, -1, np.int32), np.zeros(n, np.int32)
-        return keys, None, begin, begin, 1, 1, heads, slots, n
+        return keys, None, begin, begin, 1, 1, 0, heads, slots, n
 
     yield "dedup_insert", parts_of(dedup)
 

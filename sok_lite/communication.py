@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from sok_lite.bridge import collectives, job
 from sok_lite.bridge.gpu import check_local_rank, share_gpu_of_rank
+from sok_lite.engine.hashing import checked_seed, fix_seed
 
 __all__ = [
     "CommToolBase",
@@ -68,6 +69,7 @@ def init(
     comm_tool: str = "horovod",
     use_legacy_optimizer: bool = True,
     gpu_transport: str | None = None,
+    hash_seed: int | None = None,
 ) -> None:
     """Chooses how ranks talk to each other, and the GPU of each. Every rank must call it.
 
@@ -85,14 +87,24 @@ def init(
         "horovod" (its alltoall on GPUs), "host", or "auto": NCCL where every rank has a GPU of its
         own and CuPy has NCCL, else the host. None: what SOK_LITE_GPU_TRANSPORT says, else "auto".
         Of no use to one process.
+      hash_seed: from 0 to 2**58 - 1, with which tables made from now on hash their keys; None: as
+        SOK_LITE_HASH_SEED says, else a random one for each table. Rows do not depend on it; where a
+        "hybrid" table has its keys does, and so what a full one evicts and refuses, and the order
+        of keys in files. A checkpoint brings its own. Do not fix it where keys come from strangers:
+        who knows the seed can choose keys that make a table slow. Each rank may have another.
 
     Raises:
-      ValueError: unknown tool or transport.
+      TypeError: `hash_seed` is not an integer.
+      ValueError: unknown tool or transport, or no such seed.
       RuntimeError: it was called before with another tool, or several ranks were launched and the
         tool cannot connect them; TensorFlow uses another GPU than the rank's.
     """
+    if hash_seed is not None:
+        checked_seed("`hash_seed`", hash_seed)
     share_gpu_of_rank()
     _join(comm_tool, gpu_transport)
+    if hash_seed is not None:
+        fix_seed(hash_seed)
     if num_ranks() > 1:
         check_local_rank(local_rank())
     if use_legacy_optimizer:

@@ -41,6 +41,10 @@ LAST_FULL = ROOT / "tests" / "last_full.json"
 # Rooms whose tests launch kernels themselves: one variant on each backend.
 KERNEL_ROOMS = ("tests/engine/", "tests/backend/", "tests/comm/")
 
+# The same places of keys in every run, for tests that count slots; processes that tests start
+# inherit it. Not 0, by which a key would be hashed as it is.
+os.environ.setdefault("SOK_LITE_HASH_SEED", "20241124")
+
 # Whether this run is the quick one. Set before any test module is imported.
 QUICK = False
 # Another number: all tests in other orders of the simulated GPU's lanes.

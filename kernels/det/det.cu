@@ -1,18 +1,22 @@
 // What changes the "hbm" index; det.cuh says what it is, and how a key is found.
 #include "det/det.cuh"
 
-// What was in the slot that a key got.
-enum DetClaim { DET_NEVER_USED, DET_ERASED, DET_FULL };
+// The slot that a key has got; null: it has none. was_erased: whether another key was there before.
+struct DetClaim {
+  Slot* slot;
+  bool was_erased;
+};
 
-// Claims a slot for a key that is in none. It gives up where it has seen all lines of the segment
-// and none has an open slot: there was to be room, so the index is not what its owner takes it for.
-SOK_DEVICE DetClaim det_claim(const Index& index, i64 key, u32 row, u32 stamp) {
+// Claims a slot for a key that is in none. It gives up after `most` lines of its segment, or after
+// all, if none has an open slot: there should be room, so the keys are not spread as hashes are.
+SOK_DEVICE DetClaim det_claim(const Index& index, i64 key, u32 row, u32 stamp, i64 most) {
   const i64 empty_key = index.empty_key, reclaim_key = index.reclaim_key;
   Slot* slot = sok_side_slot(index, key);
   i64 was = empty_key;
   if (!sok_is_reserved(index, key)) {
-    const u64 hash = sok_hash(key);
+    const u64 hash = sok_hash_of(index, key);
     const Segment segment = sok_segment(index, hash);
+    const u32 end = (u32)(most < segment.size ? most : segment.size);
     u32 at = det_first_line(segment, hash), full = 0;
     for (;;) {
       Slot* line = segment.slots + (u64)at * SOK_LINE;
@@ -21,7 +25,7 @@ SOK_DEVICE DetClaim det_claim(const Index& index, i64 key, u32 row, u32 stamp) {
         return held == empty_key || held == reclaim_key;
       });
       if (!open) {
-        if (++full >= (u32)segment.size) return DET_FULL;
+        if (++full >= end) return DetClaim{nullptr, false};
         if (++at == (u32)segment.size) at = 0;
         continue;
       }
@@ -41,49 +45,68 @@ SOK_DEVICE DetClaim det_claim(const Index& index, i64 key, u32 row, u32 stamp) {
     slot->row = row;
     slot->stamp = stamp;
   }
-  return was == reclaim_key ? DET_ERASED : DET_NEVER_USED;
+  return DetClaim{slot, was == reclaim_key};
 }
 
 // Inserts keys that are distinct and in no slot. There must be room for all of them.
 //
 // directory, ...  the index, see slots.cuh
-// rows    (n,)  the row number that each key gets; a key whose row is absent is skipped
-// counts  (3,)  grow by the erased slots that were used again or are no more, by keys without a
-//               slot, and (by det_erase) by slots that were erased
+// rows         (n,)  the row number that each key gets; a key whose row is absent is skipped. Null:
+//                    all get an absent one, so that no search finds them until det_give_rows
+// most_lines   lines after which a key gets no slot
+// placed       (n,)  out  the address of its slot, or 0; null: not wanted
+// counts       (3,)  grow by the erased slots that were used again or are no more, by keys without
+//                    a slot, and (by det_erase) by slots that were erased
+// num_refused  (1,)  grows by the keys that got no slot
 SOK_TILE_KERNEL(det_insert)
-(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 empty_key,
- i64 reclaim_key, i64 stamp, const i64* keys, const u32* rows, i64* counts, i64 n) {
-  const Index index = sok_index(directory, directory_shift, side, 0, 0, empty_key, reclaim_key);
-  i64 reclaimed = 0, failed = 0;
+(const SokShare share, const u64* directory, i64 hashing, i64* side, i64 empty_key, i64 reclaim_key,
+ i64 stamp, const i64* keys, const u32* rows, i64 most_lines, i64* placed, i64* counts,
+ i64* num_refused, i64 n) {
+  const Index index = sok_index(directory, hashing, side, 0, 0, empty_key, reclaim_key);
+  i64 reclaimed = 0, refused = 0;
   SOK_FOR_EACH_TILE(i, n) {
     if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n) det_prefetch(index, keys[i + 2 * SOK_AHEAD]);
-    if (rows[i] == SOK_ABSENT) continue;
-    DetClaim claim = det_claim(index, keys[i], rows[i], (u32)stamp);
+    const u32 row = rows ? rows[i] : SOK_ABSENT;
+    if (rows && row == SOK_ABSENT) continue;
+    const DetClaim claim = det_claim(index, keys[i], row, (u32)stamp, most_lines);
     if (!sok_is_leader()) continue;
-    reclaimed += claim == DET_ERASED;
-    failed += claim == DET_FULL;
+    if (placed) placed[i] = (i64)claim.slot;
+    reclaimed += claim.was_erased;
+    refused += !claim.slot;
   }
   sok_count(counts, reclaimed);
-  sok_count(counts + 1, failed);
+  sok_count(num_refused, refused);
 }
 SOK_EXPORT(det_insert)
+
+// Gives row numbers to keys that det_insert placed.
+//
+// placed  (n,)  what it wrote; none is 0
+// rows    (n,)
+SOK_KERNEL(det_give_rows)(const SokShare share, const i64* placed, const u32* rows, i64 n) {
+  SOK_FOR_EACH(i, n) { ((Slot*)placed[i])->row = rows[i]; }
+}
+SOK_EXPORT(det_give_rows)
 
 // Erases keys that are distinct; a key that is in no slot is skipped.
 //
 // directory, ...  the index, see slots.cuh
 // rows        (n,)  a key whose row is absent here is skipped; null: none is
+// placed      (n,)  what det_insert wrote; null: the keys are searched
 // counts      (3,)  see det_insert
 // num_erased  (1,)  grows by the keys that are erased; null: it is not wanted
 SOK_TILE_KERNEL(det_erase)
-(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 empty_key,
- i64 reclaim_key, const i64* keys, const u32* rows, i64* counts, i64* num_erased, i64 n) {
-  const Index index = sok_index(directory, directory_shift, side, 0, 0, empty_key, reclaim_key);
+(const SokShare share, const u64* directory, i64 hashing, i64* side, i64 empty_key, i64 reclaim_key,
+ const i64* keys, const u32* rows, const i64* placed, i64* counts, i64* num_erased, i64 n) {
+  const Index index = sok_index(directory, hashing, side, 0, 0, empty_key, reclaim_key);
   i64 erased = 0, erased_slots = 0;
   SOK_FOR_EACH_TILE(i, n) {
     if (rows && rows[i] == SOK_ABSENT) continue;
-    Slot* slot = det_probe<true>(index, keys[i]).slot;
+    Slot* slot = placed ? (Slot*)placed[i] : det_probe<true>(index, keys[i]).slot;
     if (!sok_is_leader() || !slot) continue;
     const bool is_reserved = sok_is_reserved(index, keys[i]);
+    // It was erased before where somebody does it again.
+    if (placed && !is_reserved && sok_load(&slot->key) != keys[i]) continue;
     if (is_reserved)
       slot->row = SOK_ABSENT;
     else
@@ -102,9 +125,9 @@ SOK_EXPORT(det_erase)
 // rows    (n,)  new row numbers; null: they stay; a key whose row is absent here is skipped
 // stamps  (n,)  new stamps; null: they stay
 SOK_TILE_KERNEL(det_update)
-(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 empty_key,
- i64 reclaim_key, const i64* keys, const u32* rows, const u32* stamps, i64 n) {
-  const Index index = sok_index(directory, directory_shift, side, 0, 0, empty_key, reclaim_key);
+(const SokShare share, const u64* directory, i64 hashing, i64* side, i64 empty_key, i64 reclaim_key,
+ const i64* keys, const u32* rows, const u32* stamps, i64 n) {
+  const Index index = sok_index(directory, hashing, side, 0, 0, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
     if (rows && rows[i] == SOK_ABSENT) continue;
     Slot* slot = det_probe<false>(index, keys[i]).slot;
@@ -120,9 +143,9 @@ SOK_EXPORT(det_update)
 // directory, ...  the index, see slots.cuh
 // stamps  (n,)  in: what a key in no slot gets; out
 SOK_TILE_KERNEL(det_stamps)
-(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 empty_key,
- i64 reclaim_key, const i64* keys, u32* stamps, i64 n) {
-  const Index index = sok_index(directory, directory_shift, side, 0, 0, empty_key, reclaim_key);
+(const SokShare share, const u64* directory, i64 hashing, i64* side, i64 empty_key, i64 reclaim_key,
+ const i64* keys, u32* stamps, i64 n) {
+  const Index index = sok_index(directory, hashing, side, 0, 0, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
     const Found found = det_probe<false>(index, keys[i]);
     if (sok_is_leader() && found.slot) stamps[i] = found.stamp;
@@ -137,10 +160,10 @@ SOK_EXPORT(det_stamps)
 // directory, ...  an index that has the new ones, see slots.cuh
 // counts          (3,)  see det_insert
 SOK_TILE_KERNEL(det_move)
-(const SokShare share, const i64* slots, i64 num_slots, const u64* directory, i64 directory_shift,
+(const SokShare share, const i64* slots, i64 num_slots, const u64* directory, i64 hashing,
  i64* side, i64 empty_key, i64 reclaim_key, i64* counts) {
   const Slot* from = (const Slot*)slots;
-  const Index to = sok_index(directory, directory_shift, side, 0, 0, empty_key, reclaim_key);
+  const Index to = sok_index(directory, hashing, side, 0, 0, empty_key, reclaim_key);
   i64 erased = 0, failed = 0;
   SOK_FOR_EACH_TILE(i, num_slots) {
     Slot slot = from[i];
@@ -148,8 +171,8 @@ SOK_TILE_KERNEL(det_move)
       if (sok_is_leader()) erased += slot.key == reclaim_key;
       continue;
     }
-    DetClaim claim = det_claim(to, slot.key, slot.row, slot.stamp);
-    if (sok_is_leader()) failed += claim == DET_FULL;
+    const DetClaim claim = det_claim(to, slot.key, slot.row, slot.stamp, 0xFFFFFFFF);
+    if (sok_is_leader()) failed += !claim.slot;
   }
   sok_count(counts, erased);
   sok_count(counts + 1, failed);

@@ -16,7 +16,7 @@ SOK_DEVICE u32 det_first_line(const Segment& segment, u64 hash) {
 // Asks for the line where the search for a key begins.
 SOK_DEVICE void det_prefetch(const Index& index, i64 key) {
   if (SOK_AHEAD == 0) return;
-  const u64 hash = sok_hash(key);
+  const u64 hash = sok_hash_of(index, key);
   const Segment segment = sok_segment(index, hash);
   sok_prefetch(segment.slots + (u64)det_first_line(segment, hash) * SOK_LINE);
 }
@@ -60,7 +60,7 @@ SOK_DEVICE Found det_probe_first(const Segment& segment, u64 hash, i64 empty_key
 template <bool kIsWritten>
 SOK_DEVICE Found det_probe(const Index& index, i64 key) {
   if (sok_is_reserved(index, key)) return sok_find_reserved(index, key);
-  const u64 hash = sok_hash(key);
+  const u64 hash = sok_hash_of(index, key);
   return det_search<kIsWritten>(sok_segment(index, hash), hash, index.empty_key, key);
 }
 

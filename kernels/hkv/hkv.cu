@@ -40,7 +40,7 @@ struct HkvVictim {
 
 SOK_DEVICE HkvVictim hkv_victim(const Index& index, i64 key, const HkvPlace& place, u32 stamp) {
   const u32 bucket = (u32)index.bucket;
-  const Segment segment = sok_segment(index, sok_hash(key));
+  const Segment segment = sok_segment(index, sok_hash_of(index, key));
   const u64* scores = index.is_scored ? hkv_first_score(segment, index.bucket) : nullptr;
   u64 lowest = ~0ull;
   u32 at = ~0u;
@@ -77,12 +77,12 @@ SOK_DEVICE HkvVictim hkv_victim(const Index& index, i64 key, const HkvPlace& pla
 // evicted_scores  (n,)  out  its score
 // num_refused     (1,)  grows by the keys that were refused
 SOK_TILE_KERNEL(hkv_insert)
-(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
- i64 bucket, i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, i64 may_evict,
- i64 may_refuse, const u64* given, const i64* keys, i64* placed, i64* evicted_keys,
- u32* evicted_rows, u64* evicted_scores, i64* num_refused, i64 n) {
+(const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
+ i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, i64 may_evict, i64 may_refuse,
+ const u64* given, const i64* keys, i64* placed, i64* evicted_keys, u32* evicted_rows,
+ u64* evicted_scores, i64* num_refused, i64 n) {
   const Index index =
-      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key);
+      sok_index(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key);
   i64 refused = 0;
   SOK_FOR_EACH_TILE(i, n) {
     if (SOK_AHEAD > 0 && i + SOK_AHEAD / 4 < n)
@@ -184,11 +184,11 @@ SOK_EXPORT(hkv_give_rows)
 // directory, ...                    the index, see slots.cuh
 // new_rows, new_stamps, new_scores  (n,)  null: they stay
 SOK_TILE_KERNEL(hkv_update)
-(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
- i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys, const u32* new_rows,
- const u32* new_stamps, const u64* new_scores, i64 n) {
+(const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
+ i64 empty_key, i64 reclaim_key, const i64* keys, const u32* new_rows, const u32* new_stamps,
+ const u64* new_scores, i64 n) {
   const Index index =
-      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key);
+      sok_index(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
     Slot* slot = hkv_probe<false>(index, keys[i]).slot;
     if (!sok_is_leader() || !slot) continue;
@@ -204,10 +204,10 @@ SOK_EXPORT(hkv_update)
 // directory, ...  the index, see slots.cuh
 // out  (n,)  out
 SOK_TILE_KERNEL(hkv_scores)
-(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
- i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys, u64* out, i64 n) {
+(const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
+ i64 empty_key, i64 reclaim_key, const i64* keys, u64* out, i64 n) {
   const Index index =
-      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key);
+      sok_index(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
     const Slot* slot = hkv_probe<false>(index, keys[i]).slot;
     if (sok_is_leader())
@@ -221,10 +221,10 @@ SOK_EXPORT(hkv_scores)
 // directory, ...  the index, see slots.cuh
 // out  (n,)  out
 SOK_TILE_KERNEL(hkv_stamps)
-(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
- i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys, u32* out, i64 n) {
+(const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
+ i64 empty_key, i64 reclaim_key, const i64* keys, u32* out, i64 n) {
   const Index index =
-      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key);
+      sok_index(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
     const Found found = hkv_probe<false>(index, keys[i]);
     if (sok_is_leader()) out[i] = found.slot ? found.stamp : 0;
@@ -237,10 +237,10 @@ SOK_EXPORT(hkv_stamps)
 // directory, ...  the index, see slots.cuh
 // placed  (n,)  what hkv_insert wrote, of keys that have no row yet; null: they are searched
 SOK_TILE_KERNEL(hkv_erase)
-(const SokShare share, const u64* directory, i64 directory_shift, i64* side, i64 is_scored,
- i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys, const i64* placed, i64 n) {
+(const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
+ i64 empty_key, i64 reclaim_key, const i64* keys, const i64* placed, i64 n) {
   const Index index =
-      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key);
+      sok_index(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
     Slot* slot = placed ? (Slot*)placed[i] : hkv_probe<true>(index, keys[i]).slot;
     if (!sok_is_leader() || !slot) continue;
@@ -260,18 +260,17 @@ SOK_EXPORT(hkv_erase)
 // size            its buckets
 // directory, ...  an index that has the new ones, see slots.cuh
 SOK_KERNEL(hkv_move)
-(const SokShare share, const i64* slots, i64 size, const u64* directory, i64 directory_shift,
- i64* side, i64 is_scored, i64 bucket, i64 empty_key, i64 reclaim_key) {
+(const SokShare share, const i64* slots, i64 size, const u64* directory, i64 hashing, i64* side,
+ i64 is_scored, i64 bucket, i64 empty_key, i64 reclaim_key) {
   const Segment from{(Slot*)slots, size};
-  const Index to =
-      sok_index(directory, directory_shift, side, is_scored, bucket, empty_key, reclaim_key);
+  const Index to = sok_index(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key);
   const u64* scores = hkv_first_score(from, bucket);
   SOK_FOR_EACH(b, size) {
     Slot* first = from.slots + b * bucket;
     for (i64 s = 0; s < bucket; ++s) {
       const Slot slot = first[s];
       if (slot.key == empty_key) continue;
-      const u64 hash = sok_hash(slot.key);
+      const u64 hash = sok_hash_of(to, slot.key);
       const Segment segment = sok_segment(to, hash);
       const HkvPlace place = hkv_place_in(segment, bucket, hash);
       const bool is_first = hkv_place_in(from, bucket, hash).first == first;

@@ -43,7 +43,7 @@ SOK_DEVICE HkvPlace hkv_place_in(const Segment& segment, i64 bucket, u64 hash) {
                   (u32)hash & (u32)(bucket - 1) & ~(u32)(SOK_LINE - 1)};
 }
 SOK_DEVICE HkvPlace hkv_place_of(const Index& index, i64 key) {
-  const u64 hash = sok_hash(key);
+  const u64 hash = sok_hash_of(index, key);
   return hkv_place_in(sok_segment(index, hash), index.bucket, hash);
 }
 
@@ -55,7 +55,7 @@ SOK_DEVICE u64* hkv_first_score(const Segment& segment, i64 bucket) {
 SOK_DEVICE u64* hkv_score_of(const Index& index, i64 key, const Slot* slot) {
   if (!index.is_scored) return nullptr;
   if (sok_is_reserved(index, key)) return (u64*)(index.side + 2) + (slot - index.side);
-  const Segment segment = sok_segment(index, sok_hash(key));
+  const Segment segment = sok_segment(index, sok_hash_of(index, key));
   return hkv_first_score(segment, index.bucket) + (slot - segment.slots);
 }
 SOK_DEVICE u64 hkv_slot_score(const u64* score, const Slot* slot) {
@@ -86,7 +86,7 @@ SOK_DEVICE Found hkv_search(const Segment& segment, u64 hash, u32 bucket, i64 ke
 template <bool kIsWritten>
 SOK_DEVICE Found hkv_probe(const Index& index, i64 key) {
   if (sok_is_reserved(index, key)) return sok_find_reserved(index, key);
-  const u64 hash = sok_hash(key);
+  const u64 hash = sok_hash_of(index, key);
   return hkv_search<kIsWritten>(sok_segment(index, hash), hash, (u32)index.bucket, key);
 }
 

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import numpy as np
 
-from sok_lite.engine.hashing import hash_keys
+from sok_lite.engine.hashing import hash_keys, seed_of_process
 
 # Of the records of all sides that are in memory together, or a few times as much.
 BUCKET_BYTES = 32 << 20
@@ -61,7 +61,7 @@ class Buckets:
         records = np.concatenate(self._waiting[side])
         self._waiting[side].clear()
         # The high half: 2**32 buckets are more than enough, and products fit.
-        high = hash_keys(np.ascontiguousarray(records["key"])) >> np.uint64(32)
+        high = hash_keys(np.ascontiguousarray(records["key"]), seed_of_process()) >> np.uint64(32)
         numbers = ((high * np.uint64(self._num_buckets)) >> np.uint64(32)).astype(np.int64)
         order = np.argsort(numbers, kind="stable")
         ends = np.searchsorted(numbers[order], np.arange(self._num_buckets + 1))

@@ -1,17 +1,37 @@
-"""The 64-bit hash of a key on the host: the same numbers as kernels/hash.cuh."""
+"""The 64-bit hash of a key on the host, the same numbers as kernels/hash.cuh, and its seeds.
+
+Keys are what users of a service send: with one hash for all, somebody could choose keys that all
+fall into one place of an index. So each index hashes its keys with a seed of its own, which nobody
+else knows. What must be the same everywhere has none: the owner of a key, its first values,
+whether it is admitted.
+"""
+
+import functools
+import os
+import secrets
+from typing import Any
 
 import numpy as np
 
 from sok_lite.backend import Array
+from sok_lite.engine.dtypes import is_integer
+
+# The last bits of a seed are 0: a kernel finds there how many segments there are (slots.cuh).
+_FREE_BITS = 5
+_SEED_BITS = 63 - _FREE_BITS
+_VARIABLE = "SOK_LITE_HASH_SEED"
+
+_fixed: int | None = None
 
 
-def hash_keys(keys: Array) -> Array:
+def hash_keys(keys: Array, seed: int = 0) -> Array:
     """Returns the hash of every key, (n,) uint64, by the finaliser of MurmurHash3.
 
     Args:
       keys: (n,) int64, of NumPy or CuPy.
+      seed: bits that are flipped in each key before it is hashed, from 0 to 2**63 - 1.
     """
-    h = keys.view(np.uint64).copy()
+    h = keys.view(np.uint64) ^ np.uint64(seed)
     # In-place array arithmetic wraps silently; NumPy warns for scalars only.
     h ^= h >> np.uint64(33)
     h *= np.uint64(0xFF51AFD7ED558CCD)
@@ -19,3 +39,75 @@ def hash_keys(keys: Array) -> Array:
     h *= np.uint64(0xC4CEB9FE1A85EC53)
     h ^= h >> np.uint64(33)
     return h
+
+
+def fix_seed(seed: int | None) -> None:
+    """Gives every index that is made from now on the seed of this number; None: as at first.
+
+    Raises:
+      TypeError: not an integer.
+      ValueError: it is not from 0 to 2**58 - 1.
+    """
+    global _fixed
+    _fixed = None if seed is None else checked_seed("`hash_seed`", seed)
+
+
+def new_seed() -> int:
+    """Returns the seed of a new index: the one that is fixed, else a random one.
+
+    Raises:
+      ValueError: SOK_LITE_HASH_SEED is not such a number.
+    """
+    fixed = _fixed_seed()
+    return (secrets.randbits(_SEED_BITS) if fixed is None else fixed) << _FREE_BITS
+
+
+def seed_after(seed: int) -> int:
+    """Returns another seed, for an index whose keys lie badly; a random one unless one is fixed."""
+    if _fixed_seed() is None:
+        return new_seed()
+    return int(hash_keys(np.array([seed], np.int64), 1)[0]) >> 6 << _FREE_BITS
+
+
+def is_seed(number: Any) -> bool:
+    """Returns whether an index can have this seed."""
+    return type(number) is int and 0 <= number < 1 << 63 and number % (1 << _FREE_BITS) == 0
+
+
+@functools.cache
+def seed_of_process() -> int:
+    """Returns the seed of what is made and forgotten within a call: no result depends on it."""
+    fixed = _seed_of_environment()
+    if fixed is None:
+        return secrets.randbits(63)
+    return int(hash_keys(np.array([fixed], np.int64), 2)[0]) >> 1
+
+
+def _fixed_seed() -> int | None:
+    return _seed_of_environment() if _fixed is None else _fixed
+
+
+@functools.cache
+def _seed_of_environment() -> int | None:
+    text = os.environ.get(_VARIABLE, "").strip()
+    try:
+        return checked_seed(_VARIABLE, int(text)) if text else None
+    except ValueError:
+        raise ValueError(
+            f"{_VARIABLE} must be a number from 0 to 2**58 - 1. Received: {text!r}. Unset it for "
+            "random seeds."
+        ) from None
+
+
+def checked_seed(name: str, seed: Any) -> int:
+    """Returns the number of a seed, which errors call `name`.
+
+    Raises:
+      TypeError: not an integer.
+      ValueError: it is not from 0 to 2**58 - 1.
+    """
+    if not is_integer(seed):
+        raise TypeError(f"{name} must be an integer. Received: {seed!r}.")
+    if not 0 <= seed < 1 << _SEED_BITS:
+        raise ValueError(f"{name} must be from 0 to 2**58 - 1. Received: {seed}.")
+    return int(seed)

@@ -16,6 +16,7 @@ from sok_lite.backend.base import Part
 from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
+from sok_lite.engine.hashing import seed_of_process
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
 # First occurrences are counted in blocks of so many items, or larger ones where there would be too
@@ -140,7 +141,7 @@ def dedup(
     words = max(_BLOCK, -(-n // _MOST_BLOCKS)) // 32
     num_blocks = -(-n // (32 * words))
     marks, counts = xp.empty(-(-n // 32), np.uint32), xp.empty(num_blocks, np.int32)
-    insert = (keys, rows, where, rooms, num_tables, int(repeat), heads, slots, n)
+    insert = (keys, rows, where, rooms, num_tables, int(repeat), seed_of_process(), heads, slots, n)
     backend.launch("dedup_insert", n, *insert)
     # A block is worth many items: the launch is told their number, not the blocks'.
     blocks = (words, num_blocks, n)

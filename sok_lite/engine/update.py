@@ -74,6 +74,8 @@ def apply_updates(
       NonFiniteGradientError: there are such rows and `on_nonfinite` is "error".
       ValueError, TypeError: an update does not fit its table. Nothing has changed in either case.
       MemoryError: there is none for states or new keys. No row has changed and no key was inserted.
+      RuntimeError: new keys are chosen against the hash, see `EmbeddingTable.find_or_insert`. The
+        same holds.
       RefusedError: a table had no room for new keys, and was made to say so. All others were
         updated.
     """

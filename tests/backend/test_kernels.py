@@ -272,7 +272,7 @@ from sok_lite.backend.cuda import CudaBackend
 backend = CudaBackend()
 # One thread an item, a row of lanes, a tile of lanes.
 for kernel, args in (
-    ("dedup_insert", (None, None, None, None, 1, 1, None, None, 1000)),
+    ("dedup_insert", (None, None, None, None, 1, 1, 0, None, None, 1000)),
     ("rows_fill", (None, 4, 8, None, 0.5, 1000)),
     ("det_update", (None, 31, None, -1, -2, None, None, None, 1000)),
 ):

@@ -269,6 +269,26 @@ def test_a_capacity_that_the_slots_contradict_is_not_believed(backend, capacity)
     audit(other)
 
 
+@pytest.mark.parametrize("seed", [1, 33, -32, 1 << 63, "0", 32.0, True])
+def test_a_seed_that_no_index_has_is_refused(backend, seed):
+    table, other = (new_table(backend, **OPTIONS) for _ in range(2))
+    table.find_or_insert(np.arange(40))
+    other.find_or_insert([4])
+    saved = snapshot.take(table)
+    saved.held.facts["hash_seed"] = seed
+    with pytest.raises(ValueError, match="'table' is corrupt: .* is no seed of a hash"):
+        snapshot.restore(other, saved)
+    assert set(content(other)) == {4}
+
+
+def test_an_empty_snapshot_brings_no_seed(backend):
+    table, other = (new_table(backend, **OPTIONS) for _ in range(2))
+    saved, own = snapshot.take(table), other.index.seed
+    saved.held.facts["hash_seed"] = own + 32
+    snapshot.restore(other, saved)
+    assert other.index.seed == own
+
+
 def test_a_corrupt_snapshot_changes_nothing(backend):
     xp = backend.xp
     table = full_table(backend, OPTIONS)

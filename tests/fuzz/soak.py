@@ -115,6 +115,8 @@ class Soak:
                     "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
                     "TF_CPP_MIN_LOG_LEVEL": "2",
                     "SOK_LITE_NUM_THREADS": str(self.threads),
+                    # Which keys a full table evicts depends on it.
+                    "SOK_LITE_HASH_SEED": "0",
                 },
             )
             try:

@@ -23,6 +23,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "kCustomized": _FULL | {"evict_strategy": "kCustomized"},
     "refusing": _FULL | {"on_refused": "error"},
     "roomy": _ROOMY,
+    # Of buckets that are not full by chance while so few slots are in use.
+    "wide": {"var_type": "hybrid", "init_capacity": 1 << 11, "max_capacity": 1 << 20},
     "sighting": _ROOMY | {"enter_threshold": 3},
     "counting": _ROOMY | {"enter_threshold": 3, "evict_strategy": "kLfu", "count_repeats": True},
 }

@@ -9,10 +9,12 @@ import numpy as np
 
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import lookup
+from sok_lite.engine.hashing import new_seed
 from sok_lite.engine.optimizers import SGD, Adagrad
 from sok_lite.engine.table import snapshot
 from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.update import Update, apply_updates
+from tests.support.chosen_keys import of_one_segment
 from tests.support.fault_bench import DIM, NEW
 
 LAST_STAMP = 2**32 - 1
@@ -172,6 +174,11 @@ def _update(rule, batch):
         return apply_updates(updates, 1.0, 1)
 
     return work
+
+
+def chosen(bench):
+    """New keys that somebody has chosen against the seed of the hash."""
+    return of_one_segment(20 * bench.n, new_seed())
 
 
 def doubtful(bench):
@@ -441,6 +448,13 @@ CASES = {
         lambda bench, oracle, state, table: oracle.find_or_insert(_so_many(bench, 60)),
         lambda before, after: after.capacity > before.capacity,
         prepare=lambda bench, tables: tables[0].lookup(_so_many(bench, 40)),
+    ),
+    # All new keys are in one segment, which has not enough slots.
+    "reseed": Case(
+        ("hbm", "wide"),
+        _lookup(chosen),
+        looked_up(chosen),
+        lambda before, after: after.seed != before.seed,
     ),
     "shrink_segments": Case(
         ("hbm", "roomy"),

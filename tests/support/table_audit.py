@@ -77,7 +77,8 @@ def audit_segments(index):
     place = index.place()
     assert place.directory is directory.table and place.side is side, "kernels look elsewhere"
     entries = index.backend.to_host(place.directory)
-    assert len(entries) == 1 << (31 - place.directory_shift)
+    assert len(entries) == 1 << (31 - place.hashing % 32)
+    assert place.hashing - place.hashing % 32 == index.seed
     at = 0
     for segment, start in zip(directory.segments, directory.starts.tolist(), strict=False):
         entry = (segment.address, segment.shape.slots // index._sizes.granule)

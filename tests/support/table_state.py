@@ -28,7 +28,7 @@ class State(NamedTuple):
       sightings: {key without a row: (count, stamp)}.
       removals: {key that was removed: stamp}, with a log; and {None: since when}.
       counts: those of `statistics`.
-      now, epoch, generation, capacity: of the table.
+      now, epoch, generation, capacity, seed: of the table.
     """
 
     rows: dict
@@ -41,6 +41,7 @@ class State(NamedTuple):
     epoch: int
     generation: int
     capacity: int
+    seed: int
 
     @classmethod
     def of(cls, table):
@@ -87,6 +88,7 @@ class State(NamedTuple):
                 getattr(table, "epoch", 0),
                 table.generation,
                 table.capacity,
+                table.index.seed,
             )
 
     def values(self):

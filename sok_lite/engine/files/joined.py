@@ -73,4 +73,5 @@ def joined_facts(files: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def without_slots(facts: dict[str, Any]) -> dict[str, Any]:
     """Returns facts that do not say where the slots of an index are."""
-    return {name: fact for name, fact in facts.items() if name not in ("segment", "num_slots")}
+    of_slots = ("segment", "num_slots", "hash_seed")
+    return {name: fact for name, fact in facts.items() if name not in of_slots}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.hashing import hash_keys
+from sok_lite.engine.hashing import hash_keys, new_seed
 
 # Places are kept as uint32.
 MAX_KEYS = 1 << 32
@@ -23,10 +23,12 @@ class KeyIndex(NamedTuple):
     Attributes:
       starts: (buckets + 1,) where each bucket begins in `places`; buckets are a power of two.
       places: (n,) uint32, of the keys, bucket by bucket, ascending in each.
+      seed: of the hash; see engine/hashing.py.
     """
 
     starts: np.ndarray
     places: np.ndarray
+    seed: int
 
     def find(
         self, keys: np.ndarray, key_at: Callable[[np.ndarray], np.ndarray]
@@ -41,7 +43,7 @@ class KeyIndex(NamedTuple):
           (numbers of those that are found among `keys`, (k,); their places, (k,)). Of a key that is
           there twice the first place.
         """
-        buckets = _buckets(keys, self.starts.size - 1)
+        buckets = _buckets(keys, self.starts.size - 1, self.seed)
         at, ends = self.starts[buckets].astype(np.int64), self.starts[buckets + 1].astype(np.int64)
         places = np.full(keys.size, -1)
         left = np.flatnonzero(at < ends)
@@ -58,20 +60,20 @@ class KeyIndex(NamedTuple):
 
 def make_index(keys: np.ndarray) -> KeyIndex:
     """Returns the index of keys (n,) int64, fewer than `MAX_KEYS`. It takes 24 bytes a key."""
-    num_buckets = 1 << max(1, keys.size.bit_length() - 1)
+    num_buckets, seed = 1 << max(1, keys.size.bit_length() - 1), new_seed()
     # One word of each: bucket and place. Sorting words is much faster than sorting places by them.
-    words = _buckets(keys, num_buckets).view(np.uint64)
+    words = _buckets(keys, num_buckets, seed).view(np.uint64)
     starts = np.zeros(num_buckets + 1, np.int64)
     np.cumsum(np.bincount(words.view(np.int64), minlength=num_buckets), out=starts[1:])
     starts = starts.astype(np.uint32 if keys.size < MAX_KEYS else np.int64)
     words <<= _PLACE_BITS
     words |= np.arange(keys.size, dtype=np.uint64)
     words.sort()
-    return KeyIndex(starts, words.astype(np.uint32))
+    return KeyIndex(starts, words.astype(np.uint32), seed)
 
 
-def _buckets(keys: np.ndarray, num_buckets: int) -> np.ndarray:
+def _buckets(keys: np.ndarray, num_buckets: int, seed: int) -> np.ndarray:
     """Returns the bucket of each key, (m,) int64."""
-    hashes = hash_keys(keys)
+    hashes = hash_keys(keys, seed)
     hashes >>= np.uint64(65 - num_buckets.bit_length())
     return hashes.view(np.int64)

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from sok_lite._version import __version__
 from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written
+from sok_lite.engine.hashing import is_seed
 
 NAME = "manifest.json"
 FORMAT = "sok_lite checkpoint"
@@ -345,6 +346,8 @@ def _facts(facts: dict[str, Any]) -> dict[str, Any]:
     _number(facts["num_lookups"], 0, 0xFFFFFFFF)
     for name in ("capacity", "bucket", "segment", "num_slots", "epoch"):
         _number(facts.get(name, 0))
+    if not is_seed(facts.get("hash_seed", 0)):
+        raise ValueError(f"{facts['hash_seed']} is no seed of a hash")
     return facts
 
 

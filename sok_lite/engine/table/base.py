@@ -84,6 +84,8 @@ class EmbeddingTable(Inserts):
 
         Raises:
           MemoryError: no memory for the new keys; the table is as it was.
+          RuntimeError: they are chosen against the hash, and fill some of its places; the table is
+            as it was.
         """
         keys = self._keys(keys)
         result = self._row_numbers(keys)
@@ -160,6 +162,7 @@ class EmbeddingTable(Inserts):
         Raises:
           ValueError: `out` or `counts` are not such arrays, or the table does not count.
           MemoryError: no memory for the result or the new keys.
+          RuntimeError: new keys are chosen against the hash, see `find_or_insert`.
           The table is as it was.
         """
         if missing not in ("initial", "zeros"):
@@ -205,7 +208,7 @@ class EmbeddingTable(Inserts):
 
         Raises:
           ValueError, TypeError: shape, dtype or scores do not fit. MemoryError: no memory for new
-            keys. The table is as it was.
+            keys. RuntimeError: see `find_or_insert`. The table is as it was.
         """
         self._insert_or_assign(keys, values, scores)
         self._report_refused()
@@ -291,7 +294,7 @@ class EmbeddingTable(Inserts):
 
         Raises:
           ValueError, TypeError: shape or dtype do not fit. MemoryError: no memory for new keys.
-            The table is as it was.
+            RuntimeError: see `find_or_insert`. The table is as it was.
         """
         keys = self._keys(keys)
         xp = self.backend.xp

@@ -1,20 +1,22 @@
 """The "hbm" table: all rows in the backend's memory, growing without bound."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action
+from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.table.base import EmbeddingTable
+from sok_lite.engine.table.counters import Count, counter
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.dumped import forgetting
 from sok_lite.engine.table.insertion import NewKeys, WithRows
 from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.results import GivesFirstRows
-from sok_lite.engine.table.stages import GIVE, Stage, Stages
+from sok_lite.engine.table.stages import GIVE, PLACE, Stage, Stages
 
 
 class DetTable(EmbeddingTable):
@@ -79,9 +81,21 @@ class DetTable(EmbeddingTable):
         counters: Array,
         evicted: list[Any] | None = None,
     ) -> Stages:
-        n = int(new.keys.size)
-        claim = self._room_for(n)
-        rows = claim.rows
+        xp, index, n = self.backend.xp, self.index, int(new.keys.size)
+        claim, placed = self._room_for(n), xp.empty(n, np.int64)
+        rows, num_refused = claim.rows, 0
+        for has_new_seed in (False, True):
+            place = index.placing(new.keys, new.stamp, placed, counter(counters, Count.REFUSED))
+            undo = [*index.taking_back(new.keys, placed), *setting(self, _unfinished=None)]
+            undoing = setting(self, _unfinished=partial(publish, undo))
+            counted = yield Stage(PLACE, [place, *undoing], is_counted=True)
+            if counted[Count.REFUSED] == num_refused:
+                break
+            num_refused = counted[Count.REFUSED]
+            yield Stage(PLACE, undo)
+            if has_new_seed:
+                raise index.error_of_chosen_keys()
+            index.take_new_seed()
         yield Stage(
             GIVE,
             [
@@ -89,9 +103,11 @@ class DetTable(EmbeddingTable):
                 *self.store.listing(claim),
                 self._content(new, rows),
                 *self.store.taking(claim),
-                *self.index.inserting(new.keys, rows, new.stamp),
+                index.giving_rows(placed, rows),
+                *setting(index, size=index.size + n),
                 self._counting(inserted=n),
                 *after(rows),
+                *setting(self, _unfinished=None),
             ],
         )
 

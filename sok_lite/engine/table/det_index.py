@@ -20,6 +20,9 @@ _MAX_LOAD_FACTOR = 0.7
 # and where keys crowd the index from a few on. Never for one or two, for that walks all slots.
 _MAX_RECLAIM_FACTOR = 0.15
 _MIN_RECLAIM_FACTOR = 0.05
+# Lines after which a new key gets no slot: keys lie so badly only where somebody has chosen them.
+MOST_LINES = 1024 // LINE
+_ALL_LINES = 0xFFFFFFFF
 # Units of a segment that has just been split: it has 2 or 3. With 4 to 7 the index would take 27
 # bytes a key and not 32; but keys move twice as often, and lookups read more lines.
 _FIRST = 2
@@ -77,13 +80,66 @@ class DetIndex(Index):
           count: how many are not skipped; None: all.
         """
         n = int(keys.size)
-        insert = self._prepared("det_insert", n, stamp, keys, rows, self._counts, n)
+        counts = (self._counts, self._counts[1:])
+        insert = self._prepared("det_insert", n, stamp, keys, rows, _ALL_LINES, None, *counts, n)
         return [insert, *setting(self, size=self.size + (n if count is None else count))]
 
-    def insert(self, keys: Array, rows: Array, stamp: int) -> None:
-        """Inserts distinct keys that are not there, after `make_room`, with their row numbers."""
-        publish(self.inserting(keys, rows, stamp))
+    def placing(self, keys: Array, stamp: int, placed: Array, num_refused: Array) -> Action:
+        """Prepares to give slots to distinct keys that are not there, after `make_room`.
+
+        They are not found before `giving_rows`; the caller changes `size`.
+
+        Args:
+          keys: (n,) int64.
+          stamp: number of the lookup that they come with.
+          placed: (n,) int64, gets the address of the slot of each; 0: it found none.
+          num_refused: (1,) int64, grows by the keys that found no slot in `MOST_LINES`.
+        """
+        n = int(keys.size)
+        to = (placed, self._counts, num_refused)
+        return self._prepared("det_insert", n, stamp, keys, None, MOST_LINES, *to, n)
+
+    def taking_back(self, keys: Array, placed: Array) -> list[Action]:
+        """Prepares to undo `placing` of keys. It can be done again."""
+        n = int(keys.size)
+        erase = self._prepared("det_erase", n, keys, None, placed, self._counts, None, n)
+        return [erase, *setting(self, _num_erased=self._num_erased + n)]
+
+    def giving_rows(self, placed: Array, rows: Array) -> Action:
+        """Prepares to give rows (n,) uint32 to keys that were all placed."""
+        n = int(rows.size)
+        return self.backend.prepared("det_give_rows", n, placed, rows, n)
+
+    def take_new_seed(self) -> None:
+        """Gives every key another place.
+
+        Raises:
+          MemoryError: no memory for all of the index beside what it is; it is as it was.
+          RuntimeError: see `error_of_chosen_keys`.
+        """
         self.check()
+        self._hash_anew(self.capacity)
+
+    def insert(self, keys: Array, rows: Array, stamp: int) -> None:
+        """Inserts distinct keys that are not there, after `make_room`, with their row numbers.
+
+        Nothing else may use the index meanwhile.
+
+        Raises:
+          MemoryError: no memory for another seed; the index is as it was.
+          RuntimeError: see `error_of_chosen_keys`.
+        """
+        xp, n = self.backend.xp, int(keys.size)
+        for has_new_seed in (False, True):
+            placed, num_refused = xp.empty(n, np.int64), xp.zeros(1, np.int64)
+            self.placing(keys, stamp, placed, num_refused)()
+            if not int(num_refused[0]):
+                break
+            publish(self.taking_back(keys, placed))
+            if has_new_seed:
+                raise self.error_of_chosen_keys()
+            self.take_new_seed()
+        publish([self.giving_rows(placed, rows), *setting(self, size=self.size + n)])
 
     def check(self) -> None:
         """Raises RuntimeError if keys have found the index full, which has room by its counters."""
@@ -112,7 +168,7 @@ class DetIndex(Index):
     def erasing(self, keys: Array) -> list[Action]:
         """Prepares to erase distinct keys that are all there."""
         n = int(keys.size)
-        erase = self._prepared("det_erase", n, keys, None, self._counts, None, n)
+        erase = self._prepared("det_erase", n, keys, None, None, self._counts, None, n)
         return [erase, *self.erased(n)]
 
     def erasing_held(self, keys: Array, rows: Array, num_erased: Array) -> Action:
@@ -124,7 +180,7 @@ class DetIndex(Index):
           num_erased: (1,) int64, grows by those that are erased.
         """
         n = int(keys.size)
-        return self._prepared("det_erase", n, keys, rows, self._counts, num_erased, n)
+        return self._prepared("det_erase", n, keys, rows, None, self._counts, num_erased, n)
 
     def erased(self, count: int, num_inserted: int = 0) -> list[Action]:
         """Returns the actions that note how many keys were erased.
@@ -192,16 +248,21 @@ class DetIndex(Index):
 
     def _prepared(self, kernel: str, num_items: int, *args: object) -> Action:
         place = self.place()
-        where = (place.directory, place.directory_shift, place.side)
+        where = (place.directory, place.hashing, place.side)
         return self.backend.prepared(kernel, num_items, *where, *self._reserved(), *args)
 
-    def _moving(self, segments: Sequence[Segment], directory: Directory) -> Action:
-        where = (directory.table, directory.shift, self._side)
+    def _moved(self, segments: Sequence[Segment], directory: Directory) -> list[Action] | None:
+        where = (directory.table, directory.hashing, self._side)
+        counts = self.backend.xp.zeros(3, np.int64)
         parts = []
         for slots in (segment.slots for segment in segments):
             n = int(slots.shape[0])
-            parts.append(Part(n, (slots, n, *where, *self._reserved(), self._counts)))
-        return self.backend.joined("det_move", parts)
+            parts.append(Part(n, (slots, n, *where, *self._reserved(), counts)))
+        # At once: it writes nothing that is in use, and may leave keys out.
+        self.backend.joined("det_move", parts)()
+        if int(counts[1]):
+            return None
+        return setting(self, _counts=self._counts + counts)
 
     def _rebuild(self, limit: float, allowed: float) -> None:
         """Rids segments of erased slots.
@@ -221,7 +282,9 @@ class DetIndex(Index):
                 at = self._next_rebuilt % num_segments
                 one = segments[at : at + 1]
                 shapes = [segment.shape for segment in one]
-                self._replace(segments[:at], one, shapes, segments[at + 1 :], self.capacity)
+                after = segments[at + 1 :]
+                if self._replace(segments[:at], one, shapes, after, self.capacity) is None:
+                    return
                 self._next_rebuilt = at + 1
 
 

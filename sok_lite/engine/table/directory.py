@@ -151,17 +151,22 @@ class Directory:
       densest: the number of slots there would be if all segments had as few as the one with the
         fewest for its part of the hashes: those that decide whether keys find room.
       num_bytes: memory of the segments.
+      seed: of the hash of its keys.
       table: (2 ** depth, 2) uint64, as kernels take it.
-      shift: 31 - depth.
+      hashing: the seed and 31 - depth, as kernels take them.
     """
 
-    def __init__(self, backend: Backend, segments: Sequence[Segment], granule: int) -> None:
+    def __init__(
+        self, backend: Backend, segments: Sequence[Segment], granule: int, seed: int
+    ) -> None:
         self.segments = tuple(segments)
+        self.seed = seed
         self._backend = backend
         self._granule = granule
         shapes = self.shapes
         depth = max((shape.depth for shape in shapes), default=0)
-        self.shift = 31 - depth
+        self._shift = 31 - depth
+        self.hashing = seed | self._shift
         self.starts = np.cumsum([0, *(shape.slots for shape in shapes)])
         self.num_slots = int(self.starts[-1])
         self.densest = min((shape.slots << shape.depth for shape in shapes), default=0)
@@ -183,9 +188,9 @@ class Directory:
         A size counts lines or buckets. The same rule as in kernels/slots.cuh.
         """
         xp, host = self._backend.xp, self._backend.from_host
-        hashes = hash_keys(keys)
+        hashes = hash_keys(keys, self.seed)
         turned = ((hashes >> np.uint64(32)) * _TURN) & _HALF
-        at = (turned >> np.uint64(1 + self.shift)).astype(np.int64)
+        at = (turned >> np.uint64(1 + self._shift)).astype(np.int64)
         starts = host(np.repeat(self.starts[:-1], self._repeats))
         sizes = np.array([shape.slots // self._granule for shape in self.shapes], np.uint64)
         return hashes, xp.take(starts, at), xp.take(host(np.repeat(sizes, self._repeats)), at)

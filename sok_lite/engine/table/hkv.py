@@ -1,5 +1,6 @@
 """The "hybrid" table: up to a number of keys, then the lowest score goes; two tiers of rows."""
 
+import contextlib
 import warnings
 from dataclasses import asdict
 from functools import partial
@@ -245,22 +246,36 @@ class HkvTable(EmbeddingTable):
         n = int(new.keys.size)
         new = self._with_sightings(new)
         claim = self._room_for(n)
-        index, num_refused = self.index, 0
-        while not index.is_full_size:
+        index, num_refused, has_new_seed = self.index, 0, False
+        while not index.is_full_size or (index.is_sparse(n) and not has_new_seed):
             # Both buckets of a key can be full before the table is: then it grows early rather
             # than lose a key.
             placed = index.unplaced(n)
             undo = [index.taking_back(new.keys, placed), *setting(self, _unfinished=None)]
             undoing = setting(self, _unfinished=partial(publish, undo))
-            place = self._placing(new, placed, counters)
+            place = self._placing(new, placed, counters, may_evict=False)
             counted = yield Stage(PLACE, [place, *undoing], is_counted=True)
             if counted[Count.REFUSED] == num_refused:
                 yield from self._giving_rows(new, claim, placed, before, after, counters)
                 return
             num_refused = counted[Count.REFUSED]
             yield Stage(PLACE, undo)
-            index.double()
+            if not index.is_sparse(n):
+                index.double()
+                continue
+            if has_new_seed:
+                raise index.error_of_chosen_keys()
+            has_new_seed = True
+            self._take_new_seed()
         yield from self._evicting(new, claim, before, after, counters, evicted)
+
+    def _take_new_seed(self) -> None:
+        """Gives the keys of a sparse index other places, if it can."""
+        if self.index.is_full_size:
+            with contextlib.suppress(MemoryError):  # then it evicts
+                self.index.take_new_seed()
+        elif not self.index.take_new_seed():
+            raise self.index.error_of_chosen_keys()
 
     def _with_sightings(self, new: NewKeys) -> NewKeys:
         """Returns new keys whose scores count their sightings too: so no count ever falls."""
@@ -273,10 +288,12 @@ class HkvTable(EmbeddingTable):
         scores = xp.where(scores < given, ~np.uint64(0), scores)
         return new._replace(scores=scores, are_scores=False)
 
-    def _placing(self, new: NewKeys, placed: Placed, counters: Array) -> Action:
+    def _placing(self, new: NewKeys, placed: Placed, counters: Array, *, may_evict: bool) -> Action:
         num_refused = counter(counters, Count.REFUSED)
         return self.index.placing(
-            *(new.keys, new.stamp, new.scores, placed, num_refused), given_is_score=new.are_scores
+            *(new.keys, new.stamp, new.scores, placed, num_refused),
+            may_evict=may_evict,
+            given_is_score=new.are_scores,
         )
 
     def _giving_rows(
@@ -347,7 +364,7 @@ class HkvTable(EmbeddingTable):
             *before,
             *store.listing(claim),
             *store.taking(claim),
-            self._placing(new, placed, counters),
+            self._placing(new, placed, counters, may_evict=True),
             *logging,
             *reading,
             *(store.filling(state, placed.evicted_rows) for state in store.state_names),

@@ -10,6 +10,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import KeyDtype
+from sok_lite.engine.hashing import seed_after
 from sok_lite.engine.table.directory import Directory, Segment, Sizes, scaled
 from sok_lite.engine.table.index import LAST_STAMP, LINE, Index, IndexEntries
 
@@ -19,6 +20,9 @@ STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
 
 # Share of the keys at which the capacity doubles, from which on segments are split.
 _SPLITS_FROM = 0.7
+# Share of the slots in use below which no two buckets are full by chance, by the slots of a bucket.
+_SPARSE = {4: 0.01, 8: 0.05}
+_SPARSE_FROM_16 = 0.2
 
 
 class Placed(NamedTuple):
@@ -62,6 +66,7 @@ class HkvIndex(Index):
         bucket: int,
         max_load_factor: float,
         strategy: str,
+        seed: int | None = None,
     ) -> None:
         self.max_capacity = max_capacity
         self.bucket = bucket
@@ -70,7 +75,7 @@ class HkvIndex(Index):
         self.epoch = 0
         self._capacity = 0
         sizes = Sizes.of(backend, bucket, 1)
-        super().__init__(backend, key_dtype, name, sizes, init_capacity, strategy != "kLru")
+        super().__init__(backend, key_dtype, name, sizes, init_capacity, strategy != "kLru", seed)
         self._capacity = init_capacity
 
     @property
@@ -125,17 +130,19 @@ class HkvIndex(Index):
         placed: Placed,
         num_refused: Array,
         *,
+        may_evict: bool,
         given_is_score: bool = False,
     ) -> Action:
         """Prepares to give slots to distinct keys that are not there.
 
-        `giving_rows` gives them row numbers, and the caller changes `size`. It evicts only at
-        `max_capacity`; before, it refuses what finds both buckets full.
+        `giving_rows` gives them row numbers, and the caller changes `size`.
 
         Args:
           given: (n,) uint64, as in `searching`.
           placed: gets what becomes of the keys.
           num_refused: (1,) int64, grows by the keys that are refused.
+          may_evict: whether a key takes the place of another where both its buckets are full; else
+            it is refused.
           given_is_score: whether `given` are scores, whatever the strategy. A key whose given
             score is below all that it could evict is refused.
         """
@@ -143,7 +150,6 @@ class HkvIndex(Index):
         strategy, epoch = self.scoring()
         if given_is_score and given is not None:
             strategy = STRATEGIES.index("kCustomized")
-        may_evict = self.is_full_size
         may_refuse = given is not None and STRATEGIES[strategy] == "kCustomized"
         return self._prepared(
             *("hkv_insert", n, stamp, strategy, epoch, int(may_evict), int(may_refuse)),
@@ -213,22 +219,48 @@ class HkvIndex(Index):
             return
         # Without the memory for a smaller one it works on as it is.
         with contextlib.suppress(MemoryError):
-            held, smaller = self.entries(), self.emptied(capacity)
-            if smaller.insert_all(held.keys):
-                return
-            scores = held.scores if self._is_scored else None
-            publish(smaller.updating(held.keys, held.rows, scores, held.stamps))
-            num_rehashes = self.num_rehashes + len(self._directory.segments)
-            publish(
-                setting(
-                    self,
-                    _directory=smaller._directory,
-                    _side=smaller._side,
-                    _place=None,
-                    _capacity=smaller._capacity,
-                    num_rehashes=num_rehashes,
-                )
+            self._move_into(self.emptied(capacity, self.seed), self._capacity // 2)
+
+    def is_sparse(self, count: int) -> bool:
+        """Whether `count` more keys would find room by far, if no one had chosen them."""
+        share = _SPARSE.get(self.bucket, _SPARSE_FROM_16)
+        return self.size + count < share * self._directory.num_slots
+
+    def take_new_seed(self) -> bool:
+        """Gives every key another place, where the index is sparse.
+
+        Returns:
+          Whether it did: the keys may lie badly there too.
+
+        Raises:
+          MemoryError: no memory for all of the index beside what it is; it is as it was.
+        """
+        other = self.emptied(self._capacity, seed_after(self.seed))
+        return self._move_into(other, self._capacity)
+
+    def _move_into(self, other: "HkvIndex", most: int) -> bool:
+        """Becomes another index, which is empty, with the keys of this one.
+
+        Returns:
+          Whether it did: not where these find no room in `most` slots.
+        """
+        held = self.entries()
+        if other.insert_all(held.keys, most):
+            return False
+        scores = held.scores if self._is_scored else None
+        publish(other.updating(held.keys, held.rows, scores, held.stamps))
+        num_rehashes = self.num_rehashes + len(self._directory.segments)
+        publish(
+            setting(
+                self,
+                _directory=other._directory,
+                _side=other._side,
+                _place=None,
+                _capacity=other._capacity,
+                num_rehashes=num_rehashes,
             )
+        )
+        return True
 
     def clearing(self) -> list[Action]:
         return [*super().clearing(), *setting(self, _capacity=self._init_slots)]
@@ -278,8 +310,13 @@ class HkvIndex(Index):
 
     # ---------------------------------------------------------------- made anew from what was saved
 
-    def emptied(self, capacity: int | None = None) -> "HkvIndex":
-        """Returns an index like this one without keys, of `capacity` slots; None: as at first."""
+    def emptied(self, capacity: int | None = None, seed: int | None = None) -> "HkvIndex":
+        """Returns an index like this one without keys.
+
+        Args:
+          capacity: slots; None: as at first.
+          seed: of the hash of keys; None: a new one.
+        """
         index = HkvIndex(
             self.backend,
             self.key_dtype,
@@ -289,27 +326,33 @@ class HkvIndex(Index):
             bucket=self.bucket,
             max_load_factor=self.max_load_factor,
             strategy=self.strategy,
+            seed=seed,
         )
         index._init_slots = index._least_slots = self._init_slots
         return index
 
-    def insert_all(self, keys: Array) -> int:
+    def insert_all(self, keys: Array, most: int | None = None) -> int:
         """Inserts distinct keys (n,) into an empty index, whose row numbers become 0 to n - 1.
 
+        Args:
+          most: slots up to which it doubles; None: `max_capacity`.
+
         Returns:
-          How many found no room at `max_capacity`.
+          How many found no room. Where it is sparse it does not double for these.
         """
+        most = self.max_capacity if most is None else most
         xp = self.backend.xp
         at = xp.arange(keys.size)
         while True:
             placed, n = self.unplaced(int(at.size)), int(at.size)
             counts = xp.zeros(3, np.int64)
             rows, spare = xp.empty(n, np.uint32), at.astype(np.uint32)
-            self.placing(keys[at], 1, None, placed, xp.zeros(1, np.int64))()
+            num_refused, may_evict = xp.zeros(1, np.int64), self.is_full_size
+            self.placing(keys[at], 1, None, placed, num_refused, may_evict=may_evict)()
             self.giving_rows(placed, spare, rows, counts, one_each=True)()
             self.size += int(counts[1])
             at = at[placed.slots == 0]
-            if at.size == 0 or self.is_full_size:
+            if at.size == 0 or 2 * self._capacity > most or self.is_sparse(int(at.size)):
                 return int(at.size)
             self.double()
 
@@ -324,7 +367,9 @@ class HkvIndex(Index):
         way."""
         return self._directory.shapes == self._sizes.shapes(self._directory.num_slots)
 
-    def with_keys_in(self, keys: Array, slots: Array, num_slots: int, capacity: int) -> "HkvIndex":
+    def with_keys_in(
+        self, keys: Array, slots: Array, num_slots: int, capacity: int, seed: int
+    ) -> "HkvIndex":
         """Returns a new index with distinct keys in the slots that they had in another like it.
 
         Their rows, stamps and scores are to be written.
@@ -332,12 +377,13 @@ class HkvIndex(Index):
         Args:
           slots: (n,) int64, their numbers.
           num_slots, capacity: of the other; if this one begins with more, the new one grows.
+          seed: that the other hashes keys with.
 
         Raises:
           ValueError: a slot is none of its key's.
         """
         xp, host = self.backend.xp, self.backend.to_host
-        index = self.emptied(num_slots)
+        index = self.emptied(num_slots, seed)
         order = xp.argsort(slots)
         slots, keys = slots[order], keys[order]
         # Not by `unique`: with NumPy 2.3 and newer it takes 80 times as long as to sort them.
@@ -382,13 +428,14 @@ class HkvIndex(Index):
     def _prepared(self, kernel: str, num_items: int, *args: object) -> Action:
         return self.backend.prepared(kernel, num_items, *self.place(), *args)
 
-    def _moving(self, segments: Sequence[Segment], directory: Directory) -> Action:
-        where = (directory.table, directory.shift, self._side, int(self._is_scored), self.bucket)
+    def _moved(self, segments: Sequence[Segment], directory: Directory) -> list[Action]:
+        place = (directory.table, directory.hashing, self._side)
+        where = (*place, int(self._is_scored), self.bucket)
         parts = []
         for slots in (segment.slots for segment in segments):
             n = int(slots.shape[0]) // self.bucket
             parts.append(Part(n, (slots, n, *where, *self._reserved())))
-        return self.backend.joined("hkv_move", parts)
+        return [self.backend.joined("hkv_move", parts)]
 
     def _capacity_for(self, num_keys: int, capacity: int) -> int:
         """Returns the capacity that it has with so many keys, from one that it has on."""

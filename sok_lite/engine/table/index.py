@@ -79,7 +79,7 @@ class Place(NamedTuple):
 
     Attributes:
       directory: (2 ** depth, 2) uint64.
-      directory_shift: 31 - depth.
+      hashing: the seed of the hash, and 31 - depth.
       side: (4 or 6,) int64, the slots of the reserved keys.
       is_scored: whether there are scores behind the slots, 0 or 1.
       bucket: slots of a bucket; 0: it has none.
@@ -87,7 +87,7 @@ class Place(NamedTuple):
     """
 
     directory: Array
-    directory_shift: int
+    hashing: int
     side: Array
     is_scored: int
     bucket: int
@@ -150,7 +150,9 @@ class Index(Segmented):
         """Returns what slots (n, 2) hold, the first of which has a number."""
         keys = slots[:, 0]
         reserved = self._reserved()
-        at = self.backend.xp.flatnonzero((keys != reserved[0]) & (keys != reserved[1]))
+        # Where a key has no row yet, it is being inserted: until then it is not there.
+        has_row = slots.view(np.uint32)[:, 2] != np.uint32(ABSENT)
+        at = self.backend.xp.flatnonzero((keys != reserved[0]) & (keys != reserved[1]) & has_row)
         return self._read(slots, scores, at, keys[at], number)
 
     def _held_beside(self, first: int, end: int) -> IndexEntries:
@@ -245,7 +247,7 @@ class Index(Segmented):
             self._place_words = None
             self._place = place = Place(
                 directory.table,
-                directory.shift,
+                directory.hashing,
                 self._side,
                 int(self._is_scored),
                 self.bucket,
@@ -261,7 +263,7 @@ class Index(Segmented):
         if self._place_words is None:
             address = self.backend.address
             self._place_words = np.array(
-                [address(place.directory), place.directory_shift, address(place.side), *place[3:]],
+                [address(place.directory), place.hashing, address(place.side), *place[3:]],
                 np.int64,
             )
         return self._place_words

@@ -78,7 +78,7 @@ def _held(table: EmbeddingTable, own: Held, saved: Held, keys: Array, places: _P
         scores[places.own] = own.scores[places.kept]
         if is_same and saved.scores.size == saved.keys.size:
             scores[places.saved] = saved.scores
-    left_out = ("segment", "num_slots")  # of slots, which are new
+    left_out = ("segment", "num_slots", "hash_seed")  # of slots, which are new
     facts = {name: fact for name, fact in own.facts.items() if name not in left_out}
     none = xp.empty(0, np.int64)
     sighted = _sighted(table, own, saved, keys, now)

@@ -9,6 +9,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.dtypes import KeyDtype
+from sok_lite.engine.hashing import new_seed, seed_after
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.directory import (
     Directory,
@@ -39,6 +40,7 @@ class Segmented(ABC):
         sizes: Sizes,
         num_slots: int,
         is_scored: bool = False,
+        seed: int | None = None,
     ) -> None:
         self.backend = backend
         self.key_dtype = key_dtype
@@ -49,13 +51,19 @@ class Segmented(ABC):
         # It shrinks no further than what was asked for at first, or by `reserve`.
         self._init_slots = self._least_slots = num_slots
         self._side = self._new_side()
-        self._directory = Directory(backend, [], sizes.granule)
+        seed = new_seed() if seed is None else seed
+        self._directory = Directory(backend, [], sizes.granule, seed)
         self._directory = self._new_directory(num_slots)
 
     @property
     @abstractmethod
     def capacity(self) -> int:
         """Number of slots as users count them, the two reserved ones not counted."""
+
+    @property
+    def seed(self) -> int:
+        """Of the hash of its keys; see engine/hashing.py."""
+        return self._directory.seed
 
     @property
     def num_bytes(self) -> int:
@@ -74,16 +82,23 @@ class Segmented(ABC):
     # ---------------------------------------------------------------- changes
 
     @abstractmethod
-    def _moving(self, segments: Sequence[Segment], directory: Directory) -> Action:
-        """Prepares to move the keys of segments to those that a directory has in their place."""
+    def _moved(self, segments: Sequence[Segment], directory: Directory) -> list[Action] | None:
+        """Copies the keys of segments to those that a directory has in their place.
+
+        Returns:
+          What is to be published with the directory, the copying included if nothing can be wrong
+          with it. None: keys found no slot there.
+        """
 
     def _resize(self, num_slots: int, *, grows: bool = True) -> None:
         """Gives the segments that are too small, or too large, the sizes that they are to have.
 
-        One group after the other: never more than one segment is there twice.
+        One group after the other: never more than one segment is there twice. Where keys find no
+        slot, a larger index takes a new seed, and a smaller one stays as it is.
 
         Raises:
           MemoryError: no memory; all keys are as they were.
+          RuntimeError: see `error_of_chosen_keys`.
         """
         left, done = deque(self._directory.segments), list[Segment]()
         for count, shapes in list(paired(self._directory.shapes, self._sizes.shapes(num_slots))):
@@ -91,8 +106,34 @@ class Segmented(ABC):
             before = sum(segment.shape.slots for segment in some)
             after = sum(shape.slots for shape in shapes)
             if after > before if grows else after < before:
-                some = self._replace(done, some, shapes, left, num_slots)
+                made = self._replace(done, some, shapes, left, num_slots)
+                if made is None:
+                    if grows:
+                        self._hash_anew(num_slots)
+                    return
+                some = made
             done += some
+
+    def _hash_anew(self, num_slots: int) -> None:
+        """Gives every key another place, by another seed.
+
+        Raises:
+          MemoryError: no memory for all of the index beside what it is; it is as it was.
+          RuntimeError: see `error_of_chosen_keys`.
+        """
+        old, shapes = self._directory.segments, self._sizes.shapes(num_slots)
+        if self._replace([], old, shapes, [], num_slots, seed_after(self.seed)) is None:
+            raise self.error_of_chosen_keys()
+
+    def error_of_chosen_keys(self) -> RuntimeError:
+        """Returns the error for keys that find no slot, whatever the seed of the hash."""
+        return RuntimeError(
+            f"Keys of table {self.name!r} find no slot, though only {self.size:,} of "
+            f"{self.capacity:,} are in use, and with another seed of the hash they find none "
+            "either. Nothing was changed. Somebody knows the seeds and has chosen these keys: do "
+            "not fix the seed of the hash where keys come from strangers (hash_seed of sok.init, "
+            "SOK_LITE_HASH_SEED). Or keys repeat that were promised to be distinct."
+        )
 
     def _replace(
         self,
@@ -101,26 +142,32 @@ class Segmented(ABC):
         shapes: Sequence[Shape],
         after: Sequence[Segment],
         num_slots: int,
-    ) -> list[Segment]:
-        """Writes segments anew and returns the new ones.
+        seed: int | None = None,
+    ) -> list[Segment] | None:
+        """Writes segments anew and returns the new ones; None: keys found no slot there, and
+        nothing has changed.
 
         Args:
           before, after: the others.
           shapes: of the new ones.
           num_slots: of the index when all are as they are to be, for errors.
+          seed: another one, where there are no other segments; None: it stays.
         """
         made = self._new_segments(shapes, num_slots)
         granule = self._sizes.granule
-        directory = Directory(self.backend, [*before, *made, *after], granule)
+        seed = self.seed if seed is None else seed
+        directory = Directory(self.backend, [*before, *made, *after], granule, seed)
+        moved = self._moved(segments, directory)
+        if moved is None:
+            return None
         num_rehashes = self.num_rehashes + len(segments)
-        changed = setting(self, _directory=directory, num_rehashes=num_rehashes)
-        publish([self._moving(segments, directory), *changed])
+        publish([*moved, *setting(self, _directory=directory, num_rehashes=num_rehashes)])
         return made
 
     def _new_directory(self, num_slots: int) -> Directory:
         """Returns one without keys."""
         segments = self._new_segments(self._sizes.shapes(num_slots), num_slots)
-        return Directory(self.backend, segments, self._sizes.granule)
+        return Directory(self.backend, segments, self._sizes.granule, self.seed)
 
     def _new_segments(self, shapes: Sequence[Shape], num_slots: int) -> list[Segment]:
         empty_key, is_scored = self.key_dtype.empty_key, self._is_scored
@@ -128,10 +175,12 @@ class Segmented(ABC):
             return [Segment.new(self.backend, shape, empty_key, is_scored) for shape in shapes]
         except MemoryError as error:
             num_bytes = segment_bytes(sum(shape.slots for shape in shapes), is_scored)
+            change = f"to grow from {self.capacity:,} to {num_slots:,} slots"
+            if num_slots == self.capacity:
+                change = f"to be written anew, with {num_slots:,} slots"
             raise MemoryError(
-                f"No memory for the index of table {self.name!r} to grow from {self.capacity:,} "
-                f"to {num_slots:,} slots ({num_bytes:,} bytes). It is as it was, with "
-                f"{self.size:,} keys."
+                f"No memory for the index of table {self.name!r} {change} ({num_bytes:,} bytes). "
+                f"It is as it was, with {self.size:,} keys."
             ) from error
 
     def _new_side(self) -> Array:

@@ -14,6 +14,7 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.engine.hashing import is_seed, new_seed, seed_after
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.state_owner import StateOwner, fitting, kinds_of
 from sok_lite.engine.rows.store import RowStore
@@ -44,7 +45,7 @@ class Held(NamedTuple):
         in old checkpoints.
       facts: num_lookups, and spans, when those were, which old checkpoints do not have; of a
         "hybrid" table also capacity, strategy, epoch and where its slots are: bucket, segment,
-        num_slots.
+        num_slots, hash_seed.
     """
 
     keys: Array
@@ -181,6 +182,7 @@ def facts_of(table: EmbeddingTable) -> dict[str, Any]:
             "bucket": index.bucket,
             "segment": index.segment_slots,
             "num_slots": index.num_slots - 2,
+            "hash_seed": index.seed,
             "strategy": index.strategy,
             "epoch": index.epoch,
         }
@@ -366,6 +368,11 @@ def _prepared_hybrid(table: HkvTable, keys: Array, snapshot: Snapshot) -> list[A
     return setting(table, index=index, store=store, tiers=tiers, sightings=sightings)
 
 
+# Seeds that are tried where keys must have other slots than they had: a full table of small buckets
+# may have no room for all of them by one seed, and room by another.
+_MOST_SEEDS = 4
+
+
 def _index_with(table: HkvTable, keys: Array, held: Held) -> HkvIndex:
     """Returns a new index that has the keys."""
     index, facts, n = table.index, held.facts, int(keys.size)
@@ -374,16 +381,26 @@ def _index_with(table: HkvTable, keys: Array, held: Held) -> HkvIndex:
     is_same = (facts.get("bucket"), facts.get("segment")) == (index.bucket, index.segment_slots)
     # As of an index that has so many slots, or the next size that it grows to step by step.
     is_capacity = capacity.bit_count() == 1 and capacity <= num_slots < 2 * capacity
-    if is_same and is_capacity and num_slots <= index.max_capacity and held.slots.size == n:
-        return index.with_keys_in(keys, held.slots, num_slots, capacity)
-    index = index.emptied()
-    index.make_room(n)
-    num_refused = index.insert_all(keys)
-    if num_refused:
-        room = f"{capacity:,} slots in buckets of {facts['bucket']}" if capacity else "no limit"
-        raise ValueError(
-            f"Table {table.name!r} has no room for {num_refused:,} of the {n:,} keys that were "
-            f"saved: max_capacity is {index.max_capacity:,} slots, in buckets of {index.bucket}. "
-            f"They come from a table with {room}. Nothing was changed. Use a larger max_capacity."
-        )
-    return index
+    if is_same and is_capacity and num_slots <= index.max_capacity and held.slots.size == n > 0:
+        # Files of before there were seeds name none.
+        seed = facts.get("hash_seed", 0)
+        if not is_seed(seed):
+            raise ValueError(
+                f"What was saved of table {table.name!r} is corrupt: {seed!r} is no seed of a "
+                "hash. Nothing was changed."
+            )
+        return index.with_keys_in(keys, held.slots, num_slots, capacity, seed)
+    seed = new_seed()
+    for _ in range(_MOST_SEEDS):
+        other = index.emptied(seed=seed)
+        other.make_room(n)
+        num_refused = other.insert_all(keys)
+        if not num_refused:
+            return other
+        seed = seed_after(seed)
+    room = f"{capacity:,} slots in buckets of {facts['bucket']}" if capacity else "no limit"
+    raise ValueError(
+        f"Table {table.name!r} has no room for {num_refused:,} of the {n:,} keys that were "
+        f"saved: max_capacity is {index.max_capacity:,} slots, in buckets of {index.bucket}. "
+        f"They come from a table with {room}. Nothing was changed. Use a larger max_capacity."
+    )

@@ -1,8 +1,10 @@
 """Tables come back from a checkpoint as they were, on any number of ranks, of any kind."""
 
 import gc
+import json
 import os
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +12,12 @@ import pytest
 from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
+from sok_lite.engine import hashing
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizer_states import Claim, claim_states
 from sok_lite.engine.owner import HASH, OneRank
+from tests.conftest import QUICK
 from tests.support.filled_tables import (
     HYBRID,
     KINDS,
@@ -25,6 +29,8 @@ from tests.support.filled_tables import (
     some_keys,
 )
 from tests.support.helpers import new_table, sized
+from tests.support.own_process import run_limited
+from tests.support.table_audit import audit
 from tests.support.table_state import State
 
 ONE = SingleCommunicator()
@@ -61,6 +67,75 @@ def test_a_full_table_comes_back_whole(backend, tmp_path):
     other = new_table(backend, 3, **options)
     load(tmp_path, [other], ONE)
     assert all_of(other) == all_of(table)
+
+
+def full_table(backend, **options):
+    return new_table(
+        backend, 2, var_type="hybrid", init_capacity=16, max_capacity=64, name="golden", **options
+    )
+
+
+def values_of(keys):
+    """What each row of the kept checkpoint has: its key decides."""
+    return np.stack([keys % 1000, -(keys % 7)], axis=1).astype(np.float32)
+
+
+def test_a_checkpoint_of_before_there_were_seeds_comes_back(backend):
+    """`full_table` was written by the version before: 64 slots, all in use, and no seed."""
+    hashing.fix_seed(77)
+    try:
+        table = full_table(backend, evict_strategy="kLfu")
+        load(Path(__file__).parent / "full_table", [table], ONE)
+    finally:
+        hashing.fix_seed(None)
+    audit(table)
+    assert (table.size, table.capacity, table.index.seed) == (66, 64, 0)
+    keys, values = (backend.to_host(array) for array in table.export())
+    np.testing.assert_array_equal(values, values_of(keys))
+    table.find_or_insert(keys)
+    assert table.statistics().evicted == table.statistics().refused == 0
+
+
+RELAY = """
+    import sys
+    import numpy as np
+    from pathlib import Path
+    from sok_lite.backend import get_backend
+    from tests.engine.files.test_dump_load import ONE, audit, dump, full_table, load, values_of
+
+    source, target = map(Path, sys.argv[1:])
+    table = full_table(get_backend("cpu"), evict_strategy="kLfu")
+    own = table.index.seed
+
+    def put(keys):
+        table.insert_or_assign(keys, values_of(keys))
+        audit(table)
+
+    if source.exists():
+        load(source, [table], ONE)
+    else:
+        while table.size < 64:
+            put(np.arange(table.size, table.size + 5))
+    audit(table)
+    keys, values = table.export()
+    np.testing.assert_array_equal(values, values_of(keys))
+    table.find_or_insert(keys)
+    assert table.statistics().evicted == table.statistics().refused == 0
+    put(np.arange(5000, 5010) + own % 1000)  # what is evicted is so by the seed of the file
+    dump(target, [table], ONE)
+    print(own, table.index.seed, table.size)
+"""
+
+
+def test_processes_of_other_seeds_hand_a_full_table_on(tmp_path):
+    said = []
+    for number in range(3 if QUICK else 10):
+        source, target = tmp_path / str(number - 1), tmp_path / str(number)
+        said.append(run_limited(RELAY, source, target, SOK_LITE_HASH_SEED=""))
+        (table,) = json.loads((target / "manifest.json").read_text())["tables"]
+        seed = table["shards"][0]["facts"]["hash_seed"]
+        assert [str(seed), *said[-1][1:]] == [said[0][0], said[0][0], "64"]
+    assert len({own for own, *_ in said}) == len(said)
 
 
 @pytest.mark.parametrize("rule", [HASH, OneRank(1)])

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from sok_lite.engine import hashing
 from sok_lite.engine.files.key_index import make_index
 from sok_lite.engine.hashing import hash_keys
+from tests.support import chosen_keys
 
 RANDOM = np.random.default_rng(3)
 
@@ -39,6 +41,18 @@ def test_of_a_key_that_is_there_twice_the_first_counts():
 
 def test_keys_of_one_bucket():
     keys = integers(400_000)
-    keys = keys[hash_keys(keys) < np.uint64(2**64 // 1024)]
+    keys = keys[hash_keys(keys, hashing.new_seed()) < np.uint64(2**64 // 1024)]
     assert keys.size > 300
     check(keys, integers(100))
+
+
+def test_keys_that_are_chosen_against_another_seed_lie_as_any_others():
+    keys = chosen_keys.keys_of(np.arange(1000, dtype=np.uint64))  # one bucket, by their first bits
+    hashing.fix_seed(12345)
+    try:
+        index = make_index(keys)
+    finally:
+        hashing.fix_seed(None)
+    assert np.diff(index.starts.astype(np.int64)).max() < 12
+    found, places = index.find(keys, lambda at: keys[at])
+    assert found.tolist() == places.tolist() == list(range(1000))

@@ -194,6 +194,8 @@ def test_another_version_is_refused():
         ('"chunk_bytes": 4', '"chunk_bytes": 4000000000'),
         ('"chunk_bytes": 4', '"chunk_bytes": 0'),
         ('"num_lookups": 3', '"num_lookups": "3"'),
+        ('"num_lookups": 3', '"num_lookups": 3, "hash_seed": 33'),
+        ('"num_lookups": 3', '"num_lookups": 3, "hash_seed": -32'),
         ('"name": "a"', '"name": 3'),
         ('"changed": 1', '"changed": 4'),
         ('"changed": 1', '"changed": null'),

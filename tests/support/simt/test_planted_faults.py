@@ -270,7 +270,7 @@ FAULTS = {
     ),
     "an entry behind the end of the directory": (
         "hybrid",
-        ("slots.cuh", ">> 1 >> index.shift", ">> index.shift"),
+        ("slots.cuh", ">> 1 >> (index.hashing", ">> (index.hashing"),
         "behind the end of",
     ),
     "a key that does not move along": (
