@@ -264,7 +264,7 @@ SOK_DEVICE void weight_grads_of_rows(const SokShare share, const f32* out_grads,
     const f32 sum = sum_terms(begin, end, [=](i64 j) { return weights[j] * weight_grads[j]; });
     for (i64 j = begin; j < end; ++j) {
       weight_grads[j] -=
-          combiner == COMBINE_MEAN ? sum / divisor : weights[j] * (sum / (divisor * divisor));
+          combiner == COMBINE_MEAN ? sum / divisor : (weights[j] / divisor) * (sum / divisor);
     }
   }
 }

@@ -45,12 +45,20 @@ SOK_DEVICE f32 sum_terms(i64 begin, i64 end, Term term) {
 #define COMBINE_MEAN 1   // the sum of the weights
 #define COMBINE_SQRTN 2  // the root of the sum of their squares
 
+SOK_DEVICE f32 sum_of_squares(const f32* weights, i64 begin, i64 end, f32 scale) {
+  return sum_terms(begin, end, [=](i64 j) { return (weights[j] * scale) * (weights[j] * scale); });
+}
+
 // The divisor of one row; where it is 0 (no items, or weights that cancel out) the result is zeros.
 SOK_DEVICE f32 combine_divisor(const f32* weights, i64 begin, i64 end, i64 combiner) {
   if (combiner == COMBINE_SUM) return 1.0f;
   if (!weights) return combiner == COMBINE_MEAN ? (f32)(end - begin) : sok_sqrt((f32)(end - begin));
   if (combiner == COMBINE_MEAN) return sum_terms(begin, end, [=](i64 j) { return weights[j]; });
-  return sok_sqrt(sum_terms(begin, end, [=](i64 j) { return weights[j] * weights[j]; }));
+  const f32 squares = sum_of_squares(weights, begin, end, 1.0f);
+  if (squares > 1e-30f && squares < 1e38f) return sok_sqrt(squares);
+  // Too small or too large for an f32 to hold the squares, though not their root.
+  const f32 scale = squares < 1.0f ? 0x1p96f : 0x1p-96f;
+  return sok_sqrt(sum_of_squares(weights, begin, end, scale)) / scale;
 }
 
 // Asks for the row that an item reads, up to 512 bytes of it.

@@ -104,6 +104,24 @@ def test_gradient_by_the_weights_is_the_slope(backend, combiner, dim):
     np.testing.assert_allclose(backend.to_host(grads), slopes, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("exponent", [-100, -66, 70])
+def test_sqrtn_takes_weights_whose_squares_no_float32_holds(backend, exponent):
+    source, inverse, row_splits, weights = a_batch(40, 5, 11, 7)
+    out_grads = np.random.default_rng(1).normal(size=(40, 7)).astype(np.float32)
+    scale, results = np.float32(2.0**exponent), []
+    for given_weights in (weights, weights * scale):
+        given = on(backend, inverse, row_splits, given_weights)
+        out = combine(backend, *on(backend, source), *given, "sqrtn")
+        grads = combine_grad(backend, *on(backend, out_grads), *given, "sqrtn", 11)
+        slopes = combine_weight_grad(backend, *on(backend, out_grads, source), *given, "sqrtn")
+        results.append([backend.to_host(part) for part in (out, grads, slopes)])
+    (out, grads, slopes), others = results
+    # A power of two changes no digit; the slope by a weight is that much steeper.
+    for one, other in zip((out, grads, slopes / scale), others, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert np.abs(out).max() > 1
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("combiner", COMBINERS)
 def test_rows_of_other_floats_are_summed_in_float32(backend, dtype, combiner):
