@@ -108,9 +108,7 @@ def _apply(
         refuse_foreign_keys(updates, by_row, place)
     if on_nonfinite == "error":
         raise_if_nonfinite(by_row)
-    claims = [
-        Claim(update.table.store, kinds(update.table), update.optimizer) for update in updates
-    ]
+    claims = [Claim(update.table, kinds(update.table), update.optimizer) for update in updates]
     states = claim_states(claims)
     inserting = [update.table for update in by_row if update.inserts]
     left_out = [

@@ -17,6 +17,7 @@ from sok_lite.engine.rows.state_owner import (
     fitting,
     left_behind,
     owned,
+    warn_if_several_fit,
 )
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
@@ -26,12 +27,12 @@ class Claim(NamedTuple):
     """What a step needs of a table.
 
     Attributes:
-      store: of the table.
+      table: that the optimizer trains.
       kinds: the states.
       optimizer: whose the states are; None: nobody's, they stay free.
     """
 
-    store: RowStore
+    table: EmbeddingTable
     kinds: Kinds
     optimizer: Any
 
@@ -44,15 +45,15 @@ def claim_states(claims: Sequence[Claim]) -> list[States]:
     """
     taken: list[States | None] = []
     for claim in claims:
-        states = owned(claim.store.state_groups, claim.optimizer)
+        states = owned(claim.table.store.state_groups, claim.optimizer)
         if states is None or not claim.kinds.keys() <= states.keys():
             states = _taken_over(claim)
         taken.append(states)
     missing = [claim for claim, states in zip(claims, taken, strict=True) if states is None]
-    if any(_num_optimizers(claim.store) for claim in missing):
+    if any(_num_optimizers(claim.table.store) for claim in missing):
         _collect()
     for claim in claims:
-        _drop_left_behind(claim.store)
+        _drop_left_behind(claim.table.store)
     return [
         _made(claim) if states is None else states
         for claim, states in zip(claims, taken, strict=True)
@@ -85,15 +86,18 @@ def states_of(store: RowStore, kinds: Kinds, optimizer: Any) -> States | None:
 
 
 def _taken_over(claim: Claim) -> States | None:
-    store, kinds, optimizer = claim
+    table, kinds, optimizer = claim
+    store = table.store
     states = states_of(store, kinds, optimizer)
     if states and optimizer is not None:
+        warn_if_several_fit(table.name, store.state_groups, kinds)
         publish(store.giving(states.values(), StateOwner.of(optimizer)))
     return states
 
 
 def _made(claim: Claim) -> States:
-    store, kinds, optimizer = claim
+    table, kinds, optimizer = claim
+    store = table.store
     # An optimizer may come to need one more: RMSprop does where its momentum is no longer 0.
     own = owned(store.state_groups, optimizer) or {}
     owner = next((column.owner for column in own.values()), None) or StateOwner.of(optimizer)

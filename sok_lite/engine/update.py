@@ -97,8 +97,7 @@ def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimi
       MemoryError: there is none for the states of a table. Others may have theirs.
     """
     claims = [
-        Claim(table.store, its_kinds, optimizer)
-        for table, its_kinds in zip(tables, kinds, strict=True)
+        Claim(table, its_kinds, optimizer) for table, its_kinds in zip(tables, kinds, strict=True)
     ]
     holding(tables, lambda: claim_states(claims))
 
@@ -128,7 +127,7 @@ def _apply(
         raise_if_nonfinite(updates_by_row)
     states = claim_states(
         [
-            Claim(update.table.store, its_step.kinds(update.table.dim), update.optimizer)
+            Claim(update.table, its_step.kinds(update.table.dim), update.optimizer)
             for update, its_step in zip(updates, taken, strict=True)
         ]
     )

@@ -1,6 +1,8 @@
 """Whose the optimizer states of a table are: those of the optimizer that made them."""
 
 import gc
+import re
+import warnings
 
 import keras
 import numpy as np
@@ -262,6 +264,29 @@ def test_the_states_of_two_optimizers_are_saved_and_restored(tmp_path, makers, i
         train(ours[i], table, [grads])
         train_dense(theirs[i], variable, [grads])
     np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-6)
+
+
+def test_a_load_says_which_of_two_like_optimizers_gets_which_states(tmp_path):
+    table, _ = new_pair()
+    ours = [sok.OptimizerWrapper(k3.SGD(0.1, momentum=0.5)) for _ in range(2)]
+    for number, optimizer in enumerate(ours):
+        train(optimizer, table, [np.full((len(KEYS), DIM), 1.0 + number)])
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "saved"))
+    momenta = []
+    for drops_first in (False, True):
+        restored = sok.DynamicVariable(DIM)
+        tf.train.Checkpoint(table=restored).restore(path).assert_consumed()
+        if drops_first:
+            sok.optimizer_states(restored)["momentum"].drop()
+        again = sok.OptimizerWrapper(k3.SGD(0.1, momentum=0.5))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            train(again, restored, [np.zeros((len(KEYS), DIM))])
+        momenta.append(sok.export(again.get_slot(restored, "momentum"))[1][0, 0])
+        texts = [str(each.message) for each in said if each.category is RuntimeWarning]
+        fits = f"{restored.table.name!r} has the states of 2 optimizers .*: 'momentum'; 'momentum_1'"
+        assert [bool(re.search(fits, text)) for text in texts] == ([] if drops_first else [True])
+    np.testing.assert_allclose(momenta, [-0.1 * 1 * 0.5, -0.1 * 2 * 0.5])
 
 
 def test_a_table_that_is_restored_keeps_a_living_optimizer(tmp_path):

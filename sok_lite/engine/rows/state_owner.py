@@ -4,8 +4,9 @@ Columns with one and the same owner are the states of one optimizer. Those of an
 gone are nobody's for good. Free ones, such as a checkpoint brings, have not had an optimizer yet.
 """
 
+import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -66,7 +67,29 @@ def left_behind(groups: StateGroups) -> list[Column]:
 
 
 def fitting(groups: StateGroups, kinds: Kinds) -> States | None:
-    """Returns the first free states that an optimizer can take over; None: there are none.
+    """Returns the first free states that an optimizer can take over; None: there are none."""
+    return next(_all_fitting(groups, kinds), None)
+
+
+def warn_if_several_fit(table_name: str, groups: StateGroups, kinds: Kinds) -> None:
+    """Says whose states an optimizer takes over where several optimizers have left such states."""
+    found = list(_all_fitting(groups, kinds))
+    if len(found) > 1:
+        names = "; ".join(
+            ", ".join(repr(column.name) for column in states.values()) for states in found
+        )
+        warnings.warn(
+            f"The checkpoint of table {table_name!r} has the states of {len(found)} optimizers "
+            f"that fit the one which trains it now: {names}. It takes the first, those of the "
+            "optimizer that trained the table first. If it should have others, drop or rename "
+            "these first: see optimizer_states().",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _all_fitting(groups: StateGroups, kinds: Kinds) -> Iterator[States]:
+    """Yields free states that an optimizer can take over.
 
     Those that belong together must be all that the optimizer has: Ftrl has an `accumulator` as
     Adagrad does, and means another thing. Of those that no owner keeps together, as old checkpoints
@@ -79,8 +102,7 @@ def fitting(groups: StateGroups, kinds: Kinds) -> States | None:
         if owner is None:
             found = {name: kind for name, kind in found.items() if name in kinds}
         if found == kinds:
-            return {name: states[name] for name in kinds}
-    return None
+            yield {name: states[name] for name in kinds}
 
 
 def kinds_of(states: States) -> dict[str, tuple[int, float]]:

@@ -16,7 +16,12 @@ from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.hashing import is_seed, new_seed, seed_after
 from sok_lite.engine.rows.column import Column
-from sok_lite.engine.rows.state_owner import StateOwner, fitting, kinds_of
+from sok_lite.engine.rows.state_owner import (
+    StateOwner,
+    fitting,
+    kinds_of,
+    warn_if_several_fit,
+)
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.base import EmbeddingTable
@@ -284,6 +289,7 @@ def _new_store(table: EmbeddingTable, scores: Array, snapshot: Snapshot) -> tupl
         if owner is None or owner.optimizer is None:
             continue
         kinds = kinds_of(its_states)
+        warn_if_several_fit(table.name, store.state_groups, kinds)
         saved = fitting(store.state_groups, kinds)
         if saved is None:
             store.add_states(kinds, owner)
