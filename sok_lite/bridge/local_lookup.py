@@ -17,7 +17,7 @@ from sok_lite.bridge.inference import (
     reading,
     refuse_to_insert,
 )
-from sok_lite.bridge.row_gradient import row_gradient, size_tensor
+from sok_lite.bridge.row_gradient import row_gradient
 from sok_lite.bridge.serving.mode import looked_up
 from sok_lite.bridge.table_call import table_call
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
@@ -137,13 +137,13 @@ def _differentiable(
 
     def run(table: EmbeddingTable, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
         arrays = [to_array(tensor, table.backend) for tensor in tensors]
-        return *look_up(table, *arrays), size_tensor(table)
+        return look_up(table, *arrays)
 
     @custom_gradient
     def read(source: tf.Tensor, keys: tf.Tensor) -> Any:
-        shapes = [keys.shape.concatenate([dim]), *other_shapes, [2]]
-        rows, *more, size = table_call(
-            variable, f"A lookup in {name!r}", run, [keys, *others], [*dtypes, tf.int32], shapes
+        shapes = [keys.shape.concatenate([dim]), *other_shapes]
+        rows, *more = table_call(
+            variable, f"A lookup in {name!r}", run, [keys, *others], dtypes, shapes
         )
 
         def grad(row_grads: tf.Tensor, *_: tf.Tensor) -> Any:
@@ -152,10 +152,9 @@ def _differentiable(
             # A session runs only what it needs, and a gradient may need no row: the lookup must
             # run all the same, or an update would not find the key.
             is_pruned = not tf.executing_eagerly() and not tf.inside_function()
-            with tf.control_dependencies([size] if is_pruned else []):
+            with tf.control_dependencies([rows] if is_pruned else []):
                 flat_keys = tf.cast(tf.reshape(keys, [-1]), key_type)
-            # A copy: the size belongs to the graph of the forward.
-            return row_gradient(name, flat_keys, flat_grads, tf.identity(size)), None
+            return row_gradient(name, flat_keys, flat_grads, dim), None
 
         # A tuple of one costs TensorFlow 12 of 184 microseconds.
         return ((rows, *more) if more else rows), grad

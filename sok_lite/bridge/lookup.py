@@ -99,10 +99,10 @@ def _looked_up(
 
         def grad(*out_grads: tf.Tensor) -> Any:
             dense = [tf.cast(tf.convert_to_tensor(grads), tf.float32) for grads in out_grads]
-            keys, row_grads, sizes, weight_grads = way.backward(dense, weights)
+            keys, row_grads, weight_grads = way.backward(dense, weights)
             for weight, weight_grad in zip(weights, weight_grads, strict=True):
                 weight_grad.set_shape(weight.shape)
-            back = way.carrying([*way.carried, *keys, *sizes])
+            back = way.carrying([*way.carried, *keys])
             gradients = with_gradients(back, dense, weights, [*row_grads, *weight_grads])
             slices = [back.gradient(i, rows) for i, rows in enumerate(gradients[:num_tables])]
             return (*slices, *gradients[num_tables:])
@@ -147,7 +147,7 @@ class _Way:
       trail: what the forward left; None in a graph.
       rows: by number of each static table, the rows that were read of it.
       carried: in a graph first the packed trail and what `AT_HAND` names. Then, where the way back
-        is known, the keys of each table and the size of each.
+        is known, the keys of each table.
     """
 
     def __init__(
@@ -165,17 +165,16 @@ class _Way:
 
     def backward(
         self, out_grads: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
-        """Returns keys, row gradients and sizes of all tables, then the weights' gradients."""
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+        """Returns keys and row gradients of all tables, then the weights' gradients."""
         tensors = joined_rows(out_grads, self._host.backend)
-        dtypes = [tf.int64, tf.int32, tf.int64, tf.float32]
+        dtypes = [tf.int64, tf.int64, tf.float32]
         if weights:
             tensors, dtypes = [*tensors, join(weights)], [*dtypes, tf.float32]
-        lengths, sizes, *joined = self._call(self._host.backward, tensors, dtypes)
+        lengths, *joined = self._call(self._host.backward, tensors, dtypes)
         count, dims = len(self.tables), [table.dim for table in self.tables]
         if not tf.executing_eagerly():
             lengths.set_shape([count])
-            sizes.set_shape([count, 2])
         keys = [
             from_int64(part, table.key_type)
             for part, table in zip(cut(joined[0], lengths, count), self.tables, strict=True)
@@ -186,7 +185,7 @@ class _Way:
             weight_grads = cut(joined[2], shapes_of(weights), len(weights))
         for each in keys:
             each.set_shape([None])
-        return keys, row_grads, tf.unstack(sizes), weight_grads
+        return keys, row_grads, weight_grads
 
     def spread(self, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return self._travelled(self._host.spread, rows)
@@ -224,10 +223,8 @@ class _Way:
         if self.tables[table].is_static:
             # Of the rows that were read, in the order in which they were.
             return tf.cast(rows, self.tables[table].dtype)
-        keys_and_sizes = self.carried[-2 * len(self.tables) :]
-        keys, size = keys_and_sizes[table], keys_and_sizes[len(self.tables) + table]
-        # A copy: the size may belong to another graph.
-        return row_gradient(self.tables[table].name, keys, rows, tf.identity(size), distinct=True)
+        facts, keys = self.tables[table], self.carried[-len(self.tables) :][table]
+        return row_gradient(facts.name, keys, rows, facts.dim, distinct=True)
 
     def _travelled(
         self, function: Callable[..., Any], rows: Sequence[tf.Tensor]

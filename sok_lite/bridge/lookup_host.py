@@ -15,7 +15,6 @@ from sok_lite.backend import Backend
 from sok_lite.bridge.inference import pipeline_of_trace, reading, refuse_to_insert
 from sok_lite.bridge.joined import ResultRoom, joined_tensor, rows_of
 from sok_lite.bridge.lookup_arguments import DenseSplits, Facts, items_of
-from sok_lite.bridge.row_gradient import size_of
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.turns import Together, numbered
 from sok_lite.bridge.type_spec import alive
@@ -182,9 +181,8 @@ class LookupHost:
         """Takes the outputs' gradients as `joined_rows` gives them, then the joined weights.
 
         Returns:
-          [array (num_tables,) int64, number of keys of each; (num_tables, 2) int32, `size_of` each;
-          then of all tables one after the other: int64 keys, row gradients for `cut_rows`, weight
-          gradients if there are weights].
+          [array (num_tables,) int64, number of keys of each; then of all tables joined: int64 keys,
+          row gradients for `cut_rows`, weight gradients if there are weights].
         """
         of_weights = [
             int(n)
@@ -207,7 +205,6 @@ class LookupHost:
             gradients = lookup.backward(self.backend, parts, out_grads, trail, room)
         results = [
             np.array([len(gradient.keys) for gradient in gradients], np.int64),
-            tf.constant(np.array([size_of(table) for table, _, _ in parts], np.int32)),
             joined_tensor([gradient.keys for gradient in gradients], tf.int64, self.backend),
             to_tensor(room.whole, tf.float32, self.backend),
         ]

@@ -1,26 +1,16 @@
 """The gradient of a table, keys and rows, in the form that TensorFlow's control flow asks for."""
 
+import functools
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.tf_private import GRADIENT_OF_A_LOOP, FuncGraph
-from sok_lite.engine.static_table import AnyTable
 
 OUT_OF_A_LOOP = (
     "Look all keys up before the loop, or put the gradient, such as a GradientTape, inside it."
 )
-
-
-def size_of(table: AnyTable) -> list[int]:
-    """Returns [rows on this rank, dimension]; the largest int32 for more."""
-    return [min(table.size, np.iinfo(np.int32).max), table.dim]
-
-
-def size_tensor(table: AnyTable) -> tf.Tensor:
-    """Returns `size_of` as an eager int32 tensor."""
-    return tf.constant(size_of(table), tf.int32)
 
 
 # An attribute of tensors. What somebody makes of one, as by `tf.boolean_mask`, is without it.
@@ -33,7 +23,7 @@ def are_distinct(keys: tf.Tensor) -> bool:
 
 
 def row_gradient(
-    name: str, keys: tf.Tensor, row_grads: tf.Tensor, size: tf.Tensor, distinct: bool = False
+    name: str, keys: tf.Tensor, row_grads: tf.Tensor, dim: int, distinct: bool = False
 ) -> Any:
     """Returns the gradient of a variable.
 
@@ -41,12 +31,13 @@ def row_gradient(
       name: of the variable.
       keys: (n,) of the key type.
       row_grads: (n, dim) float32.
-      size: (2,) int32, what `size_of` gave.
       distinct: whether no key repeats, which `are_distinct` then tells.
 
     Returns:
-      An IndexedSlices. In a graph its static lengths are unknown and its shape is int32, as in the
-      empty gradient that TensorFlow makes for a branch without a lookup: the two must match.
+      An IndexedSlices. Its shape is [-1, dim], for its indices are keys: TensorFlow makes no dense
+      tensor of it, see `refuse_dense`. In a graph its static lengths are unknown and its shape is
+      int32, as in the empty gradient that TensorFlow makes for a branch without a lookup: the two
+      must match.
     """
     if not tf.executing_eagerly():
         if _leaves_a_loop():
@@ -56,7 +47,39 @@ def row_gradient(
     # A tensor of a TF1 graph may be fed: nobody knows what it has then.
     if distinct and (tf.executing_eagerly() or isinstance(keys.graph, FuncGraph)):
         setattr(keys, _DISTINCT, True)
-    return tf.IndexedSlices(row_grads, keys, size)
+    return tf.IndexedSlices(row_grads, keys, gradient_shape(dim))
+
+
+def gradient_shape(dim: int) -> tf.Tensor:
+    """Returns the shape of a gradient, whose indices are keys: [-1, dim] int32."""
+    return _eager_shape(dim) if tf.executing_eagerly() else tf.constant([-1, dim], tf.int32)
+
+
+@functools.cache
+def _eager_shape(dim: int) -> tf.Tensor:
+    with tf.device("CPU"):
+        return tf.constant([-1, dim], tf.int32)
+
+
+def refuse_dense(value: tf.IndexedSlices, *_: Any, **__: Any) -> Any:
+    """Refuses to make a dense tensor of the gradient of a table, whose keys are no row numbers.
+
+    TensorFlow asks it before it converts slices (`tf.register_tensor_conversion_function`). Where a
+    graph does not say their shape, TensorFlow refuses the number of rows, -1, when it runs.
+    """
+    shape = None if value.dense_shape is None else tf.get_static_value(value.dense_shape)
+    if shape is None or shape[0] >= 0:
+        return NotImplemented
+    raise NotImplementedError(
+        "The gradient of a table has no dense form: its indices are keys, and not numbers of rows. "
+        "tf.convert_to_tensor, tf.norm, tf.add_n and the like ask for one. Use its rows, g.values: "
+        "row i is that of key g.indices[i]. To add two gradients, join their values and their "
+        "indices by tf.concat: keys may repeat."
+    )
+
+
+# Before TensorFlow's own, which has 100.
+tf.register_tensor_conversion_function(tf.IndexedSlices, refuse_dense, priority=90)
 
 
 def _leaves_a_loop() -> bool:

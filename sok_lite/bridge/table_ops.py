@@ -13,7 +13,6 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_scores
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.row_gradient import size_tensor
 from sok_lite.bridge.table_call import array_call, table_call
 from sok_lite.bridge.tensor import empty, to_tensor
 from sok_lite.bridge.variable import TableVariable
@@ -29,10 +28,11 @@ Predicate = Callable[[np.ndarray, np.ndarray, np.ndarray], Any]
 
 
 def size(variable: TableVariable) -> tf.Tensor:
-    """Returns int32 [rows on this rank, dimension]."""
+    """Returns int32 [rows on this rank, dimension]; the largest int32 for more rows."""
 
     def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
-        return (size_tensor(table),)
+        rows = min(table.size, np.iinfo(np.int32).max)
+        return (tf.constant([rows, table.dim], tf.int32),)
 
     (found,) = table_call(variable, f"The size of {variable.name!r}", run, [], [tf.int32], [[2]])
     return found

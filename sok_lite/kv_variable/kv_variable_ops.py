@@ -17,7 +17,7 @@ from sok_lite.bridge.inference import checked_missing, checked_training
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.lookup import look_up_each
 from sok_lite.bridge.lookup_host import Treatment
-from sok_lite.bridge.row_gradient import size_tensor
+from sok_lite.bridge.row_gradient import gradient_shape
 from sok_lite.bridge.table_call import array_call, table_call
 from sok_lite.bridge.tensor import to_tensor
 from sok_lite.bridge.tf_private import SaveableObject
@@ -390,31 +390,29 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
     def _read_all(self) -> tf.Tensor:
         key_type, dtype, share = self.key_type, self.dtype, self.share
-        shapes = [[None], [None, self.dimension], [2]]
+        shapes = [[None], [None, self.dimension]]
 
         def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
             keys, rows = share.exported(table, None)
             backend = table.backend
-            return (
-                *(to_tensor(keys, key_type, backend), to_tensor(rows, dtype, backend)),
-                size_tensor(table),
-            )
+            return to_tensor(keys, key_type, backend), to_tensor(rows, dtype, backend)
 
         ready = self._initialized()
 
         @custom_gradient
         def read(source: tf.Tensor) -> Any:
-            keys, rows, size = table_call(
+            keys, rows = table_call(
                 self,
                 f"The value of {self.name!r}",
                 lambda table, *_: run(table),
                 ready,
-                [key_type, dtype, tf.int32],
+                [key_type, dtype],
                 shapes,
             )
 
             def grad(row_grads: tf.Tensor) -> tf.IndexedSlices:
-                return tf.IndexedSlices(tf.cast(row_grads, tf.float32), keys, size)
+                shape = gradient_shape(self.dimension)
+                return tf.IndexedSlices(tf.cast(row_grads, tf.float32), keys, shape)
 
             return rows, grad
 

@@ -140,3 +140,89 @@ def test_rows_given_to_such_a_function_have_their_gradient(table, look_up, mode)
     indices, values = mode(gradient)()
     np.testing.assert_array_equal(indices, KEYS[0])
     np.testing.assert_array_equal(values, [[2.0, 2.0], [4.0, 4.0]])
+
+
+DENSE = {
+    "convert_to_tensor": tf.convert_to_tensor,
+    "norm": tf.norm,
+    "add_n": lambda gradient: tf.add_n([gradient, gradient]),
+    "times 2": lambda gradient: gradient * 2.0,
+    "reduce_sum": tf.reduce_sum,
+}
+KEYS_OF_ANY_SIGN = [-5, 0, 2**40]
+
+
+def gradient_of(table, look_up):
+    with tf.GradientTape() as tape:
+        rows = look_up(table, tf.constant(KEYS_OF_ANY_SIGN, tf.int64))
+        loss = tf.reduce_sum(rows * rows)
+    return tape.gradient(loss, table)
+
+
+@pytest.mark.parametrize("dense", DENSE.values(), ids=DENSE)
+def test_a_gradient_is_made_no_dense_tensor(table, look_up, dense, mode):
+    with pytest.raises(NotImplementedError, match=r"no dense form.* g\.values"):
+        mode(lambda: dense(gradient_of(table, look_up)))()
+
+
+@pytest.mark.parametrize("dense", DENSE.values(), ids=DENSE)
+def test_a_graph_that_does_not_know_the_shape_refuses_when_it_runs(table, look_up, dense):
+    @tf.function
+    def out_of_a_branch(is_on):
+        if is_on:
+            gradient = gradient_of(table, look_up)
+        else:
+            none = tf.zeros([0, 2]), tf.zeros([0], tf.int64)
+            gradient = tf.IndexedSlices(*none, tf.constant([0, 2]))
+        return dense(gradient)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="-1"):
+        out_of_a_branch(tf.constant(True))
+
+
+def test_what_asks_for_no_dense_gradient_goes_on(table, look_up, mode):
+    def clipped():
+        gradient = gradient_of(table, look_up)
+        (gradient, dense), norm = tf.clip_by_global_norm([gradient, tf.constant([3.0])], 1.0)
+        return gradient.values, gradient.indices, dense, norm
+
+    values, keys, dense, norm = mode(clipped)()
+    expected = 2 * tf.nn.embedding_lookup(table, KEYS_OF_ANY_SIGN).numpy()
+    length = np.sqrt((expected**2).sum() + 9)
+    np.testing.assert_allclose(norm, length, rtol=1e-6)
+    order = np.argsort(keys)
+    assert keys.numpy()[order].tolist() == KEYS_OF_ANY_SIGN
+    np.testing.assert_allclose(values.numpy()[order], expected / length, rtol=1e-6)
+    np.testing.assert_allclose(dense, [3 / length], rtol=1e-6)
+
+
+def test_gradients_of_two_lookups_of_a_table_are_joined(table, look_up, mode):
+    def gradient():
+        keys = tf.constant(KEYS_OF_ANY_SIGN, tf.int64)
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(look_up(table, keys)) + tf.reduce_sum(3 * look_up(table, keys))
+        return tape.gradient(total, table)
+
+    found = mode(gradient)()
+    sums = {}
+    for key, row in zip(found.indices.numpy().tolist(), found.values.numpy(), strict=True):
+        sums[key] = sums.get(key, 0) + row
+    assert {key: row.tolist() for key, row in sums.items()} == {
+        key: [4.0, 4.0] for key in KEYS_OF_ANY_SIGN
+    }
+
+
+def test_a_gradient_of_one_branch(table, look_up):
+    @tf.function
+    def gradient(is_on):
+        keys = tf.constant(KEYS_OF_ANY_SIGN, tf.int64)
+        with tf.GradientTape() as tape:
+            rows = look_up(table, keys) if is_on else tf.zeros([3, 2])
+            total = tf.reduce_sum(rows)
+        return tape.gradient(total, table)
+
+    found = gradient(tf.constant(True))
+    assert sorted(found.indices.numpy().tolist()) == KEYS_OF_ANY_SIGN
+    with pytest.raises(NotImplementedError, match=r"g\.values"):
+        tf.convert_to_tensor(found)
+    assert gradient(tf.constant(False)).values.shape[0] == 0
