@@ -31,8 +31,9 @@ from pathlib import Path
 VERSION = "0.28.1"
 # The source distribution on PyPI: a cached wheel must come from these bytes and no others.
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-# Raise it when a change of this recipe changes the wheel.
+# Raise it when a change of this recipe changes the wheel; the second, where it is that of --gpu.
 RECIPE = 1
+GPU_RECIPE = 2
 # What Horovod's setup.py imports or asks for, and the tools it builds with. CMake and Ninja come
 # from pip so that the machine needs nothing but a compiler.
 BUILD_REQUIRES = (
@@ -90,7 +91,7 @@ def mpi_version() -> str | None:
 
 def wheel_key(tensorflow: str, mpi: str | None, gpu: bool) -> str:
     """Returns the name of the cache folder: everything that the built wheel depends on."""
-    flavour = "-".join(["gloo", *([mpi] if mpi else []), *(["nccl"] if gpu else [])])
+    flavour = "-".join(["gloo", *([mpi] if mpi else []), *([f"nccl{GPU_RECIPE}"] if gpu else [])])
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return f"{VERSION}-r{RECIPE}-tf{tensorflow}-{python}-{platform.machine()}-{flavour}"
 
@@ -180,6 +181,24 @@ def replace_once(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+AS_GPU_STREAM_VALUE_DECLARED = """\
+namespace stream_executor {
+namespace gpu {
+GpuStreamHandle AsGpuStreamValue(Stream* stream);
+} // namespace stream_executor
+} // namespace gpu
+"""
+AS_GPU_STREAM_VALUE = """\
+namespace stream_executor {
+namespace gpu {
+inline GpuStreamHandle AsGpuStreamValue(Stream* stream) {
+  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);
+}
+} // namespace gpu
+} // namespace stream_executor
+"""
+
+
 def patch_source(source: Path, gpu: bool) -> None:
     """Makes 0.28.1 build with TensorFlow 2.16 to 2.21."""
     # Since TensorFlow 2.19 the headers that the XLA ops need are not shipped. What is lost is
@@ -194,6 +213,15 @@ def patch_source(source: Path, gpu: bool) -> None:
     replace_once(top, "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)")
     # setup.py hands this to the build tool, and only make knows it; we build with Ninja.
     replace_once(source / "setup.py", "make_args.append('VERBOSE=1')", "make_args.append('-v')")
+    # The function that is declared here was once in TensorFlow's libraries. Without it Horovod
+    # cannot be imported; a stream has the same to say.
+    ops = source / "horovod/tensorflow/mpi_ops.cc"
+    replace_once(ops, AS_GPU_STREAM_VALUE_DECLARED, "")
+    replace_once(
+        ops,
+        "#endif // TENSORFLOW_VERSION >= 2011000000\n#endif // HAVE_GPU\n",
+        f"#endif // TENSORFLOW_VERSION >= 2011000000\n{AS_GPU_STREAM_VALUE}#endif // HAVE_GPU\n",
+    )
     if not gpu:
         # A machine may have an nvcc that cannot link; a CPU build must not ask for it.
         replace_once(top, "include(CheckLanguage)\ncheck_language(CUDA)\n", "")
@@ -269,6 +297,15 @@ def installed_from(wheel: Path) -> bool:
     return url is not None and wheel.as_uri() in url
 
 
+def check_import() -> None:
+    """Raises BuildError where what was installed cannot be loaded: a symbol may be missing."""
+    code = "import horovod.tensorflow"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        tail = "\n".join("    " + line for line in done.stderr.splitlines()[-20:])
+        raise BuildError(f"Horovod was built and installed, and cannot be imported:\n{tail}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="build with NCCL for CUDA")
@@ -282,6 +319,7 @@ def main() -> int:
         if not options.wheel_only and not installed_from(wheel):
             run(pip("install", "-qq", "--force-reinstall", "--no-deps", str(wheel)))
             run(pip("install", "-qq", str(wheel)))  # and what it needs, where that is missing
+            check_import()
         print(f"Horovod wheel: {wheel}")
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -127,8 +127,12 @@ def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.T
     if name is None:
         return None
     try:
-        with tf.device(name):
-            tensor = tf.raw_ops.Empty(shape=list(shape), dtype=dtype, init=False)
+        try:
+            tensor = _made(name, shape, dtype)
+        except tf.errors.ResourceExhaustedError:
+            # CuPy keeps what tables have given back: TensorFlow cannot have it before.
+            backend.xp.get_default_memory_pool().free_all_blocks()
+            tensor = _made(name, shape, dtype)
     except tf.errors.ResourceExhaustedError as error:
         # In a graph TensorFlow would forget the kind of its own error.
         size = math.prod(shape) * dtype.size
@@ -140,6 +144,11 @@ def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.T
         # It has no such kernel for this dtype on a GPU, and was told not to look elsewhere.
         return None
     return tensor if _is_on_gpu(tensor) else None
+
+
+def _made(device: str, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
+    with tf.device(device):
+        return tf.raw_ops.Empty(shape=list(shape), dtype=dtype, init=False)
 
 
 def to_array(tensor: tf.Tensor, backend: Backend) -> Array:

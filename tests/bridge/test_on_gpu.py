@@ -141,6 +141,24 @@ def test_no_memory_for_a_result_is_a_memory_error(play, mode, monkeypatch):
         look_up()
 
 
+@pytest.mark.usefixtures("initialised")
+def test_tensorflow_gets_what_cupy_keeps(play, mode, monkeypatch):
+    pool, empty_op = play.backend.xp.get_default_memory_pool(), tf.raw_ops.Empty
+
+    def only_of_free_memory(**arguments):
+        if pool.free_bytes() >= 1 << 20:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+        return empty_op(**arguments)
+
+    table = sok.DynamicVariable(3, "ones")
+    look_up = mode(lambda: tf.nn.embedding_lookup(table, tf.range(100)))
+    look_up()
+    play.backend.xp.zeros(1 << 20)  # goes back to the pool
+    assert pool.free_bytes() >= 1 << 20
+    monkeypatch.setattr(tf.raw_ops, "Empty", only_of_free_memory)
+    np.testing.assert_array_equal(look_up(), np.ones((100, 3)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 def test_memory_of_the_host_is_copied(play, dtype, monkeypatch):
     source = numbers((5, 3), dtype)
