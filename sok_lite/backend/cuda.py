@@ -11,12 +11,10 @@ import cupy
 import numpy as np
 
 from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend, Part
-from sok_lite.backend.build import cache_folder
-from sok_lite.backend.disk_cache import DiskCache
+from sok_lite.backend.gpu_binaries import GpuBinaries
 from sok_lite.backend.local_ranks import local_rank
-from sok_lite.backend.nvrtc import FLAGS, Nvrtc
-from sok_lite.backend.sources import KernelSource, all_kernels, find_kernel, inlined
-from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
+from sok_lite.backend.sources import KernelSource, all_kernels, find_kernel
+from sok_lite.backend.tunables import THREADS_PER_BLOCK
 
 # Tunables of a launch; SOK_LITE_KERNEL_DEFINES sets others, and those of the kernels.
 _TUNABLES = {
@@ -51,12 +49,10 @@ class CudaBackend(Backend):
         # By whether arguments come by memory.
         self._modules: dict[tuple[Path, bool], Any] = {}
         self._kernels: dict[tuple[str, bool], _Kernel] = {}
-        self._nvrtc = Nvrtc(cupy.cuda.nvrtc)
-        self._binaries = DiskCache(cache_folder() / "cuda")
+        self._binaries = GpuBinaries(cupy.cuda.nvrtc)
         self._sources = all_kernels()
         self._source_of: dict[str, KernelSource] = {}
-        self._defines = kernel_defines()
-        tunables = {**_TUNABLES, **self._defines}
+        tunables = {**_TUNABLES, **self._binaries.defines}
         self._threads_per_block = tunables["SOK_THREADS_PER_BLOCK"]
         self._tuned: dict[int, CudaBackend] = {}  # by threads per block
         # GPU threads that share an item of the main loop, by kind of kernel.
@@ -94,15 +90,7 @@ class CudaBackend(Backend):
         return kernel
 
     def _compiled(self, path: Path, in_memory: bool) -> Any:
-        source = inlined(path)
-        defines = [f"-D{name}={value}" for name, value in self._defines.items()]
-        if in_memory:
-            defines.append("-DSOK_ARGUMENTS_IN_MEMORY")
-        flags = [*FLAGS, self._nvrtc.architecture(self._device.compute_capability), *defines]
-        binary = self._binaries.get(
-            [source, *flags, self._nvrtc.build],
-            lambda: self._nvrtc.compiled(source, flags).binary,
-        )
+        binary = self._binaries.get(path, self._device.compute_capability, in_memory)
         module = cupy.cuda.Module()
         with self._device:  # it is loaded where the thread is, and kept for all threads
             module.load(binary)

@@ -14,7 +14,7 @@ from typing import NoReturn
 from sok_lite._version import __version__
 from sok_lite.cli.errors import BROKEN_PIPE, FAILED, INTERRUPTED, TERMINATED, WRONG_USE, WrongUse
 
-COMMANDS = ("inspect", "verify", "diff", "convert", "reshard", "merge", "export")
+COMMANDS = ("inspect", "verify", "diff", "convert", "reshard", "merge", "export", "compile")
 _STATUS = """exit status:
   0 fine, 1 verify or diff has found something, 2 wrong use,
   3 something cannot be read or written"""
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = _Parser(
         prog="sok-lite",
-        description="Looks at checkpoints of sok_lite, and makes others of them.",
+        description="Looks at checkpoints of sok_lite and makes others of them; compiles kernels.",
         epilog=f"sok-lite COMMAND --help says more, with an example.\n\n{_STATUS}",
         formatter_class=form,
     )

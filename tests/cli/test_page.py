@@ -22,7 +22,7 @@ _FENCE = re.compile(r"^```(bash|text)\n((?s:.*?))^```$", re.MULTILINE)
 def table(name, keys, number=0.0):
     made = make_table("hbm", CPU, 4, name=name, initializer=Initializer("constant", 0.0))
     optimizer = Optimizer()
-    (states,) = claim_states([Claim(made.store, {"m": (4, 0.0), "v": (4, 0.0)}, optimizer)])
+    (states,) = claim_states([Claim(made, {"m": (4, 0.0), "v": (4, 0.0)}, optimizer)])
     keys = np.array(keys)
     made.insert_or_assign(keys, np.repeat(keys[:, None], 4, 1).astype(np.float32) + number)
     for name, column in states.items():

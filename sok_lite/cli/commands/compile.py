@@ -1,0 +1,62 @@
+"""`sok-lite compile`: the kernels of this machine, before a job waits for them."""
+
+import argparse
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+from sok_lite.backend import default_backend
+from sok_lite.backend.build import find_library
+from sok_lite.backend.gpu_binaries import GpuBinaries
+from sok_lite.backend.sources import kernel_files
+from sok_lite.cli.errors import FINE, WrongUse
+from sok_lite.cli.progress import progress_bar
+
+HELP = "compile the kernels of this machine ahead, which the first job would wait for"
+EXAMPLES = "sok-lite compile"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpu",
+        metavar="CAPABILITY",
+        action="append",
+        help="for GPUs of this compute capability, such as 90 for an H100. It needs no GPU: so an "
+        "image brings its kernels. It may be given several times. Else for the GPUs of this "
+        "machine, or for its CPU where it has none",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    for capability in args.gpu or ():
+        if not capability.isdecimal() or int(capability) < 10:
+            raise WrongUse(
+                f"--gpu takes a compute capability without its point, such as 90 for 9.0. "
+                f"Received: {capability!r}"
+            )
+    if not args.gpu and default_backend() == "cpu":
+        print(f"the CPU kernels are in {find_library()}")
+        return FINE
+    import cupy
+
+    capabilities = set(args.gpu or ())
+    if not capabilities:
+        count = cupy.cuda.runtime.getDeviceCount()
+        capabilities = {cupy.cuda.Device(number).compute_capability for number in range(count)}
+    binaries = GpuBinaries(cupy.cuda.nvrtc)
+    wanted = [
+        (path, capability, in_memory)
+        for capability in sorted(capabilities)
+        for path in kernel_files()
+        for in_memory in (False, True)
+    ]
+    with (
+        progress_bar("compile", len(wanted), args.progress) as add,
+        ThreadPoolExecutor(os.cpu_count()) as pool,  # NVRTC holds no lock of Python's
+    ):
+        for _ in pool.map(lambda one: binaries.get(*one), wanted):
+            add(1)
+    print(
+        f"the kernels for GPUs of compute capability {', '.join(sorted(capabilities))} are in "
+        f"{binaries.folder}"
+    )
+    return FINE

@@ -1,0 +1,60 @@
+"""`sok-lite compile` leaves kernels where a backend finds them."""
+
+import pytest
+
+from sok_lite.backend.build import find_library
+from sok_lite.backend.gpu_binaries import GpuBinaries
+from sok_lite.backend.nvrtc import Nvrtc
+from sok_lite.backend.sources import kernel_files, kernel_folder
+from tests.cli.helpers import fine, run
+from tests.support.helpers import need_nvrtc
+
+
+def test_the_kernels_of_the_cpu(monkeypatch):
+    monkeypatch.setenv("SOK_LITE_BACKEND", "cpu")
+    assert fine("compile") == f"the CPU kernels are in {find_library()}\n"
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """The sources that NVRTC compiles, into an empty folder."""
+    need_nvrtc()
+    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
+    sources, real = [], Nvrtc.compiled
+
+    def noting(self, source, flags):
+        if source:
+            sources.append((source, tuple(flags)))
+        return real(self, source, flags)
+
+    monkeypatch.setattr(Nvrtc, "compiled", noting)
+    return sources
+
+
+def test_a_gpu_finds_what_was_compiled_ahead(compiled, monkeypatch, tmp_path):
+    import cupy
+
+    few = [kernel_folder() / "slots.cu", kernel_folder() / "sent_gradients.cu"]
+    monkeypatch.setattr("sok_lite.cli.commands.compile.kernel_files", lambda: few)
+    said = fine("compile", "--gpu", "90", "--gpu", "80")
+    assert said == (
+        f"the kernels for GPUs of compute capability 80, 90 are in {tmp_path / 'cuda'}\n"
+    )
+    assert len(compiled) == len(set(compiled)) == 2 * 2 * len(few)
+    for path in few:
+        for in_memory in (False, True):
+            assert GpuBinaries(cupy.cuda.nvrtc).get(path, "90", in_memory).startswith(b"\x7fELF")
+    assert len(compiled) == 2 * 2 * len(few)
+
+
+@pytest.mark.full_only("compiles every kernel twice")
+def test_every_kernel_is_compiled(compiled):
+    fine("compile", "--gpu", "90")
+    assert len(set(compiled)) == 2 * len(kernel_files())
+
+
+@pytest.mark.parametrize("capability", ["9.0", "9", "sm_90", "-90"])
+def test_what_is_no_compute_capability_is_refused(capability):
+    status, out, err = run("compile", f"--gpu={capability}")
+    assert (status, out) == (2, "")
+    assert "without its point, such as 90" in err
