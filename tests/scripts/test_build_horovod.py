@@ -1,0 +1,89 @@
+"""What scripts/build_horovod.py makes of Horovod for a GPU, as far as that shows without one."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SPEC = importlib.util.spec_from_file_location("build_horovod", ROOT / "scripts/build_horovod.py")
+build_horovod = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(build_horovod)
+
+# Namespaces that are TensorFlow's; Horovod's own and the C library's are not looked at.
+TENSORFLOW = re.compile(r"\b(tensorflow|stream_executor|tsl|xla|absl)::")
+
+
+def run(*command):
+    command = [str(part) for part in command]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def wheel_of(folder, *requirement):
+    """Returns the files of a wheel that pip downloads."""
+    pip = build_horovod.pip("download", "-qq", "--no-deps", "--dest", folder / requirement[0])
+    run(*pip, "".join(requirement))
+    (path,) = (folder / requirement[0]).glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def symbols(option, *files):
+    return set(re.findall(r" [A-Za-z] (.*)", run("nm", *option, *files)))
+
+
+@pytest.mark.full_only(
+    "compiles against TensorFlow's and CUDA's headers, and downloads both wheels"
+)
+def test_a_gpu_build_asks_tensorflow_for_nothing_that_its_gpu_wheel_has_not(tmp_path):
+    source = build_horovod.get_source(tmp_path, tmp_path / "log")
+    build_horovod.patch_source(source, gpu=True)
+    for name in ("nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc-cu12"):
+        wheel_of(tmp_path, name).extractall(tmp_path / "cuda")
+    major, minor = version("tensorflow-cpu").split(".")[:2]
+    third_party = source / "third_party"
+    folders = [
+        *sorted((tmp_path / "cuda" / "nvidia").glob("*/include")),
+        *sorted(third_party.glob("boost/*/include")),
+        *(third_party / name for name in ("eigen", "flatbuffers/include", "gloo")),
+        *(third_party / name for name in ("lbfgs/include", "HTTPRequest/include")),
+    ]
+    run(
+        *("g++", "-c", "-O0", "-fPIC", "-include", "cstdint", *tf.sysconfig.get_compile_flags()),
+        *("-DHAVE_GPU=1", "-DHAVE_CUDA=1", f"-DTENSORFLOW_VERSION={major}{int(minor):03}000000"),
+        *(f"-I{folder}" for folder in folders),
+        *(source / "horovod/tensorflow/mpi_ops.cc", "-o", tmp_path / "mpi_ops.o"),
+    )
+    wanted = symbols(["-uC"], tmp_path / "mpi_ops.o")
+    wanted = {name for name in wanted if TENSORFLOW.search(name)}
+    assert len(wanted) > 100
+    with wheel_of(tmp_path, "tensorflow", f"=={version('tensorflow-cpu')}") as wheel:
+        libraries = [
+            wheel.extract(name, tmp_path)
+            for name in wheel.namelist()
+            if re.search(r"/libtensorflow_(cc|framework)\.so", name)
+        ]
+    assert len(libraries) == 2
+    has = symbols(["-DC", "--defined-only"], *libraries)
+    missing = sorted(name for name in wanted if name not in {each.split("@")[0] for each in has})
+    assert not missing
+
+
+def test_what_cannot_be_imported_is_no_build(monkeypatch, tmp_path):
+    broken = tmp_path / "horovod"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('undefined symbol: AsGpuStreamValue')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(build_horovod.BuildError, match="undefined symbol: AsGpuStreamValue"):
+        build_horovod.check_import()
+
+
+def test_what_is_installed_here_can_be_imported():
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip(f"no Horovod in {sys.prefix}")
+    build_horovod.check_import()
