@@ -72,9 +72,9 @@ def refuse_dense(value: tf.IndexedSlices, *_: Any, **__: Any) -> Any:
         return NotImplemented
     raise NotImplementedError(
         "The gradient of a table has no dense form: its indices are keys, and not numbers of rows. "
-        "tf.convert_to_tensor, tf.norm, tf.add_n and the like ask for one. Use its rows, g.values: "
-        "row i is that of key g.indices[i]. To add two gradients, join their values and their "
-        "indices by tf.concat: keys may repeat."
+        "tf.convert_to_tensor, tf.norm, tf.add_n, tape.jacobian and the like ask for one. Use its "
+        "rows, g.values: row i is that of key g.indices[i]. To add two gradients, join their "
+        "values and their indices by tf.concat: keys may repeat."
     )
 
 

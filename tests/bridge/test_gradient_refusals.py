@@ -226,3 +226,18 @@ def test_a_gradient_of_one_branch(table, look_up):
     with pytest.raises(NotImplementedError, match=r"g\.values"):
         tf.convert_to_tensor(found)
     assert gradient(tf.constant(False)).values.shape[0] == 0
+
+
+def test_a_jacobian_by_a_table_is_refused_and_one_by_dense_weights_goes_on(table, look_up, mode):
+    weights = tf.Variable([[1.0], [2.0]])
+
+    def jacobian(source):
+        with tf.GradientTape() as tape:
+            rows = look_up(table, tf.constant([1, 2], tf.int64))
+            out = tf.reshape(rows @ weights, [-1])
+        return tape.jacobian(out, source)
+
+    with pytest.raises(NotImplementedError, match=r"tape\.jacobian.* g\.values"):
+        mode(lambda: jacobian(table))()
+    by_weights = mode(lambda: jacobian(weights))()
+    np.testing.assert_array_equal(by_weights[:, :, 0], [[1.0, 1.0], [2.0, 2.0]])
