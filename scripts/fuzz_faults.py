@@ -218,6 +218,7 @@ def main() -> int:
     (backend,) = backends([args.backend])
     # Rows grow every few keys.
     backend.chunk_bytes = backend.far_chunk_bytes = 512
+    backend.segment_slots = 128  # small tables have several, and grow and shrink them
     alarm, counts, failures = Alarm(), Counter[str](), 0
     start = time.monotonic()
     rounds = 0

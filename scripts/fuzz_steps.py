@@ -12,6 +12,7 @@ from sok_lite.engine.dtypes import RowDtype, as_words
 from sok_lite.engine.optimizers import Momentum
 from sok_lite.engine.table import EmbeddingTable, snapshot
 from sok_lite.engine.update import Update, apply_updates
+from tests.support.chosen_keys import of_one_segment
 
 DIM = 2
 _SPACE = 400  # keys are of so many
@@ -129,6 +130,8 @@ def new_step(dice: random.Random, table: EmbeddingTable, rows: Rows) -> Step:
     n = dice.choice([0, 1, 3, 10, 40, 150])
     inserts = table.inserts_for_updates
     keys = rng.integers(-_SPACE // 2, _SPACE // 2, n)
+    if dice.random() < 0.1:
+        keys = of_one_segment(n, table.index.seed)  # chosen against the hash
     if n and dice.random() < 0.2:
         keys[0] = dice.choice([_INT64.max, _INT64.min])
     values = rng.integers(-8, 8, (n, DIM)).astype(np.float32)
