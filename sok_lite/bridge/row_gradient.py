@@ -39,15 +39,18 @@ def row_gradient(
       int32, as in the empty gradient that TensorFlow makes for a branch without a lookup: the two
       must match.
     """
+    shape = gradient_shape(dim)
     if not tf.executing_eagerly():
         if _leaves_a_loop():
             keys = _refusing(name, keys)
+            # TensorFlow makes it dense in any case, and asks for it only where it is wanted.
+            shape = tf.compat.v1.placeholder_with_default(tf.constant([0, dim], tf.int32), [2])
         keys = tf.compat.v1.placeholder_with_default(keys, [None])
         row_grads = tf.compat.v1.placeholder_with_default(row_grads, [None, row_grads.shape[1]])
     # A tensor of a TF1 graph may be fed: nobody knows what it has then.
     if distinct and (tf.executing_eagerly() or isinstance(keys.graph, FuncGraph)):
         setattr(keys, _DISTINCT, True)
-    return tf.IndexedSlices(row_grads, keys, gradient_shape(dim))
+    return tf.IndexedSlices(row_grads, keys, shape)
 
 
 def gradient_shape(dim: int) -> tf.Tensor:

@@ -146,7 +146,7 @@ DENSE = {
     "convert_to_tensor": tf.convert_to_tensor,
     "norm": tf.norm,
     "add_n": lambda gradient: tf.add_n([gradient, gradient]),
-    "times 2": lambda gradient: gradient * 2.0,
+    "multiply": lambda gradient: tf.multiply(gradient, 2.0),
     "reduce_sum": tf.reduce_sum,
 }
 KEYS_OF_ANY_SIGN = [-5, 0, 2**40]

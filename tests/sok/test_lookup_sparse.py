@@ -161,7 +161,7 @@ def test_as_few_tensors_cross_for_many_tables_as_for_one(weighted):
         assert len(forward.inputs) == 3 + weighted
         assert len(forward.outputs) == 2
         assert len(backward.inputs) == 3 + gradients_in[-1] + weighted
-        assert len(backward.outputs) == 4 + weighted
+        assert len(backward.outputs) == 3 + weighted
 
     crossing(1)
     crossing(5)
