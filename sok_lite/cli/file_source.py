@@ -15,6 +15,8 @@ from sok_lite.engine.files.source import About, Column, Source, column_of, colum
 NUMBERS = ("stamps", "scores")
 _NOTHING = About()
 _KEY_TYPES = ("int64", "int32", "uint64")
+_INTEGERS = frozenset(np.dtype(code).name for code in np.typecodes["AllInteger"])
+_NUMBERS = _INTEGERS | {np.dtype(code).name for code in np.typecodes["Float"]} | {"bfloat16"}
 
 
 class Stored(NamedTuple):
@@ -22,13 +24,19 @@ class Stored(NamedTuple):
 
     Attributes:
       dtype: of its elements, such as "float32"; of "bfloat16" the arrays are uint16, its bits.
-      shape: (n,) or (n, dim).
+        Where they are no numbers, any text that says what they are: no table takes those.
+      shape: (n,) or (n, dim), of what a table takes.
       read: begins to read it, in pieces of so many rows; the last one may be shorter.
     """
 
     dtype: str
     shape: tuple[int, ...]
     read: Callable[[int], Iterator[np.ndarray]]
+
+    @property
+    def is_of_integers(self) -> bool:
+        """Whether its elements are integers."""
+        return self.dtype in _INTEGERS
 
     @property
     def row_bytes(self) -> int:
@@ -88,17 +96,18 @@ class FileSource(Source):
         self._piece_rows = max(1, CHUNK_BYTES // widest)
 
     def _check(self, column: Column) -> None:
-        shape, dtype = self._stored[column.name].shape, self._stored[column.name].dtype
+        stored = self._stored[column.name]
         expected = (self.num_keys,) if column.dim is None else (self.num_keys, column.dim)
-        if shape != expected:
+        if stored.shape != expected:
             raise ValueError(
                 f"{self._path}: column {column.name!r} must have shape {_text(expected)}, since "
-                f"there are {self.num_keys:,} rows. Received: {_text(shape)}."
+                f"there are {self.num_keys:,} rows. Received: {_text(stored.shape)}."
             )
-        is_integer = dtype != "bfloat16" and np.dtype(dtype).kind in "iu"
-        if column.dim is None and not is_integer:
+        is_right = stored.is_of_integers if column.dim is None else stored.dtype in _NUMBERS
+        if not is_right:
+            kind = "integers" if column.dim is None else "numbers"
             raise ValueError(
-                f"{self._path}: column {column.name!r} must be of integers. Received: {dtype}."
+                f"{self._path}: column {column.name!r} must be of {kind}. Received: {stored.dtype}."
             )
 
     def read(self, column: str) -> Iterator[np.ndarray]:

@@ -130,14 +130,14 @@ def _state_facts(path: str, said: dict[str, Any], i: int, name: str, column: Sto
             initial, group = float(each["initial"]), each["group"]
             if group is not None and (type(group) is not int or not 1 <= group < 1 << 31):
                 raise ValueError(f"group {group!r}")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise _corrupt(path, f"what it says of its states does not fit ({error})") from error
     return StateFacts(f"states.{i}.{name}", name, column.shape[1], initial, group)
 
 
 def _about_of(path: str, said: dict[str, Any], stamps: Stored | None) -> About:
     num_lookups = said.get("num_lookups", 0)
-    if stamps is not None:
+    if stamps is not None and stamps.is_of_integers:
         # No key was seen after the last lookup, whatever the file says.
         found = (int(piece.max()) for piece in stamps.read(1 << 20) if piece.size)
         num_lookups = min(max(num_lookups, max(found, default=0)), _LAST_NUMBER)

@@ -8,7 +8,7 @@ import numpy as np
 
 from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.cli.texts import counted, listed
-from sok_lite.engine.dtypes import key_dtype, row_dtype
+from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.chain import rows_of, whole_tensor
 from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
 from sok_lite.engine.files.rewriting import owner_rule
@@ -34,9 +34,7 @@ def findings_of_table(
 
     Raises:
       OSError: a file is there and cannot be read, or there is no room for temporary files.
-      ValueError: the manifest has a dtype that there is not.
     """
-    row_dtype(facts.dtype)  # raises for one that there is not
     total = sum(shard.rows for shard in facts.shards)
     with Buckets([_RECORD], [total]) as buckets:
         for rank, shard in enumerate(facts.shards):

@@ -195,9 +195,32 @@ def test_a_manifest_of_a_dtype_that_there_is_not_cannot_be_read(tmp_path):
     for change in ({"dtype": "float8"}, {"key_type": "int8"}):
         tables = {"user": found.tables["user"]._replace(**change)}
         manifest.publish(tmp_path / "c", manifest.as_text(found._replace(tables=tables)))
-        for command in ("verify", "inspect"):
-            status, _, err = run(command, tmp_path / "c")
-            assert status == 3 and "must be one of" in err
+        status, _, err = run("inspect", tmp_path / "c")
+        assert status == 3 and "must be one of" in err
+        status, out, _ = run("verify", tmp_path / "c")
+        assert status == 1 and "must be one of" in out
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"num_lookups": 3, "spans": [1]},
+        {"num_lookups": 3, "spans": {"numbers": [1], "times": [2.0], "ends": [1e300]}},
+        {"num_lookups": 3, "strategy": ["kLru"], "epoch": 0},
+    ],
+    ids=str,
+)
+def test_facts_that_lie_are_told_in_one_line(tmp_path, facts):
+    dumped(tmp_path / "c", 3, names=["user"])
+    rewritten(tmp_path / "c", lambda shards: [s._replace(facts=facts) for s in shards])
+    path = tmp_path / "c" / "manifest.json"
+    more = [[], ["--format", "npz", "--to", tmp_path / "f"], [tmp_path / "d"]]
+    for command, arguments in zip(("inspect", "export", "merge"), more, strict=True):
+        status, out, err = run(command, tmp_path / "c", *arguments)
+        assert (status, out, err.count("\n")) == (3, "", 1)
+        assert f"{path}, a manifest, is corrupt: " in err
+    status, out, err = run("verify", tmp_path / "c")
+    assert (status, err) == (1, "") and f"{path}, a manifest, is corrupt: " in out
 
 
 def test_nothing_is_written(tmp_path):

@@ -33,6 +33,10 @@ _ERRORS = (
     # An offset before the file is an OSError.
     *(ValueError, OSError),
 )
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 # The text of ours is a few hundred bytes a state.
 _MOST_ABOUT = 1 << 20
 
@@ -71,6 +75,8 @@ def _opened(path: str) -> tuple[dict[str, Stored], str | None]:
     with zipfile.ZipFile(path) as archive:
         _check_has_all(path, archive)
         for info in archive.infolist():
+            if info is not archive.getinfo(info.filename):
+                raise ValueError(f"{info.filename!r} is in it twice")
             if not info.filename.endswith(_END):
                 raise ValueError(f"{info.filename!r} in it is no array")
             name = info.filename.removesuffix(_END)
@@ -78,7 +84,7 @@ def _opened(path: str) -> tuple[dict[str, Stored], str | None]:
                 shape, dtype = _header(file, info)
                 if name == ABOUT and shape == () and dtype.kind == "U":
                     about = _text(file, dtype)
-                elif not dtype.hasobject and len(shape) in (1, 2):
+                else:
                     found[name] = _stored(path, info.filename, shape, dtype)
     return found, about
 
@@ -96,12 +102,12 @@ def _check_has_all(path: str, archive: zipfile.ZipFile) -> None:
 def _header(file: IO[bytes], info: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype]:
     """Returns the shape and the dtype of an array; its bytes come next."""
     version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, is_turned, dtype = np.lib.format.read_array_header_1_0(file)
-    elif version == (2, 0):
-        shape, is_turned, dtype = np.lib.format.read_array_header_2_0(file)
-    else:
+    if version not in _HEADERS:
         raise ValueError(f"array {info.filename!r} is of version {version}")
+    try:
+        shape, is_turned, dtype = _HEADERS[version](file)
+    except Exception as error:  # NumPy lets through what its parsers raise
+        raise ValueError(f"the header of {info.filename!r} is none ({error})") from error
     num_bytes = math.prod(shape) * dtype.itemsize
     if not dtype.hasobject and info.file_size != file.tell() + num_bytes:
         raise ValueError(
@@ -137,7 +143,8 @@ def _stored(path: str, member: str, shape: tuple[int, ...], dtype: np.dtype) -> 
                 rows = np.frombuffer(data, dtype).reshape(count, *shape[1:])
                 yield rows.astype(dtype.newbyteorder("="), copy=False)
 
-    return Stored(dtype.newbyteorder("=").name, shape, read)
+    name = dtype.newbyteorder("=").name if dtype.kind in "iuf" else str(dtype)
+    return Stored(name, shape, read)
 
 
 def write(path: str, sources: Sequence[Source], compress: bool = False) -> None:

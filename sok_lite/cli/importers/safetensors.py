@@ -25,6 +25,7 @@ from sok_lite.engine.files.shard import (
     MAX_HEADER_BYTES,
     ShardWriter,
     Tensor,
+    distinct,
     dtype_of,
 )
 from sok_lite.engine.files.source import Source
@@ -82,7 +83,7 @@ def _header(path: str) -> tuple[dict[str, Any], int, int]:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > min(MAX_HEADER_BYTES, size):
             raise ValueError(f"a header of {length:,} bytes is longer than the file, or allowed")
-        header = json.loads(file.read(length))
+        header = json.loads(file.read(length), object_pairs_hook=distinct)
     if type(header) is not dict:
         raise ValueError("its header is no JSON object")
     return header, _LENGTH_BYTES + length, size - length
@@ -91,19 +92,25 @@ def _header(path: str) -> tuple[dict[str, Any], int, int]:
 def _opened(path: str) -> tuple[dict[str, Stored], str | None]:
     header, begin, num_bytes = _header(path)
     about = header.pop("__metadata__", {}).get(ABOUT)
-    found, end = {}, 0
+    found, placed = {}, []
     for name, facts in header.items():
         (first, last), shape = facts["data_offsets"], facts["shape"]
         if not all(type(number) is int and number >= 0 for number in (first, last, *shape)):
             raise ValueError(f"tensor {name!r} has numbers that are none")
-        end = max(end, last)
+        placed.append((first, last, name))
         dtype = _DTYPES.get(facts["dtype"])
-        if dtype is None or len(shape) not in (1, 2):
-            continue  # no column is such
-        column = raw_rows(path, begin + first, dtype, tuple(shape))
-        if column.row_bytes * shape[0] != last - first:
+        if dtype is None or not shape:
+            # No column is such: whoever takes it for one is told.
+            found[name] = Stored(str(facts["dtype"]), tuple(shape), lambda _: iter(()))
+            continue
+        found[name] = raw_rows(path, begin + first, dtype, tuple(shape))
+        if found[name].row_bytes * shape[0] != last - first:
             raise ValueError(f"tensor {name!r} is not where its shape says")
-        found[name] = column
+    end = 0
+    for first, last, name in sorted(placed):
+        if first != end or last < first:
+            raise ValueError(f"tensor {name!r} does not begin where the one before it ends")
+        end = last
     if end != num_bytes:
         raise ValueError(f"its tensors have {end:,} bytes, and there are {num_bytes:,}")
     return found, about

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from sok_lite._version import __version__
-from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written
+from sok_lite.engine.dtypes import key_dtype, row_dtype
+from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written, distinct
 from sok_lite.engine.hashing import is_seed
+from sok_lite.engine.table.clock import Spans
 
 NAME = "manifest.json"
 FORMAT = "sok_lite checkpoint"
@@ -194,7 +196,7 @@ def from_text(data: bytes, path: str) -> Manifest:
       ValueError: it is none, or of a newer version, or not as it was written.
     """
     try:
-        described = json.loads(data)
+        described = json.loads(data, object_pairs_hook=distinct)
         is_other = described["format"] != FORMAT
         version, stated = described["version"], described["sha256"]
         before, _, after = data.rpartition(stated.encode())
@@ -212,7 +214,7 @@ def from_text(data: bytes, path: str) -> Manifest:
         )
     try:
         return _from_json(described)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise _corrupt(path, f"a part of it is missing or no such thing ({error})") from error
 
 
@@ -289,7 +291,11 @@ def _from_json(described: dict[str, Any]) -> Manifest:
         name, var_type, dtype, key_type, owner = (
             _of(str, each[field]) for field in ("name", "var_type", "dtype", "key_type", "owner")
         )
+        row_dtype(dtype)  # raises for one that there is not
+        key_dtype(key_type)
         dim, options = _number(each["dim"], 1), _of(dict, each["options"])
+        if name in tables:
+            raise ValueError(f"table {name!r} is there twice")
         tables[name] = TableFacts(name, var_type, dim, dtype, key_type, owner, options, shards)
     return Manifest(ranks, tables, _of(dict, described["extra"]))
 
@@ -344,6 +350,13 @@ def _one_file(each: dict[str, Any]) -> Shard:
 def _facts(facts: dict[str, Any]) -> dict[str, Any]:
     """Returns the facts of a table, whose numbers are some."""
     _number(facts["num_lookups"], 0, 0xFFFFFFFF)
+    if "spans" in facts:
+        Spans.of(facts["spans"], facts["num_lookups"])
+    if "strategy" in facts:
+        _of(str, facts["strategy"])
+        _number(facts["epoch"], 0, 0xFFFFFFFF)
+    if "capacity" in facts:
+        _number(facts["bucket"], 1)
     for name in ("capacity", "bucket", "segment", "num_slots", "epoch"):
         _number(facts.get(name, 0))
     if not is_seed(facts.get("hash_seed", 0)):

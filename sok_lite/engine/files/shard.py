@@ -239,7 +239,9 @@ class ShardReader:
             raise self.corrupt(f"a header of {length:,} bytes is longer than the file, or allowed")
         begin = _LENGTH_BYTES + length
         try:
-            described = json.loads(self._read(file, _LENGTH_BYTES, begin))
+            described = json.loads(
+                self._read(file, _LENGTH_BYTES, begin), object_pairs_hook=distinct
+            )
             described.pop("__metadata__", None)
             placed = sorted(_placed(name, facts) for name, facts in described.items())
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -321,6 +323,16 @@ class ShardReader:
             f"{self._path}, a file of table {self._table!r}, is corrupt: {reason}. Nothing was "
             "loaded. Take another checkpoint."
         )
+
+
+def distinct(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object of JSON, or raises ValueError where a name is there twice."""
+    found: dict[str, Any] = {}
+    for name, value in members:
+        if name in found:
+            raise ValueError(f"{name!r} is there twice")
+        found[name] = value
+    return found
 
 
 def _placed(name: str, facts: Any) -> tuple[int, int, Tensor]:

@@ -18,6 +18,8 @@ from sok_lite.engine.table.index import LAST_STAMP
 # for a year of lookups in every second.
 _PRECISION = 128
 _MAX_SPANS = 4096
+# The last second that has a date: of the year 9999.
+_LAST_TIME = 253_402_300_799
 
 
 class Spans(NamedTuple):
@@ -51,7 +53,8 @@ class Spans(NamedTuple):
                 and all(isinstance(number, int) for number in numbers)
                 and numbers == sorted(numbers)
                 and 0 <= min(numbers, default=0) <= max(numbers, default=0) <= now + 1
-                and bool(np.isfinite(np.array(in_order, np.float64)).all())
+                and all(isinstance(at, (int, float)) for at in in_order)
+                and all(0 <= at <= _LAST_TIME for at in in_order)
                 and in_order == sorted(in_order)
             )
         except (TypeError, ValueError, LookupError):

@@ -3,6 +3,8 @@
 import importlib
 import json
 import os
+import re
+import zipfile
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from sok_lite.cli.errors import WrongUse
 from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import checkpoint_sources
+from tests.cli.helpers import run
 from tests.cli.importers.arrays import SIZES, TYPES, a_table, content, whole
 
 # Every byte took 30 seconds.
@@ -286,6 +289,92 @@ def test_no_key_was_seen_after_the_last_lookup(module, tmp_path):
     assert one(module, path).about.facts == {"num_lookups": 70}
 
 
+def check_refused(module, path, error):
+    """The command line says so in one line, too."""
+    with pytest.raises(ValueError, match=error):
+        one(module, path)
+    name = module.__name__.rpartition(".")[2]
+    status, out, err = run("inspect", path, "--from-format", name)
+    assert (status, out, err.count("\n")) == (3, "", 1)
+    assert re.search(error, err) and "--debug" not in err
+
+
+@pytest.mark.parametrize(
+    ("columns", "error"),
+    [
+        (
+            {"keys": np.zeros(3, [("a", "i8")])},
+            r"f: column 'keys' must be of integers.*\('a', '<i8'",
+        ),
+        ({"keys": np.array(["1", "2", "3"])}, "f: column 'keys' must be of integers.*: <U1"),
+        ({"values": np.zeros((3, 2), [("a", "f4")])}, r"f: the values are \[\('a', '<f4'\)\]"),
+        ({"values": np.full((3, 2), {}, object)}, "f: the values are object"),
+        ({"states.0.m": np.full((3, 2), {}, object)}, "'states.0.m' must be of numbers.*: object"),
+        ({"states.0.m": np.zeros((3, 2), [("a", "f4")])}, "'states.0.m' must be of numbers"),
+        ({"states.0.m": np.ones((3, 2, 1))}, r"state 'm' must have shape \(n, dim\)"),
+        ({"scores": np.full(3, {}, object)}, "'scores' must be of integers.*: object"),
+        ({"stamps": np.array([1, np.inf, 2])}, "'stamps' must be of integers.*: float64"),
+        ({"stamps": np.zeros(3, [("a", "u4")])}, "'stamps' must be of integers"),
+    ],
+)
+def test_arrays_without_numbers_are_refused_and_not_left_out(tmp_path, columns, error):
+    module = importlib.import_module("sok_lite.cli.importers.npz")
+    check_refused(module, with_columns(module, tmp_path / "f", **columns), error)
+
+
+def test_an_array_that_is_there_twice(tmp_path):
+    module = importlib.import_module("sok_lite.cli.importers.npz")
+    path = with_columns(module, tmp_path / "f")
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("keys.npy", archive.read("keys.npy"))
+    check_refused(module, path, "'keys.npy' is in it twice")
+
+
+@pytest.mark.parametrize(
+    "text", ["{'descr': ('<f4', (", "{[]: 1}", "(" * 9000, "{'descr': '(2,', 'shape': (), %s}"]
+)
+def test_a_header_of_an_array_that_no_parser_takes(tmp_path, text):
+    module = importlib.import_module("sok_lite.cli.importers.npz")
+    path = with_columns(module, tmp_path / "f")
+    header = (text.replace("%s", "'fortran_order': False") + "\n").encode()
+    with zipfile.ZipFile(path, "a") as archive:
+        member = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header
+        archive.writestr("x.npy", member)
+    check_refused(module, path, "f is corrupt.*the header of 'x.npy' is none")
+
+
+KEYS = {"dtype": "I64", "shape": [3], "data_offsets": [0, 24]}
+ROWS = {"dtype": "F32", "shape": [3, 2], "data_offsets": [24, 48]}
+STATE = {"dtype": "F32", "shape": [3, 2], "data_offsets": [48, 72]}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "num_bytes", "error"),
+    [
+        ([("keys", KEYS), ("values", ROWS | {"data_offsets": [0, 24]})], 24, "'values' does not"),
+        ([("keys", KEYS), ("values", ROWS | {"data_offsets": [32, 56]})], 56, "'values' does not"),
+        ([("values", ROWS), ("keys", KEYS), ("x", STATE | {"data_offsets": [40, 64]})], 64, "'x'"),
+        ([("keys", KEYS), ("values", ROWS), ("values", STATE)], 72, "'values' is there twice"),
+        (
+            [("keys", KEYS), ("values", ROWS), ("states.0.m", STATE | {"dtype": "F8_E4M3"})],
+            *(72, "'states.0.m' must be of numbers. Received: F8_E4M3"),
+        ),
+        (
+            [("keys", KEYS), ("values", ROWS), ("states.0.m", STATE | {"shape": [3, 2, 1]})],
+            *(72, r"state 'm' must have shape \(n, dim\)"),
+        ),
+        ([("keys", KEYS), ("values", ROWS | {"dtype": "BOOL"})], 48, "the values are BOOL"),
+    ],
+)
+def test_tensors_that_overlap_or_are_none(tmp_path, tensors, num_bytes, error):
+    module = importlib.import_module("sok_lite.cli.importers.safetensors")
+    text = ", ".join(f"{json.dumps(name)}: {json.dumps(facts)}" for name, facts in tensors)
+    header = f"{{{text}}}".encode()
+    data = len(header).to_bytes(8, "little") + header + bytes(num_bytes)
+    (tmp_path / "f").write_bytes(data)
+    check_refused(module, tmp_path / "f", error)
+
+
 def test_bytes_behind_the_tensors(tmp_path):
     module = importlib.import_module("sok_lite.cli.importers.safetensors")
     path = with_columns(module, tmp_path / "f")
@@ -322,12 +411,13 @@ def test_arrays_of_objects_and_of_other_byte_orders(tmp_path):
     """Objects are pickles: nobody unpickles them."""
     module = importlib.import_module("sok_lite.cli.importers.npz")
     rows = np.arange(6, dtype=">f4").reshape(3, 2)
-    path = with_columns(module, tmp_path / "f", np.arange(3, dtype=">i8"), rows, o=np.array([{}]))
+    objects = np.array([{}] * 3)
+    path = with_columns(module, tmp_path / "f", np.arange(3, dtype=">i8"), rows, o=objects)
     source = one(module, path)
     assert (source.key_type, source.dtype) == ("int64", "float32")
     assert whole(source, "keys").tolist() == [0, 1, 2]
     assert whole(source, "values").tolist() == rows.tolist()
-    with pytest.raises(WrongUse, match="no column 'o'"):
+    with pytest.raises(ValueError, match="'scores' must be of integers. Received: object"):
         one(module, path, columns="scores=o")
 
 

@@ -206,6 +206,20 @@ def test_another_version_is_refused():
             '"dim": 3,\n       "initial": 0.5,\n       "group": 1,',
         ),
         ('"before": [', '"before": 1, "other": ['),
+        ('"rows": 2', '"rows": 3, "rows": 2'),
+        ('"dtype": "float32"', '"dtype": "float8"'),
+        ('"key_type": "int64"', '"key_type": "int16"'),
+        ('"initial": 0.5', '"initial": ' + 400 * "9"),
+        ('"spans": {', '"spans": [1], "x": {'),
+        ('"times": [', '"times": ["soon"], "x": ['),
+        ('"ends": [\n        2.5', '"ends": [\n        1.5'),
+        ('"ends": [\n        2.5', '"ends": [\n        1e300'),
+        ('"ends": [\n        2.5', '"ends": [\n        ' + 400 * "9"),
+        ('"numbers": [\n        1', '"numbers": [\n        5'),
+        ('"num_lookups": 3', '"num_lookups": 3, "strategy": "kLru"'),
+        ('"num_lookups": 3', '"num_lookups": 3, "strategy": "kLru", "epoch": 4294967296'),
+        ('"num_lookups": 3', '"num_lookups": 3, "strategy": [], "epoch": 0'),
+        ('"num_lookups": 3', '"num_lookups": 3, "capacity": 16'),
     ],
 )
 def test_a_manifest_that_lies_is_not_believed(change, to):
@@ -218,4 +232,10 @@ def test_a_manifest_that_lies_is_not_believed(change, to):
     text = text.replace(stated, "0" * 64)
     text = text.replace("0" * 64, hashlib.sha256(text.encode()).hexdigest())
     with pytest.raises(ValueError, match="m, a manifest, is corrupt"):
+        manifest.from_text(text.encode(), "m")
+
+
+def test_two_tables_of_one_name_are_not_believed():
+    text = manifest.as_text(Manifest(1, {"a": TABLE, "b": TABLE}, {}))
+    with pytest.raises(ValueError, match="m, a manifest, is corrupt: .*table 'a' is there twice"):
         manifest.from_text(text.encode(), "m")

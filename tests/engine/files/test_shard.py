@@ -139,6 +139,7 @@ ONE = {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}
         ({}, "there are 8"),
         ([], "none of safetensors"),
         (b"{", "none of safetensors"),
+        (b'{"a": 1, "a": %s}' % json.dumps(ONE).encode(), "'a' is there twice"),
         (b"\xff\xff", "none of safetensors"),
         (b"[" * 100_000, "none of safetensors"),
     ],
