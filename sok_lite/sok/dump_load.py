@@ -79,6 +79,7 @@ def dump(
       OSError, MemoryError: a rank cannot write its files. All ranks raise the same.
       ImportError: `progress` is True and there is no tqdm.
     """
+    _check_eager("dump")
     variables, wrapper = _checked(dump_vars, optimizer, "dump")
     comm = communicator()
     tables = _items(variables, wrapper, makes=False)
@@ -129,6 +130,7 @@ def load(
         ranks raise the same, and no variable has changed.
       ImportError: as of `dump`.
     """
+    _check_eager("load")
     variables, wrapper = _checked(load_vars, optimizer, "load")
     comm = communicator()
     tables = _items(variables, wrapper, makes=True)
@@ -145,16 +147,17 @@ def incremental_model_dump(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Returns the keys that were seen or changed since a time, and their rows, of all ranks.
 
-    Every rank must call it, in eager mode, and all get the same. For both kinds of variables. Take
-    the time between two training steps: a write that inserts no key, such as an optimizer's, counts
-    as of the last lookup before it. There may be keys of up to a second before the time, and of
-    long ago of up to 1/128 of how long ago it was.
+    Every rank must call it, outside of a tf.function, and all get the same. For both kinds of
+    variables. In TF1 call it between two runs of a session: it gives what there is then, and adds
+    nothing to the graph. Take the time between two training steps: a write that inserts no key,
+    such as an optimizer's, counts as of the last lookup before it. There may be keys of up to a
+    second before the time, and of long ago of up to 1/128 of how long ago it was.
 
     Args:
       sok_vars: a DynamicVariable or a sok_lite.keras.Table, or a list or tuple of several.
       time_threshold: a datetime, or a list or tuple of one, or of one for each variable. Without a
         time zone it is local time.
-      sess: of TF1, which is not supported: None.
+      sess: in TF1 the session, as in SOK. Nothing is run in it; it may be left out.
 
     Returns:
       (keys_list, values_list): of each variable the keys (n,) of its key type and the rows (n,
@@ -163,15 +166,16 @@ def incremental_model_dump(
 
     Raises:
       TypeError, ValueError: an argument is not as said here, or the variables differ between ranks.
-      RuntimeError: not in eager mode, or `sok.init` was not called.
+      RuntimeError: in a tf.function, or `sok.init` was not called.
       MemoryError: a rank has none for its rows. All ranks raise the same.
     """
-    variables, _ = _checked(sok_vars, None, "incremental_model_dump")
-    if sess is not None:
-        raise ValueError(
-            f"sok.incremental_model_dump takes no session. Received: sess={sess!r}. Call it in "
-            "eager mode, without `sess`."
+    if tf.inside_function():
+        raise RuntimeError("Call sok.incremental_model_dump outside of the tf.function.")
+    if sess is not None and not hasattr(sess, "run"):
+        raise TypeError(
+            f"`sess` must be a session of TF1, or None. Received: sess={sess!r}. Leave it out."
         )
+    variables, _ = _checked(sok_vars, None, "incremental_model_dump")
     for variable in variables:
         if isinstance(variable, FixedVariable):
             raise TypeError(
@@ -207,15 +211,18 @@ def _checked_times(given: Any, num_variables: int) -> list[float]:
     return seconds if len(seconds) == num_variables else seconds * num_variables
 
 
-def _checked(
-    given: Any, optimizer: Any, what: str
-) -> tuple[list[TableVariable | FixedVariable], OptimizerWrapper | None]:
-    """Returns variables and the optimizer that a caller has given."""
+def _check_eager(what: str) -> None:
     if not tf.executing_eagerly():
         raise RuntimeError(
             f"sok.{what} works in eager mode only. Call it outside of tf.function and of graphs of "
             "TF1, or use tf.train.Checkpoint there."
         )
+
+
+def _checked(
+    given: Any, optimizer: Any, what: str
+) -> tuple[list[TableVariable | FixedVariable], OptimizerWrapper | None]:
+    """Returns variables and the optimizer that a caller has given."""
     listed = list(given) if isinstance(given, (list, tuple)) else [given]
     found = [(each, table_variable(each)) for each in listed]
     variables = [each if variable is None else variable for each, variable in found]

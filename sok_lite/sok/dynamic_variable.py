@@ -153,7 +153,8 @@ class DynamicVariable(WithStaticRows):
         is_number = isinstance(first_values, numbers.Real) or (
             isinstance(first_values, np.ndarray) and first_values.size == 1
         )
-        self._initializer_str = repr(float(first_values)) if is_number else first_values
+        number = float(np.asarray(first_values).item()) if is_number else None
+        self._initializer_str = repr(number) if is_number else first_values
         self._mode = mode
         self._config_dict = dict(kwargs)
         table = table_for_variable(self.kind, make)

@@ -60,6 +60,9 @@ def dummy_var_handle(
     TensorFlow keeps the graph of such a function for ever, for its gradient; a DynamicVariable is
     not kept.
 
+    While a tf.function is traced, the handle is made outside of it: that of its `shared_name`, or a
+    new one in each trace.
+
     Args:
       container, shared_name: in eager mode two calls with equal ones give one handle, unless
         `shared_name` is empty.
@@ -68,7 +71,6 @@ def dummy_var_handle(
 
     Raises:
       ValueError: a shape of another kind, or the handle of that name is of another one.
-      RuntimeError: within a tf.function.
     """
     shape = tf.TensorShape(shape)
     dim = tf.compat.dimension_value(shape[1]) if shape.rank == 2 else None
@@ -77,9 +79,14 @@ def dummy_var_handle(
             "dummy_var_handle takes a shape of rank 2, (None, dimension), with a known dimension "
             f"above 0. Received: shape={shape}."
         )
-    if tf.inside_function():
-        raise RuntimeError("Call dummy_var_handle outside of the tf.function, as for a variable.")
     facts = _Facts(dim, tf.as_dtype(key_type), tf.as_dtype(dtype), shared_name)
+    with tf.init_scope():
+        return _handle(container, facts)
+
+
+def _handle(container: str, facts: _Facts) -> tf.Tensor:
+    """Returns a handle in eager mode or in a graph of TF1."""
+    shared_name = facts.shared_name
     is_eager = tf.executing_eagerly()
     handle = _shared.get((container, shared_name)) if is_eager and shared_name else None
     if handle is not None:
@@ -115,7 +122,8 @@ def dummy_var_initialize(
 
     Args:
       resource: what `dummy_var_handle` gave.
-      initializer: a string as of DynamicVariable, also as a tensor, or numbers: the first counts.
+      initializer: a string as of DynamicVariable, also as a tensor, or numbers, also as a list or
+        an array: the first counts.
       var_type: "hbm" or "hybrid".
       unique_name: of the table. It also seeds the rows.
       key_type, dtype: as of the handle.
@@ -163,7 +171,7 @@ def _first(initializer: Any) -> Any:
         if constant is None:
             return initializer  # DynamicVariable says what is expected
         initializer = constant
-    if isinstance(initializer, (np.ndarray, np.generic)):
+    if isinstance(initializer, (list, tuple, np.ndarray, np.generic)):
         initializer = np.asarray(initializer).reshape(-1)[:1].tolist()
         initializer = initializer[0] if initializer else ""
     return initializer.decode() if isinstance(initializer, bytes) else initializer

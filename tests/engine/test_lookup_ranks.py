@@ -22,7 +22,7 @@ from sok_lite.engine.sent_keys import pack_sent, send, unpack_sent
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update import Update, apply_updates
 from tests.support.exchange_facts import BY_TENS, OWNERS, python_owner, rule_of
-from tests.support.helpers import new_table, on
+from tests.support.helpers import new_table, on, sized
 from tests.support.step_oracle import flat
 
 KINDS = {"hbm": {}, "hybrid": {"init_capacity": 64, "max_capacity": 1 << 16}}
@@ -269,6 +269,31 @@ def test_what_rows_begin_with_is_compared_where_several_ranks_draw(what):
                 agree(comm, i, [make_table("hbm", backend, 4, owner=rule, **begins)], ["sum"])
 
     run_ranks(2, program)
+
+
+def test_each_rank_begins_with_slots_of_its_own_number(backend, ranks):
+    """Its part grows as it needs to, so all find the rows of all."""
+    keys, ones = np.arange(sized(backend, 500, 50)), make_initializer("ones", 4)
+
+    def program(comm):
+        options = {"initializer": ones, "max_capacity": 1 << 16}
+        slots = 16 << (4 * comm.rank)
+        table = make_table("hybrid", backend, 4, init_capacity=slots, **options)
+        agree(comm, 7, [table], ["sum"])
+        assert table.capacity == slots
+        mine = keys[keys % comm.size == comm.rank]
+        table.insert_or_assign(mine, np.repeat(mine[:, None], 4, 1).astype(np.float32))
+        part = Part(table, *on(backend, keys, np.arange(keys.size + 1)), None, "sum")
+        (out,), _ = lookup.forward(backend, comm, [part])
+        np.testing.assert_array_equal(backend.to_host(out)[:, 0], keys)
+        assert table.size == mine.size
+        options["max_capacity"] >>= comm.rank
+        with pytest.raises(
+            ValueError, match="max_capacity of table 0 is 65536 on rank 0 and 32768"
+        ):
+            agree(comm, 8, [make_table("hybrid", backend, 4, **options)], ["sum"])
+
+    ranks(2, program, backend)
 
 
 @pytest.mark.parametrize("owner", OWNERS)

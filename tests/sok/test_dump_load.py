@@ -181,6 +181,29 @@ def test_what_changed_since_a_time(monkeypatch, dtype):
     assert sok.incremental_model_dump(second, everything)[0][0].tolist() == [-1, 3, 5, 7, 9]
 
 
+@pytest.mark.parametrize("with_session", [True, False])
+def test_what_changed_since_a_time_in_a_session_of_tf1(monkeypatch, with_session):
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        tables = [sok.DynamicVariable(2, "ones", kind, name=kind) for kind in ("hbm", "hybrid")]
+        keys = v1.placeholder(tf.int64, [None])
+        read = [tf.nn.embedding_lookup(table, keys) for table in tables]
+        add = tables[0].scatter_add(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([7])))
+        session.run(v1.global_variables_initializer())
+        for time, some in ((1000.0, [7, 5]), (1060.0, [-1, 7])):
+            with monkeypatch.context() as patch:
+                patch.setattr(clock.time, "time", lambda time=time: time)
+                session.run(read, {keys: some})
+        session.run(add)
+        num_operations = len(graph.get_operations())
+        since = datetime.fromtimestamp(1030.0)
+        given = {"sess": session} if with_session else {}
+        keys_list, values_list = sok.incremental_model_dump(tables, since, **given)
+        assert len(graph.get_operations()) == num_operations
+    assert [some.tolist() for some in keys_list] == [[-1, 7], [-1, 7]]
+    assert [rows.tolist() for rows in values_list] == [[[1, 1], [2, 2]], [[1, 1], [1, 1]]]
+
+
 def test_wrong_arguments_of_an_incremental_dump():
     one = sok.DynamicVariable(2)
     with pytest.raises(TypeError, match="must be a datetime.*Received: 3"):
@@ -192,10 +215,10 @@ def test_wrong_arguments_of_an_incremental_dump():
         sok.incremental_model_dump([tf.Variable([[1.0]])], now)
     with pytest.raises(TypeError, match="takes sok.DynamicVariable. Received: a static variable"):
         sok.incremental_model_dump([sok.Variable(np.ones((2, 2), np.float32))], now)
-    with pytest.raises(ValueError, match="takes no session"):
+    with pytest.raises(TypeError, match="must be a session of TF1, or None"):
         sok.incremental_model_dump(one, now, sess=object())
-    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="eager mode only"):
-        sok.incremental_model_dump(one, now)
+    with pytest.raises(RuntimeError, match="outside of the tf.function"):
+        tf.function(lambda: sok.incremental_model_dump(one, now))()
 
 
 def test_training_goes_on_while_a_dump_is_written(tmp_path):

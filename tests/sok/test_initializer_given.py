@@ -17,6 +17,8 @@ GIVEN = {
     "integer": 3,
     "text": "13",
     "NumPy": np.float32(0.1),
+    "array of one": np.array([2.7]),
+    "array of one row": np.array([[2]]),
     "tensor": tf.constant(0.1),
     "tf.Variable": tf.Variable([[0.1, 0.1]]),
     "Keras variable": keras.Variable(0.1),

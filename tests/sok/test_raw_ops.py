@@ -147,6 +147,10 @@ def test_a_session_runs_the_operations():
         (tf.constant([[0.1, 7.0]]), np.float32(0.1)),
         (tf.Variable([1e-7, 3.0]), np.float32(1e-7)),
         (np.float32(4.5), 4.5),
+        ([2.7, 1.0], np.float32(2.7)),
+        ((3,), 3.0),
+        (["13"], 13.0),
+        ([], None),
         (np.zeros((0, 2), np.float32), None),
     ],
 )
@@ -201,6 +205,41 @@ def test_handles_of_one_name_are_one():
     make(shared_name="shared", shape=[None, DIM + 1])
 
 
+def test_a_function_finds_a_handle_by_its_name(tmp_path):
+    # TensorFlow keeps the function, and so the handle: no other test may have its name.
+    name = {"container": "c", "shared_name": str(tmp_path), "shape": [None, DIM]}
+
+    @tf.function
+    def read(keys):
+        handle = raw_ops.dummy_var_handle(**name)
+        return raw_ops.dummy_var_sparse_read(handle, keys)
+
+    with pytest.raises(ValueError, match="Call dummy_var_initialize first"):
+        read([1])
+    handle = raw_ops.dummy_var_handle(**name)
+    raw_ops.dummy_var_initialize(handle, "2", "hbm", "raw")
+    raw_ops.dummy_var_assign(handle, [7], rows_of([7]))
+    for keys in ([7], [8, 7]):  # two traces
+        expected = [rows_of([7])[0] if key == 7 else [2.0] * DIM for key in keys]
+        np.testing.assert_array_equal(read(tf.constant(keys)), expected)
+    np.testing.assert_array_equal(raw_ops.dummy_var_export(handle).indices, [7, 8])
+
+
+def test_a_handle_that_a_function_makes_is_one_as_any_other():
+    made = []
+
+    @tf.function
+    def read(keys):
+        if not made:
+            made.append(raw_ops.dummy_var_handle(shape=[None, DIM]))
+        return keys + 1
+
+    read(tf.constant([1]))
+    raw_ops.dummy_var_initialize(made[0], "2", "hbm", "raw")
+    found = raw_ops.dummy_var_sparse_read(made[0], [5])
+    np.testing.assert_array_equal(found, np.full((1, DIM), 2.0))
+
+
 def test_a_table_lives_as_long_as_its_handle():
     def used():
         handle = made()
@@ -242,8 +281,6 @@ def test_what_is_no_handle_is_refused():
     for shape in (None, [DIM], [None, None], [None, 0]):
         with pytest.raises(ValueError, match="shape of rank 2"):
             raw_ops.dummy_var_handle(shape=shape)
-    with pytest.raises(RuntimeError, match="outside of the tf.function"):
-        tf.function(lambda: raw_ops.dummy_var_handle(shape=[None, DIM]))()
     with pytest.raises(ValueError, match="takes what dummy_var_handle gave"):
         raw_ops.dummy_var_initialize(dense.handle, "2", "hbm", "raw")
 

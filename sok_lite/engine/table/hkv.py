@@ -142,8 +142,9 @@ class HkvTable(EmbeddingTable):
         return self.options.filter_ratio
 
     def options_of_all_ranks(self) -> dict[str, Any]:
-        of_machine = ("device_id", "far_path")
-        return {name: x for name, x in asdict(self.options).items() if name not in of_machine}
+        # Of a rank: its devices, and with how many slots it begins, which changes no result.
+        of_rank = ("device_id", "far_path", "init_capacity")
+        return {name: x for name, x in asdict(self.options).items() if name not in of_rank}
 
     def options_of_residuals(self) -> dict[str, Any]:
         same = (
