@@ -93,6 +93,8 @@ LOOKUP_IN_A_LIST = ("tensorflow.python.ops.embedding_ops", "_embedding_lookup_an
 CONTROL_FLOW = "_get_control_flow_context"
 # The module that reads every variable of a function as a dense tensor.
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
+# The module that has the scatters of `tf.compat.v1`.
+STATE_OPS = "tensorflow.python.ops.state_ops"
 
 # The module of savers of TF1, two methods of its BaseSaverBuilder that ask for the tensors of a
 # variable, to save them and to restore them, and the argument of both that names the file; and the

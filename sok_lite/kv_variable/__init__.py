@@ -16,7 +16,12 @@ from sok_lite.kv_variable.embedding_ops import (
     use_tfplus_embedding_ops,
 )
 from sok_lite.kv_variable.kv_variable_ops import KvVariable, training_mode
-from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination
+from sok_lite.kv_variable.kv_variable_options import (
+    KvOptions,
+    KvStorageConfig,
+    StorageCombination,
+    StorageType,
+)
 from sok_lite.kv_variable.partitioned import PartitionedKvVariable
 from sok_lite.kv_variable.patch import patch_tf, unpatch_tf
 from sok_lite.kv_variable.saveable import KvVariableSaveable
@@ -36,10 +41,12 @@ from sok_lite.kv_variable.variable_scope import get_kv_variable
 
 __all__ = [
     "KvOptions",
+    "KvStorageConfig",
     "KvVariable",
     "KvVariableSaveable",
     "PartitionedKvVariable",
     "StorageCombination",
+    "StorageType",
     "disable_delta_export",
     "disable_full_or_delta_import_v2",
     "disable_save_v3",

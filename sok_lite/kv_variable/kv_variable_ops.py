@@ -24,7 +24,7 @@ from sok_lite.bridge.tf_private import SaveableObject
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination
+from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination, StorageType
 from sok_lite.kv_variable.meta_graph import GRAPH_COLLECTION
 from sok_lite.kv_variable.saveable import KvVariableSaveable, SavedBySavers
 from sok_lite.kv_variable.saved_table import SavedTable
@@ -246,9 +246,12 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         """Its partitions; of one without any, and of a partition, itself."""
         return [self]
 
-    def has_storage(self, storage_type: StorageCombination = StorageCombination.MEM_SSD) -> bool:
+    def has_storage(
+        self, storage_type: StorageCombination | StorageType = StorageCombination.MEM_SSD
+    ) -> bool:
         """Whether rows may lie in some memory, by default beside the first one."""
-        return storage_type is StorageCombination.MEM or self.table.store.near_rows is not None
+        is_first = storage_type in (StorageCombination.MEM, StorageType.MEM_STORAGE)
+        return is_first or self.table.store.near_rows is not None
 
     @property
     def total_count(self) -> tf.Tensor:

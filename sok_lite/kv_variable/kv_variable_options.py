@@ -22,6 +22,27 @@ class StorageCombination(enum.Enum):
     MEM_SSD = "mem_ssd"
 
 
+class StorageType(enum.Enum):
+    """What a KvStorageConfig is of: the first memory, as in TFPlus."""
+
+    MEM_STORAGE = "mem_storage"
+
+
+@dataclass(frozen=True)
+class KvStorageConfig:
+    """What TFPlus is told of a memory. Nothing of it has an effect, there or here: rows are kept in
+    memory as long as there is some.
+
+    Attributes:
+      storage_path: "" where none is named.
+      training_storage_size, inference_storage_size: keys in this memory; -1: any number.
+    """
+
+    storage_path: str = ""
+    training_storage_size: int = -1
+    inference_storage_size: int = -1
+
+
 @dataclass(frozen=True)
 class KvOptions:
     """Where the rows of a variable are kept, and how many.
@@ -30,10 +51,11 @@ class KvOptions:
       combination: which memories.
       configs: options of the table by name, of `sok_lite.engine.table.hkv_options.HkvOptions`:
         `init_capacity`, and `max_capacity` for a table that is to forget the least counted key
-        when it is full; MEM_SSD also takes `max_hbm_for_vectors` and `far_path`. None: none.
+        when it is full; MEM_SSD also takes `max_hbm_for_vectors` and `far_path`. MEM may have a
+        KvStorageConfig for StorageType.MEM_STORAGE, as in TFPlus. None: none.
 
     Raises:
-      TypeError: `combination` or `configs` is no such thing.
+      TypeError: `combination` or `configs`, or what it has for a StorageType, is no such thing.
       ValueError: an option that the combination or the variable decides.
     """
 
@@ -51,10 +73,18 @@ class KvOptions:
                 "`configs` must be a dict of the table's options, or None. "
                 f"Received: {self.configs!r}."
             )
+        storages = {n: x for n, x in (self.configs or {}).items() if isinstance(n, StorageType)}
+        for name, config in storages.items():
+            if not isinstance(config, KvStorageConfig):
+                raise TypeError(
+                    f"`configs[{name}]` must be a KvStorageConfig. Received: {config!r}."
+                )
         decided = list(_DECIDED)
         if self.combination is StorageCombination.MEM:
             decided += ["max_hbm_for_vectors", "far_path"]
         wrong = sorted(set(self.configs or {}) & set(decided))
+        if self.combination is not StorageCombination.MEM:
+            wrong += map(str, storages)  # paths and sizes would have no effect
         if wrong:
             raise ValueError(
                 f"`configs` cannot have {', '.join(wrong)}: "
@@ -63,12 +93,13 @@ class KvOptions:
 
     def table_options(self, enter_threshold: int) -> dict[str, Any]:
         """Returns the options of the engine's "hybrid" table."""
+        configs = {n: x for n, x in (self.configs or {}).items() if not isinstance(n, StorageType)}
         options = {
             "max_capacity": MAX_CAPACITY,
             "evict_strategy": "kLfu",
             "count_repeats": True,
             "enter_threshold": enter_threshold,
-            **(self.configs or {}),
+            **configs,
         }
         if self.combination is StorageCombination.MEM:
             options["max_hbm_for_vectors"] = float("inf")

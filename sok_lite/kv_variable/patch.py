@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.tf_private import STATE_OPS
 from sok_lite.kv_variable.kv_variable_ops import KvVariable
 from sok_lite.kv_variable.scatter import OPERATIONS
 from sok_lite.kv_variable.variable_scope import get_kv_variable
@@ -32,7 +33,8 @@ def patch_tf(*, disable_eager: bool = True) -> None:
     `tf` and `tf.compat.v1` get `get_kv_variable`. `tf` gets what TFPlus' document takes from there,
     as far as it lacks it: AUTO_REUSE, Session, global_variables_initializer, variable_scope,
     train.FtrlOptimizer, train.Saver. A program that needs more of TensorFlow 1 has
-    `import tensorflow.compat.v1 as tf`. `tf.compat.v1.scatter_add` and its kin take KvVariables.
+    `import tensorflow.compat.v1 as tf`. `scatter_add` and its kin, of `tf.compat.v1` and of
+    `tensorflow.python.ops.state_ops`, take KvVariables.
 
     Call it once, before anything is made. A second call does nothing more.
 
@@ -54,7 +56,7 @@ def patch_tf(*, disable_eager: bool = True) -> None:
         for name in names:
             if not hasattr(module, name):
                 _put(module, name, getattr(source, name))
-    for module in of_tf1:
+    for module in (*of_tf1, importlib.import_module(STATE_OPS)):
         for operation in OPERATIONS:
             name = f"scatter_{operation}"
             _put(module, name, _scatter(getattr(module, name), name))

@@ -45,6 +45,10 @@ def test_the_module_that_reads_variables_as_tensors_is_there():
     )
 
 
+def test_the_module_of_scatters_is_there():
+    assert_has(importlib.import_module(tf_private.STATE_OPS), "scatter_update")
+
+
 @pytest.mark.parametrize(
     ("name", "argument"),
     [

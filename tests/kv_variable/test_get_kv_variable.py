@@ -589,10 +589,32 @@ def test_a_table_may_be_told_to_forget_the_least_counted():
     assert len(keys) <= 128 and set(range(20)) <= set(keys.tolist())
 
 
+def test_a_configuration_of_tfplus_is_taken():
+    config = kv.KvStorageConfig(storage_path="x", training_storage_size=5)
+    assert (config.storage_path, config.training_storage_size) == ("x", 5)
+    assert kv.KvStorageConfig().inference_storage_size == -1
+    options = kv.KvOptions(
+        kv.StorageCombination.MEM,
+        {kv.StorageType.MEM_STORAGE: config, "init_capacity": 64},
+    )
+    variable = get_kv_variable("configured", 2, kv_options=options)
+    tf.nn.embedding_lookup(variable, tf.range(100, dtype=tf.int64))
+    assert int(variable.total_count) == 100
+    assert variable.has_storage(kv.StorageType.MEM_STORAGE) and not variable.has_storage()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
         ({"combination": "mem"}, TypeError),
+        ({"configs": {kv.StorageType.MEM_STORAGE: {"storage_path": "x"}}}, TypeError),
+        (
+            {
+                "combination": kv.StorageCombination.MEM_SSD,
+                "configs": {kv.StorageType.MEM_STORAGE: kv.KvStorageConfig()},
+            },
+            ValueError,
+        ),
         ({"configs": [("init_capacity", 5)]}, TypeError),
         ({"configs": {"enter_threshold": 3}}, ValueError),
         ({"configs": {"far_path": "x"}}, ValueError),

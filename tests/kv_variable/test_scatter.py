@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.ops import state_ops
 
 from sok_lite import kv_variable as kv
 from sok_lite.kv_variable import get_kv_variable
@@ -110,9 +111,10 @@ def test_what_a_table_cannot_do(method):
 
 
 @pytest.mark.parametrize("operation", FUNCTIONS)
-def test_tensorflows_own_names_after_a_patch(here, made, operation):
+@pytest.mark.parametrize("module", [tf1, state_ops], ids=["tf1", "state_ops"])
+def test_tensorflows_own_names_after_a_patch(here, made, module, operation):
     variable = made(embedding_dim=2, initializer=tf1.constant_initializer(START))
-    own = getattr(tf1, f"scatter_{operation}")
+    own = getattr(module, f"scatter_{operation}")
     dense = (
         tf1.get_variable("dense", initializer=np.ones((3, 2), np.float32), use_resource=True)
         if here.is_graph
@@ -121,7 +123,7 @@ def test_tensorflows_own_names_after_a_patch(here, made, operation):
     kv.patch_tf(disable_eager=False)
     try:
         keys, values = [5, -1, 5], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
-        scatter = getattr(tf1, f"scatter_{operation}")
+        scatter = getattr(module, f"scatter_{operation}")
         here.run(lambda k, v: scatter(variable, k, v), keys, values)
         rows = {}
         scattered(rows, operation, keys, values)
@@ -132,7 +134,7 @@ def test_tensorflows_own_names_after_a_patch(here, made, operation):
         np.testing.assert_array_equal(changed[1], FUNCTIONS[operation](1.0, 4.0) * np.ones(2))
     finally:
         kv.unpatch_tf()
-    assert getattr(tf1, f"scatter_{operation}") is own
+    assert getattr(module, f"scatter_{operation}") is own
 
 
 def test_without_a_patch_tensorflows_own_names_fail_before_anything_changes():
