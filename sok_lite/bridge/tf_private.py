@@ -52,6 +52,10 @@ GRADIENT_OF_OPERATION = "_gradient_op_type"
 is_for_xla: Any = private("tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext")
 # The graph of a tf.function, of a branch or of a loop. Its `outer_graph` is the one around it.
 FuncGraph: Any = private("tensorflow.python.framework.func_graph", "FuncGraph")
+# The default graphs of each thread. `_GetGlobalDefaultGraph` gives the one outside of all that a
+# program has entered.
+default_graphs: Any = private("tensorflow.python.framework.ops", "_default_graph_stack")
+GLOBAL_GRAPH = "_GetGlobalDefaultGraph"
 # Has every tf.function within traced anew: what it is given is part of what a trace is known by.
 save_context: Any = private("tensorflow.python.saved_model.save_context", "save_context")
 # Answers a public function for types that TensorFlow does not know. (tf.experimental's dispatch for

@@ -1,21 +1,43 @@
 """`get_variable`: the variable of a name, made where it is new."""
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge import keras_guard
 from sok_lite.bridge.autograph import unconverted_function
+from sok_lite.bridge.keras_classes import made_so_far, share_in_copies
+from sok_lite.bridge.tf_private import GLOBAL_GRAPH, default_graphs
 from sok_lite.dynamic_embedding.creators import KVCreator
 from sok_lite.dynamic_embedding.graph_keys import of_graph
 from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
 from sok_lite.dynamic_embedding.variable import Variable, listed
 
-# Of eager mode. Those of a TF1 graph are in its collection.
-_by_name: dict[str, Variable] = {}
+_COMPARED = ("key_dtype", "value_dtype", "dim", "devices")
 _naming = threading.RLock()
+# Of eager mode, since the last session began. Those of a TF1 graph are in its collection.
+_latest: dict[str, Variable] = {}
+
+
+class _Session(threading.local):
+    """The variables that a thread knows by name in eager mode.
+
+    They go with its default graph, which `clear_session` replaces: each thread has one of its own.
+
+    Attributes:
+      graph: a weak reference to that; None: the thread has asked for no variable yet.
+      names: the variables.
+    """
+
+    graph: "weakref.ref[tf.Graph] | None" = None
+    names: dict[str, Variable]
+
+
+_session = _Session()
 
 
 @unconverted_function
@@ -39,7 +61,10 @@ def get_variable(
     """Returns the variable of a name, or makes it.
 
     Names are of the graph in TF1, within the variable scope that is open. In eager mode they are of
-    the process, which keeps the variable: one that is to be freed is made as a `Variable`.
+    the session, which keeps the variable until `tf.keras.backend.clear_session()`, or
+    `tf.compat.v1.reset_default_graph()`: from then on the name is that of a new one, and the old
+    one lives on with its rows as long as a program holds it. A thread that asks for the first time
+    is of the session that began last, and stays in it when another thread begins a new one.
 
     Args:
       name: of the variable, within the scope.
@@ -54,7 +79,8 @@ def get_variable(
     is_eager = tf.executing_eagerly() or tf.inside_function()
     arguments = (key_dtype, value_dtype, dim, devices)
     with _naming:
-        found = _by_name.get(full_name) if is_eager else of_graph(full_name)
+        names = _names() if is_eager else {}
+        found = names.get(full_name) if is_eager else of_graph(full_name)
         if not is_eager:
             _check_reuse(scope, full_name, found)
         if found is not None:
@@ -75,8 +101,50 @@ def get_variable(
             short_file_name=short_file_name,
         )
         if is_eager:
-            _by_name[full_name] = made
+            names[full_name] = made
         return made
+
+
+@unconverted_function
+def layer_variable(name: str, **arguments: Any) -> Variable:
+    """Returns the variable of a layer of Keras: all layers of one name in a session share it.
+
+    Layers that are made of a config, as `load_model` does, have one of their own, which those of
+    one name in the same model share.
+
+    Args:
+      name: of the variable.
+      **arguments: see `get_variable`; the first four must be given.
+
+    Raises:
+      ValueError: as of `get_variable`.
+      NotImplementedError: `clone_model` makes the layer, and would copy no row.
+    """
+    keras_guard.refuse_clone()
+    keras_guard.tell(share_in_copies)
+    made = made_so_far()
+    if made is None and keras_guard.is_loading():
+        made = {}  # the first model of the process, or one with its own from_config()
+    if made is None:
+        return get_variable(name, **arguments)
+    with _naming:
+        if name in made:
+            _check_agrees(made[name], *(arguments[each] for each in _COMPARED))
+        else:
+            made[name] = Variable(name=name, **arguments)
+        return made[name]
+
+
+def _names() -> dict[str, Variable]:
+    """Returns the variables of eager mode by name. The caller has the lock."""
+    global _latest
+    graph = getattr(default_graphs, GLOBAL_GRAPH)()
+    if _session.graph is None:
+        _session.names = _latest
+    elif _session.graph() is not graph:
+        _session.names = _latest = {}
+    _session.graph = weakref.ref(graph)
+    return _session.names
 
 
 def _check_reuse(scope: Any, name: str, found: Variable | None) -> None:
@@ -99,5 +167,6 @@ def _check_agrees(found: Variable, keys: Any, values: Any, dim: int, devices: An
     if has != wants:
         raise ValueError(
             f"Variable {found.name!r} exists with (key_dtype, value_dtype, dim, shards) = {has}. "
-            f"Received: {wants}. Give another name, or the same arguments."
+            f"Received: {wants}. Give another name, or the same arguments, or begin a new session "
+            "by tf.keras.backend.clear_session()."
         )

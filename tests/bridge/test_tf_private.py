@@ -89,6 +89,13 @@ def test_every_private_method_that_is_overridden_is_listed(cls):
     assert private <= {*tf_private.OVERRIDDEN, *tf_private.OVERRIDDEN_OF_SPEC}
 
 
+def test_the_global_default_graph():
+    graph = getattr(tf_private.default_graphs, tf_private.GLOBAL_GRAPH)
+    assert graph() is graph() is tf.compat.v1.get_default_graph()
+    with tf.Graph().as_default() as entered:
+        assert graph() is not entered
+
+
 def test_what_a_saver_asks_an_object_for():
     assert_has(tf.__internal__.tracking.Trackable(), tf_private.GATHERS)
     assert_has(de.Variable, tf_private.GATHERS)

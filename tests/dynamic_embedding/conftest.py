@@ -37,9 +37,12 @@ def tables_on(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def train_mode():
-    """Begins each test in the mode for training."""
+    """Begins each test in the mode for training, and in a session that knows no names."""
+    import tensorflow as tf
+
     from sok_lite import dynamic_embedding as de
 
+    tf.compat.v1.reset_default_graph()
     yield
     de.enable_train_mode()
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ Y = RNG.normal(size=(40, 1)).astype(np.float32)
 
 
 def embedding(keras, **arguments):
+    """A layer with a table of its own, as of another session."""
+    tf.compat.v1.reset_default_graph()
     arguments = {"name": "table"} | arguments
     return de.keras.layers_for(keras).Embedding(2, **arguments)
 
@@ -103,6 +106,19 @@ def test_load_model_gives_a_model_that_trains_on(keras, tmp_path):
     again = keras.models.load_model(str(tmp_path / "m.keras"))
     assert again.layers[1].params is not layer.params
     check_goes_on(model, again, layer, again.layers[1])
+
+
+def test_load_model_leaves_the_table_of_a_living_model_alone(keras, tmp_path):
+    """Two models that were saved are compared, in a session that has a third."""
+    for number in range(2):
+        model, layer = functional(keras)
+        layer.params.upsert(np.arange(30), np.full([30, 2], number))
+        model.save(tmp_path / f"{number}.keras")
+    layer.params.upsert(np.arange(30), np.full([30, 2], 7))
+    models = [keras.models.load_model(tmp_path / f"{number}.keras") for number in range(2)]
+    tables = [model.layers[1].params for model in models]
+    for table, value in zip([*tables, layer.params], (0, 1, 7), strict=True):
+        np.testing.assert_array_equal(rows_of(SimpleNamespace(params=table))[1], value)
 
 
 @pytest.mark.parametrize("is_made_so", [False, True], ids=["frozen later", "made frozen"])

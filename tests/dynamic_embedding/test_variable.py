@@ -487,6 +487,52 @@ def test_get_variable_gives_the_same_one_again():
     assert de.get_variable("again", dim=3).lookup([1]).numpy().tolist() == [[1.0, 2.0, 3.0]]
 
 
+@pytest.mark.parametrize("package", ["keras", "tf_keras", None])
+def test_a_new_session_knows_no_names_and_what_is_held_keeps_its_rows(package):
+    """As in TFRA, which keeps variables by name with the default graph."""
+    keras = package and pytest.importorskip(package)
+    clear = keras.backend.clear_session if keras else tf.compat.v1.reset_default_graph
+    first = de.get_variable("of a session", dim=3)
+    first.upsert([1], [[1.0, 2.0, 3.0]])
+    clear()
+    second = de.get_variable("of a session", dim=2)  # nothing compares it with the old one
+    assert second is not first and int(second.size()) == 0
+    assert first.lookup([1]).numpy().tolist() == [[1.0, 2.0, 3.0]]
+    assert de.get_variable("of a session", dim=2) is second
+    table = weakref.ref(second.rows.table)
+    del second
+    clear()
+    de.get_variable("another")
+    gc.collect()
+    assert table() is None
+
+
+def test_a_graph_that_is_entered_and_a_function_are_of_the_same_session():
+    found = [de.get_variable("around", dim=2)]
+    with tf.Graph().as_default():
+        assert de.get_variable("around", dim=2) is not found[0]  # the graph's own
+    tf.function(lambda: found.append(de.get_variable("around", dim=2)))()
+    found.append(de.get_variable("around", dim=2))
+    assert {id(variable) for variable in found} == {id(found[0])}
+
+
+def test_a_thread_that_clears_its_session_leaves_the_names_of_others():
+    mine, found = de.get_variable("of threads", dim=2), []
+
+    def ask():
+        found.append(de.get_variable("of threads", dim=2))
+        tf.compat.v1.reset_default_graph()
+        found.append(de.get_variable("of threads", dim=2))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert found[0] is mine and found[1] is not mine
+    assert de.get_variable("of threads", dim=2) is mine
+    tf.compat.v1.reset_default_graph()
+    assert de.get_variable("of threads", dim=2) not in (mine, found[1])
+
+
 def test_one_variable_of_a_name_whoever_asks_first():
     start, found = threading.Barrier(4), []
 
