@@ -3,9 +3,12 @@
 The first step of an optimizer on a table makes states for it, or takes over free ones that fit,
 such as those of a checkpoint. Several optimizers each have theirs, also under equal names. The
 states of one that is gone go with the next step of any, with the next checkpoint at the latest.
+What a restore gave one that has taken no step since, another has a copy of: it may be that of the
+checkpoint, made anew, while the program still holds the old one.
 """
 
 import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +20,7 @@ from sok_lite.engine.rows.state_owner import (
     fitting,
     left_behind,
     owned,
+    restored,
     warn_if_several_fit,
 )
 from sok_lite.engine.rows.store import RowStore
@@ -45,7 +49,10 @@ def claim_states(claims: Sequence[Claim]) -> list[States]:
     """
     taken: list[States | None] = []
     for claim in claims:
-        states = owned(claim.table.store.state_groups, claim.optimizer)
+        store = claim.table.store
+        states = owned(store.state_groups, claim.optimizer)
+        if states is not None:
+            _keep(store, states)
         if states is None or not claim.kinds.keys() <= states.keys():
             states = _taken_over(claim)
         taken.append(states)
@@ -100,9 +107,34 @@ def _made(claim: Claim) -> States:
     store = table.store
     # An optimizer may come to need one more: RMSprop does where its momentum is no longer 0.
     own = owned(store.state_groups, optimizer) or {}
+    others = [] if own or optimizer is None else restored(store.state_groups, kinds)
+    if others:
+        return _copied(claim, others[0])
     owner = next((column.owner for column in own.values()), None) or StateOwner.of(optimizer)
     new = store.add_states({name: kinds[name] for name in kinds if name not in own}, owner)
     return {**own, **{column.state: column for column in new}}
+
+
+class _Nobody:
+    """An optimizer that is gone."""
+
+
+def _copied(claim: Claim, others: States) -> States:
+    table, kinds, optimizer = claim
+    store = table.store
+    # Nobody's until it is whole: of what fails nothing stays.
+    columns = store.add_states(kinds, StateOwner(weakref.ref(_Nobody())))
+    store.copy_states(others, columns)
+    publish(store.giving(columns, StateOwner.of(optimizer)))
+    _keep(store, others)  # the next one that is new has the next, or begins anew
+    return {column.state: column for column in columns}
+
+
+def _keep(store: RowStore, states: States) -> None:
+    """Notes that states which a restore may have brought are no optimizer's but their own."""
+    owner = next(iter(states.values())).owner
+    if owner.is_restored:
+        publish(store.giving(states.values(), StateOwner(owner.reference)))
 
 
 def _num_optimizers(store: RowStore) -> int:

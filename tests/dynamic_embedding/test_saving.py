@@ -167,6 +167,41 @@ def test_training_goes_on_bit_for_bit(tmp_path, tables_on, in_files, family):
             trained(*pair, seed=7, steps=2)
 
 
+@pytest.mark.parametrize("steps_before", [0, 1], ids=["no step", "a step"])
+@pytest.mark.parametrize("family", OPTIMIZERS)
+def test_an_optimizer_made_anew_has_the_states_while_the_old_one_is_there(
+    tmp_path, tables_on, in_files, family, steps_before
+):
+    """`get_variable` gives the variable that the old one trains, as TFRA does."""
+
+    def pair():
+        variable = de.get_variable("two", dim=3, initializer=UNIFORM, kv_creator=creator(in_files))
+        return variable, de.DynamicEmbeddingOptimizer(OPTIMIZERS[family]())
+
+    first = pair()
+    trained(*first, seed=0, steps=3)
+    saved = held(first[0]), states(*first)
+    path = de.train.Checkpoint(v=first[0], o=first[1]).save(str(tmp_path / "c"))
+    tf1.reset_default_graph()
+    oracle = pair()  # there is no other optimizer
+    de.train.Checkpoint(v=oracle[0], o=oracle[1]).restore(path)
+    trained(*oracle, seed=8, steps=2)
+
+    tf1.reset_default_graph()
+    kept = pair()
+    trained(*kept, seed=0, steps=3)
+    again = pair()
+    assert again[0] is kept[0]
+    trained(*again, seed=1, steps=steps_before)
+    de.train.Checkpoint(v=again[0], o=again[1]).restore(path)
+    assert held(again[0]) == saved[0]
+    assert states(*again) == (saved[1] if steps_before else {})
+    trained(*again, seed=8, steps=2)
+    assert held(again[0]) == held(oracle[0])
+    assert states(*again) == states(*oracle) != {}
+    assert states(*kept).keys() == saved[1].keys()
+
+
 def test_a_variable_that_is_not_in_checkpoints(tmp_path):
     variable = filled(KEYS, checkpoint=False, kv_creator=creator(True))
     path = de.train.Checkpoint(it=variable).save(str(tmp_path / "c"))

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum, RMSprop
+from sok_lite.engine.rows import store
+from sok_lite.engine.table.snapshot import restore, take
 from sok_lite.engine.update import apply_updates
 from tests.support import reference_updates
 from tests.support.helpers import new_table, update_of
@@ -178,6 +180,95 @@ def test_memory_that_is_not_there_leaves_table_and_optimizers_as_they_were(backe
     np.testing.assert_array_equal(rows_of(table, keys), before)
     take_step(table, second, keys, np.ones((5, DIM)))
     assert (states_of(table, second)["m"] == np.float32(0.1)).all()
+
+
+def adagrads(count, num_keys):
+    """Optimizers that are to take their first step."""
+    made = [Optimizer(Adagrad(), num_keys) for _ in range(count)]
+    for optimizer in made:
+        optimizer.step = 1
+    return made
+
+
+def saved_of_two(table, keys):
+    """A snapshot with the accumulators of two optimizers, these, and the two of each."""
+    table.lookup(keys)
+    optimizers = adagrads(2, keys.size)
+    for number, optimizer in enumerate(optimizers):
+        take_step(table, optimizer, keys, np.full((keys.size, DIM), 1.0 + number))
+    saved = [states_of(table, each)["accumulator"] for each in optimizers]
+    assert (saved[0] != saved[1]).all()
+    return take(table), optimizers, saved
+
+
+@pytest.mark.parametrize("options", [{}, TIERS], ids=["hbm", "hybrid in two tiers"])
+def test_a_restore_gives_copies_to_optimizers_that_are_more_than_were_saved(backend, options):
+    table, keys = new_table(backend, DIM, **options), np.arange(40)
+    snapshot, old, saved = saved_of_two(table, keys)
+    new, other = adagrads(2, keys.size), Optimizer(Momentum(), keys.size)
+    other.step = 1
+    for optimizer in (*new, other):
+        take_step(table, optimizer, keys, np.full((keys.size, DIM), 5.0))
+    restore(table, snapshot)
+    for optimizers in (old, new):
+        for optimizer, expected in zip(optimizers, saved, strict=True):
+            np.testing.assert_array_equal(states_of(table, optimizer)["accumulator"], expected)
+    assert (states_of(table, other)["momentum"] == 0).all()
+    take_step(table, new[0], keys, np.ones((keys.size, DIM)))
+    np.testing.assert_array_equal(states_of(table, old[0])["accumulator"], saved[0])
+
+
+@pytest.mark.parametrize("options", [{}, TIERS], ids=["hbm", "hybrid in two tiers"])
+@pytest.mark.parametrize("is_held", [True, False], ids=["held", "gone"])
+def test_new_optimizers_have_copies_while_the_old_ones_take_no_step(
+    backend, options, is_held, monkeypatch
+):
+    monkeypatch.setattr(store, "_PIECE", 16)
+    table, keys = new_table(backend, DIM, **options), np.arange(40)
+    snapshot, old, saved = saved_of_two(table, keys)
+    restore(table, snapshot)
+    if not is_held:
+        old.clear()
+    nothing = np.zeros((keys.size, DIM))
+    new = adagrads(3, keys.size)
+    for optimizer in new:
+        take_step(table, optimizer, keys, nothing)
+    anew = np.full_like(saved[0], 0.1)
+    for optimizer, expected in zip(new, [*saved, anew], strict=True):
+        np.testing.assert_array_equal(states_of(table, optimizer)["accumulator"], expected)
+    for optimizer, expected in zip(old, saved, strict=False):
+        np.testing.assert_array_equal(states_of(table, optimizer)["accumulator"], expected)
+        take_step(table, optimizer, keys, nothing)
+    assert len(table.store.state_names) == (5 if is_held else 3)
+
+
+def test_an_optimizer_begins_anew_where_the_other_has_gone_on_since_the_restore(backend):
+    table, keys = new_table(backend, DIM), np.arange(40)
+    snapshot, old, _ = saved_of_two(table, keys)
+    restore(table, snapshot)
+    (new,) = adagrads(1, keys.size)
+    for optimizer in (*old, new):
+        take_step(table, optimizer, keys, np.zeros((keys.size, DIM)))
+    assert (states_of(table, new)["accumulator"] == np.float32(0.1)).all()
+
+
+def test_a_copy_that_fails_leaves_nothing_behind(backend, monkeypatch):
+    table, keys = new_table(backend, DIM), np.arange(40)
+    snapshot, old, saved = saved_of_two(table, keys)
+    restore(table, snapshot)
+    (new,) = adagrads(1, keys.size)
+
+    def fails(*_):
+        raise MemoryError("no more")
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="no more"):
+        patch.setattr(table.store, "read", fails)
+        take_step(table, new, keys, np.zeros((keys.size, DIM)))
+    assert states_of(table, new) == {}
+    take_step(table, new, keys, np.zeros((keys.size, DIM)))
+    np.testing.assert_array_equal(states_of(table, new)["accumulator"], saved[0])
+    assert len(table.store.state_names) == 3
+    assert len(old) == 2
 
 
 def test_a_rule_that_comes_to_need_one_more_state_keeps_the_others(backend):

@@ -2,6 +2,8 @@
 
 Columns with one and the same owner are the states of one optimizer. Those of an optimizer that is
 gone are nobody's for good. Free ones, such as a checkpoint brings, have not had an optimizer yet.
+What a restore gave an optimizer that is there is its own, and until it has used it another one of
+the same kinds may have a copy: a program may have made it anew, and still hold the old one.
 """
 
 import warnings
@@ -19,9 +21,11 @@ class StateOwner:
 
     Attributes:
       reference: a weak reference to the optimizer; None: the states are free.
+      is_restored: whether a restore gave it the states, and it has not used them since.
     """
 
     reference: "weakref.ref[Any] | None" = None
+    is_restored: bool = False
 
     @classmethod
     def of(cls, optimizer: Any) -> "StateOwner":
@@ -35,8 +39,13 @@ class StateOwner:
 
     @property
     def is_gone(self) -> bool:
-        """Whether there was an optimizer and is none any more."""
-        return self.reference is not None and self.reference() is None
+        """Whether there was an optimizer and is none any more, which has used the states."""
+        return self.reference is not None and not self.is_restored and self.optimizer is None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the states are for the next optimizer that has the same."""
+        return self.optimizer is None and not self.is_gone
 
 
 # By name as the optimizer has them.
@@ -96,13 +105,22 @@ def _all_fitting(groups: StateGroups, kinds: Kinds) -> Iterator[States]:
     have them, some are enough.
     """
     for owner, states in groups.items():
-        if owner is not None and owner.reference is not None:
+        if owner is not None and not owner.is_free:
             continue
         found = kinds_of(states)
         if owner is None:
             found = {name: kind for name, kind in found.items() if name in kinds}
         if found == kinds:
             yield {name: states[name] for name in kinds}
+
+
+def restored(groups: StateGroups, kinds: Kinds) -> list[States]:
+    """Returns those of some kinds that optimizers have of a restore and have not used since."""
+    return [
+        states
+        for owner, states in groups.items()
+        if owner is not None and owner.is_restored and kinds_of(states) == kinds
+    ]
 
 
 def kinds_of(states: States) -> dict[str, tuple[int, float]]:

@@ -30,9 +30,10 @@ from sok_lite.engine.rows.allocator import Claim, RowNumbers
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.slabs import Chunks, Slabs
-from sok_lite.engine.rows.state_owner import Kinds, StateGroups, StateOwner
+from sok_lite.engine.rows.state_owner import Kinds, StateGroups, StateOwner, States
 
 ABSENT = 0xFFFFFFFF  # the row number of a key that has no row; SOK_ABSENT in kernels/platform.cuh
+_PIECE = 1 << 16  # rows that are copied at once
 
 
 class TierBytes(NamedTuple):
@@ -179,6 +180,14 @@ class RowStore(RowAccess):
         """Prepares to give free states to an owner."""
         given = [action for column in columns for action in setting(column, owner=owner)]
         return [*given, *setting(self, _groups=None)]
+
+    def copy_states(self, states: States, columns: Iterable[Column]) -> None:
+        """Writes the rows of states into columns that are called as they are, piece by piece."""
+        xp = self.backend.xp
+        for start in range(0, self.num_rows, _PIECE):
+            rows = xp.arange(start, min(start + _PIECE, self.num_rows), dtype=np.uint32)
+            for column in columns:
+                self.write(rows, self.read(rows, states[column.state].name), column.name)
 
     def renaming(self, column: Column, state: str) -> list[Action]:
         """Prepares to have a state called otherwise."""

@@ -17,9 +17,11 @@ from sok_lite.backend.publish import Action, publish, setting
 from sok_lite.engine.hashing import is_seed, new_seed, seed_after
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.state_owner import (
+    Kinds,
     StateOwner,
     fitting,
     kinds_of,
+    restored,
     warn_if_several_fit,
 )
 from sok_lite.engine.rows.store import RowStore
@@ -204,8 +206,9 @@ def restore(table: EmbeddingTable, snapshot: Snapshot) -> None:
     The kinds and options of the two tables may differ: scores are taken over between equal
     strategies only, and else begin as those of new keys. Rows of the highest scores come near.
 
-    Of the states those of an optimizer that uses the table go on with the first that fit, and begin
-    anew where none do. The others are free.
+    Of the states those of an optimizer that uses the table go on with the first that fit. Where
+    there are more such optimizers the others have copies, in the same order: one may be that of the
+    checkpoint, made anew. Where none fit they begin anew. What nobody takes is free.
 
     Raises:
       ValueError: the keys do not fit the key type or `max_capacity`, or the snapshot contradicts
@@ -285,16 +288,22 @@ def _new_store(table: EmbeddingTable, scores: Array, snapshot: Snapshot) -> tupl
         kinds = {state.name: (state.dim, state.initial)}
         (column,) = store.add_states(kinds, owners[state.group])
         _write(store, rows, state.rows, column.name)
+    copied: list[Kinds] = []
     for owner, its_states in old.state_groups.items():
         if owner is None or owner.optimizer is None:
             continue
-        kinds = kinds_of(its_states)
+        kinds, owner = kinds_of(its_states), StateOwner(owner.reference, is_restored=True)
+        saved, given = fitting(store.state_groups, kinds), restored(store.state_groups, kinds)
         warn_if_several_fit(table.name, store.state_groups, kinds)
-        saved = fitting(store.state_groups, kinds)
-        if saved is None:
-            store.add_states(kinds, owner)
-        else:
+        if saved is not None:
             publish(store.giving(saved.values(), owner))
+        elif given:
+            store.copy_states(
+                given[copied.count(kinds) % len(given)], store.add_states(kinds, owner)
+            )
+            copied.append(kinds)
+        else:
+            store.add_states(kinds, StateOwner(owner.reference))
     return store, rows
 
 
