@@ -173,7 +173,7 @@ LAYERS = [
     ["sok_lite.dynamic_embedding.redis_store"],
     ["sok_lite.dynamic_embedding.checkpoint_folder", "sok_lite.dynamic_embedding.description"],
     ["sok_lite.dynamic_embedding.file_call"],
-    ["sok_lite.dynamic_embedding.file_system"],
+    ["sok_lite.dynamic_embedding.file_system", "sok_lite.dynamic_embedding.saved_by_tfra"],
     ["sok_lite.dynamic_embedding.saved_files"],
     ["sok_lite.dynamic_embedding.tables", "sok_lite.dynamic_embedding.trainable"],
     ["sok_lite.dynamic_embedding.saved_optimizer"],

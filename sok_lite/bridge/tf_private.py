@@ -72,6 +72,10 @@ SaveSpec: Any = private(_SAVEABLES, "SaveSpec")
 # What it asks an object for that is no variable, by the name that gets no ending in the checkpoint.
 GATHERS = "_gather_saveables_for_checkpoint"
 WHOLE: Any = private("tensorflow.python.trackable.base", "VARIABLE_VALUE_KEY")
+# What a restore asks an object for by a name that the checkpoint has, and what newer versions tell
+# it before that: the path of the checkpoint.
+LOOKS_UP = "_lookup_dependency"
+TELLS_PATH = "_checkpoint_adapter"
 
 # How TensorFlow's generated functions call an operation eagerly, in C++, and what they give it.
 execute: Any = private("tensorflow.python.pywrap_tfe", "TFE_Py_FastPathExecute")

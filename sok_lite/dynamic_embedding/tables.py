@@ -29,6 +29,7 @@ from sok_lite.dynamic_embedding.description import check_described, described, d
 from sok_lite.dynamic_embedding.errors import ShapeError
 from sok_lite.dynamic_embedding.file_call import file_call
 from sok_lite.dynamic_embedding.initial import array_of, initial_value
+from sok_lite.dynamic_embedding.saved_by_tfra import ShardsOfTfra
 from sok_lite.engine.files.key_value_files import BUFFER_SIZE
 from sok_lite.engine.owner import MOD, AlsoLocal, OwnerRule
 from sok_lite.engine.table import EmbeddingTable, make_table
@@ -78,6 +79,7 @@ class HashTable(TableVariable):
     # A saver of TF1 is told of the table itself: see `save_with_graph`.
     collections = (tf.compat.v1.GraphKeys.LOCAL_VARIABLES,)
     var_type = "hbm"
+    shards_of_tfra: ShardsOfTfra | None = None  # of the checkpoint that was restored last
 
     def __init__(
         self,
@@ -293,6 +295,12 @@ class HashTable(TableVariable):
         return None
 
     # ---------------------------------------------------------------- checkpoints
+
+    def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
+        """Returns what a checkpoint has beneath the table, by name: of TFRA's the shards."""
+        if self.shards_of_tfra is not None and name.isdigit():
+            return self.shards_of_tfra.shard(name)
+        return super()._lookup_dependency(name, cached_dependencies)
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         if self.files is not None:

@@ -27,6 +27,7 @@ from sok_lite.dynamic_embedding.partition import (
 )
 from sok_lite.dynamic_embedding.ranks import refuse_parameter_servers
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
+from sok_lite.dynamic_embedding.saved_by_tfra import LISTED, ShardsOfTfra, check_name
 from sok_lite.dynamic_embedding.saved_files import VariableFiles
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.dynamic_embedding.shards import Shard
@@ -150,6 +151,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         )
         self._trainables: dict[str, ShadowVariable] = {}
         self._naming = threading.RLock()
+        self._restored_from: str | None = None
         if checkpoint:
             self._track_trackable(self.rows, "rows")
         self._restrict_policy = None
@@ -167,6 +169,22 @@ class Variable(tf.__internal__.tracking.Trackable):
         # The name that it has where a saver is not told what to save.
         name = self.name if tf.executing_eagerly() else self.rows.op.name
         return {WHOLE: lambda named=name: TableSaveable(self.rows, named)}
+
+    def _checkpoint_adapter(self, path: str) -> None:
+        """Notes which checkpoint is being restored, where TensorFlow tells."""
+        self._restored_from = path
+
+    def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
+        """Returns what a checkpoint has beneath the variable, by name: of TFRA's its rows.
+
+        Raises:
+          ValueError: they are of a variable with another name.
+        """
+        if not (self.rows.checkpoint and name.startswith(LISTED)):
+            return super()._lookup_dependency(name, cached_dependencies)
+        check_name(name, self.rows)
+        self.rows.shards_of_tfra = ShardsOfTfra(self.rows, self._restored_from)
+        return self.rows
 
     def __repr__(self) -> str:
         return (

@@ -101,6 +101,17 @@ def test_what_a_saver_asks_an_object_for():
     assert_has(de.Variable, tf_private.GATHERS)
 
 
+def test_what_a_restore_asks_an_object_for():
+    own = tf.__internal__.tracking.Trackable()
+    for method, arguments in (
+        (tf_private.LOOKS_UP, ["name", "cached_dependencies"]),
+        (tf_private.TELLS_PATH, ["path"]),
+    ):
+        assert_has(de.Variable, method)
+        if method != tf_private.TELLS_PATH or hasattr(own, method):  # newer versions have it
+            assert list(inspect.signature(getattr(own, method)).parameters) == arguments
+
+
 @pytest.mark.parametrize("name", tf_private.CHECKPOINT)
 def test_methods_of_a_checkpoint(name):
     assert_has(tf.train.Checkpoint(), name)

@@ -1,0 +1,106 @@
+"""The rows of a variable in a checkpoint of objects that TFRA has written.
+
+There a variable has a list `tables_of_<name>`, and in it a table for each shard: "0", "1" and so
+on. A table has tensors of its keys and rows, or, where a `FileSystemSaver` had them, one flag.
+"""
+
+import warnings
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.type_spec import alive
+from sok_lite.dynamic_embedding.arguments import checked_values
+from sok_lite.dynamic_embedding.file_call import file_call
+
+LISTED = "tables_of_"
+_KEYS, _VALUES = "table-keys", "table-values"
+_IN_FILES = "table-shard_upsert_restore"
+
+
+class ShardsOfTfra:
+    """The shards that a table is restored from: when all have come, it is what they are.
+
+    Args:
+      rows: the `HashTable`, which this does not keep alive.
+      path: of the checkpoint; None: TensorFlow does not tell.
+    """
+
+    def __init__(self, rows: Any, path: str | None) -> None:
+        self._rows, self._path = weakref.ref(rows), path
+        self._shards: dict[str, _Shard] = {}
+        self._arrived: list[tuple[tf.Tensor, ...]] = []
+
+    def shard(self, name: str) -> "_Shard":
+        """Returns what stands for a shard, by its number."""
+        return self._shards.setdefault(name, _Shard(self))
+
+    def expected(self) -> dict[str, tf.Tensor]:
+        """Returns tensors like those that the checkpoint has of a shard, by name."""
+        rows = alive(self._rows)
+        if rows.files is not None:
+            return {_IN_FILES: tf.constant(False)}
+        values = tf.zeros([0, rows.dimension], rows.value_dtype)
+        return {_KEYS: tf.fill([0], tf.zeros([], rows.key_dtype)), _VALUES: values}
+
+    def restored(self, tensors: dict[str, tf.Tensor]) -> Any:
+        """Takes those of a shard; with the last one it restores the table."""
+        self._arrived.append(tuple(tensors[name] for name in (_KEYS, _VALUES) if name in tensors))
+        if len(self._arrived) < len(self._shards):
+            return tf.no_op()
+        arrived, self._arrived = self._arrived, []
+        rows = alive(self._rows)
+        done = _read(rows) if rows.files is not None else _replace(rows, arrived)
+        warnings.warn(
+            f"The rows of {rows.table.name!r} were restored from a checkpoint of TFRA. What its "
+            "optimizer and its restrict policy kept of them was not, and begins anew. `sok-lite "
+            f"convert {self._path or 'CHECKPOINT'}.index FOLDER` brings the optimizer's states "
+            "over, for sok.load into a sok.DynamicVariable.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return tf.no_op() if done is None else done
+
+
+class _Shard(tf.__internal__.tracking.Trackable):
+    """What TensorFlow restores in place of a table of TFRA."""
+
+    def __init__(self, shards: ShardsOfTfra) -> None:
+        self._shards = shards
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return self._shards.expected()
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        return self._shards.restored(restored_tensors)
+
+
+def check_name(listed: str, rows: Any) -> None:
+    """Raises ValueError if a list of tables is that of a variable with another name.
+
+    Args:
+      listed: the name of the list.
+      rows: the `HashTable` that is to be restored.
+    """
+    name = listed.removeprefix(LISTED)
+    if name != rows.table.name:
+        raise ValueError(
+            f"The checkpoint of TFRA has the rows of {name!r} where {rows.table.name!r} is to be "
+            f"restored. Nothing was changed. Make the variable with name={name!r}."
+        )
+
+
+def _replace(rows: Any, shards: list[tuple[tf.Tensor, ...]]) -> Any:
+    keys, values = (tf.concat(parts, 0) for parts in zip(*shards, strict=True))
+    checked_values(values, keys, rows.dimension, rows.value_dtype, rows.table.name)
+    cleared = rows.clear()
+    with tf.control_dependencies([] if cleared is None else [cleared]):
+        return rows.insert(keys, values)
+
+
+def _read(rows: Any) -> Any:
+    def read(rows: Any) -> None:
+        rows.files.read()
+
+    return file_call(rows, f"The restore of {rows.name!r}", read, [])
