@@ -57,6 +57,7 @@ def get_variable(
     restrict_policy: type[RestrictPolicy] | None = None,
     bp_v2: bool = False,
     short_file_name: bool = False,
+    row_shape: tuple[int, int] | None = None,
 ) -> Variable:
     """Returns the variable of a name, or makes it.
 
@@ -99,6 +100,7 @@ def get_variable(
             restrict_policy=restrict_policy,
             bp_v2=bp_v2,
             short_file_name=short_file_name,
+            row_shape=row_shape,
         )
         if is_eager:
             names[full_name] = made

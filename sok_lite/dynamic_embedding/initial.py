@@ -1,6 +1,8 @@
 """What a missing key gives: the argument `initializer`, as the engine takes it."""
 
+import math
 import numbers
+import warnings
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,18 @@ import tensorflow as tf
 from sok_lite.dynamic_embedding.errors import DtypeError
 from sok_lite.engine.initializer_spec import make_initializer
 
+# What a warning says of TFRA is of a lookup of so many keys.
+_SOME_KEYS = 1024
+_CUT = 0.8796  # the standard deviation of N(0, 1) cut at 2
 
-def initial_value(initializer: Any, dim: int, dtype: tf.DType) -> Any:
+
+def initial_value(
+    initializer: Any,
+    dim: int,
+    dtype: tf.DType,
+    row_shape: tuple[int, int] | None = None,
+    name: str = "",
+) -> Any:
     """Returns an initializer of the engine.
 
     The value is a function of the key: it depends neither on the batch nor on its place there.
@@ -18,14 +30,18 @@ def initial_value(initializer: Any, dim: int, dtype: tf.DType) -> Any:
     Args:
       initializer: None (zeros), a number, an array or tensor of one number or of `dim`, an
         initializer of Keras 3, tf_keras or TensorFlow, or a function that gives one of these when
-        it is called with `shape=[dim]`, or with nothing. For initializers that count with fans
-        (Glorot and the like) a row is a vector, as Keras counts one: fan_in = fan_out = dim.
+        it is called with `shape=[dim]`, or with nothing.
       dim: elements of a row.
       dtype: of the rows.
+      row_shape: (fan_in, fan_out) for initializers that count with them, Glorot and the like. None:
+        a row is a vector, as Keras counts one, fan_in = fan_out = dim, and a warning says what TFRA
+        would draw.
+      name: of the variable, for the warning.
 
     Raises:
       DtypeError: a text, or something else altogether.
-      ValueError: an array of another length, or an initializer that needs a whole matrix.
+      ValueError: an array of another length, an initializer that needs a whole matrix, or a
+        `row_shape` that is not two numbers above 0.
     """
     for _ in range(4):
         if initializer is None:
@@ -41,7 +57,11 @@ def initial_value(initializer: Any, dim: int, dtype: tf.DType) -> Any:
             initializer = array_of(initializer)
             break
         if isinstance(initializer, type) or hasattr(initializer, "get_config"):
-            return make_initializer(initializer, dim, row_shape=(dim, dim))
+            initializer = initializer() if isinstance(initializer, type) else initializer
+            made = make_initializer(initializer, dim, row_shape)
+            if row_shape is None:
+                _warn_of_fans(initializer, made, dim, name)
+            return made
         if not callable(initializer):
             break
         initializer = _called(initializer, dim)
@@ -63,6 +83,28 @@ def initial_value(initializer: Any, dim: int, dtype: tf.DType) -> Any:
         )
     values = values.astype(np.float64 if dtype.is_floating else np.int64)
     return make_initializer(values[0] if values.size == 1 else values, dim)
+
+
+def _warn_of_fans(initializer: Any, made: Any, dim: int, name: str) -> None:
+    """Says what TFRA would draw, where that is something else."""
+    theirs = make_initializer(initializer, dim, (_SOME_KEYS, dim))
+    if theirs == made:
+        return
+    warnings.warn(
+        f"{type(initializer).__name__} of {name!r} depends on the shape of a whole weight. Here it "
+        f"is that of a row, ({dim}, {dim}): first values have a standard deviation of "
+        f"{_deviation(made):.3g}. TFRA counts the keys of each lookup as fan_in: with {_SOME_KEYS} "
+        f"it is {_deviation(theirs):.3g}. Give row_shape=(fan_in, fan_out), such as row_shape="
+        f"({_SOME_KEYS}, {dim}), or an initializer that no shape matters to, such as RandomNormal.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _deviation(made: Any) -> float:
+    if made.kind == "uniform":
+        return (made.b - made.a) / math.sqrt(12)
+    return made.b * (_CUT if made.kind == "truncated_normal" else 1)
 
 
 def array_of(tensor: Any) -> np.ndarray:

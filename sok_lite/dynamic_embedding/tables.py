@@ -43,12 +43,14 @@ class Rows(NamedTuple):
       initializer: see `initial_value`.
       owner: which rank owns a key where ranks look up together.
       files: the `VariableFiles` that are saved in place of the rows; None: rows are.
+      row_shape: see `initial_value`.
     """
 
     dim: int
     initializer: Any
     owner: OwnerRule = AlsoLocal(MOD)
     files: Any = None
+    row_shape: tuple[int, int] | None = None
 
 
 @unconverted
@@ -97,7 +99,9 @@ class HashTable(TableVariable):
             values = array_of(default_value)
             rows = Rows(max(1, values.size), values.reshape(-1))
         self.files = rows.files
-        initializer = initial_value(rows.initializer, rows.dim, self.value_dtype)
+        initializer = initial_value(
+            rows.initializer, rows.dim, self.value_dtype, rows.row_shape, name
+        )
 
         def make(backend: Backend) -> EmbeddingTable:
             return self._made_by(

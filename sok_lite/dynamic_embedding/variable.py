@@ -77,13 +77,15 @@ class Variable(tf.__internal__.tracking.Trackable):
       bp_v2: accepted. An update changes a row as it is at the time, in one piece, with it and
         without: two workers that train one key both count.
       short_file_name: whether `get_variable` leaves variable scopes out of the name.
+      row_shape: (fan_in, fan_out) that Glorot, He, Lecun and VarianceScaling count with. TFRA takes
+        the keys of a lookup for fan_in; None: (dim, dim), and a warning says what TFRA would draw.
 
     Attributes: all arguments, as given or by default; `shard_num`, the number of shards.
 
     Raises:
       TypeError: a dtype that there is not (also a ValueError), an argument of a wrong type.
-      ValueError: `dim` or `init_size` out of range, an initializer that needs a whole matrix, or
-        texts as keys with a `FileSystemSaver`.
+      ValueError: `dim` or `init_size` out of range, an initializer that needs a whole matrix, a
+        `row_shape` that is none, or texts as keys with a `FileSystemSaver`.
       NotImplementedError: `devices` are those of a job that has several workers.
     """
 
@@ -106,6 +108,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         restrict_policy: type[RestrictPolicy] | None = None,
         bp_v2: bool = False,
         short_file_name: bool = False,
+        row_shape: tuple[int, int] | None = None,
     ) -> None:
         self.key_dtype, self.value_dtype = tf.as_dtype(key_dtype), tf.as_dtype(value_dtype)
         check_dtypes(self.key_dtype, self.value_dtype)
@@ -136,13 +139,14 @@ class Variable(tf.__internal__.tracking.Trackable):
         self.kv_creator = kv_creator or CuckooHashTableCreator()
         self.bp_v2 = bp_v2
         self.short_file_name = short_file_name
+        self.row_shape = row_shape
         engine_keys = engine_key_dtype("int32" if self.key_dtype == tf.int32 else "int64")
         saver = self.kv_creator.saver
         saved = VariableFiles(self, saver) if isinstance(saver, FileSystemSaver) else None
         self.rows = self.kv_creator.create(
             self.key_dtype,
             self.value_dtype,
-            Rows(self.dim, initializer, owner_rule(partitioner, engine_keys), saved),
+            Rows(self.dim, initializer, owner_rule(partitioner, engine_keys), saved, row_shape),
             name,
             checkpoint,
             int(init_size / self.shard_num) * self.shard_num,

@@ -19,7 +19,7 @@ from tests.support.faces_page import (
     text_of,
 )
 
-# The order of the documents. `short_file_name` is newer than they are.
+# The order of the documents. `short_file_name` is newer than they are, and `row_shape` is ours.
 DOCUMENTED = {
     "key_dtype": tf.int64,
     "value_dtype": tf.float32,
@@ -36,6 +36,7 @@ DOCUMENTED = {
     "restrict_policy": None,
     "bp_v2": False,
     "short_file_name": False,
+    "row_shape": None,
 }
 FOLDER = "dirpath, proc_size=1, proc_rank=0, file_name_list=None, dirpath_env='TFRA_SAVED_KV'"
 # Methods with their arguments, as documented; the properties without.

@@ -254,6 +254,15 @@ def test_the_config_has_devices_and_creator_only_where_the_distribution_is_kept(
     assert vars(again.params.kv_creator.config) == vars(creator.config)
 
 
+def test_a_layer_takes_the_shape_that_its_initializer_counts_with(layers, recwarn):
+    layer = layers.Embedding(12, initializer="glorot_uniform", row_shape=(1024, 12))
+    again = type(layer).from_config(layer.get_config())
+    for each in (layer, again):
+        rows = each(tf.range(5000, dtype=tf.int64)).numpy()
+        assert 0.99 < rows.max() / np.sqrt(6 / 1036) <= 1
+    assert not [each for each in recwarn if "row_shape" in str(each.message)]
+
+
 def test_a_frozen_layer_has_no_gradient(layers):
     layer = filled(layers.Embedding(DIM))
     layer.trainable = False

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import threading
 import weakref
 
@@ -337,13 +338,46 @@ def test_random_initial_values_are_of_the_key_alone():
         assert abs(rows.std() - 2.0) < 0.1 and abs(rows.mean()) < 0.1
 
 
-def test_initializers_that_count_with_fans_take_a_row_for_a_vector():
-    variable = de.Variable(dim=12, initializer=tf.keras.initializers.GlorotUniform())
-    limit = np.sqrt(6 / (12 + 12))
-    for batch in (10, 5000):
-        rows = variable.lookup(np.arange(batch)).numpy()
-        assert abs(rows).max() <= limit
-    assert abs(rows).max() > 0.99 * limit
+FANS = {
+    "Glorot uniform": lambda of: of.GlorotUniform(),
+    "Glorot normal": lambda of: of.GlorotNormal(),
+    "He uniform": lambda of: of.HeUniform(),
+    "He normal": lambda of: of.HeNormal(),
+    "scaled by fan_in": lambda of: of.VarianceScaling(0.5, "fan_in", "untruncated_normal"),
+}
+
+
+@pytest.mark.parametrize("make", FANS.values(), ids=FANS)
+def test_initializers_that_count_with_fans_take_a_shape(keras, make, recwarn):
+    """The oracle is what the initializer itself draws of a weight of that shape."""
+    initializer = make(keras.initializers)
+    variable = de.Variable(dim=12, initializer=initializer, row_shape=(1024, 12))
+    rows, drawn = variable.lookup(np.arange(1024)).numpy(), initializer([1024, 12]).numpy()
+    assert abs(rows.std() / drawn.std() - 1) < 0.03
+    assert not [each for each in recwarn if "row_shape" in str(each.message)]
+
+
+@pytest.mark.parametrize("make", FANS.values(), ids=FANS)
+def test_without_a_shape_they_take_a_row_for_a_vector_and_say_so(keras, make):
+    initializer = make(keras.initializers)
+    with pytest.warns(RuntimeWarning, match="of 'fans' depends on.*row_shape=") as told:
+        variable = de.get_variable("fans", dim=12, initializer=initializer)
+    rows = variable.lookup(np.arange(5000)).numpy()
+    drawn = initializer([1024, 12]).numpy()  # as TFRA does in a lookup of 1024 keys
+    said = re.search(r"deviation of ([0-9.]+)\. .*it is ([0-9.]+)\. ", str(told[0].message))
+    here, there = said.groups()
+    assert abs(rows.std() / float(here) - 1) < 0.03
+    assert abs(drawn.std() / float(there) - 1) < 0.03
+
+
+def test_no_warning_where_the_batch_makes_no_difference(recwarn):
+    of = tf.keras.initializers
+    for initializer in (of.RandomNormal(), of.VarianceScaling(mode="fan_out"), of.Zeros(), 0.5):
+        de.Variable(dim=4, initializer=initializer)
+    assert not [each for each in recwarn if "row_shape" in str(each.message)]
+    for row_shape in ((4,), (0, 4), 4):
+        with pytest.raises(ValueError, match="`row_shape` must be"):
+            de.Variable(dim=4, initializer=of.HeNormal(), row_shape=row_shape)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ _OPTIONS: dict[str, Any] = {
     "distribute_strategy": None,
     "keep_distribution": False,
     "checkpoint": True,
+    "row_shape": None,
 }
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 _SEGMENT_COMBINERS = ("sum", "mean", "sqrtn")
@@ -49,7 +50,8 @@ class EmbeddingPart:
       name: of the layer; the variable is `<name>-parameter`, and what is trained `<name>-shadow`.
         Layers of one name share the variable, as by `get_variable`: until Keras' `clear_session`.
       with_unique: accepted: keys are deduplicated where that is cheapest.
-      short_file_name, bp_v2, restrict_policy, partitioner, kv_creator, checkpoint: see `Variable`.
+      short_file_name, bp_v2, restrict_policy, partitioner, kv_creator, checkpoint, row_shape: see
+        `Variable`.
       trainable: whether it is trained.
       init_capacity: keys to make room for.
       max_norm: rows are clipped to this norm where they are read.
@@ -110,6 +112,7 @@ class EmbeddingPart:
             restrict_policy=options["restrict_policy"],
             bp_v2=options["bp_v2"],
             short_file_name=short_file_name,
+            row_shape=options["row_shape"],
         )
         self.shadow = ShadowVariable(
             self.params,
@@ -137,6 +140,7 @@ class EmbeddingPart:
             max_norm=options["max_norm"],
             keep_distribution=self.keep_distribution,
             checkpoint=options["checkpoint"],
+            row_shape=options["row_shape"],
             kv_creator=None,
         )
         if options["partitioner"] is not default_partition_fn:
