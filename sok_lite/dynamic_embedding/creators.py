@@ -176,5 +176,6 @@ class RedisTableCreator(KVCreator):
             value_dtype,
             default_value,
             name or "RedisTable",
-            config=config or self.config,
+            checkpoint is not False,
+            config or self.config,
         )

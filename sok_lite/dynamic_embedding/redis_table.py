@@ -1,5 +1,6 @@
 """`RedisTable`: a table whose rows are in a Redis, which several programs share by its name."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -41,12 +42,14 @@ class RedisTable(HashTable):
 
     Every table of this name and of the same model_tag_runtime is this one, in whatever process:
     what one writes or trains the others read, and no update of several workers is lost. Optimizers
-    with equal states, such as two Adams, share them. A checkpoint holds nothing of the table.
+    with equal states, such as two Adams, share them. A checkpoint holds nothing of the table, and a
+    restore leaves the rows as they are.
 
     Args:
       key_dtype: tf.int64 or tf.int32.
       value_dtype, default_value, name: see `HashTable`.
-      checkpoint, device, shard_saveable_object_fn: not used.
+      checkpoint: whether to warn that checkpoints have no rows of it.
+      device, shard_saveable_object_fn: not used.
       config: a `RedisTableConfig`; None: its defaults.
 
     Raises:
@@ -83,6 +86,14 @@ class RedisTable(HashTable):
         if config is not None and not isinstance(config, RedisTableConfig):
             raise TypeError(
                 f"`config` must be a RedisTableConfig. Received: {type(config).__name__}."
+            )
+        if checkpoint:
+            warnings.warn(
+                f"No checkpoint or Saver has the rows of {name!r}: they stay in the Redis, and a "
+                "restore leaves them as they are then. To keep them as they were, back the Redis "
+                "up. checkpoint=False says that you know.",
+                RuntimeWarning,
+                stacklevel=2,
             )
         given = config or RedisTableConfig()
         self._settings = read_settings(given.redis_config_abs_dir, given.redis_config_abs_dir_env)

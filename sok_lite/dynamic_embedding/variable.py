@@ -167,9 +167,18 @@ class Variable(tf.__internal__.tracking.Trackable):
             add_to_graph(self)
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
-        """Returns what a saver of TF1 saves that was given the variable itself."""
-        if not (self.rows.checkpoint and is_called_from(SAVER)):
+        """Returns what a saver of TF1 saves that was given the variable itself.
+
+        Raises:
+          NotImplementedError: its rows are elsewhere, and it has nothing to save.
+        """
+        if not (self.checkpoint and is_called_from(SAVER)):
             return {}
+        if not self.rows.checkpoint:
+            raise NotImplementedError(
+                f"A Saver cannot save {self.name!r}. {self.rows.instead_of_save} Leave it out of "
+                "what the Saver is given, or make it with checkpoint=False."
+            )
         # The name that it has where a saver is not told what to save.
         name = self.name if tf.executing_eagerly() else self.rows.op.name
         return {WHOLE: lambda named=name: TableSaveable(self.rows, named)}

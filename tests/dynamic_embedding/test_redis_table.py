@@ -1,5 +1,6 @@
 """Variables whose rows are in a real Redis, against a dict and against variables in memory."""
 
+import contextlib
 import json
 import threading
 
@@ -147,6 +148,19 @@ def test_a_saver_of_tf1_leaves_it_alone(creator, tmp_path):
         path = tf1.train.Saver().save(session, str(tmp_path / "c"))
         assert tf.train.list_variables(path) == [("dense", [])]
         del dense
+
+
+def test_a_warning_says_that_nothing_saves_it(creator, recwarn):
+    de.Variable(dim=2, name="known", kv_creator=creator, checkpoint=False)
+    assert not [each for each in recwarn if "Redis" in str(each.message)]
+    for graph in (None, tf.Graph()):
+        with contextlib.ExitStack() as entered:
+            if graph is not None:
+                entered.enter_context(graph.as_default())
+            with pytest.warns(RuntimeWarning, match="No checkpoint or Saver has the rows of 'v'"):
+                variable = de.get_variable("v", dim=2, kv_creator=creator)
+            with pytest.raises(NotImplementedError, match="cannot save 'v'.*stay in the Redis"):
+                tf1.train.Saver([variable]).save(None, "nowhere")
 
 
 def test_a_new_version_begins_with_an_earlier_one(redis_port, tmp_path):
