@@ -116,7 +116,7 @@ SAVER_NAMES = "names_to_saveables"
 
 # Members of ResourceVariable that a table uses.
 USED = (
-    *("_handle", "_in_graph_mode", "_graph_element", "_shared_name", "_unique_id"),
+    *("_handle", "_handle_name", "_in_graph_mode", "_graph_element", "_shared_name", "_unique_id"),
     "_initializer_op",
 )
 # Methods of ResourceVariable and its bases that a table overrides: were they renamed, TensorFlow

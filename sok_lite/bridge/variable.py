@@ -32,6 +32,8 @@ from sok_lite.engine.table import EmbeddingTable
 _VARIABLE = "_sok_lite_variable"
 # Stands in what TensorFlow says of a place where it wants a dense value.
 _NO_VALUE = "this_table_has_no_dense_value"
+# In eager mode. It ends as a name does that no scope is put before.
+_NAME_OF_HANDLES = "sok_table/"
 
 
 @cache
@@ -153,9 +155,16 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         """Makes the resource that tapes and graphs know the table by."""
         # The handle's shape is [0, dimension]: of it TensorFlow can make an empty gradient.
         empty_rows = partial(tf.zeros, [0, self.dimension], dtype)
+        # For each name that it has not seen TensorFlow makes a kernel in eager mode, which takes
+        # longer than the whole rest and is never dropped. So all handles have one name there.
+        is_eager = tf.executing_eagerly()
+        given = _NAME_OF_HANDLES if is_eager else name
         super().__init__(
-            empty_rows, trainable, name=name, dtype=dtype, collections=list(self.collections)
+            empty_rows, trainable, name=given, dtype=dtype, collections=list(self.collections)
         )
+        if is_eager:
+            with tf.name_scope(name) as scope:
+                self._handle_name = f"{scope.removesuffix('/')}:0"
         self._true_handle = self._handle
         setattr(self._true_handle, _VARIABLE, weakref.ref(self))
         if self._in_graph_mode:
