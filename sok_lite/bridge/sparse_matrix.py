@@ -43,13 +43,21 @@ def with_values(matrix: Any, values: tf.Tensor) -> Any:
     return tf.SparseTensor(matrix.indices, values, matrix.dense_shape)
 
 
-def as_safe_matrix(
-    ids: Any, weights: Any, combiner: str, default_id: Any
-) -> tuple[Any, Any, tf.Tensor | None]:
+def as_rows(matrix: Any) -> Any:
+    """Returns what has rank 2 and above as a matrix (batch, None) of its first dimension."""
+    if matrix.shape.rank is None or matrix.shape.rank <= 2:
+        return matrix
+    if isinstance(matrix, tf.RaggedTensor):
+        return matrix.merge_dims(1, -1)
+    shape = matrix.dense_shape
+    return _reshaped(matrix, tf.stack([shape[0], tf.reduce_prod(shape[1:])]))
+
+
+def as_safe_matrix(ids: Any, weights: Any, combiner: str, default_id: Any) -> tuple[Any, Any, Any]:
     """Returns what `safe_embedding_lookup_sparse` combines of its arguments.
 
     Args:
-      ids: a SparseTensor of rank 2 and above, or a RaggedTensor (batch, None).
+      ids: a SparseTensor or RaggedTensor of rank 2 and above.
       weights: in the same form; those that are not above 0 go with their ids, but of "sum".
       default_id: the key of an empty row, in the ids' dtype or one that becomes it; None: none.
 
@@ -69,7 +77,7 @@ def as_safe_matrix(
     return ids, weights, outer
 
 
-def with_outer(rows: tf.Tensor, outer: tf.Tensor | None, ids: Any) -> tf.Tensor:
+def with_outer(rows: tf.Tensor, outer: Any, ids: Any) -> Any:
     """Returns rows (batch, dim) in the outer dimensions that `as_safe_matrix` gave.
 
     Args:
@@ -77,6 +85,8 @@ def with_outer(rows: tf.Tensor, outer: tf.Tensor | None, ids: Any) -> tf.Tensor:
     """
     if outer is None:
         return rows
+    if isinstance(ids, tf.RaggedTensor):
+        return tf.RaggedTensor.from_nested_row_splits(rows, outer, validate=False)
     dim = rows.shape[-1]
     rows = tf.reshape(rows, tf.concat([outer, [dim]], 0))
     rows.set_shape(ids.shape[:-1].concatenate([dim]))
@@ -120,20 +130,44 @@ def combined_rows(rows: tf.Tensor, ids: Any, weights: Any, combiner: str) -> tf.
     return tf.cast(total, dtype)
 
 
-def _as_matrix(ids: Any, weights: Any) -> tuple[Any, Any, tf.Tensor | None]:
+def _as_matrix(ids: Any, weights: Any) -> tuple[Any, Any, Any]:
     """Returns ids and weights with two dimensions, and the outer ones; None: they have two."""
-    if isinstance(ids, tf.RaggedTensor) or ids.shape.rank == 2:
+    if ids.shape.rank == 2:
         return ids, weights, None
+    if isinstance(ids, tf.RaggedTensor):
+        ragged = _all_ragged(ids)
+        outer = ragged.nested_row_splits[:-1]
+        inner = [None if each is None else _innermost(_all_ragged(each)) for each in (ids, weights)]
+        return inner[0], inner[1], outer or None
     if ids.shape.rank is not None and ids.shape.rank < 2:
         raise ValueError(f"`sparse_ids` must have rank 2 or more. Received: shape {ids.shape}.")
     shape = ids.dense_shape
     flat = tf.stack([tf.reduce_prod(shape[:-1]), shape[-1]])
+    flat_weights = None if weights is None else _reshaped(weights, flat)
+    return _reshaped(ids, flat), flat_weights, shape[:-1]
 
-    def matrix(sparse: tf.SparseTensor) -> tf.SparseTensor:
-        sparse = tf.sparse.reshape(sparse, flat)
-        return tf.SparseTensor(tf.ensure_shape(sparse.indices, [None, 2]), sparse.values, flat)
 
-    return matrix(ids), None if weights is None else matrix(weights), shape[:-1]
+def _reshaped(sparse: tf.SparseTensor, shape: tf.Tensor) -> tf.SparseTensor:
+    """Returns a SparseTensor in another shape (2,)."""
+    sparse = tf.sparse.reshape(sparse, shape)
+    return tf.SparseTensor(tf.ensure_shape(sparse.indices, [None, 2]), sparse.values, shape)
+
+
+def _all_ragged(ragged: tf.RaggedTensor) -> tf.RaggedTensor:
+    """Returns what has the same rows, and no dimension in its flat values."""
+    flat = ragged.flat_values
+    if flat.shape.rank in (1, None):
+        return ragged
+    return ragged.with_flat_values(
+        tf.RaggedTensor.from_tensor(flat, ragged_rank=flat.shape.rank - 1)
+    )
+
+
+def _innermost(ragged: tf.RaggedTensor) -> tf.RaggedTensor:
+    """Returns the rows of the last dimension, (n, None)."""
+    while ragged.ragged_rank > 1:
+        ragged = ragged.values
+    return ragged
 
 
 def _retained(matrix: Any, keep: tf.Tensor) -> Any:

@@ -3,6 +3,9 @@
 Lookups never insert. What they give has a gradient of the trainable that the name stands for: in
 eager mode and tf.functions the variable's `ShadowVariable` of that name, which is made once; in a
 graph of TF1 a new `TrainableWrapper`. A repeated key has the sum of its gradients.
+
+In place of a variable each takes a trainable, which the gradients then are of, or an `HvdVariable`,
+whose lookups are of all ranks: every rank must then call it.
 """
 
 from collections.abc import Sequence
@@ -15,6 +18,7 @@ from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import checked_arguments
 from sok_lite.bridge.lookup_host import Treatment
 from sok_lite.bridge.sparse_matrix import (
+    as_rows,
     as_safe_matrix,
     check_sparse,
     checked_combiner,
@@ -24,6 +28,7 @@ from sok_lite.bridge.sparse_matrix import (
     with_values,
 )
 from sok_lite.comm.single import SingleCommunicator
+from sok_lite.dynamic_embedding.all_ranks import HvdVariable
 from sok_lite.dynamic_embedding.errors import DtypeError
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper, clipped
@@ -45,10 +50,10 @@ def embedding_lookup(
     """Returns the rows of keys.
 
     Args:
-      params: a `Variable`, or a list of one.
+      params: a `Variable`, trainable or `HvdVariable`, or a list of one.
       ids: keys of any shape, of the variable's key dtype.
       partition_strategy, validate_indices: not used.
-      name: of the trainable; needed in eager mode.
+      name: of the trainable; needed in eager mode for a `Variable`.
       max_norm: rows are clipped to this norm where they are read; None: they are not.
       return_trainable: whether to return the trainable as well.
 
@@ -57,7 +62,7 @@ def embedding_lookup(
 
     Raises:
       ValueError: several params, or no name in eager mode.
-      TypeError: `params` is no Variable, or `ids` have another dtype.
+      TypeError: `params` is none of these, or `ids` have another dtype.
       NotImplementedError: `return_trainable` in a tf.function: use `get_trainable_by_name`.
     """
     return _looked_up(params, ids, name, "embedding_lookup", max_norm, return_trainable)
@@ -94,8 +99,9 @@ def embedding_lookup_sparse(
     """Returns the rows of keys, combined row by row of a sparse matrix.
 
     Args:
-      params: a `Variable`, or a list of one.
-      sp_ids: a SparseTensor or RaggedTensor (batch, None) of keys.
+      params: a `Variable`, trainable or `HvdVariable`, or a list of one.
+      sp_ids: a SparseTensor or RaggedTensor (batch, ...) of keys, of rank 2 or above: all keys of
+        one index in the first dimension are combined.
       sp_weights: weights in the same form and with rows of the same lengths; None: all are 1.
       partition_strategy: not used.
       name: of the trainable, which is known by `<name>/embedding_lookup` as well.
@@ -114,9 +120,10 @@ def embedding_lookup_sparse(
     combiner = checked_combiner(combiner)
     check_sparse(sp_ids, sp_weights)
     name = name or "embedding_lookup_sparse"
-    trainable = _trainable(params, values_of(sp_ids), [f"{name}/{_LOOKUP}", name], return_trainable)
-    rows = _combined(trainable, sp_ids, sp_weights, combiner, max_norm)
-    return (rows, trainable) if return_trainable else rows
+    ids, weights = as_rows(sp_ids), None if sp_weights is None else as_rows(sp_weights)
+    asked = _asked(params, values_of(ids), [f"{name}/{_LOOKUP}", name], return_trainable)
+    rows = _combined(asked, ids, weights, combiner, max_norm)
+    return (rows, _trainable_of(asked)) if return_trainable else rows
 
 
 @unconverted_function
@@ -136,9 +143,9 @@ def safe_embedding_lookup_sparse(
     Keys whose weight is not above 0 are left out, but of "sum". Any key is good, negative ones too.
 
     Args:
-      embedding_weights: a `Variable`, or a list of one.
-      sparse_ids: a SparseTensor of rank 2 and above, or a RaggedTensor (batch, None); its last
-        dimension is combined.
+      embedding_weights: a `Variable`, trainable or `HvdVariable`, or a list of one.
+      sparse_ids: a SparseTensor or RaggedTensor of rank 2 and above; its last dimension is
+        combined.
       sparse_weights: weights in the same form; None: all are 1.
       combiner: see `embedding_lookup_sparse`.
       default_id: the key that an empty row has; None: an empty row is zeros, and no key is looked
@@ -146,7 +153,7 @@ def safe_embedding_lookup_sparse(
       name, partition_strategy, max_norm, return_trainable: see `embedding_lookup_sparse`.
 
     Returns:
-      sparse_ids.shape[:-1] + [dim].
+      sparse_ids.shape[:-1] + [dim], ragged where that is.
 
     Raises: as of `embedding_lookup_sparse`; ValueError for a SparseTensor of rank 1.
     """
@@ -155,10 +162,10 @@ def safe_embedding_lookup_sparse(
     name = name or "safe_embedding_lookup_sparse"
     ids, weights, outer = as_safe_matrix(sparse_ids, sparse_weights, combiner, default_id)
     full_name = f"{name}/embedding_lookup_sparse/{_LOOKUP}"
-    trainable = _trainable(embedding_weights, values_of(ids), [full_name, name], return_trainable)
-    rows = _combined(trainable, ids, weights, combiner, max_norm)
+    asked = _asked(embedding_weights, values_of(ids), [full_name, name], return_trainable)
+    rows = _combined(asked, ids, weights, combiner, max_norm)
     rows = with_outer(rows, outer, sparse_ids)
-    return (rows, trainable) if return_trainable else rows
+    return (rows, _trainable_of(asked)) if return_trainable else rows
 
 
 def _looked_up(
@@ -170,44 +177,52 @@ def _looked_up(
     return_trainable: bool,
 ) -> Any:
     """Does what `embedding_lookup` does, under another name where none is given."""
-    names = [name or default_name]
-    trainable = _trainable(params, ids, names, return_trainable, name is not None)
-    rows = clipped(trainable.lookup(ids), max_norm)
-    return (rows, trainable) if return_trainable else rows
+    asked = _asked(params, ids, [name or default_name], return_trainable, name is not None)
+    rows = clipped(asked.lookup(ids), max_norm)
+    return (rows, _trainable_of(asked)) if return_trainable else rows
 
 
 # ---- trainables ----------------------------------------------------------------------------------
 
 
-def _only(params: Any) -> Any:
-    """Returns the variable of `params`."""
+def _only(params: Any) -> tuple[Any, Any]:
+    """Returns what is in `params`, and the variable that it is or is of."""
     if isinstance(params, (list, tuple)):
         if len(params) != 1:
             raise ValueError(f"Only one params is allowed. Received: {len(params)}.")
         (params,) = params
+    if isinstance(params, (TrainableWrapper, HvdVariable)):
+        return params, _trainable_of(params).params
     if not getattr(params, "is_dynamic_embedding", False):
-        raise TypeError(f"`params` must be a de.Variable. Received: {type(params).__name__}.")
-    return params
+        raise TypeError(
+            "`params` must be a de.Variable, or a ShadowVariable or HvdVariable of one. "
+            f"Received: {type(params).__name__}."
+        )
+    return params, params
 
 
-def _trainable(
+def _trainable_of(asked: TrainableWrapper | HvdVariable) -> TrainableWrapper:
+    return asked.shadow if isinstance(asked, HvdVariable) else asked
+
+
+def _asked(
     params: Any,
     ids: Any,
     names: Sequence[str],
     return_trainable: bool,
     is_named: bool = True,
-) -> TrainableWrapper:
-    """Returns what gradients are of.
+) -> TrainableWrapper | HvdVariable:
+    """Returns what looks keys up, with gradients of a trainable.
 
     Args:
-      names: of it; it is known by any of them.
+      names: of the trainable; it is known by any of them.
       is_named: whether the program has given a name.
     """
-    params = _only(params)
-    dtype = getattr(ids, "dtype", params.key_dtype)
-    if tf.as_dtype(dtype) != params.key_dtype:
+    params, variable = _only(params)
+    dtype = getattr(ids, "dtype", variable.key_dtype)
+    if tf.as_dtype(dtype) != variable.key_dtype:
         raise DtypeError(
-            f"`ids` must be {params.key_dtype.name}, as the keys of {params.name!r}. "
+            f"`ids` must be {variable.key_dtype.name}, as the keys of {variable.name!r}. "
             f"Received: {tf.as_dtype(dtype).name}. Cast them first."
         )
     if tf.inside_function() and return_trainable:
@@ -215,6 +230,8 @@ def _trainable(
             "`return_trainable` does not work in a tf.function: a variable cannot leave it. Use "
             "params.get_trainable_by_name(name)."
         )
+    if params is not variable:
+        return params
     with tf.init_scope():
         is_eager = tf.executing_eagerly()
     if not is_eager:
@@ -231,23 +248,23 @@ def _trainable(
 
 
 def _combined(
-    trainable: TrainableWrapper, ids: Any, weights: Any, combiner: str, max_norm: float | None
+    asked: TrainableWrapper | HvdVariable,
+    ids: Any,
+    weights: Any,
+    combiner: str,
+    max_norm: float | None,
 ) -> tf.Tensor:
     """Returns the rows of keys combined, (batch, dim)."""
+    trainable = _trainable_of(asked)
     params = trainable.params
     is_inference = not trainable.trainable or get_model_mode() == ModelMode.INFERENCE
+    is_clipped = max_norm is not None or trainable.max_norm is not None
     # Halves stay float32 when they are combined: a table would round them.
     is_pooled = params.is_pooled and params.value_dtype == tf.float32
-    if is_inference or max_norm is not None or not is_pooled:
-        return _combined_by_tensorflow(trainable, ids, weights, combiner, max_norm)
+    if is_inference or is_clipped or not is_pooled or asked is not trainable:
+        rows = clipped(asked.lookup(values_of(ids)), max_norm)
+        return combined_rows(rows, ids, weights, combiner)
     keys = params.keys_of(values_of(ids), remember=True)
     matrix = with_values(ids, keys)
     arguments = checked_arguments([trainable], [matrix], weights, combiner, 1)
     return look_up(SingleCommunicator(), arguments, Treatment(False, None, False))[0]
-
-
-def _combined_by_tensorflow(
-    trainable: TrainableWrapper, ids: Any, weights: Any, combiner: str, max_norm: float | None
-) -> tf.Tensor:
-    rows = clipped(trainable.lookup(values_of(ids)), max_norm)
-    return combined_rows(rows, ids, weights, combiner)

@@ -63,6 +63,56 @@ def test_as_on_a_dense_table_with_gradient(combiner, weighted, ragged, max_norm,
     )
 
 
+def given_as(kind, variable):
+    """Returns what looks a variable up, and what the gradients are of."""
+    shadow = de.shadow_ops.ShadowVariable(variable, "own")
+    return {
+        "shadow": (shadow, shadow),
+        "list": ([shadow], shadow),
+        "all ranks": (de.shadow_ops.HvdVariable("hvd", shadow, DIM), shadow),
+    }[kind]
+
+
+@pytest.mark.usefixtures("initialised")
+@pytest.mark.parametrize("kind", ["shadow", "list", "all ranks"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_trainable_may_be_looked_up(kind, weighted, ragged):
+    variable, dense = tables()
+    params, shadow = given_as(kind, variable)
+    ids, weights = batch(ragged, weighted)
+    lookups = [de.embedding_lookup_sparse, de.safe_embedding_lookup_sparse]
+    if ragged:
+        ours = de.ragged_embedding_ops
+        lookups += [ours.embedding_lookup_sparse, ours.safe_embedding_lookup_sparse]
+    sparse, sparse_weights = batch(False, weighted)
+    expected = tf.nn.safe_embedding_lookup_sparse(dense, sparse, sparse_weights)
+    for lookup in lookups:
+        with tf.GradientTape() as tape:
+            rows = lookup(params, ids, weights)
+        np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
+        assert set(tape.gradient(rows, shadow).indices.numpy()) == {0, 3, 5, 7, 19}
+    for lookup in (de.embedding_lookup, de.embedding_lookup_unique):
+        np.testing.assert_array_equal(
+            lookup(params, tf.constant([[3], [7]], tf.int64)), tf.gather(dense, [[3], [7]])
+        )
+    assert set(variable.trainable_store) == {"own"}
+    rows, trainable = de.embedding_lookup_sparse(params, ids, weights, return_trainable=True)
+    assert trainable is shadow
+    with pytest.raises(TypeError, match="must be int64"):
+        de.embedding_lookup_sparse(params, tf.cast(sparse, tf.int32), None)
+
+
+def test_a_trainable_clips_as_it_was_made():
+    variable, dense = tables()
+    shadow = de.shadow_ops.ShadowVariable(variable, "own", max_norm=0.5)
+    ids, _ = batch(False, False)
+    expected = tf.nn.safe_embedding_lookup_sparse(dense, ids, max_norm=0.5)
+    for params, name in ((shadow, None), (variable, "own")):
+        rows = de.embedding_lookup_sparse(params, ids, None, name=name)
+        np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 def test_in_every_mode(here, ragged):
     variable = de.Variable(dim=1, initializer=2.0)
@@ -109,6 +159,47 @@ def test_safe_lookups_of_a_higher_rank():
         expected = tf.nn.safe_embedding_lookup_sparse(dense, ids, weights, combiner=combiner)
         assert rows.shape == (2, 3, DIM)
         np.testing.assert_allclose(rows, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn", "sum"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_ids_of_rank_3_are_combined_by_the_first_dimension(combiner, weighted):
+    variable, dense = tables()
+    indices = [[0, 0, 0], [0, 0, 2], [0, 2, 1], [2, 1, 0]]
+    numbers, values = tf.constant([4, 5, 6, 7], tf.int64), tf.constant([1.0, 2.0, 3.0, 4.0])
+    ids = tf.SparseTensor(indices, numbers, [3, 3, 4])
+    weights = tf.SparseTensor(indices, values, [3, 3, 4]) if weighted else None
+    flat = [[0, 0], [0, 1], [0, 2], [2, 0]]
+    matrix = [tf.SparseTensor(flat, each, [3, 3]) for each in (numbers, values)]
+    expected = tf.nn.safe_embedding_lookup_sparse(
+        dense, matrix[0], matrix[1] if weighted else None, combiner=combiner
+    )
+    ragged = tf.ragged.constant([[[4, 5], [], [6]], [], [[], [7]]], tf.int64)
+    ragged_weights = ragged.with_flat_values(values) if weighted else None
+    for given in ((ids, weights), (ragged, ragged_weights)):
+        rows = de.embedding_lookup_sparse(variable, *given, combiner=combiner)
+        assert rows.shape[-1] == DIM
+        np.testing.assert_allclose(rows, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("default_id", [None, 9])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_safe_lookups_of_ragged_ids_of_a_higher_rank(weighted, default_id):
+    variable, dense = tables()
+    ids = tf.ragged.constant([[[4, 5], [], [6]], [], [[], [7]]], tf.int64)
+    values = tf.constant([1.0, 2.0, 3.0, 4.0])
+    weights = ids.with_flat_values(values) if weighted else None
+    inner = None if weights is None else weights.values.to_sparse()
+    oracle = tf.nn.safe_embedding_lookup_sparse(
+        dense, ids.values.to_sparse(), inner, default_id=default_id
+    )
+    rows = de.safe_embedding_lookup_sparse(variable, ids, weights, default_id=default_id)
+    assert rows.row_lengths().numpy().tolist() == [3, 0, 2] and rows.shape[-1] == DIM
+    np.testing.assert_allclose(rows.flat_values, oracle, rtol=1e-6)
+    uniform = tf.RaggedTensor.from_row_lengths(tf.constant([[4, 5], [6, 7]], tf.int64), [2, 0])
+    rows = de.safe_embedding_lookup_sparse(variable, uniform)
+    oracle = tf.reduce_mean(tf.gather(dense, [[4, 5], [6, 7]]), 1)
+    np.testing.assert_allclose(rows.flat_values, oracle, rtol=1e-6)
 
 
 def test_an_empty_row_looks_no_key_up():
@@ -183,6 +274,8 @@ def test_arguments_that_do_not_fit():
             lookup(tf.Variable([[1.0]]), ids, None)
         rows, trainable = lookup(variable, ids, weights, name="n", return_trainable=True)
         assert rows.shape == (5, DIM) and trainable is variable.get_trainable_by_name("n")
+    with pytest.raises(TypeError, match="ShadowVariable or HvdVariable"):
+        de.embedding_lookup_sparse("v", ids, None)
     with pytest.raises(ValueError, match="rank 2 or more"):
         de.safe_embedding_lookup_sparse(
             variable, tf.SparseTensor([[0]], tf.constant([1], tf.int64), [3])

@@ -111,6 +111,19 @@ def test_a_lookup_of_all_ranks_inserts_nothing(comm, keras):
     assert int(layer.params.size()) == 0
 
 
+def test_a_sparse_lookup_of_all_ranks(comm, keras):
+    made = de.keras.layers_for(keras)
+    ours, theirs = made.HvdAllToAllEmbedding(DIM, name="table"), made.Embedding(DIM, name="table")
+    ids = tf.ragged.constant([[1, 2], [], [3, 3, 4]][: comm.rank + 2], dtype=tf.int64)
+    with tf.GradientTape() as tape:
+        rows = de.embedding_lookup_sparse(ours.hvd_variable, ids, None, combiner="sum")
+    expected = de.embedding_lookup_sparse(theirs.shadow, ids, None, combiner="sum")
+    np.testing.assert_allclose(rows, expected, atol=1e-6)
+    gradient = tape.gradient(rows, ours.shadow)
+    asked = [1, 2] if comm.size == 1 else [1, 2, 3, 4]
+    assert sorted(set(gradient.indices.numpy())) == owned(comm, asked).tolist()
+
+
 def test_rows_are_clipped_and_rounded_as_of_one_rank(comm, keras):
     made = de.keras.layers_for(keras)
     arguments = {"value_dtype": "float16", "max_norm": 0.01, "name": "table"}
