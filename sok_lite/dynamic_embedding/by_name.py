@@ -73,7 +73,7 @@ def get_variable(
 
     Raises:
       ValueError: the variable exists with another dtype, dim, or number of shards; in a TF1 graph
-        also where it exists and the scope does not reuse, or is missing and the scope does.
+        also where it exists and the scope does not reuse. A new one is made where it does.
     """
     scope = tf.compat.v1.get_variable_scope()
     full_name = name if short_file_name or not scope.name else f"{scope.name}/{name}"
@@ -154,11 +154,6 @@ def _check_reuse(scope: Any, name: str, found: Variable | None) -> None:
         raise ValueError(
             f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "
             "reuse=tf.AUTO_REUSE in VarScope?"
-        )
-    if found is None and scope.reuse is True:
-        raise ValueError(
-            f"Variable {name} does not exist, and the variable scope reuses. Did you mean to set "
-            "reuse=None or reuse=tf.AUTO_REUSE in VarScope?"
         )
 
 

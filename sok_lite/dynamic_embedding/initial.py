@@ -28,7 +28,8 @@ def initial_value(
     The value is a function of the key: it depends neither on the batch nor on its place there.
 
     Args:
-      initializer: None (zeros), a number, an array or tensor of one number or of `dim`, an
+      initializer: None (zeros), a number, an array or tensor of one number or of `dim`, of which
+        rows of integers have what is before the point, an
         initializer of Keras 3, tf_keras or TensorFlow, or a function that gives one of these when
         it is called with `shape=[dim]`, or with nothing.
       dim: elements of a row.
@@ -66,6 +67,8 @@ def initial_value(
             break
         initializer = _called(initializer, dim)
     values = np.asarray(initializer)
+    if values.dtype == tf.bfloat16.as_numpy_dtype:
+        values = values.astype(np.float32)
     if values.dtype.kind not in "iufb":
         raise DtypeError(
             "`initializer` must be a number, an array or an initializer of Keras or TensorFlow. "
@@ -77,10 +80,8 @@ def initial_value(
             f"Received: {values.size} numbers."
         )
     values = values.reshape(-1)
-    if dtype.is_integer and not (values == np.round(values)).all():
-        raise ValueError(
-            f"Values of {dtype.name} begin with whole numbers. Received: {initializer!r}."
-        )
+    if dtype.is_integer and not np.isfinite(values).all():
+        raise ValueError(f"Values of {dtype.name} begin with numbers. Received: {initializer!r}.")
     values = values.astype(np.float64 if dtype.is_floating else np.int64)
     return make_initializer(values[0] if values.size == 1 else values, dim)
 

@@ -305,10 +305,21 @@ def test_what_a_missing_key_gives(initializer, expected):
     np.testing.assert_array_equal(variable.lookup([[3], [4]]), [[expected], [expected]])
 
 
-def test_integers_begin_with_whole_numbers():
-    for initializer in (0.5, [1.0, 2.5], np.nan):
-        with pytest.raises(ValueError, match="begin with whole numbers"):
+def test_integers_begin_with_what_is_before_the_point():
+    for initializer, expected in ((2.7, [2, 2]), ([1.0, -2.5], [1, -2]), (-0.5, [0, 0])):
+        variable = de.Variable(value_dtype=tf.int32, dim=2, initializer=initializer)
+        np.testing.assert_array_equal(variable.lookup([7]), [expected])
+    for initializer in (np.nan, [1.0, np.inf]):
+        with pytest.raises(ValueError, match="int32 begin with numbers.*Received"):
             de.Variable(value_dtype=tf.int32, dim=2, initializer=initializer)
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float32], ids=lambda dtype: dtype.name)
+def test_an_array_of_bfloat16_as_initializer(dtype):
+    for row in (np.array([1.5, -2.0], tf.bfloat16.as_numpy_dtype), tf.constant(0.25, tf.bfloat16)):
+        variable = de.Variable(value_dtype=dtype, dim=2, initializer=row)
+        expected = np.broadcast_to(np.asarray(row, np.float32), [1, 2])
+        np.testing.assert_array_equal(tf.cast(variable.lookup([3]), tf.float32), expected)
 
 
 def test_a_tensor_as_initializer():
@@ -599,13 +610,11 @@ def test_get_variable_in_a_graph_follows_scopes():
         for reuse in (True, tf1.AUTO_REUSE):
             with tf1.variable_scope("outer", reuse=reuse):
                 assert de.get_variable("a", dim=2) is first
-        with (
-            tf1.variable_scope("outer", reuse=True),
-            pytest.raises(ValueError, match="does not exist"),
-        ):
-            de.get_variable("c", dim=2)
+        with tf1.variable_scope("outer", reuse=True):  # as in TFRA, a new one too
+            new = de.get_variable("c", dim=2)
+            assert new.name == "outer/c" and de.get_variable("c", dim=2) is new
         collections = de.GraphKeys
-        assert tf1.get_collection(collections.DYNAMIC_EMBEDDING_VARIABLES) == [first, short]
+        assert tf1.get_collection(collections.DYNAMIC_EMBEDDING_VARIABLES) == [first, short, new]
     with tf.Graph().as_default():
         assert de.get_variable("a") is not first
 
