@@ -1,6 +1,7 @@
 """`DynamicEmbeddingOptimizer`: has an optimizer train dynamic embeddings as well."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +15,7 @@ from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.saved_optimizer import known_to_keras
+from sok_lite.dynamic_embedding.slots import SlotTrainable, SlotVariable
 from sok_lite.dynamic_embedding.trainable import TRAINS_TABLES, TrainableWrapper
 
 
@@ -36,8 +38,9 @@ def DynamicEmbeddingOptimizer(
 
     Returns:
       The same object: its `apply_gradients` has changed, and where Keras 3 has no `minimize` it
-      has one. Models of Keras that are compiled with it train the tables of their layers, and save
-      it so that what `load_model` gives does so too.
+      has one. Where it has a `get_slot`, that gives the states of a trainable as well. Models of
+      Keras that are compiled with it train the tables of their layers, and save it so that what
+      `load_model` gives does so too.
 
     Raises:
       TypeError: it is no optimizer.
@@ -55,10 +58,34 @@ def DynamicEmbeddingOptimizer(
     self.apply_gradients = steps.apply_gradients
     if family is KERAS3:
         self.apply, self.minimize = steps.apply, steps.minimize
+    if family.slots is not None:
+        self.get_slot = partial(get_slot, steps)
     if family is not V1:
         known_to_keras(self, DynamicEmbeddingOptimizer, synchronous)
     setattr(self, TRAINS_TABLES, True)
     return self
+
+
+# A checkpoint of the optimizer asks as well, and is told of no states: bridge/optimizers/shown.py
+# knows it by the frames, so that no other may lie in between, such as one of AutoGraph's.
+def get_slot(steps: "_Steps", var: Any, name: str) -> Any:
+    """Returns a slot of a variable; of a trainable the state of its variable's rows.
+
+    Args:
+      steps: of the optimizer.
+      var: a variable or trainable.
+      name: of the slot, as in `get_slot_names`.
+
+    Returns:
+      Of a trainable a `SlotTrainable`. Where there is no such slot, or none yet, an optimizer of
+      TF1 gives None, and a legacy one of tf_keras raises KeyError.
+    """
+    is_ours = isinstance(var, TrainableWrapper)
+    own = type(steps.optimizer).get_slot
+    slot = own(steps.optimizer, var.params.rows if is_ours else var, name)
+    if slot is None or not is_ours:
+        return slot
+    return SlotTrainable(SlotVariable(var.params, slot, name), name)
 
 
 def _dense_step(optimizer: Any, dense: Any, **options: Any) -> Any:

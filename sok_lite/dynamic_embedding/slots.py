@@ -1,6 +1,6 @@
 """Optimizer states of a variable's rows, as programs see them: variables beside it."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -11,6 +11,18 @@ from sok_lite.bridge.optimizers.slots import own_names
 from sok_lite.bridge.slot import SlotView
 from sok_lite.engine.rows.state_owner import owned
 from sok_lite.engine.table.exclusive import alone
+
+
+class SlotTrainable(NamedTuple):
+    """What `get_slot(trainable, name)` of an optimizer gives.
+
+    Attributes:
+      params: the `SlotVariable`.
+      name: of the state.
+    """
+
+    params: "SlotVariable"
+    name: str
 
 
 @unconverted

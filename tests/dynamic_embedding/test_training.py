@@ -1,5 +1,6 @@
 """Training through trainables: lookups, gradients, `DynamicEmbeddingOptimizer`."""
 
+import contextlib
 import threading
 from functools import partial
 
@@ -240,6 +241,45 @@ def test_what_a_slot_can_do():
     with pytest.raises(ValueError, match="have no row"):
         slot.upsert([5], [[1.0, 1.0]])
     assert slot.upsert([4], [[1.0, 1.0]]) is None
+
+
+@pytest.mark.parametrize("family", ["v1", "legacy"])
+def test_get_slot_of_a_trainable_is_the_state_of_its_variable(family):
+    optimizer = de.DynamicEmbeddingOptimizer(families()[family])
+    variable, dense = de.Variable(dim=2), tf.Variable([1.0])
+    shadow, other = (variable.get_trainable_by_name(name) for name in "ab")
+    none = contextlib.nullcontext() if family == "v1" else pytest.raises(KeyError)
+    with none:  # as of a dense variable
+        assert optimizer.get_slot(shadow, "m") is None
+    gradient = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([4, 9], tf.int64))
+    optimizer.apply_gradients([(gradient, shadow), (tf.ones([1]), dense)])
+    assert {"m", "v"} <= set(optimizer.get_slot_names())
+    for name in "mv":
+        (expected,) = (s for s in variable.get_slot_variables(optimizer) if s.slot_name == name)
+        for trainable in (shadow, other):
+            slot = optimizer.get_slot(trainable, name).params
+            np.testing.assert_array_equal(slot.lookup([4, 9]), expected.lookup([4, 9]))
+            assert int(slot.size()) == 2
+        assert optimizer.get_slot(dense, name).shape == [1]
+    with none:
+        assert optimizer.get_slot(shadow, "none such") is None
+
+
+def test_get_slot_is_there_in_a_graph_before_the_first_step():
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variable = de.get_variable("g", dim=2)
+        ids = tf1.placeholder(tf.int64, [None])
+        rows, trainable = de.embedding_lookup(variable, ids, return_trainable=True)
+        optimizer = de.DynamicEmbeddingOptimizer(tf1.train.AdamOptimizer(0.1))
+        step = optimizer.minimize(tf.reduce_sum(rows), var_list=[trainable])
+        names = [name for name in optimizer.get_slot_names() if name in ("m", "v")]
+        slots = [optimizer.get_slot(trainable, name).params for name in names]
+        sizes, first = [slot.size() for slot in slots], slots[0].lookup(ids)
+        session.run(tf1.global_variables_initializer())
+        session.run(step, {ids: [5, 7]})
+        assert session.run(sizes) == [2, 2]
+        found = session.run(first, {ids: [5, 6]})
+        np.testing.assert_allclose(found, [[0.1, 0.1], [0.0, 0.0]], rtol=1e-6)
 
 
 def test_slots_are_there_in_a_graph_before_the_first_step():
