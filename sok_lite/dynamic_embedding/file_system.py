@@ -80,10 +80,16 @@ def save(
     dirpath_env: str | None,
     append_to_file: bool,
     buffer_size: int,
+    only: int | None = None,
 ) -> Any:
-    """Writes the shards of this process; see `Variable.save_to_file_system`."""
+    """Writes the shards of this process; see `Variable.save_to_file_system`.
+
+    Args:
+      only: the number of the one shard that is meant; None: all are.
+    """
     source = source_of(holder)
-    places = [Place(i + 1, source.num_shards, rank, size) for i in range(source.num_shards)]
+    numbers = range(source.num_shards) if only is None else [only]
+    places = [Place(i + 1, source.num_shards, rank, size) for i in numbers]
     bases = [place.base(source.layout.name) for place in places]  # checks the rank
     if file_name_list is not None:
         if len(file_name_list) != len(bases):
@@ -120,8 +126,13 @@ def load(
     dirpath_env: str | None,
     load_entire_dir: bool,
     buffer_size: int,
+    only: int | None = None,
 ) -> Any:
-    """Reads the files of this process; see `Variable.load_from_file_system`."""
+    """Reads the files of this process; see `Variable.load_from_file_system`.
+
+    Args:
+      only: the number of the one shard that takes its keys of them; None: all do.
+    """
     Place(rank=rank, size=size).base("")  # checks the rank
     source_of(holder)
 
@@ -129,6 +140,8 @@ def load(
         name, bases = source.layout.name, file_name_list
         if bases is None and load_entire_dir:
             bases = find_shards(folder, name)
+        if bases is None and only is not None:
+            bases = [Place(only + 1, source.num_shards, rank, size).base(name)]
         if bases is None:
             try:
                 bases = find_shards(folder, name, size, rank)
@@ -137,7 +150,9 @@ def load(
                     f"{error} Where another number of processes has written them, call "
                     "load_from_file_system_with_restore_function()."
                 ) from error
-        _replace(source, open_shards(folder, source.layout, file_name_list=bases), buffer_size)
+        shards = open_shards(folder, source.layout, file_name_list=bases)
+        part = None if only is None else (source.num_shards, only)
+        _replace(source, shards, buffer_size, part, only)
 
     return _call(holder, "load_from_file_system", dirpath, dirpath_env, run)
 
@@ -174,21 +189,27 @@ def _replace(
     source: Source,
     shards: Iterable[StoredShard],
     buffer_size: int,
-    process: tuple[int, int] | None = None,
+    part: tuple[int, int] | None = None,
+    only: int | None = None,
 ) -> None:
     """Makes a table hold what files do, which were checked.
 
     Args:
-      process: (processes, this one): only keys of this one; None: all.
+      part: (processes or shards, this one): only keys of this one; None: all.
+      only: the number of the one shard whose keys go first; None: all do.
     """
     rows = source.rows
 
     def replace() -> None:
-        rows.clear()
+        if only is None:
+            rows.clear()
+        else:
+            for keys in [keys for keys, _ in _pieces_of(source, only)]:
+                rows.remove(keys)
         for shard in shards:
             for keys, values in shard.pieces(buffer_size):
-                if process is not None:
-                    is_here = source.owners(keys, process[0]) == process[1]
+                if part is not None:
+                    is_here = source.owners(keys, part[0]) == part[1]
                     keys, values = keys[is_here], values[is_here]
                 insert(source, keys, values)
 

@@ -61,6 +61,27 @@ def test_a_variable_comes_back(here, tables_on, tmp_path, n, shards):
         assert np.all(keys % shards == i)
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_shard_is_saved_by_itself(here, tmp_path, named):
+    devices = ["/CPU:0"] * 3
+    source, target = filled(KEYS, here, devices=devices), filled([4, 5, 6], here, devices=devices)
+    name = "mine" if named else None
+    for shard in source.tables[:2]:
+        base = f"{name}{shard.index}" if named else None
+        assert here.run(lambda s=shard, b=base: s.save_to_file_system(tmp_path, b)) is None
+    bases = ["mine0", "mine1"] if named else [f"v_mht_{i}of3_rank0_size1" for i in (1, 2)]
+    endings = ("keys", "values", "meta.json")
+    assert set(os.listdir(tmp_path)) == {f"{base}-{end}" for base in bases for end in endings}
+    base = "mine1" if named else None
+    here.run(lambda: target.tables[1].load_from_file_system(tmp_path, base, buffer_size=7))
+    # 4 was of this shard, 5 and 6 are of the others.
+    assert held(target, here) == expected([*KEYS[KEYS % 3 == 1], 5, 6])
+    if not named:
+        here.run(source.tables[2].save_to_file_system, str(tmp_path))
+        here.run(lambda: target.load_from_file_system(tmp_path))
+        assert held(target, here) == expected(KEYS)
+
+
 @pytest.mark.parametrize("value_dtype", VALUES, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32], ids=lambda dtype: dtype.name)
 def test_every_type(tmp_path, key_dtype, value_dtype):
