@@ -40,14 +40,11 @@ def current() -> str | None:
 def directory(dirpath: str | os.PathLike[str], dirpath_env: str | None = "TFRA_SAVED_KV") -> str:
     """Returns the folder of the files: the environment's where it names one, else `dirpath`.
 
-    As for TensorFlow, "file:///rows" is the folder /rows.
-
     Raises:
       ValueError: it is an address and not a folder of this machine.
     """
     folder = (os.environ.get(dirpath_env) if dirpath_env else None) or os.fspath(dirpath)
-    if folder.startswith("file:///"):
-        folder = folder.removeprefix("file://")
+    folder = local_path(folder)
     if "://" in folder:
         raise ValueError(
             "Files of keys and values are in a folder of this machine, which may be a mounted one. "
@@ -56,13 +53,19 @@ def directory(dirpath: str | os.PathLike[str], dirpath_env: str | None = "TFRA_S
     return folder
 
 
+def local_path(path: str | os.PathLike[str]) -> str:
+    """Returns a path as Python knows it; as for TensorFlow, "file:///rows" is /rows."""
+    path = os.fspath(path)
+    return path.removeprefix("file://") if path.startswith("file:///") else path
+
+
 def folder_beside(prefix: str | os.PathLike[str]) -> str:
     """Returns the folder of a checkpoint.
 
     Args:
       prefix: what the names of the checkpoint's files start with.
     """
-    parent, name = os.path.split(os.fspath(prefix))
+    parent, name = os.path.split(local_path(prefix))
     step = re.search(r"-\d+$", name)
     return os.path.join(parent, f"TFRADynamicEmbedding{step.group() if step else ''}")
 
@@ -75,6 +78,7 @@ class WrittenFolders:
 
     def note(self, prefix: str) -> None:
         """Notes that a checkpoint was written, and removes the folders of those that are gone."""
+        prefix = local_path(prefix)
         self._of_prefix[prefix] = folder_beside(prefix)
         gone = {
             prefix: folder

@@ -310,8 +310,8 @@ def test_a_saver_that_is_told_what_to_save(tmp_path, in_files, way):
         variable = de.Variable(**options)
         run(variable.upsert(KEYS[:9], rows_of(KEYS[:9])))
         dense = tf1.get_variable(f"d{len(paths)}", initializer=2.0, use_resource=True)
-        given = {"a": variable, "d": dense} if way == "dict" else [variable]
-        return variable, tf1.train.Saver(given)
+        ways = {"list": [variable], "dict": {"a": variable, "d": dense}, "tables": variable.tables}
+        return variable, tf1.train.Saver(ways[way])
 
     options = {"dim": 3, "name": "v"}
     options["kv_creator"] = creator(in_files, save_path=str(tmp_path / "files"))
@@ -456,6 +456,23 @@ def test_a_manager_of_checkpoints(tmp_path):
     for path, number in zip(manager.checkpoints, (4, 5), strict=True):
         checkpoint.restore(path).assert_consumed()
         assert held(variable) == expected(range(number))
+
+
+def test_a_checkpoint_may_be_an_address_of_this_machine(tmp_path):
+    variable = filled([], kv_creator=creator(True))
+    checkpoint = de.train.Checkpoint(it=variable)
+    for number in range(1, 5):
+        variable.upsert([number], rows_of([number]))
+        path = checkpoint.save(f"file://{tmp_path}/c")
+        folder = tmp_path / f"TFRADynamicEmbedding-{number}"
+        assert folder.is_dir()
+        variable.upsert([99], rows_of([99]))
+        checkpoint.restore(path)
+        assert held(variable) == expected(range(1, number + 1))
+        if number == 2:
+            for file in tmp_path.glob("c-1.*"):
+                file.unlink()
+    assert not (tmp_path / "TFRADynamicEmbedding-1").exists()
 
 
 def saved_by(tmp_path, size, by_rank, kind, steps=4):

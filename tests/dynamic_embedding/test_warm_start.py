@@ -41,7 +41,7 @@ def test_all_variables(saved, session, tmp_path):
     one = de.Variable(dim=3, name="a/one", devices=["/CPU:0"] * 2)
     two, texts = de.Variable(dim=2, name="two"), de.Variable(tf.string, dim=1, name="texts")
     session.run(two.upsert([2, 9], rows_of([9, 9], 2)))
-    session.run(de.warm_start(str(tmp_path)))  # the latest of a folder
+    session.run(de.warm_start(f"file://{tmp_path}"))  # the latest of a folder
     assert held(session, one) == expected(KEYS, 3)
     assert held(session, two) == expected([1, 2, 9], 2)
     assert held(session, texts) == {b"x": [1.0], b"y": [2.0]}
