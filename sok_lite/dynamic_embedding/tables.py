@@ -17,10 +17,11 @@ from sok_lite.backend import Array, Backend
 from sok_lite.bridge import reads, table_ops, writes
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.saveable import save_with_graph
+from sok_lite.bridge.refusals import is_called_from
+from sok_lite.bridge.saveable import TableSaveable, save_with_graph
 from sok_lite.bridge.table_call import array_call
 from sok_lite.bridge.texts import Texts
-from sok_lite.bridge.tf_private import SaveSpec
+from sok_lite.bridge.tf_private import SAVER, SaveableObject, SaveSpec
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable, table_for_variable
 from sok_lite.dynamic_embedding import file_system
@@ -54,8 +55,10 @@ class Rows(NamedTuple):
 
 
 @unconverted
-class HashTable(TableVariable):
+class HashTable(TableVariable, SaveableObject):
     """Rows by key. What `CuckooHashTable` and `HkvHashTable` have in common.
+
+    A `tf.compat.v1.train.Saver` may be given it: TensorFlow takes it for a SaveableObject.
 
     Args:
       key_dtype: tf.int64, tf.int32 or tf.string.
@@ -305,6 +308,25 @@ class HashTable(TableVariable):
         if self.shards_of_tfra is not None and name.isdigit():
             return self.shards_of_tfra.shard(name)
         return super()._lookup_dependency(name, cached_dependencies)
+
+    @property
+    def op(self) -> Any:
+        """The operation of a graph; in eager mode, without any, a saver of TF1 has the handle."""
+        if self._in_graph_mode or not is_called_from(SAVER):
+            return super().op
+        return self.handle
+
+    @property
+    def specs(self) -> list[Any]:
+        """What a saver of TF1 saves."""
+        return list(self._saveable().specs)
+
+    def restore(self, restored_tensors: list[tf.Tensor], restored_shapes: Any) -> Any:
+        """Returns the operation that makes the table what a saver of TF1 has saved."""
+        return self._saveable().restore(restored_tensors, restored_shapes)
+
+    def _saveable(self) -> TableSaveable:
+        return TableSaveable(self, self.op.name if self._in_graph_mode else self.table.name)
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         if self.files is not None:

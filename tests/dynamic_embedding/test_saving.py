@@ -302,7 +302,7 @@ def test_a_saver_of_tf1(tmp_path, in_files, key_dtype):
             np.testing.assert_array_equal(found, saved)
 
 
-@pytest.mark.parametrize("way", ["list", "dict"])
+@pytest.mark.parametrize("way", ["list", "dict", "tables"])
 def test_a_saver_that_is_told_what_to_save(tmp_path, in_files, way):
     """In eager mode and in a session, and what one has saved the other restores."""
 
