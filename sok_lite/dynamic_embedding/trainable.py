@@ -230,7 +230,13 @@ class ShadowVariable(TrainableWrapper):
 
 def trains_tables(optimizer: Any) -> bool:
     """Whether an optimizer went through `DynamicEmbeddingOptimizer`."""
-    return getattr(optimizer, TRAINS_TABLES, False) is True
+    return getattr(tf1_optimizer_in(optimizer), TRAINS_TABLES, False) is True
+
+
+def tf1_optimizer_in(optimizer: Any) -> Any:
+    """Returns the optimizer of TF1 that tf_keras has wrapped for a model; another as it is."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, tf.compat.v1.train.Optimizer) else optimizer
 
 
 class DEResourceVariable:
