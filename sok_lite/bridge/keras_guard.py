@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from sok_lite.bridge.keras_called import note_calls
 from sok_lite.bridge.keras_held import (
     PACKAGES,
     is_kept,
@@ -182,17 +183,35 @@ def _refuse_training(tables: list[Any]) -> NoReturn:
     )
 
 
-def _check_saving(method: str, holder: Any) -> None:
-    tables = [table for layer, table in tables_in(holder) if not saves_itself(layer)]
+def check_saving(method: str, holder: Any) -> None:
+    """Raises if Keras would leave a table out of what it saves of a layer or model."""
+    tables = _left_out(holder)
+    if tables:
+        _refuse_saving(method, [table for _, table in tables])
+
+
+def _check_own_variables(method: str, layer: Any) -> None:
+    """As `check_saving`, of what the layer holds itself: Keras asks each layer in turn."""
+    tables = [table for owner, table in _left_out(layer) if owner is layer]
     if tables:
         _refuse_saving(method, tables)
 
 
-def _check_own_variables(method: str, layer: Any) -> None:
-    """As `_check_saving`, of what the layer holds itself: Keras asks each layer in turn."""
-    tables = [table for owner, table in tables_in(layer) if owner is layer]
-    if tables and not saves_itself(layer):
-        _refuse_saving(method, tables)
+def _left_out(holder: Any) -> list[tuple[Any, Any]]:
+    """Returns the tables that no layer which holds them saves, each with such a layer."""
+    held = list(tables_in(holder, by_each=True))
+    saved = {id(table) for layer, table in held if saves_itself(layer)}
+    return [(layer, table) for layer, table in held if id(table) not in saved]
+
+
+def _check_format(holder: Any, filepath: Any) -> None:
+    """Raises if `save` would write a format that has no place for the tables of a model."""
+    tables = [table for _, table in tables_in(holder)]
+    if tables and not str(filepath).endswith(".keras"):
+        raise NotImplementedError(
+            f"save() to this format would leave the rows of {names_of(tables)} out. "
+            f"Received: filepath={str(filepath)!r}. {tables[0].instead_of_save}"
+        )
 
 
 def check_weights(method: str, layer: Any) -> None:
@@ -249,6 +268,8 @@ def _guard(name: str, package: Any) -> bool:
         layer = package.layers.Layer
         know_layers(layer)
         _mark_own_step(model)
+        if name == "keras":
+            note_calls(model)
         _clone_codes.add(inspect.unwrap(package.models.clone_model).__code__)
         _load_codes.add(inspect.unwrap(package.models.load_model).__code__)
         _wrap(model, "compile", _check_compiled, is_after=True)
@@ -270,13 +291,15 @@ def _guard(name: str, package: Any) -> bool:
 
 def _saving_check(package: str, method: str) -> Callable[..., None]:
     def check(holder: Any, *args: Any, **kwargs: Any) -> None:
+        arguments = dict(zip(("filepath", "overwrite", "save_format"), args, strict=False))
+        arguments |= kwargs
         if package == "tf_keras" and method != "save":
-            arguments = dict(zip(("filepath", "overwrite", "save_format"), args, strict=False))
-            arguments |= kwargs
             save_format = arguments.get("save_format") if method == "save_weights" else None
             if is_tensorflows_format(arguments.get("filepath"), save_format):
                 return
-        _check_saving(method, holder)
+        check_saving(method, holder)
+        if method == "save" and kwargs.get("zipped") is not False:
+            _check_format(holder, arguments.get("filepath"))
 
     return check
 

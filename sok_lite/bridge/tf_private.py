@@ -144,6 +144,9 @@ CHILDREN = "_trackable_children"
 # Of what it holds: takes another one, and the name that it is saved by.
 TRACK = "_track_trackable"
 
+# Of a tf.function: the cache whose `values()` are the concrete ones that were made of it.
+FUNCTION_CACHE = "_function_cache"
+
 # The modules of it that ask an optimizer for the slots which they save or copy.
 SLOTS_OF_CHECKPOINTS = (
     "tensorflow.python.checkpoint.util",

@@ -41,7 +41,8 @@ class TrainableWrapper(TableVariable):
     instead_of_write = "Use params.upsert(keys, values)."
     instead_of_copy = "Make another one of the same variable."
     instead_of_save = (
-        "Save the model with tf.train.Checkpoint; for serving, use sok_lite.export_serving."
+        "Hold it in a layer of de.keras.layers, and use de.keras.models.save_model(model, path); "
+        "or tf.train.Checkpoint. For serving alone there is sok_lite.export_serving."
     )
     instead_of_own_step = (
         "Hold it in a layer of de.keras.layers, and compile the model with "

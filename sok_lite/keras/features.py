@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_lite.bridge import job
+from sok_lite.bridge.keras_called import as_keys
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import checked_arguments
 from sok_lite.bridge.lookup_host import Treatment
 from sok_lite.bridge.loss_weight import weighed_on_the_way_back
-from sok_lite.bridge.tf_private import SCRATCH_GRAPHS, could_possibly_record
+from sok_lite.bridge.tf_private import could_possibly_record
 from sok_lite.comm import Communicator
 from sok_lite.comm.launch import launched_ranks
 from sok_lite.comm.single import SingleCommunicator
@@ -130,16 +131,9 @@ def mask_of(feature: Feature, ids: Any, package: Any) -> Any:
         is_dense = not (ids.sparse or getattr(ids, "ragged", False))
         return package.ops.not_equal(ids, feature.mask_value) if is_dense else None
     is_dense = not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
-    return _is_id(feature, _of_id_dtype(feature, tf.convert_to_tensor(ids))) if is_dense else None
-
-
-def _of_id_dtype(feature: Feature, ids: tf.Tensor) -> tf.Tensor:
-    """Returns ids, or what stands for them where Keras builds a model that it loads."""
-    graph = getattr(tf.compat.v1.get_default_graph(), "name", "") if ids.dtype.is_floating else ""
-    if not graph.startswith(tuple(SCRATCH_GRAPHS.values())):
-        return ids
-    name = feature.table.key_dtype_name
-    return tf.as_string(ids) if name == "string" else tf.cast(ids, name)
+    if not is_dense:
+        return None
+    return _is_id(feature, as_keys(tf.convert_to_tensor(ids), feature.table.key_dtype_name))
 
 
 def _taken(feature: Feature, ids: Any, weights: Any) -> _Taken:
@@ -152,7 +146,9 @@ def _taken(feature: Feature, ids: Any, weights: Any) -> _Taken:
         return _of_sparse(feature, ids, weights)
     if isinstance(ids, tf.RaggedTensor):
         return _of_ragged(feature, ids, weights)
-    return _of_dense(feature, _of_id_dtype(feature, tf.convert_to_tensor(ids)), weights)
+    return _of_dense(
+        feature, as_keys(tf.convert_to_tensor(ids), feature.table.key_dtype_name), weights
+    )
 
 
 def _of_sparse(feature: Feature, ids: tf.SparseTensor, weights: Any) -> _Taken:

@@ -144,6 +144,13 @@ def test_the_graph_in_which_a_model_is_built_by_its_shapes(package):
     assert dtype == tf.float32
 
 
+def test_concrete_functions_of_a_function():
+    function = tf.function(lambda x: x + 1)
+    made = [function.get_concrete_function(tf.TensorSpec([n])) for n in (1, 2)]
+    found = list(getattr(function, tf_private.FUNCTION_CACHE).values())
+    assert len(found) == 2 and all(any(each is one for one in found) for each in made)
+
+
 def test_children_of_a_checkpoint():
     assert_has(tf.Module(), tf_private.CHILDREN)
     assert_has(tf.Module(), tf_private.TRACK)

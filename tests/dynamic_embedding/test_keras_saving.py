@@ -121,6 +121,34 @@ def test_load_model_leaves_the_table_of_a_living_model_alone(keras, tmp_path):
         np.testing.assert_array_equal(rows_of(SimpleNamespace(params=table))[1], value)
 
 
+def test_load_model_gives_a_model_of_a_class_that_trains_on(keras, tmp_path):
+    made = de.keras.layers_for(keras)
+
+    @keras.saving.register_keras_serializable("test_keras_saving")
+    class Pooled(keras.Model):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.embedding, self.fields = made.Embedding(2, name="table"), made.Embedding(2)
+            self.head = keras.layers.Dense(1)
+
+        def call(self, features):
+            parts = [self.embedding(features["a"]), self.fields(features["b"])]
+            return self.head(tf.concat([tf.reduce_mean(rows, 1) for rows in parts], 1))
+
+    x = {"a": X, "b": X[:, :2]}
+    model = Pooled()
+    model({name: tf.constant(ids[:1]) for name, ids in x.items()})
+    fit(compiled(keras, model), x)
+    de.keras.models.save_model(model, tmp_path / "m")
+    model.save(str(tmp_path / "m.keras"))
+    for path in ("m", "m.keras"):
+        again = de.keras.models.load_model(tmp_path / path, package=keras)
+        np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
+        for ours, theirs in zip(rows_of(again.embedding), rows_of(model.embedding), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_allclose(fit(again, x), fit(model, x), rtol=1e-5)
+
+
 @pytest.mark.parametrize("is_made_so", [False, True], ids=["frozen later", "made frozen"])
 def test_a_frozen_layer_can_be_trained_after_loading(keras, is_made_so, tmp_path):
     model, layer = functional(keras, trainable=not is_made_so)
@@ -250,11 +278,48 @@ def test_what_was_saved_of_another_table_is_refused(keras, tmp_path):
 
 
 @pytest.mark.parametrize("end", [".h5", ""], ids=["h5", "SavedModel"])
-def test_formats_that_cannot_hold_a_table_are_refused(keras, end, tmp_path):
-    model, _ = trained(keras)
-    with warnings.catch_warnings(), pytest.raises((NotImplementedError, ValueError)):
-        warnings.simplefilter("ignore")
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
+def test_formats_that_cannot_hold_a_table_are_refused(keras, build, end, tmp_path):
+    model, _ = trained(keras, build)
+    with pytest.raises(NotImplementedError, match=r"de\.keras\.models\.save_model\(model, path\)"):
         model.save(str(tmp_path / f"m{end}"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_model_may_hold_the_variable_beside_its_layer(keras, tmp_path):
+    model, layer = trained(keras, subclassed)
+    model.rows = layer.params
+    for save, load in (
+        (model.save_weights, lambda again, path: again.load_weights(path)),
+        (lambda path: de.keras.models.save_model(model, path), de.keras.models.load_weights),
+    ):
+        path = str(tmp_path / "m.weights.h5")
+        save(path)
+        again, layer_again = subclassed(keras)
+        again.rows = layer_again.params
+        compiled(keras, again)
+        load(again, path)
+        for ours, theirs in zip(rows_of(layer_again), rows_of(layer), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    model.save(tmp_path / "m.keras")
+    model.other = de.Variable(dim=2, name="other")
+    with pytest.raises(NotImplementedError, match="rows of 'other:0' out"):
+        model.save(tmp_path / "m.keras")
+
+
+def test_a_model_with_an_optimizer_of_tf1_is_saved_without_it(tmp_path):
+    keras = pytest.importorskip("tf_keras")
+    model, layer = functional(keras)
+    optimizer = tf.compat.v1.train.AdagradOptimizer(0.1)
+    model.compile(de.DynamicEmbeddingOptimizer(optimizer), "mse")
+    fit(model)
+    for name in FORMATS:
+        de.keras.models.save_model(model, tmp_path / name)
+        again, found = functional(keras)
+        de.keras.models.load_weights(again, tmp_path / name)
+        np.testing.assert_array_equal(rows_of(found)[1], rows_of(layer)[1])
+    assert model.optimizer.optimizer is optimizer
+    fit(model)
 
 
 def test_weights_as_a_list_are_refused(keras):
@@ -358,6 +423,9 @@ def test_save_model_refuses_what_it_cannot_do(keras, tmp_path):
         de.keras.models.save_model(model, tmp_path / "m.keras", signatures={})
     with pytest.raises(ValueError, match="`options`"):
         de.keras.models.save_model(model, tmp_path / "m.keras", options=object())
+    for name, kind in (("m.ckpt", "CheckpointOptions"), ("m", "SaveOptions")):
+        with pytest.raises(TypeError, match=f"must be a {kind}"):
+            de.keras.models.save_model(model, tmp_path / name, options=object())
     assert os.listdir(tmp_path) == []
 
 
@@ -389,8 +457,41 @@ def test_checkpoints_of_fit_have_the_tables(keras, weights_only, tmp_path):
         else:
             found = keras.models.load_model(newest).layers[1]
         np.testing.assert_array_equal(rows_of(found)[1], rows_of(layer)[1])
-    with pytest.raises(NotImplementedError, match="signatures"):
+    with pytest.raises(ValueError, match="`signatures` are of TensorFlow's SavedModel"):
         de.keras.callbacks_for(keras).ModelCheckpoint(pattern, signatures={})
+
+
+def test_what_cannot_be_saved_is_refused_before_fit(keras, tmp_path):
+    class Holder(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.params = de.Variable(dim=2, name="held", trainable=False)
+
+        def call(self, x):
+            return x
+
+    made = de.keras.callbacks_for(keras).ModelCheckpoint
+    inputs = keras.Input([3])
+    model = keras.Model(inputs, keras.layers.Dense(1)(Holder()(inputs)))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    kernel = model.layers[-1].kernel.numpy()
+    for name in ("m.keras", "m.weights.h5", "m"):
+        with pytest.raises(
+            NotImplementedError, match=r"'held.* out.*de\.keras\.models\.save_model"
+        ):
+            model.fit(X.astype("f4"), Y, verbose=0, callbacks=[made(str(tmp_path / name))])
+    ours, layer = functional(
+        keras, kv_creator=de.CuckooHashTableCreator(saver=de.FileSystemSaver())
+    )
+    compiled(keras, ours)
+    with pytest.raises(NotImplementedError, match="'table-parameter'.*de.train.Checkpoint"):
+        ours.fit(X, Y, verbose=0, callbacks=[made(str(tmp_path / "m.ckpt"))])
+    with pytest.raises(TypeError, match="A signature must be"):
+        ours.fit(X, Y, verbose=0, callbacks=[made(str(tmp_path / "m"), signatures=fit)])
+    with pytest.raises(NotImplementedError, match="older format"):
+        made(str(tmp_path / "m.h5"))
+    np.testing.assert_array_equal(model.layers[-1].kernel.numpy(), kernel)
+    assert int(layer.params.size()) == 0 and os.listdir(tmp_path) == []
 
 
 def test_the_callbacks_are_those_of_tf_keras():

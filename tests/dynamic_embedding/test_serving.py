@@ -162,6 +162,121 @@ def test_save_model_writes_a_saved_model_that_is_served_and_trained_on(fresh, ke
 _LAYERS = ("Embedding", "SquashedEmbedding", "FieldWiseEmbedding")
 
 
+# ---------------------------------------------------------------- models of a program's own class
+
+FEATURES = {"user": X[:, :1], "items": X}
+OPTIONS = tf.saved_model.SaveOptions(namespace_whitelist=["TFRA"])
+
+
+def of_a_class(keras):
+    made = de.keras.layers_for(keras)
+
+    @keras.saving.register_keras_serializable("test_serving")
+    class OfAClass(keras.Model):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.users = made.Embedding(4, name="users", initializer="zeros")
+            self.items = made.Embedding(4, name="items", initializer="zeros")
+            self.held = self.users.params  # the model holds it as well as its layer
+            self.head = keras.layers.Dense(1)
+
+        def call(self, features):
+            rows = [self.users(features["user"]), self.items(features["items"])]
+            return self.head(tf.reduce_mean(tf.concat(rows, 1), 1))
+
+    return OfAClass()
+
+
+def fit(keras, model, **options):
+    model.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    model.fit(FEATURES, Y, batch_size=8, shuffle=False, verbose=0, **options)
+    return model
+
+
+def check_served(fresh, path, model, **options):
+    for n in (len(X), 3):
+        features = {name: array[:n] for name, array in FEATURES.items()}
+        served = fresh.run(path, features, **options)
+        (served,) = served.values()
+        expected = model(tf.nest.map_structure(tf.constant, features))
+        np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["fit", "call"])
+def test_a_model_of_a_class_is_saved_as_it_was_called(fresh, keras, way, tmp_path):
+    model = of_a_class(keras)
+    with pytest.raises(ValueError, match="was not called.*give `signatures`"):
+        de.keras.models.save_model(model, tmp_path / "m")
+    with pytest.raises(ValueError, match="was not called.*give `signature`"):
+        sok.export_serving(model, tmp_path / "m")
+    if way == "fit":
+        fit(keras, model)
+    else:
+        model({name: tf.constant(array[:5]) for name, array in FEATURES.items()})
+        for layer in (model.users, model.items):
+            layer.params.upsert(np.arange(30), RNG.normal(size=(30, 4)))
+    de.keras.models.save_model(model, tmp_path / "m", options=OPTIONS)
+    sok.export_serving(model, tmp_path / "served")
+    for name in ("m", "served"):
+        check_served(fresh, tmp_path / name, model)
+    again = of_a_class(keras)
+    again({name: tf.constant(array[:5]) for name, array in FEATURES.items()})
+    de.keras.models.load_weights(again, tmp_path / "m")
+    given = tf.nest.map_structure(tf.constant, FEATURES)
+    np.testing.assert_array_equal(again(given), model(given))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["m", "served"]
+
+
+def test_checkpoints_of_fit_are_served(fresh, keras, tmp_path):
+    model = of_a_class(keras)
+    callback = de.keras.callbacks_for(keras).ModelCheckpoint
+    callback = callback(str(tmp_path / "{epoch}-{loss:.1f}"), options=OPTIONS)
+    fit(keras, model, epochs=2, callbacks=[callback])
+    (first, second) = sorted(tmp_path.iterdir())
+    assert (first.name[:2], second.name[:2]) == ("1-", "2-")
+    check_served(fresh, second, model)
+
+
+def test_a_concrete_function_is_a_signature(fresh, keras, tmp_path):
+    model = fit(keras, of_a_class(keras))
+
+    @tf.function
+    def serve(*args, **kwargs):
+        return {"score": model(*args, **kwargs)}
+
+    specs = {
+        name: tf.TensorSpec([None, array.shape[1]], tf.int64) for name, array in FEATURES.items()
+    }
+    concrete = serve.get_concrete_function(specs)
+    save = de.keras.models.save_model
+    save(model, tmp_path / "m", signatures={"serving_default": concrete}, include_optimizer=False)
+    check_served(fresh, tmp_path / "m", model)
+    save(model, tmp_path / "one", signatures=concrete)
+    check_served(fresh, tmp_path / "one", model)
+
+
+@pytest.mark.parametrize("save", ["de_save_model", "de_hvd_save_model"])
+def test_what_cannot_be_served_leaves_no_folder(keras, save, tmp_path):
+    save = getattr(de.keras.models, save)
+    model = trained(keras)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int64)])
+    def python(ids):
+        return tf.numpy_function(lambda rows: rows, [model(ids)], tf.float32)
+
+    with pytest.raises(NotImplementedError, match="calls a function of Python"):
+        save(model, tmp_path / "m", signatures=python)
+    assert list(tmp_path.iterdir()) == []
+    save(model, tmp_path / "m")
+    (tmp_path / "m" / "mine.txt").write_text("of the program")
+    files = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
+    with pytest.raises(NotImplementedError, match="calls a function of Python"):
+        save(model, tmp_path / "m", signatures=python)
+    assert {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()} == files
+    save(model, f"file://{tmp_path}/m")
+    assert (tmp_path / "m" / "mine.txt").exists() and len(list(tmp_path.iterdir())) == 1
+
+
 def test_signatures_that_are_given_are_served(fresh, keras, tmp_path):
     model = trained(keras)
 
@@ -182,5 +297,5 @@ def test_signatures_that_are_given_are_served(fresh, keras, tmp_path):
     np.testing.assert_allclose(served, plain(tf.constant(X)), rtol=1e-5, atol=1e-6)
     save(model, tmp_path / "one", signatures=plain)
     assert fresh.run(tmp_path / "one", {"ids": X})["output_0"].shape == (40, 1)
-    with pytest.raises(TypeError, match="must be a tf.function with an input_signature"):
+    with pytest.raises(TypeError, match="must be a tf.function with an input_signature, or a conc"):
         save(model, tmp_path / "none", signatures=lambda ids: ids)

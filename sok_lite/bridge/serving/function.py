@@ -83,6 +83,7 @@ def export_functions(
     *,
     cutoff: float | None = None,
     quantize: str | None = None,
+    options: Any = None,
 ) -> None:
     """Does what `export_serving` does for several signatures.
 
@@ -92,6 +93,7 @@ def export_functions(
       functions: by the name of the signature a function and what it takes. The first is what the
         loaded object does when it is called.
       ranks: those that call it, each within `ranks.together()`.
+      options: a tf.saved_model.SaveOptions.
     """
     check_cutoff(cutoff)
     check_quantize(quantize)
@@ -117,7 +119,7 @@ def export_functions(
                 module.variables_of_tables = tables.variables
                 module.variables_of_model = variables
                 module.resources = resources
-                tf.saved_model.save(module, os.fspath(path), signatures)
+                tf.saved_model.save(module, os.fspath(path), signatures, options)
     finally:
         # The functions that were traced on the way keep the variables.
         for variable in tables.variables:

@@ -1,5 +1,6 @@
 """What a program gives to be exported: a function, a tf.Module, or a model of Keras."""
 
+import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -7,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.serving.signature import Signature, checked_signature
-from sok_lite.bridge.tf_private import CHILDREN, INPUTS_OF_MODELS
+from sok_lite.bridge.keras_called import called_with
+from sok_lite.bridge.serving.signature import Signature, checked_signature, names_by_place
+from sok_lite.bridge.tf_private import CHILDREN, FUNCTION_CACHE, INPUTS_OF_MODELS
 
 
 def function_of(model_or_fn: Any, signature: Any) -> tuple[Callable[..., Any], Signature]:
@@ -30,7 +32,7 @@ def function_of(model_or_fn: Any, signature: Any) -> tuple[Callable[..., Any], S
             return model(*args, **kwargs, training=False)
 
         if signature is None:
-            return predict, _signature_of_model(model)
+            return predict, _signature_of_model(model, "signature")
         return predict, checked_signature(model.call, signature)
     function = model_or_fn.__call__ if isinstance(model_or_fn, tf.Module) else model_or_fn
     given = getattr(function, "input_signature", None) if signature is None else signature
@@ -47,21 +49,64 @@ def functions_of(model: Any, signatures: Any) -> dict[str, tuple[Callable[..., A
 
     Args:
       model: what is served where there are none.
-      signatures: None, a tf.function with an input_signature, or a dict of those by name.
+      signatures: None, a tf.function with an input_signature, what get_concrete_function() of a
+        tf.function gave, or a dict of those by name.
 
     Raises:
-      TypeError: a signature is no tf.function with an input_signature.
+      TypeError: a signature is nothing of that.
+      ValueError: there are none, and the model does not say what it takes; or nobody has the
+        tf.function of a concrete one any more.
     """
     if signatures is None:
-        return {"serving_default": function_of(model, None)}
+        function, _ = function_of(model, [])
+        return {"serving_default": (function, _signature_of_model(model, "signatures"))}
     named = signatures if isinstance(signatures, Mapping) else {"serving_default": signatures}
-    for name, function in named.items():
-        if getattr(function, "input_signature", None) is None:
-            raise TypeError(
-                "A signature must be a tf.function with an input_signature: it is traced anew "
-                f"where it is saved. Received: {name}={function!r}."
+    return {name: _traced_again(name, function) for name, function in named.items()}
+
+
+def _traced_again(name: str, function: Any) -> tuple[Callable[..., Any], Signature]:
+    """Returns the function of a signature, which is traced anew where it is saved."""
+    if isinstance(function, tf.types.experimental.ConcreteFunction):
+        given = function.structured_input_signature
+        args = tuple(_without_places(argument) for argument in given[0])
+        kwargs = {name: _without_places(argument) for name, argument in given[1].items()}
+        whole = _function_with(function)
+        if whole is None:
+            raise ValueError(
+                "A concrete function is traced anew where it is saved, and the tf.function that it "
+                f"is of is gone. Received: {name}={function!r}. Keep that, or give it itself, with "
+                "an input_signature."
             )
-    return {name: function_of(function, None) for name, function in named.items()}
+        return whole, Signature(args, kwargs, names_by_place(whole, len(args)))
+    if getattr(function, "input_signature", None) is None:
+        raise TypeError(
+            "A signature must be a tf.function with an input_signature, or a concrete function: "
+            f"it is traced anew where it is saved. Received: {name}={function!r}."
+        )
+    return function_of(function, None)
+
+
+def _without_places(argument: Any) -> Any:
+    """Returns the specs of a structure without names, which TensorFlow has made of their places."""
+
+    def nameless(spec: Any) -> Any:
+        is_plain = isinstance(spec, tf.TensorSpec)
+        return tf.TensorSpec(spec.shape, spec.dtype) if is_plain else spec
+
+    return tf.nest.map_structure(nameless, argument) if tf.nest.is_nested(argument) else argument
+
+
+def _function_with(concrete: Any) -> Any:
+    """Returns the tf.function that a concrete one is of; None: it is gone.
+
+    A concrete one knows its graph alone, whose lookups ask the tables of this process.
+    """
+    kind = tf.types.experimental.PolymorphicFunction
+    functions = [each for each in gc.get_objects() if issubclass(type(each), kind)]
+    for each in functions:
+        if any(made is concrete for made in getattr(each, FUNCTION_CACHE).values()):
+            return each
+    return None
 
 
 def resources_in(root: Any) -> list[Any]:
@@ -114,17 +159,26 @@ def _is_keras_model(model: Any) -> bool:
     )
 
 
-def _signature_of_model(model: Any) -> Signature:
+def _signature_of_model(model: Any, argument: str) -> Signature:
+    """Returns what a model says that it takes, or was called with first.
+
+    Args:
+      argument: what a program is to give where neither is known.
+    """
     structures = (getattr(model, name, None) for name in INPUTS_OF_MODELS.values())
     inputs = next((each for each in structures if each is not None), None)
     if inputs is None:
         inputs = getattr(model, "inputs", None)
         inputs = inputs[0] if isinstance(inputs, (list, tuple)) and len(inputs) == 1 else inputs
     if inputs is None:
-        raise ValueError(
-            f"The model {model.name!r} does not say what it takes: it has no `inputs`. Give "
-            "`signature`, such as [tf.TensorSpec([None, 3], tf.int64)]."
-        )
+        called = called_with(model)
+        if called is None:
+            raise ValueError(
+                f"The model {model.name!r} does not say what it takes: it has no `inputs`, and was "
+                f"not called with tensors yet. Call it on a batch, or give `{argument}`, with "
+                "specs such as tf.TensorSpec([None, 3], tf.int64)."
+            )
+        return Signature(*called, names_by_place(model.call, len(called[0])))
     specs = tf.nest.map_structure(_spec_of, inputs)
     return Signature((specs,), {}, ["inputs"])
 

@@ -67,7 +67,7 @@ def checked_signature(function: Callable[..., Any], signature: Any) -> Signature
         is_list = isinstance(signature, (list, tuple))
         args = tuple(as_specs(each) for each in (signature if is_list else [signature]))
         kwargs = {}
-    return Signature(args, kwargs, _names_of(function, len(args)))
+    return Signature(args, kwargs, names_by_place(function, len(args)))
 
 
 def as_specs(structure: Any) -> Any:
@@ -149,7 +149,8 @@ def flat_outputs(outputs: Any) -> dict[str, tf.Tensor]:
     return {name: tf.identity(tensor) for name, tensor in plain_parts(leaves).items()}
 
 
-def _names_of(function: Callable[..., Any], count: int) -> list[str]:
+def names_by_place(function: Callable[..., Any], count: int) -> list[str]:
+    """Returns the names of the first arguments of a function."""
     try:
         parameters: Sequence[Any] = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):

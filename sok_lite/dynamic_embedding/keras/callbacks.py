@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 from collections.abc import Sequence
 from types import SimpleNamespace, new_class
 from typing import Any
@@ -11,6 +12,8 @@ import tensorflow as tf
 
 from sok_lite.bridge.collectives import broadcast
 from sok_lite.bridge.keras_classes import root_of
+from sok_lite.bridge.serving.models import functions_of
+from sok_lite.dynamic_embedding.keras.formats import check_savable, checked_path
 from sok_lite.dynamic_embedding.keras.models import de_hvd_save_model
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper
@@ -58,14 +61,15 @@ def _class_of(part: type, base: type) -> Any:
 class _OfAllRanks:
     """A model whose saving is that of all ranks; for the rest it is the model."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, signatures: Any, options: Any) -> None:
         self._model = model
+        self._more = {"signatures": signatures, "options": options}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def save(self, filepath: Any, overwrite: bool = True, **_: Any) -> None:
-        de_hvd_save_model(self._model, filepath, overwrite)
+        de_hvd_save_model(self._model, filepath, overwrite, **self._more)
 
     save_weights = save
 
@@ -73,28 +77,40 @@ class _OfAllRanks:
 class _ModelCheckpoint:
     """Saves the model with the tables of all ranks, when the callback of Keras of that name would.
 
-    Whether to save is decided by the metrics of rank 0. Every rank must have the callback.
+    Whether to save is decided by the metrics of rank 0. Every rank must have the callback. What
+    cannot be saved is refused before the first batch.
 
     Args:
       filepath: as of `de.keras.models.de_hvd_save_model`; it may have fields of metrics.
       *args, **kwargs: of Keras' `ModelCheckpoint`.
-      signatures: must be None: see `de.keras.models.de_save_model`.
+      signatures, options: as of `de.keras.models.de_hvd_save_model`.
 
-    Raises:
-      NotImplementedError: there are signatures.
+    Raises: as of `de.keras.models.de_save_model`.
     """
 
-    def __init__(self, filepath: Any, *args: Any, signatures: Any = None, **kwargs: Any) -> None:
-        if signatures is not None:
-            raise NotImplementedError(
-                "Signatures are of TensorFlow's SavedModel, which this callback does not write. "
-                f"Received: signatures={signatures!r}. Leave them out, and give them to "
-                "de.keras.models.de_save_model(model, path, signatures=...) after training."
-            )
-        super().__init__(filepath, *args, **kwargs)  # type: ignore[call-arg]
+    def __init__(
+        self,
+        filepath: Any,
+        *args: Any,
+        signatures: Any = None,
+        options: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        checked_path(filepath, signatures, options)
+        self._signatures, self._save_options = signatures, options
+        path = os.fspath(filepath)
+        # Keras 3 knows no other formats.
+        is_known = kwargs.get("save_weights_only") or path.endswith((".keras", ".h5"))
+        super().__init__(path if is_known else f"{path}.keras", *args, **kwargs)  # type: ignore[call-arg]
+        self.filepath = path
 
     def set_model(self, model: Any) -> None:
-        super().set_model(_OfAllRanks(model))  # type: ignore[misc]
+        check_savable(model, checked_path(self.filepath, self._signatures, self._save_options))
+        if self._signatures is not None:
+            functions_of(model, self._signatures)
+        super().set_model(  # type: ignore[misc]
+            _OfAllRanks(model, self._signatures, self._save_options)
+        )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, _of_first_rank(logs))  # type: ignore[misc]

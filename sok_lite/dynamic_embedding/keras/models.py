@@ -14,16 +14,22 @@ from sok_lite.bridge.serving.function import export_functions
 from sok_lite.bridge.serving.models import functions_of
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.comm import Communicator
+from sok_lite.dynamic_embedding.checkpoint_folder import local_path
+from sok_lite.dynamic_embedding.keras.formats import (
+    CHECKPOINT,
+    FORMATS,
+    WEIGHTS,
+    as_a_whole,
+    check_new,
+    check_savable,
+    checked_path,
+)
 from sok_lite.dynamic_embedding.keras.stored import all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.ranks import communicator
-from sok_lite.dynamic_embedding.savers import FileSystemSaver
-from sok_lite.dynamic_embedding.trainable import TrainableWrapper
+from sok_lite.dynamic_embedding.trainable import TrainableWrapper, tf1_optimizer_in
 
 __all__ = ["de_hvd_save_model", "de_save_model", "load_model", "load_weights", "save_model"]
 
-_WEIGHTS, _MODEL, _CHECKPOINT = ".weights.h5", ".keras", ".ckpt"
-_OLD = (".h5", ".hdf5")
-_FORMATS = (_MODEL, _WEIGHTS, _CHECKPOINT)
 # Of TensorFlow's SavedModel: a folder that it leaves to others.
 _IN_SAVED_MODEL = Path("assets.extra") / "model.keras"
 
@@ -45,28 +51,31 @@ def de_save_model(
         ".weights.h5", weights and tables; ".ckpt", a directory with a TensorFlow checkpoint; any
         other but ".h5", a directory with TensorFlow's SavedModel, which needs no sok_lite to be
         served, see `sok_lite.export_serving`. `load_model` and `load_weights` read it as well: the
-        model in Keras' format is in it.
+        model in Keras' format is in it. Its files come there when all are written.
       overwrite: False: what is there is not replaced.
       include_optimizer: whether the optimizer and its dense states are saved. States of rows go
-        with the rows.
-      signatures: of the SavedModel: a tf.function with an input_signature, or a dict of those by
-        name; None: the model's call, by its inputs.
-      options: a tf.train.CheckpointOptions, of ".ckpt".
+        with the rows. An optimizer of TF1 is in a ".ckpt" alone.
+      signatures: of the SavedModel: a tf.function with an input_signature, a concrete function, or
+        a dict of those by name; None: the model's call, by its inputs or what it was called with.
+      options: a tf.train.CheckpointOptions for ".ckpt", a tf.saved_model.SaveOptions for a
+        SavedModel.
       save_traces: not used: a SavedModel has what its signatures need.
 
     Raises:
-      NotImplementedError: a ".h5" file, or a ".ckpt" of a table whose creator has a
-        `FileSystemSaver`.
+      NotImplementedError: a ".h5" file, a ".ckpt" of a table whose creator has a
+        `FileSystemSaver`, or a variable that no layer of `de.keras.layers` holds.
       FileExistsError: something is there that is not to be replaced.
-      TypeError: a signature that is no such function.
+      TypeError: a signature or options of another kind.
       ValueError: options or signatures for a format that has none, or a model that does not say
-        what it takes.
+        what it takes and was not called.
     """
-    path = _checked(filepath, signatures, options)
-    _check_new(path, overwrite)
-    _check_savers(model, path)
-    _write(model, path, include_optimizer, options)
-    _write_served(model, path, signatures, None)
+    path = checked_path(filepath, signatures, options)
+    check_new(path, overwrite)
+    check_savable(model, path)
+    functions = _functions(model, path, signatures)
+    with as_a_whole(path, True) as whole:
+        _write_served(model, whole, functions, options, None)
+        _write(model, whole, include_optimizer, options)
     for stale, _, _ in _files_of_ranks(path):
         stale.unlink()
 
@@ -87,22 +96,23 @@ def de_hvd_save_model(
 
     Args, raises: as of `de_save_model`; RuntimeError where another rank could not do its part.
     """
-    path = _checked(filepath, signatures, options)
+    path = checked_path(filepath, signatures, options)
     comm = communicator("de_hvd_save_model()")
     with _together(comm):  # nobody writes where another refuses
-        _check_savers(model, path)
+        check_savable(model, path)
+        functions = _functions(model, path, signatures)
         if comm.rank == 0:
-            _check_new(path, overwrite)
-    with _together(comm):
+            check_new(path, overwrite)
+    with _together(comm), as_a_whole(path, comm.rank == 0) as whole:
+        _write_served(model, whole, functions, options, comm if comm.size > 1 else None)
         if comm.rank == 0:
             with all_ranks_save():
-                _write(model, path, include_optimizer, options)
+                _write(model, whole, include_optimizer, options)
             for stale, _, size in _files_of_ranks(path):
                 if size != comm.size:
                     stale.unlink()
         else:
             _write_tables(model, _file_of_rank(path, comm))
-    _write_served(model, path, signatures, comm if comm.size > 1 else None)
 
 
 save_model = de_save_model
@@ -126,7 +136,7 @@ def load_model(
     Raises:
       ValueError: it was saved by another number of ranks.
     """
-    path = Path(os.fspath(filepath))
+    path = Path(local_path(filepath))
     comm = _checked_ranks(path)
     models = (tf.keras if package is None else package).models
     model = models.load_model(
@@ -146,9 +156,9 @@ def load_weights(model: Any, filepath: Any) -> None:
     Raises:
       ValueError: it was saved by another number of ranks, or of another model.
     """
-    path = _checked(filepath, None, None)
+    path = checked_path(filepath, None, None)
     comm = _checked_ranks(path)
-    if path.name.endswith(_CHECKPOINT):
+    if path.name.endswith(CHECKPOINT):
         _read_checkpoint(model, str(path / "ckpt"))
     else:
         _build_optimizer(model)
@@ -159,71 +169,37 @@ def load_weights(model: Any, filepath: Any) -> None:
 # ---- one rank ------------------------------------------------------------------------------------
 
 
-def _checked(filepath: Any, signatures: Any, options: Any) -> Path:
-    path = Path(os.fspath(filepath))
-    if path.suffix in _OLD and not path.name.endswith(_WEIGHTS):
-        raise NotImplementedError(
-            f"Keras' older format cannot hold a table. Received: filepath={str(filepath)!r}. Save "
-            "to a path that ends in .keras (the model), .weights.h5 (weights and tables) or .ckpt "
-            "(a directory with a checkpoint), or in none of these (a directory with a SavedModel)."
-        )
-    if signatures is not None and path.name.endswith(_FORMATS):
-        raise ValueError(
-            f"`signatures` are of TensorFlow's SavedModel, {path.name!r} is none. "
-            f"Received: signatures={signatures!r}. Leave them out, or save to a path without such "
-            "an end."
-        )
-    if options is not None and not path.name.endswith(_CHECKPOINT):
-        raise ValueError(
-            f"`options` are of checkpoints, {path.name!r} is none. Received: options={options!r}. "
-            "Leave them out, or save to a path that ends in .ckpt."
-        )
-    return path
+def _functions(model: Any, path: Path, signatures: Any) -> dict[str, Any]:
+    """Returns what is served of a SavedModel; {}: it is another format."""
+    return {} if path.name.endswith(FORMATS) else functions_of(model, signatures)
 
 
-def _check_new(path: Path, overwrite: bool) -> None:
-    if not overwrite and path.exists():
-        raise FileExistsError(f"{str(path)!r} exists, and is not to be replaced: overwrite=False.")
-
-
-def _check_savers(model: Any, path: Path) -> None:
-    if not path.name.endswith(_CHECKPOINT):
-        return
-    elsewhere = [
-        params.name
-        for params in _variables_of(model)
-        if isinstance(params.kv_creator.saver, FileSystemSaver)
-    ]
-    if elsewhere:
-        raise NotImplementedError(
-            f"{path.name!r} would not have the rows of {elsewhere}: their FileSystemSaver keeps "
-            "them in other files. Save with de.train.Checkpoint, or to a path that ends in .keras "
-            "or .weights.h5."
-        )
-
-
-def _write_served(model: Any, path: Path, signatures: Any, comm: Communicator | None) -> None:
+def _write_served(
+    model: Any, path: Path, functions: dict[str, Any], options: Any, comm: Communicator | None
+) -> None:
     """Writes what is served of a SavedModel. Every rank of the job must call it, if it has any."""
-    if not path.name.endswith(_FORMATS):
+    if functions:
         ranks = Ranks(comm)
         with ranks.together():
-            export_functions(model, path, functions_of(model, signatures), ranks)
+            export_functions(model, path, functions, ranks, options=options)
 
 
 def _file_in(path: Path) -> Path:
     """Returns what Keras reads and writes: of a SavedModel a file in it."""
-    return path if path.name.endswith(_FORMATS) else path / _IN_SAVED_MODEL
+    return path if path.name.endswith(FORMATS) else path / _IN_SAVED_MODEL
 
 
 def _write(model: Any, path: Path, include_optimizer: bool, options: Any) -> None:
     path = _file_in(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.name.endswith(_CHECKPOINT):
+    if path.name.endswith(CHECKPOINT):
         with _without_optimizer(model, not include_optimizer):
             _checkpoint(model).write(str(path / "ckpt"), options)
         return
-    with _without_optimizer(model, not include_optimizer):
-        if path.name.endswith(_WEIGHTS):
+    optimizer = getattr(model, "optimizer", None)
+    is_of_tf1 = tf1_optimizer_in(optimizer) is not optimizer  # Keras has no format for it
+    with _without_optimizer(model, is_of_tf1 or not include_optimizer):
+        if path.name.endswith(WEIGHTS):
             model.save_weights(str(path), overwrite=True)
         else:
             model.save(str(path), overwrite=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.keras_called import as_keys
 from sok_lite.bridge.keras_classes import object_of, of_one_config
 from sok_lite.dynamic_embedding.by_name import layer_variable
 from sok_lite.dynamic_embedding.keras import config as configs
@@ -167,6 +168,7 @@ class EmbeddingPart:
 
     @tf.autograph.experimental.do_not_convert
     def _rows(self, ids: Any) -> Any:
+        ids = as_keys(ids, self.key_dtype_name)
         return embedding_lookup_unique(self.shadow, ids, self.embedding_size, self.with_unique)
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
@@ -287,6 +289,7 @@ class FieldWiseEmbeddingPart(EmbeddingPart):
                 "FieldWiseEmbedding takes ids (batch, n) or (n,). Received: ids of rank "
                 f"{len(ids.shape)}. Reshape them."
             )
+        ids = as_keys(ids, self.key_dtype_name)
         slots = tf.cast(self.slot_map_fn(ids), tf.int64)
         if isinstance(ids, tf.RaggedTensor):
             batch, number = ids.nrows(tf.int64), tf.cast(ids.value_rowids(), tf.int64)
@@ -352,7 +355,7 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
 
     @tf.autograph.experimental.do_not_convert
     def _rows(self, ids: Any) -> Any:
-        return self.hvd_variable.lookup(ids)
+        return self.hvd_variable.lookup(as_keys(ids, self.key_dtype_name))
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the rows and states of this rank to a store of Keras.

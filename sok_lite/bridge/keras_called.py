@@ -1,0 +1,99 @@
+"""What models of Keras were called with: what they take, where they do not say so themselves.
+
+A model that is a class of a program's own has no `inputs`. tf_keras keeps what the first call had;
+Keras 3 keeps shapes alone, so the calls of its models are noted here.
+"""
+
+import functools
+import weakref
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.tf_private import SCRATCH_GRAPHS
+
+_ROUTED = ("training", "mask")  # what Keras gives by itself
+# By model: the specs of the first call, by place and by name.
+_called: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def note_calls(model: Any) -> None:
+    """Has the first call of each model noted.
+
+    Args:
+      model: the class of models of Keras 3.
+    """
+    original = model.__call__
+
+    @functools.wraps(original)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self not in _called and not is_built_by_shapes():
+            by_name = {name: each for name, each in kwargs.items() if name not in _ROUTED}
+            specs, named = tf.nest.map_structure(_spec_of, (args, by_name))
+            named = {name: each for name, each in named.items() if _is_complete(each)}
+            if _is_complete((specs, named)):
+                _called[self] = specs, named
+        return original(self, *args, **kwargs)
+
+    model.__call__ = __call__
+
+
+def called_with(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Returns the specs that a model was called with, by place and by name; the batch may be any.
+
+    None: it was not called with tensors.
+    """
+    if not hasattr(model, "save_spec"):
+        return _called.get(model)
+    specs = model.save_spec()
+    if specs is None or not _is_complete(specs):
+        return None
+    return tuple(specs[0]), dict(specs[1])
+
+
+def is_built_by_shapes() -> bool:
+    """Whether a Keras builds a model now: what stands for ids there may be float32."""
+    if tf.executing_eagerly():
+        return False
+    graph = getattr(tf.compat.v1.get_default_graph(), "name", "")
+    return str(graph).startswith(tuple(SCRATCH_GRAPHS.values()))
+
+
+def as_keys(ids: Any, key_dtype: str) -> Any:
+    """Returns ids; where a Keras builds a model, keys for the floats that stand for them there.
+
+    Args:
+      ids: a tensor, ragged or sparse too.
+      key_dtype: a name, such as "int64" or "string".
+    """
+    if not (getattr(ids.dtype, "is_floating", False) and is_built_by_shapes()):
+        return ids
+    return tf.as_string(ids) if key_dtype == "string" else tf.cast(ids, key_dtype)
+
+
+def _is_complete(specs: Any) -> bool:
+    """Whether there are specs, and no place without one."""
+    flat = tf.nest.flatten(specs)
+    return bool(flat) and None not in flat
+
+
+def _spec_of(value: Any) -> Any:
+    """Returns the spec of a tensor, array or input of Keras 3, of any batch; None: it is none."""
+    if isinstance(value, tf.RaggedTensor):
+        of_rows = value.row_splits.dtype
+        return tf.RaggedTensorSpec(_any_batch(value.shape), value.dtype, value.ragged_rank, of_rows)
+    if isinstance(value, tf.SparseTensor):
+        return tf.SparseTensorSpec(_any_batch(value.shape), value.dtype)
+    if isinstance(value, np.ndarray):
+        # Keras takes numbers for what its layers compute with.
+        dtype = tf.float32 if value.dtype.kind == "f" else tf.as_dtype(value.dtype)
+        return tf.TensorSpec(_any_batch(value.shape), dtype)
+    if tf.is_tensor(value):
+        return tf.TensorSpec(_any_batch(value.shape), value.dtype)
+    return None
+
+
+def _any_batch(shape: Any) -> tf.TensorShape:
+    dims = tf.TensorShape(shape)
+    return dims if not dims.rank else tf.TensorShape([None, *dims[1:]])

@@ -1,0 +1,113 @@
+"""The formats that models are saved in, by the end of a path: what fits one, and what does not."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.keras_guard import check_saving
+from sok_lite.bridge.keras_held import tables_in
+from sok_lite.dynamic_embedding.checkpoint_folder import local_path
+from sok_lite.dynamic_embedding.savers import FileSystemSaver
+from sok_lite.dynamic_embedding.trainable import TrainableWrapper
+
+WEIGHTS, MODEL, CHECKPOINT = ".weights.h5", ".keras", ".ckpt"
+_OLD = (".h5", ".hdf5")
+# Any other path is a folder with TensorFlow's SavedModel.
+FORMATS = (MODEL, WEIGHTS, CHECKPOINT)
+
+
+def checked_path(filepath: Any, signatures: Any, options: Any) -> Path:
+    """Returns the path, or raises where `de_save_model` writes no such format, or not with these.
+
+    Args: as of `de_save_model`.
+    """
+    path = Path(local_path(filepath))
+    if path.suffix in _OLD and not path.name.endswith(WEIGHTS):
+        raise NotImplementedError(
+            f"Keras' older format cannot hold a table. Received: filepath={str(filepath)!r}. Save "
+            "to a path that ends in .keras (the model), .weights.h5 (weights and tables) or .ckpt "
+            "(a directory with a checkpoint), or in none of these (a directory with a SavedModel)."
+        )
+    if signatures is not None and path.name.endswith(FORMATS):
+        raise ValueError(
+            f"`signatures` are of TensorFlow's SavedModel, {path.name!r} is none. "
+            f"Received: signatures={signatures!r}. Leave them out, or save to a path without such "
+            "an end."
+        )
+    if options is not None and path.name.endswith((MODEL, WEIGHTS)):
+        raise ValueError(
+            f"`options` are of checkpoints and SavedModels, {path.name!r} is none. "
+            f"Received: options={options!r}. Leave them out, or save to a path that ends in .ckpt, "
+            "or to one without such an end."
+        )
+    is_checkpoint = path.name.endswith(CHECKPOINT)
+    kind = tf.train.CheckpointOptions if is_checkpoint else tf.saved_model.SaveOptions
+    if options is not None and not isinstance(options, kind):
+        raise TypeError(
+            f"`options` for {path.name!r} must be a {kind.__name__}. Received: {options!r}."
+        )
+    return path
+
+
+def check_savable(model: Any, path: Path) -> None:
+    """Raises if `de_save_model` could not save all of a model, whatever it is trained to be.
+
+    Args:
+      path: as `checked_path` gives it.
+    """
+    if path.name.endswith(CHECKPOINT):
+        _check_savers(model, path)
+        return
+    check_saving("save_model", model)
+    if not path.name.endswith(WEIGHTS):
+        model.get_config()  # of Keras 3, raises where a class does not say what it was made with
+
+
+def check_new(path: Path, overwrite: bool) -> None:
+    """Raises FileExistsError where something is that is not to be replaced."""
+    if not overwrite and path.exists():
+        raise FileExistsError(f"{str(path)!r} exists, and is not to be replaced: overwrite=False.")
+
+
+def _check_savers(model: Any, path: Path) -> None:
+    params = [table.params for _, table in tables_in(model) if isinstance(table, TrainableWrapper)]
+    elsewhere = [p.name for p in params if isinstance(p.kv_creator.saver, FileSystemSaver)]
+    if elsewhere:
+        raise NotImplementedError(
+            f"{path.name!r} would not have the rows of {elsewhere}: their FileSystemSaver keeps "
+            "them in other files. Save with de.train.Checkpoint, or to a path that ends in .keras "
+            "or .weights.h5."
+        )
+
+
+@contextlib.contextmanager
+def as_a_whole(path: Path, is_written: bool) -> Iterator[Path]:
+    """Gives where a SavedModel is written; its files come to the folder when all are there.
+
+    Args:
+      path: the folder; of another format it is given back.
+      is_written: False: this rank writes none.
+    """
+    if path.name.endswith(FORMATS) or not is_written:
+        yield path
+        return
+    path = path.absolute()
+    part = path.with_name(f"{path.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        yield part
+        # What others look for comes last.
+        for each in sorted(part.rglob("*"), key=lambda each: each.name == "saved_model.pb"):
+            there = path / each.relative_to(part)
+            if each.is_dir():
+                there.mkdir(parents=True, exist_ok=True)
+            else:
+                os.makedirs(there.parent, exist_ok=True)
+                os.replace(each, there)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
