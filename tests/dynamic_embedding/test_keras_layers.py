@@ -275,6 +275,23 @@ def test_a_frozen_layer_has_no_gradient(layers):
     assert tape.gradient(loss, layer.shadow).indices.shape == (5,)
 
 
+def test_layer_normalization_takes_ragged_rows(keras, layers, tmp_path):
+    rows = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+    layer, oracle = layers.LayerNormalization(), keras.layers.LayerNormalization()(rows)
+    ragged = layer(tf.RaggedTensor.from_row_lengths(rows, [2, 0, 5]))
+    assert ragged.row_lengths().numpy().tolist() == [2, 0, 5]
+    np.testing.assert_allclose(ragged.flat_values, oracle, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(layers.LayerNormalization()(rows), oracle)
+    ids = keras.Input([3], dtype="int64")
+    embedding = layers.Embedding(4, name="rows")
+    model = keras.Model(ids, layers.LayerNormalization(epsilon=0.5)(embedding(ids)))
+    embedding.params.upsert(np.arange(7), rows)
+    model.save(str(tmp_path / "m.keras"))
+    again = keras.models.load_model(str(tmp_path / "m.keras"))
+    expected = keras.layers.LayerNormalization(epsilon=0.5)(rows)[None, :3]
+    np.testing.assert_allclose(again(tf.constant([[0, 1, 2]], tf.int64)), expected, rtol=1e-5)
+
+
 def test_a_layer_on_all_ranks_is_a_plain_one_where_there_is_one(layers):
     layer = filled(layers.HvdAllToAllEmbedding(DIM, initializer=0.25, name="all"))
     ids = [[5, 77], [9, 9]]

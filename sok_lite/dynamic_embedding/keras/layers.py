@@ -1,5 +1,7 @@
 """Layers of dynamic embeddings: `Embedding`, `SquashedEmbedding`, `FieldWiseEmbedding`, ...
 
+Beside them `LayerNormalization`, which is that of Keras and takes ragged rows as well.
+
 They are layers of `tf.keras`. A program that uses tf_keras beside Keras 3 has those of tf_keras by
 `layers_for(tf_keras)`.
 """
@@ -22,6 +24,7 @@ __all__ = [
     "Embedding",
     "FieldWiseEmbedding",
     "HvdAllToAllEmbedding",
+    "LayerNormalization",
     "SquashedEmbedding",
     "layers_for",
 ]
@@ -57,6 +60,11 @@ def _layers_of(package: Any) -> SimpleNamespace:
         HvdAllToAllEmbedding=made(
             "HvdAllToAllEmbedding", parts.HvdAllToAllEmbeddingPart, embedding
         ),
+        LayerNormalization=made(
+            "LayerNormalization",
+            parts.LayerNormalizationPart,
+            package.layers.LayerNormalization,
+        ),
     )
 
 
@@ -66,6 +74,7 @@ BasicEmbedding = _of_program.BasicEmbedding
 SquashedEmbedding = _of_program.SquashedEmbedding
 FieldWiseEmbedding = _of_program.FieldWiseEmbedding
 HvdAllToAllEmbedding = _of_program.HvdAllToAllEmbedding
+LayerNormalization = _of_program.LayerNormalization
 # A program that has imported tf_keras as well may load a model with it.
 for _name in keras_held.PACKAGES:
     if hasattr(sys.modules.get(_name), "layers"):

@@ -372,6 +372,22 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
         super().save_own_variables(store)
 
 
+class LayerNormalizationPart:
+    """What `LayerNormalization` of Keras does, of ragged inputs as well: they are padded with 0.
+
+    Args: as of that.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        """Returns inputs, normalized over `axis`, ragged as they are."""
+        if not isinstance(inputs, tf.RaggedTensor):
+            return super().call(inputs)  # type: ignore[misc]
+        rows = super().call(inputs.to_tensor())  # type: ignore[misc]
+        return tf.RaggedTensor.from_tensor(
+            rows, inputs.nested_row_lengths(), row_splits_dtype=inputs.row_splits.dtype
+        )
+
+
 def _check_among(combiner: Any, combiners: tuple[str, ...]) -> None:
     if combiner not in combiners:
         raise ValueError(f"`combiner` must be one of {combiners}. Received: {combiner!r}.")
