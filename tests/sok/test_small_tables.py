@@ -41,29 +41,3 @@ def test_small_tables_take_little_memory(kind, count, most):
     """
     (kilobytes,) = run_limited(program, count, kind)[-1:]
     assert int(kilobytes) < most << 10
-
-
-@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
-def test_a_table_is_made_in_little_more_time_than_a_variable(kind):
-    program = """
-        import sys, time
-        import tensorflow as tf
-        import sok_lite as sok
-
-        def seconds(make):
-            start = time.process_time()
-            kept = [make() for _ in range(100)]
-            return time.process_time() - start
-
-        def table():
-            return sok.DynamicVariable(dimension=8, var_type=sys.argv[1])
-
-        def dense():
-            return tf.Variable(tf.zeros([1, 8]))
-
-        seconds(table), seconds(dense)
-        tables, variables = zip(*[(seconds(table), seconds(dense)) for _ in range(9)])
-        print(min(tables) / min(variables))
-    """
-    (times,) = run_limited(program, kind)[-1:]
-    assert float(times) < 2.5
