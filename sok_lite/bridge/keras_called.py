@@ -4,6 +4,7 @@ A model that is a class of a program's own has no `inputs`. tf_keras keeps what 
 Keras 3 keeps shapes alone, so the calls of its models are noted here.
 """
 
+import contextlib
 import functools
 import weakref
 from typing import Any
@@ -29,14 +30,20 @@ def note_calls(model: Any) -> None:
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self not in _called and not is_built_by_shapes():
-            by_name = {name: each for name, each in kwargs.items() if name not in _ROUTED}
-            specs, named = tf.nest.map_structure(_spec_of, (args, by_name))
-            named = {name: each for name, each in named.items() if _is_complete(each)}
-            if _is_complete((specs, named)):
-                _called[self] = specs, named
+            # What is no structure of TensorFlow's, or no dtype, is for the model to take.
+            with contextlib.suppress(TypeError, ValueError):
+                _note(self, args, kwargs)
         return original(self, *args, **kwargs)
 
     model.__call__ = __call__
+
+
+def _note(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    by_name = {name: each for name, each in kwargs.items() if name not in _ROUTED}
+    specs, named = tf.nest.map_structure(_spec_of, (args, by_name))
+    named = {name: each for name, each in named.items() if _is_complete(each)}
+    if _is_complete((specs, named)):
+        _called[model] = specs, named
 
 
 def called_with(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

@@ -15,9 +15,8 @@ from sok_lite.bridge import keras_guard, keras_held
 # What a dict of Keras has that stands for an object, and what more where it says which are one.
 _OBJECT = {"class_name", "config"}
 _SHARED = "shared_object_id"
-# While a model is made of its config: what of it was made that several layers share, by its number
-# or name.
-_made: ContextVar[dict[Any, Any] | None] = ContextVar("made_of_a_config", default=None)
+# While a model is made of its config: what of it was made that several layers share, by its number.
+_made: ContextVar[dict[int, Any] | None] = ContextVar("made_of_a_config", default=None)
 
 
 def root_of(package: Any) -> Any:
@@ -92,7 +91,7 @@ def share_in_copies(name: str, package: Any) -> None:
 
         @functools.wraps(original.__func__)
         def from_config(cls: Any, *args: Any, original: Any = original, **kwargs: Any) -> Any:
-            with of_one_config():
+            with _of_one_config():
                 return original.__func__(cls, *args, **kwargs)
 
         from_config.shares_tables = True  # type: ignore[attr-defined]
@@ -100,8 +99,7 @@ def share_in_copies(name: str, package: Any) -> None:
 
 
 @contextmanager
-def of_one_config() -> Iterator[None]:
-    """A `with` block: what is made of configs within is of one model, or one layer by itself."""
+def _of_one_config() -> Iterator[None]:
     token = _made.set({} if _made.get() is None else _made.get())
     try:
         yield
@@ -109,10 +107,10 @@ def of_one_config() -> Iterator[None]:
         _made.reset(token)
 
 
-def made_so_far() -> dict[Any, Any] | None:
-    """Returns what several layers share of the model that is being made of its config.
+def made_so_far() -> dict[int, Any] | None:
+    """Returns what several layers share of the model that is being made of its config, by number.
 
-    It is by the number that a config has for it, or by its name. None: no model is being made so.
+    None: no model is being made so.
     """
     return _made.get()
 

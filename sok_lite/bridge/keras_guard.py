@@ -184,8 +184,14 @@ def _refuse_training(tables: list[Any]) -> NoReturn:
 
 
 def check_saving(method: str, holder: Any) -> None:
-    """Raises if Keras would leave a table out of what it saves of a layer or model."""
-    tables = _left_out(holder)
+    """Raises if Keras would leave a table out of what it saves of a layer or model.
+
+    The layer or model itself may hold a table beside a layer of it which saves that. Keras asks all
+    others one by one, in the midst of writing: none of them may hold one that it does not save.
+    """
+    held = tables_in(holder, by_each=True)
+    tables = [each for each in held if each[0] is not holder and not saves_itself(each[0])]
+    tables += [each for each in _left_out(holder) if each[0] is holder]
     if tables:
         _refuse_saving(method, [table for _, table in tables])
 
@@ -207,7 +213,7 @@ def _left_out(holder: Any) -> list[tuple[Any, Any]]:
 def _check_format(holder: Any, filepath: Any) -> None:
     """Raises if `save` would write a format that has no place for the tables of a model."""
     tables = [table for _, table in tables_in(holder)]
-    if tables and not str(filepath).endswith(".keras"):
+    if tables and not str(filepath).endswith(".keras") and not str(filepath).startswith("hf://"):
         raise NotImplementedError(
             f"save() to this format would leave the rows of {names_of(tables)} out. "
             f"Received: filepath={str(filepath)!r}. {tables[0].instead_of_save}"
@@ -291,14 +297,14 @@ def _guard(name: str, package: Any) -> bool:
 
 def _saving_check(package: str, method: str) -> Callable[..., None]:
     def check(holder: Any, *args: Any, **kwargs: Any) -> None:
-        arguments = dict(zip(("filepath", "overwrite", "save_format"), args, strict=False))
-        arguments |= kwargs
+        third = "save_format" if package == "tf_keras" else "zipped"
+        arguments = dict(zip(("filepath", "overwrite", third), args, strict=False)) | kwargs
         if package == "tf_keras" and method != "save":
             save_format = arguments.get("save_format") if method == "save_weights" else None
             if is_tensorflows_format(arguments.get("filepath"), save_format):
                 return
         check_saving(method, holder)
-        if method == "save" and kwargs.get("zipped") is not False:
+        if method == "save" and arguments.get("zipped") is not False:
             _check_format(holder, arguments.get("filepath"))
 
     return check

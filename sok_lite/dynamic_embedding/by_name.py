@@ -7,9 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard
 from sok_lite.bridge.autograph import unconverted_function
-from sok_lite.bridge.keras_classes import made_so_far, share_in_copies
 from sok_lite.bridge.tf_private import GLOBAL_GRAPH, default_graphs
 from sok_lite.dynamic_embedding.creators import KVCreator
 from sok_lite.dynamic_embedding.graph_keys import of_graph
@@ -17,7 +15,6 @@ from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
 from sok_lite.dynamic_embedding.variable import Variable, listed
 
-_COMPARED = ("key_dtype", "value_dtype", "dim", "devices")
 _naming = threading.RLock()
 # Of eager mode, since the last session began. Those of a TF1 graph are in its collection.
 _latest: dict[str, Variable] = {}
@@ -105,36 +102,6 @@ def get_variable(
         if is_eager:
             names[full_name] = made
         return made
-
-
-@unconverted_function
-def layer_variable(name: str, **arguments: Any) -> Variable:
-    """Returns the variable of a layer of Keras: all layers of one name in a session share it.
-
-    Layers that are made of a config, as `load_model` does, have one of their own, which those of
-    one name in the same model share.
-
-    Args:
-      name: of the variable.
-      **arguments: see `get_variable`; the first four must be given.
-
-    Raises:
-      ValueError: as of `get_variable`.
-      NotImplementedError: `clone_model` makes the layer, and would copy no row.
-    """
-    keras_guard.refuse_clone()
-    keras_guard.tell(share_in_copies)
-    made = made_so_far()
-    if made is None and keras_guard.is_loading():
-        made = {}  # the first model of the process, or one with its own from_config()
-    if made is None:
-        return get_variable(name, **arguments)
-    with _naming:
-        if name in made:
-            _check_agrees(made[name], *(arguments[each] for each in _COMPARED))
-        else:
-            made[name] = Variable(name=name, **arguments)
-        return made[name]
 
 
 def _names() -> dict[str, Variable]:

@@ -60,8 +60,9 @@ def dump(
       path: of the folder, which all ranks must see; it is made if it is not there.
       dump_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
         several with different names. Of a sok.Variable all rows are written each time.
-      optimizer: a sok.OptimizerWrapper, or an optimizer that one takes, or a list of one: its step
-        count is kept as well, and the states that it has for static variables.
+      optimizer: a sok.OptimizerWrapper, or for static variables alone an optimizer that one takes,
+        or a list of one: its step count is kept as well, and the states that it has for static
+        variables.
       incremental: whether to add to the checkpoint that is there.
       background: whether to return as soon as what the variables hold is copied to the host, which
         needs memory for all of it; a thread writes the copy while training goes on.
@@ -114,9 +115,9 @@ def load(
       path: of the folder.
       load_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
         several, with the names that they had. A static one takes all of its rows, in both modes.
-      optimizer: a sok.OptimizerWrapper, or an optimizer that one takes, or a list of one: it goes
-        on from its step count, and from the states that it had for static variables. Those of
-        dynamic ones come back with or without it.
+      optimizer: a sok.OptimizerWrapper, or for static variables alone an optimizer that one takes,
+        or a list of one: it goes on from its step count, and from the states that it had for static
+        variables. Those of dynamic ones come back with or without it.
       mode: "replace": a variable has the keys that were written and no others. "merge": it keeps
         its other keys as well.
       cast: whether rows may be of another dtype of floats than those that were written.
@@ -246,8 +247,14 @@ def _checked(
     (wrapper,) = optimizers
     if wrapper is None or isinstance(wrapper, OptimizerWrapper):
         return variables, wrapper
+    made = OptimizerWrapper(wrapper)  # refuses what is no optimizer
+    if not all(isinstance(variable, FixedVariable) for variable in variables):
+        raise TypeError(
+            f"sok.{what} takes the sok.OptimizerWrapper that trains dynamic variables: it counts "
+            f"their steps, and the optimizer in it may not. Received: {type(wrapper).__name__}."
+        )
     # As in SOK, where static variables need no wrapper. States belong to the optimizer in it.
-    return variables, OptimizerWrapper(wrapper)
+    return variables, made
 
 
 def _items(

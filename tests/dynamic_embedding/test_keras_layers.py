@@ -209,39 +209,6 @@ def test_a_layer_is_made_again_of_its_config(layers):
     assert (again.params.init_size, again.params.checkpoint) == (64, False)
 
 
-def test_layers_of_one_name_share_a_table_until_the_session_ends(keras, layers):
-    first, second = layers.Embedding(DIM, name="user"), layers.SquashedEmbedding(DIM, name="user")
-    assert first.params is second.params is de.get_variable("user-parameter", dim=DIM)
-    assert layers.Embedding(DIM, name="item").params is not first.params
-    filled(first)
-    np.testing.assert_allclose(second(tf.constant([[0, 5]], tf.int64))[0], ROWS[1] + ROWS[2])
-    with pytest.raises(ValueError, match="'user-parameter' exists with.*clear_session"):
-        layers.Embedding(DIM + 1, name="user")
-    keras.backend.clear_session()
-    other = layers.Embedding(DIM + 1, name="user")
-    assert int(other.params.size()) == 0
-    np.testing.assert_array_equal(first(tf.constant(KEYS)), ROWS)
-
-
-def test_both_layers_of_one_name_train_their_table(keras, layers):
-    """Each row moves by the sum of the gradients of both, once."""
-    made = [layers.Embedding(DIM, initializer=0.25, name="both") for _ in range(2)]
-    shadows = [layer.shadow for layer in made]
-    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.5))
-    with tf.GradientTape() as tape:
-        ids = [tf.constant([3, 4 + number], tf.int64) for number in range(2)]
-        loss = sum(tf.reduce_sum(layer(its)) for layer, its in zip(made, ids, strict=True))
-    optimizer.apply_gradients(zip(tape.gradient(loss, shadows), shadows, strict=True))
-    rows = made[0].params.lookup(tf.constant([3, 4, 5], tf.int64))
-    np.testing.assert_allclose(rows, np.tile([[-0.75], [-0.25], [-0.25]], DIM))
-
-
-def test_clone_model_is_refused_though_a_table_of_the_name_is_there(keras, layers):
-    model = keras.Sequential([layers.Embedding(DIM, name="cloned"), keras.layers.Flatten()])
-    with pytest.raises((NotImplementedError, TypeError), match="clone_model"):
-        keras.models.clone_model(model)
-
-
 def test_the_config_has_devices_and_creator_only_where_the_distribution_is_kept(layers):
     creator = de.HkvHashTableCreator(de.HkvHashTableConfig(max_capacity=256))
     arguments = {"devices": ["/CPU:0", "/CPU:0"], "kv_creator": creator}

@@ -149,32 +149,6 @@ def test_load_model_gives_a_model_of_a_class_that_trains_on(keras, tmp_path):
     np.testing.assert_allclose(fit(again, x), fit(model, x), rtol=1e-5)
 
 
-def test_layers_of_one_name_share_a_table_in_what_is_loaded(keras, tmp_path):
-    @keras.saving.register_keras_serializable("test_keras_saving")
-    class TwoOfOneName(keras.Model):
-        def __init__(self, **kwargs):
-            super().__init__(**kwargs)
-            made = de.keras.layers_for(keras).Embedding
-            self.one, self.other = (made(1, name="of_both") for _ in range(2))
-
-        def call(self, ids):
-            return tf.reduce_sum(self.one(ids) + self.other(ids), 1)
-
-        def build(self, shape):
-            self.built = True
-
-        def get_config(self):
-            return {}
-
-    model = TwoOfOneName()
-    model(tf.constant(X[:1]))
-    fit(compiled(keras, model))
-    model.save(tmp_path / "m.keras")
-    again = keras.models.load_model(tmp_path / "m.keras")
-    assert again.one.params is again.other.params is not model.one.params
-    check_goes_on(model, again, model.one, again.one)
-
-
 @pytest.mark.parametrize("is_made_so", [False, True], ids=["frozen later", "made frozen"])
 def test_a_frozen_layer_can_be_trained_after_loading(keras, is_made_so, tmp_path):
     model, layer = functional(keras, trainable=not is_made_so)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
+from sok_lite.backend.publish import publish
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.update import Update, apply_updates
@@ -280,8 +281,12 @@ def test_a_full_index_is_reported_and_not_searched_for_ever(backend):
     keys = backend.from_host(np.arange(1000))
     rows = backend.from_host(np.arange(1000, dtype=np.uint32))
     assert index.capacity == 64
-    with pytest.raises(RuntimeError, match="is corrupt: 936 keys found no free slot"):
+    with pytest.raises(RuntimeError, match="find no slot, though only 0 of 64 are in use"):
         index.insert(keys, rows, 1)
+    assert not index.entries().keys.size
+    publish(index.inserting(keys, rows, 1))
+    with pytest.raises(RuntimeError, match="is corrupt: 936 keys found no free slot"):
+        index.check()
     found = backend.to_host(index.find(backend.from_host(np.arange(5000))).rows)
     assert (found != 0xFFFFFFFF).sum() == 64
     with pytest.raises(RuntimeError, match="is corrupt"):

@@ -72,6 +72,8 @@ def test_what_cannot_be_dumped_is_refused(tmp_path):
             call(tmp_path, [])
         with pytest.raises(TypeError, match=r"must be a Keras 3, .* Received: builtins\.str"):
             call(tmp_path, one, "adam")
+        with pytest.raises(TypeError, match=r"takes the sok\.OptimizerWrapper that trains dynamic"):
+            call(tmp_path, one, tf.keras.optimizers.Adam())
         with pytest.raises(ValueError, match=r"one optimizer\. Received: 2"):
             call(tmp_path, one, [adam(), adam()])
         with pytest.raises(RuntimeError, match="eager mode"):

@@ -7,8 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.keras_called import as_keys
-from sok_lite.bridge.keras_classes import object_of, of_one_config
-from sok_lite.dynamic_embedding.by_name import layer_variable
+from sok_lite.bridge.keras_classes import object_of
 from sok_lite.dynamic_embedding.keras import config as configs
 from sok_lite.dynamic_embedding.keras.stored import do_all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.partition import default_partition_fn
@@ -49,7 +48,6 @@ class EmbeddingPart:
       initializer: see `Variable`, or the name of one of Keras; None: `RandomNormal()` of Keras.
       devices: see `Variable`.
       name: of the layer; the variable is `<name>-parameter`, and what is trained `<name>-shadow`.
-        Layers of one name share the variable, as by `get_variable`: until Keras' `clear_session`.
       with_unique: accepted: keys are deduplicated where that is cheapest.
       short_file_name, bp_v2, restrict_policy, partitioner, kv_creator, checkpoint, row_shape: see
         `Variable`.
@@ -66,7 +64,6 @@ class EmbeddingPart:
 
     Raises:
       TypeError: `embedding_size` is no integer.
-      ValueError: there is a layer of the name with another variable; see `get_variable`.
     """
 
     package: Any  # keras or tf_keras
@@ -99,13 +96,13 @@ class EmbeddingPart:
         self.embedding_size, self.combiner, self.with_unique = size, combiner, with_unique
         self.keep_distribution = options["keep_distribution"]
         self.max_norm = options["max_norm"]
-        self.params = layer_variable(
-            f"{name}-parameter",
-            key_dtype=key_dtype,
-            value_dtype=value_dtype,
-            dim=size,
-            devices=devices,
-            partitioner=options["partitioner"],
+        self.params = Variable(
+            key_dtype,
+            value_dtype,
+            size,
+            devices,
+            options["partitioner"],
+            name=f"{name}-parameter",
             initializer=initializer,
             checkpoint=options["checkpoint"],
             init_size=options["init_capacity"],
@@ -178,10 +175,7 @@ class EmbeddingPart:
     # ---------------------------------------------------------------- saving
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what `from_config` makes a layer of, with a new and empty table.
-
-        Of a model it makes those of one name share one.
-        """
+        """Returns what `from_config` makes a layer of, with a new and empty table."""
         return {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
 
     @classmethod
@@ -193,8 +187,7 @@ class EmbeddingPart:
                 config[name] = object_of(config[name], cls.package)
         config["restrict_policy"] = configs.policy_of(config.get("restrict_policy"))
         config["kv_creator"] = configs.creator_of(config.get("kv_creator"))
-        with of_one_config():
-            return cls(**config)
+        return cls(**config)
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the rows and states of the table to a store of Keras."""

@@ -396,7 +396,7 @@ def _index_with(table: HkvTable, keys: Array, held: Held) -> HkvIndex:
     is_same = (facts.get("bucket"), facts.get("segment")) == (index.bucket, index.segment_slots)
     # As of an index that has so many slots, or the next size that it grows to step by step.
     is_capacity = capacity.bit_count() == 1 and capacity <= num_slots < 2 * capacity
-    if is_same and is_capacity and num_slots <= index.max_capacity and held.slots.size == n > 0:
+    if is_same and is_capacity and num_slots <= index.max_capacity and held.slots.size == n:
         # Files of before there were seeds name none.
         seed = facts.get("hash_seed", 0)
         if not is_seed(seed):
@@ -404,6 +404,8 @@ def _index_with(table: HkvTable, keys: Array, held: Held) -> HkvIndex:
                 f"What was saved of table {table.name!r} is corrupt: {seed!r} is no seed of a "
                 "hash. Nothing was changed."
             )
+        # Where there is no key, nothing depends on a seed that the file makes known.
+        seed = seed if n else new_seed()
         return index.with_keys_in(keys, held.slots, num_slots, capacity, seed)
     seed = new_seed()
     for _ in range(_MOST_SEEDS):
