@@ -393,7 +393,8 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
     def _read_all(self) -> tf.Tensor:
         key_type, dtype, share = self.key_type, self.dtype, self.share
-        shapes = [[None], [None, self.dimension]]
+        dim = self.dimension  # no closure holds the variable: a graph would keep it
+        shapes = [[None], [None, dim]]
 
         def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
             keys, rows = share.exported(table, None)
@@ -414,8 +415,8 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
             )
 
             def grad(row_grads: tf.Tensor) -> tf.IndexedSlices:
-                shape = gradient_shape(self.dimension)
-                return tf.IndexedSlices(tf.cast(row_grads, tf.float32), keys, shape)
+                values = tf.cast(row_grads, tf.float32)
+                return tf.IndexedSlices(values, keys, gradient_shape(dim))
 
             return rows, grad
 

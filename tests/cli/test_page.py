@@ -92,4 +92,4 @@ def test_the_examples_of_help_run(runs):
             if command == "diff":
                 assert run(*arguments)[0] == 1
             else:
-                fine(*arguments, *["--force"] * (command not in ("inspect", "verify")))
+                fine(*arguments, *["--force"] * (command not in ("inspect", "verify", "compile")))
