@@ -13,6 +13,7 @@ from sok_lite.engine.optimizers import Momentum
 from sok_lite.engine.table import EmbeddingTable, snapshot
 from sok_lite.engine.update import Update, apply_updates
 from tests.support.chosen_keys import of_one_segment
+from tests.support.table_audit import log_index, sighting_index
 
 DIM = 2
 _SPACE = 400  # keys are of so many
@@ -130,7 +131,9 @@ def new_step(dice: random.Random, table: EmbeddingTable, rows: Rows) -> Step:
     n = dice.choice([0, 1, 3, 10, 40, 150])
     inserts = table.inserts_for_updates
     keys = rng.integers(-_SPACE // 2, _SPACE // 2, n)
-    if dice.random() < 0.1:
+    # Sightings and the log of removals take no other seed: see docs/design.md.
+    takes_chosen = sighting_index(table) is None and log_index(table) is None
+    if takes_chosen and dice.random() < 0.1:
         keys = of_one_segment(n, table.index.seed)  # chosen against the hash
     if n and dice.random() < 0.2:
         keys[0] = dice.choice([_INT64.max, _INT64.min])
