@@ -55,13 +55,18 @@ def test_a_gpu_build_asks_tensorflow_for_nothing_that_its_gpu_wheel_has_not(tmp_
     ]
     run(
         *("g++", "-c", "-O0", "-fPIC", "-include", "cstdint", *tf.sysconfig.get_compile_flags()),
-        *("-DHAVE_GPU=1", "-DHAVE_CUDA=1", f"-DTENSORFLOW_VERSION={major}{int(minor):03}000000"),
+        *(
+            "-DHAVE_GPU=1",
+            "-DHAVE_CUDA=1",
+            "-DHAVE_GLOO=1",
+            f"-DTENSORFLOW_VERSION={major}{int(minor):03}000000",
+        ),
         *(f"-I{folder}" for folder in folders),
         *(source / "horovod/tensorflow/mpi_ops.cc", "-o", tmp_path / "mpi_ops.o"),
     )
     wanted = symbols(["-uC"], tmp_path / "mpi_ops.o")
     wanted = {name for name in wanted if TENSORFLOW.search(name)}
-    assert len(wanted) > 100
+    assert len(wanted) > 50
     with wheel_of(tmp_path, "tensorflow", f"=={version('tensorflow-cpu')}") as wheel:
         libraries = [
             wheel.extract(name, tmp_path)

@@ -397,15 +397,20 @@ def test_an_access_behind_the_end(memory, access, what):
     assert "k (kernel.cu:5)" in text and "seed" in text
 
 
+def far_from_all():
+    """Memory that lies close behind no other: what does is told as behind the end of that."""
+    return np.zeros(1 << 16, np.int32)[1 << 15 :][:32]
+
+
 def test_memory_that_the_device_does_not_have():
-    host = np.zeros(32, np.int32)
+    host = far_from_all()
     text = failure("KERNEL k(int* x) { x[threadIdx.x] = 1; }", [host], block=32)
     assert "which is no memory of the device" in text
     assert not host.any()
 
 
 def test_memory_that_was_given_back(memory):
-    body, x = "KERNEL k(int* x) { x[threadIdx.x] = 1; }", np.zeros(32, np.int32)
+    body, x = "KERNEL k(int* x) { x[threadIdx.x] = 1; }", far_from_all()
     runtime.add_memory(x.ctypes.data, x.nbytes, "x")
     run(body, [x], block=32)
     runtime.remove_memory(x.ctypes.data)
