@@ -18,8 +18,6 @@ Y = RNG.normal(size=(40, 1)).astype(np.float32)
 
 
 def embedding(keras, **arguments):
-    """A layer with a table of its own, as of another session."""
-    tf.compat.v1.reset_default_graph()
     arguments = {"name": "table"} | arguments
     return de.keras.layers_for(keras).Embedding(2, **arguments)
 
