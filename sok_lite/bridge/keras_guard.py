@@ -184,16 +184,10 @@ def _refuse_training(tables: list[Any]) -> NoReturn:
 
 
 def check_saving(method: str, holder: Any) -> None:
-    """Raises if Keras would leave a table out of what it saves of a layer or model.
-
-    The layer or model itself may hold a table beside a layer of it which saves that. Keras asks all
-    others one by one, in the midst of writing: none of them may hold one that it does not save.
-    """
-    held = tables_in(holder, by_each=True)
-    tables = [each for each in held if each[0] is not holder and not saves_itself(each[0])]
-    tables += [each for each in _left_out(holder) if each[0] is holder]
+    """Raises if Keras would leave a table out of what it saves of a layer or model."""
+    tables = [table for _, table in _left_out(holder)]
     if tables:
-        _refuse_saving(method, [table for _, table in tables])
+        _refuse_saving(method, tables)
 
 
 def _check_own_variables(method: str, layer: Any) -> None:
@@ -204,10 +198,18 @@ def _check_own_variables(method: str, layer: Any) -> None:
 
 
 def _left_out(holder: Any) -> list[tuple[Any, Any]]:
-    """Returns the tables that no layer which holds them saves, each with such a layer."""
+    """Returns the tables that Keras would leave out, each with a layer that holds it.
+
+    The layer or model itself may hold a table beside a layer of it which saves that. Keras asks all
+    others one by one, in the midst of writing: none of them may hold one that it does not save.
+    """
     held = list(tables_in(holder, by_each=True))
     saved = {id(table) for layer, table in held if saves_itself(layer)}
-    return [(layer, table) for layer, table in held if id(table) not in saved]
+    return [
+        (layer, table)
+        for layer, table in held
+        if not saves_itself(layer) and (layer is not holder or id(table) not in saved)
+    ]
 
 
 def _check_format(holder: Any, filepath: Any) -> None:
