@@ -16,6 +16,7 @@ from sok_lite.bridge.job import communicator
 from sok_lite.bridge.optimizers.dense_slots import dense_slots
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import family_of
+from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.static_part import VariableRows
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.changes import changes_since
@@ -25,7 +26,7 @@ from sok_lite.engine.files.dump import dump as engine_dump
 from sok_lite.engine.files.load import load as engine_load
 from sok_lite.engine.files.static_part import Item, table_of
 from sok_lite.sok.dynamic_variable import DynamicVariable, table_variable
-from sok_lite.sok.optimizer import OptimizerWrapper
+from sok_lite.sok.optimizer import wrapper_of
 from sok_lite.sok.static_variable import FixedVariable
 
 __all__ = ["dump", "incremental_model_dump", "load"]
@@ -60,9 +61,9 @@ def dump(
       path: of the folder, which all ranks must see; it is made if it is not there.
       dump_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
         several with different names. Of a sok.Variable all rows are written each time.
-      optimizer: a sok.OptimizerWrapper, or for static variables alone an optimizer that one takes,
-        or a list of one: its step count is kept as well, and the states that it has for static
-        variables.
+      optimizer: a sok.OptimizerWrapper, the optimizer in it, or a list of one: its step count is
+        kept as well, and the states that it has for static variables. What is no DynamicVariable
+        needs no wrapper.
       incremental: whether to add to the checkpoint that is there.
       background: whether to return as soon as what the variables hold is copied to the host, which
         needs memory for all of it; a thread writes the copy while training goes on.
@@ -115,9 +116,8 @@ def load(
       path: of the folder.
       load_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
         several, with the names that they had. A static one takes all of its rows, in both modes.
-      optimizer: a sok.OptimizerWrapper, or for static variables alone an optimizer that one takes,
-        or a list of one: it goes on from its step count, and from the states that it had for static
-        variables. Those of dynamic ones come back with or without it.
+      optimizer: as of `dump`: it goes on from its step count, and from the states that it had for
+        static variables. Those of dynamic ones come back with or without it.
       mode: "replace": a variable has the keys that were written and no others. "merge": it keeps
         its other keys as well.
       cast: whether rows may be of another dtype of floats than those that were written.
@@ -222,7 +222,7 @@ def _check_eager(what: str) -> None:
 
 def _checked(
     given: Any, optimizer: Any, what: str
-) -> tuple[list[TableVariable | FixedVariable], OptimizerWrapper | None]:
+) -> tuple[list[TableVariable | FixedVariable], WrappedOptimizer | None]:
     """Returns variables and the optimizer that a caller has given."""
     listed = list(given) if isinstance(given, (list, tuple)) else [given]
     found = [(each, table_variable(each)) for each in listed]
@@ -245,20 +245,21 @@ def _checked(
     if len(optimizers) != 1:
         raise ValueError(f"sok.{what} takes one optimizer. Received: {len(optimizers)}.")
     (wrapper,) = optimizers
-    if wrapper is None or isinstance(wrapper, OptimizerWrapper):
+    if wrapper is None or isinstance(wrapper, WrappedOptimizer):
         return variables, wrapper
-    made = OptimizerWrapper(wrapper)  # refuses what is no optimizer
-    if not all(isinstance(variable, FixedVariable) for variable in variables):
+    # As in SOK. States belong to the optimizer, and so does the count where it steps by itself.
+    made = WrappedOptimizer(wrapper)  # refuses what is no optimizer
+    found = wrapper_of(wrapper)
+    if found is None and any(isinstance(variable, DynamicVariable) for variable in variables):
         raise TypeError(
-            f"sok.{what} takes the sok.OptimizerWrapper that trains dynamic variables: it counts "
-            f"their steps, and the optimizer in it may not. Received: {type(wrapper).__name__}."
+            f"sok.{what} needs the sok.OptimizerWrapper that trains dynamic variables: it counts "
+            f"their steps. Received: {type(wrapper).__name__}, with none around it."
         )
-    # As in SOK, where static variables need no wrapper. States belong to the optimizer in it.
-    return variables, made
+    return variables, found or made
 
 
 def _items(
-    variables: list[TableVariable | FixedVariable], wrapper: OptimizerWrapper | None, makes: bool
+    variables: list[TableVariable | FixedVariable], wrapper: WrappedOptimizer | None, makes: bool
 ) -> list[Item]:
     """Returns what the engine writes of variables, or gives them.
 
@@ -277,17 +278,17 @@ def _items(
     return [item(variable) for variable in variables]
 
 
-def _counters(wrapper: OptimizerWrapper) -> list[Any]:
+def _counters(wrapper: WrappedOptimizer) -> list[Any]:
     """Returns the step counts: the wrapper's, and that of the optimizer in it if it has one."""
     own = getattr(wrapper.optimizer, "iterations", None)
     return [wrapper.iterations, *([] if own is None else [own])]
 
 
-def _counts(wrapper: OptimizerWrapper) -> list[int]:
+def _counts(wrapper: WrappedOptimizer) -> list[int]:
     return [int(counter) for counter in _counters(wrapper)]
 
 
-def _go_on_from(wrapper: OptimizerWrapper, extra: dict[str, Any], path: Path) -> None:
+def _go_on_from(wrapper: WrappedOptimizer, extra: dict[str, Any], path: Path) -> None:
     if "iterations" not in extra:
         raise ValueError(
             f"The checkpoint at {os.fspath(path)} has no step count: it was dumped without an "

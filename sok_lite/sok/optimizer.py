@@ -5,6 +5,7 @@ variables are updated by the engine's kernels, all of a call in one host call. O
 have a gradient change, their states included.
 """
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +21,14 @@ from sok_lite.sok.dynamic_variable import DynamicVariable
 from sok_lite.sok.sgd import SGD
 
 __all__ = ["SGD", "OptimizerWrapper"]
+
+# The last wrapper around each optimizer.
+_last: "weakref.WeakKeyDictionary[Any, weakref.ref[OptimizerWrapper]]" = weakref.WeakKeyDictionary()
+
+
+def wrapper_of(optimizer: Any) -> "OptimizerWrapper | None":
+    """Returns the last wrapper that was made around an optimizer; None: it is gone."""
+    return _last[optimizer]() if optimizer in _last else None
 
 
 @unconverted
@@ -69,6 +78,12 @@ class OptimizerWrapper(WrappedOptimizer):
         itself, or that has a setting which could not act on rows (averaging, gradient
         accumulation).
     """
+
+    def __init__(
+        self, optimizer: Any, on_nonfinite: str = "allow", stochastic_rounding: bool = False
+    ) -> None:
+        super().__init__(optimizer, on_nonfinite, stochastic_rounding)
+        _last[optimizer] = weakref.ref(self)
 
     def scale_loss(self, loss: Any) -> Any:
         """Returns the loss as scaled as the wrapped optimizer wants it; see `compute_gradients`.

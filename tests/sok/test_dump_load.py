@@ -33,7 +33,15 @@ def variables(**options):
     ]
 
 
-@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, lambda optimizer: [optimizer]])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda optimizer: optimizer,
+        lambda optimizer: [optimizer],
+        lambda optimizer: optimizer.optimizer,  # as of SOK, where only the wrapper may be given
+    ],
+    ids=["wrapper", "list", "wrapped"],
+)
 def test_training_goes_on_where_it_stopped(tmp_path, wrap):
     straight, optimizer = variables(), adam()
     train(straight, optimizer, 3)
@@ -47,6 +55,28 @@ def test_training_goes_on_where_it_stopped(tmp_path, wrap):
     for one, same in zip(straight, other, strict=True):
         for expected, got in zip(sok.export(one), sok.export(same), strict=True):
             np.testing.assert_array_equal(got, expected)
+
+
+def test_a_table_of_keras_goes_on_by_the_optimizer_that_trains_it(tmp_path):
+    sk = pytest.importorskip("sok_lite.keras")
+
+    def trained(steps, load=False):
+        table, optimizer = sk.Table("t", 2, "ones"), tf.keras.optimizers.Adam(0.1)
+        if load:
+            sok.load(tmp_path, table, optimizer)
+        for step in range(int(optimizer.iterations), steps):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(table(tf.constant([[step % 2, 5]])) ** 2)
+            gradient = tape.gradient(loss, table.variable)
+            optimizer.apply_gradients([(gradient, table.variable)])
+        return table, optimizer
+
+    sok.dump(tmp_path, *trained(3))
+    assert int(trained(3, load=True)[1].iterations) == 3
+    for expected, got in zip(
+        trained(6)[0].export(), trained(6, load=True)[0].export(), strict=True
+    ):
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_one_variable_of_another_kind_merges(tmp_path):
@@ -72,7 +102,7 @@ def test_what_cannot_be_dumped_is_refused(tmp_path):
             call(tmp_path, [])
         with pytest.raises(TypeError, match=r"must be a Keras 3, .* Received: builtins\.str"):
             call(tmp_path, one, "adam")
-        with pytest.raises(TypeError, match=r"takes the sok\.OptimizerWrapper that trains dynamic"):
+        with pytest.raises(TypeError, match=r"needs the sok\.OptimizerWrapper that trains dynamic"):
             call(tmp_path, one, tf.keras.optimizers.Adam())
         with pytest.raises(ValueError, match=r"one optimizer\. Received: 2"):
             call(tmp_path, one, [adam(), adam()])
