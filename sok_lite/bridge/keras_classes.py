@@ -15,8 +15,9 @@ from sok_lite.bridge import keras_guard, keras_held
 # What a dict of Keras has that stands for an object, and what more where it says which are one.
 _OBJECT = {"class_name", "config"}
 _SHARED = "shared_object_id"
-# While a model is made of its config: what of it was made that several layers share, by its number.
-_made: ContextVar[dict[int, Any] | None] = ContextVar("made_of_a_config", default=None)
+# While a model is made of its config: what of it was made that several layers share, by its number
+# or name.
+_made: ContextVar[dict[Any, Any] | None] = ContextVar("made_of_a_config", default=None)
 
 
 def root_of(package: Any) -> Any:
@@ -91,7 +92,7 @@ def share_in_copies(name: str, package: Any) -> None:
 
         @functools.wraps(original.__func__)
         def from_config(cls: Any, *args: Any, original: Any = original, **kwargs: Any) -> Any:
-            with _of_one_config():
+            with of_one_config({} if _made.get() is None else _made.get()):
                 return original.__func__(cls, *args, **kwargs)
 
         from_config.shares_tables = True  # type: ignore[attr-defined]
@@ -99,18 +100,19 @@ def share_in_copies(name: str, package: Any) -> None:
 
 
 @contextmanager
-def _of_one_config() -> Iterator[None]:
-    token = _made.set({} if _made.get() is None else _made.get())
+def of_one_config(made: dict[Any, Any] | None) -> Iterator[None]:
+    """A `with` block: `made_so_far` gives `made`, for what is made of configs within it."""
+    token = _made.set(made)
     try:
         yield
     finally:
         _made.reset(token)
 
 
-def made_so_far() -> dict[int, Any] | None:
-    """Returns what several layers share of the model that is being made of its config, by number.
+def made_so_far() -> dict[Any, Any] | None:
+    """Returns what several layers share of the model that is being made of its config.
 
-    None: no model is being made so.
+    It is by the number that configs have for it, or by its name. None: no model is being made so.
     """
     return _made.get()
 

@@ -1,13 +1,17 @@
-"""`get_variable`: the variable of a name, made where it is new."""
+"""`get_variable` and layers of Keras: the variable of a name, made where it is new."""
 
+import itertools
 import threading
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge import keras_guard
 from sok_lite.bridge.autograph import unconverted_function
+from sok_lite.bridge.keras_classes import made_so_far
 from sok_lite.bridge.tf_private import GLOBAL_GRAPH, default_graphs
 from sok_lite.dynamic_embedding.creators import KVCreator
 from sok_lite.dynamic_embedding.graph_keys import of_graph
@@ -15,9 +19,25 @@ from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
 from sok_lite.dynamic_embedding.variable import Variable, listed
 
+# What a variable that exists must have of what is asked for.
+_COMPARED = ("key_dtype", "value_dtype", "dim", "devices")
 _naming = threading.RLock()
 # Of eager mode, since the last session began. Those of a TF1 graph are in its collection.
 _latest: dict[str, Variable] = {}
+
+
+class _Users:
+    """The layers that have one variable, and a number by which configs say that it is one."""
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+        self.layers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+# Of layers that a program gives no name.
+_DEFAULT_NAMES = ("DynamicEmbeddingLayer", "SlotDynamicEmbeddingLayer")
+_numbers = itertools.count(1)
+_users: weakref.WeakKeyDictionary[Variable, _Users] = weakref.WeakKeyDictionary()
 
 
 class _Session(threading.local):
@@ -72,44 +92,102 @@ def get_variable(
       ValueError: the variable exists with another dtype, dim, or number of shards; in a TF1 graph
         also where it exists and the scope does not reuse. A new one is made where it does.
     """
+    arguments = {
+        "key_dtype": key_dtype,
+        "value_dtype": value_dtype,
+        "dim": dim,
+        "devices": devices,
+        "partitioner": partitioner,
+        "shared_name": shared_name,
+        "initializer": initializer,
+        "trainable": trainable,
+        "checkpoint": checkpoint,
+        "init_size": init_size,
+        "kv_creator": kv_creator,
+        "restrict_policy": restrict_policy,
+        "bp_v2": bp_v2,
+        "short_file_name": short_file_name,
+        "row_shape": row_shape,
+    }
+    return _by_name(name, arguments, joins=True)
+
+
+@unconverted_function
+def layer_variable(layer: Any, name: str, **arguments: Any) -> Variable:
+    """Returns the variable of a layer of Keras: all layers of one name in a session share it.
+
+    A thread that makes its first layer begins a session of its own. What is made of a config, as
+    `load_model` does, shares what was shared by what was saved, and nothing else.
+
+    Args:
+      layer: that is to have it.
+      name: of the variable.
+      **arguments: see `get_variable`.
+
+    Raises:
+      ValueError: as of `get_variable`.
+      NotImplementedError: `clone_model` makes the layer, and would copy no row.
+    """
+    keras_guard.refuse_clone()
+    made = made_so_far()
+    if made is None and keras_guard.is_loading():
+        made = {}  # of a model whose from_config() does not call that of Keras
+    if made is None:
+        variable = _by_name(name, arguments, joins=False)
+        if variable in _users and layer.name in _DEFAULT_NAMES:
+            warnings.warn(
+                f"Layers of the name {layer.name!r}, the default, share one table, as in TFRA: an "
+                "id has the same row in all of them. Give each layer a name of its own, or call "
+                "tf.keras.backend.clear_session() before a model is built anew.",
+                stacklevel=4,
+            )
+    elif name in made:
+        variable = made[name]
+        _check_agrees(variable, arguments)
+    else:
+        variable = made[name] = Variable(name=name, **arguments)
+    _users.setdefault(variable, _Users()).layers.add(layer)
+    return variable
+
+
+def number_of_shared(variable: Variable) -> int | None:
+    """Returns a number of a variable that several layers have, the same for each; else None."""
+    users = _users.get(variable)
+    return users.number if users is not None and len(users.layers) > 1 else None
+
+
+def _by_name(name: str, arguments: dict[str, Any], joins: bool) -> Variable:
+    """Returns the variable of a name within the scope; see `_names` for `joins`."""
     scope = tf.compat.v1.get_variable_scope()
-    full_name = name if short_file_name or not scope.name else f"{scope.name}/{name}"
+    is_short = arguments["short_file_name"] or not scope.name
+    full_name = name if is_short else f"{scope.name}/{name}"
     is_eager = tf.executing_eagerly() or tf.inside_function()
-    arguments = (key_dtype, value_dtype, dim, devices)
     with _naming:
-        names = _names() if is_eager else {}
+        names = _names(joins) if is_eager else {}
         found = names.get(full_name) if is_eager else of_graph(full_name)
         if not is_eager:
             _check_reuse(scope, full_name, found)
         if found is not None:
-            _check_agrees(found, *arguments)
+            _check_agrees(found, arguments)
             return found
-        made = Variable(
-            *arguments,
-            partitioner=partitioner,
-            shared_name=shared_name,
-            name=full_name,
-            initializer=initializer,
-            trainable=trainable,
-            checkpoint=checkpoint,
-            init_size=init_size,
-            kv_creator=kv_creator,
-            restrict_policy=restrict_policy,
-            bp_v2=bp_v2,
-            short_file_name=short_file_name,
-            row_shape=row_shape,
-        )
+        made = Variable(name=full_name, **arguments)
         if is_eager:
             names[full_name] = made
         return made
 
 
-def _names() -> dict[str, Variable]:
-    """Returns the variables of eager mode by name. The caller has the lock."""
+def _names(joins: bool) -> dict[str, Variable]:
+    """Returns the variables of eager mode by name. The caller has the lock.
+
+    Args:
+      joins: whether a thread that asks for the first time is of the session that began last, or
+        begins one of its own.
+    """
     global _latest
     graph = getattr(default_graphs, GLOBAL_GRAPH)()
     if _session.graph is None:
-        _session.names = _latest
+        is_first = threading.current_thread() is threading.main_thread()
+        _session.names = _latest if joins or is_first else {}
     elif _session.graph() is not graph:
         _session.names = _latest = {}
     _session.graph = weakref.ref(graph)
@@ -124,8 +202,9 @@ def _check_reuse(scope: Any, name: str, found: Variable | None) -> None:
         )
 
 
-def _check_agrees(found: Variable, keys: Any, values: Any, dim: int, devices: Any) -> None:
+def _check_agrees(found: Variable, arguments: dict[str, Any]) -> None:
     """Raises ValueError where a variable is not what a program asks for by its name."""
+    keys, values, dim, devices = (arguments[each] for each in _COMPARED)
     has = (found.key_dtype.name, found.value_dtype.name, found.dim, found.shard_num)
     wants = (tf.as_dtype(keys).name, tf.as_dtype(values).name, dim, len(listed(devices)))
     if has != wants:

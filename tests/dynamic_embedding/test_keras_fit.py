@@ -52,6 +52,8 @@ MODELS = {"functional": functional, "Sequential": sequential, "subclassed": subc
 
 
 def with_table(keras, build=functional, **arguments):
+    """A model and its layer, whose table is its own: as of another session."""
+    tf.compat.v1.reset_default_graph()
     layer = de.keras.layers_for(keras).Embedding(DIM, initializer=0.0, name="table", **arguments)
     layer.params.upsert(np.arange(NUM_KEYS), ROWS)
     return build(keras, layer), layer

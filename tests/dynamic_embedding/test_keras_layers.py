@@ -1,5 +1,8 @@
 """The layers called by themselves, against rows in a dict and NumPy's reductions."""
 
+import threading
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -207,6 +210,65 @@ def test_a_layer_is_made_again_of_its_config(layers):
     assert again.get_config().keys() == layer.get_config().keys()
     assert (again.name, again.max_norm, again.combiner) == ("mine", 2.0, "mean")
     assert (again.params.init_size, again.params.checkpoint) == (64, False)
+
+
+def test_layers_of_one_name_share_a_table_until_the_session_ends(keras, layers):
+    first, second = layers.Embedding(DIM, name="user"), layers.SquashedEmbedding(DIM, name="user")
+    assert first.params is second.params is de.get_variable("user-parameter", dim=DIM)
+    assert layers.Embedding(DIM, name="item").params is not first.params
+    filled(first)
+    np.testing.assert_allclose(second(tf.constant([[0, 5]], tf.int64))[0], ROWS[1] + ROWS[2])
+    with pytest.raises(ValueError, match="'user-parameter' exists with.*clear_session"):
+        layers.Embedding(DIM + 1, name="user")
+    keras.backend.clear_session()
+    other = layers.Embedding(DIM + 1, name="user")
+    assert int(other.params.size()) == 0
+    np.testing.assert_array_equal(first(tf.constant(KEYS)), ROWS)
+
+
+def test_both_layers_of_one_name_train_their_table(keras, layers):
+    """Each row moves by the sum of the gradients of both, once."""
+    made = [layers.Embedding(DIM, initializer=0.25, name="both") for _ in range(2)]
+    shadows = [layer.shadow for layer in made]
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.5))
+    with tf.GradientTape() as tape:
+        ids = [tf.constant([3, 4 + number], tf.int64) for number in range(2)]
+        loss = sum(tf.reduce_sum(layer(its)) for layer, its in zip(made, ids, strict=True))
+    optimizer.apply_gradients(zip(tape.gradient(loss, shadows), shadows, strict=True))
+    rows = made[0].params.lookup(tf.constant([3, 4, 5], tf.int64))
+    np.testing.assert_allclose(rows, np.tile([[-0.75], [-0.25], [-0.25]], DIM))
+
+
+def test_layers_without_a_name_share_a_table_with_a_warning(keras, layers):
+    layers.Embedding(DIM)
+    layers.FieldWiseEmbedding(DIM, 2, lambda ids: ids % 2)
+    with pytest.warns(UserWarning, match="'DynamicEmbeddingLayer', the default, share one table"):
+        layers.SquashedEmbedding(DIM)
+    keras.backend.clear_session()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layers.Embedding(DIM)
+
+
+def test_a_thread_begins_with_tables_of_its_own(layers):
+    """Such as of a trial of a search, after one in another thread."""
+    layer, made = filled(layers.Embedding(DIM, name="trial")), []
+
+    def make():
+        made.extend(layers.Embedding(DIM, name="trial") for _ in range(2))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    assert made[0].params is made[1].params is not layer.params
+    assert int(made[0].params.size()) == 0
+    assert layers.Embedding(DIM, name="trial").params is layer.params
+
+
+def test_clone_model_is_refused_though_a_table_of_the_name_is_there(keras, layers):
+    model = keras.Sequential([layers.Embedding(DIM, name="cloned"), keras.layers.Flatten()])
+    with pytest.raises((NotImplementedError, TypeError), match="clone_model"):
+        keras.models.clone_model(model)
 
 
 def test_the_config_has_devices_and_creator_only_where_the_distribution_is_kept(layers):

@@ -18,6 +18,8 @@ Y = RNG.normal(size=(40, 1)).astype(np.float32)
 
 
 def embedding(keras, **arguments):
+    """A layer with a table of its own, as of another session."""
+    tf.compat.v1.reset_default_graph()
     arguments = {"name": "table"} | arguments
     return de.keras.layers_for(keras).Embedding(2, **arguments)
 
@@ -145,6 +147,66 @@ def test_load_model_gives_a_model_of_a_class_that_trains_on(keras, tmp_path):
         for ours, theirs in zip(rows_of(again.embedding), rows_of(model.embedding), strict=True):
             np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_allclose(fit(again, x), fit(model, x), rtol=1e-5)
+
+
+def test_layers_that_a_class_makes_share_a_table_in_what_is_loaded(keras, tmp_path):
+    @keras.saving.register_keras_serializable("test_keras_saving")
+    class TwoOfOneName(keras.Model):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            made = de.keras.layers_for(keras).Embedding
+            self.one, self.other = (made(1, name="of_both") for _ in range(2))
+
+        def call(self, ids):
+            return tf.reduce_sum(self.one(ids) + self.other(ids), 1)
+
+        def build(self, shape):
+            self.built = True
+
+        def get_config(self):
+            return {}
+
+    model = TwoOfOneName()
+    model(tf.constant(X[:1]))
+    fit(compiled(keras, model))
+    model.save(tmp_path / "m.keras")
+    again = keras.models.load_model(tmp_path / "m.keras")
+    assert again.one.params is again.other.params is not model.one.params
+    check_goes_on(model, again, model.one, again.one)
+
+
+@pytest.mark.parametrize("how", ["load_model", "a folder", "from_config"])
+def test_what_is_made_of_a_config_shares_the_tables_that_were_shared(keras, how, tmp_path):
+    """Three towers, each with a layer of one name: two of one session and one of another."""
+
+    def tower(layer, name):
+        ids = keras.Input([3], dtype="int64")
+        return keras.Model(ids, keras.layers.Flatten()(layer(ids)), name=name)
+
+    first = embedding(keras)  # of a session of its own
+    others = [de.keras.layers_for(keras).Embedding(2, name="table") for _ in range(2)]
+    others[1] = embedding(keras)
+    others.append(de.keras.layers_for(keras).Embedding(2, name="table"))
+    layers = [first, *others]
+    towers = [tower(layer, f"tower_{number}") for number, layer in enumerate(layers)]
+    ids = keras.Input([3], dtype="int64")
+    rows = keras.layers.Concatenate()([each(ids) for each in towers])
+    model = compiled(keras, keras.Model(ids, keras.layers.Dense(1)(rows)))
+    fit(model)
+    if how == "load_model":
+        model.save(tmp_path / "m.keras")
+        again = keras.models.load_model(tmp_path / "m.keras")
+    elif how == "a folder":
+        de.keras.models.save_model(model, tmp_path / "m")
+        again = de.keras.models.load_model(tmp_path / "m", package=keras)
+    else:
+        again = type(model).from_config(model.get_config())
+    made = [again.get_layer(f"tower_{number}").get_layer("table").params for number in range(4)]
+    assert made[0] is made[1] is not made[2] and made[2] is made[3]
+    assert not {id(each) for each in made} & {id(layer.params) for layer in layers}
+    if how != "from_config":
+        np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
+        np.testing.assert_allclose(fit(again), fit(model), rtol=1e-5)
 
 
 @pytest.mark.parametrize("is_made_so", [False, True], ids=["frozen later", "made frozen"])

@@ -15,7 +15,8 @@ DIM, NUM_KEYS, BATCH, STEPS = 3, 30, 6, 4
 
 @pytest.fixture(autouse=True)
 def over(comm, monkeypatch):
-    """Every test runs over each transport, as if the program had chosen it."""
+    """Every test runs over each transport, as if the program had chosen it, and knows no names."""
+    tf.compat.v1.reset_default_graph()
     monkeypatch.setattr(job, "_communicator", comm)
 
 
@@ -81,6 +82,7 @@ def owned(comm, keys):
 def test_rows_and_states_are_those_of_one_rank_with_all_batches(comm, keras, run):
     made = de.keras.layers_for(keras)
     ours = made.HvdAllToAllEmbedding(DIM, name="table")
+    tf.compat.v1.reset_default_graph()
     theirs = made.Embedding(DIM, name="table")  # the name seeds the first rows
     batches = [batch_of(comm.rank, step) for step in range(STEPS)]
     rows, optimizer = trained(ours, keras.optimizers.Adam(0.1), batches, run)
@@ -128,6 +130,7 @@ def test_rows_are_clipped_and_rounded_as_of_one_rank(comm, keras):
     keys = tf.constant(batch_of(comm.rank, 1)[0])
     rows = made.HvdAllToAllEmbedding(DIM, **arguments)(keys)
     assert rows.dtype == tf.float16
+    tf.compat.v1.reset_default_graph()
     oracle = made.Embedding(DIM, **arguments)(keys)
     np.testing.assert_allclose(tf.cast(rows, tf.float32), tf.cast(oracle, tf.float32), rtol=2e-3)
 
@@ -166,6 +169,7 @@ def test_fit_trains_as_one_rank_with_all_batches_would(comm, keras):
     model = model_of(keras, ours)
     adagrad = de.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(0.1), synchronous=True)
     fit(keras, model, adagrad, data_of([comm.rank]), 1)
+    tf.compat.v1.reset_default_graph()
     theirs = made.Embedding(DIM, name="table")
     oracle = model_of(keras, theirs)
     adagrad = de.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(0.1))
@@ -194,6 +198,7 @@ def test_each_rank_loads_the_tables_that_it_saved(comm, keras, folder, end):
     if end == "keras":
         again = de.keras.models.load_model(path, package=keras, compile=False)
     else:
+        tf.compat.v1.reset_default_graph()
         again = model_of(keras, de.keras.layers_for(keras).HvdAllToAllEmbedding(DIM, name="table"))
         de.keras.models.load_weights(again, path)
     for found, wanted in zip(again.layers[1].params.export(), layer.params.export(), strict=True):

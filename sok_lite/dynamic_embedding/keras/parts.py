@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.keras_called import as_keys
-from sok_lite.bridge.keras_classes import object_of
+from sok_lite.bridge.keras_classes import made_so_far, object_of, of_one_config
+from sok_lite.dynamic_embedding.by_name import layer_variable, number_of_shared
 from sok_lite.dynamic_embedding.keras import config as configs
 from sok_lite.dynamic_embedding.keras.stored import do_all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.partition import default_partition_fn
@@ -31,6 +32,7 @@ _OPTIONS: dict[str, Any] = {
     "checkpoint": True,
     "row_shape": None,
 }
+_SHARED = "shared_variable"  # in a config: the number of a variable that other layers have too
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 _SEGMENT_COMBINERS = ("sum", "mean", "sqrtn")
 
@@ -48,6 +50,7 @@ class EmbeddingPart:
       initializer: see `Variable`, or the name of one of Keras; None: `RandomNormal()` of Keras.
       devices: see `Variable`.
       name: of the layer; the variable is `<name>-parameter`, and what is trained `<name>-shadow`.
+        Layers of one name share the variable until Keras' `clear_session()`, see `get_variable`.
       with_unique: accepted: keys are deduplicated where that is cheapest.
       short_file_name, bp_v2, restrict_policy, partitioner, kv_creator, checkpoint, row_shape: see
         `Variable`.
@@ -64,6 +67,7 @@ class EmbeddingPart:
 
     Raises:
       TypeError: `embedding_size` is no integer.
+      ValueError: a layer of the name has a variable of other dtypes, size or number of shards.
     """
 
     package: Any  # keras or tf_keras
@@ -96,13 +100,14 @@ class EmbeddingPart:
         self.embedding_size, self.combiner, self.with_unique = size, combiner, with_unique
         self.keep_distribution = options["keep_distribution"]
         self.max_norm = options["max_norm"]
-        self.params = Variable(
-            key_dtype,
-            value_dtype,
-            size,
-            devices,
-            options["partitioner"],
-            name=f"{name}-parameter",
+        self.params = layer_variable(
+            self,
+            f"{name}-parameter",
+            key_dtype=key_dtype,
+            value_dtype=value_dtype,
+            dim=size,
+            devices=devices,
+            partitioner=options["partitioner"],
             initializer=initializer,
             checkpoint=options["checkpoint"],
             init_size=options["init_capacity"],
@@ -176,18 +181,26 @@ class EmbeddingPart:
 
     def get_config(self) -> dict[str, Any]:
         """Returns what `from_config` makes a layer of, with a new and empty table."""
-        return {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
+        config = {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
+        number = number_of_shared(self.params)
+        return config if number is None else {**config, _SHARED: number}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Returns a layer of what `get_config` gave."""
-        config = dict(config)
+        """Returns a layer of what `get_config` gave.
+
+        Of the layers of one model those share a table that did.
+        """
+        config, made = dict(config), made_so_far()
+        number = config.pop(_SHARED, None)
+        own = {} if number is None or made is None else made.setdefault((_SHARED, number), {})
         for name in ("initializer", "partitioner", "slot_map_fn", "restrict_policy"):
             if name in config:
                 config[name] = object_of(config[name], cls.package)
         config["restrict_policy"] = configs.policy_of(config.get("restrict_policy"))
         config["kv_creator"] = configs.creator_of(config.get("kv_creator"))
-        return cls(**config)
+        with of_one_config(own):
+            return cls(**config)
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the rows and states of the table to a store of Keras."""
