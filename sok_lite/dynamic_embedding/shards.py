@@ -10,8 +10,10 @@ from sok_lite.engine.files.key_value_files import BUFFER_SIZE
 
 
 @unconverted
-class Shard:
+class Shard(tf.__internal__.tracking.Trackable):
     """A view of one shard of a variable. All shards lie in one table.
+
+    A checkpoint or a Saver that is given a shard saves that table: all shards, once.
 
     Args:
       variable: a `Variable`.
@@ -24,6 +26,11 @@ class Shard:
         self.name = f"{variable.name}_{index + 1}of{variable.shard_num}"
         self.key_dtype, self.value_dtype = variable.key_dtype, variable.value_dtype
         self.device = variable.devices[index]
+        if variable.checkpoint:
+            self._track_trackable(variable.rows, "rows")
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        return self._variable._gather_saveables_for_checkpoint()
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the shard's keys (n,) and their rows (n, dim)."""

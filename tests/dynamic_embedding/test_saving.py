@@ -302,7 +302,7 @@ def test_a_saver_of_tf1(tmp_path, in_files, key_dtype):
             np.testing.assert_array_equal(found, saved)
 
 
-@pytest.mark.parametrize("way", ["list", "dict", "tables"])
+@pytest.mark.parametrize("way", ["list", "dict", "tables", "shards"])
 def test_a_saver_that_is_told_what_to_save(tmp_path, in_files, way):
     """In eager mode and in a session, and what one has saved the other restores."""
 
@@ -310,10 +310,10 @@ def test_a_saver_that_is_told_what_to_save(tmp_path, in_files, way):
         variable = de.Variable(**options)
         run(variable.upsert(KEYS[:9], rows_of(KEYS[:9])))
         dense = tf1.get_variable(f"d{len(paths)}", initializer=2.0, use_resource=True)
-        ways = {"list": [variable], "dict": {"a": variable, "d": dense}, "tables": variable.tables}
-        return variable, tf1.train.Saver(ways[way])
+        ways = {"list": [variable], "dict": {"a": variable, "d": dense}}
+        return variable, tf1.train.Saver(ways.get(way, variable.tables))
 
-    options = {"dim": 3, "name": "v"}
+    options = {"dim": 3, "name": "v", "devices": ["/CPU:0"] * (3 if way == "shards" else 1)}
     options["kv_creator"] = creator(in_files, save_path=str(tmp_path / "files"))
     paths = []
     variable, saver = made(lambda done: done)
@@ -334,6 +334,16 @@ def test_a_saver_that_is_told_what_to_save(tmp_path, in_files, way):
         variable.upsert([1], rows_of([1]))
         saver.restore(None, path)
         assert held(variable) == expected(KEYS[:9])
+
+
+def test_a_checkpoint_of_shards_has_their_table_once(tmp_path):
+    variable = de.Variable(dim=3, devices=["/CPU:0"] * 3)
+    variable.upsert(KEYS, rows_of(KEYS))
+    path = tf.train.Checkpoint(shards=variable.tables).write(str(tmp_path / "c"))
+    assert len([name for name, _ in tf.train.list_variables(path) if "values" in name]) == 1
+    other = de.Variable(dim=3, devices=["/CPU:0"] * 3)
+    tf.train.Checkpoint(shards=other.tables).read(path).assert_consumed()
+    assert held(other) == expected(KEYS)
 
 
 def test_a_saver_of_tf1_refuses_another_variable(tmp_path, in_files):
