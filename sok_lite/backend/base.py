@@ -87,6 +87,14 @@ class Backend(ABC):
         """
         return self
 
+    def load_kernels(self) -> None:
+        """Has all kernels compiled and loaded, where that is not so from the start.
+
+        To load one may wait for all that the GPU does: CUDA loads each when it is first asked for
+        ("Lazy Loading" in its programming guide). Kernels of NCCL wait for other ranks there.
+        """
+        return None
+
     def launch(self, kernel: str, num_items: int, *args: Any) -> None:
         """Runs a kernel over `num_items` items. On the GPU it returns before the kernel ends.
 

@@ -11,9 +11,9 @@ import cupy
 import numpy as np
 
 from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend, Part
-from sok_lite.backend.gpu_binaries import GpuBinaries
+from sok_lite.backend.gpu_binaries import GpuBinaries, kernel_names
 from sok_lite.backend.local_ranks import local_rank
-from sok_lite.backend.sources import KernelSource, all_kernels, find_kernel
+from sok_lite.backend.sources import KernelSource, all_kernels, find_kernel, kernel_files
 from sok_lite.backend.tunables import THREADS_PER_BLOCK
 
 # Tunables of a launch; SOK_LITE_KERNEL_DEFINES sets others, and those of the kernels.
@@ -88,6 +88,13 @@ class CudaBackend(Backend):
             most = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, run.ptr)
             kernel = self._kernels[name, in_memory] = _Kernel(run, self._lanes[source.kind], most)
         return kernel
+
+    def load_kernels(self) -> None:
+        capability = self._device.compute_capability
+        for path in kernel_files():
+            for in_memory in (False, True):
+                for name in kernel_names(self._binaries.get(path, capability, in_memory)):
+                    self._kernel(name, in_memory)
 
     def _compiled(self, path: Path, in_memory: bool) -> Any:
         binary = self._binaries.get(path, self._device.compute_capability, in_memory)

@@ -1,5 +1,6 @@
 """The kernels as a GPU loads them: compiled by NVRTC once per machine, and kept on disk."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,14 @@ from sok_lite.backend.disk_cache import DiskCache
 from sok_lite.backend.nvrtc import FLAGS, Nvrtc
 from sok_lite.backend.sources import inlined
 from sok_lite.backend.tunables import kernel_defines
+
+# A section of machine code, or an entry of PTX.
+_KERNEL = re.compile(rb"\0\.text\.(\w+)(?=\0)|\.entry (\w+)\(")
+
+
+def kernel_names(binary: bytes) -> list[str]:
+    """Returns the names of the kernels of a file that was compiled."""
+    return sorted({(code or ptx).decode() for code, ptx in _KERNEL.findall(binary)})
 
 
 class GpuBinaries:

@@ -79,6 +79,8 @@ def choose_carrier(
     comm.carrier = None
     name = "nccl" if transport == "auto" else transport
     reason = None if name == "host" else _obstacle(comm, backend, name, ways)
+    if name != "host" and reason is None:
+        backend.load_kernels()  # before the ranks meet at the cards
     cards = _cards(comm, {"transport": transport, "reason": reason, "gpu": _gpu(backend)})
     asked = [card["transport"] for card in cards]
     if len(set(asked)) > 1:

@@ -3,9 +3,15 @@
 import pytest
 
 from sok_lite.backend.build import find_library
-from sok_lite.backend.gpu_binaries import GpuBinaries
-from sok_lite.backend.nvrtc import Nvrtc
-from sok_lite.backend.sources import kernel_files, kernel_folder
+from sok_lite.backend.gpu_binaries import GpuBinaries, kernel_names
+from sok_lite.backend.nvrtc import FLAGS, Nvrtc
+from sok_lite.backend.sources import (
+    all_kernels,
+    find_kernel,
+    inlined,
+    kernel_files,
+    kernel_folder,
+)
 from tests.cli.helpers import fine, run
 from tests.support.helpers import need_nvrtc
 
@@ -43,14 +49,31 @@ def test_a_gpu_finds_what_was_compiled_ahead(compiled, monkeypatch, tmp_path):
     assert len(compiled) == len(set(compiled)) == 2 * 2 * len(few)
     for path in few:
         for in_memory in (False, True):
-            assert GpuBinaries(cupy.cuda.nvrtc).get(path, "90", in_memory).startswith(b"\x7fELF")
+            binary = GpuBinaries(cupy.cuda.nvrtc).get(path, "90", in_memory)
+            assert binary.startswith(b"\x7fELF")
+            assert {find_kernel(name, all_kernels()).path for name in kernel_names(binary)} == {
+                path
+            }
     assert len(compiled) == 2 * 2 * len(few)
+    ptx = Nvrtc(cupy.cuda.nvrtc).compiled(inlined(few[0]), [*FLAGS, "-arch=compute_90"]).binary
+    assert kernel_names(ptx) == kernel_names(GpuBinaries(cupy.cuda.nvrtc).get(few[0], "90", False))
 
 
 @pytest.mark.full_only("compiles every kernel twice")
 def test_every_kernel_is_compiled(compiled):
+    import cupy
+
     fine("compile", "--gpu", "90")
     assert len(set(compiled)) == 2 * len(kernel_files())
+    binaries = GpuBinaries(cupy.cuda.nvrtc)
+    names = {
+        name for path in kernel_files() for name in kernel_names(binaries.get(path, "90", False))
+    }
+    assert {find_kernel(name, all_kernels()) for name in names} == {
+        kernel
+        for kernel in all_kernels()
+        if kernel.name != "find_and_pool"  # of CPUs
+    }
 
 
 @pytest.mark.parametrize("capability", ["9.0", "9", "sm_90", "-90"])

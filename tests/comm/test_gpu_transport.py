@@ -23,6 +23,8 @@ def gpus(backend, monkeypatch):
     if backend.name != "cuda":
         pytest.skip("nothing is to be chosen without a GPU")
     world = World(2)
+    # Each costs seconds of a compiler where the GPU is simulated.
+    monkeypatch.setattr(type(backend), "load_kernels", lambda self: None)
     monkeypatch.setattr(gpu_transport, "nccl_unavailable", lambda: None)
     monkeypatch.setattr(gpu_transport, "_nccl", world.carrier)
     monkeypatch.setattr(gpu_transport, "_cards", _as_if_each_had_its_gpu(gpu_transport._cards))
@@ -41,6 +43,26 @@ def _as_if_each_had_its_gpu(cards):
 def test_nccl_is_taken_where_all_ranks_have_it(gpus, transport):
     def program(comm):
         assert choose_carrier(comm, gpus, transport) == "NCCL, from GPU to GPU"
+        assert comm.carrier.name == "nccl"
+        comm.carrier.leave()
+
+    run_ranks(2, program)
+
+
+def test_every_rank_has_loaded_all_kernels_before_they_connect(gpus, monkeypatch):
+    """A kernel that is loaded while NCCL's are waiting on the GPU may wait for those."""
+    loaded = []
+    monkeypatch.setattr(type(gpus), "load_kernels", lambda self: loaded.append(self))
+    connect = gpu_transport._nccl
+
+    def connected(comm, backend):
+        assert len(loaded) == 2
+        return connect(comm, backend)
+
+    monkeypatch.setattr(gpu_transport, "_nccl", connected)
+
+    def program(comm):
+        choose_carrier(comm, gpus, "auto")
         assert comm.carrier.name == "nccl"
         comm.carrier.leave()
 

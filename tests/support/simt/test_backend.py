@@ -10,6 +10,7 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.backend.base import Backend
+from sok_lite.backend.sources import kernel_files
 from sok_lite.engine.segments import unique
 from tests.support.helpers import new_table
 from tests.support.simt import device
@@ -55,6 +56,17 @@ def test_kernels_are_compiled_once_for_all_processes(compiled, tmp_path):
         assert len(compiled) == calls
     assert ["--std=c++17", "--fmad=false", "-arch=sm_90"] in compiled
     assert len(list((tmp_path / "cuda").iterdir())) == 1
+
+
+def test_all_kernels_are_loaded_at_once(monkeypatch):
+    """Of each file, in both forms."""
+    backend, loaded = simt_module().CudaBackend(), []
+    monkeypatch.setattr(
+        backend._binaries, "get", lambda path, *_: f"\0.text.{path.stem}\0".encode()
+    )
+    monkeypatch.setattr(backend, "_kernel", lambda *kernel: loaded.append(kernel))
+    backend.load_kernels()
+    assert sorted(loaded) == sorted((path.stem, form) for path in kernel_files() for form in (0, 1))
 
 
 def test_kernels_are_compiled_for_each_gpu_and_each_choice_of_tunables(compiled, monkeypatch):
