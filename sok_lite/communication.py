@@ -43,15 +43,16 @@ R = TypeVar("R")
 
 
 def _in_soks_words(function: Callable[P, R]) -> Callable[P, R]:
-    """Returns a function that says as SOK does that `init` was not called."""
+    """Returns a function that says as SOK does that `init` has not connected the ranks."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except job.NotJoinedError:
+        except job.NotJoinedError as error:
             raise RuntimeError(
-                "[SOK INFO] Communication tool is not set. Did you forget to call sok.init()?"
+                "[SOK INFO] Communication tool is not set. Did you forget to call sok.init()? "
+                f"{error}"
             ) from None
 
     return call
@@ -72,6 +73,8 @@ def init(
     hash_seed: int | None = None,
 ) -> None:
     """Chooses how ranks talk to each other, and the GPU of each. Every rank must call it.
+
+    A process by itself, such as a notebook, need not call it.
 
     Call it before TensorFlow's first operation. Where tables live on a GPU, TensorFlow then uses
     that of the rank's number on its machine alone, and takes memory there as it needs it. A second
@@ -154,7 +157,7 @@ def _join(comm_tool: str, gpu_transport: str | None) -> None:
 
 
 def check_comm_tool() -> None:
-    """Raises RuntimeError if `sok.init` was not called."""
+    """Raises RuntimeError if there are several ranks, which `sok.init` has not connected."""
     communicator()
 
 

@@ -91,7 +91,7 @@ class TableState(ObjectState):
 
     Raises:
       TypeError, ValueError: an argument is not as said here.
-      RuntimeError: `sok_lite.init` was not called.
+      RuntimeError: `sok_lite.init` has not connected the ranks.
     """
 
     def __init__(

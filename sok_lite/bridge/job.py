@@ -5,11 +5,13 @@ from sok_lite.bridge.horovod_carrier import HorovodCarrier, horovod_unable
 from sok_lite.comm import (
     Communicator,
     ElasticCommunicator,
+    SingleCommunicator,
     Way,
     checked_transport,
     choose_carrier,
     make_communicator,
 )
+from sok_lite.comm.launch import is_alone, launched_ranks
 
 __all__ = [
     "JoinedBeforeError",
@@ -32,6 +34,7 @@ class JoinedBeforeError(RuntimeError):
     """The ranks have been connected by another tool."""
 
 
+_alone = SingleCommunicator()
 _communicator: Communicator | None = None
 _tool: str | None = None
 _wanted = "auto"  # the transport of arrays of GPUs that was asked for
@@ -82,16 +85,19 @@ def transport() -> str:
 
 
 def communicator() -> Communicator:
-    """Returns the communicator that `join` made.
+    """Returns the communicator that `join` made, or before that the one of a process by itself.
 
     Raises:
-      NotJoinedError: `join` was not called.
+      NotJoinedError: a launcher started several ranks, and `join` was not called.
     """
-    if _communicator is None:
+    if _communicator is not None:
+        return _communicator
+    if not is_alone():
         raise NotJoinedError(
-            "The ranks of the job are not connected yet. Call sok_lite.init() first."
+            f"{launched_ranks()} ranks were launched, and they are not connected yet. Call "
+            "sok_lite.init() at the start of the program, on every rank."
         )
-    return _communicator
+    return _alone
 
 
 def other_ranks() -> Communicator | None:

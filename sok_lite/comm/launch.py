@@ -32,6 +32,11 @@ def launched_ranks() -> int:
     return largest_variable(_SIZE_VARIABLES, 1)
 
 
+def is_alone() -> bool:
+    """Whether nothing says that this process has other ranks, or may get some."""
+    return launched_ranks() == 1 and os.environ.get(_ELASTIC_VARIABLE) != "1"
+
+
 def make_communicator(tool: str = "horovod") -> Communicator:
     """Makes the communicator of this process. Every rank must call it with the same tool.
 

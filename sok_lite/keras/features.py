@@ -5,19 +5,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_lite.bridge import job
+from sok_lite.bridge.job import communicator
 from sok_lite.bridge.keras_called import as_keys
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import checked_arguments
 from sok_lite.bridge.lookup_host import Treatment
 from sok_lite.bridge.loss_weight import weighed_on_the_way_back
 from sok_lite.bridge.tf_private import could_possibly_record
-from sok_lite.comm import Communicator
-from sok_lite.comm.launch import launched_ranks
-from sok_lite.comm.single import SingleCommunicator
 
 COMBINERS = ("sum", "mean", "sqrtn")
-_alone = SingleCommunicator()
 
 
 class Feature(NamedTuple):
@@ -99,23 +95,6 @@ def rows_of(
         for i, rows in zip(chosen, look_up(comm, arguments, treatment), strict=True):
             outputs[i] = taken[i].given_back(weighed_on_the_way_back(rows))
     return outputs
-
-
-def communicator() -> Communicator:
-    """Returns the communicator of the job; without `sok_lite.init` that of one process.
-
-    Raises:
-      RuntimeError: several ranks were launched, and nobody has connected them.
-    """
-    try:
-        return job.communicator()
-    except job.NotJoinedError:
-        if launched_ranks() > 1:
-            raise RuntimeError(
-                f"{launched_ranks()} ranks were launched, and their tables are not connected. "
-                "Call sok_lite.init() before the first lookup."
-            ) from None
-    return _alone
 
 
 def mask_of(feature: Feature, ids: Any, package: Any) -> Any:

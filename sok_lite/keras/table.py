@@ -12,6 +12,7 @@ import tensorflow as tf
 from sok_lite.backend import Backend
 from sok_lite.bridge import keras_guard, keras_weights, stored, table_ops, writes
 from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.job import communicator
 from sok_lite.bridge.keras_classes import made_so_far, object_of, says_what_is_shared
 from sok_lite.bridge.loss_weight import make_weight
 from sok_lite.bridge.saved_parts import part_of_rank
@@ -23,7 +24,7 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.owner import MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.engine.table.hkv_options import HkvOptions
-from sok_lite.keras.features import Feature, communicator, rows_of
+from sok_lite.keras.features import Feature, rows_of
 from sok_lite.keras.ranks import parts_of_all
 from sok_lite.keras.weight import TableWeight
 

@@ -77,7 +77,7 @@ def dump(
 
     Raises:
       TypeError, ValueError: an argument is not as said here, or differs between ranks.
-      RuntimeError: not in eager mode, or `sok.init` was not called.
+      RuntimeError: not in eager mode, or `sok.init` has not connected the ranks.
       OSError, MemoryError: a rank cannot write its files. All ranks raise the same.
       ImportError: `progress` is True and there is no tqdm.
     """
@@ -126,7 +126,7 @@ def load(
     Raises:
       TypeError, ValueError: an argument is not as said here or differs between ranks, the variables
         do not fit what was written, or a file is corrupt.
-      RuntimeError: not in eager mode, or `sok.init` was not called.
+      RuntimeError: not in eager mode, or `sok.init` has not connected the ranks.
       OSError, MemoryError: there is no checkpoint, or a rank cannot read or hold its part. All
         ranks raise the same, and no variable has changed.
       ImportError: as of `dump`.
@@ -167,7 +167,7 @@ def incremental_model_dump(
 
     Raises:
       TypeError, ValueError: an argument is not as said here, or the variables differ between ranks.
-      RuntimeError: in a tf.function, or `sok.init` was not called.
+      RuntimeError: in a tf.function, or `sok.init` has not connected the ranks.
       MemoryError: a rank has none for its rows. All ranks raise the same.
     """
     if tf.inside_function():

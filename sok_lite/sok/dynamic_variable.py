@@ -197,7 +197,7 @@ class DynamicVariable(WithStaticRows):
 
     @property
     def num_gpus(self) -> int:
-        """Number of ranks. Raises RuntimeError before `sok.init`."""
+        """Number of ranks. RuntimeError: there are several, which are not connected."""
         return num_ranks()
 
     @property

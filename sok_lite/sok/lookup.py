@@ -93,8 +93,8 @@ def lookup_sparse(
       Weights have gradients too.
 
     Raises:
-      RuntimeError: `sok.init` was not called, or a localized table is to be on a rank that there is
-        not.
+      RuntimeError: `sok.init` has not connected the ranks, or a localized table is to be on a rank
+        that there is not.
       TypeError, ValueError: arguments that do not fit; a static variable has no such row.
       NotImplementedError: a tf.Variable, or the filter for a table that keeps every key.
     """

@@ -64,7 +64,7 @@ class OptimizerWrapper(WrappedOptimizer):
     brings are taken over by the first optimizer that has the same.
 
     Args:
-      optimizer: the optimizer.
+      optimizer: the optimizer, or the name of one of `tf.keras.optimizers`, such as "adam".
       on_nonfinite: "allow": rows whose gradient has a NaN or an infinity are updated and counted in
         `num_nonfinite`. "error": the step raises before anything has changed.
       stochastic_rounding: True: an update rounds rows of tf.float16 and tf.bfloat16 up or down at
@@ -82,6 +82,8 @@ class OptimizerWrapper(WrappedOptimizer):
     def __init__(
         self, optimizer: Any, on_nonfinite: str = "allow", stochastic_rounding: bool = False
     ) -> None:
+        if isinstance(optimizer, str):
+            optimizer = tf.keras.optimizers.get(optimizer)
         super().__init__(optimizer, on_nonfinite, stochastic_rounding)
         _last[optimizer] = weakref.ref(self)
 

@@ -44,8 +44,8 @@ class FixedVariable(StaticVariable):
       variable_def, import_scope, distribute_strategy: must be None.
 
     Raises:
-      RuntimeError: `sok.init` was not called, there is no such rank, or `initial_value` is neither
-        a matrix nor a row.
+      RuntimeError: `sok.init` has not connected the ranks, there is no such rank, or
+        `initial_value` is neither a matrix nor a row.
       TypeError, ValueError: a dtype, shape or initializer that does not fit.
       NotImplementedError: an argument that must be None.
     """

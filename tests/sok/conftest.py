@@ -8,6 +8,7 @@ from tests.support.tf_fixtures import (
     pytest_generate_tests,
     pytest_report_header,
     tables_on,
+    two_launched,
     uninitialised,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "pytest_generate_tests",
     "pytest_report_header",
     "tables_on",
+    "two_launched",
     "uninitialised",
 ]

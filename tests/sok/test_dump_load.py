@@ -115,7 +115,7 @@ def test_what_cannot_be_dumped_is_refused(tmp_path):
         sok.load(tmp_path / "none", one)
 
 
-def test_the_ranks_must_be_connected(tmp_path, uninitialised):
+def test_the_ranks_must_be_connected(tmp_path, two_launched):
     with pytest.raises(RuntimeError, match="init"):
         sok.dump(tmp_path, sok.DynamicVariable(2))
 

@@ -67,8 +67,15 @@ def test_num_gpus_is_the_number_of_ranks(initialised):
     assert sok.DynamicVariable(3).num_gpus == 1
 
 
-def test_num_gpus_needs_init(uninitialised):
-    with pytest.raises(RuntimeError, match="Did you forget to call sok.init"):
+def test_one_process_needs_no_init(uninitialised):
+    table = sok.DynamicVariable(3, initializer="ones")
+    assert table.num_gpus == 1
+    rows = sok.lookup_sparse(table, tf.ragged.constant([[1, 2], [3]]), combiners="sum")
+    np.testing.assert_array_equal(rows, [[2.0] * 3, [1.0] * 3])
+
+
+def test_num_gpus_needs_init_where_there_are_ranks(two_launched):
+    with pytest.raises(RuntimeError, match="Did you forget to call sok.init.*2 ranks were launch"):
         _ = sok.DynamicVariable(3).num_gpus
 
 

@@ -61,6 +61,25 @@ def test_a_second_init_with_the_same_tool_changes_nothing():
 def test_an_unknown_tool_is_refused():
     with pytest.raises(ValueError, match="'horovod', 'mpi', 'single'.*Received: 'nccl'"):
         sok.init("nccl")
+    assert sok.communication.rank() == 0  # of a process by itself
+
+
+def test_a_process_by_itself_may_call_init_later():
+    assert (sok.communication.num_ranks(), sok.communication.local_rank()) == (1, 0)
+    sok.init("mpi")
+    assert sok.communication.num_ranks() == 1
+
+
+def test_ranks_that_are_not_connected_are_told(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(
+        RuntimeError, match="Did you forget to call sok.init.*2 ranks were launched"
+    ):
+        sok.communication.rank()
+
+
+def test_a_job_whose_ranks_come_and_go_is_to_be_connected(monkeypatch):
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     with pytest.raises(RuntimeError, match="Did you forget to call sok.init"):
         sok.communication.rank()
 

@@ -59,6 +59,13 @@ def test_dense_and_dynamic_variables_in_one_call(module, mode):
     assert int(inner.iterations) == int(theirs.iterations) == int(ours.iterations) == 4
 
 
+def test_an_optimizer_may_be_a_name():
+    wrapper = sok.OptimizerWrapper("adagrad")
+    assert isinstance(wrapper.optimizer, tf.keras.optimizers.Adagrad)
+    with pytest.raises(ValueError, match="adagrat"):
+        sok.OptimizerWrapper("adagrat")
+
+
 def test_the_wrapped_optimizer_may_serve_dense_variables_by_itself(mode):
     # SOK's programs do this: its wrapper counts its own steps.
     table, variable = new_pair()

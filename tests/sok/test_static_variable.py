@@ -466,7 +466,7 @@ def test_a_rank_is_a_number():
             sok.LocalizedVariable([[1.0]], target_gpu=target)
 
 
-def test_it_needs_init(uninitialised):
+def test_it_needs_init_where_there_are_ranks(two_launched):
     with pytest.raises(RuntimeError, match="Communication tool is not set"):
         sok.Variable([[1.0]])
 

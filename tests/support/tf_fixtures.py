@@ -36,6 +36,12 @@ def uninitialised(monkeypatch):
     monkeypatch.setattr(job, "_communicator", None)
 
 
+@pytest.fixture
+def two_launched(uninitialised, monkeypatch):
+    """As before `sok.init()` in one of two ranks."""
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+
+
 def eagerly(function):
     return function
 
