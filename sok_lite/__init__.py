@@ -144,4 +144,4 @@ if not TYPE_CHECKING:  # which would then take any name for one of this module
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_TENSORFLOW_MODULES})
+    return sorted({*__all__, *_TENSORFLOW_MODULES})

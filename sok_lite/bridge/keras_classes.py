@@ -55,6 +55,8 @@ def register_as_layer(
     def fill(namespace: dict[str, Any]) -> None:
         namespace |= {"__module__": part.__module__, "__doc__": part.__doc__, **members}
 
+    if "__init__" in vars(part):  # whose name Python says where an argument is missing
+        vars(part)["__init__"].__qualname__ = f"{name}.__init__"
     cls = new_class(name, (part, base), {}, fill)
     saving = SimpleNamespace(**members).package.saving
     return saving.register_keras_serializable(registered, name)(cls)

@@ -17,6 +17,28 @@ def is_called_from(module: str) -> bool:
     return False
 
 
+# Functions of optimizers of Keras 3, tf_keras, legacy Keras and TF1 that make the state of a dense
+# variable, or change its rows.
+_STEPS = frozenset(
+    {
+        *("add_variable_from_reference", "add_slot", "create_zeros_slot"),
+        *("create_slot_with_initializer", "_resource_apply_sparse_duplicate_indices"),
+    }
+)
+
+
+def refuse_step(name: str, kind: str) -> None:
+    """Raises where the caller's caller is a step of an optimizer that takes a table for dense."""
+    frame: Any = sys._getframe(2)
+    for _ in range(4):  # in between there may be methods of the variable
+        if frame is not None and frame.f_code.co_name in _STEPS:
+            raise NotImplementedError(
+                f"The optimizer cannot update {name!r} by itself: it is a {kind}, whose rows are "
+                "known by key. Wrap it: sok_lite.OptimizerWrapper(optimizer).apply_gradients(...)."
+            )
+        frame = frame.f_back if frame is not None else None
+
+
 class RefusesCopies:
     """Python's ways to copy a variable, each of which would give one that knows no table."""
 

@@ -21,6 +21,7 @@ from sok_lite.backend.publish import publish, setting
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.inference import reading
+from sok_lite.bridge.refusals import refuse_step
 from sok_lite.bridge.table_call import table_call, to_rows
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, ResourceVariable
@@ -226,13 +227,25 @@ class WithStaticRows(TableVariable):
     def handle(self) -> tf.Tensor:
         """The resource that tapes and graphs know the table, or the dense rows, by."""
         rows = self.static_rows
-        return super().handle if rows is None else rows.handle
+        if rows is None:
+            refuse_step(self.name, self.kind)
+            return super().handle
+        return rows.handle
 
     @property
     def shape(self) -> tf.TensorShape:
         """[None, dimension]; [n, dimension] in static mode, as far as it is known."""
         rows = self.static_rows
-        return tf.TensorShape([None, self.dimension]) if rows is None else rows.shape
+        if rows is None:
+            refuse_step(self.name, self.kind)
+            return tf.TensorShape([None, self.dimension])
+        return rows.shape
+
+    def __getitem__(self, slice_spec: Any) -> Any:
+        rows = self.static_rows
+        if rows is None:
+            self._refuse_dense("__getitem__")
+        return rows[slice_spec]
 
     def sparse_read(
         self,

@@ -32,16 +32,21 @@ from sok_lite.engine.table import EmbeddingTable
 _VARIABLE = "_sok_lite_variable"
 # Stands in what TensorFlow says of a place where it wants a dense value.
 _NO_VALUE = "this_table_has_no_dense_value"
+_NOT_DENSE = (
+    "(this is a table, which has no dense value: look rows up by their keys, with "
+    "tf.nn.embedding_lookup, sok_lite.lookup_sparse or the layer that holds it)"
+)
 # In eager mode. It ends as a name does that no scope is put before.
 _NAME_OF_HANDLES = "sok_table/"
 
 
 @cache
 def _not_a_tensor() -> tf.Tensor:
-    """Returns the handle of a variable that no operator on numbers can read."""
-    handle = tf_private.UninitializedVariable(name=_NO_VALUE, shape=[], dtype=tf.string).handle
-    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant("known by key only"))
-    return handle
+    """Returns the handle of a variable that there is not, so that no operator can read it.
+
+    What TensorFlow then says is "Could not find variable" and the name of the handle.
+    """
+    return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=_NOT_DENSE)
 
 
 Table = TypeVar("Table")
@@ -171,7 +176,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
             self._graph_element = self._element_of_graph()
         else:
             # TensorFlow's eager operators read what `_handle` names without asking this class, and
-            # would take the empty tensor for the rows. They find a text instead, and fail.
+            # would take the empty tensor for the rows. They find nothing instead, and fail.
             self._handle = self._refusing_handle = _not_a_tensor()
 
     def _element_of_graph(self) -> tf.Tensor:
@@ -233,6 +238,11 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     def key_type(self) -> tf.DType:
         """Type of the keys."""
         return self._key_type
+
+    @property
+    def path(self) -> str:
+        """The name, as Keras 3 asks for it of a weight."""
+        return self.name.removesuffix(":0")
 
     def get_shape(self) -> tf.TensorShape:
         """Returns [None, dimension]."""

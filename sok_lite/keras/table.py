@@ -4,7 +4,7 @@ import itertools
 import re
 import weakref
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -176,6 +176,16 @@ class TablePart:
         """Returns whether a key, of a table of texts a text, has a row on this rank."""
         return table_ops.has(self.variable, self._key_of(key))
 
+    def __getitem__(self, key: Any) -> NoReturn:
+        raise TypeError(
+            f"Table {self.name!r} has no rows by number or slice. Received: table[{key!r}]. Call "
+            "it: table(tf.constant([key])) gives the rows of keys, table.export() all."
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        _check_names_differ(self.name, args)
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
     def __bool__(self) -> bool:
         return True  # an empty table is a table
 
@@ -341,6 +351,18 @@ def _name_of(dtype: Any) -> str:
         return tf.as_dtype(np.int64 if dtype is int else dtype).name
     except TypeError:
         return str(dtype)
+
+
+def _check_names_differ(name: str, inputs: tuple[Any, ...]) -> None:
+    """Raises ValueError where a keras.Input that a table is called with has the table's name."""
+    for each in inputs:
+        history = getattr(each, "_keras_history", None)  # Keras 3 has operations, tf_keras layers
+        origin = getattr(history, "operation", getattr(history, "layer", None))
+        if origin is not None and origin.name == name:
+            raise ValueError(
+                f"The table and its keras.Input have one name, {name!r}, and Keras wants those of "
+                f'a model to differ. Name the input, or the table: sk.Table("{name}_table", ...).'
+            )
 
 
 def _check_among(argument: str, value: Any, allowed: tuple[str, ...]) -> None:

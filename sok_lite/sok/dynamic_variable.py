@@ -97,8 +97,8 @@ class DynamicVariable(WithStaticRows):
         "sok.export_serving."
     )
     instead_of_own_step = (
-        "Write the model's `train_step`, or a loop of your own, with tf.GradientTape and "
-        "sok.OptimizerWrapper, as in chapter 3 of the guide."
+        "Make the table a sok_lite.keras.Table, which Keras trains. Or write the model's "
+        "`train_step`, or a loop of your own, with tf.GradientTape and sok.OptimizerWrapper."
     )
     instead_of_partitions = "Look each up by itself, or all at once with sok.lookup_sparse."
 

@@ -58,6 +58,7 @@ def test_the_version_is_shown():
         (["convert", "c", "d", "--to-format", "csv", "--to-option", "x=1"], "it has: none"),
         (["inspect", "c", "--from-option", "x=1"], "'x=1' is no option of format sok_lite"),
         (["inspect", "empty"], "looks like none of the formats"),
+        (["inspect", "model.keras"], "is a file of Keras. Load the model"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
@@ -65,10 +66,11 @@ def test_wrong_use_is_told_in_one_line(tmp_path, monkeypatch, arguments, text):
     monkeypatch.chdir(tmp_path)
     dumped("c", 3)
     os.mkdir("empty")
+    Path("model.keras").touch()
     status, out, err = run(*arguments)
     assert (status, out) == (2, "") and text in err
     assert err.startswith("sok-lite") and err.count("\n") == 1
-    assert sorted(os.listdir()) == ["c", "empty"]
+    assert sorted(os.listdir()) == ["c", "empty", "model.keras"]
 
 
 def test_what_cannot_be_read_or_written_is_told_in_one_line(tmp_path):

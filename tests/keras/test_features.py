@@ -268,6 +268,20 @@ def test_in_and_export_are_those_of_the_keys(sk):
     np.testing.assert_array_equal(rows, [[1.0, 2.0]])
 
 
+def test_first_mistakes_with_a_table_teach(keras, sk):
+    table = sk.Table("user", 4)
+    with pytest.raises(TypeError, match=r"no rows by number.*table\[3\].*table\(tf.constant"):
+        table[3]
+    with pytest.raises(TypeError, match=r"^Table\.__init__\(\) missing .* 'dim'"):
+        sk.Table("item")
+    with pytest.raises(ValueError, match=r'one name, \'user\'.*sk.Table\("user_table"'):
+        table(keras.Input([1], dtype="int64", name="user"))
+    assert table(keras.Input([1], dtype="int64", name="user_id")).shape[1:] == (1, 4)
+    assert table.variable.path == "user"
+    with pytest.raises(tf.errors.FailedPreconditionError, match="this is a table"):
+        tf.matmul(table.variable, tf.ones([4, 1]))
+
+
 def test_the_classes_of_a_keras_come_with_what_is_of_none(sk):
     for name in ("Feature", "shard", "equal_steps"):
         assert getattr(sk, name) is getattr(sok_lite.keras, name)

@@ -185,6 +185,7 @@ def test_every_public_name_is_there():
     for name in sok.__all__:
         assert getattr(sok, name) is not None
         assert name in dir(sok)
+    assert not {"Any", "importlib", "bridge", "engine", "_imported"} & set(dir(sok))
     assert sok.lookup.lookup_sparse is sok.lookup_sparse
     assert sok.optimizer.OptimizerWrapper is sok.OptimizerWrapper
     assert sok.dynamic_variable.DynamicVariable is sok.DynamicVariable

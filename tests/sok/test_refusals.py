@@ -55,6 +55,24 @@ DENSE_READS = {
 }
 
 
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+@pytest.mark.parametrize("framework", ["keras", "tf_keras", "tf_keras.legacy", "tf.compat.v1"])
+def test_an_optimizer_without_a_wrapper_is_told_of_it(table, framework, kind):
+    if framework == "tf.compat.v1":
+        kind = {"SGD": "GradientDescent"}.get(kind, kind)
+        optimizer = getattr(tf.compat.v1.train, f"{kind}Optimizer")(0.1)
+    else:
+        package = pytest.importorskip(framework.split(".")[0])
+        optimizers = package.optimizers.legacy if "legacy" in framework else package.optimizers
+        momentum = {"momentum": 0.9} if (framework, kind) == ("keras", "SGD") else {}
+        optimizer = getattr(optimizers, kind)(0.1, **momentum)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2]))
+    gradient = tape.gradient(loss, table)
+    with pytest.raises(NotImplementedError, match=r"'refuses:0' by itself.*OptimizerWrapper\("):
+        optimizer.apply_gradients([(gradient, table)])
+
+
 @pytest.mark.parametrize("read", DENSE_READS.values(), ids=DENSE_READS.keys())
 def test_a_dense_use_is_refused(table, read):
     with pytest.raises(NotImplementedError, match=INSTEAD):
@@ -62,11 +80,20 @@ def test_a_dense_use_is_refused(table, read):
 
 
 @pytest.mark.parametrize(
-    "read", [tf.reduce_sum, tf.shape, tf.identity, tf.rank], ids=lambda f: f.__name__
+    "read",
+    [tf.reduce_sum, tf.identity, lambda v: tf.matmul(v, tf.ones([2, 1])), tf.keras.layers.Dense(1)],
+    ids=["reduce_sum", "identity", "matmul", "Dense"],
 )
-def test_eager_operators_fail_on_it(table, read):
+def test_an_eager_operator_that_reads_it_says_how_to_look_up(table, read):
     # These read the variable in C++ without asking its class.
-    with pytest.raises((tf.errors.InvalidArgumentError, NotImplementedError)):
+    errors = (tf.errors.FailedPreconditionError, NotImplementedError)
+    with pytest.raises(errors, match="this is a table.*lookup_sparse|no place in a dense tensor"):
+        read(table)
+
+
+@pytest.mark.parametrize("read", [tf.shape, tf.rank], ids=lambda f: f.__name__)
+def test_an_eager_operator_that_asks_for_its_shape_fails(table, read):
+    with pytest.raises((tf.errors.FailedPreconditionError, NotImplementedError)):
         read(table)
 
 

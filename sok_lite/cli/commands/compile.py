@@ -12,7 +12,7 @@ from sok_lite.cli.errors import FINE, WrongUse
 from sok_lite.cli.progress import progress_bar
 
 HELP = "compile the kernels of this machine ahead, which the first job would wait for"
-EXAMPLES = "sok-lite compile"
+EXAMPLES = "sok-lite compile --gpu 90"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -64,6 +64,11 @@ def detected_format(path: str) -> str:
     for name in with_sources:
         if format_module(name).detect(path):
             return name
+    if path.endswith((".keras", ".weights.h5")):
+        raise WrongUse(
+            f"{path} is a file of Keras. Load the model in a program that imports sok_lite.keras, "
+            "and write its tables with sok_lite.dump(folder, tables): such a folder is read here"
+        )
     raise WrongUse(
         f"{path} looks like none of the formats {', '.join(with_sources)}: say which one it is, "
         "with --from-format where the command has it"
