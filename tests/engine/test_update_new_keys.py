@@ -234,7 +234,8 @@ def test_launches_and_waits_do_not_depend_on_the_number_of_tables(backend, monke
             apply_updates(updates, 1.0, 1)
     # On a GPU: whether there are any, of which tables, what is found, distinct, has found a slot.
     most = 3 if backend.name == "cpu" else 5
-    assert len(counted.kernels) <= 14, counted.kernels
+    # With both kinds of table, two of them are of either.
+    assert len(counted.kernels) <= (13 if num_tables == 1 else 15), counted.kernels
     assert counted.waits - num_tables <= most  # KeyInitializer waits once for each table
     assert all(table.size == 60 for table in tables)
 
