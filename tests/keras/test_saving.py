@@ -176,6 +176,23 @@ def test_dump_and_load_take_tables(keras, sk, tmp_path, monkeypatch):
         sok.dump(tmp_path / "tables", model.get_layer("rows"))
 
 
+@pytest.mark.parametrize("make", [compiled, fresh], ids=["new", "trained otherwise"])
+def test_tables_by_dump_and_the_rest_by_a_checkpoint_go_on(keras, sk, model, make, tmp_path):
+    """To the bit, dense moments included: the recipe of docs/keras.md."""
+
+    def rest(model):
+        dense = [layer for layer in model.layers if layer.name != "rows"]
+        return tf.train.Checkpoint(dense=dense, optimizer=model.optimizer)
+
+    sok.dump(tmp_path / "tables", list(tables_of(model).values()))
+    path = rest(model).write(str(tmp_path / "rest"))
+    assert not [name for name, _ in tf.train.list_variables(path) if name.endswith("/keys")]
+    other = make(keras, sk)
+    sok.load(tmp_path / "tables", list(tables_of(other).values()))
+    rest(other).read(path)
+    check_goes_on(model, other)
+
+
 def test_a_model_that_was_not_compiled(keras, sk, tmp_path):
     model = functional(keras, sk)
     tables_of(model)["user"].assign([1, 2], np.ones((2, 3), np.float32))
