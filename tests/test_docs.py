@@ -5,6 +5,7 @@ one process. One that starts with ```python ranks=2 is a program of its own and 
 horovodrun on that many ranks. A block ```text output holds what the Python block above it prints.
 """
 
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from tests.support.doc_blocks import FENCE, ROOT, Block, blocks_of, printed_by, 
 PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
     ROOT / "kernels" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
@@ -59,6 +61,22 @@ def test_a_block_for_several_ranks_runs_on_them(page, block, tmp_path):
     lines = sorted(re.sub(r"^\[\d+\]<stdout>: ?", "", line) for line in printed.splitlines())
     if block.output is not None:
         assert lines == sorted(block.output.splitlines())
+
+
+def test_the_chart_of_the_readme_has_numbers_that_were_measured():
+    """docs/performance.md has each, and the drawing is of these."""
+    numbers = json.loads((ROOT / "docs" / "images" / "readme_numbers.json").read_text())
+    page = (ROOT / "docs" / "performance.md").read_text()
+    chart = (ROOT / "docs" / "images" / "speed.svg").read_text()
+    rows = {
+        "lookup": "lookup, `tf.function`",
+        "training step, Adam": "training step, `tf.function`",
+    }
+    for work, times in numbers["milliseconds"].items():
+        dense, tfra = times["dense tf.Variable"], times["TFRA 0.8.1"]
+        row = f"| {rows[work]} | uniform | {times['sok_lite']} | {dense} | {tfra} |"
+        assert row in page
+        assert work in chart and all(f"{time} ms" in chart for time in times.values())
 
 
 def test_the_kernels_of_the_kernel_page_compile(tmp_path):

@@ -249,13 +249,13 @@ def _checked(
         return variables, wrapper
     # As in SOK. States belong to the optimizer, and so does the count where it steps by itself.
     made = WrappedOptimizer(wrapper)  # refuses what is no optimizer
-    found = wrapper_of(wrapper)
-    if found is None and any(isinstance(variable, DynamicVariable) for variable in variables):
+    around = wrapper_of(wrapper)
+    if around is None and any(isinstance(variable, DynamicVariable) for variable in variables):
         raise TypeError(
             f"sok.{what} needs the sok.OptimizerWrapper that trains dynamic variables: it counts "
             f"their steps. Received: {type(wrapper).__name__}, with none around it."
         )
-    return variables, found or made
+    return variables, around or made
 
 
 def _items(
