@@ -235,4 +235,9 @@ def _keys(feature: Feature, flat: tf.Tensor) -> tf.Tensor:
             f"The ids of table {table.name!r} must be texts, as it was made with key_type=str. "
             f"Received: {flat.dtype.name}."
         )
-    return tf.bitcast(tf.fingerprint(flat), tf.int64)
+    return keys_of_texts(flat)
+
+
+def keys_of_texts(texts: tf.Tensor) -> tf.Tensor:
+    """Returns the keys (n,) int64 of texts (n,)."""
+    return tf.bitcast(tf.fingerprint(texts), tf.int64)

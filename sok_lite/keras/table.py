@@ -24,7 +24,7 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.owner import MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.engine.table.hkv_options import HkvOptions
-from sok_lite.keras.features import Feature, rows_of
+from sok_lite.keras.features import Feature, keys_of_texts, rows_of
 from sok_lite.keras.ranks import parts_of_all
 from sok_lite.keras.weight import TableWeight
 
@@ -237,11 +237,53 @@ class TablePart:
     def assign(self, keys: Any, rows: Any) -> None:
         """Sets the rows of keys on this rank, inserting keys that are new.
 
+        Here and below the keys of a table of texts are texts, or the hashes that `export` gives.
+
         Args:
-          keys: (n,) integers.
+          keys: (n,) integers, or texts.
           rows: (n, dim).
         """
-        writes.insert_or_assign(self.variable, "Table.assign", keys, rows, None)
+        writes.insert_or_assign(self.variable, "Table.assign", self._keys_of(keys), rows, None)
+
+    def contains(self, keys: Any) -> tf.Tensor:
+        """Returns whether keys of any shape have a row on this rank, bool of their shape."""
+        return table_ops.contains(self.variable, self._keys_of(keys))
+
+    def scores(self, keys: Any) -> tf.Tensor:
+        """Returns the scores of keys of any shape, uint64; the lowest is evicted first.
+
+        0 for a key without a row. Without a strategy it is the number of the lookup that last saw
+        the key.
+        """
+        return table_ops.scores(self.variable, self._keys_of(keys))
+
+    def erase(self, keys: Any) -> tf.Tensor:
+        """Removes keys of any shape with rows and optimizer state; returns how many there were."""
+        return table_ops.erase(self.variable, self._keys_of(keys))
+
+    def expire(self, *, num_lookups: int | None = None, seconds: float | None = None) -> tf.Tensor:
+        """Removes the keys on this rank that were not seen lately; returns how many.
+
+        Args:
+          num_lookups: those that none of the last `num_lookups` lookups of the table asked for.
+          seconds: those that no lookup asked for within that time.
+
+        Raises:
+          ValueError: not exactly one of the two is given, or it is negative.
+        """
+        return table_ops.expire(self.variable, num_lookups=num_lookups, seconds=seconds)
+
+    def clear(self) -> None:
+        """Removes all keys of this rank."""
+        table_ops.clear(self.variable)
+
+    def _keys_of(self, keys: Any) -> Any:
+        """Returns keys of any shape as integers, those of texts as lookups have them."""
+        if self.has_texts:
+            keys = tf.convert_to_tensor(keys)
+            if keys.dtype == tf.string:
+                keys = tf.reshape(keys_of_texts(tf.reshape(keys, [-1])), keys.shape)
+        return keys
 
     # ---------------------------------------------------------------- saving
 

@@ -282,6 +282,25 @@ def test_first_mistakes_with_a_table_teach(keras, sk):
         tf.matmul(table.variable, tf.ones([4, 1]))
 
 
+def test_a_table_has_the_methods_of_a_variable(sk):
+    numbers, words = sk.Table("numbers", 2), sk.Table("words", 2, key_type=str)
+    numbers.assign([3, -5, 2**62], np.ones((3, 2)))
+    words.assign(["Oslo", "東京", "Lima"], np.arange(6.0).reshape(3, 2))
+    assert numbers.contains([[3, 4]]).numpy().tolist() == [[True, False]]
+    assert words.contains([["Oslo"], ["Rome"]]).numpy().tolist() == [[True], [False]]
+    hashes = sok_lite.hash_strings(["Oslo", "東京", "Lima"])
+    assert words.contains(hashes).numpy().all()
+    np.testing.assert_array_equal(words(tf.constant(["東京"])), [[2, 3]])
+    assert (words.scores(["Lima", "Rome"]).numpy() > 0).tolist() == [True, False]
+    assert int(words.erase(np.array(["Oslo", "Rome"]))) == 1 and len(words) == 2
+    assert int(numbers.erase([2**62, 7])) == 1 and len(numbers) == 2
+    for _ in range(2):
+        numbers(tf.constant([3]), training=True)
+    assert int(numbers.expire(num_lookups=1)) == 1 and 3 in numbers
+    words.clear()
+    assert len(words) == 0 and words.statistics().size == 0
+
+
 def test_the_classes_of_a_keras_come_with_what_is_of_none(sk):
     for name in ("Feature", "shard", "equal_steps"):
         assert getattr(sk, name) is getattr(sok_lite.keras, name)
