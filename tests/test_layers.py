@@ -237,6 +237,7 @@ LAYERS = [
 OUTSIDE = {
     "sok_lite.backend.cuda": {"cupy"},
     "sok_lite.backend": {"cupy"},
+    "sok_lite.cli.commands.compile": {"cupy"},  # for its NVRTC, without a backend
     "sok_lite.comm.horovod": {"horovod", "tensorflow"},
     "sok_lite.comm.mpi": {"mpi4py"},
     "sok_lite.comm.mpi_carrier": {"mpi4py"},
