@@ -12,6 +12,7 @@ import pytest
 
 from sok_lite.backend import cpu, sources
 from sok_lite.backend.build import compile_library, find_library
+from sok_lite.backend.gpu_binaries import kernel_names
 from sok_lite.backend.nvrtc import FLAGS
 from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
 from tests.support.helpers import need_nvrtc
@@ -177,7 +178,9 @@ def test_the_gpu_has_the_kernels_of_the_cpu_and_they_are_found_by_name():
     kernels = sources.all_kernels()
     on_gpu = set()
     for path in FILES:
-        for name in re.findall(r"\.entry (\w+)", compiled(path, "sm_90").ptx):
+        ptx = compiled(path, "sm_90").ptx
+        assert kernel_names(ptx.encode()) == sorted(re.findall(r"\.entry (\w+)", ptx))
+        for name in kernel_names(ptx.encode()):
             assert sources.find_kernel(name, kernels).path == path
             on_gpu.add(name)
     assert on_gpu == on_cpu - {"find_and_pool"}  # which fuses two that a GPU runs apart
