@@ -2,7 +2,9 @@
 
 import copy
 import itertools
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,9 +93,17 @@ class CudaBackend(Backend):
 
     def load_kernels(self) -> None:
         capability = self._device.compute_capability
-        for path in kernel_files():
-            for in_memory in (False, True):
-                for name in kernel_names(self._binaries.get(path, capability, in_memory)):
+        forms = [(path, in_memory) for path in kernel_files() for in_memory in (False, True)]
+        # Ranks of a machine begin with others, and find on disk what one of them has compiled.
+        begin = 7 * local_rank() % len(forms)
+        forms = forms[begin:] + forms[:begin]
+        # NVRTC holds no lock of Python's; all files take it a minute or two of one core.
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // self.num_devices)) as pool:
+            binaries = pool.map(
+                lambda form: self._binaries.get(form[0], capability, form[1]), forms
+            )
+            for (_, in_memory), binary in zip(forms, binaries, strict=True):
+                for name in kernel_names(binary):
                     self._kernel(name, in_memory)
 
     def _compiled(self, path: Path, in_memory: bool) -> Any:
