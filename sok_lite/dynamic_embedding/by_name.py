@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from sok_lite.bridge import keras_guard
 from sok_lite.bridge.autograph import unconverted_function
-from sok_lite.bridge.keras_classes import made_so_far
+from sok_lite.bridge.keras_classes import made_so_far, share_in_copies
 from sok_lite.bridge.tf_private import GLOBAL_GRAPH, default_graphs
 from sok_lite.dynamic_embedding.creators import KVCreator
 from sok_lite.dynamic_embedding.graph_keys import of_graph
@@ -128,6 +128,7 @@ def layer_variable(layer: Any, name: str, **arguments: Any) -> Variable:
       ValueError: as of `get_variable`.
       NotImplementedError: `clone_model` makes the layer, and would copy no row.
     """
+    keras_guard.tell(share_in_copies)
     keras_guard.refuse_clone()
     made = made_so_far()
     if made is None and keras_guard.is_loading():

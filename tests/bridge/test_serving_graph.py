@@ -79,7 +79,8 @@ def test_lookups_that_depend_on_each_other_between_dense_layers(fresh, session, 
         "pooled": pooled * tf.reduce_sum(old),
     }
     # What trains the model is left out.
-    v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(outputs["hidden"] ** 2))
+    descent = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(0.1))
+    descent.minimize(tf.reduce_sum(outputs["hidden"] ** 2), [table, dense])
     session.run(v1.global_variables_initializer())
     path = exported(session, tmp_path / "m", {"ids": ids, "bag": bag}, outputs)
     feed = {

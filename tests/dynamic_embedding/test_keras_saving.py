@@ -322,6 +322,51 @@ def test_another_process_loads_a_model(keras, tmp_path):
     np.testing.assert_allclose(np.load(files[1]), model.predict(X, verbose=0), rtol=1e-5)
 
 
+FIRST_LOAD = """
+import sys
+
+import {package} as keras
+
+from sok_lite import dynamic_embedding as de
+
+de.keras.layers_for(keras)
+try:
+    keras.models.load_model(sys.argv[1])
+except NotImplementedError as error:
+    assert "de.keras.models.load_model" in str(error)
+else:
+    raise AssertionError("nothing was raised")
+"""
+LOAD_BY_DE = """
+import sys
+
+import {package} as keras
+
+from sok_lite import dynamic_embedding as de
+
+de.keras.layers_for(keras)
+model = de.keras.models.load_model(sys.argv[1], package=keras)
+one, other = (model.get_layer(name).get_layer("table").params for name in ("one", "other"))
+assert one is other
+"""
+
+
+@pytest.mark.parametrize("program", [FIRST_LOAD, LOAD_BY_DE], ids=["Keras'", "ours"])
+def test_the_first_thing_that_a_process_loads_shares_tables_or_says_so(keras, program, tmp_path):
+    def tower(name):
+        ids = keras.Input([3], dtype="int64")
+        layer = de.keras.layers_for(keras).Embedding(2, name="table")
+        return keras.Model(ids, keras.layers.Flatten()(layer(ids)), name=name)
+
+    towers = [tower("one"), tower("other")]
+    ids = keras.Input([3], dtype="int64")
+    keras.Model(ids, [each(ids) for each in towers]).save(tmp_path / "m.keras")
+    code = program.format(package=keras.__name__)
+    command = [sys.executable, "-c", code, str(tmp_path / "m.keras")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_what_was_saved_of_another_table_is_refused(keras, tmp_path):
     path = str(tmp_path / "m.weights.h5")
     model, _ = trained(keras)

@@ -133,7 +133,6 @@ def test_a_key_that_does_not_fit_is_refused():
         sok.all2all_dense_embedding(table, [2**40])
 
 
-def test_before_init_it_says_so(monkeypatch):
-    monkeypatch.setattr("sok_lite.bridge.job._communicator", None)
+def test_before_init_it_says_so(two_launched):
     with pytest.raises(RuntimeError, match="Did you forget to call sok.init"):
         sok.all2all_dense_embedding(sok.DynamicVariable(DIM), [1])

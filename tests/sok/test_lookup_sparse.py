@@ -716,10 +716,7 @@ def test_a_key_out_of_range_changes_no_table(mode):
     assert good.table.size == narrow.table.size == 0
 
 
-def test_it_needs_init(monkeypatch):
-    from sok_lite.bridge import job
-
-    monkeypatch.setattr(job, "_communicator", None)
+def test_it_needs_init_where_there_are_ranks(two_launched):
     with pytest.raises(RuntimeError, match="Did you forget to call sok.init"):
         sok.lookup_sparse(sok.DynamicVariable(4), IDS)
 

@@ -13,13 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard, keras_held
-from sok_lite.bridge.keras_classes import (
-    layer_class,
-    register_as_layer,
-    root_of,
-    share_in_copies,
-)
+from sok_lite.bridge import keras_held
+from sok_lite.bridge.keras_classes import layer_class, register_as_layer, root_of
 from sok_lite.dynamic_embedding.keras import parts
 from sok_lite.dynamic_embedding.optimizer import DynamicEmbeddingOptimizer
 from sok_lite.dynamic_embedding.saved_optimizer import PACKAGE, register
@@ -73,7 +68,6 @@ def _layers_of(package: Any) -> SimpleNamespace:
     )
 
 
-keras_guard.tell(share_in_copies)
 _of_program = layers_for(tf.keras)
 Embedding = _of_program.Embedding
 BasicEmbedding = _of_program.BasicEmbedding

@@ -6,8 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge import keras_guard
 from sok_lite.bridge.keras_called import as_keys
-from sok_lite.bridge.keras_classes import made_so_far, object_of, of_one_config
+from sok_lite.bridge.keras_classes import (
+    made_so_far,
+    object_of,
+    of_one_config,
+    share_in_copies,
+)
 from sok_lite.dynamic_embedding.by_name import layer_variable, number_of_shared
 from sok_lite.dynamic_embedding.keras import config as configs
 from sok_lite.dynamic_embedding.keras.stored import do_all_ranks_save, load_rows, save_rows
@@ -190,9 +196,22 @@ class EmbeddingPart:
         """Returns a layer of what `get_config` gave.
 
         Of the layers of one model those share a table that did.
+
+        Raises:
+          NotImplementedError: it shares one, and Keras loads a model before it is known here, or
+            one whose from_config() does not call that of Keras.
         """
         config, made = dict(config), made_so_far()
         number = config.pop(_SHARED, None)
+        if number is not None and made is None:
+            keras_guard.tell(share_in_copies)
+            if keras_guard.is_loading():
+                raise NotImplementedError(
+                    f"Layer {config['name']!r} shares its table with another one, and this load "
+                    "does not say which layers are of one model. Load it with "
+                    "de.keras.models.load_model(path), or have the model's from_config() call "
+                    "super().from_config()."
+                )
         own = {} if number is None or made is None else made.setdefault((_SHARED, number), {})
         for name in ("initializer", "partitioner", "slot_map_fn", "restrict_policy"):
             if name in config:
