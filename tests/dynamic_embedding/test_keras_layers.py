@@ -71,6 +71,12 @@ def test_names_and_defaults_are_those_of_the_documents(keras, layers):
     assert 0.045 < rows.std() < 0.055 and abs(rows.mean()) < 0.005
 
 
+def test_layers_of_one_name_have_tables_of_their_own(layers):
+    one, other = (layers.Embedding(4, name="of_both") for _ in range(2))
+    one.params.upsert(tf.constant([1], tf.int64), tf.ones([1, 4]))
+    assert one.params is not other.params and (one.params.size(), other.params.size()) == (1, 0)
+
+
 def test_the_layers_of_the_module_are_those_of_tf_keras():
     assert issubclass(de.keras.layers.Embedding, tf.keras.layers.Layer)
     assert de.keras.layers_for(tf.keras).Embedding is de.keras.layers.Embedding
