@@ -117,42 +117,6 @@ def test_every_test_named_exists(page):
         assert f"def {test}(" in (ROOT / path).read_text(), f"{name_of(page)} names {test}"
 
 
-# The public names of SparseOperationKit 2.1, of its variables and of its operations.
-SOKS_NAMES = """
-    raw_ops tf_version __version__ init filter_variables communication set_comm_tool Variable
-    DistributedVariable LocalizedVariable DynamicVariable assign export OptimizerWrapper SGD
-    lookup_sparse sparse_read_and_evict all2all_dense_embedding dump load incremental_model_dump
-    lookup dump_load optimizer dynamic_variable distributed_variable utils SOK_IndexedSlices
-    get_nano_time group_lookup to_list rank num_ranks local_rank id_in_rank num_gpu_per_rank
-    global_gpu_id num_gpus alltoall allreduce allgather broadcast check_comm_tool CommToolBase
-    HorovodTool global_shape target_gpu key_map dimension initializer var_type name constraint
-    trainable key_type dtype mode init_capacity max_capacity max_hbm_for_vectors max_load_factor
-    max_bucket_size block_size device_id io_by_cpu evict_strategy filter_ratio shape size
-    handle_dtype backend_type config_dict initializer_str indices is_static to_static to_dynamic
-    _unique_id sparse_read scatter_add scatter_sub scatter_update use_low_frequency_filter lr
-    get_slot_names get_slot _slots _create_slots _optimizer apply_gradients dummy_var_handle
-    dummy_var_initialize dummy_var_shape dummy_var_assign dummy_var_export dummy_var_export_if
-    dummy_var_sparse_read dummy_var_sparse_read_evict dummy_var_scatter_add
-    dummy_var_scatter_update dist_select reorder gather_ex hotness_calculate preprocessing_forward
-    preprocessing_forward_with_weight lookup_forward lookup_forward_variable
-    lookup_forward_dynamic lookup_forward_embedding_var_gpu lookup_backward postprocessing_forward
-    postprocessing_backward
-"""
-
-
-def test_every_name_of_sok_is_the_same_better_or_refused_and_a_test_shows_it():
-    page = (ROOT / "docs" / "migrating_from_sok.md").read_text()
-    every_name = page.split("## Every name")[1].split("## To move")[0]
-    rows = re.split(r"\n(?=\* )", every_name)[1:]
-    told = set()
-    for row in rows:
-        head, verdict, _ = re.split(r"\*\*(same|better|refused)\*\*", row, maxsplit=1)
-        assert verdict and re.search(r"Shown by `tests/[\w/]+\.py::test_\w+`", row), row
-        told.update(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", head))))
-    missing = set(SOKS_NAMES.split()) - told
-    assert not missing, "docs/migrating_from_sok.md does not name these"
-
-
 def test_the_table_of_optimizers_is_what_the_frameworks_and_the_code_give(monkeypatch):
     tf = pytest.importorskip("tensorflow")
     pytest.importorskip("tf_keras")

@@ -1,7 +1,6 @@
 """`get_kv_variable`: arguments, scopes, initializers, collections, where a variable may be made."""
 
 import gc
-import inspect
 import weakref
 
 import keras
@@ -15,30 +14,6 @@ from sok_lite.kv_variable import get_kv_variable
 
 tf1 = tf.compat.v1
 KEYS = np.array([0, -1, 7, 2**63 - 1, -(2**63)])
-
-# The order of TFPlus' document, then what its code has beside.
-DOCUMENTED = {
-    "name": inspect.Parameter.empty,
-    "embedding_dim": None,
-    "key_dtype": tf.int64,
-    "value_dtype": tf.float32,
-    "initializer": None,
-    "trainable": None,
-    "collections": None,
-    "partitioner": None,
-    "constraint": None,
-}
-BESIDE = {"regularizer": None, "enter_threshold": 0, "kv_options": None}
-
-
-def test_arguments_and_defaults_are_the_documents():
-    parameters = inspect.signature(get_kv_variable).parameters
-    assert {name: each.default for name, each in parameters.items()} == DOCUMENTED | BESIDE
-    assert list(parameters) == [*DOCUMENTED, *BESIDE]
-    kinds = {name: each.kind for name, each in parameters.items()}
-    assert {kinds[name] for name in DOCUMENTED} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    assert {kinds[name] for name in BESIDE} == {inspect.Parameter.KEYWORD_ONLY}
-
 
 # ---- scopes --------------------------------------------------------------------------------------
 

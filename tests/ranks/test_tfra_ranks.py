@@ -273,7 +273,7 @@ def test_what_ranks_cannot_look_up_is_refused_before_any_waits(comm, keras):
     before = comm.turn
     for arguments in ({"key_dtype": "string"}, {"value_dtype": "int32", "initializer": 0}):
         with pytest.raises(TypeError, match="integer keys, of rows of float32"):
-            made.HvdAllToAllEmbedding(DIM, **arguments)
+            made.HvdAllToAllEmbedding(DIM, name="_".join(arguments), **arguments)
     with pytest.raises(ValueError, match="mpi_size"):
         made.HvdAllToAllEmbedding(DIM, mpi_size=comm.size + 1)
     assert comm.turn == before
