@@ -12,7 +12,7 @@ from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.chain import rows_of, whole_tensor
 from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
 from sok_lite.engine.files.rewriting import owner_rule
-from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
+from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader, open_file
 from sok_lite.engine.files.table_file import open_shard
 
 _NUM_EXAMPLES = 5
@@ -88,7 +88,7 @@ def _missing_rows(
 
 def _wrong_chunks(path: str, shard: Shard, add: Callable[[int], object]) -> Iterator[int]:
     """Yields the chunks of a file of the right size that are not as they were written."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         if os.fstat(file.fileno()).st_size != shard.written.num_bytes:
             return
         for number, crc in enumerate(shard.written.crcs):

@@ -137,7 +137,8 @@ def load(
     tables = _items(variables, wrapper, makes=True)
     shown = checked_progress(progress, comm.rank)
     with progress_bar(shown, f"Load from {os.fspath(path)}", comm.size) as report:
-        read = partial(engine_load, path, tables, comm, mode, cast, report=report)
+        accept = None if wrapper is None else partial(_check_counts, path)
+        read = partial(engine_load, path, tables, comm, mode, cast, report=report, accept=accept)
         extra = on_device(table_of(tables[0]).backend, read)
     if wrapper is not None:
         _go_on_from(wrapper, extra, path)
@@ -286,6 +287,17 @@ def _counters(wrapper: WrappedOptimizer) -> list[Any]:
 
 def _counts(wrapper: WrappedOptimizer) -> list[int]:
     return [int(counter) for counter in _counters(wrapper)]
+
+
+def _check_counts(path: Path, extra: dict[str, Any]) -> None:
+    """Raises ValueError if there are step counts that cannot be such."""
+    counts = extra.get("iterations", [0])
+    is_list = type(counts) is list and counts
+    if not is_list or not all(type(count) is int and 0 <= count < 1 << 63 for count in counts):
+        raise ValueError(
+            f"The checkpoint at {os.fspath(path)} is corrupt: its step counts are {counts!r:.100}. "
+            "Nothing was loaded. Take another checkpoint."
+        )
 
 
 def _go_on_from(wrapper: WrappedOptimizer, extra: dict[str, Any], path: Path) -> None:

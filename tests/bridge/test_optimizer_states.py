@@ -289,6 +289,18 @@ def test_a_load_says_which_of_two_like_optimizers_gets_which_states(tmp_path):
     np.testing.assert_allclose(momenta, [-0.1 * 1 * 0.5, -0.1 * 2 * 0.5])
 
 
+@pytest.mark.usefixtures("initialised")
+def test_a_merge_brings_no_states_of_an_optimizer_that_is_gone(tmp_path):
+    table, _ = new_pair()
+    sok.dump(tmp_path, table)
+    gone = sok.OptimizerWrapper(k3.Adagrad(0.1))
+    train(gone, table, some_grads(2))
+    del gone
+    gc.collect()
+    sok.load(tmp_path, table, mode="merge")
+    assert sok.optimizer_states(table) == {}
+
+
 def test_a_table_that_is_restored_keeps_a_living_optimizer(tmp_path):
     table, variable = new_pair()
     ours, theirs = sok.OptimizerWrapper(k3.Adam(0.1)), k3.Adam(0.1)

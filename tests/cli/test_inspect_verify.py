@@ -113,6 +113,18 @@ def test_files_that_are_short_or_gone_are_found_all_at_once(tmp_path):
     assert long.startswith(f"{last}: table 'user': it has ")
 
 
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    dumped(tmp_path / "c", 3, names=["user"])
+    (path,) = files_of(tmp_path / "c")
+    for each in (path, tmp_path / "c" / "manifest.json"):
+        each.unlink()
+        os.mkfifo(each)
+        status, out, err = run("verify", tmp_path / "c")
+        assert (status, out) == (3, "") and f"{each}: Not a regular file" in err
+    status, _, err = run("inspect", tmp_path / "c")
+    assert status == 3 and "Not a regular file" in err
+
+
 def test_a_manifest_that_is_corrupt_is_found(tmp_path):
     dumped(tmp_path / "c", 3)
     path = tmp_path / "c" / "manifest.json"

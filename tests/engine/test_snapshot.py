@@ -289,6 +289,18 @@ def test_an_empty_snapshot_brings_no_seed(backend):
     assert other.index.seed == own
 
 
+def test_a_snapshot_does_not_say_how_large_an_index_is(backend):
+    options = OPTIONS | {"max_capacity": 1 << 26}
+    table, other = (new_table(backend, **options) for _ in range(2))
+    table.find_or_insert(np.arange(5))
+    saved = snapshot.take(table)
+    saved.held.facts.update(capacity=1 << 26, num_slots=1 << 26)
+    snapshot.restore(other, saved)
+    audit(other)
+    assert content(other) == content(table)
+    assert other.capacity == 16
+
+
 def test_a_corrupt_snapshot_changes_nothing(backend):
     xp = backend.xp
     table = full_table(backend, OPTIONS)

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.engine.files import manifest
 from sok_lite.engine.table import clock
 
 pytestmark = pytest.mark.usefixtures("initialised")
@@ -113,6 +114,20 @@ def test_what_cannot_be_dumped_is_refused(tmp_path):
         sok.load(tmp_path, one, adam())
     with pytest.raises(FileNotFoundError, match="no dump"):
         sok.load(tmp_path / "none", one)
+
+
+@pytest.mark.parametrize("counts", ["7", 3, None, [], [None], [-1], [2**63], [1.5], {"0": 1}])
+def test_step_counts_that_are_none_are_refused_before_anything_changes(tmp_path, counts):
+    one, optimizer = sok.DynamicVariable(2, "ones", name="v"), adam()
+    tf.nn.embedding_lookup(one, [1])
+    sok.dump(tmp_path, one, optimizer)
+    found = manifest.read(tmp_path)
+    forged = found._replace(extra={"iterations": counts})
+    manifest.publish(str(tmp_path), manifest.as_text(forged))
+    other = sok.DynamicVariable(2, "ones", name="v")
+    with pytest.raises(ValueError, match="its step counts are"):
+        sok.load(tmp_path, other, optimizer)
+    assert len(other) == 0
 
 
 def test_the_ranks_must_be_connected(tmp_path, two_launched):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.rewriting import write_checkpoint
+from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import Source, checkpoint_sources
 
 # A checkpoint takes the place of another in one piece.
@@ -14,7 +15,7 @@ REPLACES_ITSELF = True
 def detect(path: str) -> bool:
     """Returns whether the folder has a manifest of ours, whole or not."""
     try:
-        with open(os.path.join(path, manifest.NAME), "rb") as file:
+        with open_file(os.path.join(path, manifest.NAME)) as file:
             return manifest.FORMAT.encode() in file.read()
     except (FileNotFoundError, NotADirectoryError):
         return False

@@ -28,7 +28,7 @@ from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.part import Part, write_part
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
-from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.files.shard import CHUNK_BYTES, open_file
 from sok_lite.engine.files.static_part import Item, StaticPart, static_part_of, table_of
 from sok_lite.engine.files.table_file import part_of
 from sok_lite.engine.optimizer_states import drop_left_behind
@@ -239,7 +239,7 @@ def _make_folders(folder: str, data: str, comm: Communicator) -> None:
 def check_is_ours(path: str) -> None:
     """Raises FileExistsError if there is a file that is no manifest where one is to go."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             is_ours = manifest.FORMAT.encode() in file.read()
     except FileNotFoundError:
         return

@@ -5,7 +5,7 @@ fails leaves every table as it was.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sok_lite.backend.publish import Action
@@ -44,6 +44,7 @@ def load(
     mode: str = "replace",
     cast: bool = False,
     report: Report | None = None,
+    accept: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Gives tables what a checkpoint has of them. Every rank must call it; it returns together.
 
@@ -63,6 +64,8 @@ def load(
         which they are rounded.
       report: called with the bytes that this rank has read, and those of the files that it reads,
         also of rows that newer files have.
+      accept: called with what `dump` was given as `extra`, before anything else is read; raises
+        ValueError if that is none.
 
     Returns:
       What `dump` was given as `extra`.
@@ -78,7 +81,7 @@ def load(
     if mode not in MODES:
         raise ValueError(f"`mode` must be 'replace' or 'merge'. Received: mode={mode!r}.")
     wait_for_pending(comm, folder)
-    found = together(comm, lambda: _checked(folder, tables, cast))
+    found = together(comm, lambda: _checked(folder, tables, cast, accept))
     check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {folder}")
 
     def give() -> None:
@@ -92,8 +95,15 @@ def load(
     return found.extra
 
 
-def _checked(folder: str, tables: Sequence[Item], cast: bool) -> Manifest:
+def _checked(
+    folder: str,
+    tables: Sequence[Item],
+    cast: bool,
+    accept: Callable[[dict[str, Any]], None] | None,
+) -> Manifest:
     found = manifest.read(folder)
+    if accept is not None:
+        accept(found.extra)
     for item in tables:
         table = table_of(item)
         if table.name not in found.tables:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from sok_lite._version import __version__
 from sok_lite.engine.dtypes import key_dtype, row_dtype
-from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written, distinct
+from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written, distinct, open_file
 from sok_lite.engine.hashing import is_seed
 from sok_lite.engine.table.clock import Spans
 
@@ -170,7 +170,7 @@ def read(folder: str | os.PathLike[str]) -> Manifest:
     """
     path = os.path.join(folder, NAME)
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             data = file.read()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(

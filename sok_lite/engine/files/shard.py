@@ -7,12 +7,14 @@ chunks, stretches of equal length from the first byte of the file on, and a read
 whenever it reads a part of it.
 """
 
+import errno
 import json
 import math
 import os
+import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -219,7 +221,7 @@ class ShardReader:
         num_chunks = -(-written.num_bytes // written.chunk_bytes)
         if len(written.crcs) != num_chunks:
             raise self.corrupt(f"{num_chunks:,} chunks have {len(written.crcs):,} checksums")
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             num_bytes = os.fstat(file.fileno()).st_size
             if num_bytes != written.num_bytes:
                 raise self.corrupt(
@@ -265,7 +267,7 @@ class ShardReader:
         """
         tensor = self.tensors[name]
         begin, width = self._first[name], tensor.row_bytes
-        with open(self._path, "rb") as file:
+        with open_file(self._path) as file:
             for first, last in ranges:
                 data = self._read(file, begin + first * width, begin + last * width)
                 yield np.frombuffer(data, tensor.storage).reshape(last - first, *tensor.shape[1:])
@@ -323,6 +325,25 @@ class ShardReader:
             f"{self._path}, a file of table {self._table!r}, is corrupt: {reason}. Nothing was "
             "loaded. Take another checkpoint."
         )
+
+
+def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Opens a file to be read: never a pipe, which may let its reader wait for ever, or a device.
+
+    Raises:
+      OSError: it cannot be opened, or is no regular file.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(number).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
 
 
 def distinct(members: list[tuple[str, Any]]) -> dict[str, Any]:

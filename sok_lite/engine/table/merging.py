@@ -124,7 +124,9 @@ def _states(
     """
     own: dict[int | None, dict[str, Column]] = {}
     for group, name, column in numbered_states(table.store):
-        own.setdefault(group, {})[name] = column
+        # Those of an optimizer that is gone are not to be free, for another of its kind.
+        if column.owner is None or not column.owner.is_gone:
+            own.setdefault(group, {})[name] = column
     others: dict[int | None, dict[str, State]] = {}
     for state in saved:
         others.setdefault(state.group, {})[state.name] = state

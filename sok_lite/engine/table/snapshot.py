@@ -383,6 +383,9 @@ def _prepared_hybrid(table: HkvTable, keys: Array, snapshot: Snapshot) -> list[A
     return setting(table, index=index, store=store, tiers=tiers, sightings=sightings)
 
 
+# The largest index that is made because a file says so: so many slots, or so many a key. Fewer keys
+# than that find room in any smaller one.
+_SMALL, _MOST_SLOTS_A_KEY = 1 << 16, 64
 # Seeds that are tried where keys must have other slots than they had: a full table of small buckets
 # may have no room for all of them by one seed, and room by another.
 _MOST_SEEDS = 4
@@ -396,7 +399,8 @@ def _index_with(table: HkvTable, keys: Array, held: Held) -> HkvIndex:
     is_same = (facts.get("bucket"), facts.get("segment")) == (index.bucket, index.segment_slots)
     # As of an index that has so many slots, or the next size that it grows to step by step.
     is_capacity = capacity.bit_count() == 1 and capacity <= num_slots < 2 * capacity
-    if is_same and is_capacity and num_slots <= index.max_capacity and held.slots.size == n:
+    is_capacity &= num_slots <= min(index.max_capacity, max(_SMALL, _MOST_SLOTS_A_KEY * n))
+    if is_same and is_capacity and held.slots.size == n:
         # Files of before there were seeds name none.
         seed = facts.get("hash_seed", 0)
         if not is_seed(seed):

@@ -18,6 +18,7 @@ from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
+from sok_lite.engine.files.readonly import open_readonly
 from tests.conftest import QUICK
 from tests.support.failing_calls import FailingCalls
 from tests.support.helpers import new_table
@@ -105,6 +106,28 @@ def test_a_link_in_the_place_of_the_manifest_is_not_followed(tmp_path, link):
     dump(folder, [table_of(1)], ONE)
     assert other.read_text() == "precious"
     assert sorted(path.name.split("-")[0] for path in folder.iterdir()) == ["data", "manifest.json"]
+
+
+def place_pipe(path):
+    os.mkfifo(path)
+
+
+def place_device(path):
+    os.symlink("/dev/zero", path)
+
+
+@pytest.mark.parametrize("place", [place_pipe, place_device])
+def test_what_may_have_no_end_is_not_read(tmp_path, place):
+    dump(tmp_path, [table_of(1)], ONE)
+    (data,) = tmp_path.glob("data-*/*.safetensors")
+    for path in (data, tmp_path / "manifest.json"):
+        path.unlink()
+        place(path)
+        for read in (version_at, open_readonly):
+            with pytest.raises(OSError, match="Not a regular file"):
+                read(tmp_path)
+    with pytest.raises(OSError, match="Not a regular file"):
+        dump(tmp_path, [table_of(2)], ONE)
 
 
 def test_files_are_on_the_disk_before_the_manifest_has_its_name(tmp_path, monkeypatch):
