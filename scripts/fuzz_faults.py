@@ -8,6 +8,7 @@ says it:
 
   python scripts/fuzz_faults.py                        until the first failure, or Ctrl-C
   python scripts/fuzz_faults.py --minutes 120          at most so long
+  python scripts/fuzz_faults.py --operations 200000    so many, to the end of a round
   python scripts/fuzz_faults.py --seed 1234 --rounds 1 the round of that seed again
 
 The last line is RESULT and the counts. The exit status is 1 if something was found.
@@ -32,7 +33,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench_common import backends, result
+from bench_common import backends, note, result
 from fuzz_steps import DIM, STATE, KeyRows, Rows, Step, new_step
 
 from sok_lite.backend import Backend
@@ -42,6 +43,8 @@ from sok_lite.engine.table.hkv import RefusedError
 from tests.support.fault_bench import KINDS
 from tests.support.shortage import Shortage
 from tests.support.signal_rounds import Alarm
+from tests.support.simt import backend as simt
+from tests.support.simt import runtime
 from tests.support.table_audit import audit
 from tests.support.table_state import State, stale_rows
 from tests.support.tripwire import Interrupt, Tripwire
@@ -146,6 +149,7 @@ def run_round(
     """Runs the round of a seed; raises AssertionError with what it found."""
     dice = random.Random(seed)
     fix_seed(seed)  # of the hash
+    runtime.set_seed(seed)
     kind = dice.choice(list(KINDS))
     options = dict(KINDS[kind])
     if options["var_type"] == "hybrid":
@@ -200,22 +204,31 @@ def run_round(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--minutes", type=float, help="at most so long; none: endless")
+    parser.add_argument("--operations", type=int, help="so many, to the end of a round")
     parser.add_argument("--rounds", type=int, help="at most so many")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
-    parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda", "simt"])
     kinds = ["none", "line", "memory", "signal"]
     parser.add_argument(
         "--faults",
         nargs="+",
-        default=[*kinds, "line", "line"],
         choices=kinds,
         help="each step has one of them; a seed means the same round with the same faults only",
     )
     parser.add_argument("--keep-going", action="store_true", help="after a failure")
     parser.add_argument("--quiet", action="store_true", help="say the seeds of failures only")
     args = parser.parse_args()
+    if args.faults is None:
+        # A signal may come in the midst of what simulates a GPU, which is no code of a table.
+        args.faults = [*kinds[: 3 if args.backend == "simt" else 4], "line", "line"]
     warnings.simplefilter("ignore")
-    (backend,) = backends([args.backend])
+    if args.backend == "simt":
+        if simt.unavailable() is not None:
+            note(f"simt is left out: {simt.unavailable()}.")
+            return 1
+        backend = simt.simt_backend()
+    else:
+        (backend,) = backends([args.backend])
     # Rows grow every few keys.
     backend.chunk_bytes = backend.far_chunk_bytes = 512
     backend.segment_slots = 128  # small tables have several, and grow and shrink them
@@ -224,6 +237,8 @@ def main() -> int:
     rounds = 0
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
         while args.rounds is None or rounds < args.rounds:
+            if args.operations is not None and counts["steps"] >= args.operations:
+                break
             if args.minutes is not None and time.monotonic() - start >= 60 * args.minutes:
                 break
             seed = args.seed + rounds

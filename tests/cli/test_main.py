@@ -24,8 +24,21 @@ COMMAND = [sys.executable, "-m", "sok_lite"]
 ENV = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
-def started(*arguments, **options):
-    command = [*COMMAND, *map(str, arguments)]
+# Reads no file of a checkpoint to its end.
+WAITS = """
+import sys
+import time
+
+from sok_lite.cli.main import entry
+from sok_lite.engine.files import manifest, shard
+
+shard.open_file = lambda path: time.sleep(600)
+sys.exit(entry())
+"""
+
+
+def started(*arguments, program=COMMAND, **options):
+    command = [*program, *map(str, arguments)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     return subprocess.Popen(command, env=ENV | options.pop("env", {}), **options)
 
@@ -132,14 +145,12 @@ assert not heavy & sys.modules.keys()
 
 
 def waiting(tmp_path, **options):
-    """A command that waits for a file to come, with a temporary folder of its own."""
+    """A command that waits for a file, with a temporary folder of its own."""
     dumped(tmp_path / "c", 3, names=["user"])
-    (path,) = (tmp_path / "c").rglob("*.safetensors")
-    path.unlink()
-    os.mkfifo(path)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    process = started("verify", tmp_path / "c", env={"TMPDIR": str(temporary)}, **options)
+    options |= {"program": [sys.executable, "-c", WAITS], "env": {"TMPDIR": str(temporary)}}
+    process = started("verify", tmp_path / "c", **options)
     end = time.monotonic() + 300
     while not list(temporary.iterdir()):
         assert process.poll() is None and time.monotonic() < end, process.communicate()

@@ -105,16 +105,18 @@ class Twin:
 
     Attributes:
       rows: (n, dim) float64.
+      states: by name, (n, dim) float64; some cases have no use for all of them.
+      num_steps: that were taken.
     """
 
     def __init__(self, case: Case, rows: np.ndarray) -> None:
         self.rows = np.array(rows, np.float64)
         self._case = case
         self._update = getattr(reference_updates, case.twin)
-        self._states = {
+        self.states = {
             name: np.full_like(self.rows, self._initial(name)) for name in _STATES[case.twin]
         }
-        self._step = 0
+        self.num_steps = 0
 
     def _initial(self, state: str) -> float:
         # The default is the same in Keras 3, tf_keras, its legacy optimizers and TF1.
@@ -138,17 +140,17 @@ class Twin:
           touched: (k,) distinct numbers of rows.
           grads: (k, dim).
         """
-        self._step += 1
+        self.num_steps += 1
         hyper = dict(self._case.hyper)
         if self._case.twin == "adagradda":
-            hyper["global_step"] = self._step
+            hyper["global_step"] = self.num_steps
         rows = self.rows[touched]
-        states = {name: state[touched] for name, state in self._states.items()}
+        states = {name: state[touched] for name, state in self.states.items()}
         grads = np.asarray(grads, np.float64)
-        self._update(rows, states, grads, self._case.learning_rate, self._step, **hyper)
+        self._update(rows, states, grads, self._case.learning_rate, self.num_steps, **hyper)
         self.rows[touched] = rows
         for name, state in states.items():
-            self._states[name][touched] = state
+            self.states[name][touched] = state
 
 
 # What the frameworks call otherwise than the twins do.

@@ -280,10 +280,11 @@ def test_one_of_two_ranks_that_fails_fails_both(tmp_path, monkeypatch, failing):
 def test_increments_of_the_background_go_on_after_failures(tmp_path, gate, monkeypatch, ranks):
     made, is_open, refused = [tables() for _ in range(ranks)], os.open, []
 
-    def refusing(path, *args, **kwargs):
-        if str(path).endswith(f"u-{ranks - 1:05d}-of-{ranks:05d}.safetensors") and refused:
+    def refusing(path, flags, *args, **kwargs):
+        is_refused = refused and flags & os.O_ACCMODE != os.O_RDONLY
+        if str(path).endswith(f"u-{ranks - 1:05d}-of-{ranks:05d}.safetensors") and is_refused:
             raise OSError(errno.EACCES, "Permission denied", str(path))
-        return is_open(path, *args, **kwargs)
+        return is_open(path, flags, *args, **kwargs)
 
     def add(comm, version):
         write(made[comm.rank], version)

@@ -1,0 +1,120 @@
+"""scripts/fuzz_programs.py runs, finds nothing in a few rounds, and finds what is planted."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tensorflow")
+
+ROOT = Path(__file__).resolve().parents[2]
+# All in one process: to start one takes longer than what it does.
+PROGRAM = """
+import contextlib
+import json
+import sys
+import warnings
+from collections import Counter
+
+sys.path.insert(0, "scripts")
+
+import fuzz_programs as fuzz
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.bridge import row_gradient
+from sok_lite.engine.files import manifest
+from tests.support import state_groups
+
+warnings.simplefilter("ignore")
+fuzz.begin()
+
+
+def found(seeds, *kinds):
+    counts = Counter()
+    with pytest.MonkeyPatch.context() as patch, fuzz.tables_on("cpu"):
+        patch.setattr(fuzz, "_WEIGHTS", dict.fromkeys(kinds, 1) if kinds else fuzz._WEIGHTS)
+        for seed in seeds:
+            try:
+                fuzz.run_round(seed, counts)
+            except AssertionError as error:
+                return str(error), counts
+    return "", counts
+
+
+def dense(dim):
+    return tf.constant([1 << 20, dim])
+
+
+PLANTED = {
+    "a subtraction": (sok.DynamicVariable, "scatter_sub", sok.DynamicVariable.scatter_add),
+    "a dense gradient": (row_gradient, "gradient_shape", dense),
+    "a number that is believed": (manifest, "_number", lambda value, *_: value),
+    "an oracle that shares": (state_groups, "for_step", lambda groups, _: (groups or [None])[0]),
+}
+KINDS = {
+    "a subtraction": ["assign", "scatter"],
+    "a dense gradient": ["dense"],
+    "a number that is believed": ["assign", "forge"],
+    "an oracle that shares": ["step"],
+}
+# Few rounds draw a number and forge it in a place where it is believed.
+SEEDS = {"a number that is believed": range(1, 60)}
+text, counts = found(range(1, 4))
+print("CLEAN", json.dumps([text, counts]))
+for name, planted in PLANTED.items():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*planted)
+        print("PLANTED", json.dumps([name, found(SEEDS.get(name, range(1, 9)), *KINDS[name])[0]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def said():
+    """What the program says: ("CLEAN" or "PLANTED", text of a line) -> the rest of the line."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
+    lines = [line.partition(" ") for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [(word, *json.loads(rest)) for word, _, rest in lines if word in ("CLEAN", "PLANTED")]
+
+
+def test_random_programs_find_nothing(said):
+    ((text, counts),) = (rest for word, *rest in said if word == "CLEAN")
+    assert text == ""
+    assert counts["operations"] > 30
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a subtraction", "rows that were written"),
+        ("a dense gradient", "gave a dense tensor"),
+        ("a number that is believed", "forge"),
+        ("an oracle that shares", "step of"),
+    ],
+)
+def test_what_is_planted_is_found(said, name, words):
+    (text,) = (rest[1] for word, *rest in said if word == "PLANTED" and rest[0] == name)
+    assert words in text and "program: " in text
+
+
+@pytest.mark.full_only("starts another process")
+def test_it_says_what_it_does_and_ends_in_time():
+    script = ROOT / "scripts" / "fuzz_programs.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--seed", "5", "--operations", "20"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+    )
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lines[0] == "round 1 on cpu, seed 5"
+    counts = json.loads(lines[-1].removeprefix("RESULT "))
+    assert counts["on cpu"] == counts["operations"] >= 20 and counts["failures"] == 0
