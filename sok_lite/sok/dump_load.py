@@ -248,15 +248,17 @@ def _checked(
     (wrapper,) = optimizers
     if wrapper is None or isinstance(wrapper, WrappedOptimizer):
         return variables, wrapper
+    around = wrapper_of(wrapper)
+    if around is not None:
+        return variables, around
     # As in SOK. States belong to the optimizer, and so does the count where it steps by itself.
     made = WrappedOptimizer(wrapper)  # refuses what is no optimizer
-    around = wrapper_of(wrapper)
-    if around is None and any(isinstance(variable, DynamicVariable) for variable in variables):
+    if any(isinstance(variable, DynamicVariable) for variable in variables):
         raise TypeError(
             f"sok.{what} needs the sok.OptimizerWrapper that trains dynamic variables: it counts "
             f"their steps. Received: {type(wrapper).__name__}, with none around it."
         )
-    return variables, around or made
+    return variables, made
 
 
 def _items(
