@@ -20,6 +20,7 @@ from tests.support.helpers import need_nvrtc
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILES = sources.kernel_files()
 ARCHS = ("sm_80", "sm_90", "sm_100")
+each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 
 
 def load_script(name):
@@ -44,13 +45,13 @@ def compiled(path, arch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@each_file
 def test_kernels_compile_with_nvrtc_without_any_include_path(path, arch):
     assert compiled(path, arch).error is None
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@each_file
 def test_no_kernel_spills(path, arch):
     usage = compiled(path, arch).kernels
     assert set(usage) == set(re.findall(r"\.entry (\w+)", compiled(path, arch).ptx))
@@ -82,14 +83,20 @@ COPY_ROWS = {
 READ_SLOTS = {"find", "det_stamps", "det_update", "hkv_scores", "hkv_update"}
 
 
-def test_rows_and_slots_move_16_bytes_a_lane():
-    widths = {}
-    for path in FILES:
-        widths |= registers().widths(compiled(path, "sm_90").ptx)
-    loads = {name: max(widths[name].loads) for name in COPY_ROWS | READ_SLOTS}
-    assert loads == dict.fromkeys(loads, 16)
-    stores = {name: max(widths[name].stores) for name in COPY_ROWS}
-    assert stores == dict.fromkeys(stores, 16)
+def path_of(name):
+    return sources.find_kernel(name, sources.all_kernels()).path
+
+
+@pytest.mark.parametrize(
+    "path", sorted({path_of(name) for name in COPY_ROWS | READ_SLOTS}), ids=lambda path: path.name
+)
+def test_rows_and_slots_move_16_bytes_a_lane(path):
+    widths = registers().widths(compiled(path, "sm_90").ptx)
+    here = {name for name in COPY_ROWS | READ_SLOTS if path_of(name) == path}
+    for name in here:
+        assert max(widths[name].loads) == 16, name
+    for name in here & COPY_ROWS:
+        assert max(widths[name].stores) == 16, name
 
 
 WIDTHS = """
@@ -133,7 +140,7 @@ SHARED = {
 def test_slots_that_others_write_are_read_anew_each_time(name):
     """A compiler may move a plain load out of the loop that waits for another value."""
     accesses, bits, num_plain = SHARED[name]
-    path = sources.find_kernel(name, sources.all_kernels()).path
+    path = path_of(name)
     body = registers().bodies(compiled(path, "sm_90").ptx)[name]
     for access in accesses:
         assert re.search(rf"\b{re.escape(access)}[.\w]*\.[subf]{bits}\s", body), access
@@ -160,33 +167,38 @@ def test_occupancy_follows_from_registers(registers_of_a_thread, threads, part):
     assert registers().occupancy(registers_of_a_thread, threads) == part
 
 
-def test_registers_let_enough_threads_run_to_hide_the_latency_of_memory():
-    for path in FILES:
-        for name, usage in compiled(path, "sm_90").kernels.items():
-            part = registers().occupancy(usage.registers, THREADS_PER_BLOCK)
-            # FTRL has two roots a column, and rounding by random bits comes on top.
-            assert part >= (1 / 4 if "ftrl_stochastic" in name else 3 / 8), (name, usage)
-            # One that finds and copies needs more: it has both kinds of index in it.
-            few = name == "find" or name not in COPY_ROWS | READ_SLOTS
-            assert part >= 5 / 8 or few, (name, usage)
+@each_file
+def test_registers_let_enough_threads_run_to_hide_the_latency_of_memory(path):
+    for name, usage in compiled(path, "sm_90").kernels.items():
+        part = registers().occupancy(usage.registers, THREADS_PER_BLOCK)
+        # FTRL has two roots a column, and rounding by random bits comes on top.
+        assert part >= (1 / 4 if "ftrl_stochastic" in name else 3 / 8), (name, usage)
+        # One that finds and copies needs more: it has both kinds of index in it.
+        few = name == "find" or name not in COPY_ROWS | READ_SLOTS
+        assert part >= 5 / 8 or few, (name, usage)
 
 
-def test_the_gpu_has_the_kernels_of_the_cpu_and_they_are_found_by_name():
-    library = find_library()
-    symbols = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True)
-    on_cpu = set(re.findall(r"\bsok_run_(\w+)", symbols.stdout))
-    kernels = sources.all_kernels()
-    on_gpu = set()
-    for path in FILES:
-        ptx = compiled(path, "sm_90").ptx
-        assert kernel_names(ptx.encode()) == sorted(re.findall(r"\.entry (\w+)", ptx))
-        for name in kernel_names(ptx.encode()):
-            assert sources.find_kernel(name, kernels).path == path
-            on_gpu.add(name)
-    assert on_gpu == on_cpu - {"find_and_pool"}  # which fuses two that a GPU runs apart
+@functools.cache
+def on_cpu():
+    """Names of the kernels in the library of the CPU."""
+    done = subprocess.run(["nm", "-D", find_library()], capture_output=True, text=True, check=True)
+    return set(re.findall(r"\bsok_run_(\w+)", done.stdout))
+
+
+@each_file
+def test_the_gpu_has_the_kernels_of_the_cpu(path):
+    ptx = compiled(path, "sm_90").ptx
+    names = kernel_names(ptx.encode())
+    assert names == sorted(re.findall(r"\.entry (\w+)", ptx))
+    # The CPU has one more, which fuses two that a GPU runs apart.
+    assert set(names) == {name for name in on_cpu() if path_of(name) == path} - {"find_and_pool"}
+
+
+def test_kernels_are_found_by_name():
     # The cuda backend reads the parameters in the sources; the CPU's compiler knew them.
+    kernels = sources.all_kernels()
     backend = cpu.CpuBackend()
-    for name in on_cpu:
+    for name in on_cpu():
         pairs = zip(
             sources.find_kernel(name, kernels).signature,
             backend._kernel(name).packer.signature,

@@ -16,7 +16,7 @@ from tests.fuzz.soak_record import digests_of, first_difference, record_of, text
 
 RECORDS = sorted((Path(__file__).parent / "soaks").glob("*.json"))
 SEED = 18  # of a kept record: rank 1 is killed in the middle of a step of round 1
-ROUNDS = 3
+ROUNDS = 2
 # Of what the plan makes of that seed; see test_the_plan_of_a_seed_stays_what_it_was.
 PLAN = "f3764d9eddfc3b18fadf50be587d75795b109a84ca64530f1c3a7a786abbea39"
 

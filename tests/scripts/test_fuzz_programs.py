@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("tensorflow")
 
 ROOT = Path(__file__).resolve().parents[2]
-# All in one process: to start one takes longer than what it does.
+# In one process: to start one takes longer than what it does.
 PROGRAM = """
 import contextlib
 import json
@@ -63,44 +63,47 @@ KINDS = {
 }
 # Few rounds draw a number and forge it in a place where it is believed.
 SEEDS = {"a number that is believed": range(1, 60)}
-text, counts = found(range(1, 4))
-print("CLEAN", json.dumps([text, counts]))
-for name, planted in PLANTED.items():
+if "planted" not in sys.argv:
+    print("CLEAN", json.dumps(found(range(1, 4))))
+for name, planted in PLANTED.items() if "planted" in sys.argv else ():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(*planted)
         print("PLANTED", json.dumps([name, found(SEEDS.get(name, range(1, 9)), *KINDS[name])[0]]))
 """
 
 
-@pytest.fixture(scope="module")
-def said():
-    """What the program says: ("CLEAN" or "PLANTED", text of a line) -> the rest of the line."""
+def said(word, *arguments):
+    """Returns what the program says in the lines that begin with a word."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=ROOT, timeout=300
+        [sys.executable, "-c", PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
     )
-    lines = [line.partition(" ") for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stdout + done.stderr
-    return [(word, *json.loads(rest)) for word, _, rest in lines if word in ("CLEAN", "PLANTED")]
+    lines = [line.partition(" ") for line in done.stdout.splitlines()]
+    return [json.loads(rest) for first, _, rest in lines if first == word]
 
 
-def test_random_programs_find_nothing(said):
-    ((text, counts),) = (rest for word, *rest in said if word == "CLEAN")
+def test_random_programs_find_nothing():
+    ((text, counts),) = said("CLEAN")
     assert text == ""
     assert counts["operations"] > 30
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("a subtraction", "rows that were written"),
-        ("a dense gradient", "gave a dense tensor"),
-        ("a number that is believed", "forge"),
-        ("an oracle that shares", "step of"),
-    ],
-)
-def test_what_is_planted_is_found(said, name, words):
-    (text,) = (rest[1] for word, *rest in said if word == "PLANTED" and rest[0] == name)
-    assert words in text and "program: " in text
+@pytest.mark.full_only("searches four planted faults")
+def test_what_is_planted_is_found():
+    texts = dict(said("PLANTED", "planted"))
+    words = {
+        "a subtraction": "rows that were written",
+        "a dense gradient": "gave a dense tensor",
+        "a number that is believed": "forge",
+        "an oracle that shares": "step of",
+    }
+    assert texts.keys() == words.keys()
+    for name, text in texts.items():
+        assert words[name] in text and "program: " in text, name
 
 
 @pytest.mark.full_only("starts another process")
