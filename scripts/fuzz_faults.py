@@ -168,7 +168,7 @@ def run_round(
             table.clock.restart(max(table.num_lookups, 2**32 - 1 - dice.randrange(3)))
             before = State.of(table)
         step = new_step(dice, table, rows_of(before))
-        before = before._replace(counts=table.statistics()._asdict())
+        before = before._replace(counts=State.of(table).counts)
         fault = dice.choice(faults)
         told.append(f"{step.name} ({fault})")
 
@@ -188,7 +188,6 @@ def run_round(
                 has_struck = False
             audit(table)
             now = State.of(table)
-            now = now._replace(counts=table.statistics()._asdict())
             if step.name == "clear":
                 before = before._replace(counts=now.counts)
             is_done = check(step, before, now, table.var_type == "hybrid", has_struck)

@@ -159,9 +159,10 @@ class CheckedTable:
             assert before is not None and not self.table.table.keeps_every_key, f"lost: {gone}"
             now = self.table.statistics()
             evicted, refused = len(gone & self.rows.keys()), len(gone - self.rows.keys())
-            told = now.evicted - before.evicted
+            told = now.evicted_total - before.evicted_total
             assert evicted == told, f"{evicted} keys are gone, {told} were evicted"
-            told = now.refused - before.refused + now.not_admitted - before.not_admitted
+            told = now.refused_total - before.refused_total
+            told += now.not_admitted_total - before.not_admitted_total
             assert refused == told, f"{refused} new keys have no row, the table says {told}"
         is_loose = (held.keys() - self.rows.keys()) | moved
         wanted = np.array([expected[key] for key in listed], np.float32).reshape(found.shape)

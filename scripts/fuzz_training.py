@@ -192,5 +192,5 @@ class Trained(CheckedTable):
             else:
                 assert is_nothing and not np.any(found), f"{name} gave a dense tensor: {found}"
         now = self.table.statistics()
-        if now.found + now.missed > self.before.found + self.before.missed:
+        if now.found_total + now.missed_total > self.before.found_total + self.before.missed_total:
             self.expected = self.looked_up(keys.tolist())  # else it was refused before it ran

@@ -16,12 +16,13 @@ A section, or an entry, says what its names are of, if not of the package: `name
 `arguments_of`, or `keywords_of` for what a function takes as **kwargs.
 """
 
-import argparse
 import importlib
 import re
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from made_pages import main_of
 
 # Python 3.10 has no tomllib; pytest brings the same module along for it.
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -130,16 +131,7 @@ def page_with_tables(page: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Writes the tables of the pages.")
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    is_check = parser.parse_args().check
-    new = {page: page_with_tables(page.read_text()) for page in PAGES}
-    old = [page for page in PAGES if page.read_text() != new[page]]
-    for page in old:
-        print(f"{page.name} {'is not up to date' if is_check else 'was written'}")
-        if not is_check:
-            page.write_text(new[page])
-    return int(is_check and bool(old))
+    return main_of(PAGES, page_with_tables, "Writes the tables of the pages.")
 
 
 if __name__ == "__main__":

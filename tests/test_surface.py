@@ -7,7 +7,7 @@ scripts/make_surface.py makes from it.
 import ast
 import enum
 import functools
-import importlib.util
+import importlib
 import inspect
 import re
 import sys
@@ -16,12 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import load_script
+
 TESTS = Path(__file__).resolve().parent
-SPEC = importlib.util.spec_from_file_location(
-    "make_surface", TESTS.parent / "scripts" / "make_surface.py"
-)
-make_surface = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(make_surface)
+make_surface = load_script("make_surface")
 
 # System -> its package below `sok_lite`, and the folder of the tests.
 PACKAGES = {"sok": ("", "sok"), "tfra": ("dynamic_embedding",) * 2, "tfplus": ("kv_variable",) * 2}

@@ -259,7 +259,7 @@ def test_a_full_hybrid_table_trains_and_evicts_on_as_if_nothing_had_been(tmp_pat
             adam_step(each, each_optimizer, key)
     assert_equal(table, other)
     assert other.epoch == 2
-    assert table.statistics().evicted > other.statistics().evicted > 20
+    assert table.statistics().evicted_total > other.statistics().evicted_total > 20
 
 
 def test_what_does_not_fit_is_refused_before_a_key_is_lost(tmp_path):

@@ -229,8 +229,13 @@ def test_statistics(options):
     tf.nn.embedding_lookup(table, [1, 2, 99])
     table.erase([1])
     counts = table.statistics()
-    assert (counts.size, counts.inserted, counts.erased, counts.evicted) == (33, 34, 1, 0)
-    assert (counts.found, counts.missed) == (2, 34)
+    assert (counts.size, counts.inserted_total, counts.erased_total, counts.evicted_total) == (
+        33,
+        34,
+        1,
+        0,
+    )
+    assert (counts.found_total, counts.missed_total) == (2, 34)
     with pytest.raises(RuntimeError, match="outside of the tf.function"):
         tf.function(lambda: table.statistics().size)()
 

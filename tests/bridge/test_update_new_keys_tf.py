@@ -73,7 +73,7 @@ def test_a_key_that_is_erased_before_the_step_begins_anew(initialised, mode, kin
     assert sorted(rows) == sorted(KEYS)
     np.testing.assert_allclose(rows[-7], adagrad(weights), rtol=1e-5)
     np.testing.assert_allclose(rows[5], adagrad(weights[1:]), rtol=1e-5)
-    assert table.statistics().not_updated == 0
+    assert table.statistics().not_updated_total == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,4 +133,4 @@ def test_what_a_filter_turned_away_stays_out(initialised, mode, options):
 
     mode(step)()
     assert rows_of(table) == {}
-    assert table.statistics().not_updated == 3
+    assert table.statistics().not_updated_total == 3

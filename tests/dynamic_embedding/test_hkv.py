@@ -142,7 +142,7 @@ def test_no_key_is_evicted_unless_it_is_asked_for():
     variable = de.Variable(value_dtype=tf.int8, dim=1, kv_creator=de.HkvHashTableCreator())
     variable.upsert(np.arange(num_keys), np.ones((num_keys, 1), np.int8))
     assert int(variable.size()) == num_keys
-    assert table_ops.statistics(variable.rows).evicted == 0
+    assert table_ops.statistics(variable.rows).evicted_total == 0
 
 
 @pytest.mark.filterwarnings("ignore:.* had no room for")

@@ -51,11 +51,11 @@ def test_a_full_index_is_not_rebuilt_for_every_erased_key(backend):
     table = new_table(backend, dim=1)
     full = int(0.7 * 4096)
     table.find_or_insert(np.arange(full))
-    before = table.statistics().num_rehashes
+    before = table.statistics().rehashes_total
     for i in range(500):
         assert table.erase([i]) == 1
         table.find_or_insert([full + i])
-    assert table.statistics().num_rehashes <= before + 3
+    assert table.statistics().rehashes_total <= before + 3
     assert table.capacity == 4096
     exported = backend.to_host(table.export()[0])
     np.testing.assert_array_equal(exported, np.arange(500, full + 500))
@@ -65,10 +65,10 @@ def test_many_erased_slots_are_cleaned_at_once(backend):
     """A search for a missing key would else walk over all of them."""
     table = new_table(backend, dim=1)
     table.find_or_insert(np.arange(2800))
-    capacity, rehashes = table.capacity, table.statistics().num_rehashes
+    capacity, rehashes = table.capacity, table.statistics().rehashes_total
     assert table.erase(np.arange(800)) == 800
     assert table.capacity == capacity
-    assert table.statistics().num_rehashes == rehashes + 1
+    assert table.statistics().rehashes_total == rehashes + 1
     assert marks_of(table.index).reclaimed == 0
     assert backend.to_host(table.export()[0]).tolist() == list(range(800, 2800))
 
@@ -254,8 +254,8 @@ class TableAgainstDict(RuleBasedStateMachine):
             keys = np.array(list(self.oracle.scores), np.int64)
             assert self.table.scores(keys).tolist() == list(self.oracle.scores.values())
             counts = self.table.statistics()
-            assert (counts.inserted, counts.erased) == (self.inserted, self.erased)
-            assert (counts.evicted, counts.refused) == (0, 0)
+            assert (counts.inserted_total, counts.erased_total) == (self.inserted, self.erased)
+            assert (counts.evicted_total, counts.refused_total) == (0, 0)
             # Searches stay short, erased slots and all.
             assert counts.longest_probe <= max(1, self.table.capacity // 4)
             assert counts.mean_probe < 4

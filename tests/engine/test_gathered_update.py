@@ -123,7 +123,7 @@ def test_keys_that_a_table_turns_away_are_counted(backend):
     assert seen == [2, 2]
     assert sorted(rows_of(table)) == [1, 2]
     np.testing.assert_allclose(rows_of(table)[1], 1 - 1.5)
-    assert table.statistics().not_updated == 2
+    assert table.statistics().not_updated_total == 2
 
 
 def test_what_the_function_raises_leaves_rows_and_states(backend):

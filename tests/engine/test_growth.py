@@ -73,7 +73,7 @@ def test_keys_rows_and_scores_stay_over_many_segments(small, kind):
     np.testing.assert_array_equal(small.to_host(table.find(first)), rows)
     np.testing.assert_array_equal(small.to_host(table.scores(first)), scores)
     held = table.statistics()
-    assert held.capacity >= table.size and held.num_rehashes >= counts[-1]
+    assert held.capacity >= table.size and held.rehashes_total >= counts[-1]
     assert held.index_bytes >= 16 * (held.capacity if kind == "hbm" else table.size)
     assert held.mean_probe < 1.5
 
@@ -208,12 +208,12 @@ def test_it_neither_shrinks_nor_grows_to_and_fro(small, kind):
     keys = np.arange(3000)
     table.find_or_insert(keys)
     table.erase(keys[1200:])
-    before = table.statistics().num_rehashes
+    before = table.statistics().rehashes_total
     for _ in range(10):
         table.find_or_insert(keys[1200:1400])
         table.erase(keys[1200:1400])
     # Erased slots are cleaned now and then.
-    assert table.statistics().num_rehashes - before <= 2 * len(segments_of(table))
+    assert table.statistics().rehashes_total - before <= 2 * len(segments_of(table))
 
 
 def test_memory_goes_back_to_the_system():
@@ -281,9 +281,9 @@ def test_a_full_hybrid_table_has_as_many_slots_as_it_may(small):
     for begin in range(0, 6000, 500):
         table.find_or_insert(np.arange(begin, begin + 500))
         audit(table)
-        if table.statistics().evicted:
+        if table.statistics().evicted_total:
             assert table.num_slots == 2048 + 2
-    assert table.size > 1900 and table.statistics().evicted
+    assert table.size > 1900 and table.statistics().evicted_total
 
 
 @pytest.mark.full_only("8 million keys: half a minute")

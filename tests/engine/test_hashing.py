@@ -180,7 +180,7 @@ def test_a_hybrid_table_of_its_full_size_takes_another_seed_before_it_evicts(bac
     both = [chosen_keys.of_two_buckets(36, seed) for seed in (NEXT, after(NEXT))]
     table.find_or_insert(np.concatenate(both))
     audit(table)
-    assert table.statistics().evicted + table.statistics().refused > 0
+    assert table.statistics().evicted_total + table.statistics().refused_total > 0
     assert table.capacity == 1 << 10
 
 

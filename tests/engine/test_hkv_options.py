@@ -38,7 +38,7 @@ def test_a_small_beginning_does_not_make_small_buckets(backend):
     table = new_table(backend, 2, "hybrid", init_capacity=4, max_capacity=4096)
     assert (table.capacity, table.index.bucket) == (16, 16)
     table.find_or_insert(np.arange(3000))
-    assert table.statistics().evicted == 0
+    assert table.statistics().evicted_total == 0
 
 
 @pytest.mark.parametrize(

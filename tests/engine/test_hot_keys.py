@@ -76,7 +76,8 @@ def program(backend, comm, case, steps, limit):
         seen += [keys, rows, table.scores(keys)]
         seen += [table.read_state(name, keys) for name in table.store.state_names]
         counted = table.statistics()
-        seen.append(np.array([counted.found, counted.missed, counted.inserted, counted.size]))
+        lookups = counted.found_total, counted.missed_total
+        seen.append(np.array([*lookups, counted.inserted_total, counted.size]))
     return [backend.to_host(each) for each in seen], tables[0].statistics()
 
 
@@ -203,7 +204,7 @@ def test_every_backend_does_the_same(backend):
     steps = ["train", "train", "read", "train", "twice", "assign", "read", "erase", "ahead", "sum"]
     steps = steps[: sized(backend, len(steps), 6)]
     for statistics in compared(backend, Case(2, 1, owner="hash"), steps):
-        assert statistics.hot_asked > statistics.hot_refreshed > 0
+        assert statistics.hot_asked_total > statistics.hot_refreshed_total > 0
 
 
 # ---- which keys ----------------------------------------------------------------------------------
@@ -211,10 +212,12 @@ def test_every_backend_does_the_same(backend):
 
 def asking(backend, comm, table, keys, insert=True, missing="initial"):
     """Looks keys up, each a row of its own; returns the rows and how many came for hot keys."""
-    before = table.statistics().hot_refreshed
+    before = table.statistics().hot_refreshed_total
     items = on(backend, np.array(keys), np.arange(len(keys) + 1))
     outputs, _ = lookup.forward(backend, comm, [Part(table, *items, None, "sum", insert, missing)])
-    return backend.to_host(outputs[0])[:, 0].tolist(), table.statistics().hot_refreshed - before
+    return backend.to_host(outputs[0])[
+        :, 0
+    ].tolist(), table.statistics().hot_refreshed_total - before
 
 
 def hot_of(table):
@@ -265,9 +268,9 @@ def test_rows_travel_once_until_they_change():
         for _ in range(2):
             told = asking(backend, comm, table, keys, insert=False)
             assert told == ([0, 1, 9, 3], 1)
-        found = table.statistics().found
+        found = table.statistics().found_total
         asking(backend, comm, table, [1, 3], insert=False)
-        assert table.statistics().found == found + 4 * comm.rank
+        assert table.statistics().found_total == found + 4 * comm.rank
 
     run_ranks(2, program)
 

@@ -186,9 +186,9 @@ def test_a_table_that_comes_twice_is_looked_up_once(backend, size):
         for output, key in zip(outputs, keys, strict=True):
             np.testing.assert_array_equal(backend.to_host(output)[:, 0], key)
         counts = table.statistics()
-        assert (counts.evicted, table.num_lookups, other.num_lookups) == (0, 1, 1)
+        assert (counts.evicted_total, table.num_lookups, other.num_lookups) == (0, 1, 1)
         mine = {k for key in (keys[0], keys[2]) for k in key.tolist() if k % size == comm.rank}
-        assert counts.inserted + counts.refused == len(mine)
+        assert counts.inserted_total + counts.refused_total == len(mine)
         assert set(backend.to_host(table.scores(table.export()[0])).tolist()) == {1}
 
     run_ranks(size, look_up)

@@ -447,7 +447,7 @@ def test_clear_empties_the_table(backend, var_type):
     found = table.lookup([7])
     np.testing.assert_array_equal(backend.to_host(found.values)[0], 7)
     assert (backend.to_host(table.store.read(found.rows, "m")) == 0).all()
-    assert table.statistics().inserted == 1
+    assert table.statistics().inserted_total == 1
 
 
 # -------------------------------------------------------------------- the whole table
@@ -519,11 +519,11 @@ def test_statistics_count_what_happened(backend, var_type):
     table.find(np.arange(190, 210))
     table.erase(np.arange(30))
     held = table.statistics()
-    assert (held.size, held.inserted, held.erased) == (170, 200, 30)
-    assert (held.found, held.missed) == (0 + 50 + 10, 100 + 100 + 10)
-    assert (held.evicted, held.refused, held.not_admitted) == (0, 0, 0)
+    assert (held.size, held.inserted_total, held.erased_total) == (170, 200, 30)
+    assert (held.found_total, held.missed_total) == (0 + 50 + 10, 100 + 100 + 10)
+    assert (held.evicted_total, held.refused_total, held.not_admitted_total) == (0, 0, 0)
     assert held.capacity == table.capacity and held.load_factor == 170 / held.capacity
-    assert held.num_rehashes > 0
+    assert held.rehashes_total > 0
     assert 1 <= held.mean_probe <= held.longest_probe <= 8
     # A slot has 16 bytes; two more slots belong to the reserved keys.
     assert held.index_bytes == 16 * (held.capacity + 2)
@@ -532,11 +532,25 @@ def test_statistics_count_what_happened(backend, var_type):
     assert held.far_reserved_bytes == 0
     table.clear()
     held = table.statistics()
-    assert held[:1] + held[3:10] == (0,) * 8
+    totals = {name: count for name, count in held._asdict().items() if name.endswith("_total")}
+    assert len(totals) == 11 and not any(totals.values())
+    assert held.size == 0
     assert (held.mean_probe, held.longest_probe, held.near_bytes) == (0, 0, 0)
 
 
 # -------------------------------------------------------------------- growth and memory
+
+
+def test_old_names_of_counters_work_and_name_the_new_one(backend, var_type):
+    table = make(backend, var_type)
+    table.find_or_insert(np.arange(7))
+    counts = table.statistics()
+    with pytest.warns(DeprecationWarning, match="`Statistics.inserted` is called `inserted_total`"):
+        assert counts.inserted == 7
+    old = set(dir(counts)) - set(dir(tuple)) - {*counts._fields, "_fields", "_field_defaults"}
+    for name in [name for name in old if not name.startswith("_")]:
+        with pytest.warns(DeprecationWarning, match=f"`Statistics.{name}` is called"):
+            assert getattr(counts, name) == getattr(counts, f"{name.removeprefix('num_')}_total")
 
 
 def test_row_numbers_and_scores_stay_when_the_index_grows(backend, var_type):
@@ -605,7 +619,7 @@ def test_no_memory_at_any_point_leaves_the_table_whole(backend, monkeypatch, kin
         np.testing.assert_array_equal(
             backend.to_host(table.store.read(table.find(keys), "m")), state
         )
-        assert (table.statistics().inserted, table.statistics().erased) == (60, 7)
+        assert (table.statistics().inserted_total, table.statistics().erased_total) == (60, 7)
         for each in (table, oracle):
             each.find_or_insert(more)
         assert_same(backend, table, oracle)
@@ -806,7 +820,7 @@ def test_a_repeated_key_is_found_or_missed_each_time(backend, strategy):
     table.lookup([5, 5, 6])
     table.find_or_insert([5, 5, 5, 7, 7])
     counts = table.statistics()
-    assert (counts.found, counts.missed, counts.inserted) == (3, 5, 3)
+    assert (counts.found_total, counts.missed_total, counts.inserted_total) == (3, 5, 3)
 
 
 @pytest.mark.parametrize("var_type", ["hbm", "hybrid"])

@@ -65,9 +65,9 @@ def test_training_beyond_the_limit(comm, run):
         expected = {key: value for key, value in expected.items() if key in held}
         assert held == expected
     counts = table.statistics()
-    assert counts.size == counts.inserted - counts.evicted <= 64
+    assert counts.size == counts.inserted_total - counts.evicted_total <= 64
     if comm.size <= 2:
-        assert counts.evicted > 10
+        assert counts.evicted_total > 10
 
 
 def test_the_filter_draws_at_the_owner(comm, run):

@@ -163,8 +163,8 @@ def test_training_goes_on_at_the_limit_and_keeps_what_it_just_used(mode):
     keys, rows = sok.export(table)
     np.testing.assert_array_equal(rows[:, 0], [expected[key] for key in keys.numpy().tolist()])
     counts = table.statistics()
-    assert counts.inserted - counts.evicted == counts.size == len(held)
-    assert counts.evicted > 100 and counts.refused == 0
+    assert counts.inserted_total - counts.evicted_total == counts.size == len(held)
+    assert counts.evicted_total > 100 and counts.refused_total == 0
 
 
 @pytest.mark.parametrize("var_type", ["hybrid", "hbm"])
@@ -191,7 +191,7 @@ def test_sparse_read_and_evict_reports_all_that_goes(mode, var_type, n):
     if var_type == "hbm":
         assert len(evicted_keys) == 0
     elif n > 30:
-        assert table.statistics().evicted > 100
+        assert table.statistics().evicted_total > 100
 
 
 def test_only_the_embedding_has_a_gradient(mode):
@@ -234,7 +234,7 @@ def test_a_refused_key_gives_its_first_row_or_raises(mode):
     rows = mode(lambda keys: tf.nn.embedding_lookup(table, keys))(keys)
     np.testing.assert_array_equal(rows, np.full((200, 2), 3.0))
     counts = table.statistics()
-    assert (counts.size, counts.refused) == (16, 184)
+    assert (counts.size, counts.refused_total) == (16, 184)
     strict = hybrid(initializer="3", max_capacity=16, on_refused="error")
     with pytest.raises((RuntimeError, tf.errors.OpError), match="no room for 184 of 200 new keys"):
         mode(lambda keys: tf.nn.embedding_lookup(strict, keys))(keys)
@@ -262,7 +262,7 @@ def share_of_new_keys(mode, ratio, weights):
     first = 7.0 + 2.0 * sum(key < 500 for key in held)
     second = 7.0 + 2.0 * sum(key >= 500 for key in held)
     np.testing.assert_allclose(out, [first / 501, second / 501], rtol=1e-5)
-    assert table.statistics().not_admitted == 1000 - len(held)
+    assert table.statistics().not_admitted_total == 1000 - len(held)
     return len(held) / 1000
 
 
@@ -323,9 +323,9 @@ def test_it_shows_how_full_it_is_what_it_lost_and_where_its_memory_is():
     counts = table.statistics()
     text = repr(table)
     assert f"keys={counts.size} fill={counts.load_factor:.0%} of 64 slots" in text
-    assert f"evicted={counts.evicted} " in text and counts.evicted > 100
+    assert f"evicted={counts.evicted_total} " in text and counts.evicted_total > 100
     assert f" near, 384 B far on {table.table.backend.name}" in text, text
     html = table._repr_html_()
-    assert f"{counts.evicted} keys (kLru)" in html
+    assert f"{counts.evicted_total} keys (kLru)" in html
     assert "<th>far memory of rows and states</th><td>384 B</td>" in html
     assert "(at most 64)" in repr(hybrid())

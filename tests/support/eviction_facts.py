@@ -259,9 +259,12 @@ class Watched:
         assert free == table.store.num_rows - table.size, "a row was lost"
         counts = table.statistics()
         assert counts.size == table.size and counts.capacity == table.capacity
-        assert (counts.inserted, counts.evicted, counts.refused, counts.erased) == (
-            *(self.inserted, self.evicted, self.refused, self.erased),
-        )
+        assert (
+            counts.inserted_total,
+            counts.evicted_total,
+            counts.refused_total,
+            counts.erased_total,
+        ) == (*(self.inserted, self.evicted, self.refused, self.erased),)
         assert counts.longest_probe <= 2 * max(1, table.index.bucket // 4)
         asked = list(oracle.scores)
         assert self.backend.to_host(table.scores(array(asked))).tolist() == [

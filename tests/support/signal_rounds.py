@@ -246,7 +246,7 @@ def rounds(kind, count, seed, report=print):
             if kind == "hybrid" and name in ("lookup", "insert_or_assign", "update"):
                 now = table.statistics()
                 counts = {
-                    field: getattr(now, field) - getattr(statistics, field)
+                    field: getattr(now, f"{field}_total") - getattr(statistics, f"{field}_total")
                     for field in ("inserted", "evicted", "refused")
                 }
             after = operation.after(before, keys, values)

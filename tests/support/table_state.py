@@ -83,7 +83,10 @@ class State(NamedTuple):
                 dict(zip(keys, zip(stamps, scores, strict=True), strict=True)),
                 {key: tuple(place) for key, place in sightings.items()},
                 removals,
-                {name: counts[name] for name in (*_DONE, "found", "missed", "not_admitted")},
+                {
+                    name: counts[f"{name}_total"]
+                    for name in (*_DONE, "found", "missed", "not_admitted")
+                },
                 table.num_lookups,
                 getattr(table, "epoch", 0),
                 table.generation,

@@ -226,6 +226,7 @@ class Index(Segmented):
             _side=self._new_side(),
             _least_slots=self._init_slots,
             _place=None,
+            num_rehashes=0,
             size=0,
         )
 

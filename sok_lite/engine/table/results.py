@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype
+from sok_lite.engine.renamed import renamed
 from sok_lite.engine.rows.store import RowStore
 
 
@@ -81,47 +82,19 @@ class Evicted(NamedTuple):
 Predicate = Callable[[Entries], Array]
 
 
-class Statistics(NamedTuple):
-    """What a table has done and holds. The counters begin when it is made, cleared or restored.
-
-    Attributes:
-      size: keys held.
-      capacity: slots of the index.
-      load_factor: size / capacity.
-      found, missed: keys that lookups (`find`, `find_or_insert`, `lookup`) found and did not, a
-        repeated key each time.
-      inserted: keys that got a row.
-      evicted: keys that lost it to another key.
-      refused: keys that got none for want of room.
-      not_admitted: times that a key got none since it had not been seen often enough, or not
-        drawn.
-      not_updated: times that an update left a key out that had no row and got none.
-      erased: keys that were removed.
-      num_rehashes: how many segments of the index were written anew; a small one has one.
-      mean_probe, longest_probe: lines of slots that a search for a held key reads.
-      index_bytes: memory of the index, and of what else is kept by key: sightings, heat.
-      near_bytes, far_bytes: memory of rows and optimizer states handed out so far, by tier.
-      near_reserved_bytes, far_reserved_bytes: memory set aside for rows and states, that which is
-        handed out included, by tier. On a CPU untouched pages of it cost nothing.
-      hot_keys: keys of all ranks whose rows this rank has copies of; 0 without `hot_keys`.
-      hot_asked: times that lookups of this rank have asked for one of those, each once in a lookup.
-      hot_refreshed: rows that came for them; the others were read here.
-      hot_bytes: memory of the copies.
-      residual_bytes: memory of what rounding has left of gradients; see `rounds_gradients`.
-    """
-
+class _Numbers(NamedTuple):
     size: int
     capacity: int
     load_factor: float
-    found: int
-    missed: int
-    inserted: int
-    evicted: int
-    refused: int
-    not_admitted: int
-    not_updated: int
-    erased: int
-    num_rehashes: int
+    found_total: int
+    missed_total: int
+    inserted_total: int
+    evicted_total: int
+    refused_total: int
+    not_admitted_total: int
+    not_updated_total: int
+    erased_total: int
+    rehashes_total: int
     mean_probe: float
     longest_probe: int
     index_bytes: int
@@ -130,10 +103,57 @@ class Statistics(NamedTuple):
     near_reserved_bytes: int
     far_reserved_bytes: int
     hot_keys: int = 0
-    hot_asked: int = 0
-    hot_refreshed: int = 0
+    hot_asked_total: int = 0
+    hot_refreshed_total: int = 0
     hot_bytes: int = 0
     residual_bytes: int = 0
+
+
+class Statistics(_Numbers):
+    """What a table holds and has done on this rank; each rank has its own.
+
+    What ends in `_total` counts since the table was made, cleared (`clear`) or given its content by
+    a whole load, whichever came last. It never falls in between. All else is of now.
+
+    Attributes:
+      size: keys held.
+      capacity: slots of the index.
+      load_factor: size / capacity.
+      found_total, missed_total: keys that lookups (`find`, `find_or_insert`, `lookup`) found and
+        did not, a repeated key each time.
+      inserted_total: keys that got a row.
+      evicted_total: keys that lost it to another key.
+      refused_total: keys that got none for want of room, each time they were refused.
+      not_admitted_total: times that a key got none since it had not been seen often enough, or not
+        drawn.
+      not_updated_total: times that an update left a key out that had no row and got none.
+      erased_total: keys that were removed, by `erase`, `expire` and the like.
+      rehashes_total: how many segments of the index were written anew; a small one has one.
+      mean_probe, longest_probe: lines of slots that a search for a held key reads.
+      index_bytes: memory of the index, and of what else is kept by key: sightings, heat.
+      near_bytes, far_bytes: memory of rows and optimizer states handed out so far, by tier.
+      near_reserved_bytes, far_reserved_bytes: memory set aside for rows and states, that which is
+        handed out included, by tier. On a CPU untouched pages of it cost nothing.
+      hot_keys: keys of all ranks whose rows this rank has copies of; 0 without `hot_keys`.
+      hot_asked_total: times that lookups of this rank have asked for one of those, each once in a
+        lookup.
+      hot_refreshed_total: rows that came for them; the others were read here.
+      hot_bytes: memory of the copies.
+      residual_bytes: memory of what rounding has left of gradients; see `rounds_gradients`.
+    """
+
+    __slots__ = ()
+    found = renamed("found", "found_total")
+    missed = renamed("missed", "missed_total")
+    inserted = renamed("inserted", "inserted_total")
+    evicted = renamed("evicted", "evicted_total")
+    refused = renamed("refused", "refused_total")
+    not_admitted = renamed("not_admitted", "not_admitted_total")
+    not_updated = renamed("not_updated", "not_updated_total")
+    erased = renamed("erased", "erased_total")
+    num_rehashes = renamed("num_rehashes", "rehashes_total")
+    hot_asked = renamed("hot_asked", "hot_asked_total")
+    hot_refreshed = renamed("hot_refreshed", "hot_refreshed_total")
 
 
 class GivesFirstRows(Protocol):

@@ -438,7 +438,7 @@ def test_keys_take_over_the_heat_of_nobody_when_others_are_evicted(backend):
         np.testing.assert_array_equal(values[held], keys[held] % 1000)
         if step % 40 == 39:
             assert (backend.to_host(table.find(hot)) < table.store.near_rows).mean() > 0.9
-    assert table.statistics().evicted > 1000
+    assert table.statistics().evicted_total > 1000
 
 
 def test_the_rows_of_erased_keys_do_not_move(backend):

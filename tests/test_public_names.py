@@ -1,0 +1,57 @@
+"""docs/public_names.md lists what is public, with its arguments, as the code has it."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.scripts import load_script
+
+pytest.importorskip("tensorflow")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def script():
+    return load_script("make_public_names")
+
+
+def test_the_page_has_every_public_name_as_it_is(script):
+    text = script.PAGE.read_text()
+    assert script.page_with_lists(text) == text, "run: python scripts/make_public_names.py"
+    assert len(script.MADE.findall(text)) == text.count("<!-- made by") == 6
+
+
+def test_another_argument_makes_the_page_old(script, monkeypatch):
+    import sok_lite as sok
+
+    monkeypatch.setattr(sok, "export", lambda var, cutoff=None, more=1: None)
+    text = script.PAGE.read_text()
+    assert "* `export(var, cutoff=None)`: " in text
+    assert "* `export(var, cutoff=None, more=1)`\n" in script.page_with_lists(text)
+
+
+def test_internal_names_are_there(script):
+    """One that has gone would hide another thing of its name."""
+    import sok_lite as sok
+    from sok_lite import keras as sk
+
+    owners = (sok.DynamicVariable, sok.DistributedVariable, sok.OptimizerWrapper, sk.Table)
+    gone = {name for name in script.INTERNAL if not any(hasattr(each, name) for each in owners)}
+    assert gone == set()
+
+
+def test_the_page_has_every_environment_variable(script):
+    listed = re.findall(r"^\| `(SOK_LITE_\w+)` \|", script.PAGE.read_text(), re.MULTILINE)
+    named = subprocess.run(
+        ["git", "grep", "-ohE", r"\bSOK_LITE_[A-Z0-9_]+", "--", "sok_lite", "scripts", "kernels"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    of_tests = {"SOK_LITE_SIMT_SEED"}
+    assert set(listed) == set(named.stdout.split()) | of_tests
+    assert len(listed) == len(set(listed))
