@@ -47,12 +47,13 @@ def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
     return rows, received_splits
 
 
-def allreduce(tensor: Any, op: str) -> tf.Tensor:
+def allreduce(tensor: Any, op: str, call: str = "") -> tf.Tensor:
     """Reduces a tensor elementwise over ranks. Every rank must call it.
 
     Args:
       tensor: any shape, a scalar too; shape and dtype equal on all ranks.
       op: "sum", "average", "max" or "min".
+      call: what it is for, in a few words, for the message where ranks make different calls.
 
     Returns:
       A tensor of the shape and dtype of `tensor`.
@@ -77,11 +78,11 @@ def allreduce(tensor: Any, op: str) -> tf.Tensor:
         )
     if tensor.dtype == tf.bfloat16:
         # It travels as its bits, which cannot be added or compared.
-        return tf.cast(allreduce(tf.cast(tensor, tf.float32), op), tf.bfloat16)
+        return tf.cast(allreduce(tf.cast(tensor, tf.float32), op, call), tf.bfloat16)
 
     def run(x: tf.Tensor) -> Sequence[tf.Tensor]:
         backend = get_backend("cpu")
-        total = comm.allreduce(to_array(x, backend), "sum" if op == "average" else op)
+        total = comm.allreduce(to_array(x, backend), "sum" if op == "average" else op, call)
         if op == "average":
             total = total / np.array(comm.size, total.dtype)
         return (to_tensor(np.asarray(total), x.dtype, backend),)

@@ -34,6 +34,10 @@ def make_weight() -> None:
                 _weight = tf.Variable(1.0, trainable=False, name="sok_weight_of_loss")
 
 
+# Where a rank has no more batches, the others are in this.
+_CALL = "a training step of fit()"
+
+
 @contextmanager
 def counted(rows: tf.Tensor) -> Iterator[None]:
     """Has the loss of a step that is taken within count by its rows. Every rank must call it.
@@ -42,7 +46,7 @@ def counted(rows: tf.Tensor) -> Iterator[None]:
       rows: scalar int64. 0: the loss counts nothing, whatever its gradients are.
     """
     own = tf.cast(rows * num_ranks(), tf.float32)
-    weight = tf.math.divide_no_nan(own, tf.cast(allreduce(rows, "sum"), tf.float32))
+    weight = tf.math.divide_no_nan(own, tf.cast(allreduce(rows, "sum", _CALL), tf.float32))
     make_weight()
     assert _weight is not None
     _weight.assign(weight)

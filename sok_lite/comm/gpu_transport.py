@@ -13,7 +13,7 @@ from sok_lite.backend.nccl import load_nccl, nccl_unavailable
 from sok_lite.comm.carrier import Carrier
 from sok_lite.comm.mpi_carrier import MpiCarrier, cuda_unaware
 from sok_lite.comm.nccl import NcclCarrier
-from sok_lite.comm.protocol import Communicator, CommunicatorError
+from sok_lite.comm.protocol import Communicator, CommunicatorError, RanksDifferError
 
 TRANSPORTS = ("auto", "nccl", "mpi", "horovod", "host")
 TRANSPORT_VARIABLE = "SOK_LITE_GPU_TRANSPORT"
@@ -84,7 +84,7 @@ def choose_carrier(
     cards = _cards(comm, {"transport": transport, "reason": reason, "gpu": _gpu(backend)})
     asked = [card["transport"] for card in cards]
     if len(set(asked)) > 1:
-        raise ValueError(f"gpu_transport must be the same on all ranks. Received: {asked}.")
+        raise RanksDifferError(f"gpu_transport must be the same on all ranks. Received: {asked}.")
     if transport == "host":
         return "the host's memory"
     reasons = [f"rank {r}: {card['reason']}" for r, card in enumerate(cards) if card["reason"]]

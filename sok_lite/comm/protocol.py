@@ -43,6 +43,10 @@ class CommunicatorError(RuntimeError):
     """Ranks cannot reach each other, disagree about a collective, or one of them has died."""
 
 
+class RanksDifferError(ValueError):
+    """What must be the same on all ranks is not. Raised on every rank, with the same text."""
+
+
 class JobAborted(CommunicatorError):
     """A rank called `Communicator.abort`."""
 
@@ -169,7 +173,7 @@ class Communicator(ABC):
         received = self._together(self._allgatherv, call, _flat(array))
         return Gathered(_unflat(received.rows, array), received.recv_splits)
 
-    def allreduce(self, x: Any, op: str = "sum") -> np.ndarray:
+    def allreduce(self, x: Any, op: str = "sum", call: str = "") -> np.ndarray:
         """Reduces arrays of one shape elementwise over ranks. Every rank must call it.
 
         The ranks are added in rank order, so the result repeats bit for bit and is equal on all
@@ -178,6 +182,7 @@ class Communicator(ABC):
         Args:
           x: any shape, equal on all ranks; a Python number is taken as a 0-d array.
           op: "sum", "max" or "min".
+          call: what it is for, in a few words, for the message where ranks make different calls.
 
         Returns:
           An array of the shape and dtype of x.
@@ -199,7 +204,7 @@ class Communicator(ABC):
         if self.size == 1 or array.size == 0:
             return array
         flat = np.ascontiguousarray(array).reshape(-1)
-        call = f"allreduce {op} of {array.size}"
+        call = call or f"allreduce {op} of {array.size}"
         return self._together(self._allreduce, call, flat, op).reshape(array.shape)
 
     def broadcast(self, x: Any, root: int = 0) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.comm.protocol import Communicator
+from sok_lite.comm.protocol import Communicator, RanksDifferError
 from sok_lite.engine.static_table import AnyTable
 
 
@@ -21,7 +21,8 @@ def check_equal_on_all_ranks(comm: Communicator, description: dict[str, Any], wh
       what: what is described, for the message, such as "table 'user'".
 
     Raises:
-      ValueError: a field differs; the message names the first such rank, the field, both values.
+      RanksDifferError: a field differs; the message names the first such rank, the field and both
+        values.
     """
     if comm.size == 1:
         return
@@ -32,7 +33,7 @@ def check_equal_on_all_ranks(comm: Communicator, description: dict[str, Any], wh
         for field in [*mine, *(field for field in theirs if field not in mine)]:
             a, b = (repr(x[field]) if field in x else "missing" for x in (mine, theirs))
             if a != b:
-                raise ValueError(
+                raise RanksDifferError(
                     f"{what} must be the same on all ranks. Received: {field} is {a} on rank 0 and "
                     f"{b} on rank {rank}."
                 )
@@ -52,7 +53,7 @@ def agree_on(comm: Communicator, description: dict[str, Any], what: str) -> None
       description, what: see `check_equal_on_all_ranks`.
 
     Raises:
-      ValueError: a field differs; on every rank.
+      RanksDifferError: a field differs; on every rank.
     """
     agreed = _agreed.setdefault(comm.connection, set())
     text = json.dumps([what, description], default=_plain)
@@ -67,9 +68,9 @@ def agree(
     """Checks once per tag that all ranks make the same call. Every rank must call it.
 
     Raises:
-      ValueError: a rank has other tables, formats, owners of keys, seeds or combiners; on every
-        rank. Of a table that is all on one rank nobody compares what new rows begin with: only that
-        rank makes any.
+      RanksDifferError: a rank has other tables, formats, owners of keys, seeds or combiners; on
+        every rank. Of a table that is all on one rank nobody compares what new rows begin with:
+        only that rank makes any.
     """
     agreed = _agreed.setdefault(comm.connection, set())
     if comm.size == 1 or tag in agreed:

@@ -21,7 +21,12 @@ from sok_lite.keras.layers import EmbeddingPart, EmbeddingsPart
 from sok_lite.keras.metrics import TableMetricsPart, metrics_class
 from sok_lite.keras.metrics_of_all import add_over_ranks
 from sok_lite.keras.parts import equal_steps, shard
-from sok_lite.keras.ranks import AllRanksPart, all_ranks_class, check_before_training
+from sok_lite.keras.ranks import (
+    AllRanksPart,
+    all_ranks_class,
+    check_before_training,
+    check_while_training,
+)
 from sok_lite.keras.steps import count_by_rows
 from sok_lite.keras.table import TablePart
 
@@ -72,6 +77,7 @@ train_with_stock_optimizers()
 keep_tables()
 keras_guard.tell(share_in_copies)
 keras_guard.tell(check_before_training)
+keras_guard.tell(check_while_training)
 keras_guard.tell(count_by_rows)
 keras_guard.tell(add_over_ranks)
 if TYPE_CHECKING:  # what type checkers and editors see; Keras 3 stands for either

@@ -67,11 +67,15 @@ def _of_all(model: Any, result: Any) -> Any:
     return tf.nest.pack_sequence_as(found, means)
 
 
+# What a rank is in that has no more batches, while the others take a step.
+_CALL = "the metrics at the end of an epoch"
+
+
 def _summed(arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Returns float64 arrays summed over ranks."""
     flat = np.concatenate([np.zeros(0), *(each.reshape(-1) for each in arrays)])
     ends = np.cumsum([each.size for each in arrays])[:-1]
-    parts = np.split(allreduce(tf.constant(flat), "sum").numpy(), ends)
+    parts = np.split(allreduce(tf.constant(flat), "sum", _CALL).numpy(), ends)
     return [part.reshape(each.shape) for part, each in zip(parts, arrays, strict=True)]
 
 

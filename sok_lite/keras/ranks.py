@@ -1,6 +1,7 @@
 """`fit` on several ranks: equal dense weights, equal steps, logs of all, one file of all."""
 
 import functools
+import inspect
 import io
 import sys
 import zlib
@@ -15,28 +16,70 @@ from sok_lite.bridge.collectives import allgather, allreduce, broadcast
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm import Communicator
+from sok_lite.comm.protocol import RanksDifferError
 
 # An attribute of models: whether an `AllRanks` makes their weights equal.
 _IS_TOLD = "_sok_lite_all_ranks"
 
 
-class AllRanksPart:
-    """A callback of `fit` on several ranks, the first in its list. Every rank must have it.
+class RankChecksPart:
+    """A callback that looks whether the ranks of `fit` go together. `fit` has it by itself.
 
-    It gives all ranks the dense weights and optimizer variables of rank 0, looks before each epoch
-    whether all ranks have as many steps, and makes what else is in the logs of an epoch beside the
-    metrics, which are of all ranks anyway, the mean over ranks for the callbacks behind it. After
-    the first step and each epoch it looks whether trained dense weights are equal still. On one
-    rank it does nothing.
+    It looks before each epoch whether all ranks have as many steps, and after the first step and
+    each epoch whether trained dense weights are equal still. On one rank it does nothing.
 
     Raises:
-      ValueError: in `fit`, on all ranks: they have other models or not as many steps, or a step of
-        a program's own has trained dense weights on each rank by itself.
+      RanksDifferError: in `fit`, on all ranks.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._are_equal = self._has_looked = False
+        self._has_looked = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begins to look anew."""
+        self._has_looked = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Looks once whether trained weights are equal."""
+        if not self._has_looked:
+            self._has_looked = True
+            _check_trained(self.model)  # type: ignore[attr-defined]
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Raises if the ranks have not as many steps."""
+        if other_ranks() is None:
+            return
+        steps = self.params.get("steps")  # type: ignore[attr-defined]
+        all_steps = allgather(np.array([-1 if steps is None else steps], np.int64)).numpy().tolist()
+        if len(set(all_steps)) > 1:
+            raise RanksDifferError(
+                "All ranks must have as many steps in an epoch, for each step is one of all ranks. "
+                f"Received: {all_steps} steps, by rank (-1: unknown). Give fit() "
+                "sok_lite.keras.shard(batches) of what all ranks have, equal_steps(batches) "
+                "of its own, or steps_per_epoch."
+            )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Looks whether trained weights are equal."""
+        _check_trained(self.model)  # type: ignore[attr-defined]
+
+
+class AllRanksPart(RankChecksPart):
+    """A callback of `fit` on several ranks, the first in its list. Every rank must have it.
+
+    It gives all ranks the dense weights and optimizer variables of rank 0, and makes what else is
+    in the logs of an epoch beside the metrics, which are of all ranks anyway, the mean over ranks
+    for the callbacks behind it. On one rank it does nothing.
+
+    Raises:
+      RanksDifferError: in `fit`, on all ranks: they have other models or not as many steps, or a
+        step of a program's own has trained dense weights on each rank by itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._are_equal = False
 
     def set_model(self, model: Any) -> None:
         """Says that the weights need not be equal before."""
@@ -45,17 +88,17 @@ class AllRanksPart:
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes weights equal, as far as there are any yet."""
-        self._are_equal = self._has_looked = False
+        super().on_train_begin(logs)
+        self._are_equal = False
         if other_ranks() is not None and self.model.built:  # type: ignore[attr-defined]
             self._make_equal()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Makes weights equal that the first batch has made; looks once whether they stay so."""
-        if not self._are_equal:
+        if self._are_equal:
+            super().on_train_batch_end(batch, logs)
+        else:
             self._make_equal()
-        elif not self._has_looked:
-            self._has_looked = True
-            _check_trained(self.model)  # type: ignore[attr-defined]
 
     def _make_equal(self) -> None:
         self._are_equal = True
@@ -68,26 +111,10 @@ class AllRanksPart:
         for variable in dense:
             variable.assign(broadcast(tf.convert_to_tensor(variable), 0))
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Raises if the ranks have not as many steps."""
-        if other_ranks() is None:
-            return
-        steps = self.params.get("steps")  # type: ignore[attr-defined]
-        all_steps = allgather(np.array([-1 if steps is None else steps], np.int64)).numpy().tolist()
-        if len(set(all_steps)) > 1:
-            raise ValueError(
-                "All ranks must have as many steps in an epoch, for each step is one of all ranks. "
-                f"Received: {all_steps} steps, by rank (-1: unknown). Give fit() "
-                "sok_lite.keras.shard(batches) of what all ranks have, equal_steps(batches) "
-                "of its own, or steps_per_epoch."
-            )
-
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Makes the logs those of all ranks."""
-        if other_ranks() is None:
-            return
-        _check_trained(self.model)  # type: ignore[attr-defined]
-        if not logs:
+        super().on_epoch_end(epoch, logs)
+        if other_ranks() is None or not logs:
             return
         names = sorted(logs)
         numbers = np.array([np.mean(np.asarray(logs[name], np.float64)) for name in names])
@@ -97,11 +124,14 @@ class AllRanksPart:
 
 def all_ranks_class(package: Any) -> Any:
     """Returns `AllRanksPart` as a callback of a Keras."""
+    return _callback_class("AllRanks", AllRanksPart, package)
 
+
+def _callback_class(name: str, part: type, package: Any) -> Any:
     def fill(namespace: dict[str, Any]) -> None:
-        namespace |= {"__module__": __name__, "__doc__": AllRanksPart.__doc__}
+        namespace |= {"__module__": __name__, "__doc__": part.__doc__}
 
-    return new_class("AllRanks", (AllRanksPart, package.callbacks.Callback), {}, fill)
+    return new_class(name, (part, package.callbacks.Callback), {}, fill)
 
 
 # ---- before training -----------------------------------------------------------------------------
@@ -125,10 +155,33 @@ def check_before_training(name: str, package: Any) -> None:
     owner.make_train_function = make_train_function  # type: ignore[attr-defined]
 
 
+def check_while_training(name: str, package: Any) -> None:
+    """Has `fit` on several ranks look whether these go together, also without `AllRanks`."""
+    owner = keras_guard.owner_of(package.Model, "fit")
+    if owner is None:
+        return
+    original = vars(owner)["fit"]
+    signature = inspect.signature(original)
+    checks = _callback_class("RankChecks", RankChecksPart, package)
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(self, *args, **kwargs)
+        given = call.arguments.get("callbacks")
+        is_ready = isinstance(given, package.callbacks.CallbackList)
+        if other_ranks() is not None and not is_ready and keras_held.kept_tables(self):
+            callbacks = tf.nest.flatten(given or [])
+            if not any(isinstance(each, RankChecksPart) for each in callbacks):
+                call.arguments["callbacks"] = [checks(), *callbacks]
+        return original(*call.args, **call.kwargs)
+
+    owner.fit = fit  # type: ignore[attr-defined]
+
+
 def _check_equal(model: Any) -> None:
     if model.built and _are_equal(_weights(model)):
         return
-    raise ValueError(
+    raise RanksDifferError(
         f"The dense weights of {model.name!r} must be equal on all ranks before training. "
         "Received: others on another rank, or none yet. Give fit() sok_lite.keras.AllRanks() as "
         "its first callback."
@@ -138,7 +191,7 @@ def _check_equal(model: Any) -> None:
 def _check_trained(model: Any) -> None:
     """Raises, on all ranks, if training has made the dense weights of ranks unequal."""
     if other_ranks() is not None and not _are_equal(model.trainable_weights):
-        raise ValueError(
+        raise RanksDifferError(
             f"The dense weights of {model.name!r} are no longer equal on all ranks: its train_step "
             "has changed some by gradients of each rank's own. Keep each optimizer in an attribute "
             "of the model, and do not change it after compile(); fit() averages their gradients."
@@ -151,7 +204,7 @@ def _check_alike(model: Any, dense: list[Any]) -> None:
     facts = allgather(np.array([[len(kinds), zlib.crc32(repr(kinds).encode())]], np.int64)).numpy()
     if (facts != facts[0]).any():
         here = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds)
-        raise ValueError(
+        raise RanksDifferError(
             "All ranks must have the same model and optimizer. Received: dense weights and "
             f"optimizer variables of other shapes on another rank of {model.name!r}, "
             f"{facts[:, 0].tolist()} of them by rank. Here: {here}."

@@ -8,6 +8,7 @@ import sok_lite.keras
 from sok_lite.bridge import job
 from sok_lite.bridge.collectives import allgather
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.comm.protocol import RanksDifferError
 from sok_lite.comm.single import SingleCommunicator
 
 DIM, NUM_KEYS, FIELDS, BATCH = 3, 40, 4, 8
@@ -227,7 +228,8 @@ def test_gradients_that_come_without_variables_are_averaged_too(comm, once, kera
         np.testing.assert_array_equal(ours, comm.broadcast(np.array(ours)))
 
 
-def test_dense_weights_that_a_step_has_made_unequal_are_told(comm, once, keras, sk):
+@pytest.mark.parametrize("callbacks", [lambda sk: [sk.AllRanks()], lambda _: []], ids=["ours", ""])
+def test_dense_weights_that_a_step_has_made_unequal_are_told(comm, once, keras, sk, callbacks):
     if comm.size == 1:
         pytest.skip("one rank")
     elsewhere = keras.optimizers.Adagrad(0.1)
@@ -235,11 +237,11 @@ def test_dense_weights_that_a_step_has_made_unequal_are_told(comm, once, keras, 
     def apply(grads, variables):
         elsewhere.apply_gradients(zip(grads, variables, strict=True))
 
-    model, _ = with_table(comm, keras, sk)
+    model, _ = with_table(comm, keras, sk, 7 - comm.rank)  # the same on all ranks
     own = training_what_is_dense(keras, model, apply)
     own.compile("sgd")
-    with pytest.raises(ValueError, match="no longer equal on all ranks: its train_step"):
-        own.fit(sok_lite.keras.shard(batches().take(1)), verbose=0, callbacks=[sk.AllRanks()])
+    with pytest.raises(RanksDifferError, match="no longer equal on all ranks: its train_step"):
+        own.fit(sok_lite.keras.shard(batches().take(1)), verbose=0, callbacks=callbacks(sk))
 
 
 def test_saved_by_all_ranks(comm, keras, sk, folder):
@@ -305,9 +307,27 @@ def test_ranks_that_differ_are_told_before_training(comm, keras, sk):
     with pytest.raises(ValueError, match="must be equal on all ranks before training"):
         model.fit(sok_lite.keras.shard(batches()), verbose=0)
     mine = batches().take(3 + comm.rank)
-    with pytest.raises(ValueError, match=r"as many steps.*\[3, 4"):
+    with pytest.raises(RanksDifferError, match=r"as many steps.*\[3, 4"):
         model.fit(mine, verbose=0, callbacks=[sk.AllRanks()])
     assert len(table.export()[0]) == len(range(comm.rank, NUM_KEYS, comm.size))
+
+
+@pytest.mark.parametrize("callbacks", ["none", "one", "by place"])
+def test_steps_are_compared_without_a_callback_of_ours(comm, once, keras, sk, callbacks):
+    if comm.size == 1:
+        pytest.skip("one rank")
+    model, _ = with_table(comm, keras, sk, 7 - comm.rank)  # the same on all ranks
+    mine, seen = batches().take(3 + comm.rank), []
+    one = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    by_place = [None, None, 1, 0, [one]]  # y, batch_size, epochs, verbose, callbacks
+    given = {"none": [], "by place": by_place}.get(callbacks, [])
+    named = {"verbose": 0, "callbacks": one} if callbacks == "one" else {}
+    with pytest.raises(RanksDifferError, match=r"as many steps.*\[3, 4"):
+        model.fit(mine, *given, **named)
+    assert seen == []
+    # What a program gives is still called.
+    model.fit(batches().take(3), verbose=0, callbacks=one)
+    assert seen == [0, 1, 2]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sok_lite.comm import launched_ranks
+from tests.support.rank_jobs import run_job
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -118,6 +120,57 @@ def test_abort_ends_the_job_with_its_message(tool):
     assert code != 0
     assert "sok_lite: rank 1 aborts: no more disk" in output
     assert "never printed" not in output
+
+
+ENDS_IN_ONE_LINE = {
+    # What a rank finds out of the others, and what all find out.
+    "different calls": (
+        "comm.allreduce(1) if comm.rank else comm.broadcast(1)",
+        r"\w+\.py:\d+: Ranks make different calls: rank \d is in (allreduce|broadcast)",
+    ),
+    "not the same": (
+        "check_equal_on_all_ranks(comm, {'dim': comm.rank}, 'table x')",
+        r"\w+\.py:\d+: table x must be the same on all ranks\. Received: dim is 0 on rank 0",
+    ),
+    # TensorFlow has the text of such an error in a graph within its own.
+    "in a graph": (
+        "raise RuntimeError('Graph error:\\n\\nCommunicatorError: gone\\nTraceback: ...')",
+        r"\w+\.py:\d+: gone$",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDS_IN_ONE_LINE)
+def test_errors_about_ranks_end_in_one_line(what, tmp_path):
+    statement, text = ENDS_IN_ONE_LINE[what]
+    program = f"""
+from sok_lite.comm import make_communicator
+from sok_lite.engine.agreement import check_equal_on_all_ranks
+comm = make_communicator("mpi")
+{statement}
+"""
+    for wants_trace, is_traced in (("", False), ("1", True)):
+        job = run_job("mpi", program, tmp_path, SOK_LITE_COMM_TRACE=wants_trace)
+        said = [line for line in job.output.splitlines() if line.startswith("sok_lite: rank")]
+        aborts = [line for line in said if " aborts: " in line]
+        assert job.code == 1 and aborts, job.output
+        # One that sees the other's end first says so.
+        assert any(re.search(text, line) for line in aborts), job.output
+        assert ("Traceback (most" in job.output) == is_traced, job.output
+
+
+def test_an_exception_of_one_rank_shows_its_traceback(tmp_path):
+    program = """
+from sok_lite.comm import make_communicator
+comm = make_communicator("mpi")
+if comm.rank:
+    raise RuntimeError("no such file\\nin the folder")
+comm.barrier()
+"""
+    job = run_job("mpi", program, tmp_path)
+    assert job.code == 1 and "Traceback (most" in job.output
+    why = "an exception has ended its program: RuntimeError: no such file"
+    assert f"sok_lite: rank 1 aborts: {why}\n" in job.output
 
 
 def test_horovod_errors_keep_their_text_and_harm_nothing():
