@@ -1,16 +1,10 @@
 """docs/public_names.md lists what is public, with its arguments, as the code has it."""
 
-import re
-import subprocess
-from pathlib import Path
-
 import pytest
 
 from tests.support.scripts import load_script
 
 pytest.importorskip("tensorflow")
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +35,3 @@ def test_internal_names_are_there(script):
     owners = (sok.DynamicVariable, sok.DistributedVariable, sok.OptimizerWrapper, sk.Table)
     gone = {name for name in script.INTERNAL if not any(hasattr(each, name) for each in owners)}
     assert gone == set()
-
-
-def test_the_page_has_every_environment_variable(script):
-    listed = re.findall(r"^\| `(SOK_LITE_\w+)` \|", script.PAGE.read_text(), re.MULTILINE)
-    named = subprocess.run(
-        ["git", "grep", "-ohE", r"\bSOK_LITE_[A-Z0-9_]+", "--", "sok_lite", "scripts", "kernels"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    of_tests = {"SOK_LITE_SIMT_SEED"}
-    assert set(listed) == set(named.stdout.split()) | of_tests
-    assert len(listed) == len(set(listed))

@@ -555,7 +555,7 @@ def test_the_step_of_a_lookup_and_its_gradient(initialised, mode):
             NotImplementedError,
             "SyncReplicasOptimizer of tf.compat.v1.train cannot update rows .*: its gradients wait",
         ),
-        (lambda: "adam", TypeError, "must be a Keras 3, tf_keras or tf.compat.v1.train optimizer"),
+        (lambda: 0.1, TypeError, "must be a Keras 3, tf_keras or tf.compat.v1.train optimizer"),
     ],
 )
 def test_what_would_not_act_on_rows_is_refused(make, error, text):
