@@ -113,7 +113,7 @@ def _first_sentence(value: Any) -> str:
     if not (callable(value) or isinstance(value, (property, classmethod, staticmethod))):
         return ""
     text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
-    return re.split(r"(?<=[^.][.!])\s", text)[0].removesuffix(".")
+    return re.sub(r"(?<!\.)\.$", "", re.split(r"(?<=[^.][.!])\s", text)[0])
 
 
 def _arguments(value: Any, is_method: bool) -> str:

@@ -1,4 +1,4 @@
-"""Makes the tables of docs/faces.md and docs/migrating_from_sok.md from docs/surface/*.toml.
+"""Makes the tables of docs/compatibility.md and docs/migrating_from_sok.md from docs/surface/*.toml.
 
 A page has a line `<!-- made by scripts/make_surface.py from surface/tfra.toml: methods -->` where
 the table of that section belongs, and `<!-- end -->` below; `counts` is how many names there are of
@@ -27,7 +27,7 @@ from made_pages import main_of
 # Python 3.10 has no tomllib; pytest brings the same module along for it.
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = [DOCS / "faces.md", DOCS / "migrating_from_sok.md"]
+PAGES = [DOCS / "compatibility.md", DOCS / "migrating_from_sok.md"]
 MADE = re.compile(
     r"(<!-- made by scripts/make_surface\.py from surface/(\w+)\.toml: (\w+) -->\n)"
     r".*?(<!-- end -->)",

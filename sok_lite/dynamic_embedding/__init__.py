@@ -2,7 +2,7 @@
 
     from sok_lite import dynamic_embedding as de
 
-The names are those of TensorFlow Recommenders-Addons; docs/faces.md has them all.
+The names are those of TensorFlow Recommenders-Addons; docs/compatibility.md has them all.
 """
 
 import importlib

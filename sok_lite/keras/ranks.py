@@ -166,10 +166,11 @@ def check_while_training(name: str, package: Any) -> None:
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if other_ranks() is None or not keras_held.kept_tables(self):
+            return original(self, *args, **kwargs)
         call = signature.bind(self, *args, **kwargs)
         given = call.arguments.get("callbacks")
-        is_ready = isinstance(given, package.callbacks.CallbackList)
-        if other_ranks() is not None and not is_ready and keras_held.kept_tables(self):
+        if not isinstance(given, package.callbacks.CallbackList):
             callbacks = tf.nest.flatten(given or [])
             if not any(isinstance(each, RankChecksPart) for each in callbacks):
                 call.arguments["callbacks"] = [checks(), *callbacks]

@@ -79,7 +79,7 @@ def test_an_exception_at_any_line(new_bench, name, kind):
 @pytest.mark.parametrize("places", ["instructions", "lines of backends too"])
 def test_an_exception_at_even_more_places(new_bench, name, kind, places):
     is_fine, bench = places == "instructions", new_bench(kind)
-    step = sized(bench.backend, 80, 400)
+    step = sized(bench.backend, 160, 800)
     every_place(bench, name, step=step, everywhere=not is_fine, opcodes=is_fine)
 
 
