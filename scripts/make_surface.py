@@ -1,4 +1,4 @@
-"""Makes the tables of docs/compatibility.md and docs/migrating_from_sok.md from docs/surface/*.toml.
+"""Makes the tables of compatibility.md and migrating_from_sok.md in docs from docs/surface/*.toml.
 
 A page has a line `<!-- made by scripts/make_surface.py from surface/tfra.toml: methods -->` where
 the table of that section belongs, and `<!-- end -->` below; `counts` is how many names there are of

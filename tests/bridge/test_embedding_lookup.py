@@ -211,6 +211,34 @@ def test_only_one_branch_of_a_condition_may_look_up(kind, key_type, initialised)
     assert gradient(tf.constant(False)).values.shape == (0, 2)
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"dtype": tf.float16}, "tf.float32, tf.int64.*tf.float16, tf.int64"),
+        ({"key_type": tf.uint64}, "must be int32 or int64. Found: .tf.uint64"),
+    ],
+    ids=["float16", "uint64"],
+)
+def test_what_tensorflow_makes_for_the_other_branch_fits_no_other_types(options, text):
+    table = sok.DynamicVariable(2, initializer="ones", **options)
+
+    def look_up():
+        return tf.cast(tf.nn.embedding_lookup(table, tf.constant([1], table.key_type)), tf.float32)
+
+    @tf.function
+    def gradient(flag, before):
+        with tf.GradientTape() as tape:
+            rows = look_up() if before else None
+            loss = tf.cond(flag, lambda: tf.reduce_sum(rows if before else look_up()), lambda: 0.0)
+        return tape.gradient(loss, table)
+
+    with pytest.raises(TypeError, match=f"(?s){text}"):
+        gradient(tf.constant(True), False)
+    # As the guide says.
+    for flag, value in ((True, 1.0), (False, 0.0)):
+        np.testing.assert_array_equal(gradient(tf.constant(flag), True).values, [[value, value]])
+
+
 def test_a_loop_may_look_up():
     table = sok.DynamicVariable(2, initializer="2")
 
