@@ -1,5 +1,9 @@
 """docs/public_names.md lists what is public, with its arguments, as the code has it."""
 
+import builtins
+import importlib
+import re
+
 import pytest
 
 from tests.support.scripts import load_script
@@ -35,3 +39,11 @@ def test_internal_names_are_there(script):
     owners = (sok.DynamicVariable, sok.DistributedVariable, sok.OptimizerWrapper, sk.Table)
     gone = {name for name in script.INTERNAL if not any(hasattr(each, name) for each in owners)}
     assert gone == set()
+
+
+def test_the_errors_to_catch_are_what_the_page_says(script):
+    text = script.PAGE.read_text().split("## Errors to catch")[1].split("\n## ")[0]
+    listed = re.findall(r"^\* `([\w.]+)\.(\w+)`, a (\w+):", text, re.MULTILINE)
+    assert len(listed) == 3
+    for module, name, base in listed:
+        assert issubclass(getattr(importlib.import_module(module), name), getattr(builtins, base))

@@ -3,7 +3,13 @@
 from sok_lite.comm.elastic import ElasticCommunicator
 from sok_lite.comm.gpu_transport import TRANSPORTS, Way, checked_transport, choose_carrier
 from sok_lite.comm.launch import TOOLS, launched_ranks, make_communicator
-from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, JobAborted
+from sok_lite.comm.protocol import (
+    Communicator,
+    CommunicatorError,
+    Gathered,
+    JobAborted,
+    RanksDifferError,
+)
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.comm.threads import ThreadsCommunicator, run_ranks
 
@@ -15,6 +21,7 @@ __all__ = [
     "ElasticCommunicator",
     "Gathered",
     "JobAborted",
+    "RanksDifferError",
     "SingleCommunicator",
     "ThreadsCommunicator",
     "Way",

@@ -5,7 +5,7 @@ from typing import Any
 from sok_lite.backend import Backend
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.det import DetTable
-from sok_lite.engine.table.hkv import HkvTable
+from sok_lite.engine.table.hkv import HkvTable, RefusedError
 from sok_lite.engine.table.results import Entries, Lookup, Statistics
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Entries",
     "HkvTable",
     "Lookup",
+    "RefusedError",
     "Statistics",
     "make_table",
 ]
