@@ -15,6 +15,8 @@ from sok_lite.engine.hashing import hash_keys, seed_of_process
 
 # Of the records of all sides that are in memory together, or a few times as much.
 BUCKET_BYTES = 32 << 20
+# For two terabytes. Of more, each has more in memory.
+_MOST_BUCKETS = 1 << 16
 
 
 class Buckets:
@@ -28,7 +30,8 @@ class Buckets:
     def __init__(self, dtypes: list[np.dtype], counts: list[int]) -> None:
         self._dtypes = dtypes
         num_bytes = sum(d.itemsize * count for d, count in zip(dtypes, counts, strict=True))
-        self._num_buckets = max(1, -(-num_bytes // BUCKET_BYTES))
+        # The counts are what somebody has written into a manifest.
+        self._num_buckets = min(max(1, -(-num_bytes // BUCKET_BYTES)), _MOST_BUCKETS)
         self._waiting: list[list[np.ndarray]] = [[] for _ in dtypes]
         self._folder = tempfile.TemporaryDirectory(prefix="sok-lite-")
 

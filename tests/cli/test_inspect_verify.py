@@ -265,3 +265,10 @@ def test_increments_are_shown_and_verified(tmp_path):
         (line,) = findings(path)
         assert file.name in line and file.parent.name in line
         change(file, -1)
+
+
+def test_a_number_of_keys_that_cannot_be_takes_no_time(tmp_path):
+    dumped(tmp_path / "c", 50, names=["user"])
+    rewritten(tmp_path / "c", lambda shards: [s._replace(rows=1 << 60) for s in shards])
+    (file,) = files_of(tmp_path / "c")
+    assert any(line.startswith(f"{file}: table 'user'") for line in findings(tmp_path / "c"))

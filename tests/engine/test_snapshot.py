@@ -174,6 +174,20 @@ def test_restored_sightings_are_not_older_than_the_keys(backend):
         assert backend.to_host(each.sightings.export()[0]).tolist() == [7]
 
 
+@pytest.mark.parametrize("options", [{}, OPTIONS | {"enter_threshold": 2}], ids=["hbm", "hybrid"])
+def test_a_lookup_that_is_said_to_come_yet_counts_as_the_last_one(backend, options):
+    table, other = (new_table(backend, **options) for _ in range(2))
+    for _ in range(2):
+        table.find_or_insert([1, 2])
+    held, values, states = snapshot.take(table)
+    ahead = backend.from_host(np.full(2, 4_000_000_000, np.uint32))
+    snapshot.restore(other, snapshot.Snapshot(held._replace(stamps=ahead), values, states))
+    for _ in range(3):
+        other.find_or_insert([9])
+    assert other.expire(num_lookups=2) == 2
+    assert not backend.to_host(other.contains([1, 2])).any()
+
+
 def test_sightings_go_on(backend):
     options = OPTIONS | {"enter_threshold": 3}
     table = new_table(backend, **options)

@@ -239,6 +239,12 @@ def preparing(table: EmbeddingTable, snapshot: Snapshot) -> list[Action]:
     _check(table, held)
     _check_rows(table, snapshot)
     times = _times(table, held.facts)
+    # No lookup has seen a key that is still to come: such a key would not be evicted or expire.
+    latest = np.uint32(min(times[0], np.iinfo(np.uint32).max))
+    seen, sighted = (
+        table.backend.xp.minimum(each, latest) for each in (held.stamps, held.sighting_stamps)
+    )
+    snapshot = snapshot._replace(held=held._replace(stamps=seen, sighting_stamps=sighted))
     try:
         actions = _prepared(table, keys, snapshot)
     except MemoryError as error:
