@@ -1,5 +1,7 @@
 """A table in words: how full it is, what it lost, where its memory is."""
 
+from html import escape
+
 from sok_lite.engine.table import EmbeddingTable
 
 
@@ -48,6 +50,14 @@ def table_facts(table: EmbeddingTable, dtype: str) -> dict[str, str]:
         "set aside for more": _bytes(table.store.num_bytes - table.store.used_bytes),
         "memory of the index": _bytes(table.index_bytes),
     }
+
+
+def facts_html(caption: str, facts: dict[str, str]) -> str:
+    """Returns facts as a table of HTML."""
+    cells = "".join(
+        f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in facts.items()
+    )
+    return f"<table><caption>{escape(caption)}</caption>{cells}</table>"
 
 
 def _fill(table: EmbeddingTable) -> str:

@@ -8,7 +8,6 @@ Whatever TensorFlow would do with that empty tensor instead of the rows is overr
 import weakref
 from collections.abc import Callable
 from functools import cache, partial
-from html import escape
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -24,7 +23,7 @@ from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.refusals import RefusesDense
 from sok_lite.bridge.row_gradient import slices_only
 from sok_lite.bridge.serving.mode import stand_in
-from sok_lite.bridge.summary import summary, table_facts
+from sok_lite.bridge.summary import facts_html, summary, table_facts
 from sok_lite.bridge.type_spec import OfTable
 from sok_lite.engine.table import EmbeddingTable
 
@@ -271,11 +270,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
 
     def _repr_html_(self) -> str:
         facts = on_device(self._table.backend, table_facts, self._table, self.dtype.name)
-        cells = "".join(
-            f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>"
-            for name, text in facts.items()
-        )
-        return f"<table><caption>{self.kind} {escape(self.name)}</caption>{cells}</table>"
+        return facts_html(f"{self.kind} {self.name}", facts)
 
     # ---------------------------------------------------------------- reading
 

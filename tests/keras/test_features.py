@@ -297,6 +297,11 @@ def test_a_table_has_the_methods_of_a_variable(sk):
     for _ in range(2):
         numbers(tf.constant([3]), training=True)
     assert int(numbers.expire(num_lookups=1)) == 1 and 3 in numbers
+    for table, kind in ((numbers, "int64"), (words, "text, by its 64-bit hash")):
+        html = table._repr_html_()
+        assert f"<caption>sok_lite.keras.Table {table.name}</caption>" in html
+        assert f"<th>key type</th><td>{kind}</td>" in html
+        assert f"<th>keys</th><td>{len(table)}</td>" in html
     words.clear()
     assert len(words) == 0 and words.statistics().size == 0
 
