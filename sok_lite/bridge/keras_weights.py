@@ -220,20 +220,49 @@ def _checking(package: str, method: str, original: Any) -> Any:
         tables = keras_held.kept_tables(self)
         if not tables:
             return original(self, filepath, *args, **kwargs)
-        if not str(filepath).endswith(_FORMATS) or kwargs.get("save_format") in ("h5", "tf"):
-            if package == "tf_keras" and method != "save" and _is_checkpoint(filepath, kwargs):
-                _refuse_several_ranks(f"{method}() in TensorFlow's format", tables)
-                return original(self, filepath, *args, **kwargs)
-            raise NotImplementedError(
-                f"{method}() to this format would leave the keys of {names_of(tables)} out. "
-                f"Received: filepath={str(filepath)!r}. {tables[0].instead_of_save}"
-            )
+        if check_path(package, method, filepath, tables, kwargs.get("save_format")):
+            return original(self, filepath, *args, **kwargs)
         keras_guard.check_weights(method, self)
         may_skip = bool(kwargs.get("skip_mismatch"))
         with _all_done(method, tables, may_skip), _scratch(method, filepath) as path:
             return original(self, path, *args, **kwargs)
 
     return checked
+
+
+def check_path(
+    package: str, method: str, filepath: Any, tables: Sequence[Any], save_format: Any = None
+) -> bool:
+    """Raises where a file would have no place for tables; returns whether it is a checkpoint.
+
+    Args:
+      package: name of the Keras.
+      method: "save", "save_weights" or "load_weights", of a model.
+      filepath, save_format: as given to it.
+      tables: of the model.
+
+    Raises:
+      NotImplementedError: the format has no place for keys, or none for those of several ranks.
+    """
+    # tf_keras takes save_weights("x.keras") for HDF5 of an older form.
+    is_older = package == "tf_keras" and method == "save_weights"
+    formats = _FORMATS[1:] if is_older else _FORMATS
+    if str(filepath).endswith(formats) and save_format not in ("h5", "tf"):
+        return False
+    if (
+        package == "tf_keras"
+        and method != "save"
+        and keras_guard.is_tensorflows_format(filepath, save_format)
+    ):
+        _refuse_several_ranks(f"{method}() in TensorFlow's format", tables)
+        return True
+    instead = tables[0].instead_of_save
+    if is_older:
+        instead = "Give save_weights() a path that ends in .weights.h5, or save() one in .keras."
+    raise NotImplementedError(
+        f"{method}() to this format would leave the keys of {names_of(tables)} out. "
+        f"Received: filepath={str(filepath)!r}. {instead}"
+    )
 
 
 def _refuse_several_ranks(what: str, tables: Sequence[Any]) -> None:
@@ -245,10 +274,6 @@ def _refuse_several_ranks(what: str, tables: Sequence[Any]) -> None:
             "save_weights() one path that ends in .keras or .weights.h5, and go on from that file "
             "with load_model() or load_weights(), on any number of ranks."
         )
-
-
-def _is_checkpoint(filepath: Any, options: Mapping[str, Any]) -> bool:
-    return keras_guard.is_tensorflows_format(filepath, options.get("save_format"))
 
 
 @contextmanager

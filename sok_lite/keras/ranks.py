@@ -17,6 +17,7 @@ from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import RanksDifferError
+from sok_lite.keras.callbacks import check_fit
 
 # An attribute of models: whether an `AllRanks` makes their weights equal.
 _IS_TOLD = "_sok_lite_all_ranks"
@@ -156,7 +157,7 @@ def check_before_training(name: str, package: Any) -> None:
 
 
 def check_while_training(name: str, package: Any) -> None:
-    """Has `fit` on several ranks look whether these go together, also without `AllRanks`."""
+    """Has `fit` look at its callbacks, and whether several ranks go together without `AllRanks`."""
     owner = keras_guard.owner_of(package.Model, "fit")
     if owner is None:
         return
@@ -166,14 +167,17 @@ def check_while_training(name: str, package: Any) -> None:
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if other_ranks() is None or not keras_held.kept_tables(self):
+        tables = keras_held.kept_tables(self)
+        if not tables:
             return original(self, *args, **kwargs)
         call = signature.bind(self, *args, **kwargs)
         given = call.arguments.get("callbacks")
-        if not isinstance(given, package.callbacks.CallbackList):
-            callbacks = tf.nest.flatten(given or [])
-            if not any(isinstance(each, RankChecksPart) for each in callbacks):
-                call.arguments["callbacks"] = [checks(), *callbacks]
+        is_list = isinstance(given, package.callbacks.CallbackList)
+        callbacks = given.callbacks if is_list else tf.nest.flatten(given or [])
+        check_fit(self, package, callbacks, tables)
+        is_looking = any(isinstance(each, RankChecksPart) for each in callbacks)
+        if other_ranks() is not None and not (is_list or is_looking):
+            call.arguments["callbacks"] = [checks(), *callbacks]
         return original(*call.args, **call.kwargs)
 
     owner.fit = fit  # type: ignore[attr-defined]

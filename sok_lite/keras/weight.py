@@ -1,15 +1,33 @@
 """`TableWeight`: the table of a layer as Keras, gradient tapes and optimizers know it."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import checkpoint
+from sok_lite.bridge import checkpoint, table_ops
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.variable import TableVariable
+
+_gives_rows: ContextVar[bool] = ContextVar("gives_rows_for_tensors", default=False)
+
+
+@contextmanager
+def rows_for_tensors() -> Iterator[None]:
+    """A `with` block in which a table that is to be a tensor gives the rows of this rank.
+
+    They are (n, dim), by ascending key: for whoever looks at a weight as a whole.
+    """
+    token = _gives_rows.set(True)
+    try:
+        yield
+    finally:
+        _gives_rows.reset(token)
 
 
 @unconverted
@@ -55,6 +73,11 @@ class TableWeight(TableVariable):
     @property
     def spec_shape(self) -> tf.TensorShape:
         return tf.TensorShape([None, self.dimension])
+
+    def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> Any:
+        if _gives_rows.get():
+            return table_ops.export(self)[1]
+        return super()._dense_var_to_tensor(*args, **kwargs)
 
     def saved_dtypes(self) -> dict[str, tf.DType]:
         """Returns names and dtypes of what is saved; see bridge/checkpoint.py."""

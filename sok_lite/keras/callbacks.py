@@ -1,0 +1,62 @@
+"""Keras' own callbacks beside tables: one that needs help, and what is refused before `fit` begins.
+
+A callback that cannot save a table would say so after the first epoch, which may take hours; an
+optimizer that cannot train one, after the first batch has inserted its keys.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from sok_lite.bridge import keras_guard
+from sok_lite.bridge.keras_held import names_of
+from sok_lite.bridge.keras_weights import check_path
+from sok_lite.bridge.optimizers.loss_scale import inner_of
+from sok_lite.bridge.optimizers.settings import refuse_unsupported
+from sok_lite.keras.weight import rows_for_tensors
+
+
+def write_histograms_of_rows(name: str, package: Any) -> None:
+    """Has TensorBoard take the rows of a table on this rank for its weight, histograms and all."""
+    owner = package.callbacks.TensorBoard
+    original = vars(owner)["on_epoch_end"]
+
+    @functools.wraps(original)
+    def on_epoch_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with rows_for_tensors():
+            return original(self, *args, **kwargs)
+
+    owner.on_epoch_end = on_epoch_end
+
+
+def check_fit(model: Any, package: Any, callbacks: Sequence[Any], tables: Sequence[Any]) -> None:
+    """Raises where a callback of Keras has no place for tables, or the optimizer cannot train them.
+
+    Args:
+      model: that is to be trained.
+      package: the Keras.
+      callbacks: of `fit`.
+      tables: of the model, at least one.
+
+    Raises:
+      NotImplementedError: a ModelCheckpoint of another format, an OrbaxCheckpoint, or a setting of
+        the optimizer that does not reach rows, such as `use_ema`.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    is_own_step = getattr(model.train_step, "__func__", None) in keras_guard.own_steps
+    if optimizer is not None and is_own_step and any(table.trainable for table in tables):
+        refuse_unsupported(inner_of(optimizer))
+    orbax = getattr(package.callbacks, "OrbaxCheckpoint", ())
+    for callback in callbacks:
+        if type(callback) is package.callbacks.ModelCheckpoint:  # a subclass may save otherwise
+            method = "save_weights" if callback.save_weights_only else "save"
+            check_path(package.__name__, method, callback.filepath, tables)
+        elif isinstance(callback, orbax):
+            raise NotImplementedError(
+                f"OrbaxCheckpoint would leave the keys of {names_of(tables)} out: it saves a tree "
+                "of dense values. Use ModelCheckpoint with a path that ends in .keras or "
+                ".weights.h5."
+            )
+
+
+keras_guard.tell(write_histograms_of_rows)
