@@ -1,28 +1,12 @@
-// Gradients as they travel between ranks: bfloat16, with what rounding took from them kept here.
+// Gradients as they travel between ranks where a table sends them as bfloat16.
 #include "platform.cuh"
 
-// Adds to each gradient what was left of earlier ones of its key, and rounds the sum to nearest
-// even. What that takes from it is left for the next time, exactly. Where NaN or infinity is sent,
-// what is left stays as it was.
+// Rounds to nearest even.
 //
-// grads   (n, dim)
-// number  (n,)      which row of `left` each has, no row twice; null: row i has the i-th
-// left    (u, dim)  changed
-// sent    (n, dim)  out  bits of bfloat16
-SOK_ROW_KERNEL(sent_gradients_round)
-(const SokShare share, const f32* grads, i64 dim, const i32* number, f32* left, u16* sent, i64 n) {
-  SOK_FOR_EACH_ROW(r, n) {
-    const f32* g = grads + r * dim;
-    f32* rest = left + (number ? (i64)number[r] : r) * dim;
-    u16* out = sent + r * dim;
-    SOK_FOR_EACH_COLUMN(c, dim) {
-      const f32 sum = g[c] + rest[c];
-      const bf16 rounded = to_bf16(sum);
-      const bool is_finite = (rounded.bits & 0x7F80u) != 0x7F80u;
-      out[c] = rounded.bits;
-      rest[c] = is_finite ? sum - to_f32(rounded) : rest[c];
-    }
-  }
+// grads  (n,)
+// sent   (n,)  out  bits of bfloat16
+SOK_KERNEL(sent_gradients_round)(const SokShare share, const f32* grads, u16* sent, i64 n) {
+  SOK_FOR_EACH(i, n) { sent[i] = to_bf16(grads[i]).bits; }
 }
 SOK_EXPORT(sent_gradients_round)
 

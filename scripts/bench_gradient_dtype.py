@@ -2,8 +2,6 @@
 
 One line `RESULT {json}` for each seed and case: the AUC on held-out rows of the demo's own data,
 the mean loss of training, bytes that rank 0 sends to other ranks in a step, and samples a second.
-Cases: "float32"; "bfloat16", with feedback as tables have it; "no feedback", bfloat16 where what
-rounding has left is thrown away after every step.
 
 Example:
   horovodrun -np 2 python scripts/bench_gradient_dtype.py --rows 200000 --seeds 5
@@ -34,7 +32,7 @@ import sok_lite as sok
 from sok_lite.bridge import job
 from sok_lite.comm.protocol import split_offsets
 
-CASES = {"float32": "float32", "bfloat16": "bfloat16", "no feedback": "bfloat16"}
+CASES = ("float32", "bfloat16")
 
 
 class BytesSent:
@@ -63,7 +61,7 @@ def measure(case: str, rows: Rows, ranks: Ranks, sent: BytesSent, args: Any, see
     keras.backend.clear_session()
     num_training = split(len(rows.labels), 0.2)
     training = rows.take(slice(num_training))
-    model = ClickModel(args.dim, seed, ranks, CASES[case])
+    model = ClickModel(args.dim, seed, ranks, case)
     num_steps = -(-num_training // args.batch)
     schedule = keras.optimizers.schedules.CosineDecay(0.01, num_steps)
     model.optimizer = sok.OptimizerWrapper(keras.optimizers.Adam(schedule))
@@ -76,13 +74,8 @@ def measure(case: str, rows: Rows, ranks: Ranks, sent: BytesSent, args: Any, see
         batch = order[first : first + args.batch]
         mine = training.take(batch[ranks.share(len(batch), args.batch)])
         loss_sum += float(model.train_step(*mine, np.float32(len(batch)))) * len(batch)
-        if case == "no feedback":
-            for table in model.tables:
-                if table._table.residuals is not None:
-                    table._table.residuals.clear()
     seconds = time.perf_counter() - start
     per_step = {trip: round(count / num_steps) for trip, count in sorted(sent.of.items())}
-    kept = sum(table.statistics().residual_bytes for table in model.tables)
     held_out = evaluate(model, rows.take(slice(num_training, None)))
     if ranks.rank == 0:
         result(
@@ -91,7 +84,6 @@ def measure(case: str, rows: Rows, ranks: Ranks, sent: BytesSent, args: Any, see
             ranks=ranks.size,
             auc=f"{held_out:.5f}",
             loss=f"{loss_sum / num_training:.5f}",
-            residual_mb=kept / 1e6,
             samples_per_second=(num_training - args.batch) / seconds,
             **{f"{trip}_bytes": count for trip, count in per_step.items()},
         )
@@ -106,7 +98,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024, help="of all ranks (%(default)s)")
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--seeds", type=int, default=5, help="how many (%(default)s)")
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     args = parser.parse_args()
     sok.init(comm_tool="horovod")
     ranks, sent = Ranks(), BytesSent()

@@ -48,7 +48,7 @@ class Noted(Counter[str]):
         self._watch_collectives(comm)
         for module, name, note in (
             (lookup, "forward_batch", self._note_items),
-            (lookup, "send_hot", self._note_sent),
+            (lookup, "send", self._note_sent),
             (lookup, "deduplicated", self._note_owned),
         ):
             setattr(module, name, _then(getattr(module, name), note))
@@ -76,8 +76,7 @@ class Noted(Counter[str]):
     def _note_items(self, _: Any, args: tuple) -> None:
         self["items"] += sum(args[2].sizes)
 
-    def _note_sent(self, result: Any, args: tuple) -> None:
-        sent, _ = result
+    def _note_sent(self, sent: Any, args: tuple) -> None:
         comm, counts = args[1], sent.route.send_counts
         self["distinct_keys"] += int(counts.sum())
         self["keys_for_others"] += int(counts.sum() - counts[comm.rank].sum())

@@ -86,7 +86,6 @@ def agree(
             "owner of keys": table.owner.name,
             "gradients sent as bfloat16": table.rounds_gradients,
             "combiner": combiner,
-            "hot_keys": 0 if table.hot is None else table.hot.limit,
             **table.options_of_all_ranks(),
         }
         if table.owner.only_rank is None:

@@ -23,7 +23,6 @@ from sok_lite.engine.asked_keys import AskedKeys
 from sok_lite.engine.batch import Batch, Part, batch_of
 from sok_lite.engine.exchange import Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
-from sok_lite.engine.hot_lookup import send_hot
 from sok_lite.engine.pooling import (
     coefficients_of,
     combining,
@@ -32,7 +31,7 @@ from sok_lite.engine.pooling import (
 from sok_lite.engine.room import Pieces, Room, places_of
 from sok_lite.engine.segments import Distinct, Terms, cut, dedup, group, segment_sums
 from sok_lite.engine.sent_gradients import send_sums
-from sok_lite.engine.sent_keys import SentKeys
+from sok_lite.engine.sent_keys import SentKeys, send
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.lookups import WrongSplitsError
 from sok_lite.engine.table.results import KnownRows
@@ -98,18 +97,12 @@ def forward_batch(
     """
     if comm.size == 1:
         return _forward_alone(backend, comm, batch, room)
-    # What was sent ahead says nothing of hot keys: rows may change until they are looked up.
-    sent, hot = send_hot(backend, comm, batch, tag) if sent is None else (sent.taken(), None)
+    sent = send(backend, comm, batch, tag) if sent is None else sent.taken()
     with failure_known_to_all(comm):
         inverses, splits = cut(sent.inverse, batch.sizes), batch.splits_of_parts()
-        check = sent.route.check
-        if hot is None:
-            sizes = sent.route.num_received.tolist()
-            owned = AskedKeys(backend, batch, sent.received, sizes, check)
-            sources = return_rows(sent.route, owned.look_up())
-        else:
-            owned = AskedKeys(backend, batch, hot.asked, hot.sizes, check)
-            sources = hot.return_rows(owned, owned.look_up())
+        sizes = sent.route.num_received.tolist()
+        owned = AskedKeys(backend, batch, sent.received, sizes, sent.route.check)
+        sources = return_rows(sent.route, owned.look_up())
     pooled = Pieces(backend, batch.layout.places, room)
     actions, starts = [], split_offsets(sent.route.num_sent).tolist()
     for i, inverse in enumerate(inverses):
@@ -120,7 +113,7 @@ def forward_batch(
         None if weights is None else source
         for weights, source in zip(batch.weights, sources, strict=True)
     ]
-    return pooled, _trail(sent.route, batch, sent.inverse, owned, sent.keys)
+    return pooled, _trail(sent.route, batch, sent.inverse, owned)
 
 
 def _forward_alone(
@@ -139,16 +132,10 @@ def _forward_alone(
     return outputs, _trail(route, batch, None, owned)
 
 
-def _trail(
-    route: Route,
-    batch: Batch,
-    inverse: Array | None,
-    owned: AskedKeys,
-    sent_keys: Array | None = None,
-) -> Trail:
+def _trail(route: Route, batch: Batch, inverse: Array | None, owned: AskedKeys) -> Trail:
     of_owned = (owned.sizes, owned.generations, owned.num_absent, owned.stamps)
     numbers = np.array([batch.sizes, batch.num_rows, *of_owned], np.int64)
-    way = (batch.row_splits, inverse, sent_keys, owned.keys, owned.rows, owned.sources)
+    way = (batch.row_splits, inverse, owned.keys, owned.rows, owned.sources)
     return Trail(route, numbers.reshape(NUM_NUMBERS, -1), *way)
 
 
@@ -194,7 +181,7 @@ def backward(
         items = (split_offsets(trail.num_items), split_offsets(trail.route.num_sent))
         terms = [Terms(grads, index[i], coefficients[i]) for i, grads in enumerate(out_grads)]
         asked = segment_sums(backend, group(backend, trail.inverse, *items), terms)
-        rows = send_sums(backend, [table for table, _, _ in parts], trail, asked)
+        rows = send_sums(backend, [table for table, _, _ in parts], trail.route, asked)
         indices = factors = [None] * len(parts)
     owned = deduplicated(backend, trail)
     sizes = np.diff(owned.distinct.starts).tolist()

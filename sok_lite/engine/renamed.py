@@ -1,7 +1,7 @@
-"""Attributes that have another name now. The old one works for one version and warns."""
+"""Attributes that have another name now, which warn, or are gone, which say why: for a version."""
 
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 
 def renamed(old: str, new: str) -> Any:
@@ -17,3 +17,12 @@ def renamed(old: str, new: str) -> Any:
         return getattr(self, new)
 
     return property(get, doc=f"The old name of `{new}`.")
+
+
+def removed(why: str) -> Any:
+    """Returns a property that raises AttributeError, which says why there is no such thing."""
+
+    def get(self: Any) -> NoReturn:
+        raise AttributeError(f"`{type(self).__name__}` has it no more: {why}.")
+
+    return property(get, doc=f"Gone: {why}.")

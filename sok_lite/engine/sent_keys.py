@@ -16,7 +16,7 @@ from sok_lite.engine.exchange import Check, Route, send_keys
 from sok_lite.engine.failure import shared_failure
 from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
 from sok_lite.engine.pooling import wrong_splits
-from sok_lite.engine.segments import Distinct, dedup
+from sok_lite.engine.segments import dedup
 
 
 class SentKeys(NamedTuple):
@@ -27,14 +27,11 @@ class SentKeys(NamedTuple):
       inverse: (items,) int32, which of the distinct keys that this rank sent each item of its batch
         asks for, numbered over all parts.
       received: (m,) int64, the keys that this rank is asked, part by part; they may repeat.
-      keys: (u,) int64, the distinct keys; None where no gradient of a table is rounded, which is
-        all that they are for.
     """
 
     route: Route
     inverse: Array
     received: Array
-    keys: Array | None
 
     def taken(self) -> "SentKeys":
         """Returns the keys as those of the lookup that begins now: each has a number of its own."""
@@ -52,25 +49,8 @@ def send(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> SentKe
         CommunicatorError with the reason.
     """
     with shared_failure(comm):
-        check, distinct = distinct_keys(backend, batch)
-    return send_distinct(backend, comm, batch, tag, check, distinct)
-
-
-def distinct_keys(backend: Backend, batch: Batch) -> tuple[Check, Distinct]:
-    """Returns whether a batch may be sent, and its distinct keys."""
-    wrong = batch.outside(wrong_splits(backend, batch.splits_of_parts(), batch.sizes))
-    return Check(wrong, batch.check), dedup(backend, batch.keys, batch.layout.begin)
-
-
-def send_distinct(
-    backend: Backend,
-    comm: Communicator,
-    batch: Batch,
-    tag: int,
-    check: Check,
-    distinct: Distinct,
-) -> SentKeys:
-    """Does what `send` does, of what `distinct_keys` gave."""
+        wrong = batch.outside(wrong_splits(backend, batch.splits_of_parts(), batch.sizes))
+        distinct = dedup(backend, batch.keys, batch.layout.begin)
     received, route = send_keys(
         backend,
         comm,
@@ -79,19 +59,14 @@ def send_distinct(
         [table.key_dtype for table in batch.tables],
         [table.owner for table in batch.tables],
         tag=tag,
-        check=check,
+        check=Check(wrong, batch.check),
     )
-    return SentKeys(route, distinct.inverse, received, distinct.keys if keeps_keys(batch) else None)
-
-
-def keeps_keys(batch: Batch) -> bool:
-    """Returns whether `SentKeys.keys` is there."""
-    return any(table.rounds_gradients for table in batch.tables)
+    return SentKeys(route, distinct.inverse, received)
 
 
 def pack_sent(backend: Backend, sent: SentKeys, empty: Empty | None = None) -> Array:
     """Returns sent keys as one int64 array; see `pack_arrays`."""
-    arrays = [backend.from_host(sent.route.pack()), sent.inverse, sent.received, sent.keys]
+    arrays = [backend.from_host(sent.route.pack()), sent.inverse, sent.received]
     return pack_arrays(backend, np.zeros(0, np.int64), arrays, empty)
 
 
@@ -101,5 +76,5 @@ def unpack_sent(backend: Backend, comm: Communicator, packed: Array) -> SentKeys
     Raises:
       ValueError: it is none, or of another number of ranks.
     """
-    _, (route, *arrays) = unpack_arrays(backend, packed, 0, 4)
+    _, (route, *arrays) = unpack_arrays(backend, packed, 0, 3)
     return SentKeys(Route.unpack(backend.to_host(route), backend, comm), *arrays)

@@ -41,8 +41,6 @@ class StaticTable:
     initializer = None
     # Kept by lookups for updates, which this package does not make of such tables.
     last_gradient: Any = None
-    # Lookups read none of its rows.
-    hot = None
 
     def __init__(
         self,

@@ -26,8 +26,6 @@ class Trail(NamedTuple):
       row_splits: (rows + num_parts,) int64, those of each part from 0 on.
       inverse: (items,) int32, which of the keys that this rank asked for each item has, numbered
         over all parts; None: each item asked by itself, as on one rank.
-      sent_keys: (u,) int64, the keys that this rank asked for, of all parts; None where gradients
-        travel as they are.
       keys: (m,) int64, the keys that this rank was asked; they may repeat.
       rows: (m,) uint32, their row numbers, or absent.
       sources: of each part (u, dim), the rows of the keys that this rank asked for; None where
@@ -38,7 +36,6 @@ class Trail(NamedTuple):
     numbers: np.ndarray
     row_splits: Array
     inverse: Array | None
-    sent_keys: Array | None
     keys: Array
     rows: Array
     sources: list[Array | None]
@@ -85,7 +82,7 @@ def pack(
     # Of one rank the numbers tell it.
     is_alone = trail.route.comm.size == 1
     arrays = [None if is_alone else backend.from_host(trail.route.pack())]
-    arrays += [trail.row_splits, trail.inverse, trail.sent_keys, trail.keys, trail.rows]
+    arrays += [trail.row_splits, trail.inverse, trail.keys, trail.rows]
     arrays += trail.sources
     return pack_arrays(backend, trail.numbers, arrays, empty, at_hand)
 
@@ -106,9 +103,9 @@ def unpack(
       ValueError: another version wrote it, or another number of ranks.
     """
     numbers, arrays = unpack_arrays(
-        backend, packed, NUM_NUMBERS * num_parts, 6 + num_parts, at_hand
+        backend, packed, NUM_NUMBERS * num_parts, 5 + num_parts, at_hand
     )
-    packed_route, row_splits, inverse, sent_keys, keys, rows, *sources = arrays
+    packed_route, row_splits, inverse, keys, rows, *sources = arrays
     numbers = numbers.reshape(NUM_NUMBERS, num_parts)
     if packed_route is not None:
         route = Route.unpack(backend.to_host(packed_route), backend, comm)
@@ -116,4 +113,4 @@ def unpack(
         route = Route.alone(backend, comm, numbers[0])
     else:
         raise ValueError(f"A trail of {comm.size} ranks was expected. Received: that of one.")
-    return Trail(route, numbers, row_splits, inverse, sent_keys, keys, rows, sources)
+    return Trail(route, numbers, row_splits, inverse, keys, rows, sources)

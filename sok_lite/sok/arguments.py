@@ -23,7 +23,7 @@ _SOK_OPTIONS = frozenset(
     }
 )
 _OPTIONS_OF_HYBRID = frozenset(HkvOptions.names())
-_OPTIONS_OF_ALL = frozenset({"gradient_dtype", "hot_keys", "partitioner", "row_shape", "seed"})
+_OPTIONS_OF_ALL = frozenset({"gradient_dtype", "partitioner", "row_shape", "seed"})
 _OPTIONS = _SOK_OPTIONS | _OPTIONS_OF_HYBRID | _OPTIONS_OF_ALL
 _ROW_DTYPES = ("float32", "float16", "bfloat16")
 _warned_of: set[Any] = set()
@@ -49,6 +49,12 @@ def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
     """
     if var_type not in ("hbm", "hybrid"):
         raise ValueError(f"`var_type` must be 'hbm' or 'hybrid'. Received: var_type={var_type!r}.")
+    if "hot_keys" in options:
+        raise TypeError(
+            "`hot_keys` is gone: copies of hot rows saved no bytes in training, where each step "
+            "changes those rows, and made lookups that only read slower. Received: "
+            f"hot_keys={options['hot_keys']!r}. Leave it out: results are the same."
+        )
     unknown = sorted(set(options) - _OPTIONS)
     if unknown:
         raise TypeError(
@@ -57,12 +63,6 @@ def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
         )
     _check_integer("seed", options.get("seed", 0))
     if var_type == "hybrid":
-        if options.get("hot_keys", 0) != 0:
-            raise ValueError(
-                "A table of var_type='hybrid' has no hot keys: which of too many new keys it takes "
-                "depends on the order in which they come. "
-                f"Received: hot_keys={options['hot_keys']!r}. Leave it out, or use var_type='hbm'."
-            )
         of_hybrid = {name: options[name] for name in options if name not in _OPTIONS_OF_ALL}
         return _rounded_up(of_hybrid)
     for name in sorted(_OPTIONS_OF_HYBRID - _SOK_OPTIONS):
@@ -80,7 +80,7 @@ def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"`init_capacity` must be at least 0. Received: init_capacity={init_capacity}."
         )
-    return {"init_capacity": int(init_capacity), "hot_keys": options.get("hot_keys", 0)}
+    return {"init_capacity": int(init_capacity)}
 
 
 def _warn_of_ignored(names: Iterable[str]) -> None:

@@ -66,12 +66,8 @@ class DynamicVariable(WithStaticRows):
         the default; "hash", where keys have a pattern that would crowd them on some ranks; or a
         function of keys (n,), NumPy or CuPy arrays of the key type, and the number of ranks, that
         returns n ranks, the same everywhere; a checkpoint may be loaded by another one),
-        `hot_keys` (of "hbm": how many of the keys that ranks ask most may have copies of their rows
-        on all ranks, 0 by default; results are the same, but a row that has not changed does not
-        travel again),
         `gradient_dtype` (in which gradients travel between ranks: tf.float32, the default, or
-        tf.bfloat16: half the bytes, and what rounding takes from the gradient of a key is added to
-        the next one that this rank sends of it; the same on all ranks; see chapter 4 of the guide),
+        tf.bfloat16, half the bytes; the same on all ranks; see chapter 4 of the guide),
         `row_shape` (the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling
         initializer is to count with, since a table has none; left out: a row counts as a vector
         does in Keras, (dimension, dimension)), and the options of a "hybrid" table: see

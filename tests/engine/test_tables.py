@@ -533,7 +533,7 @@ def test_statistics_count_what_happened(backend, var_type):
     table.clear()
     held = table.statistics()
     totals = {name: count for name, count in held._asdict().items() if name.endswith("_total")}
-    assert len(totals) == 11 and not any(totals.values())
+    assert len(totals) == 9 and not any(totals.values())
     assert held.size == 0
     assert (held.mean_probe, held.longest_probe, held.near_bytes) == (0, 0, 0)
 
@@ -541,14 +541,19 @@ def test_statistics_count_what_happened(backend, var_type):
 # -------------------------------------------------------------------- growth and memory
 
 
-def test_old_names_of_counters_work_and_name_the_new_one(backend, var_type):
+def test_old_names_of_counters_name_the_new_one_or_say_why_there_is_none(backend, var_type):
     table = make(backend, var_type)
     table.find_or_insert(np.arange(7))
     counts = table.statistics()
     with pytest.warns(DeprecationWarning, match="`Statistics.inserted` is called `inserted_total`"):
         assert counts.inserted == 7
     old = set(dir(counts)) - set(dir(tuple)) - {*counts._fields, "_fields", "_field_defaults"}
-    for name in [name for name in old if not name.startswith("_")]:
+    gone = {name for name in old if name.startswith(("hot_", "residual_"))}
+    assert len(gone) == 7
+    for name in gone:
+        with pytest.raises(AttributeError, match="`Statistics` has it no more: .* any more"):
+            getattr(counts, name)
+    for name in [name for name in old - gone if not name.startswith("_")]:
         with pytest.warns(DeprecationWarning, match=f"`Statistics.{name}` is called"):
             assert getattr(counts, name) == getattr(counts, f"{name.removeprefix('num_')}_total")
 

@@ -274,20 +274,6 @@ def test_prefetching_is_measured():
 
 
 @RUNS_A_BENCHMARK
-def test_hot_keys_are_measured():
-    args = "--keys 500 --dim 3 --rows 64 --steps 2 --hot 20 --ranks 2 --exponents 1.2".split()
-    results, _ = run("bench_hot_keys.py", *args, are_positive=False)
-    assert [(r["work"], r["hot"]) for r in results] == [
-        *(("training", 0), ("training", 20)),
-        *(("reading", 0), ("reading", 20)),
-    ]
-    without, hot = results[2:]
-    assert hot["chosen"] > 0
-    assert hot["row_bytes"] < without["row_bytes"]
-    assert hot["busiest_rows"] < without["busiest_rows"]
-
-
-@RUNS_A_BENCHMARK
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_work_of_each_rank_is_counted(ranks):
     pytest.importorskip("tensorflow")
@@ -701,9 +687,8 @@ def test_fit_of_tables_is_timed_beside_dense_layers():
 def test_training_by_gradients_of_16_bits_is_measured():
     pytest.importorskip("tensorflow")
     args = "--rows 600 --batch 400 --dim 2 --seeds 1 --cases bfloat16".split()
-    # Of one rank no byte travels and nothing is left.
     results, _ = run("bench_gradient_dtype.py", *args, are_positive=False)
-    assert [(each["case"], each["residual_mb"]) for each in results] == [("bfloat16", 0)]
+    assert [each["case"] for each in results] == ["bfloat16"]
 
 
 @RUNS_A_BENCHMARK

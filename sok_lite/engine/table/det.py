@@ -32,7 +32,6 @@ class DetTable(EmbeddingTable):
       seed: of the rows.
       owner: which rank owns a key, the same on all ranks.
       init_capacity: keys to make room for at once.
-      hot_keys: how many keys all ranks have copies of the rows of; see engine/table/hot_keys.py.
       rounds_gradients: whether gradients travel to other ranks as bfloat16; see
         engine/sent_gradients.py. The same on all ranks.
     """
@@ -51,7 +50,6 @@ class DetTable(EmbeddingTable):
         seed: int = 0,
         owner: OwnerRule = MOD,
         init_capacity: int = 0,
-        hot_keys: int = 0,
         rounds_gradients: bool = False,
     ) -> None:
         super().__init__(
@@ -63,7 +61,6 @@ class DetTable(EmbeddingTable):
             name=name,
             seed=seed,
             owner=owner,
-            hot_keys=hot_keys,
             rounds_gradients=rounds_gradients,
         )
         init_capacity = checked_num_keys(name, "init_capacity", init_capacity)

@@ -146,13 +146,6 @@ class HkvTable(EmbeddingTable):
         of_rank = ("device_id", "far_path", "init_capacity")
         return {name: x for name, x in asdict(self.options).items() if name not in of_rank}
 
-    def options_of_residuals(self) -> dict[str, Any]:
-        same = (
-            *("max_capacity", "max_hbm_for_vectors", "max_bucket_size", "max_load_factor"),
-            *("block_size", "device_id", "io_by_cpu"),
-        )
-        return {name: getattr(self.options, name) for name in same} | {"on_refused": "ignore"}
-
     # ---------------------------------------------------------------- scores and eviction
 
     @property

@@ -15,7 +15,6 @@ from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.dumped import Dumped
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
-from sok_lite.engine.table.hot_keys import HotKeys
 from sok_lite.engine.table.index import Found, Index
 from sok_lite.engine.table.removal_log import RemovalLog
 from sok_lite.engine.table.results import GivesFirstRows, KnownRows, Statistics
@@ -67,11 +66,7 @@ class TableParts(Exclusive, ABC):
       sees_updates: whether every update is a lookup of its keys to their scores, not only one that
         has to insert some: for those whose lookups in training do not insert, nor count as such.
       removals: a log of keys that have lost their rows; None: nobody wants one.
-      hot: the keys whose rows all ranks have copies of, where lookups over several ranks are to
-        have some; None: they are not.
       rounds_gradients: whether gradients travel to other ranks as bfloat16.
-      residuals: what rounding has left of them, a row for each key that this rank has sent; None:
-        nothing yet. No file has it; see engine/sent_gradients.py.
       dumps: the files that have what it held, for incremental dumps; see engine/table/dumped.py.
       last_gradient: the keys of the last gradient, most likely those of the update that follows;
         None: there was none.
@@ -98,7 +93,6 @@ class TableParts(Exclusive, ABC):
         owner: OwnerRule = MOD,
         rounds_gradients: bool = False,
         store: dict[str, Any] | None = None,
-        hot_keys: int = 0,
     ) -> None:
         super().__init__()
         if not 1 <= dim <= MAX_DIM:
@@ -121,11 +115,7 @@ class TableParts(Exclusive, ABC):
         self._table_seed = table_seed(self.seed, name)
         self.clock = Clock()
         self.removals: RemovalLog | None = None
-        self.hot: HotKeys | None = None
-        if hot_keys != 0:
-            self.hot = HotKeys(backend, hot_keys, dim, self.row_dtype.storage)
         self.rounds_gradients = rounds_gradients
-        self.residuals: Any = None  # an EmbeddingTable
         self.dumps: tuple[Dumped, ...] = ()
         self.last_gradient: KnownRows | None = None
         self._counts = dict.fromkeys(COUNTERS, 0)
@@ -153,12 +143,6 @@ class TableParts(Exclusive, ABC):
     def index_bytes(self) -> int:
         """Memory of the index, and of what else is kept by key."""
         return self.index.num_bytes + (0 if self.removals is None else self.removals.num_bytes)
-
-    @property
-    def residual_bytes(self) -> int:
-        """Memory of what rounding has left of gradients."""
-        kept = self.residuals
-        return 0 if kept is None else kept.index_bytes + kept.store.used_bytes
 
     @property
     def num_evicted(self) -> int:
@@ -209,11 +193,6 @@ class TableParts(Exclusive, ABC):
             far_bytes=tiers.far_used,
             near_reserved_bytes=tiers.near,
             far_reserved_bytes=tiers.far,
-            hot_keys=0 if self.hot is None else self.hot.size,
-            hot_asked_total=0 if self.hot is None else self.hot.num_asked,
-            hot_refreshed_total=0 if self.hot is None else self.hot.num_refreshed,
-            hot_bytes=0 if self.hot is None else self.hot.num_bytes,
-            residual_bytes=self.residual_bytes,
         )
 
     @property
@@ -223,10 +202,6 @@ class TableParts(Exclusive, ABC):
 
     def options_of_all_ranks(self) -> dict[str, Any]:
         """Returns the options of this kind of table that ranks must have in common."""
-        return {}
-
-    def options_of_residuals(self) -> dict[str, Any]:
-        """Returns the options of this kind of table that `residuals` are made with."""
         return {}
 
     # ---------------------------------------------------------------- one call at a time

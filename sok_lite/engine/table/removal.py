@@ -104,7 +104,7 @@ class Removes(History):
             *removed,
             *self.index.clearing(),
             *self.store.clearing(),
-            *setting(self, _counts=dict.fromkeys(COUNTERS, 0), residuals=None),
+            *setting(self, _counts=dict.fromkeys(COUNTERS, 0)),
             *self._renewing(),
         ]
 

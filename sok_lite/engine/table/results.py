@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype
-from sok_lite.engine.renamed import renamed
+from sok_lite.engine.renamed import removed, renamed
 from sok_lite.engine.rows.store import RowStore
 
 
@@ -102,11 +102,6 @@ class _Numbers(NamedTuple):
     far_bytes: int
     near_reserved_bytes: int
     far_reserved_bytes: int
-    hot_keys: int = 0
-    hot_asked_total: int = 0
-    hot_refreshed_total: int = 0
-    hot_bytes: int = 0
-    residual_bytes: int = 0
 
 
 class Statistics(_Numbers):
@@ -134,12 +129,6 @@ class Statistics(_Numbers):
       near_bytes, far_bytes: memory of rows and optimizer states handed out so far, by tier.
       near_reserved_bytes, far_reserved_bytes: memory set aside for rows and states, that which is
         handed out included, by tier. On a CPU untouched pages of it cost nothing.
-      hot_keys: keys of all ranks whose rows this rank has copies of; 0 without `hot_keys`.
-      hot_asked_total: times that lookups of this rank have asked for one of those, each once in a
-        lookup.
-      hot_refreshed_total: rows that came for them; the others were read here.
-      hot_bytes: memory of the copies.
-      residual_bytes: memory of what rounding has left of gradients; see `rounds_gradients`.
     """
 
     __slots__ = ()
@@ -152,8 +141,9 @@ class Statistics(_Numbers):
     not_updated = renamed("not_updated", "not_updated_total")
     erased = renamed("erased", "erased_total")
     num_rehashes = renamed("num_rehashes", "rehashes_total")
-    hot_asked = renamed("hot_asked", "hot_asked_total")
-    hot_refreshed = renamed("hot_refreshed", "hot_refreshed_total")
+    hot_keys = hot_asked = hot_asked_total = removed("tables have no hot keys any more")
+    hot_refreshed = hot_refreshed_total = hot_bytes = hot_keys
+    residual_bytes = removed("rounding of gradients keeps nothing any more")
 
 
 class GivesFirstRows(Protocol):

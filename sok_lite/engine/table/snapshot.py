@@ -257,7 +257,6 @@ def preparing(table: EmbeddingTable, snapshot: Snapshot) -> list[Action]:
     clock = table.clock.restarting(*times)
     log = None if table.removals is None else table.removals.emptied(times[0])
     renewed = setting(table, _counts=counts, generation=table.generation + 1, removals=log)
-    renewed += setting(table, residuals=None)
     return [*actions, *clock, *renewed, *forgetting(table)]
 
 

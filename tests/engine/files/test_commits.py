@@ -4,15 +4,12 @@ import numpy as np
 import pytest
 
 from sok_lite.comm import CommunicatorError, run_ranks
-from sok_lite.engine import lookup
-from sok_lite.engine.batch import Part, batch_of
 from sok_lite.engine.files.commits import Commits, keepers
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.owner import HASH
-from sok_lite.engine.table import hot_keys
 from tests.support.filled_tables import HYBRID, all_of, held_by, rows_of, some_keys
-from tests.support.helpers import new_table, on, sized
+from tests.support.helpers import new_table, sized
 
 KINDS = {
     "hbm": {"var_type": "hbm", "owner": HASH},
@@ -255,39 +252,3 @@ def test_a_checkpoint_of_another_job_is_no_commit_of_this_one(backend, tmp_path)
     run_ranks(2, work)
     with pytest.raises(RuntimeError, match="no commit of this job"):
         go_on(processes)
-
-
-def test_copies_of_hot_keys_are_those_of_the_ranks_that_go_on(backend, monkeypatch):
-    """Ranks change places. One that had the new row of a key owns it now; another had the old."""
-    monkeypatch.setattr(hot_keys, "WINDOW", 2)
-    monkeypatch.setattr(hot_keys, "COUNTED", 1)
-    keys = np.arange(9)
-    tables = [new_table(backend, 2, name="hot", hot_keys=9) for _ in range(3)]
-    commits = [Commits([table]) for table in tables]
-
-    def looked_up(comm, table, keys):
-        splits = np.arange(len(keys) + 1)
-        part = Part(table, *on(backend, keys, splits, None), "sum", True, "initial")
-        (output,), _ = lookup.forward_batch(backend, comm, batch_of(backend, [part]))
-        return backend.to_host(output)
-
-    def work(comm):
-        table = tables[comm.rank]
-        for _ in range(4):
-            looked_up(comm, table, keys)
-        assert table.statistics().hot_keys == 9
-        if comm.rank == 0:
-            table.insert_or_assign(keys[:1], backend.from_host(np.full((1, 2), 7, np.float32)))
-        looked_up(comm, table, keys[: comm.rank < 2])
-        commits[comm.rank].make(comm, b"")
-
-    run_ranks(3, work)
-    order = [1, 0, 2]
-
-    def going_on(comm):
-        i = order[comm.rank]
-        commits[i].restore(comm)
-        return looked_up(comm, tables[i], keys)
-
-    for rows in run_ranks(3, going_on):
-        np.testing.assert_array_equal(rows, np.repeat([[7.0], *([k] for k in range(1, 9))], 2, 1))
