@@ -35,7 +35,6 @@ OUTSIDE = {
     "sok_lite.cli.commands.compile": {"cupy"},  # for its NVRTC, without a backend
     "sok_lite.comm.horovod": {"horovod", "tensorflow"},
     "sok_lite.comm.mpi": {"mpi4py"},
-    "sok_lite.comm.mpi_carrier": {"mpi4py"},
     "sok_lite.comm": set(),
     "sok_lite.engine": set(),
     "sok_lite.cli": set(),

@@ -2,20 +2,22 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Backend
 from sok_lite.backend.nccl import load_nccl, nccl_unavailable
 from sok_lite.comm.carrier import Carrier
-from sok_lite.comm.mpi_carrier import MpiCarrier, cuda_unaware
 from sok_lite.comm.nccl import NcclCarrier
 from sok_lite.comm.protocol import Communicator, CommunicatorError, RanksDifferError
 
-TRANSPORTS = ("auto", "nccl", "mpi", "horovod", "host")
+TRANSPORTS = ("auto", "horovod", "nccl", "host")
+# What "auto" tries, in this order. Beside Horovod a communicator of our own might wait for one of
+# Horovod's, which waits for ours: so Horovod's is taken where it connects the ranks' GPUs.
+_AUTO = ("horovod", "nccl")
 TRANSPORT_VARIABLE = "SOK_LITE_GPU_TRANSPORT"
 
 
@@ -41,6 +43,10 @@ def checked_transport(transport: str | None) -> str:
     if transport is None:
         source, transport = TRANSPORT_VARIABLE, os.environ.get(TRANSPORT_VARIABLE, "").strip()
     transport = transport or "auto"
+    if transport == "mpi":
+        raise ValueError(
+            f"{source}='mpi' is gone: CUDA-aware MPI showed no gain over NCCL. Use 'auto' or 'nccl'."
+        )
     if transport not in TRANSPORTS:
         raise ValueError(
             f"{source} must be one of {', '.join(map(repr, TRANSPORTS))}. Received: {transport!r}."
@@ -59,8 +65,8 @@ def choose_carrier(
     Args:
       comm: the ranks.
       backend: of this rank's tables.
-      transport: of `TRANSPORTS`, equal on all ranks. "auto" is NCCL where every rank has a GPU of
-        its own and CuPy has NCCL, else the host.
+      transport: of `TRANSPORTS`, equal on all ranks. "auto" is the first of Horovod and NCCL that
+        all ranks can use, each with a GPU of its own, else the host.
       more: ways that this module does not know, by name.
 
     Returns:
@@ -71,48 +77,62 @@ def choose_carrier(
       CommunicatorError: a rank cannot go the way that was asked for, or not with the others; on
         all ranks.
     """
-    ways = {
-        "nccl": Way(lambda _: nccl_unavailable(), _nccl),
-        "mpi": Way(cuda_unaware, MpiCarrier),
-        **(more or {}),
-    }
+    ways = {"nccl": Way(lambda _: nccl_unavailable(), _nccl), **(more or {})}
+    names = {"auto": _AUTO, "host": ()}.get(transport, (transport,))
     comm.carrier = None
-    name = "nccl" if transport == "auto" else transport
-    reason = None if name == "host" else _obstacle(comm, backend, name, ways)
-    if name != "host" and reason is None:
+    obstacles = {name: _obstacle(comm, backend, name, ways) for name in names}
+    if None in obstacles.values():
         backend.load_kernels()  # before the ranks meet at the cards
-    cards = _cards(comm, {"transport": transport, "reason": reason, "gpu": _gpu(backend)})
+    mine = {"transport": transport, "obstacles": obstacles, "gpu": _gpu(backend)}
+    cards = _cards(comm, mine)
     asked = [card["transport"] for card in cards]
     if len(set(asked)) > 1:
         raise RanksDifferError(f"gpu_transport must be the same on all ranks. Received: {asked}.")
-    if transport == "host":
-        return "the host's memory"
-    reasons = [f"rank {r}: {card['reason']}" for r, card in enumerate(cards) if card["reason"]]
-    if name == "nccl" and not reasons:
-        reasons = _shared_gpus([card["gpu"] for card in cards])
-    if reasons and transport == "auto":
-        return f"the host's memory ({reasons[0]})"
-    if reasons:
-        raise CommunicatorError(
-            f"gpu_transport={transport!r} is not possible: {reasons[0]}. Use 'auto' or 'host'."
-        )
-    if transport != "auto":
-        comm.carrier = ways[name].make(comm, backend)
-        return comm.carrier.what
-    carrier, reason = None, None
+    reason = ""
+    for name in names:
+        reason = _reason(cards, name)
+        if not reason and transport == "auto":
+            reason = _connected(comm, backend, ways[name])
+        elif not reason:
+            comm.carrier = ways[name].make(comm, backend)
+        if comm.carrier is not None:
+            return comm.carrier.what
+    if transport in ("auto", "host"):
+        return f"the host's memory ({reason})" if reason else "the host's memory"
+    raise CommunicatorError(
+        f"gpu_transport={transport!r} is not possible: {reason}. Use 'auto' or 'host'."
+    )
+
+
+def _connected(comm: Communicator, backend: Backend, way: Way) -> str:
+    """Sets the carrier of a communicator; returns why a rank could not connect, "" if all could."""
+    carrier, reason = None, ""
     try:
-        carrier = ways[name].make(comm, backend)
+        carrier = way.make(comm, backend)
     except CommunicatorError as error:
         reason = str(error)
     # It may have come to a rank when another had connected already.
-    for card in _cards(comm, {"reason": reason}):
-        if card["reason"]:
-            if carrier is not None:
-                carrier.leave()
-            return f"the host's memory ({card['reason']})"
-    assert carrier is not None
-    comm.carrier = carrier
-    return carrier.what
+    reasons = [card["reason"] for card in _cards(comm, {"reason": reason}) if card["reason"]]
+    if not reasons:
+        comm.carrier = carrier
+        return ""
+    if carrier is not None:
+        carrier.leave()
+    return reasons[0]
+
+
+def _reason(cards: Sequence[dict[str, Any]], name: str) -> str:
+    """Returns why the ranks cannot all go a way, "" if they can."""
+    reasons = [(rank, card["obstacles"][name]) for rank, card in enumerate(cards)]
+    for rank, reason in reasons:
+        if reason:
+            return f"rank {rank}: {reason}"
+    gpus = [card["gpu"] for card in cards]
+    for rank, gpu in enumerate(gpus):
+        first = gpus.index(gpu)
+        if first != rank:
+            return f"ranks {first} and {rank} share a GPU, which NCCL does not allow"
+    return ""
 
 
 def _obstacle(
@@ -138,15 +158,7 @@ def _gpu(backend: Backend) -> str:
     return f"{machine} {bus}"
 
 
-def _shared_gpus(gpus: list[str]) -> list[str]:
-    for rank, gpu in enumerate(gpus):
-        first = gpus.index(gpu)
-        if first != rank:
-            return [f"ranks {first} and {rank} share a GPU, which NCCL does not allow"]
-    return []
-
-
-def _cards(comm: Communicator, card: dict[str, str | None]) -> list[dict[str, str]]:
+def _cards(comm: Communicator, card: dict[str, Any]) -> list[dict[str, Any]]:
     rows = np.frombuffer(json.dumps(card).encode(), np.uint8)
     gathered = comm.allgatherv(rows, call="gpu_transport")
     return [json.loads(part.tobytes()) for part in gathered.by_rank()]

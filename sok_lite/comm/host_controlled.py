@@ -1,4 +1,4 @@
-"""Carriers whose control goes by the communicator, through the host, and only payload does not."""
+"""A carrier whose control goes by the communicator, through the host, and only payload does not."""
 
 from abc import abstractmethod
 from contextlib import suppress

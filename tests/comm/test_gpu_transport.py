@@ -49,6 +49,24 @@ def test_nccl_is_taken_where_all_ranks_have_it(gpus, transport):
     run_ranks(2, program)
 
 
+def test_horovod_goes_before_a_communicator_beside_it(gpus):
+    def by_horovod(comm, backend):
+        carrier = world.carrier(comm, backend)
+        carrier.what = "Horovod's"
+        return carrier
+
+    def program(comm):
+        for lacking, expected in ((None, "Horovod's"), ("no Horovod", "NCCL, from GPU to GPU")):
+            mine = lacking if comm.rank == 1 else None
+            ways = {"horovod": Way(lambda _, mine=mine: mine, by_horovod)}
+            assert choose_carrier(comm, gpus, "auto", ways) == expected
+            assert comm.carrier.what == expected
+            comm.carrier.leave()
+
+    world = World(2)
+    run_ranks(2, program)
+
+
 def test_every_rank_has_loaded_all_kernels_before_they_connect(gpus, monkeypatch):
     """A kernel that is loaded while NCCL's are waiting on the GPU may wait for those."""
     loaded = []
@@ -186,6 +204,8 @@ def test_the_name_comes_from_the_call_or_from_the_environment(monkeypatch):
     assert checked_transport("nccl") == "nccl"
     with pytest.raises(ValueError, match="gpu_transport must be one of 'auto'.*Received: 'tcp'"):
         checked_transport("tcp")
+    with pytest.raises(ValueError, match="gpu_transport='mpi' is gone: .* 'auto' or 'nccl'"):
+        checked_transport("mpi")
     monkeypatch.setenv("SOK_LITE_GPU_TRANSPORT", "tcp")
     with pytest.raises(ValueError, match="SOK_LITE_GPU_TRANSPORT must be .*Received: 'tcp'"):
         checked_transport(None)

@@ -8,7 +8,6 @@ import pytest
 from sok_lite.backend import cuda_unavailable, get_backend
 from sok_lite.backend.nccl import nccl_unavailable
 from sok_lite.comm import CommunicatorError, choose_carrier
-from sok_lite.comm.mpi_carrier import MpiCarrier, cuda_unaware
 from sok_lite.engine.failure import shared_failure
 from tests.support.exchange_facts import FACTS, send
 
@@ -25,13 +24,6 @@ def _nccl(comm):
     return comm.carrier
 
 
-def _mpi(comm):
-    mpi = pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
-    if mpi.COMM_WORLD.Get_size() != comm.size:
-        pytest.skip(cuda_unaware(comm))
-    return MpiCarrier(comm, CPU)
-
-
 def _horovod(comm):
     pytest.importorskip("tensorflow")
     from sok_lite.bridge.horovod_carrier import HorovodCarrier, horovod_unable
@@ -42,11 +34,8 @@ def _horovod(comm):
     return HorovodCarrier(comm, CPU)
 
 
-# What would be skipped is not made, since quick takes one variant: horovodrun connects no ranks by
-# MPI, and NCCL needs a GPU.
+# What would be skipped is not made, since quick takes one variant: NCCL needs a GPU.
 WAYS = {"horovod": _horovod}
-if "HOROVOD_SIZE" not in os.environ:
-    WAYS["mpi"] = _mpi
 if cuda_unavailable() is None:
     WAYS["nccl"] = _nccl
 
@@ -79,12 +68,12 @@ def test_a_rank_that_fails_lets_all_raise_and_all_go_on(carried):
         send(backend, comm, [keys], ["int64"])
 
 
-def test_whether_libraries_carry_arrays_of_gpus_is_known(comm):
-    mpi = pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
-    reason = cuda_unaware(comm)
-    assert reason is None or "CUDA-aware" in reason or mpi.COMM_WORLD.Get_size() != comm.size
-    if os.environ.get("HOROVOD_SIZE"):
-        from sok_lite.bridge.horovod_carrier import horovod_unable
+def test_whether_horovod_carries_arrays_of_gpus_is_known(comm):
+    pytest.importorskip("horovod.tensorflow")
+    from sok_lite.bridge.horovod_carrier import horovod_unable
 
-        reason = horovod_unable(comm)
+    reason = horovod_unable(comm)
+    if os.environ.get("HOROVOD_SIZE"):
         assert reason is None or "without HOROVOD_GPU_OPERATIONS=NCCL" in reason
+    else:
+        assert reason is not None
