@@ -7,8 +7,8 @@ of a trace. Here the graph keeps it.
 
 import itertools
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -56,6 +56,28 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(named[: len(outputs)]) if is_many else named[0]
 
     return call
+
+
+def derived_once(
+    what: str, results: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns gradients that the host has made of inputs, such that a derivative by these raises.
+
+    TensorFlow would find no way from the one to the other, and take the derivative for zero.
+
+    Args:
+      what: names what they are the gradients of.
+    """
+
+    def refuse(*_: Any) -> NoReturn:
+        raise NotImplementedError(
+            f"{what} has no second derivative: its gradient is computed outside of TensorFlow. A "
+            "penalty may be on the gradient by the rows that the lookup returns, which is "
+            "TensorFlow's own. Or take the rows by tf.nn.embedding_lookup, which has second "
+            "derivatives, and combine them."
+        )
+
+    return list(custom_gradient(lambda *_: (tuple(results), refuse))(*inputs))
 
 
 def source_of(handle: tf.Tensor, value: tf.Tensor, gradient: Callable[[Any], Any]) -> tf.Tensor:

@@ -7,11 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.ahead import Prefetched
-from sok_lite.bridge.gradient import Items, with_gradients
-from sok_lite.bridge.graph_gradient import custom_gradient
+from sok_lite.bridge.graph_gradient import custom_gradient, derived_once
 from sok_lite.bridge.host_call import from_function, host_call, on_device, refuse_replicas
 from sok_lite.bridge.joined import cut, cut_rows, from_int64, join, joined_rows, shapes_of
-from sok_lite.bridge.lookup_arguments import Argument, checked_arguments, joined_inputs
+from sok_lite.bridge.lookup_arguments import Argument, Facts, checked_arguments, joined_inputs
 from sok_lite.bridge.lookup_host import AT_HAND, LookupHost, Treatment
 from sok_lite.bridge.row_gradient import row_gradient
 from sok_lite.bridge.serving.mode import looked_up
@@ -19,7 +18,6 @@ from sok_lite.bridge.serving.pooled import combined, tensors_of
 from sok_lite.bridge.static_lookup import read_asked
 from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
-from sok_lite.engine.trail import Trail
 
 
 def look_up(
@@ -82,7 +80,7 @@ def _looked_up(
         tensors = [*inputs, *joined_weights, *read.sent, *read.numbers, *rows.values()]
         if tf.executing_eagerly():
             joined, trail = on_device(host.backend, host.forward, *tensors)
-            way = _Way(host, trail, rows)
+            backward, context = partial(host.backward, trail), []
         else:
             joined, packed = host_call(
                 *(host.forward_packed, tensors, [tf.float32, tf.int64]),
@@ -91,7 +89,7 @@ def _looked_up(
             packed.set_shape([None])
             # An eager one would belong to no graph.
             at_hand = [tf.convert_to_tensor(tensor) for tensor in tensors[AT_HAND]]
-            way = _Way(host, None, rows, [packed, *at_hand])
+            backward, context = host.unpacking(host.backward), [packed, *at_hand]
         outputs = cut_rows(joined, batches, [table.dim for table in tables])
         if not tf.executing_eagerly():
             for table, output in zip(tables, outputs, strict=True):
@@ -99,13 +97,22 @@ def _looked_up(
 
         def grad(*out_grads: tf.Tensor) -> Any:
             dense = [tf.cast(tf.convert_to_tensor(grads), tf.float32) for grads in out_grads]
-            keys, row_grads, weight_grads = way.backward(dense, weights)
+            keys, gradients = _gradients(host, backward, context, dense, weights)
+            weighted = [i for i, table in enumerate(tables) if table.has_weights]
+            known = [rows[i] if i in rows else _source(tables[i]) for i in weighted]
+            gradients = derived_once(host.what, gradients, [*dense, *weights, *known])
+            row_grads, weight_grads = gradients[:num_tables], gradients[num_tables:]
             for weight, weight_grad in zip(weights, weight_grads, strict=True):
                 weight_grad.set_shape(weight.shape)
-            back = way.carrying([*way.carried, *keys])
-            gradients = with_gradients(back, dense, weights, [*row_grads, *weight_grads])
-            slices = [back.gradient(i, rows) for i, rows in enumerate(gradients[:num_tables])]
-            return (*slices, *gradients[num_tables:])
+            by_tables = []
+            for table, its_keys, its_rows in zip(tables, keys, row_grads, strict=True):
+                # Of a static table they are of the rows that were read, in the order of those.
+                by_tables.append(
+                    tf.cast(its_rows, table.dtype)
+                    if table.is_static
+                    else row_gradient(table.name, its_keys, its_rows, table.dim, distinct=True)
+                )
+            return (*by_tables, *weight_grads)
 
         return tuple(outputs), grad
 
@@ -139,112 +146,47 @@ def look_up_each(
     return tf.ensure_shape(result, ids.shape.concatenate([variable.dimension]))
 
 
-class _Way:
-    """The way of the keys of one call: what its gradients call the host by; see `Trips`.
+def _source(table: Facts) -> Any:
+    """Returns what gradient tapes know the rows of a table by."""
+    variable = alive(table.variable)
+    if tf.executing_eagerly():
+        return variable.gradient_source()
+    return from_function(variable.gradient_source)
+
+
+def _gradients(
+    host: LookupHost,
+    backward: Callable[..., list[Any]],
+    context: list[tf.Tensor],
+    out_grads: Sequence[tf.Tensor],
+    weights: Sequence[tf.Tensor],
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Calls the way back of a lookup, now or in the graph.
 
     Args:
-      host: of the call.
-      trail: what the forward left; None in a graph.
-      rows: by number of each static table, the rows that were read of it.
-      carried: in a graph first the packed trail and what `AT_HAND` names. Then, where the way back
-        is known, the keys of each table.
+      backward: `LookupHost.backward` of its trail, or of `context`.
+      context: in a graph the packed trail and what `AT_HAND` names; empty in eager mode.
+      out_grads: (batch, dim) float32 of each table.
+
+    Returns:
+      (the keys of all tables, their row gradients and then the weights' gradients).
     """
-
-    def __init__(
-        self,
-        host: LookupHost,
-        trail: Trail | None,
-        rows: dict[int, tf.Tensor],
-        carried: Sequence[tf.Tensor] = (),
-    ) -> None:
-        self._host, self._trail, self._rows = host, trail, rows
-        self.tables, self.carried = host.tables, list(carried)
-
-    def carrying(self, carried: Sequence[tf.Tensor]) -> "_Way":
-        return _Way(self._host, self._trail, self._rows, carried)
-
-    def backward(
-        self, out_grads: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
-        """Returns keys and row gradients of all tables, then the weights' gradients."""
-        tensors = joined_rows(out_grads, self._host.backend)
-        dtypes = [tf.int64, tf.int64, tf.float32]
-        if weights:
-            tensors, dtypes = [*tensors, join(weights)], [*dtypes, tf.float32]
-        lengths, *joined = self._call(self._host.backward, tensors, dtypes)
-        count, dims = len(self.tables), [table.dim for table in self.tables]
-        if not tf.executing_eagerly():
-            lengths.set_shape([count])
-        keys = [
-            from_int64(part, table.key_type)
-            for part, table in zip(cut(joined[0], lengths, count), self.tables, strict=True)
-        ]
-        row_grads = cut_rows(joined[1], lengths, dims)
-        weight_grads = []
-        if weights:
-            weight_grads = cut(joined[2], shapes_of(weights), len(weights))
-        for each in keys:
-            each.set_shape([None])
-        return keys, row_grads, weight_grads
-
-    def spread(self, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return self._travelled(self._host.spread, rows)
-
-    def collect(self, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return self._travelled(self._host.collect, rows)
-
-    def items(self) -> list[Items]:
-        dtypes = [
-            dtype
-            for table in self.tables
-            for dtype in [tf.int64, tf.int64] + [table.dtype] * table.has_weights
-        ]
-        stream = iter(self._call(self._host.items, [], dtypes))
-        result = []
-        for table in self.tables:
-            inverse, batch_rows = next(stream), next(stream)
-            inverse.set_shape([None])
-            batch_rows.set_shape([None])
-            source = tf.cast(next(stream), tf.float32) if table.has_weights else None
-            if source is not None:
-                source.set_shape([None, table.dim])
-            result.append(Items(inverse, batch_rows, source))
-        return result
-
-    def source(self, table: int) -> Any:
-        if table in self._rows:
-            return self._rows[table]
-        variable = alive(self.tables[table].variable)
-        if tf.executing_eagerly():
-            return variable.gradient_source()
-        return from_function(variable.gradient_source)
-
-    def gradient(self, table: int, rows: tf.Tensor) -> Any:
-        if self.tables[table].is_static:
-            # Of the rows that were read, in the order in which they were.
-            return tf.cast(rows, self.tables[table].dtype)
-        facts, keys = self.tables[table], self.carried[-len(self.tables) :][table]
-        return row_gradient(facts.name, keys, rows, facts.dim, distinct=True)
-
-    def _travelled(
-        self, function: Callable[..., Any], rows: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        results = self._call(function, rows, [tf.float32] * len(rows))
-        for table, result in zip(self.tables, results, strict=True):
-            result.set_shape([None, table.dim])
-        return results
-
-    def _call(
-        self,
-        function: Callable[..., Any],
-        tensors: Sequence[tf.Tensor],
-        dtypes: Sequence[tf.DType],
-    ) -> list[tf.Tensor]:
-        """Calls one of the host's functions of a trail, now or in the graph."""
-        inputs = [*tensors]
-        if self._trail is None:
-            function, inputs = self._host.unpacking(function), [*self.carried[:3], *inputs]
-        else:
-            function = partial(function, self._trail)
-        what = f"The gradient of {self._host.what}"
-        return host_call(function, inputs, dtypes, self._host.backend, what, self._host.together)
+    tables, inputs = host.tables, joined_rows(out_grads, host.backend)
+    dtypes = [tf.int64, tf.int64, tf.float32]
+    if weights:
+        inputs, dtypes = [*inputs, join(weights)], [*dtypes, tf.float32]
+    lengths, *joined = host_call(
+        *(backward, [*context, *inputs], dtypes),
+        *(host.backend, f"The gradient of {host.what}", host.together),
+    )
+    if not tf.executing_eagerly():
+        lengths.set_shape([len(tables)])
+    keys = [
+        from_int64(part, table.key_type)
+        for part, table in zip(cut(joined[0], lengths, len(tables)), tables, strict=True)
+    ]
+    for each in keys:
+        each.set_shape([None])
+    row_grads = cut_rows(joined[1], lengths, [table.dim for table in tables])
+    weight_grads = cut(joined[2], shapes_of(weights), len(weights)) if weights else []
+    return keys, [*row_grads, *weight_grads]

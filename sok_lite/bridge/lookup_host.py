@@ -19,8 +19,8 @@ from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.turns import Together, numbered
 from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
-from sok_lite.engine import lookup, trips
-from sok_lite.engine.agreement import agree, check_equal_on_all_ranks
+from sok_lite.engine import lookup
+from sok_lite.engine.agreement import agree
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.layout import Layout
@@ -213,27 +213,6 @@ class LookupHost:
             results.append(joined_tensor(weight_grads, tf.float32, self.backend))
         return results
 
-    def spread(self, trail: Trail, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """See `trips.spread`."""
-        weighted = {facts.name: facts.has_weights for facts in self.tables}
-        what = f"A second derivative of {self.what}"
-        check_equal_on_all_ranks(self._comm, {"which tables have weights": weighted}, what)
-        return self._travelled(trips.spread, trail, tensors)
-
-    def collect(self, trail: Trail, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """See `trips.collect`."""
-        return self._travelled(trips.collect, trail, tensors)
-
-    def items(self, trail: Trail) -> list[tf.Tensor]:
-        """Returns what makes the `Items` of each table; no rows where there are no weights."""
-        results = []
-        items = trips.items(self.backend, trail)
-        for facts, arrays, source in zip(self.tables, items, trail.sources, strict=True):
-            results += [to_tensor(array, tf.int64, self.backend) for array in arrays]
-            if source is not None:
-                results.append(to_tensor(source, facts.dtype, self.backend))
-        return results
-
     def unpacking(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function of the packed trail, and of `AT_HAND`, that calls one of the trail."""
 
@@ -247,14 +226,6 @@ class LookupHost:
             return function(trail, *tensors[count:])
 
         return run
-
-    def _travelled(
-        self, trip: Callable[..., Any], trail: Trail, tensors: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        rows = [to_array(tensor, self.backend) for tensor in tensors]
-        with failure_known_to_all(self._comm):
-            results = trip(self.backend, trail, rows)
-        return [to_tensor(array, tf.float32, self.backend) for array in results]
 
     def _checked_batch(self, tag: int, tensors: Sequence[tf.Tensor]) -> Batch:
         # Where the keys are sent, the others wait for rows already.

@@ -45,7 +45,8 @@ def checked_transport(transport: str | None) -> str:
     transport = transport or "auto"
     if transport == "mpi":
         raise ValueError(
-            f"{source}='mpi' is gone: CUDA-aware MPI showed no gain over NCCL. Use 'auto' or 'nccl'."
+            f"{source}='mpi' is gone, since CUDA-aware MPI showed no gain over NCCL. Use 'auto' or "
+            "'nccl'."
         )
     if transport not in TRANSPORTS:
         raise ValueError(

@@ -11,7 +11,7 @@ from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, run_ranks
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.comm.threads import ThreadsCommunicator
-from sok_lite.engine import lookup, trips
+from sok_lite.engine import lookup
 from sok_lite.engine.agreement import agree
 from sok_lite.engine.batch import Part, batch_of
 from sok_lite.engine.sent_keys import pack_sent, send, unpack_sent
@@ -208,21 +208,6 @@ def test_ranks_that_do_not_agree_are_told():
         # Had nobody compared: none takes the bytes of the one for the other's.
         with pytest.raises(CommunicatorError, match="formats"):
             call(backend, comm, [table], [PartCase(0)], [([[1]], None, np.ones((1, 2), "f4"))])
-
-    run_ranks(2, program)
-
-
-def test_second_derivatives_travel_as_they_are(backend):
-    def program(comm):
-        table = new_table(backend, 2, rounds_gradients=True)
-        keys, splits = np.arange(2), np.arange(3)
-        part = Part(table, *on(backend, keys, splits), None, "sum")
-        _, trail = lookup.forward(backend, comm, [part])
-        rows = np.full((2, 2), 1 + 2.0**-20, np.float32)
-        (summed,) = trips.collect(backend, trail, on(backend, rows))
-        (back,) = trips.spread(backend, trail, [summed])
-        assert (backend.to_host(summed) == 2 + 2.0**-19).all()
-        assert (backend.to_host(back) == 2 + 2.0**-19).all()
 
     run_ranks(2, program)
 

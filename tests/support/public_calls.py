@@ -93,19 +93,19 @@ class Calls:
         arguments = checked_arguments([self.hbm, self.half], [self.ids()] * 2, None, None, 1)
         return ahead._sent(communication.communicator(), arguments)
 
-    def second_derivatives(self):
+    def penalty(self):
+        """On the gradient by the rows that a lookup returns."""
         weights = tf.constant([1.0, 2.0, -1.0, 0.5, 3.0, 1.0])
         with tf.GradientTape() as outer:
             outer.watch(weights)
+            given = self.ids().with_values(weights)
+            rows = tf.cast(sok.lookup_sparse(self.half, self.ids(), given, "mean"), tf.float32)
             with tf.GradientTape() as inner:
-                inner.watch(weights)
-                given = self.ids().with_values(weights)
-                rows = sok.lookup_sparse(self.half, self.ids(), given, "mean")
-                total = tf.reduce_sum(tf.cast(rows, tf.float32) ** 2)
-            first = inner.gradient(total, [weights, self.half])
-            number = tf.reduce_sum(first[0] ** 2) + tf.reduce_sum(first[1].values ** 2)
-        second = outer.gradient(number, [weights, self.half])
-        return first[0], first[1].values, second[0], second[1].indices, second[1].dense_shape
+                inner.watch(rows)
+                total = tf.reduce_sum(rows**3)
+            number = tf.reduce_sum(inner.gradient(total, rows) ** 2)
+        by_weights, by_table = outer.gradient(number, [weights, self.half])
+        return by_weights, by_table.values, by_table.indices, by_table.dense_shape
 
     def embedding_lookup(self):
         with tf.GradientTape() as tape:
@@ -253,7 +253,7 @@ IN_GRAPHS = [
     "lookup_sparse",
     "static_lookup",
     "prefetch",
-    "second_derivatives",
+    "penalty",
     "embedding_lookup",
     "sparse_read_and_evict",
     "apply_gradients",
