@@ -6,24 +6,26 @@ optimizer that cannot train one, after the first batch has inserted its keys.
 
 import functools
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from sok_lite.bridge import keras_guard
-from sok_lite.bridge.keras_held import names_of
+from sok_lite.bridge.keras_held import kept_tables, names_of
 from sok_lite.bridge.keras_weights import check_path
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import refuse_unsupported
-from sok_lite.keras.weight import rows_for_tensors
 
 
 def write_histograms_of_rows(name: str, package: Any) -> None:
-    """Has TensorBoard take the rows of a table on this rank for its weight, histograms and all."""
+    """Has TensorBoard make its histograms and images of a table of the rows of this rank."""
     owner = package.callbacks.TensorBoard
     original = vars(owner)["on_epoch_end"]
 
     @functools.wraps(original)
     def on_epoch_end(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with rows_for_tensors():
+        with ExitStack() as stack:
+            for table in kept_tables(self.model) if self.histogram_freq else ():
+                stack.enter_context(table.showing_rows())
             return original(self, *args, **kwargs)
 
     owner.on_epoch_end = on_epoch_end

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
@@ -13,21 +12,6 @@ from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.variable import TableVariable
-
-_gives_rows: ContextVar[bool] = ContextVar("gives_rows_for_tensors", default=False)
-
-
-@contextmanager
-def rows_for_tensors() -> Iterator[None]:
-    """A `with` block in which a table that is to be a tensor gives the rows of this rank.
-
-    They are (n, dim), by ascending key: for whoever looks at a weight as a whole.
-    """
-    token = _gives_rows.set(True)
-    try:
-        yield
-    finally:
-        _gives_rows.reset(token)
 
 
 @unconverted
@@ -57,6 +41,7 @@ class TableWeight(TableVariable):
     averages_over_ranks = True
     kept_by_layer = True
     is_frozen = False
+    _shown: Any = None  # the rows where `showing_rows` is open
     regularizer = None  # Keras 3 asks each weight of a model for it
 
     @property
@@ -74,9 +59,23 @@ class TableWeight(TableVariable):
     def spec_shape(self) -> tf.TensorShape:
         return tf.TensorShape([None, self.dimension])
 
+    @contextmanager
+    def showing_rows(self) -> Iterator[None]:
+        """A `with` block in which the table is read as a dense variable (n, dim).
+
+        It has the rows of this rank as they are now, by ascending key.
+        """
+        handle, rows = self._handle, tf.Variable(table_ops.export(self)[1], trainable=False)
+        # Eager operators read what `_handle` names, and ask no method.
+        self._shown, self._handle = rows, rows.handle
+        try:
+            yield
+        finally:
+            self._shown, self._handle = None, handle
+
     def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> Any:
-        if _gives_rows.get():
-            return table_ops.export(self)[1]
+        if self._shown is not None:
+            return self._shown._dense_var_to_tensor(*args, **kwargs)
         return super()._dense_var_to_tensor(*args, **kwargs)
 
     def saved_dtypes(self) -> dict[str, tf.DType]:

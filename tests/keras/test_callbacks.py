@@ -1,5 +1,6 @@
 """The callbacks that Keras 3 and tf_keras bring, each with each of its options, beside tables."""
 
+import contextlib
 import csv
 import http.server
 import inspect
@@ -30,7 +31,7 @@ def watch(keras, at="on_epoch_end"):
     """Returns a callback that keeps what the tables hold at one of the calls, and the list."""
     kept = []
 
-    def note(*_):
+    def note(*_, **__):
         kept.append(content(callback.model))
 
     callback = keras.callbacks.Callback()
@@ -76,7 +77,7 @@ def check_lambdas():
         told.clear()
 
         def noting(name):
-            return lambda *_: told.update({name: told[name] + 1})
+            return lambda *_, **__: told.update({name: told[name] + 1})
 
         every = (*names, *of_batches[keras.__name__])
         return keras.callbacks.LambdaCallback(**{name: noting(name) for name in every})
@@ -93,14 +94,7 @@ def make_progress(keras, folder):
     return keras.callbacks.ProgbarLogger(count_mode="steps", stateful_metrics=["auc"])
 
 
-def make_base(keras, folder):
-    if not hasattr(keras.callbacks, "BaseLogger"):
-        pytest.skip("of tf_keras alone")
-    return keras.callbacks.BaseLogger(stateful_metrics=["auc"])
-
-
 tried("ProgbarLogger", "count_mode", "stateful_metrics")
-tried("BaseLogger", "stateful_metrics")
 
 
 def check_nothing(folder, callback, history):
@@ -113,7 +107,6 @@ LOOKING = {
     "History": (lambda keras, folder: keras.callbacks.History(), check_nothing),
     "LambdaCallback": check_lambdas(),
     "ProgbarLogger": (make_progress, check_nothing),
-    "BaseLogger": (make_base, check_nothing),
     "TerminateOnNaN": (lambda keras, folder: keras.callbacks.TerminateOnNaN(), check_nothing),
 }
 
@@ -166,12 +159,21 @@ def test_a_remote_monitor_is_told(keras, sk, server, as_json):
     assert [json.loads(body)["loss"] for body in bodies] == pytest.approx(history["loss"])
 
 
-def test_a_nan_ends_training(keras, sk):
+tried("TerminateOnNaN", "raise_error")
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_nan_ends_training(keras, sk, raises):
+    ending = keras.callbacks.TerminateOnNaN
+    if raises and "raise_error" not in inspect.signature(ending).parameters:
+        pytest.skip("not in this Keras")
+    ending = ending(raise_error=True) if raises else ending()
     callback, kept = watch(keras, "on_train_batch_end")
     model = compiled(keras, sk)
     bad = batches().map(lambda x, y: (x, y * np.nan))
-    ending = keras.callbacks.TerminateOnNaN()
-    model.fit(batches().take(2).concatenate(bad), verbose=0, callbacks=[callback, ending])
+    error = pytest.raises(RuntimeError, match="NaN") if raises else contextlib.nullcontext()
+    with error:
+        model.fit(batches().take(2).concatenate(bad), verbose=0, callbacks=[callback, ending])
     assert len(kept) == 3
 
 
@@ -237,13 +239,11 @@ tried(
         ({"patience": 2, "restore_best_weights": True}, 3, 0),
         ({"patience": 2, "restore_best_weights": True, "start_from_epoch": 1}, 4, 1),
         ({"patience": 1, "restore_best_weights": False}, 2, 1),
-        ({"patience": 1, "baseline": -1e9}, 1, 0),
+        ({"patience": 2, "baseline": -1e9}, 2, 1),
     ],
     ids=str,
 )
 def test_early_stopping(keras, sk, options, num_epochs, best, capsys):
-    if "baseline" in options and keras.__name__ == "tf_keras":
-        num_epochs, best = 1, 0
     callback, kept = watch(keras)
     stop = keras.callbacks.EarlyStopping(
         monitor="loss", mode="min", min_delta=1e9, verbose=1, **options
@@ -309,7 +309,7 @@ def test_a_format_without_a_place_for_tables_is_refused_before_training(
         assert keras.__name__ == "keras"  # which takes no such name
         return
     model = compiled(keras, sk)
-    with pytest.raises(NotImplementedError, match=f"leave the keys of 'city', .*{name}"):
+    with pytest.raises(NotImplementedError, match=f"leave the keys of 'city:0', .*{name}"):
         model.fit(batches(), verbose=0, callbacks=[[saving]])
     assert not any(map(len, tables_of(model).values()))
     assert not any(tmp_path.iterdir())
@@ -468,9 +468,9 @@ def test_an_orbax_checkpoint_is_refused_before_training(keras, sk):
     assert not any(map(len, tables_of(model).values()))
 
 
-# What no program passes by name, or what has no meaning where the callback is refused.
+# Options of what is refused; and of what fails in any `fit` of TensorFlow 2, tables or none.
 NOT_TRIED = {
-    "LambdaCallback": {"kwargs"},
+    "BaseLogger": {"stateful_metrics"},
     "OrbaxCheckpoint": {
         *("monitor", "verbose", "save_best_only", "mode", "save_freq", "initial_value_threshold"),
         *("max_to_keep", "save_on_background", "save_weights_only"),
@@ -482,9 +482,11 @@ def test_every_option_is_tried(keras):
     of_keras = {
         name: cls
         for name, cls in vars(keras.callbacks).items()
-        if inspect.isclass(cls) and issubclass(cls, keras.callbacks.Callback)
+        if inspect.isclass(cls)
+        and issubclass(cls, keras.callbacks.Callback)
+        and name not in ("CallbackList", "SidecarEvaluatorModelExport")  # no program gives them
     }
-    assert len(of_keras) >= 14
+    assert len(of_keras) >= 12
     for name, cls in of_keras.items():
         options = {
             each.name
