@@ -155,7 +155,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--dim", type=_positive, default=16, help="length of an embedding (%(default)s)")
     add("--optimizer", choices=sorted(OPTIMIZERS), default="adam", help="(%(default)s)")
     add("--learning-rate", type=float, help="at the start; it falls to 0 (the optimizer's own)")
-    add("--seed", type=int, default=0, help="of data, first values and order (%(default)s)")
+    add("--seed", type=int, default=0, help="of data, initial values and order (%(default)s)")
     add("--ranks", type=_positive, help="stop unless the launcher started this many")
     add("--workdir", type=Path, help="where files go; all ranks must see it (a temporary one)")
     add("--evaluate", type=Path, metavar="WORKDIR", help="only evaluate what a run has saved there")

@@ -1,4 +1,4 @@
-// First values of rows: a pure function of (seed, key, column), with the same bits on every
+// Initial values of rows: a pure function of (seed, key, column), with the same bits on every
 // processor.
 //
 // Nothing here calls a math library, whose last bits differ between processors.
@@ -158,7 +158,7 @@ SOK_DEVICE void draw_dense(const SokShare share, const Draw& draw, u8* out, i64 
 // Kernels, two for each distribution. Rows of f64 get the f32 that is drawn; their constants, which
 // f32 need not hold, are rows of their own, and so are those of integers.
 //
-// init_<distribution>_<T>: the first values of rows.
+// init_<distribution>_<T>: the initial values of rows.
 //   values  (num_chunks,)  addresses of the chunks of the `value` column, elements of T
 //   rows    (n,)           distinct row numbers; an absent one is skipped
 //   keys    (n,)           the key of each row

@@ -3,7 +3,7 @@
 //
 // They come from Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1,
 // 2, 3", SC 2011): its key is the seed, its counter (key, column / 4, step), and word column % 4 of
-// its output belongs to the column. First values of rows are drawn with step 0.
+// its output belongs to the column. Initial values of rows are drawn with step 0.
 #ifndef SOK_RANDOM_CUH_
 #define SOK_RANDOM_CUH_
 

@@ -139,21 +139,21 @@ def test_a_planted_circle_is_found():
     assert set(circle(sources)) == {there, back}
 
 
-FACES = {
+APIS = {
     *("sok_lite.sok", "sok_lite.dynamic_embedding", "sok_lite.kv_variable", "sok_lite.keras"),
 }
 
 
-@pytest.mark.parametrize("face", sorted(FACES))
-def test_no_face_imports_another(face):
-    for path in (PACKAGE / face.split(".")[1]).rglob("*.py"):
+@pytest.mark.parametrize("api", sorted(APIS))
+def test_no_api_imports_another(api):
+    for path in (PACKAGE / api.split(".")[1]).rglob("*.py"):
         found = {".".join(name.split(".")[:2]) for name in imports(path.read_text())}
-        assert not found & (FACES - {face}), path
+        assert not found & (APIS - {api}), path
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "bridge").rglob("*.py")), ids=module_name)
-def test_the_bridge_speaks_of_no_single_face(path):
-    """`sok.` is how SOK's face is imported; `sok_lite.init` and the like are of the package."""
+def test_the_bridge_speaks_of_no_single_api(path):
+    """`sok.` is how SOK's API is imported; `sok_lite.init` and the like are of the package."""
     words = re.findall(r"\bsok\.[a-zA-Z]\w*|\bSOK\b", path.read_text())
     assert words == []
 

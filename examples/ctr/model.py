@@ -73,7 +73,7 @@ class ClickModel:
 
         Args:
           dim: length of an embedding.
-          seed: of the first values of embeddings and of dense weights.
+          seed: of the initial values of embeddings and of dense weights.
           ranks: who trains together.
           gradient_dtype: in which gradients travel between them, or "bfloat16".
         """

@@ -1,4 +1,4 @@
-"""Everything that knows TensorFlow and no face: tables as variables, lookups, gradients, steps.
+"""All that knows TensorFlow and no API of ours: tables as variables, lookups, gradients, steps.
 
 Imports nothing by itself. docs/design.md has the order in which modules build on each other.
 """

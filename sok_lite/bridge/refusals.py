@@ -67,7 +67,7 @@ class RefusesDense(RefusesCopies):
       name: of the variable.
       kind: the class by the name that a program knows it by.
       instead_of_value, instead_of_write, instead_of_copy, instead_of_save: what a program can do
-        for that, a sentence in the words of the face.
+        for that, a sentence in the words of that API.
       instead_of_own_step: the same for the training step that Keras has of its own.
       instead_of_partitions: the same for a list of variables in `tf.nn.embedding_lookup`.
     """

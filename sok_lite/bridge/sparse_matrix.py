@@ -1,6 +1,6 @@
 """Keys as a SparseTensor or RaggedTensor, whose rows are combined: checks, and plain arithmetic.
 
-What lookups of several faces share before and after they ask a table.
+What lookups of several APIs share before and after they ask a table.
 """
 
 from typing import Any

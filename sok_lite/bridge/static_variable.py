@@ -17,7 +17,7 @@ from sok_lite.engine.static_table import StaticTable
 
 
 class StaticVariable(RefusesCopies, OfTable, ResourceVariable):
-    """This rank's rows of a static table. The static variables of all faces are made of it.
+    """This rank's rows of a static table. Those of all APIs are made of it.
 
     Args:
       table: what lookups know of it.

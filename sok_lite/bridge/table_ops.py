@@ -1,6 +1,6 @@
 """What a table can do beyond a variable: remove keys, show scores, export parts, count.
 
-Functions of a variable, which faces name as its methods. Each acts on the part of this rank and
+Functions of a variable, which the APIs name as its methods. Each acts on the part of this rank and
 does not communicate. Those that give tensors work in eager mode and in graphs.
 """
 

@@ -114,7 +114,7 @@ def variable_of(handle: Any) -> "TableVariable | None":
 
 @unconverted
 class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
-    """A variable whose rows are known by key. The variables of all faces are made of it.
+    """A variable whose rows are known by key. The variables of all APIs are made of it.
 
     In a job of several ranks each rank holds the part of the keys it owns; what is said here is
     about this rank's part.

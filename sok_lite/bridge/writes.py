@@ -1,6 +1,6 @@
 """How rows given by a program get into a table: what assigning and the scatters share.
 
-Functions of a variable, which faces name as its methods. They act on the part of this rank.
+Functions of a variable, which the APIs name as its methods. They act on the part of this rank.
 """
 
 from collections.abc import Callable, Sequence

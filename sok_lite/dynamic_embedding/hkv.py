@@ -108,7 +108,7 @@ class HkvHashTable(HashTable):
         self._step_per_epoch = step_per_epoch if is_by_epoch else 0
         self._steps, self._counting = 0, threading.Lock()
         super().__init__(key_dtype, value_dtype, default_value, name, checkpoint, options)
-        self.table.sees_updates = True  # lookups of this face are no sightings, training is
+        self.table.sees_updates = True  # lookups of this API are no sightings, training is
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
         """Does what `HashTable.insert` does, and counts a step of the epoch."""

@@ -93,7 +93,7 @@ def _warn_of_fans(initializer: Any, made: Any, dim: int, name: str) -> None:
         return
     warnings.warn(
         f"{type(initializer).__name__} of {name!r} depends on the shape of a whole weight. Here it "
-        f"is that of a row, ({dim}, {dim}): first values have a standard deviation of "
+        f"is that of a row, ({dim}, {dim}): initial values have a standard deviation of "
         f"{_deviation(made):.3g}. TFRA counts the keys of each lookup as fan_in: with {_SOME_KEYS} "
         f"it is {_deviation(theirs):.3g}. Give row_shape=(fan_in, fan_out), such as row_shape="
         f"({_SOME_KEYS}, {dim}), or an initializer that no shape matters to, such as RandomNormal.",

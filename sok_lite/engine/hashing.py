@@ -2,7 +2,7 @@
 
 Keys are what users of a service send: with one hash for all, somebody could choose keys that all
 fall into one place of an index. So each index hashes its keys with a seed of its own, which nobody
-else knows. What must be the same everywhere has none: the owner of a key, its first values,
+else knows. What must be the same everywhere has none: the owner of a key, its initial values,
 whether it is admitted.
 """
 

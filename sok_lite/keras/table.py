@@ -49,7 +49,7 @@ class TablePart:
     Args:
       name: of the layer. It also seeds the rows.
       dim: elements of a row.
-      initializer: first value of a row: a number, or an initializer of Keras or its name; None:
+      initializer: initial value of a row: a number, or an initializer of Keras or its name; None:
         Keras' "uniform", as of its Embedding. GlorotUniform and others that count with the shape of
         a weight have none here, and are refused.
       key_type: "int64", "int32" or "uint64"; or str: texts, whose key is `tf.fingerprint`

@@ -1,1 +1,1 @@
-"""SparseOperationKit's face: its words, argument checks and error texts on the bridge."""
+"""SparseOperationKit's API: its words, argument checks and error texts on the bridge."""

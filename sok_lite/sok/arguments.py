@@ -212,7 +212,7 @@ def checked_gradient_dtype(dtype: Any) -> bool:
 
 
 def checked_row_dtype(dtype: Any) -> RowDtype:
-    """Returns the format of a variable's rows: one of the three that SOK's face has.
+    """Returns the format of a variable's rows: one of the three that SOK has.
 
     Raises:
       TypeError: no dtype. ValueError: another one.

@@ -38,7 +38,7 @@ _serial = itertools.count()
 class DynamicVariable(WithStaticRows):
     """A trainable table that has a row for every key it was ever asked for.
 
-    A lookup of a key that has no row gives it one, whose first value is a function of the seed,
+    A lookup of a key that has no row gives it one, whose initial value is a function of the seed,
     the variable's name and the key alone. Every value of the key type is a key.
 
     In a job of several ranks each rank holds the part of the keys it owns; what is said here is
@@ -46,8 +46,8 @@ class DynamicVariable(WithStaticRows):
 
     Args:
       dimension: length of a row.
-      initializer: first value of a row: "random" (also None and ""; uniform from -0.05 to 0.05 for
-        "hbm", normal with mean 0 and deviation 1 for "hybrid", as in SOK), "normal", "uniform",
+      initializer: initial value of a row: "random" (also None and ""; uniform from -0.05 to 0.05
+        for "hbm", normal with mean 0 and deviation 1 for "hybrid", as in SOK), "normal", "uniform",
         "ones", "zeros", a number or its string such as "13", also as a tensor or tf.Variable whose
         elements are all that number, a Keras or tf.initializers object, or Keras' name of one, such
         as "glorot_uniform".

@@ -1,4 +1,4 @@
-"""KvVariables in checkpoints of TF1: files as TFPlus writes them, and those of our own face."""
+"""KvVariables in checkpoints of TF1: files as TFPlus writes them, and those of our own API."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What the tests of TFRA's face share: calls in eager mode, in a tf.function and in a TF1 graph."""
+"""What the tests of TFRA's API share: calls in eager mode, in a tf.function and in a TF1 graph."""
 
 import json
 

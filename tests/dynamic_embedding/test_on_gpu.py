@@ -1,4 +1,4 @@
-"""TFRA's face with tables in RAM and on the simulated GPU: see tests/support/gpu_play.py."""
+"""TFRA's API with tables in RAM and on the simulated GPU: see tests/support/gpu_play.py."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""What the tests of the Keras face share: each Keras in turn, and its classes."""
+"""What the tests of Keras share: each Keras in turn, and its classes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the tests of TFPlus' face share: calls in each of TensorFlow's modes, and variables."""
+"""What the tests of TFPlus' API share: calls in each of TensorFlow's modes, and variables."""
 
 import weakref
 

@@ -1,4 +1,4 @@
-"""Checkpoints of TFRA's face over real ranks: rank 0's dense variables, the rows of every rank."""
+"""Checkpoints of TFRA's API over real ranks: rank 0's dense variables, the rows of every rank."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the tests of SOK's face share."""
+"""What the tests of SOK's API share."""
 
 from tests.support.tf_fixtures import (
     collect_ignore_glob,

@@ -1,4 +1,4 @@
-"""A variable that optimizers train as they come, as small as one of a face can be."""
+"""A variable that optimizers train as they come, as small as one of an API can be."""
 
 import numpy as np
 import tensorflow as tf

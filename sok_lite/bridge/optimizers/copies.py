@@ -108,12 +108,12 @@ def refuse_inner_optimizers(optimizer: Any) -> None:
             )
 
 
-# An attribute of classes that a face puts around the class of an optimizer; see `own_class`.
+# An attribute of classes that an API puts around the class of an optimizer; see `own_class`.
 AROUND = "is_around_an_optimizer"
 
 
 def own_class(optimizer: Any) -> Any:
-    """Returns the class of an optimizer without what Horovod, or a face, puts around it."""
+    """Returns the class of an optimizer without what Horovod, or an API, puts around it."""
     return next(
         base
         for base in type(optimizer).__mro__

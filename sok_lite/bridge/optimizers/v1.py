@@ -160,7 +160,7 @@ def _made(
     followed: Collection[str],
 ) -> Any:
     copy = copying.copy(optimizer)
-    vars(copy).pop("get_slot", None)  # what a face has put there finds the optimizer's own slots
+    vars(copy).pop("get_slot", None)  # what an API has put there finds the optimizer's own slots
     for name, value in vars(optimizer).items():
         if isinstance(value, (dict, list, set)):
             setattr(copy, name, copying.copy(value))

@@ -25,7 +25,7 @@ from sok_lite.bridge.optimizers.v1 import V1
 
 @unconverted
 class WrappedOptimizer(RowOptimizer):
-    """Has an optimizer update tables as well. The wrappers of all faces are made of it.
+    """Has an optimizer update tables as well. The wrappers of all APIs are made of it.
 
     Args:
       optimizer: of Keras 3, tf_keras or tf.compat.v1.train, or a LossScaleOptimizer around one.

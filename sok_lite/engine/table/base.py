@@ -71,7 +71,7 @@ class EmbeddingTable(Inserts):
         scores: Any = None,
         filter_ratio: float = 1.0,
     ) -> Array:
-        """Returns the row number of every key; keys without one get a row and its first value.
+        """Returns the row number of every key; keys without one get a row and its initial value.
 
         Args:
           keys: (n,).

@@ -25,7 +25,7 @@ class DetTable(EmbeddingTable):
     Args:
       backend: where it lives.
       dim: elements of a row.
-      initializer: gives the first values of rows.
+      initializer: gives the initial values of rows.
       key_type: "int64", "int32" or "uint64".
       dtype: of the rows, a name that RowDtype lists.
       name: in errors; it also seeds the rows.

@@ -169,7 +169,7 @@ class GivesFirstRows(Protocol):
         table_seed: int,
         rows: Array | None = None,
     ) -> Action:
-        """Prepares to write the first values of keys (n,) int64 into `out`, (n, dim) storage.
+        """Prepares to write the initial values of keys (n,) int64 into `out`, (n, dim) storage.
 
         A key whose row (n,) uint32 is not absent is skipped.
         """
