@@ -34,7 +34,7 @@ def table_facts(table: EmbeddingTable, dtype: str) -> dict[str, str]:
         "keys": f"{table.size:,}",
         "row": f"{table.dim} x {dtype}",
         "key type": table.key_dtype.name,
-        "table": f"{table.var_type} on {table.backend.name}",
+        "kind of table": f"{table.var_type}, in {_place(table)}",
         "fill": _fill(table),
         "optimizer states": ", ".join(table.store.state_names) or "none",
     }
@@ -47,7 +47,7 @@ def table_facts(table: EmbeddingTable, dtype: str) -> dict[str, str]:
     else:
         facts["memory of rows and states"] = _bytes(tiers.near_used)
     return facts | {
-        "set aside for more": _bytes(table.store.num_bytes - table.store.used_bytes),
+        "memory reserved for more rows": _bytes(table.store.num_bytes - table.store.used_bytes),
         "memory of the index": _bytes(table.index_bytes),
     }
 
@@ -58,6 +58,13 @@ def facts_html(caption: str, facts: dict[str, str]) -> str:
         f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in facts.items()
     )
     return f"<table><caption>{escape(caption)}</caption>{cells}</table>"
+
+
+def _place(table: EmbeddingTable) -> str:
+    """Returns where the rows are; "hbm" is what the kind is called, also without a GPU."""
+    if table.backend.name == "cpu":
+        return "RAM"
+    return "GPU memory" if table.keeps_every_key else "GPU memory and RAM"
 
 
 def _fill(table: EmbeddingTable) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.job import communicator
@@ -236,6 +237,16 @@ def _keys(feature: Feature, flat: tf.Tensor) -> tf.Tensor:
             f"Received: {flat.dtype.name}."
         )
     return keys_of_texts(flat)
+
+
+def as_tensor_of_texts(ids: Any) -> Any:
+    """Returns a text, a list or an array of texts as a tensor; anything else as it is.
+
+    Keras takes neither a text nor an array of NumPy's own dtypes of texts.
+    """
+    first = ids[0] if isinstance(ids, (list, tuple)) and ids else ids
+    is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "US"
+    return tf.constant(ids) if is_array or isinstance(first, (str, bytes)) else ids
 
 
 def keys_of_texts(texts: tf.Tensor) -> tf.Tensor:

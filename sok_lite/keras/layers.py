@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.keras.features import COMBINERS, Feature, mask_of, rows_of
+from sok_lite.keras.features import COMBINERS, Feature, as_tensor_of_texts, mask_of, rows_of
 
 
 class EmbeddingsPart:
@@ -192,6 +192,10 @@ class EmbeddingPart(EmbeddingsPart):
     def key_dtype_name(self) -> str:
         """Name of the dtype of ids."""
         return self._of.tables[0].key_dtype_name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args = (*map(as_tensor_of_texts, args[:1]), *args[1:])
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def call(self, ids: Any, weights: Any = None, training: Any = None) -> Any:
         """Returns the rows of ids; see `Embeddings.call`."""

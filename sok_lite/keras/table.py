@@ -24,7 +24,7 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.owner import MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.engine.table.hkv_options import HkvOptions
-from sok_lite.keras.features import Feature, keys_of_texts, rows_of
+from sok_lite.keras.features import Feature, as_tensor_of_texts, keys_of_texts, rows_of
 from sok_lite.keras.ranks import parts_of_all
 from sok_lite.keras.weight import TableWeight
 
@@ -184,6 +184,7 @@ class TablePart:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         _check_names_differ(self.name, args)
+        args = (*map(as_tensor_of_texts, args[:1]), *args[1:])
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def __bool__(self) -> bool:

@@ -140,6 +140,19 @@ def test_texts_are_keys_by_their_fingerprint(sk):
     check(sk.Embedding(table, "sum", mask_value="")(tf.constant([["foo", ""]])), [foo])
 
 
+@pytest.mark.parametrize("made", ["table", "embedding"])
+def test_texts_of_python_and_numpy_are_taken(sk, made):
+    table = sk.Table("city", DIM, key_type=str)
+    look_up = table if made == "table" else sk.Embedding(table)
+    texts = ["Oslo", "São Paulo"]
+    expected = look_up(tf.constant(texts), training=True)
+    for given in (texts, tuple(texts), np.array(texts), np.array(texts, object)):
+        np.testing.assert_array_equal(look_up(given), expected)
+    np.testing.assert_array_equal(look_up("Oslo"), expected[0])
+    with pytest.raises(TypeError, match="must be int64. Received: texts. Make the table with key"):
+        sk.Table("numbers", DIM)("Oslo")
+
+
 def test_features_share_tables_and_are_one_lookup(sk, table, monkeypatch):
     from sok_lite.keras import features
 
