@@ -20,7 +20,7 @@ from sok_lite.comm.shared_memory import LinkError, Mailboxes, Signal
 
 T = TypeVar("T")
 
-# Less is sooner there with what goes to other machines: docs/performance.md, "Ranks".
+# Less is sooner there with what goes to other machines: docs/measurements.md, "Ranks".
 _LEAST_BYTES = 1 << 20
 
 
