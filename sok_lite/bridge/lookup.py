@@ -78,6 +78,7 @@ def _looked_up(
         rows = {i: sources_and_weights[i] for i in static}
         joined_weights = [join(weights)] if weights else []
         tensors = [*inputs, *joined_weights, *read.sent, *read.numbers, *rows.values()]
+        backward: Callable[..., Any]
         if tf.executing_eagerly():
             joined, trail = on_device(host.backend, host.forward, *tensors)
             backward, context = partial(host.backward, trail), []

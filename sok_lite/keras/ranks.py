@@ -171,7 +171,7 @@ def check_while_training(name: str, package: Any) -> None:
         if not tables:
             return original(self, *args, **kwargs)
         call = signature.bind(self, *args, **kwargs)
-        given = call.arguments.get("callbacks")
+        given: Any = call.arguments.get("callbacks")
         is_list = isinstance(given, package.callbacks.CallbackList)
         callbacks = given.callbacks if is_list else tf.nest.flatten(given or [])
         check_fit(self, package, callbacks, tables)

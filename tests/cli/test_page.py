@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sok_lite.backend.sources import kernel_folder
 from sok_lite.cli.main import COMMANDS
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.initializer import Initializer
@@ -82,8 +83,11 @@ def test_the_page_shows_every_command():
     assert {f"sok-lite {command}" for command in COMMANDS} <= set(re.findall(r"sok-lite \w+", text))
 
 
-def test_the_examples_of_help_run(runs):
+def test_the_examples_of_help_run(runs, monkeypatch):
     pytest.importorskip("pyarrow")
+    # All kernels take two minutes; test_compile.py and test_nvrtc.py compile each.
+    few = [kernel_folder() / "slots.cu"]
+    monkeypatch.setattr("sok_lite.cli.commands.compile.kernel_files", lambda: few)
     for command in COMMANDS:
         module = importlib.import_module(f"sok_lite.cli.commands.{command}")
         for line in module.EXAMPLES.splitlines():

@@ -167,8 +167,20 @@ class Budget(NamedTuple):
 ALL = ("hbm", "hybrid", "two tiers")
 FORMATS = ("hbm", "float16", "bfloat16")
 ONE, MIXED = ("hbm",), tuple(KINDS)
-# 300 tables take seconds on the simulated GPU.
+# 300 tables take half a minute on the simulated GPU.
 _FEW = (1, 26)
+
+
+def cases(budgets):
+    """The names of budgets with each number of tables."""
+    many = pytest.mark.full_only("300 tables take half a minute on the simulated GPU")
+    return [
+        pytest.param(name, number, marks=many if number == 300 else ())
+        for name, budget in budgets.items()
+        for number in budget.tables
+    ]
+
+
 BUDGETS = {
     # What a GPU does beside launches: keys and splits are joined, memory is set to zeros.
     "forward, known": Budget(ALL, known, 1, 2, 3, 1),
@@ -226,10 +238,7 @@ def within(backend, counts, budget, num_tables, num_bytes):
     assert not over
 
 
-@pytest.mark.parametrize(
-    ("name", "num_tables"),
-    [(name, number) for name, budget in BUDGETS.items() for number in budget.tables],
-)
+@pytest.mark.parametrize(("name", "num_tables"), cases(BUDGETS))
 def test_a_call_of_one_rank_asks_for_no_more_than_its_budget(backend, name, num_tables):
     if not can_count(backend):
         pytest.skip("nobody counts what is asked of this GPU")
@@ -288,10 +297,7 @@ BUDGETS_OF_RANKS = {
 BYTES_OF_RANKS = 1400, 600
 
 
-@pytest.mark.parametrize(
-    ("name", "num_tables"),
-    [(name, number) for name, budget in BUDGETS_OF_RANKS.items() for number in budget.tables],
-)
+@pytest.mark.parametrize(("name", "num_tables"), cases(BUDGETS_OF_RANKS))
 def test_a_call_of_two_ranks_asks_for_no_more_than_its_budget(backend, name, num_tables):
     if not can_count(backend):
         pytest.skip("nobody counts what is asked of this GPU")

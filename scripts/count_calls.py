@@ -1,0 +1,135 @@
+"""Counts what Python does in a lookup and in a training step, by the number of tables.
+
+Every call of a function of Python or C counts as one. No clock is read, so no noise moves the
+counts; but they hold for one pair of Python and TensorFlow, which each line names. What is counted:
+
+  lookup, step         in a `tf.function`: within the calls from the graph into Python; a step is a
+                       lookup, its gradient and Adam
+  eager step           all calls of the same step in eager mode, TensorFlow's own among them
+  eager step, dense    the same on dense variables of all rows: what TensorFlow asks of anybody
+
+One line `RESULT {json}` for each, with the counts by tables and what each further table adds.
+
+Examples:
+  python scripts/count_calls.py
+  python scripts/count_calls.py --tables 1 26 --works lookup step
+"""
+
+import argparse
+import platform
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from bench_common import result
+
+import sok_lite as sok
+from sok_lite.bridge import host_call
+
+WORKS = ("lookup", "step", "eager step", "eager step, dense")
+NUM_KEYS = 100
+
+
+class Counted:
+    """Counts calls of Python and C while `within` runs a function.
+
+    Attributes:
+      calls: so far.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def within(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function, and counts what it calls."""
+        sys.setprofile(self._note)
+        try:
+            return function(*args)
+        finally:
+            sys.setprofile(None)
+
+    def _note(self, frame: Any, event: str, argument: Any) -> None:
+        if event in ("call", "c_call"):
+            self.calls += 1
+
+
+def make_step(work: str, num_tables: int, args: argparse.Namespace) -> Callable[[], Any]:
+    """Returns a step on tables, or dense variables, that have all keys."""
+    rng = np.random.default_rng(0)
+    ids = [tf.constant(rng.integers(0, NUM_KEYS, args.ids)) for _ in range(num_tables)]
+    is_dense = work.endswith("dense")
+    optimizer = keras.optimizers.Adam()
+    tables: list[Any]
+    if is_dense:
+        tables = [tf.Variable(tf.zeros([NUM_KEYS, args.dim])) for _ in range(num_tables)]
+    else:
+        tables = [sok.DynamicVariable(args.dim, name=f"t{i}") for i in range(num_tables)]
+        for table in tables:
+            sok.assign(table, np.arange(NUM_KEYS), np.zeros((NUM_KEYS, args.dim), np.float32))
+        optimizer = sok.OptimizerWrapper(optimizer)
+
+    def look_up() -> list[tf.Tensor]:
+        if is_dense:
+            pairs = zip(tables, ids, strict=True)
+            return [tf.nn.embedding_lookup(table, each) for table, each in pairs]
+        return sok.lookup_sparse(tables, ids, combiners="sum")
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            losses = [tf.reduce_sum(rows) for rows in look_up()]
+            loss = tf.add_n(losses)
+        gradients = tape.gradient(loss, tables)
+        optimizer.apply_gradients(zip(gradients, tables, strict=True))
+
+    called = look_up if work == "lookup" else step
+    return called if work.startswith("eager") else tf.function(called)
+
+
+def count(work: str, num_tables: int, args: argparse.Namespace) -> int:
+    """Returns the calls of one step."""
+    step, counted = make_step(work, num_tables, args), Counted()
+    for _ in range(3):  # traced, states made, layouts known
+        step()
+    if work.startswith("eager"):
+        counted.within(step)
+        return counted.calls
+    on_device = host_call.on_device
+
+    def counting(*arguments: Any) -> Any:
+        return counted.within(on_device, *arguments)
+
+    host_call.on_device = counting  # type: ignore[assignment]
+    try:
+        step()
+    finally:
+        host_call.on_device = on_device
+    return counted.calls
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tables", type=int, nargs="+", default=[1, 26, 100])
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=WORKS)
+    parser.add_argument("--ids", type=int, default=64, help="of each table (%(default)s)")
+    parser.add_argument("--dim", type=int, default=4)
+    args = parser.parse_args()
+    for work in args.works:
+        calls = {tables: count(work, tables, args) for tables in args.tables}
+        fewest, most = min(calls), max(calls)
+        each = (calls[most] - calls[fewest]) / max(1, most - fewest)
+        result(
+            work=work,
+            python=platform.python_version(),
+            tensorflow=tf.__version__,
+            **{f"tables_{tables}": number for tables, number in calls.items()},
+            each_table=round(each, 1),
+        )
+
+
+if __name__ == "__main__":
+    main()

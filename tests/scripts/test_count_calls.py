@@ -1,0 +1,34 @@
+"""The counts of Python's calls: they repeat, and grow with the tables."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def counted(*arguments):
+    command = [sys.executable, str(ROOT / "scripts" / "count_calls.py"), *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"SOK_LITE_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return {each["work"]: each for each in (json.loads(line[7:]) for line in lines)}
+
+
+def test_calls_are_counted_and_repeat():
+    pytest.importorskip("tensorflow")
+    first, second = counted("--tables", "1", "3"), counted("--tables", "1", "3")
+    assert first == second
+    assert set(first) == {"lookup", "step", "eager step", "eager step, dense"}
+    for found in first.values():
+        assert 0 < found["tables_1"] < found["tables_3"]
+        each = (found["tables_3"] - found["tables_1"]) / 2
+        assert found["each_table"] == pytest.approx(each, rel=1e-3)
+    assert first["lookup"]["tables_1"] < first["step"]["tables_1"]
+    assert first["step"]["tables_1"] < first["eager step"]["tables_1"]
