@@ -1,12 +1,13 @@
 """Arrays of GPUs by Horovod's all-to-all of tensors on the device."""
 
+import sys
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
-from sok_lite.bridge.tensor import empty, to_array, to_tensor
+from sok_lite.bridge.tensor import empty, memory_of_call, to_array, to_tensor
 from sok_lite.comm import Communicator, CommunicatorError
 from sok_lite.comm.host_controlled import HostControlledCarrier
 
@@ -27,6 +28,10 @@ class HorovodCarrier(HostControlledCarrier):
         self._hvd: Any = hvd
 
     def _carried(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
+        return to_array(self.carried(message, send_splits), self._backend)
+
+    def carried(self, message: Array, send_splits: np.ndarray) -> tf.Tensor:
+        """Carries a message, (n, 2) int64 of the backend; returns what came, where it came."""
         try:
             # TensorFlow takes no memory of the device that is not its own.
             sent = empty(message.shape, tf.int64, self._backend)
@@ -35,13 +40,37 @@ class HorovodCarrier(HostControlledCarrier):
             self._backend.synchronize()  # Horovod does not wait for CuPy's stream
             splits = np.asarray(send_splits, np.int32)
             received, _ = self._hvd.alltoall(tensor, splits=splits, name=_NAME)
-            return to_array(received, self._backend)
+            return received
         except (tf.errors.OpError, ValueError) as error:
             raise CommunicatorError(f"Horovod cannot carry tensors of GPUs: {error}") from error
 
 
+def connected(comm: Communicator, backend: Backend) -> HorovodCarrier:
+    """Returns a carrier that has brought a word from each rank to each. Every rank must call it.
+
+    Raises:
+      CommunicatorError: the words are others, or not on the device: Horovod was built without an
+        alltoall for GPUs, or numbers the ranks in another way.
+    """
+    carrier, ranks = HorovodCarrier(comm, backend), np.arange(comm.size)
+    sent = np.stack([np.full(comm.size, comm.rank), ranks], axis=1)
+    expected = np.stack([ranks, np.full(comm.size, comm.rank)], axis=1)
+    try:
+        with memory_of_call():
+            received = carrier.carried(backend.from_host(sent), np.ones(comm.size, np.int32))
+    except Exception as error:  # Horovod's own kinds among them
+        raise CommunicatorError(f"Horovod cannot carry a word between GPUs: {error}") from error
+    if backend.name != "cpu" and "GPU" not in received.backing_device:
+        raise CommunicatorError("Horovod carries tensors through the host: it has no GPU alltoall")
+    if not np.array_equal(received.numpy(), expected):
+        raise CommunicatorError("Horovod carries words to other ranks than it was told to")
+    return carrier
+
+
 def horovod_unable(comm: Communicator) -> str | None:
     """Returns why Horovod cannot carry tensors between these ranks' GPUs, or None if it can."""
+    if "horovod.tensorflow" not in sys.modules:  # nobody has started it, and an import takes time
+        return "Horovod does not connect these ranks: give comm_tool='horovod'"
     try:
         import horovod.tensorflow as hvd
     except Exception as error:  # also a library built against another TensorFlow

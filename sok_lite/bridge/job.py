@@ -1,7 +1,7 @@
 """Which processes make up the job: one communicator for all tables of this process."""
 
 from sok_lite.backend import get_backend
-from sok_lite.bridge.horovod_carrier import HorovodCarrier, horovod_unable
+from sok_lite.bridge import horovod_carrier
 from sok_lite.comm import (
     Communicator,
     ElasticCommunicator,
@@ -73,7 +73,7 @@ def _choose_carrier(comm: Communicator, wanted: str) -> None:
     global _transport
     comm.carrier, _transport = None, ""
     if comm.size > 1:
-        ways = {"horovod": Way(horovod_unable, HorovodCarrier)}
+        ways = {"horovod": Way(horovod_carrier.horovod_unable, horovod_carrier.connected)}
         backend = get_backend()
         said = choose_carrier(comm, backend, wanted, ways)
         _transport = "" if backend.name == "cpu" else said

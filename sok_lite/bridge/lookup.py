@@ -101,7 +101,13 @@ def _looked_up(
             keys, gradients = _gradients(host, backward, context, dense, weights)
             weighted = [i for i, table in enumerate(tables) if table.has_weights]
             known = [rows[i] if i in rows else _source(tables[i]) for i in weighted]
-            gradients = derived_once(host.what, gradients, [*dense, *weights, *known])
+            derived_by = [*dense, *weights, *known]
+            zeros_of = {
+                len(derived_by) - len(known) + k: partial(_gradient_of_no_rows, tables[i])
+                for k, i in enumerate(weighted)
+                if i not in rows
+            }
+            gradients = derived_once(host.what, gradients, derived_by, zeros_of)
             row_grads, weight_grads = gradients[:num_tables], gradients[num_tables:]
             for weight, weight_grad in zip(weights, weight_grads, strict=True):
                 weight_grad.set_shape(weight.shape)
@@ -153,6 +159,11 @@ def _source(table: Facts) -> Any:
     if tf.executing_eagerly():
         return variable.gradient_source()
     return from_function(variable.gradient_source)
+
+
+def _gradient_of_no_rows(table: Facts) -> Any:
+    keys, rows = tf.zeros([0], table.key_type), tf.zeros([0, table.dim])
+    return row_gradient(table.name, keys, rows, table.dim)
 
 
 def _gradients(

@@ -45,8 +45,7 @@ def checked_transport(transport: str | None) -> str:
     transport = transport or "auto"
     if transport == "mpi":
         raise ValueError(
-            f"{source}='mpi' is gone, since CUDA-aware MPI showed no gain over NCCL. Use 'auto' or "
-            "'nccl'."
+            f"{source}='mpi' is gone: no measurement spoke for CUDA-aware MPI. Use 'auto'."
         )
     if transport not in TRANSPORTS:
         raise ValueError(
@@ -79,7 +78,8 @@ def choose_carrier(
         all ranks.
     """
     ways = {"nccl": Way(lambda _: nccl_unavailable(), _nccl), **(more or {})}
-    names = {"auto": _AUTO, "host": ()}.get(transport, (transport,))
+    known = tuple(name for name in _AUTO if name in ways)
+    names = {"auto": known, "host": ()}.get(transport, (transport,))
     comm.carrier = None
     obstacles = {name: _obstacle(comm, backend, name, ways) for name in names}
     if None in obstacles.values():
@@ -89,7 +89,7 @@ def choose_carrier(
     asked = [card["transport"] for card in cards]
     if len(set(asked)) > 1:
         raise RanksDifferError(f"gpu_transport must be the same on all ranks. Received: {asked}.")
-    reason = ""
+    reasons: list[str] = []
     for name in names:
         reason = _reason(cards, name)
         if not reason and transport == "auto":
@@ -98,10 +98,12 @@ def choose_carrier(
             comm.carrier = ways[name].make(comm, backend)
         if comm.carrier is not None:
             return comm.carrier.what
+        reasons.append(reason)
     if transport in ("auto", "host"):
-        return f"the host's memory ({reason})" if reason else "the host's memory"
+        why = "; ".join(dict.fromkeys(reasons))
+        return f"the host's memory ({why})" if why else "the host's memory"
     raise CommunicatorError(
-        f"gpu_transport={transport!r} is not possible: {reason}. Use 'auto' or 'host'."
+        f"gpu_transport={transport!r} is not possible: {reasons[0]}. Use 'auto' or 'host'."
     )
 
 

@@ -5,6 +5,7 @@ optimizer that cannot train one, after the first batch has inserted its keys.
 """
 
 import functools
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -15,6 +16,9 @@ from sok_lite.bridge.keras_weights import check_path
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import refuse_unsupported
 
+# A row is a column of pixels; PNG has no more.
+_MOST_ROWS_OF_AN_IMAGE = 1_000_000
+
 
 def write_histograms_of_rows(name: str, package: Any) -> None:
     """Has TensorBoard make its histograms and images of a table of the rows of this rank."""
@@ -22,11 +26,25 @@ def write_histograms_of_rows(name: str, package: Any) -> None:
     original = vars(owner)["on_epoch_end"]
 
     @functools.wraps(original)
-    def on_epoch_end(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as stack:
-            for table in kept_tables(self.model) if self.histogram_freq else ():
-                stack.enter_context(table.showing_rows())
-            return original(self, *args, **kwargs)
+    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> Any:
+        if not self.histogram_freq or epoch % self.histogram_freq != 0:
+            return original(self, epoch, logs)
+        write_images, tables = self.write_images, kept_tables(self.model)
+        unfit = [table for table in tables if not 0 < table.shape[0] <= _MOST_ROWS_OF_AN_IMAGE]
+        if write_images and unfit:
+            self.write_images = False
+            warnings.warn(
+                f"TensorBoard writes no images in this epoch: {names_of(unfit)} would be one of no "
+                f"row or of more than {_MOST_ROWS_OF_AN_IMAGE:,}.",
+                stacklevel=2,
+            )
+        try:
+            with ExitStack() as stack:
+                for table in tables:
+                    stack.enter_context(table.showing_rows())
+                return original(self, epoch, logs)
+        finally:
+            self.write_images = write_images
 
     owner.on_epoch_end = on_epoch_end
 

@@ -240,11 +240,13 @@ def _keys(feature: Feature, flat: tf.Tensor) -> tf.Tensor:
 
 
 def as_tensor_of_texts(ids: Any) -> Any:
-    """Returns a text, a list or an array of texts as a tensor; anything else as it is.
+    """Returns a text, or lists or an array of texts, as a tensor; anything else as it is.
 
     Keras takes neither a text nor an array of NumPy's own dtypes of texts.
     """
-    first = ids[0] if isinstance(ids, (list, tuple)) and ids else ids
+    first = ids
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
     is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "US"
     return tf.constant(ids) if is_array or isinstance(first, (str, bytes)) else ids
 

@@ -60,6 +60,13 @@ class EmbeddingsPart:
         """Does nothing: tables are there."""
         self.built = True
 
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(inputs, Mapping):
+            inputs = {name: as_tensor_of_texts(ids) for name, ids in inputs.items()}
+        elif isinstance(inputs, (list, tuple)):
+            inputs = [as_tensor_of_texts(ids) for ids in inputs]
+        return super().__call__(inputs, *args, **kwargs)  # type: ignore[misc]
+
     def call(self, inputs: Any, weights: Any = None, training: Any = None) -> Any:
         """Returns the rows of each feature.
 
@@ -193,9 +200,8 @@ class EmbeddingPart(EmbeddingsPart):
         """Name of the dtype of ids."""
         return self._of.tables[0].key_dtype_name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args = (*map(as_tensor_of_texts, args[:1]), *args[1:])
-        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+    def __call__(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(as_tensor_of_texts(ids), *args, **kwargs)
 
     def call(self, ids: Any, weights: Any = None, training: Any = None) -> Any:
         """Returns the rows of ids; see `Embeddings.call`."""

@@ -182,10 +182,9 @@ class TablePart:
             "it: table(tf.constant([key])) gives the rows of keys, table.export() all."
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        _check_names_differ(self.name, args)
-        args = (*map(as_tensor_of_texts, args[:1]), *args[1:])
-        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+    def __call__(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_names_differ(self.name, (ids,))
+        return super().__call__(as_tensor_of_texts(ids), *args, **kwargs)  # type: ignore[misc]
 
     def __bool__(self) -> bool:
         return True  # an empty table is a table

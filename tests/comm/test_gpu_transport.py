@@ -67,6 +67,33 @@ def test_horovod_goes_before_a_communicator_beside_it(gpus):
     run_ranks(2, program)
 
 
+def test_nccl_follows_where_horovod_cannot_connect_a_rank(gpus):
+    def failing_in(world):
+        def make(comm, backend):
+            carrier = world.carrier(comm, backend)
+            if comm.rank == 1:
+                carrier.leave()
+                raise CommunicatorError("Horovod cannot carry a word between GPUs")
+            return carrier
+
+        return make
+
+    first, second = failing_in(World(2)), failing_in(World(2))
+
+    def program(comm):
+        ways = {"horovod": Way(lambda _: None, first)}
+        assert choose_carrier(comm, gpus, "auto", ways) == "NCCL, from GPU to GPU"
+        comm.carrier.leave()
+        without = Way(lambda _: "CuPy finds no NCCL", World(2).carrier)
+        ways = {"horovod": Way(lambda _: None, second), "nccl": without}
+        said = choose_carrier(comm, gpus, "auto", ways)
+        reasons = "Horovod cannot carry a word between GPUs; rank 0: CuPy finds no NCCL"
+        assert said == f"the host's memory ({reasons})"
+        assert comm.carrier is None
+
+    run_ranks(2, program)
+
+
 def test_every_rank_has_loaded_all_kernels_before_they_connect(gpus, monkeypatch):
     """A kernel that is loaded while NCCL's are waiting on the GPU may wait for those."""
     loaded = []
@@ -204,7 +231,7 @@ def test_the_name_comes_from_the_call_or_from_the_environment(monkeypatch):
     assert checked_transport("nccl") == "nccl"
     with pytest.raises(ValueError, match="gpu_transport must be one of 'auto'.*Received: 'tcp'"):
         checked_transport("tcp")
-    with pytest.raises(ValueError, match="gpu_transport='mpi' is gone, .* 'auto' or 'nccl'"):
+    with pytest.raises(ValueError, match="gpu_transport='mpi' is gone: .*Use 'auto'"):
         checked_transport("mpi")
     monkeypatch.setenv("SOK_LITE_GPU_TRANSPORT", "tcp")
     with pytest.raises(ValueError, match="SOK_LITE_GPU_TRANSPORT must be .*Received: 'tcp'"):

@@ -5,9 +5,11 @@ import csv
 import http.server
 import inspect
 import json
+import re
 import threading
 import urllib.parse
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,8 +149,9 @@ tried("RemoteMonitor", "root", "path", "field", "headers", "send_as_json")
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_remote_monitor_is_told(keras, sk, server, as_json):
+def test_a_remote_monitor_is_told(keras, sk, server, as_json, monkeypatch):
     pytest.importorskip("requests")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     root, told = server
     monitor = keras.callbacks.RemoteMonitor(
         root, path="/here", field="d", headers={"X-Run": "7"}, send_as_json=as_json
@@ -414,6 +417,31 @@ def test_tensorboard_has_the_rows_of_tables(keras, sk, tmp_path):
         assert len(found[tag.replace("histogram", "image")]) == EPOCHS
 
 
+def test_tensorboard_reads_tables_in_the_epochs_of_histograms_alone(keras, sk, tmp_path):
+    """And saves weights in the same epoch, which are those of the table, not a dense variable's."""
+    pytest.importorskip("tensorboard")
+    board = keras.callbacks.TensorBoard(str(tmp_path), histogram_freq=2, embeddings_freq=2)
+    model, _ = fit(keras, sk, board, epochs=4)
+    plain, _ = fit(keras, sk, epochs=4)
+    check_equal(content(model), content(plain))
+    tags = [tag for tag in events_in(tmp_path) if tag.endswith("/histogram")]
+    assert len(tags) == 5  # three tables, a kernel and a bias
+    assert {len(events_in(tmp_path)[tag]) for tag in tags} == {2}
+
+
+def test_tensorboard_draws_no_table_without_rows(keras, sk, tmp_path):
+    pytest.importorskip("tensorboard")
+    table = sk.Table("empty", 2, trainable=False)
+    ids = keras.Input([], dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(table(ids)))
+    model.compile("sgd", "mse", run_eagerly=True)
+    board = keras.callbacks.TensorBoard(str(tmp_path), histogram_freq=1, write_images=True)
+    with pytest.warns(UserWarning, match="no images in this epoch: 'empty:0' would be one of no"):
+        model.fit(np.arange(8), np.ones(8), verbose=0, callbacks=[board])
+    assert len(table) == 0 and board.write_images
+    assert not any(tag.endswith("/image") for tag in events_in(tmp_path))
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -487,6 +515,10 @@ def test_every_option_is_tried(keras):
         and name not in ("CallbackList", "SidecarEvaluatorModelExport")  # no program gives them
     }
     assert len(of_keras) >= 12
+    used = re.sub(r"(?s)\btried\(.*?\n?\)", "", Path(__file__).read_text())
+    for options in TRIED.values():
+        for option in options - {"filename", "log_dir", "directory", "backup_dir"}:  # by place
+            assert re.search(rf"\b{option}\b", used), option
     for name, cls in of_keras.items():
         options = {
             each.name

@@ -149,6 +149,11 @@ def test_texts_of_python_and_numpy_are_taken(sk, made):
     for given in (texts, tuple(texts), np.array(texts), np.array(texts, object)):
         np.testing.assert_array_equal(look_up(given), expected)
     np.testing.assert_array_equal(look_up("Oslo"), expected[0])
+    np.testing.assert_array_equal(look_up([texts, texts])[1], expected)
+    both = sk.Embeddings({"one": table, "other": (table, "sum")})
+    found = both({"one": np.array(texts), "other": [texts]})
+    np.testing.assert_array_equal(found["one"], expected)
+    np.testing.assert_allclose(found["other"][0], tf.reduce_sum(expected, 0), rtol=1e-6)
     with pytest.raises(TypeError, match="must be int64. Received: texts. Make the table with key"):
         sk.Table("numbers", DIM)("Oslo")
 

@@ -26,12 +26,12 @@ def _nccl(comm):
 
 def _horovod(comm):
     pytest.importorskip("tensorflow")
-    from sok_lite.bridge.horovod_carrier import HorovodCarrier, horovod_unable
+    from sok_lite.bridge.horovod_carrier import connected, horovod_unable
 
     pytest.importorskip("horovod.tensorflow")
     if "does not connect" in (horovod_unable(comm) or ""):
         pytest.skip("Horovod does not connect these ranks")
-    return HorovodCarrier(comm, CPU)
+    return connected(comm, CPU)
 
 
 # What would be skipped is not made, since quick takes one variant: NCCL needs a GPU.
