@@ -30,8 +30,9 @@ PLAIN_TOOLS = ("bash", "cat", "dirname", "env", "head", "sed", "sleep", "tail", 
 
 
 def run(*command, **kwargs):
+    # Long: beside ranks that wait for each other a build of two minutes took more than ten.
     return subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, timeout=600, **kwargs
+        [str(part) for part in command], capture_output=True, text=True, timeout=1800, **kwargs
     )
 
 

@@ -109,7 +109,7 @@ def _zero_or_refused(text: str, arrived: Sequence[Any]) -> tf.Tensor:
 
     tensors = [each.values if isinstance(each, tf.IndexedSlices) else each for each in arrived]
     tensors = [each for each in tensors if each is not None]
-    zero = tf.numpy_function(check, tensors, tf.float32, stateful=False)
+    zero = tf.numpy_function(check, tensors, tf.float32)  # stateful: it is not optimized away
     zero.set_shape([])
     return zero
 
