@@ -200,7 +200,7 @@ class EmbeddingPart(EmbeddingsPart):
         """Name of the dtype of ids."""
         return self._of.tables[0].key_dtype_name
 
-    def __call__(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, ids: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         return super().__call__(as_tensor_of_texts(ids), *args, **kwargs)
 
     def call(self, ids: Any, weights: Any = None, training: Any = None) -> Any:
