@@ -7,10 +7,9 @@ of a trace. Here the graph keeps it.
 
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.tf_private import (
@@ -57,61 +56,6 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(named[: len(outputs)]) if is_many else named[0]
 
     return call
-
-
-def derived_once(
-    what: str,
-    results: Sequence[tf.Tensor],
-    inputs: Sequence[tf.Tensor],
-    zeros_of: Mapping[int, Callable[[], Any]],
-) -> list[tf.Tensor]:
-    """Returns gradients that the host has made of inputs, such that a derivative by these raises.
-
-    TensorFlow would find no way from the one to the other, and take the derivative for zero. In a
-    graph it raises when it runs, and only where a derivative other than zero is asked for: there
-    TensorFlow derives all outputs of a function, wanted or not, and gives zeros for the others.
-
-    Args:
-      what: names what they are the gradients of.
-      zeros_of: by number of an input that is the source of a table, what gives its gradient of no
-        rows.
-    """
-    text = (
-        f"{what} has no second derivative: its gradient is computed outside of TensorFlow. A "
-        "penalty may be on the gradient by the rows that the lookup returns, which is TensorFlow's "
-        "own. Or take the rows by tf.nn.embedding_lookup, which has second derivatives, and "
-        "combine them."
-    )
-
-    def derive(*given: tf.Tensor) -> Any:
-        def refuse(*arrived: Any) -> list[Any]:
-            if tf.executing_eagerly():
-                raise NotImplementedError(text)
-            checked = _zero_or_refused(text, arrived)
-            with tf.control_dependencies([checked]):
-                return [
-                    zeros_of[i]() if i in zeros_of else tf.zeros_like(each)
-                    for i, each in enumerate(given)
-                ]
-
-        return tuple(results), refuse
-
-    return list(custom_gradient(derive)(*inputs))
-
-
-def _zero_or_refused(text: str, arrived: Sequence[Any]) -> tf.Tensor:
-    """Returns 0, or a tensor that raises where what has arrived is not all zeros."""
-
-    def check(*arrays: np.ndarray) -> np.ndarray:
-        if any(array.any() for array in arrays):  # NaN counts as some
-            raise NotImplementedError(text)
-        return np.float32(0)
-
-    tensors = [each.values if isinstance(each, tf.IndexedSlices) else each for each in arrived]
-    tensors = [each for each in tensors if each is not None]
-    zero = tf.numpy_function(check, tensors, tf.float32)  # stateful: it is not optimized away
-    zero.set_shape([])
-    return zero
 
 
 def source_of(handle: tf.Tensor, value: tf.Tensor, gradient: Callable[[Any], Any]) -> tf.Tensor:

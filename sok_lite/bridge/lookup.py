@@ -7,12 +7,12 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.ahead import Prefetched
-from sok_lite.bridge.graph_gradient import custom_gradient, derived_once
+from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.host_call import from_function, host_call, on_device, refuse_replicas
 from sok_lite.bridge.joined import cut, cut_rows, from_int64, join, joined_rows, shapes_of
 from sok_lite.bridge.lookup_arguments import Argument, Facts, checked_arguments, joined_inputs
 from sok_lite.bridge.lookup_host import AT_HAND, LookupHost, Treatment
-from sok_lite.bridge.row_gradient import row_gradient
+from sok_lite.bridge.row_gradient import derived_once, row_gradient
 from sok_lite.bridge.serving.mode import looked_up
 from sok_lite.bridge.serving.pooled import combined, tensors_of
 from sok_lite.bridge.static_lookup import read_asked
