@@ -105,24 +105,24 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
     # The longest first, so that the lanes end together.
     stages = [
         tests("engine", "tests/engine"),
-        tests("SOK", "tests/sok"),
-        tests("TFRA", "tests/dynamic_embedding"),
-        tests("bridge", "tests/bridge"),
-        tests("TFPlus", "tests/kv_variable"),
-        tests("Keras", "tests/keras"),
         tests("scripts", "tests/scripts", "tests/examples", "tests/fuzz"),
-        tests("backend", "tests/backend", "tests/comm", "tests/support"),
         tests("jobs of ranks", *JOBS),
-        tests("command line", "tests/cli"),
-        tests("whole tree", *(f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py"))),
+        tests("bridge", "tests/bridge"),
+        tests("backend", "tests/backend", "tests/comm", "tests/support"),
         # By default it gives ranks 30 seconds to start and to meet: too few on a busy machine.
         ranks(
             "horovodrun",
             "tests/ranks",
             options="--start-timeout 300 --gloo-timeout-seconds 300",
         ),
+        tests("TFRA", "tests/dynamic_embedding"),
+        tests("SOK", "tests/sok"),
+        tests("Keras", "tests/keras"),
+        tests("TFPlus", "tests/kv_variable"),
+        tests("whole tree", *(f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py"))),
         # A handful of smokes in quick.
         ranks("mpirun", *(MPI_SMOKES if quick else ["tests/ranks", *chosen]), is_part=quick),
+        tests("command line", "tests/cli"),
         Stage("mypy", ["mypy"], 300),
         Stage("ruff format", ["ruff", "format", "--check", "."], 60),
         Stage("ruff check", ["ruff", "check", "."], 60),
@@ -133,7 +133,7 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
         paths = OLDEST_SMOKES if quick else [*rooms, "tests/keras"]
         options = ["-p", "no:cacheprovider", *chosen]
         name = f"TensorFlow {oldest}"
-        stages.insert(1, tests(name, *paths, *options, oldest=True, is_part=quick))
+        stages.insert(5, tests(name, *paths, *options, oldest=True, is_part=quick))
     return stages
 
 
