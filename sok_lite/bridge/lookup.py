@@ -1,6 +1,6 @@
 """A lookup in the tables of all ranks, and its gradient, as TensorFlow sees them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from sok_lite.bridge.row_gradient import derived_once, row_gradient
 from sok_lite.bridge.serving.mode import looked_up
 from sok_lite.bridge.serving.pooled import combined, tensors_of
 from sok_lite.bridge.static_lookup import read_asked
+from sok_lite.bridge.tf_private import could_possibly_record
 from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
 
@@ -99,15 +100,8 @@ def _looked_up(
         def grad(*out_grads: tf.Tensor) -> Any:
             dense = [tf.cast(tf.convert_to_tensor(grads), tf.float32) for grads in out_grads]
             keys, gradients = _gradients(host, backward, context, dense, weights)
-            weighted = [i for i, table in enumerate(tables) if table.has_weights]
-            known = [rows[i] if i in rows else _source(tables[i]) for i in weighted]
-            derived_by = [*dense, *weights, *known]
-            zeros_of = {
-                len(derived_by) - len(known) + k: partial(_gradient_of_no_rows, tables[i])
-                for k, i in enumerate(weighted)
-                if i not in rows
-            }
-            gradients = derived_once(host.what, gradients, derived_by, zeros_of)
+            if not tf.executing_eagerly() or could_possibly_record():
+                gradients = _derived_once(host, gradients, [*dense, *weights], rows)
             row_grads, weight_grads = gradients[:num_tables], gradients[num_tables:]
             for weight, weight_grad in zip(weights, weight_grads, strict=True):
                 weight_grad.set_shape(weight.shape)
@@ -151,6 +145,29 @@ def look_up_each(
     rows = look_up(comm, arguments, treatment)[0]
     result = tf.reshape(rows, tf.concat([tf.shape(ids), [variable.dimension]], 0))
     return tf.ensure_shape(result, ids.shape.concatenate([variable.dimension]))
+
+
+def _derived_once(
+    host: LookupHost,
+    gradients: Sequence[tf.Tensor],
+    made_of: Sequence[tf.Tensor],
+    rows: Mapping[int, tf.Tensor],
+) -> list[tf.Tensor]:
+    """Returns gradients such that their derivative raises; see `derived_once`.
+
+    Args:
+      made_of: what is known where the gradient is taken. Those by weights are made of the rows of
+        their tables as well.
+      rows: by number of each static table, the rows that were read of it.
+    """
+    inputs, zeros_of = list(made_of), {}
+    for i, table in enumerate(host.tables):
+        if table.has_weights and i in rows:
+            inputs.append(rows[i])
+        elif table.has_weights:
+            zeros_of[len(inputs)] = partial(_gradient_of_no_rows, table)
+            inputs.append(_source(table))
+    return derived_once(host.what, gradients, inputs, zeros_of)
 
 
 def _source(table: Facts) -> Any:

@@ -39,6 +39,19 @@ def _as_if_each_had_its_gpu(cards):
     return own
 
 
+def failing_on_rank_1(world, reason):
+    """Returns what makes carriers, but for rank 1, which fails when it has connected."""
+
+    def make(comm, backend):
+        carrier = world.carrier(comm, backend)
+        if comm.rank == 1:
+            carrier.leave()
+            raise CommunicatorError(reason)
+        return carrier
+
+    return make
+
+
 @pytest.mark.parametrize("transport", ["auto", "nccl"])
 def test_nccl_is_taken_where_all_ranks_have_it(gpus, transport):
     def program(comm):
@@ -68,17 +81,8 @@ def test_horovod_goes_before_a_communicator_beside_it(gpus):
 
 
 def test_nccl_follows_where_horovod_cannot_connect_a_rank(gpus):
-    def failing_in(world):
-        def make(comm, backend):
-            carrier = world.carrier(comm, backend)
-            if comm.rank == 1:
-                carrier.leave()
-                raise CommunicatorError("Horovod cannot carry a word between GPUs")
-            return carrier
-
-        return make
-
-    first, second = failing_in(World(2)), failing_in(World(2))
+    reason = "Horovod cannot carry a word between GPUs"
+    first, second = (failing_on_rank_1(World(2), reason) for _ in range(2))
 
     def program(comm):
         ways = {"horovod": Way(lambda _: None, first)}
@@ -87,8 +91,7 @@ def test_nccl_follows_where_horovod_cannot_connect_a_rank(gpus):
         without = Way(lambda _: "CuPy finds no NCCL", World(2).carrier)
         ways = {"horovod": Way(lambda _: None, second), "nccl": without}
         said = choose_carrier(comm, gpus, "auto", ways)
-        reasons = "Horovod cannot carry a word between GPUs; rank 0: CuPy finds no NCCL"
-        assert said == f"the host's memory ({reasons})"
+        assert said == f"the host's memory ({reason}; rank 0: CuPy finds no NCCL)"
         assert comm.carrier is None
 
     run_ranks(2, program)
@@ -142,12 +145,7 @@ def test_ranks_that_nccl_cannot_connect_go_by_the_host(gpus, when):
     if when == "at once":
         world.refuses_rank = 1
 
-    def make(comm, backend):
-        carrier = world.carrier(comm, backend)
-        if comm.rank == 1:
-            carrier.leave()
-            raise CommunicatorError("NCCL cannot connect rank 1")
-        return carrier
+    make = failing_on_rank_1(world, "NCCL cannot connect rank 1")
 
     def program(comm):
         ways = {"nccl": Way(lambda _: None, make)}
