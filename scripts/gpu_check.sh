@@ -20,6 +20,7 @@
 # SOK_LITE_PYTHON   the Python to use; else python3
 # SOK_LITE_STAGE_S  the most seconds of a stage; else 540. What there is no time for is named
 # SOK_LITE_TEST_S   the most seconds of a test; else 120, and 400 under compute-sanitizer
+# SOK_LITE_JOBS     files of tests at a time; else one for every two cores, 8 at most
 # SOK_LITE_BACKEND  cpu: the same without a GPU, to try this script
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -33,9 +34,9 @@ fault_files=(tests/engine/test_{out_of_memory,interrupts,exclusive,snapshot}.py)
 kernel_files=(tests/engine/test_{det,hkv,segments,pooling,initializer}.py
   tests/engine/{rows,optimizers}/test_*.py)
 
-for name in SOK_LITE_STAGE_S SOK_LITE_TEST_S; do
+for name in SOK_LITE_STAGE_S SOK_LITE_TEST_S SOK_LITE_JOBS; do
   if [[ -n "${!name:-}" && ! "${!name}" =~ ^[1-9][0-9]{0,8}$ ]]; then
-    echo "error: $name must be a whole number of seconds, 1 or more. Received: '${!name}'." \
+    echo "error: $name must be a whole number, 1 or more. Received: '${!name}'." \
       "Unset it for its default." >&2
     exit 2
   fi
@@ -103,32 +104,58 @@ if "$python" -c 'import pytest, sys; sys.exit(int(pytest.__version__.split(".")[
   exits=(-o faulthandler_exit_on_timeout=true)
 fi
 
-# Runs files of tests on this backend, a process for each: one that hangs or crashes costs no other.
+jobs="${SOK_LITE_JOBS:-$(($(nproc) / 2))}"
+if [ "$jobs" -gt 8 ] && [ -z "${SOK_LITE_JOBS:-}" ]; then jobs=8; fi
+if [ "$jobs" -lt 1 ]; then jobs=1; fi
+
+# Runs a file of tests on this backend, and prints what it printed once it has ended.
 # Only this backend's tests: the others say nothing new here, and some need a C++ compiler.
-# `wrapper` is put before Python, `more` before the files.
+# `wrapper` is put before Python, `more` before the file.
 wrapper=()
 more=()
-in_files() { # seconds a test, files...
-  local test_s="$1" file left code bad=() end=$((SECONDS + stage_s))
-  shift
-  for file in "$@"; do
-    left=$((end - SECONDS)) code=0
-    if [ "$left" -lt 5 ]; then
-      echo "$file: left out, no time left"
-      bad+=("$file")
-      continue
-    fi
-    echo "# $file"
+in_file() { # file, seconds a test, when the stage ends, folder for logs
+  local file="$1" left=$(($3 - SECONDS)) code=0 log
+  log="$(mktemp "$4/XXXXXX")"
+  if [ "$left" -lt 5 ]; then
+    echo "$file: left out, no time left" >"$log"
+    code=1
+  else
+    echo "# $file" >"$log"
     timeout --kill-after=10 "$left" "${wrapper[@]}" "${pytest[@]}" -k "$backend" "${exits[@]}" \
-      -o faulthandler_timeout="$test_s" "${more[@]}" "$file" </dev/null || code=$?
+      -o faulthandler_timeout="$2" "${more[@]}" "$file" </dev/null >>"$log" 2>&1 || code=$?
+    # compute-sanitizer's word for 5, below.
+    if grep -q "terminated before first instrumented API call" "$log"; then code=5; fi
     case "$code" in
-      0 | 5) continue ;; # 5: it has no tests of this backend
-      124 | 137) echo "$file: stopped, the $stage_s s of the stage are over" ;;
-      *) echo "$file: exit code $code" ;;
+      0) ;;
+      5) code=0 ;; # it has no tests of this backend
+      124 | 137) echo "$file: stopped, the $stage_s s of the stage are over" >>"$log" ;;
+      *) echo "$file: exit code $code" >>"$log" ;;
     esac
-    bad+=("$file")
+  fi
+  if [ "$code" -ne 0 ]; then echo "$file" >>"$4/not_passed"; fi
+  { flock 9; cat "$log"; } 9>"$4/lock"
+}
+
+# Runs files of tests, a process for each: one that hangs or crashes costs no other.
+in_files() { # seconds a test, files...
+  local test_s="$1" file folder running=0 end=$((SECONDS + stage_s)) code=0
+  shift
+  folder="$(mktemp -d)"
+  for file in "$@"; do
+    if [ "$running" -ge "$jobs" ]; then
+      wait -n || true
+      running=$((running - 1))
+    fi
+    in_file "$file" "$test_s" "$end" "$folder" &
+    running=$((running + 1))
   done
-  [ ${#bad[@]} -eq 0 ] || { echo "not passed: ${bad[*]}"; return 1; }
+  wait
+  if [ -f "$folder/not_passed" ]; then
+    echo "not passed: $(sort "$folder/not_passed" | tr '\n' ' ')"
+    code=1
+  fi
+  rm -r "$folder"
+  return "$code"
 }
 
 run_tests() {

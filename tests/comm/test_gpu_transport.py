@@ -15,6 +15,7 @@ from sok_lite.comm import (
 )
 from tests.support import nccl_stand_in
 from tests.support.nccl_stand_in import World
+from tests.support.simt.backend import is_simulated
 
 
 @pytest.fixture
@@ -22,6 +23,8 @@ def gpus(backend, monkeypatch):
     """A backend with a GPU for each of two ranks, where NCCL is; tests change what they must."""
     if backend.name != "cuda":
         pytest.skip("nothing is to be chosen without a GPU")
+    if not is_simulated(backend):
+        pytest.skip("NCCL is a stand-in here, which reaches no memory of a GPU")
     world = World(2)
     # Each costs seconds of a compiler where the GPU is simulated.
     monkeypatch.setattr(type(backend), "load_kernels", lambda self: None)

@@ -416,7 +416,8 @@ def test_ranks_that_look_up_different_tables_all_raise(backend):
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_rank_that_fails_alone_fails_the_lookup_on_all_ranks(backend, size):
     def looked_up(comm, table, key):
-        part = Part(table, np.array([key]), np.array([0, 1]), None, "sum")
+        keys, splits = (backend.from_host(np.array(some, np.int64)) for some in ([key], [0, 1]))
+        part = Part(table, keys, splits, None, "sum")
         return backend.to_host(lookup.forward(backend, comm, [part])[0][0])
 
     def work(comm):

@@ -242,14 +242,21 @@ def test_what_is_below_a_cutoff_is_what_exact_numbers_say(data):
     if data is None:
         pairs = [("int8", -128, 128.0), ("int8", -128, 128.5), ("int8", -128, 1e300)]
         pairs += [("int64", -(2**63), 2.0**63), ("int64", -(2**63), np.inf), ("int8", 0, 1e-320)]
+        pairs += [("float32", 1e-45, 1e-50), ("float32", 0.0, 1e-50), ("float32", 1.0, 1 + 1e-9)]
+        pairs += [("float16", -6e-8, 1e-7), ("float16", 65504.0, 1e39), ("float32", -1.0, 1.0)]
     else:
-        name = data.draw(st.sampled_from(INTEGERS))
-        info = np.iinfo(name)
+        name = data.draw(st.sampled_from([*INTEGERS, "float16", "float32"]))
         cutoff = st.floats(min_value=0, exclude_min=True) | st.integers(1, 2**64).map(float)
-        pairs = [(name, data.draw(st.integers(info.min, info.max)), data.draw(cutoff))]
+        if name in INTEGERS:
+            info = np.iinfo(name)
+            value = st.integers(info.min, info.max)
+        else:
+            value = st.floats(width=np.finfo(name).bits, allow_nan=False, allow_infinity=False)
+        pairs = [(name, data.draw(value), data.draw(cutoff))]
     for name, value, cutoff in pairs:
         stored = np.array([[value]], name)
-        below = cutoff == np.inf or abs(value) < fractions.Fraction(cutoff)
+        exact = fractions.Fraction(stored.item())  # of what is stored
+        below = cutoff == np.inf or abs(exact) < fractions.Fraction(cutoff)
         assert row_dtype(name).is_below(np, stored, cutoff).tolist() == [[below]]
 
 

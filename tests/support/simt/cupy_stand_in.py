@@ -74,7 +74,8 @@ def asarray(a: Any, dtype: Any = None) -> ndarray:
 
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
-    a = asarray(a) if not isinstance(a, ndarray) else a
+    if not isinstance(a, ndarray):  # as CuPy, where `asarray` takes anything
+        raise TypeError(f"Argument 'a' must be a CuPy array. Received: {type(a).__name__}.")
     if dtype is not None and np.dtype(dtype) != a.dtype:
         a = a.astype(dtype)
     elif not a.flags.c_contiguous:

@@ -176,14 +176,23 @@ def apply(ufunc: np.ufunc, *inputs: Any, out: "ndarray | None" = None, **options
 
     def run(to: np.ndarray, *views: np.ndarray) -> None:
         rest = iter(views)
-        operands = [next(rest) if is_array else x for x, is_array in operators]
         with np.errstate(all="ignore"):
+            operands = [_flushed(next(rest) if is_array else x) for x, is_array in operators]
             ufunc(*operands, out=to, casting="unsafe")
+            if to.dtype == np.float32:
+                to[...] = _flushed(to)
 
     # The stream holds no arrays: they are freed when the host drops them.
     operators = [(None, True) if isinstance(x, ndarray) else (x, False) for x in inputs]
     launch(ufunc.__name__, [out, *arrays], run)
     return out
+
+
+def _flushed(x: Any) -> Any:
+    """Returns float32 numbers as CuPy's kernels see them, which have -ftz=true."""
+    if getattr(x, "dtype", None) != np.float32:
+        return x
+    return np.where(np.abs(x) < np.finfo(np.float32).smallest_normal, np.copysign(x * 0, x), x)
 
 
 @functools.cache

@@ -64,6 +64,7 @@ def test_functions_take_no_arrays_of_numpys(xp):
         lambda: xp.minimum(x, n),
         lambda: xp.empty_like(n),
         lambda: xp.arange(x),
+        lambda: xp.ascontiguousarray(n),
     ):
         with pytest.raises(TypeError):
             work()
@@ -91,6 +92,16 @@ def test_scalars_of_numpy_and_python_are_taken(xp):
 
 OPERATORS = ["add", "sub", "mul", "floordiv", "mod", "truediv", "lt", "le", "eq", "ne", "gt", "ge"]
 DTYPES = [np.int32, np.int64, np.uint32, np.uint64, np.float32, np.float16]
+
+
+def test_small_float32_numbers_count_as_0(xp):
+    n = np.array([1e-45, -1e-39, 2e-38, np.nan, np.inf], np.float32)
+    x = xp.asarray(n)
+    same(x, n)  # a copy is one
+    same(x == 0, [True, True, False, False, False])
+    same(abs(x) < np.float32(1e-44), [False] * 5)
+    same(x * np.float32(0.5), np.array([0, 0, 0, np.nan, np.inf], np.float32))
+    same(xp.asarray(n.astype(np.float64)[:2]) == 0, [False, False])
 
 
 @pytest.mark.parametrize("name", OPERATORS)
