@@ -25,6 +25,7 @@ from sok_lite.engine.rows.state_owner import (
 )
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.dumped import forgetting
 
 
 class Claim(NamedTuple):
@@ -125,7 +126,8 @@ def _copied(claim: Claim, others: States) -> States:
     # Nobody's until it is whole: of what fails nothing stays.
     columns = store.add_states(kinds, StateOwner(weakref.ref(_Nobody())))
     store.copy_states(others, columns)
-    publish(store.giving(columns, StateOwner.of(optimizer)))
+    # An increment would have the rows that change from now on alone: the next dump is a whole one.
+    publish([*store.giving(columns, StateOwner.of(optimizer)), *forgetting(table)])
     _keep(store, others)  # the next one that is new has the next, or begins anew
     return {column.state: column for column in columns}
 
