@@ -46,19 +46,16 @@ SOK_DEVICE void sok_call(void (*)(SokShare, A...), SokNumbers<kNumbers...>, cons
 
 #ifdef __CUDACC__
 // The words are where the compiler reads an argument as cheaply as a constant: in the launch
-// itself. Where they are too many for it they are in memory, which takes more registers; for those
-// launches a file is compiled once more.
+// itself. In memory they took more registers, and `find` 1.6 times as long. A wide launch costs 2 us
+// more than a narrow one, so each file is compiled for both (backend/gpu_binaries.py).
 //
 // First come the first block of each part and the number of all blocks, then the arguments.
-#ifdef SOK_ARGUMENTS_IN_MEMORY
-struct SokArguments {
-  const u64* word;
-};
-#else
-struct SokArguments {
-  u64 word[480];
-};
+#ifndef SOK_LAUNCH_WORDS
+#define SOK_LAUNCH_WORDS 480
 #endif
+struct SokArguments {
+  u64 word[SOK_LAUNCH_WORDS];
+};
 
 template <auto kKernel, class... A>
 SOK_DEVICE void sok_run_part(void (*kernel)(SokShare, A...), const SokArguments& words,

@@ -236,6 +236,26 @@ SOK_KERNEL(group_items)
 }
 SOK_EXPORT(group_items)
 
+// Lists the items of each group where they were sorted by their labels, as on a GPU.
+//
+// labels   (n,)  0 <= label < num_groups
+// sorted   (n,)  item numbers in ascending order of their labels
+// offsets  (num_groups + 1,)  out  where each group starts in `order`
+// order    (n,)               out  `sorted`
+SOK_KERNEL(group_sorted)
+(const SokShare share, const i32* labels, const i64* sorted, i64* offsets, i32* order,
+ i64 num_groups, i64 n) {
+  SOK_FOR_EACH(i, n) {
+    order[i] = (i32)sorted[i];
+    // Of groups without items there are few.
+    const i64 first = i ? labels[sorted[i - 1]] + 1 : 0, group = labels[sorted[i]];
+    for (i64 g = first; g <= group; ++g) offsets[g] = i;
+    if (i + 1 < n) continue;
+    for (i64 g = group + 1; g <= num_groups; ++g) offsets[g] = n;
+  }
+}
+SOK_EXPORT(group_sorted)
+
 // The last item of each label.
 //
 // last  (num_labels,)  in: -1; out: the largest item number with that label

@@ -16,11 +16,12 @@ Example:
 import argparse
 
 import numpy as np
-from bench_common import backends, median, num_threads, result, time_call, timed
+from bench_common import Timing, backends, median, num_threads, result, time_call, timed
 from bench_workloads import power_law_keys
 
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import lookup
+from sok_lite.engine.batch import batch_of
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.optimizers.rule import apply_rule
@@ -49,24 +50,23 @@ class Step:
                 table.find_or_insert(backend.from_host(part), unique_keys=True)
         rng = np.random.default_rng(0)
         # Other keys in every step: the rows of one are not in a cache for the next.
-        self._batches = [
-            [
-                backend.from_host(rng.permutation(num_keys)[some])
-                for some in power_law_keys(num_keys, number * batch, 1.05, rng).reshape(number, -1)
+        splits = backend.from_host(np.arange(batch + 1, dtype=np.int64))
+        self._batches = []
+        for _ in range(4):
+            drawn = power_law_keys(num_keys, number * batch, 1.05, rng).reshape(number, -1)
+            parts = [
+                lookup.Part(
+                    table, backend.from_host(rng.permutation(num_keys)[some]), splits, None, "sum"
+                )
+                for table, some in zip(self._tables, drawn, strict=True)
             ]
-            for _ in range(4)
-        ]
-        self._splits = backend.from_host(np.arange(batch + 1, dtype=np.int64))
+            self._batches.append(batch_of(backend, parts))
         self._grads = [backend.xp.ones((batch, dim), np.float32) for _ in range(number)]
-        self._count = 0
+        self._count, self._rule = 0, Adam()
 
     def forward(self):
         keys = self._batches[self._count % len(self._batches)]
-        parts = [
-            lookup.Part(table, some, self._splits, None, "sum")
-            for table, some in zip(self._tables, keys, strict=True)
-        ]
-        _, self._trail = lookup.forward(self._backend, SingleCommunicator(), parts)
+        _, self._trail = lookup.forward_batch(self._backend, SingleCommunicator(), keys)
 
     def backward(self):
         ways = [(table, None, "sum") for table in self._tables]
@@ -75,7 +75,7 @@ class Step:
     def update(self):
         self._count += 1
         updates = [
-            Update(table, Adam(), gradient.keys, gradient.row_grads, of_gradient=True)
+            Update(table, self._rule, gradient.keys, gradient.row_grads, of_gradient=True)
             for table, gradient in zip(self._tables, self._gradients, strict=True)
         ]
         apply_updates(updates, 1e-3, self._count)
@@ -92,7 +92,7 @@ def measure_step(backend, number, batch, dim, args):
         step.whole()
     whole = timed(backend, step.whole, args.rounds)
     stages = ("forward", "backward", "update")
-    took = {stage: [] for stage in stages}
+    took: dict[str, list[Timing]] = {stage: [] for stage in stages}
     for _ in range(args.rounds):
         for stage in stages:
             took[stage].append(time_call(backend, getattr(step, stage)))

@@ -151,7 +151,7 @@ def measure(
     turns: Callable[[], int],
 ) -> list[Times]:
     """Returns the times of each backend."""
-    actions = [backend.joined(kernel, parts) for backend in backends]
+    actions = [action for backend in backends for action in backend.joined(kernel, parts)]
     times = [Times([], [], []) for _ in backends]
     for _ in range(rounds):
         for action, took in zip(actions, times, strict=True):

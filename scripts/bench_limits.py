@@ -100,9 +100,7 @@ class Limits:
         needed = -(-num_threads // _THREADS_PER_BLOCK)
         grid = (min(needed, blocks or 32 * self.num_sms),)
         words = np.zeros(1, self._arguments)
-        words["word"][0, : 2 + len(args)] = np.array([0, *grid, *arguments], np.int64).view(
-            np.uint64
-        )
+        words["word"][0, : 2 + len(args)] = [0, *grid, *arguments]
         values = (words, np.int64(1))
         self._module.get_function(kernel)(grid, (_THREADS_PER_BLOCK,), values)
 

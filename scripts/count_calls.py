@@ -51,7 +51,8 @@ class Counted:
 
     def within(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function, and counts what it calls."""
-        with mock.patch.object(clock, "time", SimpleNamespace(time=_standing)):
+        now = time.time()
+        with mock.patch.object(clock, "time", SimpleNamespace(time=lambda: now)):
             sys.setprofile(self._note)
             try:
                 return function(*args)
@@ -61,13 +62,6 @@ class Counted:
     def _note(self, frame: Any, event: str, argument: Any) -> None:
         if event in ("call", "c_call"):
             self.calls += 1
-
-
-_NOW = time.time()
-
-
-def _standing() -> float:
-    return _NOW
 
 
 def make_step(work: str, num_tables: int, args: argparse.Namespace) -> Callable[[], Any]:

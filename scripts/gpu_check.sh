@@ -36,7 +36,9 @@ kernel_files=(tests/engine/test_{det,hkv,segments,pooling,initializer}.py
 
 for name in SOK_LITE_STAGE_S SOK_LITE_TEST_S SOK_LITE_JOBS; do
   if [[ -n "${!name:-}" && ! "${!name}" =~ ^[1-9][0-9]{0,8}$ ]]; then
-    echo "error: $name must be a whole number, 1 or more. Received: '${!name}'." \
+    what="a whole number of seconds"
+    if [ "$name" = SOK_LITE_JOBS ]; then what="a whole number"; fi
+    echo "error: $name must be $what, 1 or more. Received: '${!name}'." \
       "Unset it for its default." >&2
     exit 2
   fi

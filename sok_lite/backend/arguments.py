@@ -1,4 +1,4 @@
-"""Arguments of kernels on the CPU, as words of 8 bytes.
+"""Arguments of kernels as words of 8 bytes.
 
 A step over many tables passes thousands of arguments: what is done here for each of them is done as
 seldom and as fast as Python can.
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.backend.base import ARGUMENT_DTYPES, Part
+from sok_lite.backend.base import ARGUMENT_DTYPES, Part, Words
 
 # How a number is packed, by its letter in a signature. The others are arrays.
 _NUMBERS = {"#": "q", ".": "f4x"}
@@ -54,8 +54,55 @@ def address_of(array: np.ndarray) -> int:
     return int(array.ctypes.data)
 
 
+def checked_address(what: str, array: Any, dtype: np.dtype) -> int:
+    """Returns where an array's data lies. Raises TypeError where it is not as kernels need it."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(
+            f"{what} must be a NumPy array of {dtype}. Received: {type(array).__name__}."
+        )
+    if array.dtype != dtype or not array.flags.c_contiguous:
+        raise TypeError(
+            f"{what} must be a C-contiguous array of {dtype}. "
+            f"Received: {array.dtype}, strides {array.strides}."
+        )
+    return int(array.ctypes.data)
+
+
+def without_empty(
+    num_items: Sequence[int], columns: Sequence[Words]
+) -> tuple[Sequence[int], Sequence[Words]]:
+    """Returns the arguments of `Backend.joined_columns` without parts that have no items."""
+    if min(num_items, default=1) > 0:
+        return num_items, columns
+    kept = np.flatnonzero(np.array(num_items) > 0)
+    num_items = [count for count in num_items if count > 0]
+    return num_items, [each if isinstance(each, int) else each[kept] for each in columns]
+
+
+def write_columns(table: np.ndarray, columns: Sequence[Words]) -> None:
+    """Writes columns of words side by side; see `Backend.joined_columns`.
+
+    Args:
+      table: (num_parts, num_arguments) int64, to write into.
+
+    Raises:
+      TypeError: they are fewer than the arguments.
+      IndexError, ValueError: they are more.
+    """
+    end = 0
+    for column in columns:
+        if isinstance(column, int) or column.ndim == 1:
+            table[:, end] = column
+            end += 1
+        else:
+            first, end = end, end + column.shape[1]
+            table[:, first:end] = column
+    if end != table.shape[1]:
+        raise TypeError(f"The kernel takes {table.shape[1]} arguments. Received: {end}.")
+
+
 class ArgumentPacker:
-    """Packs the arguments of a kernel.
+    """Packs the arguments of a kernel of the CPU.
 
     Attributes:
       signature: a letter for each argument, as kernels/parts.cuh has them.
@@ -112,22 +159,10 @@ class ArgumentPacker:
         i = read(0, num_words, self._dtypes, num_arguments)
         while i < num_words:  # an array of an unusual kind, or a wrong one
             part, argument = parts[i // num_arguments], i % num_arguments
-            words[first + i] = self._address(argument, part.arguments[argument])
+            what, dtype = f"Argument {argument} of {self._kernel}", self.signature[argument]
+            array = part.arguments[argument]
+            words[first + i] = checked_address(what, array, ARGUMENT_DTYPES[dtype])
             i = read(i + 1, num_words, self._dtypes, num_arguments)
-
-    def _address(self, i: int, array: Any) -> int:
-        dtype = ARGUMENT_DTYPES[self.signature[i]]
-        if not isinstance(array, np.ndarray):
-            raise TypeError(
-                f"Argument {i} of {self._kernel} must be a NumPy array of {dtype}. "
-                f"Received: {type(array).__name__}."
-            )
-        if array.dtype != dtype or not array.flags.c_contiguous:
-            raise TypeError(
-                f"Argument {i} of {self._kernel} must be a C-contiguous array of {dtype}. "
-                f"Received: {array.dtype}, strides {array.strides}."
-            )
-        return int(array.ctypes.data)
 
     def _refuse_number(self, part: Part) -> None:
         for i, (value, letter) in enumerate(zip(part.arguments, self.signature, strict=True)):

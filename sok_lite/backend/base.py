@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 from sok_lite.backend.publish import NOTHING, Action, Launch
 
 # The letters of SokCode in kernels/parts.cuh: what an argument of a kernel must be.
-ARGUMENT_DTYPES = {
+ARGUMENT_DTYPES: dict[str, np.dtype] = {
     "q": np.dtype(np.int64),
     "Q": np.dtype(np.uint64),
     "i": np.dtype(np.int32),
@@ -22,7 +21,16 @@ ARGUMENT_DTYPES = {
     "d": np.dtype(np.float64),
 }
 
+# The same by name.
+I64, I32, U32, U64, F32 = (ARGUMENT_DTYPES[code] for code in "qiIQf")
+
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy is imported only where it is used
+Words = np.ndarray | int  # see Backend.joined_columns
+
+
+def float_word(value: float) -> int:
+    """Returns a float32 argument of a kernel as a word."""
+    return int(np.float32(value).view(np.uint32))
 
 
 class Part(NamedTuple):
@@ -111,8 +119,11 @@ class Backend(ABC):
         return Launch(self, kernel, Part(num_items, args)) if num_items > 0 else NOTHING
 
     @abstractmethod
-    def joined(self, kernel: str, parts: Sequence[Part]) -> "partial[Any]":
-        """Returns one launch for several parts, ready to be made.
+    def joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
+        """Returns the launches for several parts, ready to be made.
+
+        That is one, or none where no part has items; on a GPU one for each 30,000 bytes of
+        arguments, which is that of some 180 tables.
 
         Args:
           kernel: the kernel's name in `kernels/`.
@@ -123,25 +134,34 @@ class Backend(ABC):
             contiguous.
         """
 
+    @abstractmethod
     def joined_columns(
         self,
         kernel: str,
         num_items: Sequence[int],
-        columns: Sequence[np.ndarray],
+        columns: Sequence[Words],
         arrays: Any,
-    ) -> "partial[Any]":
-        """Returns what `joined` does, of arguments that are known as words. On a CPU only.
+    ) -> list[Action]:
+        """Returns what `joined` does, of arguments that are known as words.
 
-        Nothing is checked: a wrong address is a wrong address.
+        It costs nothing per part. Nothing is checked: a wrong address is a wrong address.
 
         Args:
           kernel: as of `joined`.
           num_items: of each part.
           columns: the words of all arguments, in the kernel's order: (num_parts,) int64 those of
-            one, or (num_parts, m) of several.
+            one, (num_parts, m) of several, an int where all parts have the same. Of an array its
+            address, see `addresses`; of a float see `float_word`.
           arrays: what the addresses are of: it lives as long as the launch.
         """
-        raise NotImplementedError(f"{self.name} takes the arguments of each part by itself.")
+
+    @abstractmethod
+    def addresses(self, arrays: Sequence[Array | None], dtype: np.dtype) -> np.ndarray:
+        """Returns the address of each array, (n,) int64; 0 for None.
+
+        Raises:
+          TypeError: one is no C-contiguous array of this backend with that dtype.
+        """
 
     @abstractmethod
     def zeros_chunk(self, num_bytes: int) -> Array:
@@ -202,4 +222,38 @@ def joined_launches(parts: Iterable[tuple[Backend, str, Part]]) -> list[Action]:
     by_kernel: dict[tuple[Backend, str], list[Part]] = {}
     for backend, kernel, part in parts:
         by_kernel.setdefault((backend, kernel), []).append(part)
-    return [backend.joined(kernel, some) for (backend, kernel), some in by_kernel.items()]
+    return [
+        launch
+        for (backend, kernel), some in by_kernel.items()
+        for launch in backend.joined(kernel, some)
+    ]
+
+
+def joined_column_launches(
+    kernels: Sequence[tuple[Backend, str]],
+    num_items: Sequence[int],
+    columns: Sequence[Words],
+    arrays: Any,
+) -> list[Action]:
+    """Does what `joined_launches` does, of arguments that are known as words.
+
+    Args:
+      kernels: backend and kernel of each part.
+      The others: see `Backend.joined_columns`.
+    """
+    numbers: dict[tuple[Backend, str], list[int]] = {}
+    for i, each in enumerate(kernels):
+        numbers.setdefault(each, []).append(i)
+    if len(numbers) == 1:
+        ((backend, kernel),) = numbers
+        return backend.joined_columns(kernel, num_items, columns, arrays)
+    return [
+        launch
+        for (backend, kernel), its in numbers.items()
+        for launch in backend.joined_columns(
+            kernel,
+            [num_items[i] for i in its],
+            [column if isinstance(column, int) else column[its] for column in columns],
+            arrays,
+        )
+    ]

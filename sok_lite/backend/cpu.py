@@ -12,10 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.arguments import ArgumentPacker, address_of, array_reader
-from sok_lite.backend.base import Array, Backend, Part
+from sok_lite.backend.arguments import (
+    ArgumentPacker,
+    address_of,
+    array_reader,
+    checked_address,
+    without_empty,
+    write_columns,
+)
+from sok_lite.backend.base import Array, Backend, Part, Words
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
+from sok_lite.backend.publish import Action
 
 _SMALL_BYTES = 1 << 21  # one large page
 # What is smaller is not worth pages of its own.
@@ -101,39 +109,37 @@ class CpuBackend(Backend):
             kernel = self._kernels[name] = _Kernel(address, packer)
         return kernel
 
-    def joined(self, kernel: str, parts: Sequence[Part]) -> "partial[Any]":
+    def joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
         parts = [part for part in parts if part.num_items > 0]
         if not parts:
-            return partial(bool)
+            return []
         words, first = self._launch_words(kernel, [part.num_items for part in parts])
         self._kernel(kernel).packer.pack(parts, words, first)
-        return self._launching(words, parts)
+        return [self._launching(words, parts)]
 
     def joined_columns(
         self,
         kernel: str,
         num_items: Sequence[int],
-        columns: Sequence[np.ndarray],
+        columns: Sequence[Words],
         arrays: Any,
-    ) -> "partial[Any]":
-        num_arguments = self._kernel(kernel).packer.num_arguments
-        if 0 in num_items:  # a part of none is left out
-            kept = np.flatnonzero(num_items)
-            if kept.size == 0:
-                return partial(bool)
-            num_items = [count for count in num_items if count]
-            columns = [column[kept] for column in columns]
+    ) -> list[Action]:
+        num_items, columns = without_empty(num_items, columns)
+        if not num_items:
+            return []
         words, start = self._launch_words(kernel, num_items)
-        table, end = words[start:].reshape(len(num_items), num_arguments), 0
-        for column in columns:
-            if column.ndim == 1:
-                table[:, end] = column
-                end += 1
-            else:
-                first, end = end, end + column.shape[1]
-                table[:, first:end] = column
-        assert end == num_arguments
-        return self._launching(words, arrays)
+        num_arguments = self._kernel(kernel).packer.num_arguments
+        write_columns(words[start:].reshape(len(num_items), num_arguments), columns)
+        return [self._launching(words, arrays)]
+
+    def addresses(self, arrays: Sequence[Array | None], dtype: np.dtype) -> np.ndarray:
+        words = np.array(list(map(id, arrays)), np.int64)
+        place, dtypes = address_of(words), (ctypes.c_uint64 * 1)(id(dtype))
+        i = self._read_arrays(place, 0, len(arrays), dtypes, 1)
+        while i < len(arrays):  # an array of an unusual kind, or a wrong one
+            words[i] = checked_address(f"Array {i}", arrays[i], dtype)
+            i = self._read_arrays(place, i + 1, len(arrays), dtypes, 1)
+        return words
 
     def _launch_words(self, kernel: str, num_items: Sequence[int]) -> tuple[np.ndarray, int]:
         """Returns the words of a launch, and from which on its arguments are to be written.

@@ -3,7 +3,7 @@
 import copy
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend, Part
-from sok_lite.backend.gpu_binaries import GpuBinaries, kernel_names
+from sok_lite.backend.arguments import without_empty, write_columns
+from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend, Part, Words
+from sok_lite.backend.gpu_binaries import LAUNCH_WORDS, WIDE_LAUNCH_WORDS, GpuBinaries, kernel_names
 from sok_lite.backend.local_ranks import local_rank
+from sok_lite.backend.publish import Action
 from sok_lite.backend.sources import KernelSource, all_kernels, find_kernel, kernel_files
 from sok_lite.backend.tunables import THREADS_PER_BLOCK
 
@@ -27,10 +29,10 @@ _TUNABLES = {
 }
 
 
-# Arguments that come with a launch: SokArguments of kernels/parts.cuh. CuPy passes one such number
-# by its value.
-_MOST_WORDS = 480
-ARGUMENTS = np.dtype([("word", np.uint64, _MOST_WORDS)])
+# Arguments of a narrow and a wide launch: SokArguments of kernels/parts.cuh. CuPy passes one such
+# number by its value.
+ARGUMENTS = np.dtype([("word", np.int64, LAUNCH_WORDS)])
+_WIDE_ARGUMENTS = np.dtype([("word", np.int64, WIDE_LAUNCH_WORDS)])
 
 
 class _Kernel(NamedTuple):
@@ -48,10 +50,10 @@ class CudaBackend(Backend):
     far_chunk_bytes = 1 << 26  # to pin memory is a slow call, about a millisecond
 
     def __init__(self) -> None:
-        # By whether arguments come by memory.
+        # By whether launches are wide.
         self._modules: dict[tuple[Path, bool], Any] = {}
         self._kernels: dict[tuple[str, bool], _Kernel] = {}
-        self._binaries = GpuBinaries(cupy.cuda.nvrtc)
+        self._binaries = GpuBinaries(cupy.cuda.nvrtc, cupy.cuda.runtime)
         self._sources = all_kernels()
         self._source_of: dict[str, KernelSource] = {}
         tunables = {**_TUNABLES, **self._binaries.defines}
@@ -76,24 +78,24 @@ class CudaBackend(Backend):
             source = self._source_of[name] = find_kernel(name, self._sources)
         return source
 
-    def _kernel(self, name: str, in_memory: bool) -> _Kernel:
-        """Returns a kernel that takes its arguments with the launch, or by memory."""
-        kernel = self._kernels.get((name, in_memory))
+    def _kernel(self, name: str, is_wide: bool) -> _Kernel:
+        """Returns a kernel for narrow or for wide launches."""
+        kernel = self._kernels.get((name, is_wide))
         if kernel is None:
             source = self._source(name)
-            module = self._modules.get((source.path, in_memory))
+            module = self._modules.get((source.path, is_wide))
             if module is None:
-                module = self._compiled(source.path, in_memory)
-                self._modules[source.path, in_memory] = module
+                module = self._compiled(source.path, is_wide)
+                self._modules[source.path, is_wide] = module
             run = module.get_function(name)
             driver = cupy.cuda.driver
             most = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, run.ptr)
-            kernel = self._kernels[name, in_memory] = _Kernel(run, self._lanes[source.kind], most)
+            kernel = self._kernels[name, is_wide] = _Kernel(run, self._lanes[source.kind], most)
         return kernel
 
     def load_kernels(self) -> None:
         capability = self._device.compute_capability
-        forms = [(path, in_memory) for path in kernel_files() for in_memory in (False, True)]
+        forms = [(path, is_wide) for path in kernel_files() for is_wide in self._binaries.forms]
         # Ranks of a machine begin with others, and find on disk what one of them has compiled.
         begin = 7 * local_rank() % len(forms)
         forms = forms[begin:] + forms[:begin]
@@ -102,12 +104,12 @@ class CudaBackend(Backend):
             binaries = pool.map(
                 lambda form: self._binaries.get(form[0], capability, form[1]), forms
             )
-            for (_, in_memory), binary in zip(forms, binaries, strict=True):
+            for (_, is_wide), binary in zip(forms, binaries, strict=True):
                 for name in kernel_names(binary):
-                    self._kernel(name, in_memory)
+                    self._kernel(name, is_wide)
 
-    def _compiled(self, path: Path, in_memory: bool) -> Any:
-        binary = self._binaries.get(path, self._device.compute_capability, in_memory)
+    def _compiled(self, path: Path, is_wide: bool) -> Any:
+        binary = self._binaries.get(path, self._device.compute_capability, is_wide)
         module = cupy.cuda.Module()
         with self._device:  # it is loaded where the thread is, and kept for all threads
             module.load(binary)
@@ -140,60 +142,84 @@ class CudaBackend(Backend):
             self._tuned[block_size] = tuned
         return tuned
 
-    def joined(self, kernel: str, parts: Sequence[Part]) -> "partial[Any]":
+    def joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
         parts = [part for part in parts if part.num_items > 0]
         if not parts:
-            return partial(bool)
-        signature = self._source(kernel).signature
-        in_memory = 1 + len(parts) * (1 + len(signature)) > _MOST_WORDS
-        run, lanes, max_threads = self._kernel(kernel, in_memory)
+            return []
+        table = self._packed(kernel, [part.arguments for part in parts])
+        return self._launches(kernel, [part.num_items for part in parts], table, parts)
+
+    def joined_columns(
+        self,
+        kernel: str,
+        num_items: Sequence[int],
+        columns: Sequence[Words],
+        arrays: Any,
+    ) -> list[Action]:
+        num_items, columns = without_empty(num_items, columns)
+        table = np.empty((len(num_items), len(self._source(kernel).signature)), np.int64)
+        write_columns(table, columns)
+        return self._launches(kernel, num_items, table, arrays)
+
+    def _launches(
+        self, kernel: str, num_items: Sequence[int], table: np.ndarray, arrays: Any
+    ) -> list[Action]:
+        """Returns launches of parts with arguments (num_parts, num_arguments) int64."""
+        most_words = WIDE_LAUNCH_WORDS if self._binaries.has_wide else LAUNCH_WORDS
+        most = (most_words - 1) // (1 + table.shape[1])
+        return [
+            self._launching(kernel, num_items[i : i + most], table[i : i + most], arrays)
+            for i in range(0, len(num_items), most)
+        ]
+
+    def _launching(
+        self, kernel: str, num_items: Sequence[int], table: np.ndarray, arrays: Any
+    ) -> Action:
+        num_parts = len(num_items)
+        num_words = 1 + num_parts + table.size
+        is_wide = num_words > LAUNCH_WORDS
+        run, lanes, max_threads = self._kernel(kernel, is_wide)
         threads = min(self._threads_per_block, max_threads // 32 * 32)
-        blocks = [-(-part.num_items * lanes // threads) for part in parts]
+        blocks = [-(-count * lanes // threads) for count in num_items]
         if sum(blocks) > self._max_blocks:
             share = self._max_blocks / sum(blocks)
             blocks = [max(1, int(share * count)) for count in blocks]
-        words = [0, *itertools.accumulate(blocks)]
-        num_blocks = words[-1]
-        for part in parts:
-            words += self._words(kernel, signature, part.arguments)
-        values = np.array([word & 0xFFFFFFFFFFFFFFFF for word in words], np.uint64)
-        if in_memory:
-            place: Any = cupy.asarray(values)
-        else:
-            place = np.zeros(1, ARGUMENTS)
-            place["word"][0, : values.size] = values
-        action = partial(run, (num_blocks,), (threads,), (place, np.int64(len(parts))))
-        action.parts = parts  # type: ignore[attr-defined]  # whose arrays live as long as it does
+        place = np.empty(1, _WIDE_ARGUMENTS if is_wide else ARGUMENTS)
+        words = place["word"][0]  # what is behind `num_words` is not read
+        words[: num_parts + 1] = [0, *itertools.accumulate(blocks)]
+        words[num_parts + 1 : num_words] = table.reshape(-1)
+        shape = (int(words[num_parts]),), (threads,)
+        action = partial(run, *shape, (place, np.int64(num_parts)))
+        action.arrays = arrays  # type: ignore[attr-defined]  # live as long as it does
         return action
 
-    def _words(self, kernel: str, signature: str, args: Sequence[Any]) -> list[int]:
-        """Returns the arguments of a part as numbers of 8 bytes."""
-        if len(args) != len(signature):
-            raise TypeError(f"{kernel} takes {len(signature)} arguments. Received: {len(args)}.")
-        words = []
-        for i, (arg, code) in enumerate(zip(args, signature, strict=True)):
+    def _packed(self, kernel: str, arguments: Sequence[Sequence[Any]]) -> np.ndarray:
+        """Returns the arguments of parts as words, (num_parts, num_arguments) int64."""
+        signature = self._source(kernel).signature
+        for each in arguments:
+            if len(each) != len(signature):
+                raise TypeError(
+                    f"{kernel} takes {len(signature)} arguments. Received: {len(each)}."
+                )
+        table = np.empty((len(signature), len(arguments)), np.int64)
+        columns = list(zip(*arguments, strict=True))
+        for i, (column, code) in enumerate(zip(columns, signature, strict=True)):
             if code == "#":
-                words.append(int(arg))
+                try:
+                    table[i] = column
+                except OverflowError:  # 64 bits without a sign
+                    bits = [int(each) & 0xFFFFFFFFFFFFFFFF for each in column]
+                    table[i] = np.array(bits, np.uint64).view(np.int64)
             elif code == ".":
-                words.append(int(np.float32(arg).view(np.uint32)))
-            elif arg is None:
-                words.append(0)
+                table[i] = np.array(column, np.float32).view(np.uint32)
             else:
-                # A kernel would take the content of a NumPy array for an address.
-                if not isinstance(arg, cupy.ndarray):
-                    raise TypeError(
-                        f"Argument {i} of {kernel} must be a CuPy array. "
-                        f"Received: {type(arg).__name__}."
-                    )
                 # "?": a macro chooses the type, which is not checked.
-                dtype = ARGUMENT_DTYPES.get(code, arg.dtype)
-                if arg.dtype != dtype or not arg.flags.c_contiguous:
-                    raise TypeError(
-                        f"Argument {i} of {kernel} must be a C-contiguous array of {dtype}. "
-                        f"Received: {arg.dtype}, strides {arg.strides}."
-                    )
-                words.append(arg.data.ptr)
-        return words
+                dtype = ARGUMENT_DTYPES.get(code)
+                table[i] = _addresses(column, dtype, f"Argument {i} of {kernel}".format)
+        return table.T
+
+    def addresses(self, arrays: Sequence[Array | None], dtype: np.dtype) -> np.ndarray:
+        return np.array(_addresses(arrays, dtype, "Array {}".format), np.int64)
 
     def zeros_chunk(self, num_bytes: int) -> Array:
         # From CuPy's pool, not by a cudaMalloc of our own: an index that has grown leaves memory
@@ -228,3 +254,24 @@ class CudaBackend(Backend):
 
     def synchronize(self) -> None:
         cupy.cuda.get_current_stream().synchronize()
+
+
+def _addresses(
+    arrays: Sequence[Any], dtype: np.dtype | None, name: Callable[[int], str]
+) -> list[int]:
+    """Returns the addresses of arrays, 0 for None. dtype: None: any. name: of one, for messages."""
+    words = []
+    for i, array in enumerate(arrays):
+        if array is None:
+            words.append(0)
+            continue
+        # A kernel would take the content of a NumPy array for an address.
+        if not isinstance(array, cupy.ndarray):
+            raise TypeError(f"{name(i)} must be a CuPy array. Received: {type(array).__name__}.")
+        if array.dtype != (dtype or array.dtype) or not array.flags.c_contiguous:
+            raise TypeError(
+                f"{name(i)} must be a C-contiguous array of {dtype or array.dtype}. "
+                f"Received: {array.dtype}, strides {array.strides}."
+            )
+        words.append(array.data.ptr)
+    return words

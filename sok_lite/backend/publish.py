@@ -31,7 +31,7 @@ class Launch(NamedTuple):
 
     def __call__(self) -> None:
         """Makes it by itself."""
-        self.backend.joined(self.kernel, [self.part])()
+        publish(self.backend.joined(self.kernel, [self.part]))
 
 
 Action: TypeAlias = partial[Any] | Launch
@@ -76,7 +76,7 @@ class _Alike(NamedTuple):
 
 def _ready(lists: Sequence[Sequence[Action]]) -> list[Any]:
     """Returns the actions of all lists in an order to take them in, launches packed and joined."""
-    if len(lists) == 1 and not any(isinstance(action, Launch) for action in lists[0]):
+    if len(lists) == 1 and Launch not in map(type, lists[0]):
         return list(lists[0])
     by_kinds: dict[tuple[_Kind, ...], _Alike] = {}
     for actions in lists:
@@ -105,7 +105,7 @@ def _ready(lists: Sequence[Sequence[Action]]) -> list[Any]:
                 pieces += [cut[done[i]] for cut in alike[i].lists]
         launches: list[Any] = [piece[0] for piece in pieces]
         first = launches[0]
-        ready.append(first.backend.joined(first.kernel, [launch.part for launch in launches]))
+        ready += first.backend.joined(first.kernel, [launch.part for launch in launches])
         ready += [action for piece in pieces for action in piece[1:]]
 
 

@@ -7,6 +7,7 @@ from typing import cast
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import F32, I64
 from sok_lite.backend.publish import publish
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.pooling import combining
@@ -92,7 +93,7 @@ class AskedKeys:
             inserts=[batch.inserts[i] for i in asked_of],
             sizes=sizes,
             asked=lambda: self._pooled(out),
-            columns=self._columns(out) if self._backend.name == "cpu" else None,
+            columns=self._columns(out),
         )
         self._look_up(request, self._read_weighted)
         if self._given:
@@ -147,17 +148,16 @@ class AskedKeys:
 
     def _columns(self, out: Pieces) -> PooledColumns:
         """Returns what `_pooled` does, as words."""
-        batch, address = self._batch, self._backend.address
+        batch, backend = self._batch, self._backend
         parts, weights = batch.layout.pooled, [batch.weights[i] for i in batch.layout.order]
         where = parts.no_weights
         if any(each is not None for each in weights):
-            addresses = [0 if each is None else address(each) for each in weights]
-            where = np.array(addresses, np.int64)
+            where = backend.addresses(weights, F32)
         return PooledColumns(
             parts=parts,
-            row_splits=address(batch.row_splits) + parts.row_splits,
+            row_splits=backend.addresses([batch.row_splits], I64) + parts.row_splits,
             weights=where,
-            out=address(out.whole) + parts.out,
+            out=backend.addresses([out.whole], F32) + parts.out,
             arrays=(batch, out),
         )
 

@@ -162,8 +162,10 @@ def backward(
       ValueError: a gradient is not float32, or of another shape than its output.
     """
     out_grads = [
-        _checked_grads(backend, i, table, grads, int(trail.batch_sizes[i]))
-        for i, ((table, _, _), grads) in enumerate(zip(parts, out_grads, strict=True))
+        _checked_grads(backend, i, table, grads, batch)
+        for i, ((table, _, _), grads, batch) in enumerate(
+            zip(parts, out_grads, trail.batch_sizes.tolist(), strict=True)
+        )
     ]
     splits = trail.splits_of_parts()
     weight_grads, by_weights = _weight_grads(backend, parts, out_grads, trail, splits)
@@ -173,7 +175,7 @@ def backward(
         [(weights, combiner) for _, weights, combiner in parts],
         trail.num_items.tolist(),
     )
-    publish(*by_weights, *launches)
+    publish(*by_weights, launches)
     if trail.inverse is None:
         rows: Sequence[Array] = out_grads
         indices, factors = index, coefficients
@@ -190,13 +192,15 @@ def backward(
     groups = group(backend, owned.distinct.inverse, owned.begin, owned.distinct.starts)
     terms = [Terms(rows[i], indices[i], factors[i], sums[i]) for i in range(len(parts))]
     segment_sums(backend, groups, terms)
-    results = []
-    for i, (table, _, _) in enumerate(parts):
-        keys, row_numbers = owned.keys[i], owned.rows[i]
-        known = (int(trail.generations[i]), not trail.num_absent[i], int(trail.stamps[i]))
-        table.last_gradient = KnownRows(keys, row_numbers, *known)
-        results.append(Gradients(keys, sums[i], weight_grads[i]))
-    return results
+    known = zip(owned.keys, owned.rows, *_facts_of_rows(trail), strict=True)
+    for (table, _, _), each in zip(parts, known, strict=True):
+        table.last_gradient = KnownRows(*each)
+    return list(map(Gradients, owned.keys, sums, weight_grads))
+
+
+def _facts_of_rows(trail: Trail) -> tuple[list[int], list[bool], list[int]]:
+    """Returns generation, whether all keys have rows, and the lookup's number, of each part."""
+    return trail.generations.tolist(), (trail.num_absent == 0).tolist(), trail.stamps.tolist()
 
 
 def _weight_grads(

@@ -11,6 +11,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part
+from sok_lite.backend.publish import publish
 from sok_lite.comm.carrier import no_lookup, other_lookup
 from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
 from sok_lite.engine.failure import reason_in
@@ -117,7 +118,7 @@ class RowMessage(NamedTuple):
                 place = (order, first, self.ways, t, size)
                 parts.append(Part(n, (_bytes(array), self.row_bytes[t], *place, content, n)))
             first += n
-        self.backend.joined(kernel, parts)()
+        publish(self.backend.joined(kernel, parts))
 
 
 def _bytes(array: Array) -> Array:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Part
+from sok_lite.backend.base import F32, I64, Part
 from sok_lite.backend.publish import Action, publish
-from sok_lite.engine.segments import checked_labels, checked_rows, result_rows, segment_sum
+from sok_lite.comm.protocol import split_offsets
+from sok_lite.engine.segments import checked_labels, checked_rows, cut, result_rows, segment_sum
 
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/pooling.cuh
 _SPELLINGS = {
@@ -138,7 +139,7 @@ def combine_grad(
     (item_rows,), (coefficients,), actions = coefficients_of(
         backend, [row_splits], [(weights, name)], [len(inverse)]
     )
-    publish(*actions)
+    publish(actions)
     return segment_sum(backend, out_grads, inverse, num_unique, out, item_rows, coefficients)
 
 
@@ -147,32 +148,44 @@ def coefficients_of(
     row_splits: Sequence[Array],
     weighting: Sequence[tuple[Array | None, str]],
     num_items: Sequence[int],
-) -> tuple[list[Array], list[Array | None], list[list[Action]]]:
+) -> tuple[list[Array], list[Array | None], list[Action]]:
     """Prepares what the gradient of a pooled row is multiplied by for each of its items.
 
     Args:
       backend: where the arrays live.
-      row_splits: of each part (batch + 1,) int64.
+      row_splits: of each part (batch + 1,) int64, C-contiguous.
       weighting: of each part weights (n,) float32, None: all 1; and combiner.
       num_items: of each part n.
 
     Returns:
       (of each part (n,) int32, the row of each item; of each part (n,) float32, the number, None:
-      all 1; the actions that write both, which can be taken together).
+      all 1; the actions that write both).
     """
-    xp = backend.xp
-    index, coefficients, actions = [], [], []
-    for splits, (weights, combiner), n in zip(row_splits, weighting, num_items, strict=True):
-        name, batch = normalise_combiner(combiner), len(splits) - 1
-        item_rows, factors = xp.empty(int(n), np.int32), None
-        if weights is not None or name != "sum":
-            factors = xp.empty(int(n), np.float32)
-        weights = None if weights is None else xp.ascontiguousarray(weights)
-        arguments = (splits, weights, COMBINERS[name], item_rows, factors, batch)
-        actions.append([backend.prepared("combine_items", batch, *arguments)])
-        index.append(item_rows)
-        coefficients.append(factors)
-    return index, coefficients, actions
+    xp, names = backend.xp, [normalise_combiner(combiner) for _, combiner in weighting]
+    sizes = [int(n) for n in num_items]
+    starts = split_offsets(sizes)
+    item_rows = xp.empty(int(starts[-1]), np.int32)
+    weights = [None if its is None else xp.ascontiguousarray(its) for its, _ in weighting]
+    has_factors = [
+        its is not None or name != "sum" for its, name in zip(weights, names, strict=True)
+    ]
+    index = cut(item_rows, sizes)
+    coefficients: list[Array | None] = [None] * len(sizes)
+    their = np.zeros(len(sizes), np.int64)  # addresses of coefficients
+    if True in has_factors:
+        factors = xp.empty(item_rows.size, np.float32)
+        their = np.where(has_factors, backend.address(factors) + 4 * starts[:-1], 0)
+        coefficients = [
+            its if has else None for its, has in zip(cut(factors, sizes), has_factors, strict=True)
+        ]
+    num_rows = [len(splits) - 1 for splits in row_splits]
+    columns = [
+        *(backend.addresses(row_splits, I64), backend.addresses(weights, F32)),
+        np.array([COMBINERS[name] for name in names], np.int64),
+        *(backend.address(item_rows) + 4 * starts[:-1], their, np.array(num_rows, np.int64)),
+    ]
+    arrays = (row_splits, weights, item_rows, coefficients)
+    return index, coefficients, backend.joined_columns("combine_items", num_rows, columns, arrays)
 
 
 def combine_weight_grad(
@@ -256,7 +269,7 @@ def wrong_splits(
         Part(len(splits), (splits, count, int(n), len(splits)))
         for splits, n in zip(row_splits, num_items, strict=True)
     ]
-    backend.joined("splits_count_wrong", parts)()
+    publish(backend.joined("splits_count_wrong", parts))
     return count
 
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Part
-from sok_lite.backend.publish import Action
+from sok_lite.backend.base import F32, I32, Words
+from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.hashing import seed_of_process
@@ -188,13 +188,12 @@ def group(
     num_groups = int(starts[-1])
     if n == 0:
         offsets, order = xp.zeros(num_groups + 1, np.int64), xp.empty(0, np.int32)
-    elif backend.name == "cuda":
-        order = xp.argsort(labels, kind="stable")
-        # Not bincount: it waits for the GPU, and keeps a count of every label for each block.
-        bounds = xp.arange(num_groups + 1, dtype=np.int32)
-        offsets, order = xp.searchsorted(labels[order], bounds), order.astype(np.int32)
+        return Groups(offsets, order, labels, begin, starts)
+    offsets, order = xp.empty(num_groups + 1, np.int64), xp.empty(n, np.int32)
+    if backend.name == "cuda":
+        by_label = xp.argsort(labels, kind="stable")
+        backend.launch("group_sorted", n, labels, by_label, offsets, order, num_groups, n)
     else:
-        offsets, order = xp.empty(num_groups + 1, np.int64), xp.empty(n, np.int32)
         num_tasks = max(1, min(backend.num_threads, n // _BLOCK))
         tables = (begin, starts, offsets, order, len(begin) - 1, num_tasks)
         backend.launch("group_items", n, labels, *tables)
@@ -218,40 +217,36 @@ def segment_sums(backend: Backend, groups: Groups, terms: Sequence[Terms]) -> li
       ValueError: without `rows` other than one row an item, or weights; an `out` of another
         shape or dtype.
     """
-    begin, starts = groups.begin.tolist(), groups.starts.tolist()
-    outs, summing, adding = [], [], []
-    scratch_ends = [0]
-    for t, term in enumerate(terms):
-        num_pieces = (begin[t + 1] - begin[t]) // _PIECE
-        # Rounded up: each table's pieces begin where four columns can be moved at a time.
-        scratch_ends.append(scratch_ends[-1] + -(-num_pieces * term.source.shape[1] // 4) * 4)
-    scratch = backend.xp.empty(scratch_ends[-1], np.float32)
-    for t, (source, index, weights, out) in enumerate(terms):
-        num_items, num_groups = begin[t + 1] - begin[t], starts[t + 1] - starts[t]
-        dim = source.shape[1]
-        if index is None and (weights is not None or len(source) != num_items):
+    num_items, num_groups = np.diff(groups.begin), np.diff(groups.starts)
+    outs = []
+    sizes = zip(terms, num_items.tolist(), num_groups.tolist(), strict=True)
+    for t, ((source, index, weights, out), items, its_groups) in enumerate(sizes):
+        if index is None and (weights is not None or len(source) != items):
             raise ValueError(
-                f"Without `rows` a table sums one row for each of its {num_items} items, without "
+                f"Without `rows` a table sums one row for each of its {items} items, without "
                 f"weights. Received: table {t} with {len(source)} rows"
                 f"{'' if weights is None else ' and weights'}. Give `rows`."
             )
-        outs.append(result_rows(backend, out, (num_groups, dim)))
-        if num_groups == 0:
-            continue
-        arguments = (
-            *(source, dim, index, weights, groups.offsets, groups.order, groups.labels),
-            *(starts[t], num_groups, begin[t], num_items),
-            *(
-                scratch[scratch_ends[t] : scratch_ends[t + 1]] if num_items >= _PIECE else None,
-                outs[-1],
-            ),
-        )
-        # A few groups may have many items: the work is worth as many threads as there are items.
-        summing.append(Part(max(num_groups, num_items), arguments))
-        if num_items > _PIECE:
-            adding.append(Part(num_items, arguments))
-    backend.joined("segment_sums", summing)()
-    backend.joined("segment_add_pieces", adding)()
+        outs.append(result_rows(backend, out, (its_groups, source.shape[1])))
+    sources, rows, weights = zip(*[term[:3] for term in terms], strict=True) if terms else ((),) * 3
+    dims = np.array([source.shape[1] for source in sources], np.int64)
+    # Rounded up: each table's pieces begin where four columns can be moved at a time.
+    pieces = split_offsets(-(-(num_items // _PIECE) * dims // 4) * 4)
+    scratch = backend.xp.empty(int(pieces[-1]), np.float32)
+    addresses, address = backend.addresses, backend.address
+    columns: list[Words] = [
+        *(addresses(sources, F32), dims, addresses(rows, I32), addresses(weights, F32)),
+        *(address(groups.offsets), address(groups.order), address(groups.labels)),
+        *(groups.starts[:-1], num_groups, groups.begin[:-1], num_items),
+        np.where(num_items >= _PIECE, address(scratch) + 4 * pieces[:-1], 0),
+        addresses(outs, F32),
+    ]
+    arrays = (groups, terms, scratch, outs)
+    # A few groups may have many items: the work is worth as many threads as there are items.
+    summing = np.where(num_groups > 0, np.maximum(num_groups, num_items), 0)
+    adding = np.where((num_groups > 0) & (num_items > _PIECE), num_items, 0)
+    for kernel, work in (("segment_sums", summing), ("segment_add_pieces", adding)):
+        publish(backend.joined_columns(kernel, work.tolist(), columns, arrays))
     return outs
 
 

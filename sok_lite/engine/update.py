@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Part, joined_launches
+from sok_lite.backend import Array
+from sok_lite.backend.base import joined_launches
 from sok_lite.backend.publish import Action, Launch, publish
 from sok_lite.engine.foreign_keys import Place, refuse_foreign_keys
 from sok_lite.engine.optimizer_states import Claim, claim_states
 from sok_lite.engine.optimizers.rule import (
+    RowStep,
     RuleStep,
     StochasticRounding,
     check_on_nonfinite,
@@ -162,12 +163,11 @@ class _Options(NamedTuple):
     num_nonfinite: Array
 
 
-def _launch(step: _Step, options: _Options, rows: Array) -> tuple[Backend, str, Part]:
-    """Returns the launch that changes the rows (u,) uint32 of a table's keys, absent ones not."""
+def _of_rows(step: _Step, options: _Options, rows: Array) -> RowStep:
+    """Returns the step of the rows (u,) uint32 of a table's keys, absent ones not."""
     (table, keys, _, grads, *_), states, rule = step
     rounding = StochasticRounding(keys, table._table_seed) if options.stochastic_rounding else None
-    part = updating(table.store, states, rule, rows, grads, options.num_nonfinite, rounding)
-    return table.backend, *part
+    return RowStep(table.store, states, rule, rows, grads, rounding)
 
 
 def _take(steps: Sequence[_Step], options: _Options, along: Sequence[Action]) -> None:
@@ -179,7 +179,13 @@ def _take(steps: Sequence[_Step], options: _Options, along: Sequence[Action]) ->
         (inserting if step.ready.inserts else others).append(step)
     launches = [
         *marking([step.ready for step in others]),
-        *joined_launches([_launch(step, options, step.ready.rows) for step in others]),
+        *updating(
+            [
+                (step.ready.table.backend, _of_rows(step, options, step.ready.rows))
+                for step in others
+            ],
+            options.num_nonfinite,
+        ),
     ]
     left_out = [
         step.ready.table._counting(not_updated=step.ready.num_absent)
@@ -195,7 +201,9 @@ def _take(steps: Sequence[_Step], options: _Options, along: Sequence[Action]) ->
     rows = backend.xp.empty(keys.size, np.uint32)
 
     def then(step: _Step, its_rows: Array) -> list[Action]:
-        return [Launch(*_launch(step, options, its_rows))]
+        taken = _of_rows(step, options, its_rows)
+        backend = step.ready.table.backend
+        return [Launch(backend, taken.kernel, taken.part(options.num_nonfinite))]
 
     asked = [
         Asked(step.ready.table, size, unique_keys=True, then=partial(then, step, its_rows))
@@ -252,7 +260,8 @@ def _checked(update: Update) -> Update:
         )
     if of_gradient and grads.flags.c_contiguous:
         return update
-    return update._replace(keys=keys, grads=table.backend.xp.ascontiguousarray(grads))
+    contiguous = table.backend.xp.ascontiguousarray
+    return update._replace(keys=contiguous(keys), grads=contiguous(grads))
 
 
 def raise_if_nonfinite(updates: Sequence[Ready]) -> None:

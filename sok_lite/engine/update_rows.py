@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Part, joined_launches
+from sok_lite.backend.base import I64, U32, Words, joined_column_launches, joined_launches
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.optimizers import UpdateRule
@@ -180,20 +180,29 @@ def _recalled(
     """
     if not updates:
         return []
-    sizes = [len(update.keys) for update in updates]
-    rows = cut(updates[0].table.backend.xp.empty(sum(sizes), np.uint32), sizes)
-    parts = []
-    for i, update in enumerate(updates):
-        table, known, size = update.table, _known(update), sizes[i]
-        keys_and_rows = (None, None) if known is None else (known.keys, known.rows)
-        others = None if num_others is None else num_others[i : i + 1]
-        absent = num_absent
-        if num_absent is not None and len(num_absent) > 1:
-            absent = num_absent[i : i + 1]
-        arguments = (*table.index.place(), update.keys, *keys_and_rows, rows[i], others, absent)
-        parts.append((table.backend, "recall_rows", Part(size, (*arguments, size))))
-    publish(joined_launches(parts))
-    return rows
+    tables, sizes = [update.table for update in updates], [len(update.keys) for update in updates]
+    backend, known = tables[0].backend, [_known(update) for update in updates]
+    rows = backend.xp.empty(sum(sizes), np.uint32)
+    keys = [update.keys for update in updates]
+    known_keys = [None if each is None else each.keys for each in known]
+    known_rows = [None if each is None else each.rows for each in known]
+    places = np.concatenate([table.index.place_words() for table in tables])
+    addresses, address = backend.addresses, backend.address
+    counts: list[Words] = []
+    for count in (num_others, num_absent):
+        if count is None or len(count) == 1:
+            counts.append(0 if count is None else address(count))
+        else:
+            counts.append(address(count) + 8 * np.arange(len(count)))
+    columns = [
+        *(places.reshape(len(tables), -1), addresses(keys, I64)),
+        *(addresses(known_keys, I64), addresses(known_rows, U32)),
+        *(address(rows) + 4 * split_offsets(sizes)[:-1], *counts, np.array(sizes, np.int64)),
+    ]
+    kernels = [(table.backend, "recall_rows") for table in tables]
+    arrays = (keys, known, rows, num_others, num_absent)
+    publish(joined_column_launches(kernels, sizes, columns, arrays))
+    return cut(rows, sizes)
 
 
 def _num_absent(updates: Sequence[Update]) -> list[int]:

@@ -277,6 +277,7 @@ from unittest import mock
 sys.modules["cupy"] = cupy = mock.MagicMock()
 cupy.ndarray = type("ndarray", (), {})
 cupy.cuda.runtime.getDeviceCount.return_value = 1
+cupy.cuda.runtime.driverGetVersion.return_value = 12090
 cupy.cuda.Device.return_value.attributes = {"MultiProcessorCount": 4}
 cupy.cuda.Device.return_value.compute_capability = "90"
 cupy.cuda.driver.funcGetAttribute.return_value = 1024

@@ -51,7 +51,7 @@ class Recorder:
         self.done = []
 
     def joined(self, kernel, parts):
-        return partial(self.done.append, (kernel, list(parts)))
+        return [partial(self.done.append, (kernel, list(parts)))]
 
     def list(self, text):
         """Launches "a1 b2": kernel a with part 1, ...; "+" is an action that is none."""

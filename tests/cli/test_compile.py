@@ -48,8 +48,9 @@ def test_a_gpu_finds_what_was_compiled_ahead(compiled, monkeypatch, tmp_path):
     )
     assert len(compiled) == len(set(compiled)) == 2 * 2 * len(few)
     for path in few:
-        for in_memory in (False, True):
-            binary = GpuBinaries(cupy.cuda.nvrtc).get(path, "90", in_memory)
+        binaries = GpuBinaries(cupy.cuda.nvrtc)
+        for is_wide in binaries.forms:
+            binary = binaries.get(path, "90", is_wide)
             assert binary.startswith(b"\x7fELF")
             assert {find_kernel(name, all_kernels()).path for name in kernel_names(binary)} == {
                 path

@@ -16,6 +16,7 @@ from sok_lite.engine.agreement import agree
 from sok_lite.engine.batch import Part, batch_of
 from sok_lite.engine.sent_keys import pack_sent, send, unpack_sent
 from sok_lite.engine.trail import pack, unpack
+from tests.support.call_counts import on_launch
 from tests.support.helpers import new_table, on, sized
 from tests.support.step_oracle import flat, key_gradients, random_ragged
 
@@ -166,17 +167,16 @@ def test_one_rank_rounds_nothing(backend):
 def test_launches_and_collectives_do_not_depend_on_the_number_of_tables(backend, monkeypatch):
     """Each way once: rounding and widening."""
     counts = Counter()
-    joined, alltoallv = backend.joined, ThreadsCommunicator._alltoallv
+    alltoallv = ThreadsCommunicator._alltoallv
 
-    def counting_joined(kernel, parts):
-        counts[threading.get_ident(), kernel] += bool(parts)
-        return joined(kernel, parts)
+    def launched(kernel):
+        counts[threading.get_ident(), kernel] += 1
 
     def counting_alltoallv(comm, *args):
         counts[threading.get_ident(), "collectives"] += 1
         return alltoallv(comm, *args)
 
-    monkeypatch.setattr(backend, "joined", counting_joined)
+    on_launch(backend, monkeypatch, launched)
     monkeypatch.setattr(ThreadsCommunicator, "_alltoallv", counting_alltoallv)
 
     def program(comm, num_tables):

@@ -65,6 +65,24 @@ def _launched(backend):
         del backend._launch_words  # that of the class again
 
 
+def on_launch(backend, monkeypatch, note):
+    """Calls `note` with the kernel's name for each launch that a backend prepares."""
+    joined, joined_columns = backend.joined, backend.joined_columns
+
+    def noting(kernel, parts):
+        if any(part.num_items > 0 for part in parts):
+            note(kernel)
+        return joined(kernel, parts)
+
+    def noting_columns(kernel, num_items, columns, arrays):
+        if any(num_items):
+            note(kernel)
+        return joined_columns(kernel, num_items, columns, arrays)
+
+    monkeypatch.setattr(backend, "joined", noting)
+    monkeypatch.setattr(backend, "joined_columns", noting_columns)
+
+
 def counts_of_ranks(backend, size, prepare, run=run_ranks):
     """Makes a call on all of `size` ranks, threads of this process.
 

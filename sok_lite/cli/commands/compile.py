@@ -44,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
         capabilities = {cupy.cuda.Device(number).compute_capability for number in range(count)}
     binaries = GpuBinaries(cupy.cuda.nvrtc)
     wanted = [
-        (path, capability, in_memory)
+        (path, capability, is_wide)
         for capability in sorted(capabilities)
         for path in kernel_files()
-        for in_memory in (False, True)
+        for is_wide in binaries.forms
     ]
     with (
         progress_bar("compile", len(wanted), args.progress) as add,

@@ -8,18 +8,21 @@ nearest. `StochasticRounding` lets them move by the right amount on average.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Part
+from sok_lite.backend.base import F32, I64, U32, U64, Part, Words, float_word
+from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import RowStore
 
-Scalars = tuple[float | int, ...]
+Scalars = tuple[float | int, ...]  # ints where the kernel takes i64, floats where f32
+_MOST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,45 +147,112 @@ def rule_step(rule: UpdateRule | None, learning_rate: float, number: int) -> Rul
         )
     learning_rate = float(learning_rate)
     check_step(learning_rate, number)
-    return RuleStep(rule, rule.states, int(number), rule.scalars(learning_rate, int(number)))
+    scalars = rule.scalars(learning_rate, int(number))
+    if any(_MOST < abs(each) < math.inf for each in scalars):
+        raise ValueError(
+            f"What {type(rule).__name__} multiplies by must fit float32. Received: learning_rate="
+            f"{learning_rate}, which gives {scalars} with its other numbers."
+        )
+    return RuleStep(rule, rule.states, int(number), scalars)
 
 
-def updating(
-    store: RowStore,
-    states: States,
-    step: RuleStep,
-    rows: Array,
-    grads: Array,
-    num_nonfinite: Array,
-    rounding: StochasticRounding | None = None,
-) -> tuple[str, Part]:
-    """Returns the kernel that takes a step of some rows, and what it works on.
+class RowStep(NamedTuple):
+    """A step of some rows of a table.
 
-    Args:
+    Attributes:
       store: has the rows.
       states: of the rule, and maybe others.
       step: what to do with them.
       rows: (u,) uint32, distinct; absent ones are skipped.
       grads: (u, dim) float32, C-contiguous, one per row, already summed over duplicates.
-      num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
       rounding: of float16 and bfloat16 rows; None: to nearest even. Rows of float32 and float64,
         and states, are never rounded further.
     """
-    rule = step.rule
-    kernel, noise = rule.kernel, (None, 0)
-    if rounding is not None and store.row_dtype.is_half:
-        kernel, noise = f"{kernel}_stochastic", rounding
-    num_rows = len(rows)
-    return f"{kernel}_{store.row_dtype.suffix}", Part(
-        num_rows,
-        (
-            store.column("value").pointers,
-            *[states[name].pointers if name in step.states else None for name in rule.columns],
-            *(store.chunk_shift, store.dim, rows, grads, num_nonfinite, *noise, step.number),
-            *step.scalars,
-            num_rows,
+
+    store: RowStore
+    states: States
+    step: RuleStep
+    rows: Array
+    grads: Array
+    rounding: StochasticRounding | None = None
+
+    @property
+    def noise(self) -> tuple[Array | None, int]:
+        """Returns keys and seed of the rounding, where there is one."""
+        return self.rounding if self.rounding and self.store.row_dtype.is_half else (None, 0)
+
+    @property
+    def kernel(self) -> str:
+        """Returns the name of the kernel that takes it."""
+        form = "_stochastic" if self.rounding and self.store.row_dtype.is_half else ""
+        return f"{self.step.rule.kernel}{form}_{self.store.row_dtype.suffix}"
+
+    def pointers(self, column: str) -> Array | None:
+        """Returns where the rows of a state lie; None: the step has no such state."""
+        return self.states[column].pointers if column in self.step.states else None
+
+    def part(self, num_nonfinite: Array) -> Part:
+        """Returns what the kernel works on; `num_nonfinite` as of `updating`."""
+        num_rows = len(self.rows)
+        states = map(self.pointers, self.step.rule.columns)
+        columns = (self.store.column("value").pointers, *states)
+        where = (*columns, self.store.chunk_shift, self.store.dim, self.rows, self.grads)
+        how = (num_nonfinite, *self.noise, self.step.number, *self.step.scalars)
+        return Part(num_rows, (*where, *how, num_rows))
+
+
+def updating(steps: Sequence[tuple[Backend, RowStep]], num_nonfinite: Array) -> list[Action]:
+    """Returns the launches that take steps of different tables.
+
+    Args:
+      steps: each with the backend of its table.
+      num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
+    """
+    by_kernel: dict[tuple[Backend, str], list[RowStep]] = {}
+    for backend, step in steps:
+        by_kernel.setdefault((backend, step.kernel), []).append(step)
+    return [
+        launch
+        for (backend, kernel), of_kernel in by_kernel.items()
+        for launch in _updating(backend, kernel, of_kernel, num_nonfinite)
+    ]
+
+
+def _updating(
+    backend: Backend, kernel: str, steps: Sequence[RowStep], num_nonfinite: Array
+) -> list[Action]:
+    columns = [
+        [each.store.column("value").pointers for each in steps],
+        *(
+            [each.states[name].pointers if name in each.step.states else None for each in steps]
+            for name in steps[0].step.rule.columns
         ),
-    )
+    ]
+    num_rows = [len(each.rows) for each in steps]
+    sizes = [(each.store.chunk_shift, each.store.dim) for each in steps]
+    noise: list[Words] = [0, 0]
+    if kernel.startswith(f"{steps[0].step.rule.kernel}_stochastic"):
+        keys = [each.noise[0] for each in steps]
+        seeds = np.array([each.noise[1] & 0xFFFFFFFFFFFFFFFF for each in steps], np.uint64)
+        noise = [backend.addresses(keys, I64), seeds.view(np.int64)]
+    # Most steps have one rule, and its numbers are the same for all tables.
+    rules = {id(each.step): each.step for each in steps}
+    words = {number: _words(step) for number, step in rules.items()}
+    arguments: list[Words] = [
+        *(backend.addresses(some, U64) for some in columns),
+        np.array(sizes, np.int64),
+        backend.addresses([each.rows for each in steps], U32),
+        *(backend.addresses([each.grads for each in steps], F32), backend.address(num_nonfinite)),
+        *noise,
+        np.array([words[id(each.step)] for each in steps], np.int64),
+        np.array(num_rows, np.int64),
+    ]
+    return backend.joined_columns(kernel, num_rows, arguments, (columns, steps, num_nonfinite))
+
+
+def _words(step: RuleStep) -> list[int]:
+    """Returns the numbers of a step as a kernel takes them."""
+    return [step.number, *(x if isinstance(x, int) else float_word(x) for x in step.scalars)]
 
 
 def counting_nonfinite(grads: Array, rows: Array | None, num_nonfinite: Array) -> tuple[str, Part]:
@@ -256,8 +326,9 @@ def apply_rule(
         _raise_if_nonfinite(backend, grads, rows)
     states = {name: store.ensure_state(name, initial) for name, initial in taken.states.items()}
     count = backend.xp.zeros(1, np.int64)
-    kernel, part = updating(store, states, taken, rows, grads, count, rounding)
-    backend.launch(kernel, part.num_items, *part.arguments)
+    step_of_rows = RowStep(store, states, taken, rows, grads, rounding)
+    part = step_of_rows.part(count)
+    backend.launch(step_of_rows.kernel, part.num_items, *part.arguments)
     return count[0]
 
 

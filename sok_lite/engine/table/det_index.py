@@ -259,7 +259,7 @@ class DetIndex(Index):
             n = int(slots.shape[0])
             parts.append(Part(n, (slots, n, *where, *self._reserved(), counts)))
         # At once: it writes nothing that is in use, and may leave keys out.
-        self.backend.joined("det_move", parts)()
+        publish(self.backend.joined("det_move", parts))
         if int(counts[1]):
             return None
         return setting(self, _counts=self._counts + counts)

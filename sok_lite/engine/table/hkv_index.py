@@ -435,7 +435,7 @@ class HkvIndex(Index):
         for slots in (segment.slots for segment in segments):
             n = int(slots.shape[0]) // self.bucket
             parts.append(Part(n, (slots, n, *where, *self._reserved())))
-        return [self.backend.joined("hkv_move", parts)]
+        return self.backend.joined("hkv_move", parts)
 
     def _capacity_for(self, num_keys: int, capacity: int) -> int:
         """Returns the capacity that it has with so many keys, from one that it has on."""

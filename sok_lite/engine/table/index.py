@@ -330,7 +330,7 @@ class Index(Segmented):
             Part(int(some.size) // 2, (some, scores if ages else None, int(some.size) // 2))
             for some, scores in (*slots, beside)
         ]
-        return [self.backend.joined("slots_age", parts)]
+        return self.backend.joined("slots_age", parts)
 
     def aged(self, scores: Array) -> Array:
         """Returns scores (n,) uint64 as `ageing` makes them."""

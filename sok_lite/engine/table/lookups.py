@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Part, joined_launches
+from sok_lite.backend.base import Part, joined_column_launches, joined_launches
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.segments import cut
@@ -31,7 +31,7 @@ class Request(NamedTuple):
       inserts: of each table, whether keys without a row get one.
       sizes: of each table, number of its keys.
       asked: gives all of it, table by table.
-      columns: of pooled rows on a CPU, what its kernel is told; None: `asked` says it.
+      columns: of pooled rows, what kernels are told; None: `asked` says it.
       is_lookup: whether what is found and missing counts as that of a lookup.
     """
 
@@ -135,7 +135,7 @@ def look_up_request(
     if request.columns is None:
         finding = _finding(keys, rows, request.asked(), stamps, counters)
     else:
-        finding = [_finding_and_pooling(backend, keys, rows, request, stamps, counters)]
+        finding = _finding_and_pooling(backend, keys, rows, request, stamps, counters)
     publish([*beginning, *finding])
     found = backend.to_host(counters)
     if check is not None:
@@ -229,18 +229,18 @@ def _finding_and_pooling(
     request: Request,
     stamps: Sequence[int],
     counters: Array,
-) -> Action:
-    """Prepares to find the keys of tables and to pool their rows, in one launch.
+) -> list[Action]:
+    """Prepares to find the keys of tables and to pool their rows, all tables by the same launches.
 
-    For 26 tables Python takes longer to say what to do than the kernel to do it. So what is told of
+    For 26 tables Python takes longer to say what to do than kernels to do it. So what is told of
     each table is kept as words, and the rest is made for all of them at once.
     """
     columns, tables = request.columns, request.tables
     assert columns is not None
-    address = backend.address
+    parts, address = columns.parts, backend.address
     notes = np.zeros((len(tables), 5), np.int64)
     notes[:, 0] = stamps
-    arrays = []
+    arrays = [keys, rows, counters, columns.arrays]
     for i in [i for i, table in enumerate(tables) if not table.keeps_every_key]:
         _, strategy, epoch, heat, warms = tables[i].index.noting(
             stamps[i], tables[i]._warming() if stamps[i] else None
@@ -251,16 +251,25 @@ def _finding_and_pooling(
     stores = np.concatenate([table.store.place_words() for table in tables])
     counts = address(counters) + counters.strides[0] * np.arange(len(tables))
     indexes, stores = indexes.reshape(len(tables), -1), stores.reshape(len(tables), -1)
-    of_table = [indexes, notes, stores, counts]
-    parts = columns.parts
+    actions: list[Action] = []
+    if backend.name != "cpu":
+        sizes = np.array(request.sizes, np.int64)
+        first = split_offsets(sizes)[:-1]
+        its_keys, its_rows = address(keys) + 8 * first, address(rows) + 4 * first
+        search = (indexes, notes[:, :3], 0, notes[:, 3:], 0, 0, 0)
+        found = (its_keys, its_rows, 0, counts, sizes)
+        kernels = [(table.backend, "find") for table in tables]
+        actions += joined_column_launches(kernels, request.sizes, [*search, *found], arrays)
     if len(parts.table) > len(tables):  # a table has several outputs
-        of_table = [words[parts.table] for words in of_table]
-    indexes, notes, stores, counts = of_table
-    arguments = [
-        *(indexes, notes, address(keys) + keys.itemsize * parts.first),
-        *(stores, address(rows) + rows.itemsize * parts.first),
-        *(columns.row_splits, columns.weights, parts.combiner, columns.out, counts),
-        parts.numbers.T,
-    ]
-    arrays += [keys, rows, counters, columns.arrays]
-    return backend.joined_columns("find_and_pool", parts.num_rows, arguments, arrays)
+        indexes, notes, stores, counts = (
+            words[parts.table] for words in (indexes, notes, stores, counts)
+        )
+    its_rows = address(rows) + 4 * parts.first
+    pooling = (columns.row_splits, columns.weights, parts.combiner, columns.out, counts)
+    if backend.name == "cpu":
+        its_keys = address(keys) + 8 * parts.first
+        arguments = [indexes, notes, its_keys, stores, its_rows, *pooling, parts.numbers.T]
+        return backend.joined_columns("find_and_pool", parts.num_rows, arguments, arrays)
+    kernels = [(tables[t].backend, f"pool_{tables[t].row_dtype.suffix}") for t in parts.table]
+    arguments = [stores[:, :3], its_rows, *pooling, parts.numbers.T]
+    return actions + joined_column_launches(kernels, parts.num_rows, arguments, arrays)

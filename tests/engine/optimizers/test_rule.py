@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sok_lite.backend.sources import kernel_files
+from sok_lite.backend.sources import all_kernels, find_kernel, kernel_files
 from sok_lite.engine import optimizers
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16, row_dtype
 from sok_lite.engine.optimizers import (
@@ -256,6 +256,16 @@ def test_every_rule_has_its_file_its_kernels_and_its_variants_here():
     assert files <= kernels
 
 
+def test_the_numbers_of_a_rule_are_of_the_types_that_its_kernel_takes():
+    """An int would else be passed for the bits of a float."""
+    kernels = all_kernels()
+    for rule in VARIANTS:
+        scalars = rule.scalars(0.1, 3)
+        signature = find_kernel(f"{rule.kernel}_f32", kernels).signature
+        letters = signature[-1 - len(scalars) : -1]
+        assert [{int: "#", float: "."}[type(each)] for each in scalars] == list(letters), rule
+
+
 def test_every_rule_names_its_states():
     names = {"m", "v", "vhat", "momentum", "accumulator", "linear", "rms", "mean_grad"}
     names |= {"delta_accumulator", "gradient_accumulator", "gradient_squared_accumulator", "ahead"}
@@ -324,6 +334,7 @@ def test_bad_arguments_are_refused_before_anything_changes(backend):
         (ValueError, (SGD(), numbers, grads, float("nan"), 1), "`learning_rate` must be finite"),
         (ValueError, (SGD(), numbers, grads, 0.1, 0), "`step` must be >= 1"),
         (ValueError, (Ftrl(), numbers, grads, 0.0, 1), "Start a warm-up above 0"),
+        (ValueError, (SGD(), numbers, grads, 1e39, 1), "must fit float32. .* learning_rate=1e.39"),
         (ValueError, (SGD(), numbers, grads, 0.1, 1, "ignore"), "'allow' or 'error'"),
     ]:
         with pytest.raises(error, match=message):

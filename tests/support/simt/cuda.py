@@ -238,6 +238,7 @@ def make_module(name: str, **members: Any) -> types.ModuleType:
 _runtime = make_module(
     "cupy.cuda.runtime",
     CUDARuntimeError=device.CUDARuntimeError,
+    driverGetVersion=lambda: 99000,
     getDeviceCount=_get_device_count,
     getDevice=device.current_device,
     setDevice=_set_device,

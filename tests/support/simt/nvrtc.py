@@ -31,7 +31,7 @@ _numbers = itertools.count(1)
 
 
 def getVersion() -> tuple[int, int]:
-    return 0, 0  # one that NVRTC never has
+    return 99, 0  # one that NVRTC does not have
 
 
 def getSupportedArchs() -> tuple[int, ...]:

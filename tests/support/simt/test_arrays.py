@@ -177,7 +177,7 @@ def test_making_arrays(xp):
     same(xp.full(2, 1.5), np.full(2, 1.5))
     same(xp.ones(3, np.float32), np.ones(3, np.float32))
     same(xp.asarray([[1, 2], [3, 4]]), [[1, 2], [3, 4]])
-    same(xp.ascontiguousarray(np.float32(3)), np.array([3], np.float32))
+    same(xp.ascontiguousarray(xp.asarray(np.float32(3))), np.array([3], np.float32))
     x = xp.zeros((3, 2))
     assert xp.asarray(x) is x and xp.ascontiguousarray(x) is x
     assert xp.ascontiguousarray(x.T).flags.c_contiguous
