@@ -153,7 +153,7 @@ in_files() { # seconds a test, files...
   done
   wait
   if [ -f "$folder/not_passed" ]; then
-    echo "not passed: $(sort "$folder/not_passed" | tr '\n' ' ')"
+    echo "not passed: $(sort "$folder/not_passed" | paste -sd ' ')"
     code=1
   fi
   rm -r "$folder"

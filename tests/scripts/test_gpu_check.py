@@ -78,10 +78,11 @@ def test_a_stage_runs_the_tests_of_its_backend_in_the_files_it_is_given(files):
     assert "1 stages, failed: none" in done.stdout
 
 
-def test_a_test_that_hangs_ends_with_its_place_and_costs_no_other_file(files):
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_test_that_hangs_ends_with_its_place_and_costs_no_other_file(files, jobs):
     if int(pytest.__version__.split(".")[0]) < 9:
         pytest.skip("pytest ends a test that hangs from version 9 on")
-    done = check("tests", *files, SOK_LITE_TEST_S="5")
+    done = check("tests", *files, SOK_LITE_TEST_S="5", SOK_LITE_JOBS=jobs)
     assert done.returncode == 1
     assert "in test_hangs_on_cpu" in done.stdout + done.stderr
     assert f"not passed: {files[0]}\n" in done.stdout
@@ -89,7 +90,8 @@ def test_a_test_that_hangs_ends_with_its_place_and_costs_no_other_file(files):
 
 
 def test_a_stage_ends_after_its_time_and_names_what_it_left_out(files):
-    done = check("tests", *files, SOK_LITE_TEST_S="500", SOK_LITE_STAGE_S="6")
+    limits = {"SOK_LITE_TEST_S": "500", "SOK_LITE_STAGE_S": "6", "SOK_LITE_JOBS": "1"}
+    done = check("tests", *files, **limits)
     assert done.returncode == 1
     assert f"{files[0]}: stopped, the 6 s of the stage are over" in done.stdout
     assert f"{files[1]}: left out, no time left" in done.stdout
