@@ -5,7 +5,7 @@ range, from cautious to hopeful: scripts/scaling_machine.py has the assumptions 
 scripts/scaling_work.py the work of a rank. tests/scripts/test_scaling_model.py compares keys and
 bytes with those of a real exchange. What is assumed of overlap: within a kernel, reading in order
 goes on beside random reads; in the hopeful case the host prepares the next kernels beside the GPU;
-nothing else overlaps, but for the keys of the next batch with `--prefetch`, beside the dense model.
+nothing else overlaps.
 
 The trips are flat, each rank to each. `--hierarchical` says what two stages would take, first to
 the ranks of the node that have the same place in theirs as the receiver.
@@ -162,12 +162,9 @@ def step_parts(
     return parts
 
 
-def step_seconds(parts: dict[str, float], is_hopeful: bool, has_prefetch: bool = False) -> float:
+def step_seconds(parts: dict[str, float], is_hopeful: bool) -> float:
     """Returns what the parts take together."""
     rest = dict(parts)
-    if has_prefetch:
-        ahead = rest.pop("dedup and group", 0.0) + rest.pop("trip of keys", 0.0)
-        rest["dense model"] = max(rest["dense model"], ahead)
     host = rest.pop("host")
     links = sum(seconds for name, seconds in rest.items() if name.startswith("trip"))
     device = sum(rest.values()) - links
@@ -191,7 +188,7 @@ def step_of(job: Job, machine: Machine, ranks: int, args: argparse.Namespace) ->
         parts = step_parts(work, machine, is_hopeful, near, args.hierarchical)
         of_tables = sum(s for name, s in parts.items() if name not in NOT_OF_TABLES)
         fields[f"tables_ms_{end}"] = 1e3 * of_tables
-        seconds = step_seconds(parts, is_hopeful, args.prefetch)
+        seconds = step_seconds(parts, is_hopeful)
         fields[f"ms_{end}"] = 1e3 * seconds
         fields[f"million_samples_{end}"] = ranks * job.batch / seconds / 1e6
         if args.parts:
@@ -241,7 +238,6 @@ def main() -> None:
     add("--zipf", type=float, default=Job.exponent, help="exponent (%(default)s)")
     add("--owner", choices=("hash", "mod"), default=Job.owner, help="(%(default)s)")
     add("--dense", type=float, default=Job.dense, help="parameters (%(default)g)")
-    add("--prefetch", action="store_true", help="keys travel beside the dense model")
     add("--hierarchical", action="store_true", help="trips in two stages")
     add("--parts", action="store_true", help="say what each part takes")
     add("--explain", action="store_true", help="say what is assumed")

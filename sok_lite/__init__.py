@@ -39,7 +39,6 @@ if TYPE_CHECKING:  # for type checkers and the completion of editors: the same n
     from sok_lite.sok.dynamic_variable import filter_variables as filter_variables
     from sok_lite.sok.lookup import all2all_dense_embedding as all2all_dense_embedding
     from sok_lite.sok.lookup import lookup_sparse as lookup_sparse
-    from sok_lite.sok.lookup import prefetch as prefetch
     from sok_lite.sok.lookup import sparse_read_and_evict as sparse_read_and_evict
     from sok_lite.sok.optimizer import OptimizerWrapper as OptimizerWrapper
     from sok_lite.sok.sgd import SGD as SGD
@@ -68,7 +67,6 @@ _MODULE_OF_NAME = {
     "set_comm_tool": "communication",
     "all2all_dense_embedding": "sok.lookup",
     "lookup_sparse": "sok.lookup",
-    "prefetch": "sok.lookup",
     "sparse_read_and_evict": "sok.lookup",
     "OptimizerWrapper": "sok.optimizer",
     "optimizer_states": "bridge.named_states",
@@ -93,6 +91,12 @@ _TENSORFLOW_MODULES = (
     "raw_ops",
     "utils",
 )
+
+# Names that were removed, and why: for one version.
+_GONE = {
+    "prefetch": "To send the keys of the next batch ahead gained less than a tenth of a step between "
+    "machines. Give the ids to sok.lookup_sparse.",
+}
 
 __all__ = ["__version__", "communication", "tf_version", *_MODULE_OF_NAME, *_WITHOUT_TENSORFLOW]
 
@@ -133,6 +137,8 @@ def _imported(name: str) -> Any:
     elif name == "tf_version":
         _tensorflow_module("communication")
         value = _tf_version()
+    elif name in _GONE:
+        raise AttributeError(f"sok_lite.{name} is gone. {_GONE[name]}")
     else:
         raise AttributeError(f"module 'sok_lite' has no attribute {name!r}")
     globals()[name] = value

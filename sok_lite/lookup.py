@@ -3,7 +3,6 @@
 from sok_lite.sok.lookup import (
     all2all_dense_embedding,
     lookup_sparse,
-    prefetch,
     sparse_read_and_evict,
 )
 from sok_lite.sok.lookup_helpers import (
@@ -25,7 +24,6 @@ __all__ = [
     "isResourceVariable",
     "isVariable",
     "lookup_sparse",
-    "prefetch",
     "sparse_read_and_evict",
     "to_list",
 ]

@@ -47,3 +47,12 @@ def test_the_errors_to_catch_are_what_the_page_says(script):
     assert len(listed) == 3
     for module, name, base in listed:
         assert issubclass(getattr(importlib.import_module(module), name), getattr(builtins, base))
+
+
+def test_a_removed_name_says_why_it_is_gone():
+    import sok_lite as sok
+
+    why = r"^sok_lite\.prefetch is gone\. To send .* Give the ids to sok\.lookup_sparse\."
+    with pytest.raises(AttributeError, match=why):
+        sok.prefetch  # noqa: B018
+    assert not hasattr(sok, "prefetch") and "prefetch" not in dir(sok)

@@ -21,7 +21,6 @@ SEEN = {
     "sok.lookup_sparse([table], [3])": "list[Any]",
     "sok.lookup_sparse": r"Overload\(def \(params: .*DynamicVariable \| .*FixedVariable, sp_ids: .*"
     r"combiners: str \| typing.Sequence\[str\] \| None =, .*training: bool \| None =, .*\)",
-    "sok.prefetch(table, 3)": "sok_lite.bridge.ahead.Prefetched",
     "sok.export": r"def \(var: Any, cutoff: float \| None =\) -> tuple\[Any, Any\]",
     "sok.init": r"def \(comm_tool: str =, use_legacy_optimizer: bool =, gpu_transport: .*\)",
     "sok.OptimizerWrapper": "def (optimizer: Any, on_nonfinite: str =, stochastic_rounding: bool ="

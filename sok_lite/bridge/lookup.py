@@ -6,7 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.ahead import Prefetched
 from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.host_call import from_function, host_call, on_device, refuse_replicas
 from sok_lite.bridge.joined import cut, cut_rows, from_int64, join, joined_rows, shapes_of
@@ -21,12 +20,7 @@ from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
 
 
-def look_up(
-    comm: Communicator,
-    arguments: list[Argument],
-    treatment: Treatment,
-    ahead: Prefetched | None = None,
-) -> list[tf.Tensor]:
+def look_up(comm: Communicator, arguments: list[Argument], treatment: Treatment) -> list[tf.Tensor]:
     """Looks keys up in the tables of all ranks, and combines them row by row.
 
     Every rank must call it. In a graph the whole call is one host call forward, two where it has
@@ -34,7 +28,6 @@ def look_up(
 
     Args:
       arguments: of each table, at least one.
-      ahead: what the keys were sent by; None: they have not been sent.
 
     Returns:
       For each table (batch, dimension) of its rows' dtype, with gradients of the tables and of the
@@ -44,7 +37,7 @@ def look_up(
     names = ", ".join(repr(table.name) for table in tables)
 
     def live(*_: tf.Tensor) -> list[tf.Tensor]:
-        return _looked_up(comm, arguments, treatment, ahead)
+        return _looked_up(comm, arguments, treatment)
 
     def plain(served: Any, *tensors: tf.Tensor) -> list[tf.Tensor]:
         return combined(served, tables, treatment, is_spread, *tensors)
@@ -55,19 +48,13 @@ def look_up(
 
 
 def _looked_up(
-    comm: Communicator,
-    arguments: list[Argument],
-    treatment: Treatment,
-    ahead: Prefetched | None,
+    comm: Communicator, arguments: list[Argument], treatment: Treatment
 ) -> list[tf.Tensor]:
     """Does what `look_up` does, by the host."""
     tables = [argument.facts for argument in arguments]
     all_weights = [a.weights for a in arguments if a.weights is not None]
-    sent = [] if ahead is None else [ahead.sent_for(tables)]
-    if comm.is_alone:
-        sent = []  # nothing was
     inputs, batches = joined_inputs(arguments)
-    read = read_asked(comm, arguments, inputs, sent)
+    read = read_asked(comm, arguments, inputs)
     host = LookupHost(comm, tables, treatment, bool(read.sent))
     refuse_replicas(host.what)
     num_tables = len(tables)

@@ -25,7 +25,7 @@ from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.layout import Layout
 from sok_lite.engine.segments import cut
-from sok_lite.engine.sent_keys import SentKeys, pack_sent, send, unpack_sent
+from sok_lite.engine.sent_keys import SentKeys, pack_sent, unpack_sent
 from sok_lite.engine.static_lookup import locate
 from sok_lite.engine.static_table import AnyTable, GivenRows
 from sok_lite.engine.trail import Trail, pack, unpack
@@ -88,30 +88,22 @@ class LookupHost:
         self._new_trail = partial(empty, dtype=tf.int64, backend=self.backend)
         self._pipeline = pipeline_of_trace()
 
-    def send_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """Takes what `items_of` does; sends the keys, and returns what `forward` takes of it."""
-        tag = zlib.crc32(f"prefetch {self._tag}".encode())
-        batch = self._checked_batch(tag, tensors)
-        sent = pack_sent(self.backend, send(self.backend, self._comm, batch, tag), self._new_trail)
-        return [to_tensor(sent, tf.int64, self.backend)]
-
     def locate(self, *tensors: tf.Tensor) -> list[Any]:
-        """Takes what `items_of` does and, where keys are sent, what `send_packed` gave.
+        """Takes what `items_of` does, and sends the keys where there are several ranks.
 
         Returns:
           Of all static tables one after the other: array (num_static,) int64, how many distinct
           rows this rank is asked for; int64, where they lie; int32, which of its table's rows each
-          key has. Where several ranks have not sent the keys before, then what `send_packed` gives.
+          key has. On several ranks then what `forward` takes of the keys that have been sent.
         """
         backend, comm = self.backend, self._comm
         tag = zlib.crc32(f"locate {self._tag}".encode())
-        items, sent = self._taken_apart(tensors)
-        batch = self._checked_batch(tag, items)
-        asked, sent_now = locate(backend, comm, batch, tag, sent)
+        batch = self._checked_batch(tag, tensors)
+        asked, sent = locate(backend, comm, batch, tag)
         with failure_known_to_all(comm):
             packed = []
-            if sent is None and sent_now is not None:
-                array = pack_sent(backend, sent_now, self._new_trail)
+            if sent is not None:
+                array = pack_sent(backend, sent, self._new_trail)
                 packed = [to_tensor(array, tf.int64, backend)]
             return [
                 np.array([len(each.places) for each in asked], np.int64),
@@ -124,8 +116,8 @@ class LookupHost:
         """Looks up.
 
         Args:
-          tensors: what `items_of` takes; where keys are sent, what `send_packed` gave; where there
-            are static tables, what `Read` of bridge/static_lookup.py says of them.
+          tensors: what `items_of` takes; where there are static tables, what `Read` of
+            bridge/static_lookup.py says of them.
 
         Returns:
           (what `cut_rows` takes apart, the trail).

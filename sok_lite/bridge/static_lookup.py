@@ -26,7 +26,7 @@ class Read(NamedTuple):
     """The rows that this rank is asked for.
 
     Attributes:
-      sent: what `LookupHost.forward` takes of keys that have been sent: none or one tensor.
+      sent: on several ranks, what `LookupHost.forward` takes of the keys that have been sent.
       numbers: none, or one int32 tensor: which of its rows each key has that this rank is asked, of
         all static tables one after the other.
       rows: of each static table (u, dim) of its dtype, distinct rows.
@@ -38,17 +38,13 @@ class Read(NamedTuple):
 
 
 def read_asked(
-    comm: Communicator,
-    arguments: Sequence[Argument],
-    inputs: Sequence[tf.Tensor],
-    sent: list[tf.Tensor],
+    comm: Communicator, arguments: Sequence[Argument], inputs: Sequence[tf.Tensor]
 ) -> Read:
     """Reads the rows of all static tables of a lookup. Every rank must call it.
 
     Args:
       arguments: of each table of the lookup.
       inputs: what `joined_inputs` gave.
-      sent: what prefetched keys were sent by; empty: they have not been.
 
     Raises:
       ValueError: there is no such row. No key has been sent then.
@@ -56,25 +52,24 @@ def read_asked(
     tables = [argument.facts for argument in arguments]
     static = [facts for facts in tables if facts.is_static]
     if not static:
-        return Read(sent, [], [])
-    host = LookupHost(comm, tables, Treatment(None, None, False), bool(sent))
-    sends = comm.size > 1 and not sent
-    dtypes = [tf.int64, tf.int64, tf.int32] + [tf.int64] * sends
+        return Read([], [], [])
+    host = LookupHost(comm, tables, Treatment(None, None, False))
+    dtypes = [tf.int64, tf.int64, tf.int32] + [tf.int64] * (comm.size > 1)
     weights = [each.weights for each in arguments if each.weights is not None]
     items = [*inputs, join(weights)] if weights else inputs
-    lengths, places, numbers, *packed = host_call(
-        host.locate, [*items, *sent], dtypes, host.backend, host.what, host.together
+    lengths, places, numbers, *sent = host_call(
+        host.locate, items, dtypes, host.backend, host.what, host.together
     )
     if not tf.executing_eagerly():
         lengths.set_shape([len(static)])
-        for each in (places, numbers, *packed):
+        for each in (places, numbers, *sent):
             each.set_shape([None])
     # Eagerly, the other ranks wait for the rows already; in a graph nothing is read yet.
     known = failure_known_to_all(comm) if tf.executing_eagerly() else contextlib.nullcontext()
     with known:
         pieces = zip(static, cut(places, lengths, len(static)), strict=True)
         rows = [_read(facts, piece) for facts, piece in pieces]
-    return Read(packed or sent, [numbers], rows)
+    return Read(sent, [numbers], rows)
 
 
 def _read(facts: Facts, places: tf.Tensor) -> tf.Tensor:

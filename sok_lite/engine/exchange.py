@@ -51,9 +51,8 @@ class Route:
       recv_counts: (size, num_tables) int64, on the host: keys of each table from each rank.
       order: (n,) int32, an array of the backend: the keys of all tables, numbered one table after
         the other, in the order in which they were sent. Empty with one rank.
-      sent: number of the collective in which the keys travelled, equal on all ranks.
-      lookup: what tells the lookup from others, equal on all ranks: `sent`, unless the keys were
-        sent ahead.
+      lookup: number of the collective in which the keys travelled, equal on all ranks: it tells
+        the lookup from others.
     """
 
     backend: Backend
@@ -61,7 +60,6 @@ class Route:
     send_counts: np.ndarray
     recv_counts: np.ndarray
     order: Array
-    sent: int
     lookup: int
 
     @staticmethod
@@ -73,7 +71,7 @@ class Route:
         """
         counts = num_keys[None]
         nothing = backend.xp.empty(0, np.int32)
-        return Route(backend, comm, counts, counts, nothing, comm.turn, comm.turn)
+        return Route(backend, comm, counts, counts, nothing, comm.turn)
 
     @property
     def num_tables(self) -> int:
@@ -95,17 +93,17 @@ class Route:
         To be called when the device has used them, before a table changes by them.
         """
         if self.comm.carrier is not None:
-            self.comm.carrier.check(self.sent)
+            self.comm.carrier.check(self.lookup)
 
     def pack(self) -> np.ndarray:
-        """Returns the route as one int64 array, (4 + 2 * size * num_tables + len(order),)."""
+        """Returns the route as one int64 array, (3 + 2 * size * num_tables + len(order),)."""
         return np.concatenate(
             [
                 np.array(self.send_counts.shape, np.int64),
                 self.send_counts.reshape(-1),
                 self.recv_counts.reshape(-1),
                 self.backend.to_host(self.order).astype(np.int64),
-                np.array([self.sent, self.lookup], np.int64),
+                np.array([self.lookup], np.int64),
             ]
         )
 
@@ -125,15 +123,14 @@ class Route:
                 f"Received: {len(packed)} numbers that start with {packed[:2].tolist()}."
             )
         send_counts, recv_counts = packed[2:counts_end].reshape(2, size, num_tables)
-        order = packed[counts_end:-2]
+        order = packed[counts_end:-1]
         num_keys = 0 if size == 1 else send_counts.sum()
         if len(order) != num_keys:
             raise ValueError(
                 f"A packed route of {num_keys} keys was expected. Received: one of {len(order)}."
             )
         order = backend.from_host(order.astype(np.int32))
-        sent, lookup = packed[-2:].tolist()
-        return Route(backend, comm, send_counts, recv_counts, order, sent, lookup)
+        return Route(backend, comm, send_counts, recv_counts, order, int(packed[-1]))
 
 
 def send_keys(
@@ -181,7 +178,7 @@ def send_keys(
         counts = np.zeros((comm.size, num_tables), np.int64)
         counts[0] = sizes
         empty = backend.xp.empty(0, np.int32)
-        return keys, Route(backend, comm, counts, counts, empty, comm.turn, comm.turn)
+        return keys, Route(backend, comm, counts, counts, empty, comm.turn)
 
     with shared_failure(comm):
         labels = owners(backend, keys, sizes, comm.size, key_dtypes, rules)
@@ -223,7 +220,7 @@ def _keys_by_host(
             comm, received.rows, received.recv_splits, num_tables, tag
         )
         way = (send_counts, recv_counts, groups.order)
-        route = Route(backend, comm, *way, comm.turn, comm.turn)
+        route = Route(backend, comm, *way, comm.turn)
         return backend.from_host(recv_keys), route
 
 
@@ -246,7 +243,7 @@ def _keys_carried(
         message = sent.packed(cut(keys, sizes))
         recv_keys = backend.xp.empty(int(counts.received.sum()), np.int64)
         way = (counts.sent, counts.received, groups.order)
-        route = Route(backend, comm, *way, comm.turn, comm.turn)
+        route = Route(backend, comm, *way, comm.turn)
     received = carrier.keys(message, sent.splits, came.splits)
     with failure_known_to_all(comm):
         came.unpack(received, cut(recv_keys, route.num_received))
@@ -311,9 +308,7 @@ def _trip(
     came = RowMessage.of(backend, theirs[0], row_bytes, theirs[1])
     # Messages are bytes: what they are of is said by the call, which all ranks compare.
     code = zlib.crc32(repr([(dim, dtype.str) for dim, dtype in formats]).encode())
-    # The keys of a lookup that were sent ahead may be others than another rank's.
-    keys = "" if route.sent == route.lookup else f" of keys {route.sent % 10**6}"
-    call = f"{name} of lookup {route.lookup}{keys}, formats {code:08x}"
+    call = f"{name} of lookup {route.lookup}, formats {code:08x}"
     message, splits = sent.packed(rows), (sent.splits, came.splits)
     carrier = route.comm.carrier
     if carrier is not None:

@@ -97,7 +97,8 @@ def forward_batch(
     """
     if comm.size == 1:
         return _forward_alone(backend, comm, batch, room)
-    sent = send(backend, comm, batch, tag) if sent is None else sent.taken()
+    if sent is None:
+        sent = send(backend, comm, batch, tag)
     with failure_known_to_all(comm):
         inverses, splits = cut(sent.inverse, batch.sizes), batch.splits_of_parts()
         sizes = sent.route.num_received.tolist()

@@ -1,10 +1,9 @@
 """The first half of a lookup over several ranks: the keys of a batch travel to their owners.
 
-It reads nothing of a table and changes nothing, so it can be done long before the lookup that uses
-it, whatever happens to the tables in between.
+It reads nothing of a table and changes nothing. A lookup with static tables does it by itself, for
+TensorFlow has to read their rows before the other half.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -32,10 +31,6 @@ class SentKeys(NamedTuple):
     route: Route
     inverse: Array
     received: Array
-
-    def taken(self) -> "SentKeys":
-        """Returns the keys as those of the lookup that begins now: each has a number of its own."""
-        return self._replace(route=replace(self.route, lookup=self.route.comm.turn))
 
 
 def send(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> SentKeys:

@@ -17,7 +17,7 @@ from sok_lite.engine.static_table import AnyTable, AskedRows, StaticTable
 
 
 def locate(
-    backend: Backend, comm: Communicator, batch: Batch, tag: int, sent: SentKeys | None = None
+    backend: Backend, comm: Communicator, batch: Batch, tag: int
 ) -> tuple[list[AskedRows], SentKeys | None]:
     """Returns what each static table of a lookup is asked for, in their order.
 
@@ -29,7 +29,6 @@ def locate(
       comm: the ranks.
       batch: of the lookup.
       tag: says which call this is; another one on another rank raises.
-      sent: what `send` gave for its keys; None: they have not been sent, and are.
 
     Returns:
       (what is asked, what `send` gave; None on one rank).
@@ -43,8 +42,7 @@ def locate(
         if int(batch.outside(wrong)[0]):
             batch.check()
         return _located(backend, batch.tables, batch.keys, batch.sizes, 1), None
-    if sent is None:
-        sent = send(backend, comm, batch, tag)
+    sent = send(backend, comm, batch, tag)
     with failure_known_to_all(comm):
         sizes = sent.route.num_received.tolist()
         return _located(backend, batch.tables, sent.received, sizes, comm.size), sent

@@ -5,7 +5,6 @@ from typing import Any, overload
 
 import tensorflow as tf
 
-from sok_lite.bridge.ahead import Prefetched, send_ahead
 from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.checks import integer_keys
 from sok_lite.bridge.inference import checked_missing, checked_training
@@ -18,7 +17,7 @@ from sok_lite.communication import communicator
 from sok_lite.sok.dynamic_variable import DynamicVariable
 from sok_lite.sok.static_variable import FixedVariable
 
-__all__ = ["all2all_dense_embedding", "lookup_sparse", "prefetch", "sparse_read_and_evict"]
+__all__ = ["all2all_dense_embedding", "lookup_sparse", "sparse_read_and_evict"]
 
 
 @overload
@@ -69,7 +68,7 @@ def lookup_sparse(
         times. Keys of a static one are numbers of its rows, from 0 on.
       sp_ids: for each a RaggedTensor or SparseTensor (in row-major order) of keys, (batch, None);
         or a dense tensor or array of keys, (batch, k), or (batch,) with one to a row, each of which
-        counts; or what `sok.prefetch` gave for all of them.
+        counts.
       sp_weights: None, or for each None or the weights of the keys, ragged, sparse or dense with
         rows of the same lengths.
       combiners: for each "sum", "mean" or "sqrtn" (or one for all); None: "mean". As in
@@ -102,13 +101,10 @@ def lookup_sparse(
         checked_training(training), checked_missing(missing), bool(use_low_frequency_filter)
     )
     comm = communicator()
-    ahead = sp_ids if isinstance(sp_ids, Prefetched) else None
-    if ahead is not None:
-        sp_ids = list(ahead.ids) if ahead.is_list else ahead.ids[0]
     arguments = checked_arguments(params, sp_ids, sp_weights, combiners, comm.size)
     if use_low_frequency_filter:
         _check_filter(arguments)
-    outputs = look_up(comm, arguments, treatment, ahead) if arguments else []
+    outputs = look_up(comm, arguments, treatment) if arguments else []
     is_list = isinstance(sp_ids, (list, tuple)) or isinstance(sp_weights, tuple)
     return outputs if is_list else outputs[0]
 
@@ -187,32 +183,6 @@ def sparse_read_and_evict(
             f"Received: {type(var).__name__}."
         )
     return local_lookup_and_evict(var, indices)
-
-
-@unconverted_function
-def prefetch(params: Any, sp_ids: Any, sp_weights: Any = None, combiners: Any = None) -> Prefetched:
-    """Sends the keys of a batch to the ranks that own them, ahead of its `sok.lookup_sparse`.
-
-    Every rank must call it, at the same place among its lookups and gradients. Called between the
-    lookup and the gradient of one batch with the ids of the next one, in a `tf.function`, it runs
-    while TensorFlow computes the dense part of the model: what the next lookup has then left to do
-    is to read rows and send them back. It reads no table and changes none. So a lookup of what it
-    gives is exactly that of the ids, whatever was inserted, updated, erased or evicted in between;
-    it may be looked up twice, or never. On one rank it does nothing.
-
-    Args:
-      params, sp_ids, sp_weights, combiners: as of `sok.lookup_sparse`. Weights and combiners are
-        checked only; `lookup_sparse` must be given them again, and raises ValueError if not.
-
-    Returns:
-      A Prefetched, to be given to `sok.lookup_sparse` as `sp_ids`.
-
-    Raises:
-      As `sok.lookup_sparse`.
-    """
-    comm = communicator()
-    arguments = checked_arguments(params, sp_ids, sp_weights, combiners, comm.size)
-    return send_ahead(comm, arguments, sp_ids, combiners is not None)
 
 
 def _check_filter(arguments: list[Argument]) -> None:

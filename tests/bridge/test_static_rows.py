@@ -238,7 +238,6 @@ REFUSED_WHILE_STATIC = {
     "sparse_read for inference": lambda t: t.sparse_read([1], training=False),
     "lookup_sparse": lambda t: sok.lookup_sparse(t, tf.ragged.constant([[1]])),
     "all2all": lambda t: sok.all2all_dense_embedding(t, [1]),
-    "prefetch": lambda t: sok.prefetch(t, tf.ragged.constant([[1]])),
     "read and evict": lambda t: sok.sparse_read_and_evict(t, [1]),
     "export": lambda t: sok.export(t),
     "assign": lambda t: sok.assign(t, [1], tf.ones([1, DIM])),

@@ -65,11 +65,11 @@ class TableCase(NamedTuple):
         return ((count * self.scale + step) % 17 - 8).astype(np.float32)[rows]
 
 
-def steps(backend, comm, cases, cuts, tables=None, ahead=False):
+def steps(backend, comm, cases, cuts, tables=None, apart=False):
     """Two training steps; gives outputs and gradients by weights of each, and all rows at last.
 
     Args:
-      ahead: whether the keys of both are sent before the first, once.
+      apart: whether keys are sent by themselves, as those of a lookup with static tables.
     """
     tables = tables or [case.table(backend, i, comm.size) for i, case in enumerate(cases)]
     shares = [
@@ -82,10 +82,10 @@ def steps(backend, comm, cases, cuts, tables=None, ahead=False):
         for case, table, rows in zip(cases, tables, shares, strict=True)
     ]
     batch, sent = batch_of(backend, parts), None
-    if ahead and comm.size > 1:
-        packed = pack_sent(backend, send(backend, comm, batch, tag=3))
-        sent = unpack_sent(backend, comm, packed)
     for step in (1, 2):
+        if apart and comm.size > 1:
+            packed = pack_sent(backend, send(backend, comm, batch, tag=3))
+            sent = unpack_sent(backend, comm, packed)
         outputs, trail = lookup.forward_batch(backend, comm, batch, sent=sent)
         grads = [
             backend.from_host(case.out_grads(rows, step))
@@ -152,15 +152,15 @@ def table_cases(draw):
     cases=st.lists(table_cases(), min_size=1, max_size=7),
     # Eighths of the batch: ranks between equal ones are idle.
     inner=st.lists(st.integers(0, 8), min_size=3, max_size=3).map(sorted),
-    ahead=st.booleans(),
+    apart=st.booleans(),
 )
-def test_results_do_not_depend_on_the_number_of_ranks(cases, inner, ahead):
+def test_results_do_not_depend_on_the_number_of_ranks(cases, inner, apart):
     backend = get_backend("cpu")
     expected = together(run_ranks(1, lambda comm: steps(backend, comm, cases, [0, 8])))
     for cuts in ([0, inner[1], 8], [0, *inner[:2], 8], [0, *inner, 8]):
         size = len(cuts) - 1
         found = together(
-            run_ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c, ahead=ahead))
+            run_ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c, apart=apart))
         )
         for want, got in zip(expected, found, strict=True):
             assert (want.dtype, want.shape) == (got.dtype, got.shape)
@@ -181,14 +181,14 @@ def mixed_cases(number):
     return cases
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["at once", "prefetched"])
-def test_the_ranks_do_not_show_on_any_backend(backend, ranks, ahead):
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "keys apart"])
+def test_the_ranks_do_not_show_on_any_backend(backend, ranks, apart):
     cases = mixed_cases(11)
     expected = together(run_ranks(1, lambda comm: steps(backend, comm, cases, [0, 8])))
     for cuts in ([0, 8, 8], [0, 3, 3, 5, 8]):  # one rank, and one of four, is idle
         size = len(cuts) - 1
         found = together(
-            ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c, ahead=ahead), backend)
+            ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c, apart=apart), backend)
         )
         for want, got in zip(expected, found, strict=True):
             np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
@@ -395,35 +395,20 @@ def test_launches_waits_and_collectives_do_not_depend_on_the_number_of_tables(
         assert list(told) == expected
 
 
-def test_two_lookups_of_one_prefetch_are_told_apart(ranks):
+def test_gradients_of_two_lookups_in_another_order_on_one_rank_raise(ranks):
     backend = get_backend("cpu")
 
     def run(comm):
         (case,) = mixed_cases(1)
         part = case.part(backend, case.table(backend, 0, comm.size), slice(0, 5))
-        batch = batch_of(backend, [part])
-        sent = send(backend, comm, batch, tag=3)
-        trails = [lookup.forward_batch(backend, comm, batch, sent=sent)[1] for _ in range(2)]
-        # Rank 1 goes back in the other order: a gradient of one lookup is none of the other.
-        trail = trails[comm.rank]
+        trails = []
+        for _ in range(2):
+            batch = batch_of(backend, [part])
+            sent = send(backend, comm, batch, tag=3)
+            trails.append(lookup.forward_batch(backend, comm, batch, sent=sent)[1])
         grads = [backend.from_host(case.out_grads(slice(0, 5), 1))]
         way = [(part.table, part.weights, part.combiner)]
         with pytest.raises(CommunicatorError, match="of lookup"):
-            lookup.backward(backend, way, grads, trail)
-
-    ranks(2, run, backend)
-
-
-def test_ranks_that_look_up_different_prefetches_raise(ranks):
-    backend = get_backend("cpu")
-
-    def run(comm):
-        (case,) = mixed_cases(1)
-        batch = batch_of(
-            backend, [case.part(backend, case.table(backend, 0, comm.size), slice(0, 5))]
-        )
-        several = [send(backend, comm, batch, tag=3) for _ in range(2)]
-        with pytest.raises(CommunicatorError, match="of keys"):
-            lookup.forward_batch(backend, comm, batch, sent=several[comm.rank])
+            lookup.backward(backend, way, grads, trails[comm.rank])
 
     ranks(2, run, backend)

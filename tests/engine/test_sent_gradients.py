@@ -231,7 +231,7 @@ def bytes_sent(monkeypatch):
     return told
 
 
-def sent_by_rank_0(told, backend, keys, parts=1, ahead=False, **options):
+def sent_by_rank_0(told, backend, keys, parts=1, apart=False, **options):
     """Returns the bytes of a lookup and its gradient where rank 0 asks for keys of rank 1."""
 
     def program(comm):
@@ -239,7 +239,7 @@ def sent_by_rank_0(told, backend, keys, parts=1, ahead=False, **options):
         mine = keys if comm.rank == 0 else keys[:0]
         part = Part(table, *on(backend, mine, np.array([0, len(mine)])), None, "sum")
         batch, sent = batch_of(backend, [part] * parts), None
-        if ahead:
+        if apart:
             sent = send(backend, comm, batch, 3)
             sent = unpack_sent(backend, comm, pack_sent(backend, sent))
         _, trail = lookup.forward_batch(backend, comm, batch, sent=sent)
@@ -269,10 +269,10 @@ def test_a_key_travels_once_however_often_it_is_asked_for(backend, bytes_sent, r
     assert sent["send_grads"] == 2 * lines(7, 24)
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["at once", "prefetched"])
-def test_gradients_travel_as_16_bits_where_a_table_says_so(backend, bytes_sent, ahead):
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "keys apart"])
+def test_gradients_travel_as_16_bits_where_a_table_says_so(backend, bytes_sent, apart):
     keys = np.arange(1, 15, 2)
-    sent = sent_by_rank_0(bytes_sent, backend, keys, ahead=ahead, rounds_gradients=True)
+    sent = sent_by_rank_0(bytes_sent, backend, keys, apart=apart, rounds_gradients=True)
     assert sent["send_grads"] == lines(7, 12)
     assert sent["send_keys"] == 8 * (2 + 1 + 7)
 

@@ -72,7 +72,7 @@ def share(size, rank, step, batch=24):
     return slice(batch * rank // size, batch * (rank + 1) // size)
 
 
-def train(comm, size, make, ahead, steps=8):
+def train(comm, size, make, steps=8):
     """Trains on the rank's part of equal global batches; the third table comes twice."""
     tables = new_tables(size)
     params = [*tables, tables[2]]
@@ -92,37 +92,30 @@ def train(comm, size, make, ahead, steps=8):
         return ids, [None, *factors, None, None]
 
     @tf.function(reduce_retracing=True)
-    def step(ids, weights, following):
+    def step(ids, weights):
         with tf.GradientTape() as tape:
             outs = sok.lookup_sparse(params, ids, weights, combiners)
-            if ahead:
-                following = sok.prefetch(params, following)
             loss = tf.add_n([tf.reduce_sum(tf.sin(out)) for out in outs])
         gradients = tape.gradient(loss, tables)
         optimizer.apply_gradients(zip(gradients, tables, strict=True))
-        return following
 
-    following = sok.prefetch(params, batch(0)[0]) if ahead else batch(0)[0]
     for number in range(steps):
-        following = step(following, batch(number)[1], batch(number + 1)[0])
-        if not ahead:
-            following = batch(number + 1)[0]
+        step(*batch(number))
     return tables
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["at once", "prefetched"])
 @pytest.mark.parametrize(
     "make",
     [lambda: keras.optimizers.SGD(0.05), lambda: keras.optimizers.Adam(0.01)],
     ids=["SGD", "Adam"],
 )
-def test_tables_of_all_modes_train_as_on_one_rank(comm, make, ahead, monkeypatch):
-    tables = train(comm, comm.size, make, ahead)
+def test_tables_of_all_modes_train_as_on_one_rank(comm, make, monkeypatch):
+    tables = train(comm, comm.size, make)
     check_owners(comm, tables)
     found = [whole(comm, table) for table in tables]
     # Every rank trains the whole batch by itself, too.
     monkeypatch.setattr(job, "_communicator", SingleCommunicator())
-    alone = train(SingleCommunicator(), 1, make, ahead)
+    alone = train(SingleCommunicator(), 1, make)
     for (keys, rows), table in zip(found, alone, strict=True):
         one_keys, one_rows = sok.export(table)
         np.testing.assert_array_equal(keys, one_keys)
@@ -191,9 +184,8 @@ def test_a_mode_that_differs_raises_on_all_ranks(comm):
     ]
     ids = to_ragged([[1]])
     text = "owner of keys of table 1 is 'key mod ranks' on rank 0 and 'rank 0' on rank 1"
-    for call in (sok.lookup_sparse, sok.prefetch):
-        with pytest.raises(ValueError, match=text):
-            call(tables, [ids, ids])
+    with pytest.raises(ValueError, match=text):
+        sok.lookup_sparse(tables, [ids, ids])
     assert [table.table.size for table in tables] == [0, 0]
 
 
@@ -218,20 +210,8 @@ def test_a_rank_that_there_is_not_is_refused_everywhere(comm):
     table = sok.DynamicVariable(DIM, name="nowhere", mode=f"localized:{comm.size}")
     ids, before = to_ragged([[1]]), comm.turn
     text = rf"There are only {comm.size} GPU\(s\), cannot put .* on {comm.size}th\(zero-indexed\)"
-    for call in (sok.lookup_sparse, sok.prefetch, tf.function(sok.lookup_sparse)):
+    for call in (sok.lookup_sparse, tf.function(sok.lookup_sparse)):
         with pytest.raises(RuntimeError, match=text):
             call([good, table], [ids, ids])
     assert comm.turn == before, "a rank has begun a collective"
     assert good.table.size == 0
-
-
-def test_what_was_prefetched_for_another_mode_is_not_taken(comm):
-    spread = sok.DynamicVariable(DIM, name="same")
-    localized = sok.DynamicVariable(DIM, name="same", mode="localized:0")
-    ids = to_ragged([[1, 2]])
-    asked = sok.prefetch(spread, ids)
-    with pytest.raises(ValueError, match="tables that it was made for"):
-        sok.lookup_sparse(localized, asked)
-    np.testing.assert_array_equal(
-        sok.lookup_sparse(spread, asked), sok.lookup_sparse(localized, ids)
-    )

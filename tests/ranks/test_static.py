@@ -6,8 +6,10 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.bridge import job
-from sok_lite.comm import SingleCommunicator
+from sok_lite.bridge import job, static_lookup
+from sok_lite.comm import CommunicatorError, SingleCommunicator
+from sok_lite.comm.hosts import HostsCommunicator
+from sok_lite.comm.local import LocalCommunicator, connect_local
 from tests.ranks.test_localized import share, to_ragged
 from tests.support.step_oracle import random_ragged
 
@@ -56,7 +58,7 @@ def whole(comm, variable):
     return keys[order], rows[order]
 
 
-def train(comm, size, make, wrapped, ahead, steps=6):
+def train(comm, size, make, wrapped, steps=6):
     """Trains on the rank's part of equal global batches."""
     params = new_params(size)
     tables = params[:-1]
@@ -77,11 +79,9 @@ def train(comm, size, make, wrapped, ahead, steps=6):
         return [to_ragged(each) for each in ragged], [*factors, *[None] * 4]
 
     @tf.function(reduce_retracing=True)
-    def step(ids, weights, following):
+    def step(ids, weights):
         with tf.GradientTape() as tape:
             outs = sok.lookup_sparse(params, ids, weights, combiners)
-            if ahead:
-                following = sok.prefetch(params, following)
             loss = tf.add_n([tf.reduce_sum(tf.sin(out)) for out in outs])
         grads = tape.gradient(loss, [static, growing])
         if wrapped:
@@ -90,30 +90,23 @@ def train(comm, size, make, wrapped, ahead, steps=6):
         else:
             theirs.apply_gradients(list(zip(grads[0], static, strict=True)))
             ours.apply_gradients(list(zip(grads[1], growing, strict=True)))
-        return following
 
-    following = sok.prefetch(params, batch(0)[0]) if ahead else batch(0)[0]
     for number in range(steps):
-        following = step(following, batch(number)[1], batch(number + 1)[0])
-        if not ahead:
-            following = batch(number + 1)[0]
+        step(*batch(number))
     return tables
 
 
 @pytest.mark.parametrize(
-    ("make", "wrapped", "ahead"),
-    [
-        (lambda: keras.optimizers.SGD(0.05), True, False),
-        (lambda: keras.optimizers.Adagrad(0.1), False, True),
-    ],
-    ids=["wrapped SGD", "Adagrad, prefetched"],
+    ("make", "wrapped"),
+    [(lambda: keras.optimizers.SGD(0.05), True), (lambda: keras.optimizers.Adagrad(0.1), False)],
+    ids=["wrapped SGD", "Adagrad"],
 )
-def test_static_tables_train_as_on_one_rank(comm, make, wrapped, ahead, monkeypatch):
-    tables = train(comm, comm.size, make, wrapped, ahead)
+def test_static_tables_train_as_on_one_rank(comm, make, wrapped, monkeypatch):
+    tables = train(comm, comm.size, make, wrapped)
     entries = [whole(comm, table) for table in tables]
     alone = SingleCommunicator()
     monkeypatch.setattr(job, "_communicator", alone)
-    expected = [whole(alone, table) for table in train(comm, 1, make, wrapped, ahead)]
+    expected = [whole(alone, table) for table in train(comm, 1, make, wrapped)]
     for (keys, rows), (expected_keys, expected_rows), table in zip(
         entries, expected, tables, strict=True
     ):
@@ -159,18 +152,6 @@ def test_a_row_that_there_is_not_is_told_to_all_ranks(comm):
     np.testing.assert_array_equal(sok.lookup_sparse(static, ids), rows_of(0)[-1:])
 
 
-def test_what_was_prefetched_for_another_table_is_not_taken(comm):
-    """Of one name, and of other rows or of any key."""
-    many = sok.Variable(rows_of(0), name="same")
-    few = sok.Variable(rows_of(0, num_rows=5), name="same")
-    growing = sok.DynamicVariable(DIM, name="same")
-    ids = tf.ragged.constant([[7]], dtype=tf.int64)
-    for ahead, table in ((many, few), (growing, few), (many, growing)):
-        sent = sok.prefetch(ahead, ids)
-        with pytest.raises(ValueError, match="looked up in the tables that it was made for"):
-            sok.lookup_sparse(table, sent)
-
-
 def test_a_rank_whose_table_is_in_no_state_to_be_looked_up_tells_the_others(comm):
     table = sok.DynamicVariable(DIM, name="static on one rank")
     ids = tf.ragged.constant([[7]], dtype=tf.int64)
@@ -183,6 +164,35 @@ def test_a_rank_whose_table_is_in_no_state_to_be_looked_up_tells_the_others(comm
     if comm.rank == 0:
         table.to_dynamic()
     np.testing.assert_array_equal(look_up(), expected)
+
+
+def test_a_rank_that_cannot_read_its_rows_tells_those_that_wait_for_them(comm, monkeypatch):
+    """Its keys have been sent, so the reason cannot come in place of them."""
+    if comm.size == 1:
+        pytest.skip("one rank waits for nobody")
+    if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
+        comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
+        monkeypatch.setattr(job, "_communicator", comm)
+    static, growing = sok.Variable(rows_of(0), name="s"), sok.DynamicVariable(2, "ones", name="g")
+    ids, is_culprit = tf.ragged.constant([[7], [8]], dtype=tf.int64), comm.rank == comm.size - 1
+
+    def no_memory(*_):
+        raise MemoryError("no memory for rows")
+
+    with monkeypatch.context() as patch:
+        if is_culprit:
+            patch.setattr(static_lookup, "_read", no_memory)
+        kind = MemoryError if is_culprit else CommunicatorError
+        with pytest.raises(kind, match="no memory for rows"):
+            sok.lookup_sparse([static, growing], [ids, ids])
+    assert growing.table.size == 0
+    # The ranks are still in step: all refuse to go on, or all go on.
+    if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
+        with pytest.raises(CommunicatorError, match="no memory for rows"):
+            sok.lookup_sparse([static, growing], [ids, ids])
+        return
+    rows, _ = sok.lookup_sparse([static, growing], [ids, ids])
+    np.testing.assert_array_equal(rows, rows_of(0)[[7, 8]])
 
 
 def test_other_rows_on_another_rank_are_refused(comm):

@@ -268,12 +268,6 @@ def test_of_several_runs_the_lowest_median_counts():
 
 
 @RUNS_A_BENCHMARK
-def test_prefetching_is_measured():
-    (fields,), _ = run("bench_prefetch.py", "--quick")
-    assert set(fields["median_ms"]) == {"plain", "prefetched"}
-
-
-@RUNS_A_BENCHMARK
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_work_of_each_rank_is_counted(ranks):
     pytest.importorskip("tensorflow")

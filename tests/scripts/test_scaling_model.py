@@ -248,13 +248,12 @@ def test_more_ranks_own_fewer_keys_each_and_send_more(owner):
 
 @pytest.mark.parametrize("ranks", [1, *RANKS])
 def test_what_makes_a_step_shorter(ranks):
-    def seconds(is_hopeful=False, prefetch=False, **job):
+    def seconds(is_hopeful=False, **job):
         parts = step_parts(Work(Job(**job), ranks), H200, is_hopeful)
         assert all(each >= 0 for each in parts.values())
-        return step_seconds(parts, is_hopeful, prefetch)
+        return step_seconds(parts, is_hopeful)
 
     assert seconds(is_hopeful=True) < seconds()
-    assert seconds(prefetch=True) <= seconds()
     assert seconds(batch=4096) < seconds() < seconds(dim=128)
     assert seconds(row_itemsize=2) < seconds()
     if ranks > 1:
@@ -275,7 +274,7 @@ def test_smaller_rows_take_fewer_nodes_and_two_tiers_fewer_still():
 
 
 def test_what_is_assumed_is_said_with_its_source(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", "model --explain --parts --ranks 1 64 --prefetch".split())
+    monkeypatch.setattr(sys, "argv", "model --explain --parts --ranks 1 64".split())
     scaling_model.main()
     text = capsys.readouterr().out
     for machine in (H200, scaling_model.A):

@@ -409,37 +409,8 @@ def test_dense_ids_of_every_kind_meet_others(pairs):
     ]
     alone.append(sok.lookup_sparse(tables[2], ragged, combiners="sum"))
     together = sok.lookup_sparse(tables, given, combiners="sum")
-    ahead = sok.lookup_sparse(tables, sok.prefetch(tables, given), combiners="sum")
-    for ours, theirs, expected in zip(together, ahead, alone, strict=True):
+    for ours, expected in zip(together, alone, strict=True):
         np.testing.assert_array_equal(ours, expected)
-        np.testing.assert_array_equal(theirs, expected)
-
-
-def test_what_was_prefetched_with_weights_or_a_combiner_is_looked_up_with_them(mode):
-    table = sok.DynamicVariable(2, "ones", name="t")
-    ids, weights = tf.ragged.constant([[1, 2], [3]], tf.int64), tf.ragged.constant([[2.0, 4], [8]])
-
-    def look_up(asked, given):
-        ahead = sok.prefetch([table, table], [ids, ids], *asked)
-        return sok.lookup_sparse([table, table], ahead, *given)
-
-    weighted = [None, weights]
-    for asked, given, expected in (
-        ((), (weighted, "sum"), [[2, 1], [6, 8]]),
-        ((weighted,), (weighted, ["sum", "mean"]), [[2, 1], [1, 1]]),
-        ((weighted, "sum"), (weighted, "sum"), [[2, 1], [6, 8]]),
-        ((None, ["sum", "mean"]), (None, ["Sum", "average"]), [[2, 1], [1, 1]]),
-    ):
-        rows = mode(lambda asked=asked, given=given: look_up(asked, given))()
-        assert [some[:, 0].numpy().tolist() for some in rows] == expected
-    for asked, given, text in (
-        ((weighted,), (), "prefetched with weights"),
-        ((weighted, "sum"), (None, "sum"), r"prefetched with weights\. Received: a lookup without"),
-        ((weighted, "sum"), (weighted,), "prefetched with combiner 'sum'.* with 'mean'"),
-        ((None, ["sum", "mean"]), (None, "sum"), "prefetched with combiner 'mean'.* with 'sum'"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            mode(lambda asked=asked, given=given: look_up(asked, given))()
 
 
 def test_dense_ids_of_any_batch_meet_rows_of_every_kind_in_one_graph(pairs):

@@ -5,12 +5,9 @@ import numpy as np
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite import communication
 from sok_lite import dynamic_embedding as de
 from sok_lite import kv_variable as kv
-from sok_lite.bridge import ahead
 from sok_lite.bridge.collectives import agreed_sum
-from sok_lite.bridge.lookup_arguments import checked_arguments
 
 DIM = 5
 
@@ -87,11 +84,6 @@ class Calls:
             total = tf.add_n([tf.reduce_sum(each**2) for each in out])
         gradient = tape.gradient(total, self.static)
         return *out, gradient.indices, gradient.values
-
-    def prefetch(self):
-        # What `sok.prefetch` does on several ranks; on one it sends nothing.
-        arguments = checked_arguments([self.hbm, self.half], [self.ids()] * 2, None, None, 1)
-        return ahead._sent(communication.communicator(), arguments)
 
     def penalty(self):
         """On the gradient by the rows that a lookup returns."""
@@ -252,7 +244,6 @@ class Calls:
 IN_GRAPHS = [
     "lookup_sparse",
     "static_lookup",
-    "prefetch",
     "penalty",
     "embedding_lookup",
     "sparse_read_and_evict",
