@@ -94,8 +94,8 @@ _TENSORFLOW_MODULES = (
 
 # Names that were removed, and why: for one version.
 _GONE = {
-    "prefetch": "To send the keys of the next batch ahead gained less than a tenth of a step between "
-    "machines. Give the ids to sok.lookup_sparse.",
+    "prefetch": "To send the keys of the next batch ahead gained less than a tenth of a step "
+    "between machines. Give the ids to sok.lookup_sparse.",
 }
 
 __all__ = ["__version__", "communication", "tf_version", *_MODULE_OF_NAME, *_WITHOUT_TENSORFLOW]

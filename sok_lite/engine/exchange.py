@@ -117,7 +117,7 @@ class Route:
         packed = np.asarray(packed)
         size, num_tables = (int(x) for x in packed[:2]) if len(packed) >= 2 else (-1, -1)
         counts_end = 2 + 2 * size * num_tables
-        if size != comm.size or num_tables < 0 or len(packed) < counts_end:
+        if size != comm.size or num_tables < 0 or len(packed) <= counts_end:
             raise ValueError(
                 f"A packed route of {comm.size} ranks was expected. "
                 f"Received: {len(packed)} numbers that start with {packed[:2].tolist()}."

@@ -395,20 +395,36 @@ def test_launches_waits_and_collectives_do_not_depend_on_the_number_of_tables(
         assert list(told) == expected
 
 
-def test_gradients_of_two_lookups_in_another_order_on_one_rank_raise(ranks):
+def sent_twice(backend, comm):
+    """Two lookups whose keys have been sent, one after the other: (case, part, batch, both)."""
+    (case,) = mixed_cases(1)
+    part = case.part(backend, case.table(backend, 0, comm.size), slice(0, 5))
+    batch = batch_of(backend, [part])
+    packed = [pack_sent(backend, send(backend, comm, batch, tag=3)) for _ in range(2)]
+    return case, part, batch, [unpack_sent(backend, comm, each) for each in packed]
+
+
+def test_two_lookups_whose_keys_were_sent_before_either_are_told_apart(ranks):
     backend = get_backend("cpu")
 
     def run(comm):
-        (case,) = mixed_cases(1)
-        part = case.part(backend, case.table(backend, 0, comm.size), slice(0, 5))
-        trails = []
-        for _ in range(2):
-            batch = batch_of(backend, [part])
-            sent = send(backend, comm, batch, tag=3)
-            trails.append(lookup.forward_batch(backend, comm, batch, sent=sent)[1])
+        case, part, batch, sent = sent_twice(backend, comm)
+        trails = [lookup.forward_batch(backend, comm, batch, sent=each)[1] for each in sent]
         grads = [backend.from_host(case.out_grads(slice(0, 5), 1))]
         way = [(part.table, part.weights, part.combiner)]
-        with pytest.raises(CommunicatorError, match="of lookup"):
+        # Rank 1 goes back in the other order: a gradient of one lookup is none of the other.
+        with pytest.raises(CommunicatorError, match="send_grads of lookup"):
             lookup.backward(backend, way, grads, trails[comm.rank])
+
+    ranks(2, run, backend)
+
+
+def test_ranks_that_look_up_different_keys_that_were_sent_raise(ranks):
+    backend = get_backend("cpu")
+
+    def run(comm):
+        _, _, batch, sent = sent_twice(backend, comm)
+        with pytest.raises(CommunicatorError, match="return_rows of lookup"):
+            lookup.forward_batch(backend, comm, batch, sent=sent[comm.rank])
 
     ranks(2, run, backend)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.bridge import job, static_lookup
+from sok_lite.bridge import job, lookup_host, static_lookup
 from sok_lite.comm import CommunicatorError, SingleCommunicator
 from sok_lite.comm.hosts import HostsCommunicator
 from sok_lite.comm.local import LocalCommunicator, connect_local
@@ -166,33 +166,46 @@ def test_a_rank_whose_table_is_in_no_state_to_be_looked_up_tells_the_others(comm
     np.testing.assert_array_equal(look_up(), expected)
 
 
-def test_a_rank_that_cannot_read_its_rows_tells_those_that_wait_for_them(comm, monkeypatch):
-    """Its keys have been sent, so the reason cannot come in place of them."""
+@pytest.mark.parametrize(
+    ("module", "name", "run"),
+    [
+        (static_lookup, "_read", lambda call: call),  # in a graph that is TensorFlow's
+        (lookup_host, "unpack_sent", lambda call: call),
+        (lookup_host, "unpack_sent", tf.function),
+    ],
+    ids=["read", "taken, eager", "taken, tf.function"],
+)
+def test_a_rank_that_fails_once_its_keys_are_sent_tells_those_that_wait(
+    comm, monkeypatch, module, name, run
+):
+    """They wait for rows, so the reason cannot come in place of keys."""
     if comm.size == 1:
         pytest.skip("one rank waits for nobody")
     if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
         comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
         monkeypatch.setattr(job, "_communicator", comm)
-    static, growing = sok.Variable(rows_of(0), name="s"), sok.DynamicVariable(2, "ones", name="g")
+    tables = [sok.Variable(rows_of(0), name="s"), sok.DynamicVariable(2, "ones", name="g")]
     ids, is_culprit = tf.ragged.constant([[7], [8]], dtype=tf.int64), comm.rank == comm.size - 1
+    call = run(lambda: sok.lookup_sparse(tables, [ids, ids]))
+    call()  # traced, and the ranks have agreed on the tables
 
-    def no_memory(*_):
-        raise MemoryError("no memory for rows")
+    def fails(*_):
+        raise ValueError("these rows cannot be read")
 
+    kind = (CommunicatorError, tf.errors.UnknownError)
+    if is_culprit:
+        kind = (ValueError, tf.errors.InvalidArgumentError)
     with monkeypatch.context() as patch:
         if is_culprit:
-            patch.setattr(static_lookup, "_read", no_memory)
-        kind = MemoryError if is_culprit else CommunicatorError
-        with pytest.raises(kind, match="no memory for rows"):
-            sok.lookup_sparse([static, growing], [ids, ids])
-    assert growing.table.size == 0
+            patch.setattr(module, name, fails)
+        with pytest.raises(kind, match="these rows cannot be read"):
+            call()
     # The ranks are still in step: all refuse to go on, or all go on.
     if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
-        with pytest.raises(CommunicatorError, match="no memory for rows"):
-            sok.lookup_sparse([static, growing], [ids, ids])
+        with pytest.raises(CommunicatorError, match="these rows cannot be read"):
+            sok.lookup_sparse(tables, [ids, ids])
         return
-    rows, _ = sok.lookup_sparse([static, growing], [ids, ids])
-    np.testing.assert_array_equal(rows, rows_of(0)[[7, 8]])
+    np.testing.assert_array_equal(call()[0], rows_of(0)[[7, 8]])
 
 
 def test_other_rows_on_another_rank_are_refused(comm):
