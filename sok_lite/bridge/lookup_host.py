@@ -143,7 +143,8 @@ class LookupHost:
             return tensors, None
         *tensors, packed = tensors
         with failure_known_to_all(self._comm):
-            return tensors, unpack_sent(self.backend, self._comm, to_array(packed, self.backend))
+            array = to_array(packed, self.backend)
+            return tensors, unpack_sent(self.backend, self._comm, array, len(self.tables))
 
     def _given(
         self, sizes: Sequence[int], numbers: tf.Tensor, *rows: tf.Tensor

@@ -95,42 +95,32 @@ class Route:
         if self.comm.carrier is not None:
             self.comm.carrier.check(self.lookup)
 
-    def pack(self) -> np.ndarray:
-        """Returns the route as one int64 array, (3 + 2 * size * num_tables + len(order),)."""
-        return np.concatenate(
-            [
-                np.array(self.send_counts.shape, np.int64),
-                self.send_counts.reshape(-1),
-                self.recv_counts.reshape(-1),
-                self.backend.to_host(self.order).astype(np.int64),
-                np.array([self.lookup], np.int64),
-            ]
-        )
+    @property
+    def numbers(self) -> np.ndarray:
+        """What of it is no array, (`num_numbers`,) int64 on the host."""
+        counts = (self.send_counts.reshape(-1), self.recv_counts.reshape(-1))
+        return np.concatenate([*counts, np.array([self.lookup], np.int64)])
 
     @staticmethod
-    def unpack(packed: np.ndarray, backend: Backend, comm: Communicator) -> "Route":
-        """Returns the route that `pack` wrote.
+    def num_numbers(size: int, num_tables: int) -> int:
+        """Returns how many numbers a route of so many ranks and tables has."""
+        return 2 * size * num_tables + 1
+
+    @staticmethod
+    def of(backend: Backend, comm: Communicator, numbers: np.ndarray, order: Array) -> "Route":
+        """Returns the route that has these numbers and this order.
 
         Raises:
-          ValueError: it is no packed route, or one of another number of ranks.
+          ValueError: they do not fit each other.
         """
-        packed = np.asarray(packed)
-        size, num_tables = (int(x) for x in packed[:2]) if len(packed) >= 2 else (-1, -1)
-        counts_end = 2 + 2 * size * num_tables
-        if size != comm.size or num_tables < 0 or len(packed) <= counts_end:
-            raise ValueError(
-                f"A packed route of {comm.size} ranks was expected. "
-                f"Received: {len(packed)} numbers that start with {packed[:2].tolist()}."
-            )
-        send_counts, recv_counts = packed[2:counts_end].reshape(2, size, num_tables)
-        order = packed[counts_end:-1]
-        num_keys = 0 if size == 1 else send_counts.sum()
+        *counts, lookup = numbers.tolist()
+        send_counts, recv_counts = np.array(counts, np.int64).reshape(2, comm.size, -1)
+        num_keys = 0 if comm.size == 1 else int(send_counts.sum())
         if len(order) != num_keys:
             raise ValueError(
-                f"A packed route of {num_keys} keys was expected. Received: one of {len(order)}."
+                f"A route of {num_keys} keys was expected. Received: the order of {len(order)}."
             )
-        order = backend.from_host(order.astype(np.int32))
-        return Route(backend, comm, send_counts, recv_counts, order, int(packed[-1]))
+        return Route(backend, comm, send_counts, recv_counts, order, lookup)
 
 
 def send_keys(

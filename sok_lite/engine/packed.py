@@ -10,7 +10,7 @@ from sok_lite.backend import Array, Backend
 Empty = Callable[[tuple[int, ...]], Array]
 
 # Of what `pack_arrays` writes: another form gets another number.
-_VERSION = 7
+_VERSION = 8
 # Dtypes that the arrays may have, by their number in a packed one.
 _DTYPES = tuple(
     np.dtype(name)
@@ -26,6 +26,7 @@ _NOTHING = (_NONE, _NONE, _NONE)
 
 def pack_arrays(
     backend: Backend,
+    num_ranks: int,
     numbers: np.ndarray,
     arrays: Sequence[Array | None],
     empty: Empty | None = None,
@@ -34,6 +35,7 @@ def pack_arrays(
     """Returns numbers and arrays as one int64 array: a header, then all bytes, padded to 8.
 
     Args:
+      num_ranks: of the job, which `unpack_arrays` compares.
       numbers: int64, on the host: the host knows them when they are unpacked.
       arrays: of one or two dimensions; None: there is none in this place.
       empty: gives int64 memory of a shape; None: the backend's.
@@ -42,7 +44,7 @@ def pack_arrays(
     """
     places = [(backend.address(each), each.nbytes) for each in at_hand]
     numbers = numbers.reshape(-1)
-    first = 1 + len(numbers)
+    first = 2 + len(numbers)
     size = first + _HEADER * len(arrays)
     lengths: list[int] = []
     copies = []
@@ -60,7 +62,8 @@ def pack_arrays(
         lengths += (code, array.shape[0], last)
     packed = backend.xp.empty(size, np.int64) if empty is None else empty((size,))
     header = np.empty(first + len(lengths), np.int64)
-    header[0], header[1:first], header[first:] = _VERSION, numbers, lengths
+    header[:2] = _VERSION, num_ranks
+    header[2:first], header[first:] = numbers, lengths
     packed[: len(header)] = backend.from_host(header)
     for start, array in copies:
         if array.size:
@@ -87,6 +90,7 @@ def _found_in(
 
 def unpack_arrays(
     backend: Backend,
+    num_ranks: int,
     packed: Array,
     num_numbers: int,
     num_arrays: int,
@@ -95,20 +99,25 @@ def unpack_arrays(
     """Returns what `pack_arrays` packed; the arrays are views of `packed` and of `at_hand`.
 
     Args:
+      num_ranks: of the job.
       at_hand: equal to what `pack_arrays` was given.
 
     Returns:
       ((num_numbers,) int64 on the host, num_arrays arrays or None).
 
     Raises:
-      ValueError: another version wrote it.
+      ValueError: another version wrote it, or another number of ranks.
     """
-    first = 1 + num_numbers
+    first = 2 + num_numbers
     start = first + _HEADER * num_arrays
     header = backend.to_host(packed[:start])
-    if len(header) < start or int(header[0]) != _VERSION:
+    if header[:2].tolist() != [_VERSION, num_ranks] or len(header) < start:
         version = f"version {header[0]}" if len(header) else "nothing"
-        raise ValueError(f"Arrays packed by version {_VERSION} were expected. Received: {version}.")
+        ranks = f" of {header[1]} ranks" if len(header) > 1 else ""
+        raise ValueError(
+            f"Arrays packed by version {_VERSION} of {num_ranks} ranks were expected. "
+            f"Received: {version}{ranks}, {len(header)} numbers."
+        )
     arrays: list[Any] = []
     for code, length, row_length in header[first:].reshape(-1, _HEADER).tolist():
         if code == _NONE:
@@ -123,4 +132,4 @@ def unpack_arrays(
         flat = packed[start : start + words].view(np.uint8)[:num_bytes]
         arrays.append(flat.view(_DTYPES[code]).reshape(shape))
         start += words
-    return header[1:first], arrays
+    return header[2:first], arrays

@@ -6,8 +6,6 @@ TensorFlow has to read their rows before the other half.
 
 from typing import NamedTuple
 
-import numpy as np
-
 from sok_lite.backend import Array, Backend
 from sok_lite.comm import Communicator
 from sok_lite.engine.batch import Batch
@@ -61,15 +59,16 @@ def send(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> SentKe
 
 def pack_sent(backend: Backend, sent: SentKeys, empty: Empty | None = None) -> Array:
     """Returns sent keys as one int64 array; see `pack_arrays`."""
-    arrays = [backend.from_host(sent.route.pack()), sent.inverse, sent.received]
-    return pack_arrays(backend, np.zeros(0, np.int64), arrays, empty)
+    route, arrays = sent.route, [sent.route.order, sent.inverse, sent.received]
+    return pack_arrays(backend, route.comm.size, route.numbers, arrays, empty)
 
 
-def unpack_sent(backend: Backend, comm: Communicator, packed: Array) -> SentKeys:
+def unpack_sent(backend: Backend, comm: Communicator, packed: Array, num_parts: int) -> SentKeys:
     """Returns what `pack_sent` packed; its arrays are views of `packed`.
 
     Raises:
-      ValueError: it is none, or of another number of ranks.
+      ValueError: another version wrote it, or another number of ranks.
     """
-    _, (route, *arrays) = unpack_arrays(backend, packed, 0, 3)
-    return SentKeys(Route.unpack(backend.to_host(route), backend, comm), *arrays)
+    count = Route.num_numbers(comm.size, num_parts)
+    numbers, (order, *arrays) = unpack_arrays(backend, comm.size, packed, count, 3)
+    return SentKeys(Route.of(backend, comm, numbers, order), *arrays)

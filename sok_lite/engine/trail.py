@@ -79,12 +79,12 @@ def pack(
     backend: Backend, trail: Trail, empty: Empty | None = None, at_hand: Sequence[Array] = ()
 ) -> Array:
     """Returns a trail as one int64 array; see `pack_arrays`."""
-    # Of one rank the numbers tell it.
-    is_alone = trail.route.comm.size == 1
-    arrays = [None if is_alone else backend.from_host(trail.route.pack())]
-    arrays += [trail.row_splits, trail.inverse, trail.keys, trail.rows]
-    arrays += trail.sources
-    return pack_arrays(backend, trail.numbers, arrays, empty, at_hand)
+    route, numbers = trail.route, trail.numbers.reshape(-1)
+    order = None
+    if route.comm.size > 1:  # of one rank the other numbers tell it
+        numbers, order = np.concatenate([numbers, route.numbers]), route.order
+    arrays = [order, trail.row_splits, trail.inverse, trail.keys, trail.rows, *trail.sources]
+    return pack_arrays(backend, route.comm.size, numbers, arrays, empty, at_hand)
 
 
 def unpack(
@@ -102,15 +102,15 @@ def unpack(
     Raises:
       ValueError: another version wrote it, or another number of ranks.
     """
-    numbers, arrays = unpack_arrays(
-        backend, packed, NUM_NUMBERS * num_parts, 5 + num_parts, at_hand
+    own = NUM_NUMBERS * num_parts
+    of_route = 0 if comm.size == 1 else Route.num_numbers(comm.size, num_parts)
+    told, (order, *arrays) = unpack_arrays(
+        backend, comm.size, packed, own + of_route, 5 + num_parts, at_hand
     )
-    packed_route, row_splits, inverse, keys, rows, *sources = arrays
-    numbers = numbers.reshape(NUM_NUMBERS, num_parts)
-    if packed_route is not None:
-        route = Route.unpack(backend.to_host(packed_route), backend, comm)
-    elif comm.size == 1:
+    numbers = told[:own].reshape(NUM_NUMBERS, num_parts)
+    if comm.size == 1:
         route = Route.alone(backend, comm, numbers[0])
     else:
-        raise ValueError(f"A trail of {comm.size} ranks was expected. Received: that of one.")
+        route = Route.of(backend, comm, told[own:], order)
+    row_splits, inverse, keys, rows, *sources = arrays
     return Trail(route, numbers, row_splits, inverse, keys, rows, sources)

@@ -85,7 +85,7 @@ def steps(backend, comm, cases, cuts, tables=None, apart=False):
     for step in (1, 2):
         if apart and comm.size > 1:
             packed = pack_sent(backend, send(backend, comm, batch, tag=3))
-            sent = unpack_sent(backend, comm, packed)
+            sent = unpack_sent(backend, comm, packed, len(parts))
         outputs, trail = lookup.forward_batch(backend, comm, batch, sent=sent)
         grads = [
             backend.from_host(case.out_grads(rows, step))
@@ -401,7 +401,7 @@ def sent_twice(backend, comm):
     part = case.part(backend, case.table(backend, 0, comm.size), slice(0, 5))
     batch = batch_of(backend, [part])
     packed = [pack_sent(backend, send(backend, comm, batch, tag=3)) for _ in range(2)]
-    return case, part, batch, [unpack_sent(backend, comm, each) for each in packed]
+    return case, part, batch, [unpack_sent(backend, comm, each, 1) for each in packed]
 
 
 def test_two_lookups_whose_keys_were_sent_before_either_are_told_apart(ranks):

@@ -241,7 +241,7 @@ def sent_by_rank_0(told, backend, keys, parts=1, apart=False, **options):
         batch, sent = batch_of(backend, [part] * parts), None
         if apart:
             sent = send(backend, comm, batch, 3)
-            sent = unpack_sent(backend, comm, pack_sent(backend, sent))
+            sent = unpack_sent(backend, comm, pack_sent(backend, sent), parts)
         _, trail = lookup.forward_batch(backend, comm, batch, sent=sent)
         grads = [backend.xp.ones((1, 6), np.float32)] * parts
         lookup.backward(backend, [(table, None, "sum")] * parts, grads, trail)
