@@ -46,8 +46,8 @@ SOK_DEVICE void sok_call(void (*)(SokShare, A...), SokNumbers<kNumbers...>, cons
 
 #ifdef __CUDACC__
 // The words are where the compiler reads an argument as cheaply as a constant: in the launch
-// itself. In memory they took more registers, and `find` 1.6 times as long. A wide launch costs 2 us
-// more than a narrow one, so each file is compiled for both (backend/gpu_binaries.py).
+// itself. In memory they took more registers, and `find` 1.6 times as long. A wide launch costs 2
+// us more than a narrow one, so each file is compiled for both (backend/gpu_binaries.py).
 //
 // First come the first block of each part and the number of all blocks, then the arguments.
 #ifndef SOK_LAUNCH_WORDS

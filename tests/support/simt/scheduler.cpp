@@ -37,7 +37,7 @@ namespace {
 
 constexpr u32 kWarp = 32;
 constexpr u32 kMaxThreadsPerBlock = 1024;
-constexpr u32 kMaxResidentLanes = 2048;  // as of one multiprocessor
+constexpr u32 kMaxResidentLanes = 2048;    // as of one multiprocessor
 constexpr size_t kStackBytes = 128 << 10;  // a wide launch has 32 KB of arguments
 
 // Where a lane is: it may run, waits in a call for the lanes of its mask, or has left the kernel.
