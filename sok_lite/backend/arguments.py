@@ -68,17 +68,6 @@ def checked_address(what: str, array: Any, dtype: np.dtype) -> int:
     return int(array.ctypes.data)
 
 
-def without_empty(
-    num_items: Sequence[int], columns: Sequence[Words]
-) -> tuple[Sequence[int], Sequence[Words]]:
-    """Returns the arguments of `Backend.joined_columns` without parts that have no items."""
-    if min(num_items, default=1) > 0:
-        return num_items, columns
-    kept = np.flatnonzero(np.array(num_items) > 0)
-    num_items = [count for count in num_items if count > 0]
-    return num_items, [each if isinstance(each, int) else each[kept] for each in columns]
-
-
 def write_columns(table: np.ndarray, columns: Sequence[Words]) -> None:
     """Writes columns of words side by side; see `Backend.joined_columns`.
 

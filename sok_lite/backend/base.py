@@ -118,7 +118,6 @@ class Backend(ABC):
         """
         return Launch(self, kernel, Part(num_items, args)) if num_items > 0 else NOTHING
 
-    @abstractmethod
     def joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
         """Returns the launches for several parts, ready to be made.
 
@@ -133,8 +132,9 @@ class Backend(ABC):
           TypeError: arguments of a part do not fit the kernel's signature, or an array is not
             contiguous.
         """
+        parts = [part for part in parts if part.num_items > 0]
+        return self._joined(kernel, parts) if parts else []
 
-    @abstractmethod
     def joined_columns(
         self,
         kernel: str,
@@ -154,6 +154,20 @@ class Backend(ABC):
             address, see `addresses`; of a float see `float_word`.
           arrays: what the addresses are of: it lives as long as the launch.
         """
+        if min(num_items, default=1) <= 0:
+            kept = [i for i, count in enumerate(num_items) if count > 0]
+            num_items, columns = [num_items[i] for i in kept], _of_parts(columns, kept)
+        return self._joined_columns(kernel, num_items, columns, arrays) if num_items else []
+
+    @abstractmethod
+    def _joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
+        """Returns what `joined` does, of parts that have items, at least one."""
+
+    @abstractmethod
+    def _joined_columns(
+        self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
+    ) -> list[Action]:
+        """Returns what `joined_columns` does, of parts that have items, at least one."""
 
     @abstractmethod
     def addresses(self, arrays: Sequence[Array | None], dtype: np.dtype) -> np.ndarray:
@@ -251,9 +265,11 @@ def joined_column_launches(
         launch
         for (backend, kernel), its in numbers.items()
         for launch in backend.joined_columns(
-            kernel,
-            [num_items[i] for i in its],
-            [column if isinstance(column, int) else column[its] for column in columns],
-            arrays,
+            kernel, [num_items[i] for i in its], _of_parts(columns, its), arrays
         )
     ]
+
+
+def _of_parts(columns: Sequence[Words], numbers: list[int]) -> list[Words]:
+    """Returns the words of some parts."""
+    return [column if isinstance(column, int) else column[numbers] for column in columns]

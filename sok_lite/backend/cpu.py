@@ -17,7 +17,6 @@ from sok_lite.backend.arguments import (
     address_of,
     array_reader,
     checked_address,
-    without_empty,
     write_columns,
 )
 from sok_lite.backend.base import Array, Backend, Part, Words
@@ -109,24 +108,14 @@ class CpuBackend(Backend):
             kernel = self._kernels[name] = _Kernel(address, packer)
         return kernel
 
-    def joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
-        parts = [part for part in parts if part.num_items > 0]
-        if not parts:
-            return []
+    def _joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
         words, first = self._launch_words(kernel, [part.num_items for part in parts])
         self._kernel(kernel).packer.pack(parts, words, first)
         return [self._launching(words, parts)]
 
-    def joined_columns(
-        self,
-        kernel: str,
-        num_items: Sequence[int],
-        columns: Sequence[Words],
-        arrays: Any,
+    def _joined_columns(
+        self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
     ) -> list[Action]:
-        num_items, columns = without_empty(num_items, columns)
-        if not num_items:
-            return []
         words, start = self._launch_words(kernel, num_items)
         num_arguments = self._kernel(kernel).packer.num_arguments
         write_columns(words[start:].reshape(len(num_items), num_arguments), columns)

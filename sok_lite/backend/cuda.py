@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from sok_lite.backend.arguments import without_empty, write_columns
+from sok_lite.backend.arguments import write_columns
 from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend, Part, Words
 from sok_lite.backend.gpu_binaries import LAUNCH_WORDS, WIDE_LAUNCH_WORDS, GpuBinaries, kernel_names
 from sok_lite.backend.local_ranks import local_rank
@@ -142,21 +142,13 @@ class CudaBackend(Backend):
             self._tuned[block_size] = tuned
         return tuned
 
-    def joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
-        parts = [part for part in parts if part.num_items > 0]
-        if not parts:
-            return []
+    def _joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
         table = self._packed(kernel, [part.arguments for part in parts])
         return self._launches(kernel, [part.num_items for part in parts], table, parts)
 
-    def joined_columns(
-        self,
-        kernel: str,
-        num_items: Sequence[int],
-        columns: Sequence[Words],
-        arrays: Any,
+    def _joined_columns(
+        self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
     ) -> list[Action]:
-        num_items, columns = without_empty(num_items, columns)
         table = np.empty((len(num_items), len(self._source(kernel).signature)), np.int64)
         write_columns(table, columns)
         return self._launches(kernel, num_items, table, arrays)

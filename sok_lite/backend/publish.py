@@ -31,7 +31,8 @@ class Launch(NamedTuple):
 
     def __call__(self) -> None:
         """Makes it by itself."""
-        publish(self.backend.joined(self.kernel, [self.part]))
+        for launch in self.backend.joined(self.kernel, [self.part]):
+            launch()
 
 
 Action: TypeAlias = partial[Any] | Launch

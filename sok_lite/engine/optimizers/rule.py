@@ -184,7 +184,7 @@ class RowStep(NamedTuple):
     @property
     def kernel(self) -> str:
         """Returns the name of the kernel that takes it."""
-        form = "_stochastic" if self.rounding and self.store.row_dtype.is_half else ""
+        form = "" if self.noise[0] is None else "_stochastic"
         return f"{self.step.rule.kernel}{form}_{self.store.row_dtype.suffix}"
 
     def pointers(self, column: str) -> Array | None:
@@ -231,7 +231,7 @@ def _updating(
     num_rows = [len(each.rows) for each in steps]
     sizes = [(each.store.chunk_shift, each.store.dim) for each in steps]
     noise: list[Words] = [0, 0]
-    if kernel.startswith(f"{steps[0].step.rule.kernel}_stochastic"):
+    if steps[0].noise[0] is not None:  # as in all of one kernel
         keys = [each.noise[0] for each in steps]
         seeds = np.array([each.noise[1] & 0xFFFFFFFFFFFFFFFF for each in steps], np.uint64)
         noise = [backend.addresses(keys, I64), seeds.view(np.int64)]
