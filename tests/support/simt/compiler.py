@@ -1,7 +1,8 @@
 """Compiles for the simulated GPU what NVRTC would compile for a real one.
 
-The source is that of a kernel file with its includes in place. Its text is not changed but for two
-things: an inline PTX statement becomes a call of the function in shim.h that does the same, and
+The source is that of a kernel file with its includes in place. Its text is not changed but for three
+things: an inline PTX statement becomes a call of the function in shim.h that does the same, a
+struct of a launch is passed by reference, as all lanes read the one copy that a GPU has of it, and
 each kernel gets a function behind it that calls it with an array of arguments.
 """
 
@@ -37,6 +38,7 @@ _ASM = re.compile(
     r'asm(?: volatile)?\(\s*"(?P<op>[\w.]+) [^"]*"\s*:'
     r'(?P<outs>[^:;]*):(?P<ins>[^:;]*?)(?::\s*"memory")?\s*\);'
 )
+_OF_LAUNCH = re.compile(r"const __grid_constant__ (\w+) ")
 _OPERAND = re.compile(r'"=?[lhfr]"\(([\w.]+)\)')
 
 
@@ -81,7 +83,7 @@ def _translated(source: str, defines: Sequence[str]) -> str:
         operands = [*_OPERAND.findall(match["outs"]), *_OPERAND.findall(match["ins"])]
         return f"ptx_{match['op'].replace('.', '_')}({', '.join(operands)});"
 
-    source = _ASM.sub(call, source)
+    source = _OF_LAUNCH.sub(r"const \1& ", _ASM.sub(call, source))
     if re.search(r"\basm\b", source):
         raise CompileError("An asm statement of another form than compiler.py knows.")
     # The names of kernels that macros make are known to the preprocessor alone.

@@ -28,7 +28,7 @@ def _library() -> ctypes.CDLL:
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32
     library.simt_launch.restype = size
     library.simt_launch.argtypes = [
-        pointer, pointer, number, number, ctypes.c_uint64, ctypes.c_char_p, size,
+        pointer, pointer, pointer, size, number, number, ctypes.c_uint64, ctypes.c_char_p, size,
     ]  # fmt: skip
     library.simt_add_memory.argtypes = [pointer, size, ctypes.c_char_p]
     library.simt_remove_memory.argtypes = [pointer]
@@ -147,10 +147,12 @@ class Kernel:
         assert len(arguments) == len(self.signature) and 0 < block <= 1024 and grid > 0
         seed, _launches = (_seed << 24) + _launches, _launches + 1
         buffers = [ctypes.create_string_buffer(content, len(content)) for content in arguments]
-        cells = [ctypes.addressof(buffer) for buffer in buffers]
-        values = (ctypes.c_uint64 * max(1, len(cells)))(*cells)
+        count = len(buffers)
+        cells = (ctypes.c_uint64 * count)(*map(ctypes.addressof, buffers))
+        sizes = (ctypes.c_uint64 * count)(*map(len, arguments))
         error = ctypes.create_string_buffer(_ERROR_BYTES)
-        if _library().simt_launch(self._call, values, grid, block, seed, error, _ERROR_BYTES):
+        how = (grid, block, seed, error, _ERROR_BYTES)
+        if _library().simt_launch(self._call, cells, sizes, count, *how):
             text = self._program.in_words(error.value.decode(errors="replace"))
             raise SimtError(f"{self.name}: {text}\n  {grid} blocks of {block}, seed {seed}")
 

@@ -13,6 +13,7 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -37,8 +38,9 @@ namespace {
 
 constexpr u32 kWarp = 32;
 constexpr u32 kMaxThreadsPerBlock = 1024;
-constexpr u32 kMaxResidentLanes = 2048;    // as of one multiprocessor
-constexpr size_t kStackBytes = 128 << 10;  // a wide launch has 32 KB of arguments
+constexpr u32 kMaxResidentLanes = 2048;  // as of one multiprocessor
+constexpr size_t kStackBytes = 64 << 10;
+constexpr size_t kArgumentBytes = 64 << 10;  // of a launch
 
 // Where a lane is: it may run, waits in a call for the lanes of its mask, or has left the kernel.
 enum State { kReady, kWaits, kDone };
@@ -91,13 +93,13 @@ struct Recent {
   uintptr_t begin, end;
 } recent[64];
 
-char* stacks;
+char* stacks;  // and behind them the arguments of the launch
 std::vector<Fiber> fibers(kMaxResidentLanes);
 std::vector<Fiber*> free_fibers;
 
 // Of the launch under way.
 void (*kernel)(const u64*);
-const u64* arguments;
+std::vector<u64> arguments;  // their addresses
 jmp_buf scheduler;
 Lane* now;  // null: the scheduler
 std::vector<Block> blocks;
@@ -260,7 +262,7 @@ void leave() {
 
 void run_lanes() {  // of one fiber, one after another
   for (;;) {
-    kernel(arguments);
+    kernel(arguments.data());
     if (!now->unseen.empty()) leave();  // its last stores are under way for a while, too
     show_stores(now);
     now->state = kDone;
@@ -271,7 +273,7 @@ void run_lanes() {  // of one fiber, one after another
 // Whether it is memory that other lanes see; an error where it is nobody's.
 bool check(const void* p, size_t size, bool is_write, const void* from) {
   uintptr_t begin = (uintptr_t)p, end = begin + size;
-  if (begin - (uintptr_t)stacks < kMaxResidentLanes * kStackBytes) return false;
+  if (begin - (uintptr_t)stacks < kMaxResidentLanes * kStackBytes + kArgumentBytes) return false;
   Recent& seen = recent[(begin >> 9) & 63];
   if (begin >= seen.begin && end <= seen.end) return true;
   if (!now) return false;  // no launch: the loader runs a module's constructors
@@ -423,12 +425,24 @@ void make_fiber(Fiber* fiber, char* stack) {
 
 void make_fibers() {
   if (!stacks)
-    stacks = (char*)mmap(nullptr, kMaxResidentLanes * kStackBytes, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    stacks =
+        (char*)mmap(nullptr, kMaxResidentLanes * kStackBytes + kArgumentBytes,
+                    PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   free_fibers.clear();
   for (u32 i = 0; i < kMaxResidentLanes; ++i) {
     make_fiber(&fibers[i], stacks + i * kStackBytes);
     free_fibers.push_back(&fibers[i]);
+  }
+}
+
+void copy_arguments(const u64* cells, const u64* sizes, size_t count) {
+  char* next = stacks + kMaxResidentLanes * kStackBytes;
+  const char* end = next + kArgumentBytes;
+  arguments.clear();
+  for (size_t i = 0; i < count; ++i) {
+    if (sizes[i] > (size_t)(end - next)) abort();
+    arguments.push_back((u64)memcpy(next, (const void*)cells[i], sizes[i]));
+    next += (sizes[i] + 15) / 16 * 16;
   }
 }
 
@@ -617,13 +631,15 @@ SIMT_EXPORT void simt_set_limits(u64 idle, u64 launch) {
   launch_limit = launch;
 }
 
-// Runs a launch. Returns 0, or the length of what went wrong, which is written to `error`.
-SIMT_EXPORT size_t simt_launch(void (*call)(const u64*), const u64* cells, u32 grid, u32 block_size,
-                               u64 seed, char* error, size_t error_size) {
+// Runs a launch with arguments of these addresses and sizes. Returns 0, or the length of what went
+// wrong, which is written to `error`.
+SIMT_EXPORT size_t simt_launch(void (*call)(const u64*), const u64* cells, const u64* sizes,
+                               size_t num_arguments, u32 grid, u32 block_size, u64 seed,
+                               char* error, size_t error_size) {
   std::lock_guard<std::mutex> lock(one_launch);
   if (!stacks) make_fibers();
   kernel = call;
-  arguments = cells;
+  copy_arguments(cells, sizes, num_arguments);
   fault.clear();
   simt_block_size = {block_size, 1, 1};
   simt_grid_size = {grid, 1, 1};

@@ -10,11 +10,11 @@
 #include <stddef.h>
 #include <string.h>
 
+#include <type_traits>
 #include <utility>
 
 #define __CUDACC__ 1
 #define __device__
-#define __grid_constant__
 #define __global__
 #define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline __attribute__((always_inline))
@@ -137,6 +137,8 @@ template <>
 struct SimtCode<float> {
   static constexpr char value = '.';
 };
+template <class T>
+struct SimtCode<const T&> : SimtCode<T> {};
 template <class... A>
 static const char* simt_signature(void (*)(A...)) {
   static const char text[] = {SimtCode<A>::value..., 0};
@@ -146,7 +148,7 @@ static const char* simt_signature(void (*)(A...)) {
 template <class... A, size_t... I>
 SIMT_INLINE void simt_apply(void (*kernel)(A...), const simt_u64* cells,
                             std::index_sequence<I...>) {
-  kernel(*(const A*)cells[I]...);
+  kernel(*(const std::remove_reference_t<A>*)cells[I]...);
 }
 template <class... A>
 SIMT_INLINE void simt_apply(void (*kernel)(A...), const simt_u64* cells) {
