@@ -1,9 +1,9 @@
 """Compiles for the simulated GPU what NVRTC would compile for a real one.
 
-The source is that of a kernel file with its includes in place. Its text is not changed but for three
-things: an inline PTX statement becomes a call of the function in shim.h that does the same, a
-struct of a launch is passed by reference, as all lanes read the one copy that a GPU has of it, and
-each kernel gets a function behind it that calls it with an array of arguments.
+The source is that of a kernel file with its includes in place. Three things of it are changed: an
+inline PTX statement becomes a call of the function in shim.h that does the same, a struct of a
+launch is passed by reference, as all lanes read the one copy that a GPU has of it, and each kernel
+gets a function behind it that calls it with an array of arguments.
 """
 
 import functools
