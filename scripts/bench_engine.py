@@ -21,7 +21,6 @@ from bench_workloads import power_law_keys
 
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import lookup
-from sok_lite.engine.batch import batch_of
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.optimizers.rule import apply_rule
@@ -29,6 +28,7 @@ from sok_lite.engine.pooling import combine, combine_grad
 from sok_lite.engine.segments import group, unique
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update import Update, apply_updates
+from tests.support.parts import Part, batch_of
 
 
 class Step:
@@ -55,9 +55,7 @@ class Step:
         for _ in range(4):
             drawn = power_law_keys(num_keys, number * batch, 1.05, rng).reshape(number, -1)
             parts = [
-                lookup.Part(
-                    table, backend.from_host(rng.permutation(num_keys)[some]), splits, None, "sum"
-                )
+                Part(table, backend.from_host(rng.permutation(num_keys)[some]), splits, None, "sum")
                 for table, some in zip(self._tables, drawn, strict=True)
             ]
             self._batches.append(batch_of(backend, parts))
@@ -66,11 +64,11 @@ class Step:
 
     def forward(self):
         keys = self._batches[self._count % len(self._batches)]
-        _, self._trail = lookup.forward_batch(self._backend, SingleCommunicator(), keys)
+        _, self._context = lookup.forward(self._backend, SingleCommunicator(), keys)
 
     def backward(self):
         ways = [(table, None, "sum") for table in self._tables]
-        self._gradients = lookup.backward(self._backend, ways, self._grads, self._trail)
+        self._gradients = lookup.backward(self._backend, ways, self._grads, self._context)
 
     def update(self):
         self._count += 1

@@ -47,13 +47,13 @@ class Noted(Counter[str]):
 
         self._watch_collectives(comm)
         for module, name, note in (
-            (lookup, "forward_batch", self._note_items),
+            (lookup, "forward", self._note_items),
             (lookup, "send", self._note_sent),
             (lookup, "deduplicated", self._note_owned),
         ):
             setattr(module, name, _then(getattr(module, name), note))
         for module, name in (
-            (lookup, "forward_batch"),
+            (lookup, "forward"),
             (lookup, "backward"),
             (remote_update, "apply_updates"),
         ):

@@ -26,6 +26,7 @@ from sok_lite.engine.optimizers import Adam
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.engine.update import Update, apply_updates
 from tests.support.call_counts import counts_of_ranks
+from tests.support.parts import Part, forward_parts
 from tests.support.simt import device
 from tests.support.simt.backend import simt_backend, unavailable
 
@@ -137,10 +138,10 @@ def training_step(
     items = backend.from_host(np.arange(count, dtype=np.int64) % (count // 2))
 
     def train(_: Any) -> None:
-        parts = [lookup.Part(table, items, splits, None, "mean") for table in tables]
-        _, trail = lookup.forward(backend, comm, parts)
+        parts = [Part(table, items, splits, None, "mean") for table in tables]
+        _, context = forward_parts(backend, comm, parts)
         ways = [(table, None, "mean") for table in tables]
-        gradients = lookup.backward(backend, ways, grads, trail)
+        gradients = lookup.backward(backend, ways, grads, context)
         updates = [
             Update(table, rule, gradient.keys, gradient.row_grads, of_gradient=True)
             for table, gradient in zip(tables, gradients, strict=True)

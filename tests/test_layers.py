@@ -169,3 +169,40 @@ def test_the_bridge_speaks_of_no_single_api(path):
 )
 def test_a_planted_import_is_found(module, source):
     assert faults(module, source)
+
+
+def reached_by(module):
+    """Every module of ours that a module imports, itself or through others."""
+    sources = {module_name(path): path.read_text() for path in MODULES}
+    reached, waiting = set(), [module]
+    while waiting:
+        new = {name for name in imports(sources[waiting.pop()], runs=True) if name in sources}
+        waiting += new - reached
+        reached |= new
+    return reached
+
+
+def test_the_trunk_of_a_lookup_reaches_nothing_that_only_some_lookups_need():
+    """Static tables, updates, files: a reader of a lookup and its gradient meets none of them."""
+    apart = ("static", "update", "optimizer", "checkpoint", "files", "initializer_spec")
+    assert [
+        name for name in reached_by("sok_lite.engine.lookup") if any(map(name.count, apart))
+    ] == []
+    assert "sok_lite.engine.static_table" in reached_by("sok_lite.engine.static_lookup")
+
+
+def test_the_context_of_the_way_back_has_no_field_of_an_option():
+    """What a new field is for, every lookup has: else it belongs to a function of its own."""
+    assert fields("sok_lite.engine.backward_context", "BackwardContext") == [
+        *("pooling", "found", "keys", "rows")
+    ]
+    assert fields("sok_lite.engine.pooling_context", "PoolingContext") == [
+        *("route", "numbers", "row_splits", "inverse", "sources")
+    ]
+
+
+def fields(module, name):
+    """The annotated attributes of a class, by its source."""
+    tree = ast.parse((PACKAGE.parent / (module.replace(".", "/") + ".py")).read_text())
+    (found,) = (each for each in ast.walk(tree) if getattr(each, "name", None) == name)
+    return [each.target.id for each in found.body if isinstance(each, ast.AnnAssign)]

@@ -47,7 +47,7 @@ class Rows(NamedTuple):
         return as_int64(self.places) if self.is_ragged else self.places[:, 0]
 
 
-class Facts(NamedTuple):
+class TableSpec(NamedTuple):
     """What the host call of a graph needs to know of a table.
 
     Holds no tensor: TensorFlow keeps host calls for ever, and a tensor would keep its graph.
@@ -92,14 +92,14 @@ class Argument(NamedTuple):
     """One table's arguments.
 
     Attributes:
-      facts: what is known without the batch.
+      spec: what is known of the table and its ids without the batch.
       keys: (n,) integers.
       rows: of the keys.
       weights: (n,) float32, or None.
       weight_rows: rows of the weights where these are others than the keys'; else None.
     """
 
-    facts: Facts
+    spec: TableSpec
     keys: tf.Tensor
     rows: Rows
     weights: tf.Tensor | None
@@ -166,27 +166,27 @@ def joined_inputs(arguments: Sequence[Argument]) -> tuple[list[Any], Numbers]:
     lengths += [each.batch for each in rows if each.batch is not None]
     all_lengths = join_numbers(lengths)
     first_batch = len(keys) + len(numbers) + len(weights)
-    batches = _batches([argument.facts for argument in arguments], all_lengths, first_batch)
+    batches = _batches([argument.spec for argument in arguments], all_lengths, first_batch)
     if numbers:
         return [all_lengths, join(keys), join(numbers)], batches
     with tf.device("CPU:0"):
         return [all_lengths, join(keys), tf.constant((), tf.int64)], batches
 
 
-def _batches(tables: Sequence[Facts], lengths: Numbers, first_batch: int) -> Numbers:
+def _batches(tables: Sequence[TableSpec], lengths: Numbers, first_batch: int) -> Numbers:
     """Returns the batch sizes, of which those of sparse ids lie together in the lengths."""
-    known = [facts.batch for facts in tables]
+    known = [spec.batch for spec in tables]
     if None not in known:
         return np.array(known, np.int64)
     of_numbers, of_sparse = itertools.count(len(tables)), itertools.count(first_batch)
     places = []
-    for i, facts in enumerate(tables):
-        at = i if facts.width is not None else next(of_numbers)
-        is_sparse = facts.width is None and not facts.is_ragged
+    for i, spec in enumerate(tables):
+        at = i if spec.width is not None else next(of_numbers)
+        is_sparse = spec.width is None and not spec.is_ragged
         places.append(next(of_sparse) if is_sparse else at)
     # Splits are one more than rows.
-    ones = tf.constant([int(facts.is_ragged) for facts in tables], tf.int64)
-    widths = tf.constant([facts.width or 1 for facts in tables], tf.int64)
+    ones = tf.constant([int(spec.is_ragged) for spec in tables], tf.int64)
+    widths = tf.constant([spec.width or 1 for spec in tables], tf.int64)
     with tf.device("CPU:0"):
         return (tf.gather(lengths, places) - ones) // widths
 
@@ -200,8 +200,8 @@ class DenseSplits:
       tables: those with a `width` are meant.
     """
 
-    def __init__(self, tables: Sequence[Facts], backend: Backend) -> None:
-        self._widths = [facts.width for facts in tables if facts.width is not None]
+    def __init__(self, tables: Sequence[TableSpec], backend: Backend) -> None:
+        self._widths = [spec.width for spec in tables if spec.width is not None]
         self._backend = backend
         self._last: tuple[list[int], tuple[Array, list[int]]] | None = None
 
@@ -225,7 +225,7 @@ class DenseSplits:
 
 
 def items_of(
-    tables: Sequence[Facts], tensors: Sequence[Any], backend: Backend, splits_of: DenseSplits
+    tables: Sequence[TableSpec], tensors: Sequence[Any], backend: Backend, splits_of: DenseSplits
 ) -> Items:
     """Returns the items of the eager tensors of `joined_inputs` and the joined weights.
 
@@ -240,7 +240,7 @@ def items_of(
     keys, numbers, *weights = [to_array(tensor, backend) for tensor in arrays]
     stream = iter(listed(lengths))
     sizes = list(itertools.islice(stream, len(tables)))
-    are_ragged = [facts.is_ragged for facts in tables if facts.width is None]
+    are_ragged = [spec.is_ragged for spec in tables if spec.width is None]
     are_ragged += [f.weights_are_ragged for f in tables if f.weights_are_ragged is not None]
     of_numbers = list(itertools.islice(stream, len(are_ragged)))
     if 0 in [n for n, is_ragged in zip(of_numbers, are_ragged, strict=True) if is_ragged]:
@@ -249,7 +249,7 @@ def items_of(
         )
     all_weights: list[Array | None] = [None] * len(tables)
     if weights:
-        of_weights = [next(stream) if facts.has_weights else 0 for facts in tables]
+        of_weights = [next(stream) if spec.has_weights else 0 for spec in tables]
         all_weights = _weights_of(tables, cut(weights[0], of_weights), sizes)
     if not are_ragged:
         row_splits, num_rows = splits_of(sizes)
@@ -258,42 +258,41 @@ def items_of(
             array if is_ragged else row_splits_of(backend, array, next(stream))
             for array, is_ragged in zip(cut(numbers, of_numbers), are_ragged, strict=True)
         )
-        of_dense = [n for n, facts in zip(sizes, tables, strict=True) if facts.width is not None]
+        of_dense = [n for n, spec in zip(sizes, tables, strict=True) if spec.width is not None]
         dense_splits, dense_rows = splits_of(of_dense)
         dense = iter(cut(dense_splits, [n + 1 for n in dense_rows]))
-        splits = [next(told) if facts.width is None else next(dense) for facts in tables]
+        splits = [next(told) if spec.width is None else next(dense) for spec in tables]
         _check_weight_rows(tables, splits, list(told))
         num_rows = [len(each) - 1 for each in splits]
-        if all(facts.is_ragged for facts in tables):
+        if all(spec.is_ragged for spec in tables):
             row_splits = numbers[: sum(num_rows) + len(tables)]  # no copy
         else:
             row_splits = backend.xp.concatenate(splits)
-    if False in [facts.ids_fit for facts in tables]:
+    if False in [spec.ids_fit for spec in tables]:
         _check_keys(tables, cut(keys, sizes), backend)
     return Items(keys, row_splits, sizes, num_rows, all_weights)
 
 
 def _weights_of(
-    tables: Sequence[Facts], pieces: Sequence[Array], sizes: Sequence[int]
+    tables: Sequence[TableSpec], pieces: Sequence[Array], sizes: Sequence[int]
 ) -> list[Array | None]:
     """Returns the weights of tables that have any, as many as there are keys."""
-    for number, (facts, weights, size) in enumerate(zip(tables, pieces, sizes, strict=True)):
-        if facts.has_weights and len(weights) != size:
+    for number, (spec, weights, size) in enumerate(zip(tables, pieces, sizes, strict=True)):
+        if spec.has_weights and len(weights) != size:
             raise ValueError(
                 f"sp_weights[{number}] must have one weight for each key of sp_ids[{number}]. "
                 f"Received: {len(weights)} weights and {size} keys."
             )
     return [
-        weights if facts.has_weights else None
-        for facts, weights in zip(tables, pieces, strict=True)
+        weights if spec.has_weights else None for spec, weights in zip(tables, pieces, strict=True)
     ]
 
 
 def _check_weight_rows(
-    tables: Sequence[Facts], splits: Sequence[Array], of_weights: Sequence[Array]
+    tables: Sequence[TableSpec], splits: Sequence[Array], of_weights: Sequence[Array]
 ) -> None:
     """Raises where rows of weights that have their own are not those of the keys."""
-    numbers = [i for i, facts in enumerate(tables) if facts.weights_are_ragged is not None]
+    numbers = [i for i, spec in enumerate(tables) if spec.weights_are_ragged is not None]
     for i, theirs in zip(numbers, of_weights, strict=True):
         if splits[i].shape != theirs.shape or bool((splits[i] != theirs).any()):
             raise ValueError(
@@ -302,12 +301,12 @@ def _check_weight_rows(
             )
 
 
-def _check_keys(tables: Sequence[Facts], keys: Sequence[Array], backend: Backend) -> None:
+def _check_keys(tables: Sequence[TableSpec], keys: Sequence[Array], backend: Backend) -> None:
     """Raises where keys do not fit the key type of their table. On a GPU it waits."""
-    for facts, array in zip(tables, keys, strict=True):
-        if not facts.ids_fit:
-            ids = array.view(np.uint64) if facts.ids_are_uint64 else array
-            alive(facts.variable).table.engine_keys(ids)
+    for spec, array in zip(tables, keys, strict=True):
+        if not spec.ids_fit:
+            ids = array.view(np.uint64) if spec.ids_are_uint64 else array
+            alive(spec.variable).table.engine_keys(ids)
 
 
 def _as_list(argument: Any) -> list[Any]:
@@ -348,7 +347,7 @@ def _argument(
             weight_rows = None
         elif weight_rows.width is not None:
             weight_rows = Rows(_splits_of_dense(weights))
-    facts = Facts(
+    spec = TableSpec(
         weakref.ref(variable),
         variable.name,
         variable.dimension,
@@ -365,7 +364,7 @@ def _argument(
         _holds_all(variable.key_type, keys.dtype),
         batch,
     )
-    return Argument(facts, keys, rows, weight_values, weight_rows)
+    return Argument(spec, keys, rows, weight_values, weight_rows)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The rows of static tables that a lookup over all ranks asks for: read by TensorFlow.
+"""A lookup over all ranks in static tables, whose rows TensorFlow reads.
 
 The rows are in TensorFlow's variables, which only TensorFlow's operations read without a copy of
 all of them. So such a lookup is two host calls: the first sends the keys and says which rows this
@@ -7,76 +7,100 @@ so optimizers see the gradient of any other variable.
 """
 
 import contextlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from sok_lite.bridge.host_call import host_call
-from sok_lite.bridge.joined import cut, join
+from sok_lite.bridge.joined import Numbers, cut, join
 from sok_lite.bridge.keras_guard import refuse_own_step
-from sok_lite.bridge.lookup_arguments import Argument, Facts
-from sok_lite.bridge.lookup_host import LookupHost, Treatment
+from sok_lite.bridge.lookup_arguments import Argument, TableSpec, joined_inputs
+from sok_lite.bridge.pooled_call import PooledCall
+from sok_lite.bridge.static_host import StaticHost
 from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
 from sok_lite.engine.failure import failure_known_to_all
 
 
-class Read(NamedTuple):
-    """The rows that this rank is asked for.
-
-    Attributes:
-      sent: on several ranks, what `LookupHost.forward` takes of the keys that have been sent.
-      numbers: none, or one int32 tensor: which of its rows each key has that this rank is asked, of
-        all static tables one after the other.
-      rows: of each static table (u, dim) of its dtype, distinct rows.
-    """
-
-    sent: list[tf.Tensor]
-    numbers: list[tf.Tensor]
-    rows: list[tf.Tensor]
-
-
-def read_asked(
-    comm: Communicator, arguments: Sequence[Argument], inputs: Sequence[tf.Tensor]
-) -> Read:
-    """Reads the rows of all static tables of a lookup. Every rank must call it.
+def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> list[tf.Tensor]:
+    """Looks up in the static tables of a call. Every rank must call it.
 
     Args:
-      arguments: of each table of the lookup.
-      inputs: what `joined_inputs` gave.
+      arguments: of all tables of the call, some of them static.
+      what: names the call.
+
+    Returns:
+      For each static table (batch, dimension) of its rows' dtype, with gradients of the rows and of
+      the weights.
 
     Raises:
-      ValueError: there is no such row. No key has been sent then.
+      ValueError: there is no such row. Nothing has been read then.
     """
-    tables = [argument.facts for argument in arguments]
-    static = [facts for facts in tables if facts.is_static]
-    if not static:
-        return Read([], [], [])
-    host = LookupHost(comm, tables, Treatment(None, None, False))
+    static = [each for each in arguments if each.spec.is_static]
+    of_call = [each.spec for each in arguments]
+    host = StaticHost(comm, [each.spec for each in static], of_call, what)
+    inputs, batches = joined_inputs(static)
     dtypes = [tf.int64, tf.int64, tf.int32] + [tf.int64] * (comm.size > 1)
-    weights = [each.weights for each in arguments if each.weights is not None]
+    weights = [each.weights for each in static if each.weights is not None]
     items = [*inputs, join(weights)] if weights else inputs
-    lengths, places, numbers, *sent = host_call(
+    lengths, places, *told = host_call(
         host.locate, items, dtypes, host.backend, host.what, host.together
     )
     if not tf.executing_eagerly():
         lengths.set_shape([len(static)])
-        for each in (places, numbers, *sent):
+        for each in (places, *told):
             each.set_shape([None])
     # Eagerly, the other ranks wait for the rows already; in a graph nothing is read yet.
     known = failure_known_to_all(comm) if tf.executing_eagerly() else contextlib.nullcontext()
     with known:
-        pieces = zip(static, cut(places, lengths, len(static)), strict=True)
-        rows = [_read(facts, piece) for facts, piece in pieces]
-    return Read(sent, [numbers], rows)
+        pieces = zip(host.tables, cut(places, lengths, len(static)), strict=True)
+        rows = [_read(spec, piece) for spec, piece in pieces]
+    return _StaticLookup(host, static, inputs, batches, rows, told).outputs()
 
 
-def _read(facts: Facts, places: tf.Tensor) -> tf.Tensor:
-    variable = alive(facts.variable)
+def _read(spec: TableSpec, places: tf.Tensor) -> tf.Tensor:
+    variable = alive(spec.variable)
     refuse_own_step(variable)
     if not tf.executing_eagerly():
         variable.free_with_its_variable()
     rows = tf.gather(variable, places)
-    rows.set_shape([None, facts.dim])
+    rows.set_shape([None, spec.dim])
     return rows
+
+
+class _StaticLookup(PooledCall):
+    """A call for static tables: the gradients are by the rows that were read, in their order.
+
+    Args:
+      rows: of each table, those.
+      told: what else the host's `locate` gave for its `forward`.
+    """
+
+    def __init__(
+        self,
+        host: StaticHost,
+        arguments: Sequence[Argument],
+        inputs: Sequence[Any],
+        batches: Numbers,
+        rows: list[tf.Tensor],
+        told: Sequence[tf.Tensor],
+    ) -> None:
+        super().__init__(host, arguments, inputs, batches)
+        self._rows, self._told = rows, told
+
+    def sources(self) -> list[tf.Tensor]:
+        return self._rows
+
+    def beside(self, sources: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        number, *sent = self._told
+        return [*sent, number, *sources]
+
+    def by_sources(
+        self, lengths: Numbers, row_grads: Sequence[tf.Tensor], more: Sequence[tf.Tensor]
+    ) -> list[Any]:
+        pairs = zip(self.tables, row_grads, strict=True)
+        return [tf.cast(grads, table.dtype) for table, grads in pairs]
+
+    def rows_behind(self, number: int, source: tf.Tensor) -> tuple[Any, Callable[[], Any] | None]:
+        return source, None

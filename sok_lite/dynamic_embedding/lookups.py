@@ -16,7 +16,7 @@ import tensorflow as tf
 from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import checked_arguments
-from sok_lite.bridge.lookup_host import Treatment
+from sok_lite.bridge.lookup_host import MissingKeyPolicy
 from sok_lite.bridge.sparse_matrix import (
     as_rows,
     as_safe_matrix,
@@ -267,4 +267,4 @@ def _combined(
     keys = params.keys_of(values_of(ids), remember=True)
     matrix = with_values(ids, keys)
     arguments = checked_arguments([trainable], [matrix], weights, combiner, 1)
-    return look_up(SingleCommunicator(), arguments, Treatment(False, None, False))[0]
+    return look_up(SingleCommunicator(), arguments, MissingKeyPolicy(False, None, False))[0]

@@ -21,21 +21,13 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.comm.carrier import Carrier, Check
 from sok_lite.comm.protocol import Communicator
-from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.failure import SEND_KEYS, failure_known_to_all, shared_failure
 from sok_lite.engine.message import RowMessage, keys_with_headers, keys_without_headers
 from sok_lite.engine.owner import OwnerRule, owners
 from sok_lite.engine.segments import Groups, cut, group
 
-__all__ = [
-    "Check",
-    "Route",
-    "check_equal_on_all_ranks",
-    "return_rows",
-    "send_grads",
-    "send_keys",
-]
+__all__ = ["Check", "Route", "return_rows", "send_grads", "send_keys"]
 
 _MAX_KEYS = 2**31 - 1
 

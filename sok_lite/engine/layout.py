@@ -6,13 +6,13 @@ they lie as a kernel to look them up: so it is said once for all batches that li
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.room import Places, places_of
-from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.lookups import PooledParts
 
 
@@ -23,15 +23,15 @@ class Layout:
       combiners: "sum", "mean" or "sqrtn" of each part.
       sizes, num_rows: items and rows of each part.
       shapes: of what each part gives.
-      numbers_of: the numbers of the parts of each table that is not static, in the order in which
-        tables come first: those of one table are asked together.
+      numbers_of: the numbers of the parts of each table, in the order in which tables come first:
+        those of one table are asked together.
       order: all of these.
       is_ordered: whether these are all parts from the first to the last.
     """
 
     def __init__(
         self,
-        tables: Sequence[AnyTable],
+        tables: Sequence[Any],
         combiners: Sequence[str],
         sizes: list[int],
         num_rows: list[int],
@@ -40,8 +40,7 @@ class Layout:
         self.shapes = [(n, table.dim) for n, table in zip(num_rows, tables, strict=True)]
         numbers: dict[int, list[int]] = {}
         for i, table in enumerate(tables):
-            if not table.is_static:
-                numbers.setdefault(id(table), []).append(i)
+            numbers.setdefault(id(table), []).append(i)
         self.numbers_of = list(numbers.values())
         self.order = [i for numbers in self.numbers_of for i in numbers]
         self.is_ordered = self.order == list(range(len(sizes)))

@@ -10,7 +10,7 @@ from sok_lite.backend import Array, Backend
 Empty = Callable[[tuple[int, ...]], Array]
 
 # Of what `pack_arrays` writes: another form gets another number.
-_VERSION = 8
+_VERSION = 9
 # Dtypes that the arrays may have, by their number in a packed one.
 _DTYPES = tuple(
     np.dtype(name)

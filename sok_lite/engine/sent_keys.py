@@ -1,8 +1,4 @@
-"""The first half of a lookup over several ranks: the keys of a batch travel to their owners.
-
-It reads nothing of a table and changes nothing. A lookup with static tables does it by itself, for
-TensorFlow has to read their rows before the other half.
-"""
+"""The keys of a batch travel to their owners; nothing of a table is read or changed."""
 
 from typing import NamedTuple
 
@@ -11,7 +7,6 @@ from sok_lite.comm import Communicator
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.exchange import Check, Route, send_keys
 from sok_lite.engine.failure import shared_failure
-from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
 from sok_lite.engine.pooling import wrong_splits
 from sok_lite.engine.segments import dedup
 
@@ -31,18 +26,27 @@ class SentKeys(NamedTuple):
     received: Array
 
 
-def send(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> SentKeys:
+def wrong_splits_of(backend: Backend, batch: Batch) -> Array:
+    """Returns (1,) int64, 0 where all row splits of a batch fit its keys. It waits for nothing."""
+    return wrong_splits(backend, batch.splits_of_parts(), batch.sizes)
+
+
+def send(
+    backend: Backend, comm: Communicator, batch: Batch, tag: int, check: Check | None = None
+) -> SentKeys:
     """Sends the keys of a batch to their owners. Every rank must call it.
 
     Args:
       tag: says which call this is; another one on another rank raises.
+      check: whether the keys may be sent; None: where the row splits fit.
 
     Raises:
-      ValueError: row splits do not fit, or a static table has no such row. The other ranks raise a
+      ValueError: row splits do not fit; what the check raises. The other ranks raise a
         CommunicatorError with the reason.
     """
     with shared_failure(comm):
-        wrong = batch.outside(wrong_splits(backend, batch.splits_of_parts(), batch.sizes))
+        if check is None:
+            check = Check(wrong_splits_of(backend, batch), batch.check_splits)
         distinct = dedup(backend, batch.keys, batch.layout.begin)
     received, route = send_keys(
         backend,
@@ -52,23 +56,6 @@ def send(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> SentKe
         [table.key_dtype for table in batch.tables],
         [table.owner for table in batch.tables],
         tag=tag,
-        check=Check(wrong, batch.check),
+        check=check,
     )
     return SentKeys(route, distinct.inverse, received)
-
-
-def pack_sent(backend: Backend, sent: SentKeys, empty: Empty | None = None) -> Array:
-    """Returns sent keys as one int64 array; see `pack_arrays`."""
-    route, arrays = sent.route, [sent.route.order, sent.inverse, sent.received]
-    return pack_arrays(backend, route.comm.size, route.numbers, arrays, empty)
-
-
-def unpack_sent(backend: Backend, comm: Communicator, packed: Array, num_parts: int) -> SentKeys:
-    """Returns what `pack_sent` packed; its arrays are views of `packed`.
-
-    Raises:
-      ValueError: another version wrote it, or another number of ranks.
-    """
-    count = Route.num_numbers(comm.size, num_parts)
-    numbers, (order, *arrays) = unpack_arrays(backend, comm.size, packed, count, 3)
-    return SentKeys(Route.of(backend, comm, numbers, order), *arrays)

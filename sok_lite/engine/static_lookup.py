@@ -1,73 +1,249 @@
-"""Which rows of static tables a lookup asks for: before anybody has read them."""
+"""A lookup in static tables and its gradient, in two halves: between them somebody reads the rows.
+
+ locate     keys -> dedup -> send_keys -> dedup -> which rows this rank has to read
+ forward    rows that were read -> return_rows -> pool
+ backward   as of any lookup, to the rows that were read
+
+On one rank nothing is sent. A lookup reads nothing of a table's rows and changes nothing before its
+keys are known to be row numbers.
+"""
 
 from collections.abc import Sequence
-from typing import cast
+from functools import partial
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import Part, joined_launches
+from sok_lite.backend.publish import publish
 from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.failure import failure_known_to_all
-from sok_lite.engine.pooling import wrong_splits
-from sok_lite.engine.segments import cut, dedup
-from sok_lite.engine.sent_keys import SentKeys, send
-from sok_lite.engine.static_table import AnyTable, AskedRows, StaticTable
+from sok_lite.engine.batch_pooling import gradients_at_owners, pool, pool_returned, sums_of
+from sok_lite.engine.exchange import Check, Route, return_rows
+from sok_lite.engine.failure import failure_known_to_all, shared_failure
+from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
+from sok_lite.engine.pooling_context import PoolingContext, pack_pooling, unpack_pooling
+from sok_lite.engine.room import Pieces, Room
+from sok_lite.engine.segments import cut, dedup, gathering, group
+from sok_lite.engine.sent_keys import SentKeys, send, wrong_splits_of
+from sok_lite.engine.static_table import StaticTable
 
 
-def locate(
-    backend: Backend, comm: Communicator, batch: Batch, tag: int
-) -> tuple[list[AskedRows], SentKeys | None]:
-    """Returns what each static table of a lookup is asked for, in their order.
+class Located(NamedTuple):
+    """Which rows of static tables this rank has to read.
 
-    Every rank must call it. On one rank it waits for the device twice, else as `send` does and once
-    more.
+    Attributes:
+      num_places: (num_tables,) int64, on the host, how many each table has to read.
+      places: (u,) int64, distinct for each table, where the rows lie on this rank; table by table.
+      number: (m,) int32, which of its table's places each key has that this rank is asked; table by
+        table, each from 0 on.
+      sent: how the keys travelled; None on one rank, where those asked are the items.
+    """
+
+    num_places: np.ndarray
+    places: Array
+    number: Array
+    sent: SentKeys | None
+
+
+class StaticContext(NamedTuple):
+    """What the way back needs.
+
+    Attributes:
+      pooling: the way to the owners of the keys.
+      num_places, number: as of `Located`.
+    """
+
+    pooling: PoolingContext
+    num_places: np.ndarray
+    number: Array
+
+
+def locate(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Located:
+    """Returns which rows a lookup has to read. Every rank must call it.
+
+    On one rank it waits for the device twice, else as `send` does and once more.
 
     Args:
       backend: where keys are.
       comm: the ranks.
-      batch: of the lookup.
+      batch: of static tables.
       tag: says which call this is; another one on another rank raises.
-
-    Returns:
-      (what is asked, what `send` gave; None on one rank).
 
     Raises:
       ValueError: a table has no such row, or row splits do not fit. The other ranks raise a
-        CommunicatorError with the reason. No rank has changed anything.
+        CommunicatorError with the reason. Nothing has been read.
     """
+    tables = cast(list[StaticTable], batch.tables)
+    with shared_failure(comm):
+        keys = cut(batch.keys, batch.sizes)
+        count = wrong_splits_of(backend, batch)
+        _count_outside(tables, keys, count)
+        check = Check(count, partial(_refuse, batch, tables, keys))
     if comm.size == 1:
-        wrong = wrong_splits(backend, batch.splits_of_parts(), batch.sizes)
-        if int(batch.outside(wrong)[0]):
-            batch.check()
-        return _located(backend, batch.tables, batch.keys, batch.sizes, 1), None
-    sent = send(backend, comm, batch, tag)
+        if int(count[0]):
+            check.refuse()
+        return _located(backend, tables, batch.keys, batch.sizes, 1, None)
+    sent = send(backend, comm, batch, tag, check)
     with failure_known_to_all(comm):
         sizes = sent.route.num_received.tolist()
-        return _located(backend, batch.tables, sent.received, sizes, comm.size), sent
+        located = _located(backend, tables, sent.received, sizes, comm.size, sent)
+        sent.route.check()
+        return located
+
+
+def forward(
+    backend: Backend,
+    comm: Communicator,
+    batch: Batch,
+    number: Array,
+    rows: Sequence[Array],
+    sent: SentKeys | None,
+    room: Room | None = None,
+) -> tuple[Pieces, StaticContext]:
+    """Pools rows that were read. Every rank must call it.
+
+    Args:
+      batch: of a `locate`.
+      number, sent: what that gave.
+      rows: of each table (its places, dim) storage, C-contiguous.
+      room: gives the memory of what is returned; None: the backend.
+
+    Returns:
+      ((batch, dim) float32 per part, context).
+    """
+    if sent is None:
+        pooled = pool(backend, batch, rows, number, [0] * len(rows), room)
+        are_weighted = [weights is not None for weights in batch.weights]
+        sources = _rows_of_keys(backend, rows, cut(number, batch.sizes), are_weighted)
+        route = Route.alone(backend, comm, batch.layout.num_items)
+        pooling = PoolingContext.of(route, batch, None, sources)
+    else:
+        with failure_known_to_all(comm):
+            asked = cut(number, sent.route.num_received)
+            rows_of_keys = _rows_of_keys(backend, rows, asked, [True] * len(rows))
+            returned = return_rows(sent.route, cast(list[Array], rows_of_keys))
+        pooled, pooling = pool_returned(backend, batch, sent, returned, room)
+    num_places = np.array([len(each) for each in rows], np.int64)
+    return pooled, StaticContext(pooling, num_places, number)
+
+
+def backward(
+    backend: Backend,
+    parts: Sequence[tuple[StaticTable, Array | None, str]],
+    out_grads: Sequence[Array],
+    context: StaticContext,
+    room: Room | None = None,
+) -> tuple[list[Array], list[Array | None]]:
+    """Returns the gradients of a `forward`. Every rank must call it, in the order of the forwards.
+
+    Args:
+      parts, out_grads, room: as of `backward` of engine/lookup.py.
+
+    Returns:
+      (of each part (its places, dim) float32, by the rows that were read; of each part (n,) float32
+      by its weights, None where there are none).
+    """
+    terms, weight_grads = gradients_at_owners(backend, parts, out_grads, context.pooling)
+    begin = split_offsets(context.pooling.route.num_received)
+    starts = split_offsets(context.num_places)
+    labels = context.number + _repeated(backend, starts[:-1].astype(np.int32), np.diff(begin))
+    groups = group(backend, labels, begin, starts)
+    return sums_of(backend, groups, terms, room), weight_grads
+
+
+# ---- what a graph carries from one half to the other ---------------------------------------------
+
+
+def pack_sent(backend: Backend, sent: SentKeys, empty: Empty | None = None) -> Array:
+    """Returns what `forward` needs of sent keys as one int64 array; see `pack_arrays`."""
+    route, arrays = sent.route, [sent.route.order, sent.inverse]
+    return pack_arrays(backend, route.comm.size, route.numbers, arrays, empty)
+
+
+def unpack_sent(backend: Backend, comm: Communicator, packed: Array, num_parts: int) -> SentKeys:
+    """Returns what `pack_sent` packed, without the keys; its arrays are views of `packed`.
+
+    Raises:
+      ValueError: another version wrote it, or another number of ranks.
+    """
+    count = Route.num_numbers(comm.size, num_parts)
+    numbers, (order, inverse) = unpack_arrays(backend, comm.size, packed, count, 2)
+    nothing = backend.xp.empty(0, np.int64)
+    return SentKeys(Route.of(backend, comm, numbers, order), inverse, nothing)
+
+
+def pack(
+    backend: Backend,
+    context: StaticContext,
+    empty: Empty | None = None,
+    at_hand: Sequence[Array] = (),
+) -> Array:
+    """Returns a context as one int64 array; see `pack_arrays`."""
+    numbers, arrays = context.num_places[None], [context.number]
+    return pack_pooling(backend, context.pooling, numbers, arrays, empty, at_hand)
+
+
+def unpack(
+    backend: Backend,
+    comm: Communicator,
+    packed: Array,
+    num_parts: int,
+    at_hand: Sequence[Array] = (),
+) -> StaticContext:
+    """Returns the context that `pack` wrote; its arrays are views of `packed` and of `at_hand`.
+
+    Args:
+      at_hand: equal to what `pack` was given.
+
+    Raises:
+      ValueError: another version wrote it, or another number of ranks.
+    """
+    pooling, numbers, arrays = unpack_pooling(backend, comm, packed, num_parts, 1, 1, at_hand)
+    return StaticContext(pooling, numbers[0], *arrays)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def _count_outside(tables: Sequence[StaticTable], keys: Sequence[Array], count: Array) -> None:
+    """Adds to a count (1,) int64 the row numbers that tables have not, by one launch."""
+    parts = []
+    for table, its_keys in zip(tables, keys, strict=True):
+        part = Part(len(its_keys), (its_keys, table.num_rows, count, len(its_keys)))
+        parts.append((table.backend, "keys_count_outside", part))
+    publish(joined_launches(parts))
+
+
+def _refuse(batch: Batch, tables: Sequence[StaticTable], keys: Sequence[Array]) -> None:
+    """Raises ValueError where row splits or row numbers do not fit. On a GPU it waits."""
+    batch.check_splits()
+    for table, its_keys in zip(tables, keys, strict=True):
+        table.check_rows(its_keys)
 
 
 def _located(
-    backend: Backend, tables: Sequence[AnyTable], keys: Array, sizes: Sequence[int], num_ranks: int
-) -> list[AskedRows]:
-    """Returns what this rank is asked for.
+    backend: Backend,
+    tables: Sequence[StaticTable],
+    keys: Array,
+    sizes: Sequence[int],
+    num_ranks: int,
+    sent: SentKeys | None,
+) -> Located:
+    """Returns which rows this rank has to read.
 
     Args:
-      keys: (m,) int64, part by part; they may repeat.
-      sizes: keys of each part.
+      keys: (m,) int64, those it is asked, table by table; they may repeat.
+      sizes: of each table.
     """
-    pieces = cut(keys, sizes)
-    static = [i for i, table in enumerate(tables) if table.is_static]
-    sizes = [sizes[i] for i in static]
-    joined = backend.xp.concatenate([keys[:0], *(pieces[i] for i in static)])
-    distinct = dedup(backend, joined, split_offsets(np.array(sizes, np.int64)))
-    strides = [cast(StaticTable, tables[i]).stride(num_ranks) for i in static]
-    places = distinct.keys // _repeated(backend, np.array(strides, np.int64), distinct.sizes)
+    distinct = dedup(backend, keys, split_offsets(np.array(sizes, np.int64)))
+    strides = np.array([table.stride(num_ranks) for table in tables], np.int64)
+    places = distinct.keys // _repeated(backend, strides, distinct.sizes)
     starts = distinct.starts[:-1].astype(np.int32)
-    numbers = distinct.inverse - _repeated(backend, starts, sizes)
-    asked = zip(cut(places, distinct.sizes), cut(numbers, sizes), strict=True)
-    return [AskedRows(*each) for each in asked]
+    number = distinct.inverse - _repeated(backend, starts, sizes)
+    return Located(distinct.sizes, places, number, sent)
 
 
 def _repeated(backend: Backend, numbers: np.ndarray, counts: Sequence[int] | np.ndarray) -> Array:
@@ -75,3 +251,20 @@ def _repeated(backend: Backend, numbers: np.ndarray, counts: Sequence[int] | np.
     if len(numbers) == 1:
         return numbers[0]
     return backend.from_host(np.repeat(numbers, counts))
+
+
+def _rows_of_keys(
+    backend: Backend,
+    rows: Sequence[Array],
+    numbers: Sequence[Array],
+    are_wanted: Sequence[bool],
+) -> list[Array | None]:
+    """Returns the row of each key, (its keys, dim) storage, of the tables where they are wanted."""
+    results: list[Array | None] = [None] * len(rows)
+    actions = []
+    for i, is_wanted in enumerate(are_wanted):
+        if is_wanted:
+            results[i], action = gathering(backend, rows[i], numbers[i])
+            actions.append([action])
+    publish(*actions)
+    return results

@@ -3,11 +3,11 @@
 Such a table has the rows 0 to n - 1 and no index: of a table that is spread over ranks, rank r has
 the rows r, r + ranks, r + 2 * ranks and so on, in this order. Its rows may lie anywhere, a tensor
 of TensorFlow's among others. So a lookup goes in three steps: `locate` says which rows this rank is
-asked for, whoever keeps them reads those, and the lookup is given what was read; see
+asked for, whoever keeps them reads those, and the lookup pools what was read; see
 engine/static_lookup.py.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.dtypes import key_dtype, row_dtype
@@ -39,8 +39,6 @@ class StaticTable:
     # Nothing is drawn: the rows are there.
     seed = 0
     initializer = None
-    # Kept by lookups for updates, which this package does not make of such tables.
-    last_gradient: Any = None
 
     def __init__(
         self,
@@ -112,29 +110,5 @@ class StaticTable:
         return len(self.row_numbers(rank, num_ranks))
 
 
-# What a lookup takes.
+# What checkpoints and comparisons between ranks take.
 AnyTable = EmbeddingTable | StaticTable
-
-
-class AskedRows(NamedTuple):
-    """The rows of a static table that this rank is asked for.
-
-    Attributes:
-      places: (u,) int64, distinct, where they lie on this rank, in order of first occurrence.
-      number: (m,) int32, which of them each key has that this rank is asked.
-    """
-
-    places: Array
-    number: Array
-
-
-class GivenRows(NamedTuple):
-    """The same once they were read.
-
-    Attributes:
-      rows: (u, dim) of the storage dtype, C-contiguous.
-      number: as of `AskedRows`.
-    """
-
-    rows: Array
-    number: Array

@@ -10,7 +10,7 @@ from sok_lite.bridge.job import communicator
 from sok_lite.bridge.keras_called import as_keys
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import checked_arguments
-from sok_lite.bridge.lookup_host import Treatment
+from sok_lite.bridge.lookup_host import MissingKeyPolicy
 from sok_lite.bridge.loss_weight import weighed_on_the_way_back
 from sok_lite.bridge.tf_private import could_possibly_record
 
@@ -92,8 +92,8 @@ def rows_of(
             [taken[i].combiner for i in chosen],
             comm.size,
         )
-        treatment = Treatment(None if is_trained else False, None, False, "zeros")
-        for i, rows in zip(chosen, look_up(comm, arguments, treatment), strict=True):
+        policy = MissingKeyPolicy(None if is_trained else False, None, False, "zeros")
+        for i, rows in zip(chosen, look_up(comm, arguments, policy), strict=True):
             outputs[i] = taken[i].given_back(weighed_on_the_way_back(rows))
     return outputs
 

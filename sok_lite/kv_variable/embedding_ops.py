@@ -14,7 +14,7 @@ from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import checked_arguments
-from sok_lite.bridge.lookup_host import Treatment
+from sok_lite.bridge.lookup_host import MissingKeyPolicy
 from sok_lite.bridge.sparse_matrix import (
     as_safe_matrix,
     check_sparse,
@@ -228,8 +228,8 @@ def _combined(
         return combined_rows(rows, ids, weights, combiner)
     comm = job.other_ranks() or SingleCommunicator()
     arguments = checked_arguments([variable], [ids], weights, combiner, comm.size)
-    treatment = Treatment(variable.resolved(training), None, False, READING_ONLY)
-    return look_up(comm, arguments, treatment)[0]
+    policy = MissingKeyPolicy(variable.resolved(training), None, False, READING_ONLY)
+    return look_up(comm, arguments, policy)[0]
 
 
 # ---- TensorFlow's own functions ------------------------------------------------------------------

@@ -16,7 +16,7 @@ from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.inference import checked_missing, checked_training
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.lookup import look_up_each
-from sok_lite.bridge.lookup_host import Treatment
+from sok_lite.bridge.lookup_host import MissingKeyPolicy
 from sok_lite.bridge.row_gradient import gradient_shape
 from sok_lite.bridge.table_call import array_call, table_call
 from sok_lite.bridge.tensor import to_tensor
@@ -348,7 +348,9 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         if comm is None:
             return local_lookup(self, keys, training, missing, READING_ONLY, counts)
         keys = checked_keys(self, keys)
-        return look_up_each(comm, self, keys, Treatment(training, missing, False, READING_ONLY))
+        return look_up_each(
+            comm, self, keys, MissingKeyPolicy(training, missing, False, READING_ONLY)
+        )
 
     def resolved(self, training: bool | None) -> bool | None:
         """Returns the `training` of a lookup as the bridge takes it."""

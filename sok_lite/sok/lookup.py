@@ -11,7 +11,7 @@ from sok_lite.bridge.inference import checked_missing, checked_training
 from sok_lite.bridge.local_lookup import local_lookup_and_evict
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import Argument, checked_arguments
-from sok_lite.bridge.lookup_host import Treatment
+from sok_lite.bridge.lookup_host import MissingKeyPolicy
 from sok_lite.bridge.type_spec import alive
 from sok_lite.communication import communicator
 from sok_lite.sok.dynamic_variable import DynamicVariable
@@ -97,14 +97,14 @@ def lookup_sparse(
       TypeError, ValueError: arguments that do not fit; a static variable has no such row.
       NotImplementedError: a tf.Variable, or the filter for a table that keeps every key.
     """
-    treatment = Treatment(
+    policy = MissingKeyPolicy(
         checked_training(training), checked_missing(missing), bool(use_low_frequency_filter)
     )
     comm = communicator()
     arguments = checked_arguments(params, sp_ids, sp_weights, combiners, comm.size)
     if use_low_frequency_filter:
         _check_filter(arguments)
-    outputs = look_up(comm, arguments, treatment) if arguments else []
+    outputs = look_up(comm, arguments, policy) if arguments else []
     is_list = isinstance(sp_ids, (list, tuple)) or isinstance(sp_weights, tuple)
     return outputs if is_list else outputs[0]
 
@@ -137,7 +137,7 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
         )
     ids = _one_key_a_row(indices)
     arguments = checked_arguments([param], [ids], None, "sum", comm.size)
-    return look_up(comm, arguments, Treatment(None, None, False))[0]
+    return look_up(comm, arguments, MissingKeyPolicy(None, None, False))[0]
 
 
 def _one_key_a_row(indices: Any) -> tf.Tensor:
@@ -187,7 +187,7 @@ def sparse_read_and_evict(
 
 def _check_filter(arguments: list[Argument]) -> None:
     for argument in arguments:
-        table = alive(argument.facts.variable).table
+        table = alive(argument.spec.variable).table
         if table.keeps_every_key:
             raise NotImplementedError(
                 "`use_low_frequency_filter` needs tables of var_type 'hybrid'; "

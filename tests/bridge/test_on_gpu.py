@@ -201,7 +201,7 @@ def test_a_lookup_of_several_tables_copies_no_row(play, monkeypatch):
     sok.lookup_sparse(tables, ids)
     tf.function(lambda: sok.lookup_sparse(tables, ids))()
     tf.nn.embedding_lookup(tables[0], [1, 2, 9])
-    assert copies == [0] * (1 + 2 + 1)  # one for all tables; in a graph the trail too
+    assert copies == [0] * (1 + 2 + 1)  # one for all tables; in a graph the context too
 
 
 def results_of(calls, names, mode):

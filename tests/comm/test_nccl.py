@@ -11,8 +11,6 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, alarm, nccl, run_ranks
-from sok_lite.engine import lookup
-from sok_lite.engine.batch import Part
 from sok_lite.engine.exchange import return_rows, send_grads
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from tests.support import nccl_stand_in
@@ -20,6 +18,7 @@ from tests.support.comm_facts import FACTS as COMM_FACTS
 from tests.support.exchange_facts import FACTS, send
 from tests.support.helpers import new_table, on
 from tests.support.nccl_stand_in import World, die, run_ranks_by_nccl
+from tests.support.parts import Part, forward_parts
 from tests.support.simt.backend import is_simulated
 
 CPU = get_backend("cpu")
@@ -369,7 +368,7 @@ def test_keys_of_a_rank_that_dies_reach_no_table(backend):
         if comm.rank == 1:
             carrier._watching = lambda turn=None: _nothing()
         with pytest.raises(KeyError if comm.rank == 1 else CommunicatorError):
-            lookup.forward(backend, comm, [Part(table, *arrays, None, "sum")])
+            forward_parts(backend, comm, [Part(table, *arrays, None, "sum")])
         assert table.size == 0
 
     run_ranks_by_nccl(2, program, backend)

@@ -14,13 +14,13 @@ import pytest
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import lookup
 from sok_lite.engine.initializer import Initializer
-from sok_lite.engine.lookup import Part
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update import Update, apply_updates
 from tests.support.call_counts import Counts, can_count, counts_of, counts_of_ranks
 from tests.support.exchange_facts import OWNERS, rule_of
 from tests.support.nccl_stand_in import run_ranks_by_nccl
+from tests.support.parts import Part, forward_parts
 from tests.support.simt.backend import is_simulated
 
 ADAM = (Adam(),)
@@ -83,11 +83,11 @@ class Job:
         ]
 
     def forward(self, parts):
-        return lookup.forward(self.backend, self.comm, parts)[1]
+        return forward_parts(self.backend, self.comm, parts)[1]
 
-    def backward(self, trail):
+    def backward(self, context):
         ways = [(table, self.weights, "mean") for table in self.tables]
-        return lookup.backward(self.backend, ways, self.grads, trail)
+        return lookup.backward(self.backend, ways, self.grads, context)
 
 
 # ---- calls: what each of them does before it is counted, and what is counted
@@ -107,8 +107,8 @@ def new(job, **options):
 
 
 def backward(job):
-    trail = job.forward(job.parts(job.known))
-    return lambda: job.backward(trail)
+    context = job.forward(job.parts(job.known))
+    return lambda: job.backward(context)
 
 
 def weighted(call):

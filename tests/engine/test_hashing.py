@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from sok_lite.comm import SingleCommunicator
-from sok_lite.engine import hashing, lookup
+from sok_lite.engine import hashing
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.segments import unique
 from sok_lite.engine.update import apply_updates
 from tests.support import chosen_keys
 from tests.support.helpers import first_row, new_table, update_of, with_segments
 from tests.support.own_process import run_limited
+from tests.support.parts import Part, forward_parts
 from tests.support.table_audit import audit
 
 
@@ -137,9 +138,9 @@ def test_one_table_that_raises_keeps_the_others_of_the_call_as_they_were(chosen,
     parts = []
     for table, batch in zip(tables, (np.arange(5, 25), keys, np.arange(30)), strict=True):
         splits = backend.from_host(np.array([0, len(batch)]))
-        parts.append(lookup.Part(table, backend.from_host(batch), splits, None, "sum"))
+        parts.append(Part(table, backend.from_host(batch), splits, None, "sum"))
     with pytest.raises(RuntimeError, match="chosen these keys"):
-        lookup.forward(backend, SingleCommunicator(), parts)
+        forward_parts(backend, SingleCommunicator(), parts)
     for table in tables:
         assert_has(table, np.array([1, 2]))
 

@@ -14,6 +14,7 @@ from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import clock, snapshot
 from sok_lite.engine.update import Update, apply_updates
 from tests.support.helpers import new_table, sized, update_of
+from tests.support.parts import Part, forward_parts
 from tests.support.table_audit import audit
 
 I64 = np.iinfo(np.int64)
@@ -189,9 +190,9 @@ def test_tables_of_one_call_count_their_own_keys(backend):
     for table, keys in zip((first, second, plain, hbm, first), batches, strict=True):
         keys = backend.from_host(np.array(keys))
         splits = backend.from_host(np.array([0, 1, keys.size]))
-        parts.append(lookup.Part(table, keys, splits, None, "sum"))
+        parts.append(Part(table, keys, splits, None, "sum"))
     for times in (1, 2):  # the keys are new, and then known
-        outs, _ = lookup.forward(backend, SingleCommunicator(), parts)
+        outs, _ = forward_parts(backend, SingleCommunicator(), parts)
         for keys, out in zip(batches, outs[:], strict=True):
             np.testing.assert_array_equal(backend.to_host(out)[:, 0], [keys[0], sum(keys[1:])])
         assert_counts(first, {5: 3 * times, 6: 2 * times})
@@ -204,8 +205,8 @@ def test_a_key_counts_once_for_each_rank_that_asks(backend):
     def work(comm):
         table = counting(backend, name="t")
         keys = backend.from_host(np.array([4, 4, 4, 2 + comm.rank]))
-        part = lookup.Part(table, keys, backend.from_host(np.array([0, 4])), None, "sum")
-        lookup.forward(backend, comm, [part])
+        part = Part(table, keys, backend.from_host(np.array([0, 4])), None, "sum")
+        forward_parts(backend, comm, [part])
         return backend.to_host(table.counts([4, 2, 3])).tolist()
 
     assert run_ranks(2, work) == [[2, 1, 0], [0, 0, 1]]
@@ -373,10 +374,10 @@ def gradient(backend, tables, keys, **options):
     """Looks keys up in some tables, and returns the gradient of each."""
     keys = backend.from_host(np.array(keys))
     splits, comm = backend.from_host(np.arange(keys.size + 1)), SingleCommunicator()
-    parts = [lookup.Part(table, keys, splits, None, "sum", **options) for table in tables]
-    _, trail = lookup.forward(backend, comm, parts)
+    parts = [Part(table, keys, splits, None, "sum", **options) for table in tables]
+    _, context = forward_parts(backend, comm, parts)
     grads = [backend.xp.ones((keys.size, DIM), np.float32) for _ in tables]
-    return lookup.backward(backend, [(table, None, "sum") for table in tables], grads, trail)
+    return lookup.backward(backend, [(table, None, "sum") for table in tables], grads, context)
 
 
 @pytest.mark.parametrize("of_gradient", [False, True])

@@ -14,16 +14,15 @@ from sok_lite.comm import CommunicatorError, run_ranks
 from sok_lite.comm.threads import ThreadsCommunicator
 from sok_lite.engine import lookup
 from sok_lite.engine.agreement import agree
-from sok_lite.engine.batch import Part, batch_of
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import Adam
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank
-from sok_lite.engine.sent_keys import pack_sent, send, unpack_sent
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update import Update, apply_updates
 from tests.support.call_counts import on_launch
 from tests.support.exchange_facts import BY_TENS, OWNERS, python_owner, rule_of
 from tests.support.helpers import new_table, on, sized
+from tests.support.parts import Part, forward_parts
 from tests.support.step_oracle import flat
 
 KINDS = {"hbm": {}, "hybrid": {"init_capacity": 64, "max_capacity": 1 << 16}}
@@ -65,12 +64,8 @@ class TableCase(NamedTuple):
         return ((count * self.scale + step) % 17 - 8).astype(np.float32)[rows]
 
 
-def steps(backend, comm, cases, cuts, tables=None, apart=False):
-    """Two training steps; gives outputs and gradients by weights of each, and all rows at last.
-
-    Args:
-      apart: whether keys are sent by themselves, as those of a lookup with static tables.
-    """
+def steps(backend, comm, cases, cuts, tables=None):
+    """Two training steps; gives outputs and gradients by weights of each, and all rows at last."""
     tables = tables or [case.table(backend, i, comm.size) for i, case in enumerate(cases)]
     shares = [
         slice(*(len(case.ragged) * cut // 8 for cut in cuts[comm.rank : comm.rank + 2]))
@@ -81,18 +76,14 @@ def steps(backend, comm, cases, cuts, tables=None, apart=False):
         case.part(backend, table, rows)
         for case, table, rows in zip(cases, tables, shares, strict=True)
     ]
-    batch, sent = batch_of(backend, parts), None
     for step in (1, 2):
-        if apart and comm.size > 1:
-            packed = pack_sent(backend, send(backend, comm, batch, tag=3))
-            sent = unpack_sent(backend, comm, packed, len(parts))
-        outputs, trail = lookup.forward_batch(backend, comm, batch, sent=sent)
+        outputs, context = forward_parts(backend, comm, parts)
         grads = [
             backend.from_host(case.out_grads(rows, step))
             for case, rows in zip(cases, shares, strict=True)
         ]
         ways = [(part.table, part.weights, part.combiner) for part in parts]
-        gradients = lookup.backward(backend, ways, grads, trail)
+        gradients = lookup.backward(backend, ways, grads, context)
         updates = [
             Update(table, Adam(), table.key_dtype.from_int64(backend.xp, g.keys), g.row_grads)
             for table, g in zip(tables, gradients, strict=True)
@@ -152,16 +143,13 @@ def table_cases(draw):
     cases=st.lists(table_cases(), min_size=1, max_size=7),
     # Eighths of the batch: ranks between equal ones are idle.
     inner=st.lists(st.integers(0, 8), min_size=3, max_size=3).map(sorted),
-    apart=st.booleans(),
 )
-def test_results_do_not_depend_on_the_number_of_ranks(cases, inner, apart):
+def test_results_do_not_depend_on_the_number_of_ranks(cases, inner):
     backend = get_backend("cpu")
     expected = together(run_ranks(1, lambda comm: steps(backend, comm, cases, [0, 8])))
     for cuts in ([0, inner[1], 8], [0, *inner[:2], 8], [0, *inner, 8]):
         size = len(cuts) - 1
-        found = together(
-            run_ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c, apart=apart))
-        )
+        found = together(run_ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c)))
         for want, got in zip(expected, found, strict=True):
             assert (want.dtype, want.shape) == (got.dtype, got.shape)
             np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
@@ -181,15 +169,12 @@ def mixed_cases(number):
     return cases
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["at once", "keys apart"])
-def test_the_ranks_do_not_show_on_any_backend(backend, ranks, apart):
+def test_the_ranks_do_not_show_on_any_backend(backend, ranks):
     cases = mixed_cases(11)
     expected = together(run_ranks(1, lambda comm: steps(backend, comm, cases, [0, 8])))
     for cuts in ([0, 8, 8], [0, 3, 3, 5, 8]):  # one rank, and one of four, is idle
         size = len(cuts) - 1
-        found = together(
-            ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c, apart=apart), backend)
-        )
+        found = together(ranks(size, lambda comm, c=cuts: steps(backend, comm, cases, c), backend))
         for want, got in zip(expected, found, strict=True):
             np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
 
@@ -216,7 +201,7 @@ def test_wrong_splits_of_one_rank_fail_the_lookup_on_all_ranks(
             Part(table, *on(backend, np.arange(n), np.array([0, n])), None, "sum")
             for table, n in zip(tables, (3, 0, 3), strict=True)
         ]
-        lookup.forward(backend, comm, [parts[1]] * 3)  # nothing is right
+        forward_parts(backend, comm, [parts[1]] * 3)  # nothing is right
         wrong = list(parts)
         error = CommunicatorError
         if comm.rank == 1:
@@ -224,9 +209,9 @@ def test_wrong_splits_of_one_rank_fail_the_lookup_on_all_ranks(
             error = ValueError
         message = f"table {number} must rise from 0 to the number of its keys, 3. .*{text}"
         with pytest.raises(error, match=message):
-            lookup.forward(backend, comm, wrong)
+            forward_parts(backend, comm, wrong)
         assert [table.size for table in tables] == [0, 0, 0]
-        lookup.forward(backend, comm, parts)  # the ranks are still in step
+        forward_parts(backend, comm, parts)  # the ranks are still in step
         assert sum(table.size for table in tables) == 4 - 2 * comm.rank
 
     ranks(2, program, backend)
@@ -285,7 +270,7 @@ def test_each_rank_begins_with_slots_of_its_own_number(backend, ranks):
         mine = keys[keys % comm.size == comm.rank]
         table.insert_or_assign(mine, np.repeat(mine[:, None], 4, 1).astype(np.float32))
         part = Part(table, *on(backend, keys, np.arange(keys.size + 1)), None, "sum")
-        (out,), _ = lookup.forward(backend, comm, [part])
+        (out,), _ = forward_parts(backend, comm, [part])
         np.testing.assert_array_equal(backend.to_host(out)[:, 0], keys)
         assert table.size == mine.size
         options["max_capacity"] >>= comm.rank
@@ -309,12 +294,12 @@ def test_a_table_that_comes_twice_is_asked_at_its_owner(backend, ranks, owner):
             Part(table, *on(backend, some, np.arange(n + 1)), None, "sum")
             for some in (keys[:n], keys[:n][::-1].copy())
         ]
-        outs, trail = lookup.forward(backend, comm, parts)
+        outs, context = forward_parts(backend, comm, parts)
         for out, part in zip(outs, parts, strict=True):
             expected = (backend.to_host(part.keys) % 1000).astype(np.float32)
             np.testing.assert_array_equal(backend.to_host(out)[:, 0], expected)
         grads = [backend.xp.ones((n, 4), np.float32)] * 2
-        found = lookup.backward(backend, [(table, None, "sum")] * 2, grads, trail)
+        found = lookup.backward(backend, [(table, None, "sum")] * 2, grads, context)
         mine = {k for k in keys.tolist() if python_owner(k, comm.size, "int64", owner) == comm.rank}
         for each in found:
             sums = backend.to_host(each.row_grads)[:, 0].tolist()
@@ -380,10 +365,10 @@ def test_launches_waits_and_collectives_do_not_depend_on_the_number_of_tables(
         parts = [case.part(backend, table, rows) for case, table in zip(cases, tables, strict=True)]
         grads = [backend.from_host(case.out_grads(rows, 3)) for case in cases]
         count()
-        _, trail = lookup.forward(backend, comm, parts)
+        _, context = forward_parts(backend, comm, parts)
         forward = count()
         ways = [(part.table, part.weights, part.combiner) for part in parts]
-        lookup.backward(backend, ways, grads, trail)
+        lookup.backward(backend, ways, grads, context)
         return forward, count()
 
     expected = [FORWARD[num_tables], BACKWARD[num_tables]]
@@ -393,38 +378,3 @@ def test_launches_waits_and_collectives_do_not_depend_on_the_number_of_tables(
         expected = [forward._replace(launches=forward.launches + 2), backward]
     for told in ranks(2, program, backend):
         assert list(told) == expected
-
-
-def sent_twice(backend, comm):
-    """Two lookups whose keys have been sent, one after the other: (case, part, batch, both)."""
-    (case,) = mixed_cases(1)
-    part = case.part(backend, case.table(backend, 0, comm.size), slice(0, 5))
-    batch = batch_of(backend, [part])
-    packed = [pack_sent(backend, send(backend, comm, batch, tag=3)) for _ in range(2)]
-    return case, part, batch, [unpack_sent(backend, comm, each, 1) for each in packed]
-
-
-def test_two_lookups_whose_keys_were_sent_before_either_are_told_apart(ranks):
-    backend = get_backend("cpu")
-
-    def run(comm):
-        case, part, batch, sent = sent_twice(backend, comm)
-        trails = [lookup.forward_batch(backend, comm, batch, sent=each)[1] for each in sent]
-        grads = [backend.from_host(case.out_grads(slice(0, 5), 1))]
-        way = [(part.table, part.weights, part.combiner)]
-        # Rank 1 goes back in the other order: a gradient of one lookup is none of the other.
-        with pytest.raises(CommunicatorError, match="send_grads of lookup"):
-            lookup.backward(backend, way, grads, trails[comm.rank])
-
-    ranks(2, run, backend)
-
-
-def test_ranks_that_look_up_different_keys_that_were_sent_raise(ranks):
-    backend = get_backend("cpu")
-
-    def run(comm):
-        _, _, batch, sent = sent_twice(backend, comm)
-        with pytest.raises(CommunicatorError, match="return_rows of lookup"):
-            lookup.forward_batch(backend, comm, batch, sent=sent[comm.rank])
-
-    ranks(2, run, backend)

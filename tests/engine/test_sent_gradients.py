@@ -13,11 +13,10 @@ from sok_lite.comm.protocol import split_offsets
 from sok_lite.comm.threads import ThreadsCommunicator
 from sok_lite.engine import lookup
 from sok_lite.engine.agreement import agree
-from sok_lite.engine.batch import Part, batch_of
-from sok_lite.engine.sent_keys import pack_sent, send, unpack_sent
-from sok_lite.engine.trail import pack, unpack
+from sok_lite.engine.backward_context import pack, unpack
 from tests.support.call_counts import on_launch
 from tests.support.helpers import new_table, on, sized
+from tests.support.parts import Part, forward_parts
 from tests.support.step_oracle import flat, key_gradients, random_ragged
 
 HYBRID = {"init_capacity": 64, "max_capacity": 1 << 12}
@@ -76,7 +75,7 @@ def batches(size, step, parts, most_keys):
     return result
 
 
-def call(backend, comm, tables, parts, batch, through=lambda trail: trail):
+def call(backend, comm, tables, parts, batch, through=lambda context: context):
     """A lookup and its gradient; gives of each part {key: row gradient}."""
     asked, ways = [], []
     for part, (ragged, weights, _) in zip(parts, batch, strict=True):
@@ -85,8 +84,10 @@ def call(backend, comm, tables, parts, batch, through=lambda trail: trail):
         weights = None if weights is None else flat(weights, np.float32)[0]
         asked.append(Part(table, *on(backend, keys, splits, weights), part.combiner))
         ways.append((table, asked[-1].weights, part.combiner))
-    _, trail = lookup.forward(backend, comm, asked)
-    gradients = lookup.backward(backend, ways, on(backend, *(g for *_, g in batch)), through(trail))
+    _, context = forward_parts(backend, comm, asked)
+    gradients = lookup.backward(
+        backend, ways, on(backend, *(g for *_, g in batch)), through(context)
+    )
     return [
         dict(zip(*(backend.to_host(each).tolist() for each in gradient[:2]), strict=True))
         for gradient in gradients
@@ -106,10 +107,10 @@ def test_what_arrives_is_the_sum_of_what_each_rank_has_rounded(backend, size):
     def program(comm):
         tables = new_tables(backend, TABLES)
 
-        def packed(trail):
-            return unpack(backend, comm, pack(backend, trail), len(PARTS))
+        def packed(context):
+            return unpack(backend, comm, pack(backend, context), len(PARTS))
 
-        through = [lambda trail: trail, packed]
+        through = [lambda context: context, packed]
         return [
             call(backend, comm, tables, PARTS, steps[step][comm.rank], through[step % 2])
             for step in range(num_steps)
@@ -231,20 +232,16 @@ def bytes_sent(monkeypatch):
     return told
 
 
-def sent_by_rank_0(told, backend, keys, parts=1, apart=False, **options):
+def sent_by_rank_0(told, backend, keys, parts=1, **options):
     """Returns the bytes of a lookup and its gradient where rank 0 asks for keys of rank 1."""
 
     def program(comm):
         table = new_table(backend, 6, **options)
         mine = keys if comm.rank == 0 else keys[:0]
         part = Part(table, *on(backend, mine, np.array([0, len(mine)])), None, "sum")
-        batch, sent = batch_of(backend, [part] * parts), None
-        if apart:
-            sent = send(backend, comm, batch, 3)
-            sent = unpack_sent(backend, comm, pack_sent(backend, sent), parts)
-        _, trail = lookup.forward_batch(backend, comm, batch, sent=sent)
+        _, context = forward_parts(backend, comm, [part] * parts)
         grads = [backend.xp.ones((1, 6), np.float32)] * parts
-        lookup.backward(backend, [(table, None, "sum")] * parts, grads, trail)
+        lookup.backward(backend, [(table, None, "sum")] * parts, grads, context)
 
     told.clear()
     run_ranks(2, program)
@@ -269,10 +266,9 @@ def test_a_key_travels_once_however_often_it_is_asked_for(backend, bytes_sent, r
     assert sent["send_grads"] == 2 * lines(7, 24)
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["at once", "keys apart"])
-def test_gradients_travel_as_16_bits_where_a_table_says_so(backend, bytes_sent, apart):
+def test_gradients_travel_as_16_bits_where_a_table_says_so(backend, bytes_sent):
     keys = np.arange(1, 15, 2)
-    sent = sent_by_rank_0(bytes_sent, backend, keys, apart=apart, rounds_gradients=True)
+    sent = sent_by_rank_0(bytes_sent, backend, keys, rounds_gradients=True)
     assert sent["send_grads"] == lines(7, 12)
     assert sent["send_keys"] == 8 * (2 + 1 + 7)
 
@@ -285,7 +281,7 @@ def test_rows_travel_in_the_format_of_their_table(backend, bytes_sent, dtype, ro
         table = new_table(backend, 6, dtype=dtype)
         keys = np.arange(0, 14, 2) if comm.rank == 1 else np.arange(0)
         part = Part(table, *on(backend, keys, np.array([0, len(keys)])), None, "sum")
-        lookup.forward(backend, comm, [part])
+        forward_parts(backend, comm, [part])
 
     run_ranks(2, program)
     assert dict(bytes_sent)["return_rows"] == lines(7, row_bytes)

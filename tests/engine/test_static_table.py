@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from sok_lite.comm import CommunicatorError, run_ranks
-from sok_lite.engine import lookup
-from sok_lite.engine.batch import Part, batch_of
+from sok_lite.engine import lookup, static_lookup
 from sok_lite.engine.owner import HASH, MOD, OneRank
-from sok_lite.engine.static_lookup import locate
-from sok_lite.engine.static_table import GivenRows, StaticTable
+from sok_lite.engine.segments import cut
+from sok_lite.engine.static_table import StaticTable
 from tests.support.call_counts import can_count, counts_of
 from tests.support.helpers import new_table, on
+from tests.support.parts import Part, batch_of, forward_parts
 from tests.support.step_oracle import flat, random_ragged
 
 DTYPES = {"float32": np.float32, "float16": np.float16}
@@ -47,53 +47,81 @@ class Pair:
         return mine
 
 
-def a_call(backend, comm, pairs, statics, ragged, weights, combiners):
-    """A lookup and its gradient; `statics`: which of the pairs come as static tables."""
-    tables = [
-        pair.static(backend) if is_static else pair.growing(backend, comm)
-        for pair, is_static in zip(pairs, statics, strict=True)
-    ]
+def parts_of(backend, tables, ragged, weights):
     parts = []
-    for i, table in enumerate(tables):
-        keys, splits = flat(ragged[comm.rank][i], np.int64)
-        w = weights[comm.rank][i]
-        parts.append(Part(table, *on(backend, keys, splits, w), combiners[i]))
-    batch = batch_of(backend, parts)
-    all_asked, sent = locate(backend, comm, batch, 5)
-    asked = iter(all_asked)
-    given = [None] * len(tables)
-    for i, table in enumerate(tables):
-        if table.is_static:
-            each = next(asked)
-            rows = pairs[i].here(table, comm)[backend.to_host(each.places)]
-            given[i] = GivenRows(*on(backend, rows), each.number)
-    outputs, trail = lookup.forward_batch(backend, comm, batch._replace(given=given), 5, None, sent)
-    outputs = [np.array(backend.to_host(each)) for each in outputs]
-    grads = [backend.from_host(np.cos(out)) for out in outputs]
+    for table, rows, w, combiner in zip(tables, ragged, weights, COMBINERS, strict=True):
+        keys, splits = flat(rows, np.int64)
+        parts.append(Part(table, *on(backend, keys, splits, w), combiner))
+    return parts
+
+
+def results_of(backend, outputs, gradients):
+    """Everything as lists; gradients by row number."""
+    results = []
+    for out, (keys, row_grads, by_weights) in zip(outputs, gradients, strict=True):
+        out, row_grads = (backend.to_host(each).tolist() for each in (out, row_grads))
+        by_weights = None if by_weights is None else backend.to_host(by_weights).tolist()
+        results.append((out, dict(zip(keys, row_grads, strict=True)), by_weights))
+    return results
+
+
+def of_growing(backend, comm, pairs, ragged, weights):
+    """A lookup and its gradient in growing tables."""
+    tables = [pair.growing(backend, comm) for pair in pairs]
+    parts = parts_of(backend, tables, ragged[comm.rank], weights[comm.rank])
+    outputs, context = forward_parts(backend, comm, parts, 5)
     ways = [(part.table, part.weights, part.combiner) for part in parts]
-    results, places_read = [], iter([each.places for each in all_asked])
-    for i, g in enumerate(lookup.backward(backend, ways, grads, trail)):
-        by_weights = None if g.weight_grads is None else backend.to_host(g.weight_grads).tolist()
-        keys = backend.to_host(g.keys)
-        if tables[i].is_static:
-            # In the order of the rows that were read.
-            places = backend.to_host(next(places_read))
-            assert np.array_equal(keys // tables[i].stride(comm.size), places)
-        results.append((keys.tolist(), backend.to_host(g.row_grads).tolist(), by_weights))
-    return [out.tolist() for out in outputs], results
+    found = lookup.backward(backend, ways, cosines(backend, outputs), context)
+    gradients = [(backend.to_host(g.keys).tolist(), *g[1:]) for g in found]
+    return results_of(backend, outputs, gradients)
 
 
-@pytest.mark.parametrize("statics", [(1, 1, 1, 1), (1, 0, 1, 0), (0, 1, 0, 1)], ids=str)
+def of_static(backend, comm, pairs, ragged, weights, packed=False):
+    """The same in static tables; `packed`: with what a graph would carry."""
+    tables = [pair.static(backend) for pair in pairs]
+    parts = parts_of(backend, tables, ragged[comm.rank], weights[comm.rank])
+    batch = batch_of(backend, parts)
+    located = static_lookup.locate(backend, comm, batch, 5)
+    sent = located.sent
+    if packed and comm.size > 1:
+        words = static_lookup.pack_sent(backend, sent)
+        sent = static_lookup.unpack_sent(backend, comm, words, len(parts))
+    places = cut(backend.to_host(located.places), located.num_places)
+    rows = [
+        pair.here(table, comm)[its_places]
+        for pair, table, its_places in zip(pairs, tables, places, strict=True)
+    ]
+    read = (located.number, on(backend, *rows), sent)
+    outputs, context = static_lookup.forward(backend, comm, batch, *read)
+    if packed:
+        words = static_lookup.pack(backend, context)
+        context = static_lookup.unpack(backend, comm, words, len(parts))
+    ways = [(part.table, part.weights, part.combiner) for part in parts]
+    grads, by_weights = static_lookup.backward(backend, ways, cosines(backend, outputs), context)
+    gradients = []
+    for table, its_places, *its_grads in zip(tables, places, grads, by_weights, strict=True):
+        rank = comm.rank if table.owner == MOD else 0
+        gradients.append(((its_places * table.stride(comm.size) + rank).tolist(), *its_grads))
+    return results_of(backend, outputs, gradients)
+
+
+def cosines(backend, outputs):
+    return [backend.from_host(np.cos(backend.to_host(each))) for each in outputs]
+
+
+COMBINERS = ["sum", "mean", "sqrtn", "mean"]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["as it is", "packed"])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_static_table_gives_what_a_growing_one_does(backend, size, statics):
-    rng = np.random.default_rng([size, *statics])
+def test_a_static_table_gives_what_a_growing_one_does(backend, size, packed):
+    rng = np.random.default_rng(size)
     pairs = [
         Pair(0, 17, 4, MOD),
         Pair(1, 1, 3, MOD),  # fewer rows than ranks
         Pair(2, 40, 33, OneRank(size - 1)),
         Pair(3, 1000, 5, OneRank(0), "float16"),
     ]
-    combiners = ["sum", "mean", "sqrtn", "mean"]
     # The last of several ranks asks for nothing.
     batches = [13, 2, 0][:size]
     ragged = [
@@ -106,12 +134,40 @@ def test_a_static_table_gives_what_a_growing_one_does(backend, size, statics):
         ]
         for of_rank in ragged
     ]
+    call = (pairs, ragged, weights)
+    expected = run_ranks(size, lambda comm: of_growing(backend, comm, *call))
+    assert run_ranks(size, lambda comm: of_static(backend, comm, *call, packed)) == expected
 
-    def run(statics):
-        call = (pairs, statics, ragged, weights, combiners)
-        return run_ranks(size, lambda comm: a_call(backend, comm, *call))
 
-    assert run(statics) == run((0, 0, 0, 0))
+def two_located(backend, comm):
+    """Two lookups whose keys have been sent, one after the other; see `of_static`."""
+    table = StaticTable(backend, 9, 2)
+    keys, splits = on(backend, np.arange(5), np.array([0, 2, 5]))
+    batch = batch_of(backend, [Part(table, keys, splits, None, "sum")])
+    located = [static_lookup.locate(backend, comm, batch, 3) for _ in range(2)]
+    rows = on(backend, np.zeros((int(located[0].num_places[0]), 2), np.float32))
+    return table, batch, [(each.number, rows, each.sent) for each in located]
+
+
+def test_two_lookups_whose_keys_were_sent_before_either_are_told_apart(backend):
+    def run(comm):
+        table, batch, both = two_located(backend, comm)
+        contexts = [static_lookup.forward(backend, comm, batch, *each)[1] for each in both]
+        grads = [backend.xp.ones((2, 2), np.float32)]
+        # Rank 1 goes back in the other order: a gradient of one lookup is none of the other.
+        with pytest.raises(CommunicatorError, match="send_grads of lookup"):
+            static_lookup.backward(backend, [(table, None, "sum")], grads, contexts[comm.rank])
+
+    run_ranks(2, run)
+
+
+def test_ranks_that_look_up_different_keys_that_were_sent_raise(backend):
+    def run(comm):
+        _, batch, both = two_located(backend, comm)
+        with pytest.raises(CommunicatorError, match="return_rows of lookup"):
+            static_lookup.forward(backend, comm, batch, *both[comm.rank])
+
+    run_ranks(2, run)
 
 
 def test_rows_are_spread_as_their_owner_rule_says(backend):
@@ -139,7 +195,7 @@ def test_a_row_that_there_is_not_is_refused_on_all_ranks(backend, row, size):
         parts.append(Part(tables[1], keys, splits, None, "sum"))
         text = f"row numbers of table 'five' must be from 0 to 4: it has 5 rows. Received: {row}."
         with pytest.raises((ValueError, CommunicatorError), match=text):
-            locate(backend, comm, batch_of(backend, parts), 1)
+            static_lookup.locate(backend, comm, batch_of(backend, parts), 1)
 
     run_ranks(size, run)
 
@@ -165,7 +221,7 @@ def test_row_splits_of_a_static_table_are_checked(backend):
     keys, splits = on(backend, np.array([1, 2]), np.array([0, 3, 2]))
     batch = batch_of(backend, [Part(table, keys, splits, None, "sum")])
     with pytest.raises(ValueError, match="must rise from 0 to the number of its keys, 2"):
-        run_ranks(1, lambda comm: locate(backend, comm, batch, 1))
+        run_ranks(1, lambda comm: static_lookup.locate(backend, comm, batch, 1))
 
 
 def test_what_is_asked_of_the_device_does_not_depend_on_the_number_of_tables(backend):
@@ -183,17 +239,16 @@ def test_what_is_asked_of_the_device_does_not_depend_on_the_number_of_tables(bac
         results = []
 
         def first():
-            results[:] = locate(backend, comm, batch, 1)
+            results[:] = [static_lookup.locate(backend, comm, batch, 1)]
 
         def second():
-            asked, sent = results[:2]
-            given = [GivenRows(each, a.number) for each, a in zip(rows, asked, strict=True)]
-            of_call = (comm, batch._replace(given=given), 1, None, sent)
-            results.append(lookup.forward_batch(backend, *of_call)[1])
+            (located,) = results
+            read = (located.number, rows, located.sent)
+            results.append(static_lookup.forward(backend, comm, batch, *read)[1])
 
         def back():
             ways = [(table, weights, "mean") for table in tables]
-            lookup.backward(backend, ways, grads, results.pop())
+            static_lookup.backward(backend, ways, grads, results.pop())
 
         for call in (first, second, back):
             call()

@@ -12,6 +12,7 @@ from sok_lite.engine.table import make_table
 from sok_lite.engine.update import NonFiniteGradientError, Update, apply_updates
 from tests.support.call_counts import on_launch
 from tests.support.helpers import new_table, update_of
+from tests.support.parts import Part, forward_parts
 from tests.support.simt import device
 from tests.support.simt.backend import is_simulated
 
@@ -197,8 +198,8 @@ def gradients_of(backend, tables, keys, insert=True):
     """Returns the gradients of a lookup of some keys in each table: of every key, its number."""
     keys = backend.from_host(np.array(keys, np.int64))
     splits = backend.from_host(np.arange(len(keys) + 1))
-    parts = [lookup.Part(table, keys, splits, None, "sum", insert) for table in tables]
-    _, trail = lookup.forward(backend, SingleCommunicator(), parts)
+    parts = [Part(table, keys, splits, None, "sum", insert) for table in tables]
+    _, context = forward_parts(backend, SingleCommunicator(), parts)
     grads = [
         backend.from_host(
             np.repeat(np.arange(1, len(keys) + 1, dtype=np.float32)[:, None], table.dim, 1)
@@ -206,7 +207,7 @@ def gradients_of(backend, tables, keys, insert=True):
         for table in tables
     ]
     ways = [(table, None, "sum") for table in tables]
-    return lookup.backward(backend, ways, grads, trail)
+    return lookup.backward(backend, ways, grads, context)
 
 
 def mixed_tables(backend, count, dtypes=("float32", "float16", "bfloat16")):

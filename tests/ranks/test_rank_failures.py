@@ -81,11 +81,11 @@ def run():
     for turn in range(100):
         at("lookup", turn)
         keys = np.arange(turn, turn + 10)
-        part = lookup.Part(table, keys, np.array([0, 10]), None, "sum")
-        _, trail = lookup.forward(backend, comm, [part])
+        part = Part(table, keys, np.array([0, 10]), None, "sum")
+        _, context = forward_parts(backend, comm, [part])
         at("gradient", turn)
         grads = [np.ones((1, 2), np.float32)]
-        lookup.backward(backend, [(table, None, "sum")], grads, trail)
+        lookup.backward(backend, [(table, None, "sum")], grads, context)
         at("export", turn)
         list(table.export())
 

@@ -6,10 +6,11 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.bridge import job, lookup_host, static_lookup
+from sok_lite.bridge import job, static_lookup
 from sok_lite.comm import CommunicatorError, SingleCommunicator
 from sok_lite.comm.hosts import HostsCommunicator
 from sok_lite.comm.local import LocalCommunicator, connect_local
+from sok_lite.engine import static_lookup as engine_lookup
 from tests.ranks.test_localized import share, to_ragged
 from tests.support.step_oracle import random_ragged
 
@@ -140,6 +141,35 @@ def test_a_row_for_each_key(comm, mode):
     np.testing.assert_array_equal(total, expected)
 
 
+def test_a_session_looks_both_kinds_up_in_one_order_on_all_ranks(comm):
+    """Rows, gradients and a step of both; then what is of one kind alone."""
+    with tf.Graph().as_default():
+        static = sok.Variable(rows_of(0), name="static")
+        growing = sok.DynamicVariable(DIM, "ones", name="growing")
+        ids = to_ragged([[1, 2 + comm.rank], [NUM_ROWS - 1]])
+        outs = sok.lookup_sparse([growing, static], [ids, ids], combiners="sum")
+        loss = tf.add_n([tf.reduce_sum(out) for out in outs])
+        grads = tf.gradients(loss, [growing, static])
+        step = sok.SGD(0.0).apply_gradients([(grads[0], growing)])
+        keys = [1, 2 + comm.rank, NUM_ROWS - 1]
+        expected = np.stack([rows_of(0)[keys[:2]].sum(0), rows_of(0)[NUM_ROWS - 1]])
+        counts = np.bincount([1, NUM_ROWS - 1] * comm.size + [2 + i for i in range(comm.size)])
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            for _ in range(20):
+                ones, rows, by_key, by_row, _ = session.run([*outs, *grads, step])
+                np.testing.assert_array_equal(ones, [[2] * DIM, [1] * DIM])
+                np.testing.assert_allclose(rows, expected, rtol=1e-6)
+                of_keys = counts[by_key.indices]
+                np.testing.assert_array_equal(by_key.values, np.repeat(of_keys[:, None], DIM, 1))
+                of_rows = counts[by_row.indices * comm.size + comm.rank]
+                np.testing.assert_array_equal(by_row.values, np.repeat(of_rows[:, None], DIM, 1))
+            for out, alone in zip(outs, (ones, rows), strict=True):
+                np.testing.assert_array_equal(session.run(out), alone)
+            for grad, alone in zip(grads, (by_key, by_row), strict=True):
+                np.testing.assert_array_equal(session.run(grad.values), alone.values)
+
+
 def test_a_row_that_there_is_not_is_told_to_all_ranks(comm):
     static, growing = sok.Variable(rows_of(0), name="few"), sok.DynamicVariable(2, name="other")
     row = NUM_ROWS if comm.rank == comm.size - 1 else 0
@@ -170,8 +200,8 @@ def test_a_rank_whose_table_is_in_no_state_to_be_looked_up_tells_the_others(comm
     ("module", "name", "run"),
     [
         (static_lookup, "_read", lambda call: call),  # in a graph that is TensorFlow's
-        (lookup_host, "unpack_sent", lambda call: call),
-        (lookup_host, "unpack_sent", tf.function),
+        (engine_lookup, "unpack_sent", lambda call: call),
+        (engine_lookup, "unpack_sent", tf.function),
     ],
     ids=["read", "taken, eager", "taken, tf.function"],
 )

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.comm import SingleCommunicator
-from sok_lite.engine import lookup
 from sok_lite.engine.hashing import new_seed
 from sok_lite.engine.optimizers import SGD, Adagrad
 from sok_lite.engine.table import snapshot
@@ -16,6 +15,7 @@ from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.update import Update, apply_updates
 from tests.support.chosen_keys import of_one_segment
 from tests.support.fault_bench import DIM, NEW
+from tests.support.parts import Part, forward_parts
 
 LAST_STAMP = 2**32 - 1
 OTHER = 70_000  # keys from here on are in no case
@@ -199,9 +199,9 @@ def _lookup_tables(batch):
         keys = on_backend(bench, batch(bench))
         splits = on_backend(bench, np.array([0, 2, 2, keys.size]))
         weights = on_backend(bench, np.ones(keys.size, np.float32))
-        parts = [lookup.Part(table, keys, splits, None, "sum") for table in (*tables, tables[0])]
+        parts = [Part(table, keys, splits, None, "sum") for table in (*tables, tables[0])]
         parts[1] = parts[1]._replace(weights=weights, combiner="mean")
-        return lookup.forward(bench.backend, SingleCommunicator(), parts)
+        return forward_parts(bench.backend, SingleCommunicator(), parts)
 
     return work
 

@@ -14,13 +14,14 @@ import numpy as np
 
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.comm import SingleCommunicator
-from sok_lite.engine import lookup
-from sok_lite.engine import trail as trails
+from sok_lite.engine import backward_context, lookup
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.update import Update, apply_updates
 from tests.support import reference_updates, step_oracle
 from tests.support.fleet_dict import FleetDict
 from tests.support.fleet_kinds import KINDS, Part, drawn_from, made, some_keys, treatment
+from tests.support.parts import Part as LookupPart
+from tests.support.parts import forward_parts
 from tests.support.table_audit import audit, found_in
 from tests.support.table_state import State
 
@@ -41,8 +42,8 @@ class _Pending(NamedTuple):
     """A forward whose backward is still to come."""
 
     asked: list
-    trail: object
-    twins: dict  # number of a table -> trail of its twin
+    context: object
+    twins: dict  # number of a table -> context of its twin
 
 
 class _Gradients(NamedTuple):
@@ -91,7 +92,7 @@ class Fleet:
         rng = np.random.default_rng(seed)
         asked = [drawn_from(part, self.kinds[part.number], rng) for part in parts]
         treatments = {part.number: treatment(rng) for part in parts}
-        outputs, trail = self._forward(self.backend, self.tables, asked, treatments, repack)
+        outputs, context = self._forward(self.backend, self.tables, asked, treatments, repack)
         by_table = {}
         for i, each in enumerate(asked):
             by_table.setdefault(each.part.number, []).append(i)
@@ -115,7 +116,7 @@ class Fleet:
                 )
                 for i, output in zip(places, of_twin, strict=True):
                     np.testing.assert_array_equal(outputs[i], output)
-        self.pending.append(_Pending(asked, trail, twins))
+        self.pending.append(_Pending(asked, context, twins))
 
     def _forward(self, backend, tables, asked, treatments, repack):
         parts = []
@@ -127,25 +128,24 @@ class Fleet:
             if each.weights is not None:
                 weights = backend.from_host(step_oracle.flat(each.weights, np.float32)[0])
             arrays = (backend.from_host(keys), backend.from_host(splits), weights)
-            parts.append(
-                lookup.Part(tables[number], *arrays, each.part.combiner, *treatments[number])
-            )
-        outputs, trail = lookup.forward(backend, self.comm, parts)
+            how = (each.part.combiner, *treatments[number])
+            parts.append(LookupPart(tables[number], *arrays, *how))
+        outputs, context = forward_parts(backend, self.comm, parts)
         if repack:
-            packed = trails.pack(backend, trail)
-            trail = trails.unpack(backend, self.comm, packed, len(parts))
-        return [backend.to_host(output) for output in outputs], trail
+            packed = backward_context.pack(backend, context)
+            context = backward_context.unpack(backend, self.comm, packed, len(parts))
+        return [backend.to_host(output) for output in outputs], context
 
     def backward(self, seed, which=0):
         """Takes one of the pending forwards back; its gradients then wait for their update."""
-        asked, trail, twins = self.pending.pop(which)
+        asked, context, twins = self.pending.pop(which)
         rng = np.random.default_rng(seed)
         grads = [
             rng.integers(-3, 4, (len(each.ragged), self.kinds[each.part.number].dim))
             for each in asked
         ]
         grads = [each.astype(np.float32) for each in grads]
-        gradients = self._backward(self.backend, self.tables, asked, grads, trail)
+        gradients = self._backward(self.backend, self.tables, asked, grads, context)
         by_table = {}
         for i, (each, gradient) in enumerate(zip(asked, gradients, strict=True)):
             by_table.setdefault(each.part.number, []).append(i)
@@ -165,7 +165,7 @@ class Fleet:
                     np.testing.assert_array_equal(one, other)
         self.gradients.append(_Gradients(by_table, [gradient[:2] for gradient in gradients]))
 
-    def _backward(self, backend, tables, asked, grads, trail):
+    def _backward(self, backend, tables, asked, grads, context):
         ways = []
         for each in asked:
             combiner, weights = _way(each)
@@ -173,7 +173,7 @@ class Fleet:
                 weights = backend.from_host(step_oracle.flat(weights, np.float32)[0])
             ways.append((tables[each.part.number], weights, combiner))
         given = [backend.from_host(each) for each in grads]
-        gradients = lookup.backward(backend, ways, given, trail)
+        gradients = lookup.backward(backend, ways, given, context)
         return [
             tuple(None if part is None else backend.to_host(part) for part in gradient)
             for gradient in gradients

@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.lookup_arguments import Argument, Facts
-from sok_lite.bridge.lookup_host import Treatment
+from sok_lite.bridge.lookup_arguments import Argument, TableSpec
+from sok_lite.bridge.lookup_host import MissingKeyPolicy
 from sok_lite.bridge.type_spec import alive
 
 
@@ -18,8 +18,8 @@ def tensors_of(arguments: Sequence[Argument]) -> list[tf.Tensor]:
 
 def combined(
     served: Any,
-    tables: Sequence[Facts],
-    treatment: Treatment,
+    tables: Sequence[TableSpec],
+    policy: MissingKeyPolicy,
     of_all_ranks: bool,
     *tensors: tf.Tensor,
 ) -> list[tf.Tensor]:
@@ -27,35 +27,35 @@ def combined(
 
     Args:
       served: the `ServedTables`.
-      tables, treatment: of the lookup.
+      tables, policy: of the lookup.
       of_all_ranks: whether it is one in the tables of several ranks.
       tensors: what `tensors_of` gave.
     """
     stream = iter(tensors)
     outputs = []
-    for facts in tables:
+    for spec in tables:
         keys = next(stream)
-        if facts.width is not None:
-            batch = tf.size(keys, tf.int64) // facts.width
-            segments = tf.repeat(tf.range(batch), facts.width)
-        elif facts.is_ragged:
+        if spec.width is not None:
+            batch = tf.size(keys, tf.int64) // spec.width
+            segments = tf.repeat(tf.range(batch), spec.width)
+        elif spec.is_ragged:
             places = next(stream)
             batch = tf.shape(places, tf.int64)[0] - 1
             segments = tf.repeat(tf.range(batch), places[1:] - places[:-1])
         else:
             places, batch = next(stream), next(stream)[0]
             segments = places[:, 0]
-        weights = next(stream) if facts.has_weights else None
-        variable = alive(facts.variable)
-        if facts.is_static:
+        weights = next(stream) if spec.has_weights else None
+        variable = alive(spec.variable)
+        if spec.is_static:
             rows = served.read_static(variable, keys)
         else:
-            usually = "zeros" if treatment.has_filter else "initial"
-            missing = treatment.missing or treatment.reading_only
-            asked = treatment.training, missing, usually, of_all_ranks
+            usually = "zeros" if policy.has_filter else "initial"
+            missing = policy.missing or policy.reading_only
+            asked = policy.training, missing, usually, of_all_ranks
             rows, _ = served.read(variable, keys, *asked)
-        result = _segment(tf.cast(rows, tf.float32), weights, segments, batch, facts.combiner)
-        outputs.append(tf.ensure_shape(tf.cast(result, facts.dtype), [facts.batch, facts.dim]))
+        result = _segment(tf.cast(rows, tf.float32), weights, segments, batch, spec.combiner)
+        outputs.append(tf.ensure_shape(tf.cast(result, spec.dtype), [spec.batch, spec.dim]))
     return outputs
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.comm import SingleCommunicator
-from sok_lite.engine import lookup, optimizers
+from sok_lite.engine import optimizers
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import RowMessage
 from sok_lite.engine.optimizers.rule import apply_rule
@@ -23,6 +23,7 @@ from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv_index import STRATEGIES
 from tests.support.eviction_facts import Watched
 from tests.support.helpers import first_row, new_table, run_threads
+from tests.support.parts import Part, forward_parts
 from tests.support.reference import DictTable
 
 THREADS = 4
@@ -204,15 +205,15 @@ def pooled(backend):
                 weights = rng.integers(1, 4, keys.size).astype(np.float32)
                 weights = weights if (number + turn) % 2 else None
                 splits, combiner = np.cumsum([0, *lengths]), ("sum", "mean", "sqrtn")[number % 3]
-                parts.append(lookup.Part(table, keys, splits, weights, combiner))
+                parts.append(Part(table, keys, splits, weights, combiner))
                 expected.append(sums_of_keys(keys, lengths, weights, combiner))
-            found, _ = lookup.forward(backend, SingleCommunicator(), parts)
+            found, _ = forward_parts(backend, SingleCommunicator(), parts)
             for out, each in zip(found, expected, strict=True):
                 np.testing.assert_allclose(out, np.tile(each, (out.shape[1], 1)).T, rtol=1e-5)
             tables[turn % 6].erase(rng.integers(0, 250, 20))
         wrong = parts[0]._replace(keys=np.arange(9), row_splits=np.array([0, 12, 9]), weights=None)
         with pytest.raises(ValueError, match="must rise"):
-            lookup.forward(backend, SingleCommunicator(), [wrong, *parts[1:]])
+            forward_parts(backend, SingleCommunicator(), [wrong, *parts[1:]])
 
     run_threads(work, THREADS)
 

@@ -1,6 +1,6 @@
 """The keys that this rank is asked, and what its tables find of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import cast
 
@@ -10,17 +10,16 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import F32, I64
 from sok_lite.backend.publish import publish
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.pooling import combining
 from sok_lite.engine.room import Pieces
-from sok_lite.engine.segments import cut, gathering
+from sok_lite.engine.segments import cut
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import PooledColumns, Request, look_up_request, request_of
 from sok_lite.engine.table.new_keys import Asked, Output
 
 
-class AskedKeys:
-    """Keys that this rank is asked, and what its tables find of them.
+class OwnerLookup:
+    """A lookup of keys that this rank is asked, in its tables.
 
     Attributes:
       keys: (m,) int64, those of all parts.
@@ -54,11 +53,12 @@ class AskedKeys:
         self.num_absent = [0] * len(sizes)
         self.stamps = [0] * len(sizes)
         self.sources: list[Array | None] = [None] * len(sizes)
-        self._given = {i: given for i, given in enumerate(batch.given) if given is not None}
         self._numbers_of = batch.layout.numbers_of
 
     def look_up(self) -> list[Array]:
         """Looks up the keys of all parts in one go, and returns of each (m, dim) storage."""
+        if not self.sizes:
+            return []
         results: list[Array] = [None] * len(self.sizes)
         asked = []
         for numbers in self._numbers_of:
@@ -68,8 +68,6 @@ class AskedKeys:
             pieces = cut(whole, [self.sizes[i] for i in numbers])
             for i, piece in zip(numbers, pieces, strict=True):
                 results[i] = piece
-        for i, rows in self._rows_of_given(self._given):
-            results[i] = rows
         self._look_up(request_of(asked), self._read_none)
         return results
 
@@ -96,27 +94,6 @@ class AskedKeys:
             columns=self._columns(out),
         )
         self._look_up(request, self._read_weighted)
-        if self._given:
-            self._pool_given(out)
-
-    # ---------------------------------------------------------------- what is given
-
-    def _rows_of_given(self, numbers: Iterable[int]) -> list[tuple[int, Array]]:
-        """Returns (part, (m, dim) storage, the row of each key) for parts of static tables."""
-        numbers = list(numbers)
-        gathered = [gathering(self._backend, *self._given[i]) for i in numbers]
-        publish(*([action] for _, action in gathered))
-        return [(i, rows) for i, (rows, _) in zip(numbers, gathered, strict=True)]
-
-    def _pool_given(self, out: Pieces) -> None:
-        batch, splits, actions = self._batch, self._batch.splits_of_parts(), []
-        for i, (rows, number) in self._given.items():
-            how = (splits[i], batch.weights[i], batch.combiners[i])
-            actions.append([combining(self._backend, rows, number, *how, out[i])[1]])
-        publish(*actions)
-        weighted = [i for i in self._given if batch.weights[i] is not None]
-        for i, rows in self._rows_of_given(weighted):
-            self.sources[i] = rows
 
     # ---------------------------------------------------------------- what is asked
 
@@ -127,11 +104,11 @@ class AskedKeys:
     def _asked(self, numbers: Sequence[int], outputs: Sequence[Output]) -> Asked:
         """Returns what the table of some parts is asked."""
         batch, i = self._batch, numbers[0]
-        treatment = (batch.inserts[i], batch.missing[i], batch.filter_ratios[i])
-        return Asked(self._table(i), self._size_of(numbers), outputs, *treatment)
+        policy = (batch.inserts[i], batch.missing[i], batch.filter_ratios[i])
+        return Asked(self._table(i), self._size_of(numbers), outputs, *policy)
 
     def _table(self, number: int) -> EmbeddingTable:
-        """Returns the table of a part; it is no static one."""
+        """Returns the table of a part."""
         return cast(EmbeddingTable, self._batch.tables[number])
 
     def _pooled(self, out: Pieces) -> list[Asked]:
@@ -169,24 +146,19 @@ class AskedKeys:
         Args:
           keep: takes how many keys have no row, of each table.
         """
-        batch, order = self._batch, self._batch.layout.order
+        order = self._batch.layout.order
         keys, rows, is_ordered = self.keys, self.rows, self._batch.layout.is_ordered
-        if not is_ordered:  # a table comes twice: its keys are one batch; or rows are given
+        if not is_ordered:  # a table comes twice: its keys are one batch
             keys = self._reordered(keys, self.sizes, order)
             rows = self._backend.xp.empty(keys.size, np.uint32)
 
         def found() -> None:
-            num_absent = (
-                look_up_request(self._backend, keys, rows, request, check=self._check)
-                if request.tables
-                else []
-            )
+            num_absent = look_up_request(self._backend, keys, rows, request, check=self._check)
             if not is_ordered:
                 found_of = dict(zip(order, cut(rows, [self.sizes[i] for i in order]), strict=True))
-                found_of |= {i: given.number.view(np.uint32) for i, given in self._given.items()}
                 all_rows = [found_of[i] for i in range(len(self.sizes))]
                 self.rows[...] = self._backend.xp.concatenate(all_rows)
-            self.generations = [table.generation for table in batch.tables]
+            self.generations = [self._table(i).generation for i in range(len(self.sizes))]
             if True in request.inserts or any(num_absent):
                 of_tables = (self._numbers_of, num_absent, request.tables, request.inserts)
                 for numbers, absent, table, insert in zip(*of_tables, strict=True):

@@ -1,0 +1,170 @@
+"""The host half of `lookup_sparse`, whoever keeps the rows: eager tensors in, eager tensors out.
+
+Here the joined tensors become what the engine takes, and its results lie in joined memory.
+"""
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import Array, Backend
+from sok_lite.bridge.joined import ResultRoom, joined_tensor, rows_of
+from sok_lite.bridge.lookup_arguments import DenseSplits, Items, TableSpec, items_of
+from sok_lite.bridge.tensor import empty, to_array, to_tensor
+from sok_lite.bridge.turns import Together, numbered
+from sok_lite.bridge.type_spec import alive
+from sok_lite.comm import Communicator
+from sok_lite.engine.layout import Layout
+from sok_lite.engine.segments import cut
+
+# Which of the tensors of `items_of` the way back is given again, keys and row splits: a graph holds
+# them anyway, and the packed context has no copy.
+AT_HAND = slice(1, 3)
+
+# Of each table: the engine's, its weights, its combiner.
+Ways = list[tuple[Any, Array | None, str]]
+
+
+class PooledHost(ABC):
+    """The host half of one call of `lookup_sparse` for tables of one kind.
+
+    What the way back needs, the context, is a NamedTuple of the engine's with a `pooling`.
+
+    Attributes:
+      comm: the ranks.
+      together: the same, as they make the call.
+      what: names the call in errors.
+      backend: of all its tables.
+      tables: what is known of them.
+      more_dtypes: of what `backward` gives at the end.
+    """
+
+    more_dtypes: Sequence[tf.DType] = ()
+
+    def __init__(self, comm: Communicator, tables: list[TableSpec], what: str) -> None:
+        self.what, self.comm, self.tables = what, comm, tables
+        self.backend: Backend = alive(tables[0].variable).table.backend
+        self.together = Together(comm, numbered(what))
+        self._combiners = [table.combiner for table in tables]
+        self._layout: Layout | None = None  # of the last batch: most have the same
+        # Where all ids are dense, no packed context has their row splits.
+        self._are_all_dense = all(table.width is not None for table in tables)
+        self._dense_splits = DenseSplits(tables, self.backend)
+        self._new_words = partial(empty, dtype=tf.int64, backend=self.backend)
+
+    # ---------------------------------------------------------------- what a kind of table adds
+
+    @abstractmethod
+    def _forward(self, room: ResultRoom, *tensors: tf.Tensor) -> Any:
+        """Looks up into a room; the tensors are those of `forward`."""
+
+    @abstractmethod
+    def _backward(
+        self, ways: Ways, out_grads: Sequence[Array], context: Any, room: ResultRoom
+    ) -> tuple[list[int], list[Array | None], list[tf.Tensor]]:
+        """Writes row gradients into a room.
+
+        Returns:
+          (how many of each table; the gradients by weights of each table, or None; `more_dtypes`).
+        """
+
+    @abstractmethod
+    def _packed(self, context: Any, at_hand: Sequence[Array]) -> Array: ...
+
+    @abstractmethod
+    def _unpacked(self, packed: Array, at_hand: Sequence[Array]) -> Any: ...
+
+    # ---------------------------------------------------------------- what all do
+
+    def forward(self, *tensors: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Looks up.
+
+        Args:
+          tensors: what `items_of` takes, and what this kind of table needs beside it.
+
+        Returns:
+          (what `cut_rows` takes apart, what `backward` takes).
+        """
+        room = ResultRoom(self.backend)
+        context = self._forward(room, *tensors)
+        return to_tensor(room.whole, tf.float32, self.backend), context
+
+    def forward_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the outputs and the packed context."""
+        outputs, context = self.forward(*tensors)
+        at_hand = [to_array(tensor, self.backend) for tensor in tensors[AT_HAND]]
+        if self._are_all_dense:
+            context = _with_splits(context, None)
+        return [outputs, to_tensor(self._packed(context, at_hand), tf.int64, self.backend)]
+
+    def backward(self, context: Any, *tensors: tf.Tensor) -> list[Any]:
+        """Takes the outputs' gradients as `joined_rows` gives them, then the joined weights.
+
+        Returns:
+          [array (num_tables,) int64, number of rows of each; row gradients for `cut_rows`; the
+          weights' gradients joined, if there are weights; `more_dtypes`].
+        """
+        pooling = context.pooling
+        num_items = zip(self.tables, pooling.num_items.tolist(), strict=True)
+        of_weights = [n for spec, n in num_items if spec.has_weights]
+        *grads, joined_weights = tensors if of_weights else (*tensors, None)
+        batches = pooling.num_rows.tolist()
+        shapes = [(n, spec.dim) for spec, n in zip(self.tables, batches, strict=True)]
+        out_grads = rows_of(grads, shapes, self.backend)
+        weights = iter(
+            cut(to_array(joined_weights, self.backend), of_weights) if of_weights else ()
+        )
+        ways: Ways = []
+        for spec in self.tables:
+            weight = next(weights) if spec.has_weights else None
+            ways.append((alive(spec.variable).table, weight, spec.combiner))
+        room = ResultRoom(self.backend)
+        lengths, all_weight_grads, more = self._backward(ways, out_grads, context, room)
+        results = [np.array(lengths, np.int64), to_tensor(room.whole, tf.float32, self.backend)]
+        if of_weights:
+            weight_grads = [each for each in all_weight_grads if each is not None]
+            results.append(joined_tensor(weight_grads, tf.float32, self.backend))
+        return [*results, *more]
+
+    def unpacking(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of the packed context, and of `AT_HAND`, that calls one of it."""
+
+        def run(packed: tf.Tensor, *tensors: tf.Tensor) -> Any:
+            count = AT_HAND.stop - AT_HAND.start
+            array, *at_hand = [to_array(each, self.backend) for each in (packed, *tensors[:count])]
+            context = self._unpacked(array, at_hand)
+            if self._are_all_dense:
+                splits, _ = self._dense_splits(context.pooling.num_items.tolist())
+                context = _with_splits(context, splits)
+            return function(context, *tensors[count:])
+
+        return run
+
+    def _tag(self, tables: Sequence[TableSpec]) -> int:
+        """Returns a number that is equal on all ranks for one call, and tells it from most."""
+        formats = [
+            (t.dim, t.key_type.name, t.dtype.name, t.owner, t.num_rows, t.combiner) for t in tables
+        ]
+        return zlib.crc32(f"{self.what} {formats}".encode())
+
+    def _live_tables(self) -> list[Any]:
+        return [alive(spec.variable).table for spec in self.tables]
+
+    def _items(self, tensors: Sequence[tf.Tensor]) -> Items:
+        return items_of(self.tables, tensors, self.backend, self._dense_splits)
+
+    def _layout_of(self, tables: Sequence[Any], items: Items) -> Layout:
+        layout = self._layout
+        if layout is None or not layout.is_of(items.sizes, items.num_rows):
+            layout = Layout(tables, self._combiners, items.sizes, items.num_rows)
+            self._layout = layout
+        return layout
+
+
+def _with_splits(context: Any, row_splits: Array | None) -> Any:
+    return context._replace(pooling=context.pooling._replace(row_splits=row_splits))

@@ -1,0 +1,75 @@
+"""What the way back of a lookup needs, and how it becomes one array."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.comm import Communicator
+from sok_lite.engine.packed import Empty
+from sok_lite.engine.pooling_context import PoolingContext, pack_pooling, unpack_pooling
+
+
+class BackwardContext(NamedTuple):
+    """What the way back of a lookup needs. Parts lie one after another in its arrays.
+
+    Attributes:
+      pooling: the way to the owners of the keys.
+      found: (3, num_parts) int64, on the host: of the table of each part its generation when it
+        gave the row numbers, how many of the keys it was asked in this call had no row, and the
+        number of that lookup, 0 if it inserted none.
+      keys: (m,) int64, the keys that this rank was asked, `pooling.route.num_received` of each
+        part; they may repeat.
+      rows: (m,) uint32, their row numbers, or absent.
+    """
+
+    pooling: PoolingContext
+    found: np.ndarray
+    keys: Array
+    rows: Array
+
+    @property
+    def generations(self) -> np.ndarray:
+        """Of the table of each part."""
+        return self.found[0]
+
+    @property
+    def num_absent(self) -> np.ndarray:
+        """Of the table of each part."""
+        return self.found[1]
+
+    @property
+    def stamps(self) -> np.ndarray:
+        """Of the table of each part."""
+        return self.found[2]
+
+
+def pack(
+    backend: Backend,
+    context: BackwardContext,
+    empty: Empty | None = None,
+    at_hand: Sequence[Array] = (),
+) -> Array:
+    """Returns a context as one int64 array; see `pack_arrays`."""
+    arrays = [context.keys, context.rows]
+    return pack_pooling(backend, context.pooling, context.found, arrays, empty, at_hand)
+
+
+def unpack(
+    backend: Backend,
+    comm: Communicator,
+    packed: Array,
+    num_parts: int,
+    at_hand: Sequence[Array] = (),
+) -> BackwardContext:
+    """Returns the context that `pack` wrote; its arrays are views of `packed` and of `at_hand`.
+
+    Args:
+      at_hand: equal to what `pack` was given.
+
+    Raises:
+      ValueError: another version wrote it, or another number of ranks.
+    """
+    pooling, found, arrays = unpack_pooling(backend, comm, packed, num_parts, 3, 2, at_hand)
+    return BackwardContext(pooling, found, *arrays)

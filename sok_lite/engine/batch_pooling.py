@@ -1,0 +1,151 @@
+"""Pools the rows of a batch, and takes the gradients of it back to the owners of the keys."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action, publish
+from sok_lite.comm.protocol import split_offsets
+from sok_lite.engine.batch import Batch, SpreadTable
+from sok_lite.engine.pooling import coefficients_of, combining, combining_weight_grad
+from sok_lite.engine.pooling_context import PoolingContext
+from sok_lite.engine.room import Pieces, Room, places_of
+from sok_lite.engine.segments import Groups, Terms, cut, group, segment_sums
+from sok_lite.engine.sent_gradients import send_sums
+from sok_lite.engine.sent_keys import SentKeys
+
+
+def pool(
+    backend: Backend,
+    batch: Batch,
+    sources: Sequence[Array],
+    inverse: Array,
+    starts: Sequence[int],
+    room: Room | None = None,
+) -> Pieces:
+    """Pools rows to what a lookup returns.
+
+    Args:
+      sources: of each part (u, dim) storage.
+      inverse: (items,) int32, which row of its part each item has, of each part from its start on.
+      starts: of each part.
+      room: gives the memory of what is returned; None: the backend.
+
+    Returns:
+      (batch, dim) float32 per part.
+    """
+    inverses, splits = cut(inverse, batch.sizes), batch.splits_of_parts()
+    pooled = Pieces(backend, batch.layout.places, room)
+    actions = []
+    for i, (source, its_inverse) in enumerate(zip(sources, inverses, strict=True)):
+        pooling = (its_inverse, splits[i], batch.weights[i], batch.combiners[i])
+        actions.append([combining(backend, source, *pooling, pooled[i], starts[i])[1]])
+    publish(*actions)
+    return pooled
+
+
+def pool_returned(
+    backend: Backend, batch: Batch, sent: SentKeys, rows: Sequence[Array], room: Room | None
+) -> tuple[Pieces, PoolingContext]:
+    """Pools the rows of keys that were sent.
+
+    Args:
+      rows: of each part (u, dim) storage, one for each key that this rank sent.
+      room: gives the memory of what is returned; None: the backend.
+    """
+    starts = split_offsets(sent.route.num_sent).tolist()
+    pooled = pool(backend, batch, rows, sent.inverse, starts, room)
+    pairs = zip(rows, batch.weights, strict=True)
+    weighted = [None if weights is None else its_rows for its_rows, weights in pairs]
+    return pooled, PoolingContext.of(sent.route, batch, sent.inverse, weighted)
+
+
+def gradients_at_owners(
+    backend: Backend,
+    parts: Sequence[tuple[SpreadTable, Array | None, str]],
+    out_grads: Sequence[Array],
+    pooling: PoolingContext,
+) -> tuple[list[Terms], list[Array | None]]:
+    """Takes the gradients of what was pooled to the owners of the keys. Every rank must call it.
+
+    With several ranks those of one key that this rank sent are summed first.
+
+    Args:
+      parts: (table, weights, combiner) of each part of the lookup.
+      out_grads: (batch, dim) float32 per part.
+
+    Returns:
+      (of each part the gradient of each key that this rank was asked, `route.num_received`;
+      of each part the gradients by its weights, (n,) float32, None where it has none).
+
+    Raises:
+      ValueError: a gradient is not float32, or of another shape than its output.
+    """
+    tables = [table for table, _, _ in parts]
+    sizes = zip(tables, out_grads, pooling.num_rows.tolist(), strict=True)
+    out_grads = [_checked_grads(backend, i, *each) for i, each in enumerate(sizes)]
+    splits = pooling.splits_of_parts()
+    weight_grads, by_weights = _weight_grads(backend, parts, out_grads, pooling, splits)
+    index, coefficients, launches = coefficients_of(
+        backend,
+        splits,
+        [(weights, combiner) for _, weights, combiner in parts],
+        pooling.num_items.tolist(),
+    )
+    publish(*by_weights, launches)
+    terms = list(map(Terms, out_grads, index, coefficients))
+    if pooling.inverse is not None:
+        items = (split_offsets(pooling.num_items), split_offsets(pooling.route.num_sent))
+        sums = segment_sums(backend, group(backend, pooling.inverse, *items), terms)
+        terms = [Terms(rows) for rows in send_sums(backend, tables, pooling.route, sums)]
+    return terms, weight_grads
+
+
+def sums_of(
+    backend: Backend, groups: Groups, terms: Sequence[Terms], room: Room | None
+) -> list[Array]:
+    """Returns the sums of the groups of each part, (k, dim) float32.
+
+    Args:
+      room: gives the memory of all of them; None: the backend.
+    """
+    sizes = np.diff(groups.starts).tolist()
+    shapes = [(n, each.source.shape[1]) for n, each in zip(sizes, terms, strict=True)]
+    sums = Pieces(backend, places_of(shapes), room)[:]
+    pairs = zip(terms, sums, strict=True)
+    return segment_sums(backend, groups, [each._replace(out=out) for each, out in pairs])
+
+
+def _weight_grads(
+    backend: Backend,
+    parts: Sequence[tuple[SpreadTable, Array | None, str]],
+    out_grads: Sequence[Array],
+    pooling: PoolingContext,
+    splits: Sequence[Array],
+) -> tuple[list[Array | None], list[list[Action]]]:
+    """Prepares the gradients by the weights of each part, None where it has none."""
+    results: list[Array | None] = [None] * len(parts)
+    actions = []
+    inverses, starts = [None] * len(parts), [0] * len(parts)
+    if pooling.inverse is not None:
+        inverses = cut(pooling.inverse, pooling.num_items)
+        starts = split_offsets(pooling.route.num_sent).tolist()
+    for i, (_, weights, combiner) in enumerate(parts):
+        if weights is not None:
+            way = (pooling.sources[i], inverses[i], splits[i], weights, combiner, starts[i])
+            results[i], action = combining_weight_grad(backend, out_grads[i], *way)
+            actions.append([action])
+    return results, actions
+
+
+def _checked_grads(
+    backend: Backend, number: int, table: SpreadTable, grads: Array, num_rows: int
+) -> Array:
+    """Returns the gradient of a part's output, C-contiguous, or raises."""
+    if grads.shape != (num_rows, table.dim) or grads.dtype != np.float32:
+        raise ValueError(
+            f"The gradient of the output of table {number} must be float32 of shape "
+            f"({num_rows}, {table.dim}). Received: {grads.dtype} of shape {grads.shape}."
+        )
+    return backend.xp.ascontiguousarray(grads)

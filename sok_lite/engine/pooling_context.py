@@ -1,0 +1,109 @@
+"""What the gradient of a pooled batch needs until it is at the owners of the keys, also packed."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.comm import Communicator
+from sok_lite.engine.batch import Batch
+from sok_lite.engine.exchange import Route
+from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
+from sok_lite.engine.segments import cut
+
+
+class PoolingContext(NamedTuple):
+    """How rows were pooled and keys travelled. Parts lie one after another in its arrays.
+
+    Attributes:
+      route: how the keys travelled.
+      numbers: (2, num_parts) int64, on the host: items and rows of each part of this rank's batch.
+      row_splits: (rows + num_parts,) int64, those of each part from 0 on.
+      inverse: (items,) int32, which of the keys that this rank sent each item has, numbered over
+        all parts; None on one rank, where no key is sent.
+      sources: of each part with weights (u, dim), the rows of the keys that this rank sent, on one
+        rank (n, dim), of its items; None of the others.
+    """
+
+    route: Route
+    numbers: np.ndarray
+    row_splits: Array
+    inverse: Array | None
+    sources: list[Array | None]
+
+    @staticmethod
+    def of(
+        route: Route, batch: Batch, inverse: Array | None, sources: list[Array | None]
+    ) -> "PoolingContext":
+        """Returns the context of a batch."""
+        numbers = np.array([batch.sizes, batch.num_rows], np.int64)
+        return PoolingContext(route, numbers, batch.row_splits, inverse, sources)
+
+    @property
+    def num_items(self) -> np.ndarray:
+        """Items of each part."""
+        return self.numbers[0]
+
+    @property
+    def num_rows(self) -> np.ndarray:
+        """Rows of each part."""
+        return self.numbers[1]
+
+    def splits_of_parts(self) -> list[Array]:
+        """Returns the row splits of each part, (its rows + 1,) int64."""
+        return cut(self.row_splits, self.num_rows + 1)
+
+
+def pack_pooling(
+    backend: Backend,
+    pooling: PoolingContext,
+    numbers: np.ndarray,
+    arrays: Sequence[Array],
+    empty: Empty | None = None,
+    at_hand: Sequence[Array] = (),
+) -> Array:
+    """Returns a context, and numbers and arrays beside it, as one int64 array.
+
+    Args:
+      numbers: (k, num_parts) int64 on the host.
+      empty, at_hand: see `pack_arrays`.
+    """
+    route, told, order = pooling.route, [pooling.numbers.reshape(-1), numbers.reshape(-1)], None
+    if route.comm.size > 1:  # of one rank the other numbers tell it
+        told.append(route.numbers)
+        order = route.order
+    arrays = [order, pooling.row_splits, pooling.inverse, *arrays, *pooling.sources]
+    return pack_arrays(backend, route.comm.size, np.concatenate(told), arrays, empty, at_hand)
+
+
+def unpack_pooling(
+    backend: Backend,
+    comm: Communicator,
+    packed: Array,
+    num_parts: int,
+    num_numbers: int,
+    num_arrays: int,
+    at_hand: Sequence[Array] = (),
+) -> tuple[PoolingContext, np.ndarray, list[Array]]:
+    """Returns what `pack_pooling` was given; the arrays are views of `packed` and of `at_hand`.
+
+    Args:
+      num_numbers: k. num_arrays: how many arrays there are beside the context.
+      at_hand: equal to what `pack_pooling` was given.
+
+    Raises:
+      ValueError: another version wrote it, or another number of ranks.
+    """
+    own = (2 + num_numbers) * num_parts
+    of_route = 0 if comm.size == 1 else Route.num_numbers(comm.size, num_parts)
+    told, (order, row_splits, inverse, *arrays) = unpack_arrays(
+        backend, comm.size, packed, own + of_route, 3 + num_arrays + num_parts, at_hand
+    )
+    numbers = told[:own].reshape(-1, num_parts)
+    if comm.size == 1:
+        route = Route.alone(backend, comm, numbers[0])
+    else:
+        route = Route.of(backend, comm, told[own:], order)
+    pooling = PoolingContext(route, numbers[:2], row_splits, inverse, arrays[num_arrays:])
+    return pooling, numbers[2:], arrays[:num_arrays]

@@ -1,0 +1,71 @@
+"""A batch of the engine, made part by part: what the bridge makes of joined tensors."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_lite.engine import lookup
+from sok_lite.engine.batch import Batch
+from sok_lite.engine.failure import shared_failure
+from sok_lite.engine.layout import Layout
+from sok_lite.engine.pooling import normalise_combiner
+
+
+class Part(NamedTuple):
+    """One table's part of a call.
+
+    Attributes:
+      table: the table of this rank.
+      keys: (n,) integers.
+      row_splits: (batch + 1,) int64, where each row of the batch begins and ends.
+      weights: (n,) float32; None: all 1.
+      combiner: any spelling of "sum", "mean" or "sqrtn".
+      insert, missing, filter_ratio: of the `lookup` of a table that grows.
+    """
+
+    table: object
+    keys: object
+    row_splits: object
+    weights: object
+    combiner: str
+    insert: bool = True
+    missing: str = "initial"
+    filter_ratio: float = 1.0
+
+
+def batch_of(backend, parts):
+    """Returns parts as a batch."""
+    tables = [part.table for part in parts]
+    keys = [part.table.engine_keys(part.keys) for part in parts]
+    xp = backend.xp
+    return Batch(
+        tables,
+        Layout(
+            tables,
+            [normalise_combiner(part.combiner) for part in parts],
+            [int(each.size) for each in keys],
+            [len(part.row_splits) - 1 for part in parts],
+        ),
+        keys=_joined(backend, keys),
+        row_splits=_joined(backend, [part.row_splits for part in parts]),
+        weights=[
+            None if part.weights is None else xp.ascontiguousarray(part.weights) for part in parts
+        ],
+        inserts=[part.insert for part in parts],
+        missing=[part.missing for part in parts],
+        filter_ratios=[part.filter_ratio for part in parts],
+    )
+
+
+def forward_parts(backend, comm, parts, tag=0, room=None):
+    """Looks parts up; see `forward` of sok_lite/engine/lookup.py."""
+    with shared_failure(comm):
+        batch = batch_of(backend, parts)
+    return lookup.forward(backend, comm, batch, tag, room)
+
+
+def _joined(backend, arrays):
+    """Returns int64 arrays (n,) as one, C-contiguous."""
+    if len(arrays) == 1:
+        return backend.xp.ascontiguousarray(arrays[0])
+    return backend.xp.concatenate([backend.xp.empty(0, np.int64), *arrays])
