@@ -289,6 +289,7 @@ SOK_EXPORT(find)
 // are known: only where a key is another one, or had no row, its index is asked.
 //
 // directory, ...  the index, see slots.cuh
+// stamp       written to the slots of the keys that the index is asked for; 0: to none
 // keys        (n,)
 // known_keys  (n,)  null: nothing is known
 // known_rows  (n,)  their row numbers, which are still good, or absent
@@ -297,10 +298,11 @@ SOK_EXPORT(find)
 // num_absent  (1,)  grows by the keys without a row; null: not wanted
 SOK_TILE_KERNEL(recall_rows)
 (const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
- i64 empty_key, i64 reclaim_key, const i64* keys, const i64* known_keys, const u32* known_rows,
- u32* rows, i64* num_others, i64* num_absent, i64 n) {
-  const Search search =
-      make_search(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key, keys, n);
+ i64 empty_key, i64 reclaim_key, i64 stamp, const i64* keys, const i64* known_keys,
+ const u32* known_rows, u32* rows, i64* num_others, i64* num_absent, i64 n) {
+  // No lookup: of this strategy scores change only where somebody gives others.
+  const Search search = make_search(directory, hashing, side, is_scored, bucket, empty_key,
+                                    reclaim_key, keys, n, stamp, HKV_CUSTOMIZED);
   Tally tally;  // `missing` counts the keys that are searched for in vain: those without a row
   i64 others = 0;
   SOK_FOR_EACH_TILE(i, n) {

@@ -32,14 +32,12 @@ from bench_common import result
 
 import sok_lite as sok
 from sok_lite.bridge import host_call, tensor
-from sok_lite.engine import update_rows
 from sok_lite.engine.table import clock
 
 WORKS = ("lookup", "step", "eager step", "eager step, dense")
 NUM_KEYS = 100
-# TensorFlow takes over memory that begins at a multiple of 64 bytes and copies any other, and an
-# update compares its keys with the gradient's where they are not the same memory.
-BY_MEMORY = {each.__code__ for each in (tensor.to_tensor, update_rows._were_looked_up)}
+# TensorFlow takes over memory that begins at a multiple of 64 bytes, and copies any other.
+BY_MEMORY = {tensor.to_tensor.__code__}
 
 
 class Counted:

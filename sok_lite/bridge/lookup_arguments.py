@@ -191,46 +191,34 @@ def _batches(tables: Sequence[TableSpec], lengths: Numbers, first_batch: int) ->
         return (tf.gather(lengths, places) - ones) // widths
 
 
-class DenseSplits:
-    """The row splits of dense ids, of any number of rows.
-
-    The last ones are kept: most calls of a program have batches of one size.
+def splits_of_dense(
+    tables: Sequence[TableSpec], sizes: Sequence[int], backend: Backend
+) -> tuple[Array, list[int]]:
+    """Returns the row splits of dense ids, those of each table from 0 on, and the rows of each.
 
     Args:
       tables: those with a `width` are meant.
+      sizes: how many ids each of these has.
     """
-
-    def __init__(self, tables: Sequence[TableSpec], backend: Backend) -> None:
-        self._widths = [spec.width for spec in tables if spec.width is not None]
-        self._backend = backend
-        self._last: tuple[list[int], tuple[Array, list[int]]] | None = None
-
-    def __call__(self, sizes: Sequence[int]) -> tuple[Array, list[int]]:
-        """Returns the row splits of each table after those of the other, and the rows of each.
-
-        Args:
-          sizes: how many ids each of the tables has.
-        """
-        last = self._last
-        if last is None or last[0] != sizes:
-            last = self._last = list(sizes), self._made(sizes)
-        return last[1]
-
-    def _made(self, sizes: Sequence[int]) -> tuple[Array, list[int]]:
-        shapes = [(size // width, width) for size, width in zip(sizes, self._widths, strict=True)]
-        # Most tables of a call have ids of one shape.
-        made = {(n, width): np.arange(n + 1, dtype=np.int64) * width for n, width in set(shapes)}
-        splits = np.concatenate([np.empty(0, np.int64), *(made[shape] for shape in shapes)])
-        return self._backend.from_host(splits), [n for n, _ in shapes]
+    widths = tuple([spec.width for spec in tables if spec.width is not None])
+    return _splits_of_shapes(backend, tuple(zip(sizes, widths, strict=True)))
 
 
-def items_of(
-    tables: Sequence[TableSpec], tensors: Sequence[Any], backend: Backend, splits_of: DenseSplits
-) -> Items:
+# The last ones are kept: most calls of a program have batches of one size, and on a GPU the splits
+# of each call would be copied there.
+@functools.lru_cache(maxsize=8)
+def _splits_of_shapes(
+    backend: Backend, sizes_and_widths: Sequence[tuple[int, int]]
+) -> tuple[Array, list[int]]:
+    shapes = [(size // width, width) for size, width in sizes_and_widths]
+    # Most tables of a call have ids of one shape.
+    made = {(n, width): np.arange(n + 1, dtype=np.int64) * width for n, width in set(shapes)}
+    splits = np.concatenate([np.empty(0, np.int64), *(made[shape] for shape in shapes)])
+    return backend.from_host(splits), [n for n, _ in shapes]
+
+
+def items_of(tables: Sequence[TableSpec], tensors: Sequence[Any], backend: Backend) -> Items:
     """Returns the items of the eager tensors of `joined_inputs` and the joined weights.
-
-    Args:
-      splits_of: gives the row splits of the tables whose ids are dense.
 
     Raises:
       ValueError: row numbers of a sparse matrix fall, or leave it; a key does not fit; weights and
@@ -252,14 +240,14 @@ def items_of(
         of_weights = [next(stream) if spec.has_weights else 0 for spec in tables]
         all_weights = _weights_of(tables, cut(weights[0], of_weights), sizes)
     if not are_ragged:
-        row_splits, num_rows = splits_of(sizes)
+        row_splits, num_rows = splits_of_dense(tables, sizes, backend)
     else:
         told = (
             array if is_ragged else row_splits_of(backend, array, next(stream))
             for array, is_ragged in zip(cut(numbers, of_numbers), are_ragged, strict=True)
         )
         of_dense = [n for n, spec in zip(sizes, tables, strict=True) if spec.width is not None]
-        dense_splits, dense_rows = splits_of(of_dense)
+        dense_splits, dense_rows = splits_of_dense(tables, of_dense, backend)
         dense = iter(cut(dense_splits, [n + 1 for n in dense_rows]))
         splits = [next(told) if spec.width is None else next(dense) for spec in tables]
         _check_weight_rows(tables, splits, list(told))

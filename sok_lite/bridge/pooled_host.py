@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.bridge.joined import ResultRoom, joined_tensor, rows_of
-from sok_lite.bridge.lookup_arguments import DenseSplits, Items, TableSpec, items_of
+from sok_lite.bridge.lookup_arguments import Items, TableSpec, items_of, splits_of_dense
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.turns import Together, numbered
 from sok_lite.bridge.type_spec import alive
@@ -54,7 +54,6 @@ class PooledHost(ABC):
         self._layout: Layout | None = None  # of the last batch: most have the same
         # Where all ids are dense, no packed context has their row splits.
         self._are_all_dense = all(table.width is not None for table in tables)
-        self._dense_splits = DenseSplits(tables, self.backend)
         self._new_words = partial(empty, dtype=tf.int64, backend=self.backend)
 
     # ---------------------------------------------------------------- what a kind of table adds
@@ -139,7 +138,8 @@ class PooledHost(ABC):
             array, *at_hand = [to_array(each, self.backend) for each in (packed, *tensors[:count])]
             context = self._unpacked(array, at_hand)
             if self._are_all_dense:
-                splits, _ = self._dense_splits(context.pooling.num_items.tolist())
+                sizes = context.pooling.num_items.tolist()
+                splits, _ = splits_of_dense(self.tables, sizes, self.backend)
                 context = _with_splits(context, splits)
             return function(context, *tensors[count:])
 
@@ -156,7 +156,7 @@ class PooledHost(ABC):
         return [alive(spec.variable).table for spec in self.tables]
 
     def _items(self, tensors: Sequence[tf.Tensor]) -> Items:
-        return items_of(self.tables, tensors, self.backend, self._dense_splits)
+        return items_of(self.tables, tensors, self.backend)
 
     def _layout_of(self, tables: Sequence[Any], items: Items) -> Layout:
         layout = self._layout

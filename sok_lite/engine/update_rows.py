@@ -56,7 +56,8 @@ class Ready(NamedTuple):
       rows: (u,) uint32, their row numbers, or absent.
       grads: (u, dim) float32.
       num_absent: how many have no row.
-      are_seen: whether the last lookup of the table has seen all of them, as far as that is known.
+      are_seen: whether all of them count as seen by the last lookup of the table, as far as that is
+        known.
     """
 
     table: EmbeddingTable
@@ -77,7 +78,7 @@ def ready(updates: Sequence[Update]) -> list[Ready]:
     updates = list(updates)
     backend = updates[0].table.backend
     rows: list[Array] = [None] * len(updates)
-    are_seen = [update.of_gradient and _were_looked_up(update) for update in updates]
+    are_seen = [False] * len(updates)
     doubtful = [i for i, update in enumerate(updates) if not update.of_gradient]
     # Most likely these are the keys of the last gradient as well.
     likely = [i for i in doubtful if _known(updates[i]) is not None]
@@ -98,12 +99,12 @@ def ready(updates: Sequence[Update]) -> list[Ready]:
     asked = [updates[i] for i in unknown]
     if not all(map(_have_rows, asked)):
         total = backend.xp.zeros(1, np.int64)
-        found = _recalled(asked, num_absent=total)
+        found = _recalled(asked, num_absent=total, marks=True)
         is_any_absent |= _read(backend, total)[0] > 0
     else:
-        found = _recalled(asked)
+        found = _recalled(asked, marks=True)
     for i, its_rows in zip(unknown, found, strict=True):
-        rows[i] = its_rows
+        rows[i], are_seen[i] = its_rows, _was_last(updates[i])
     num_absent_of = _num_absent(updates) if is_any_absent else [0] * len(updates)
     return [
         Ready(update.table, update.keys, its_rows, update.grads, absent, is_seen)
@@ -137,17 +138,6 @@ def _was_last(update: Update) -> bool:
     return known is not None and known.stamp == table.clock.now
 
 
-def _were_looked_up(update: Update) -> bool:
-    """Whether the last lookup has seen the keys of an update, as far as that is known at once."""
-    known = update.table.last_gradient
-    if known is None or not _was_last(update):
-        return False
-    backend = update.table.backend
-    if backend.address(update.keys) == backend.address(known.keys):
-        return True
-    return backend.name == "cpu" and bool((update.keys == known.keys).all())
-
-
 def _known(update: Update) -> KnownRows | None:
     """Returns the keys of the table's last gradient if they may be those of an update."""
     known = update.table.last_gradient
@@ -165,7 +155,10 @@ def _have_rows(update: Update) -> bool:
 
 
 def _recalled(
-    updates: Sequence[Update], num_others: Array | None = None, num_absent: Array | None = None
+    updates: Sequence[Update],
+    num_others: Array | None = None,
+    num_absent: Array | None = None,
+    marks: bool = False,
 ) -> list[Array]:
     """Returns the row numbers of keys, by one launch.
 
@@ -174,6 +167,8 @@ def _recalled(
         gradient; None: not wanted.
       num_absent: (len(updates),) int64, grows by the keys of each that have no row, or (1,) by
         those of all; None: not wanted.
+      marks: whether all keys count as seen by the last lookup afterwards, where that was the one of
+        the last gradient. Where a step fails after it, some count so that it has not changed.
 
     Returns:
       (n,) uint32 for each update; absent for a key without a row.
@@ -187,6 +182,8 @@ def _recalled(
     known_keys = [None if each is None else each.keys for each in known]
     known_rows = [None if each is None else each.rows for each in known]
     places = np.concatenate([table.index.place_words() for table in tables])
+    # The keys of the last lookup have its number already.
+    stamps = [update.table.clock.now if marks and _was_last(update) else 0 for update in updates]
     addresses, address = backend.addresses, backend.address
     counts: list[Words] = []
     for count in (num_others, num_absent):
@@ -195,7 +192,7 @@ def _recalled(
         else:
             counts.append(address(count) + 8 * np.arange(len(count)))
     columns = [
-        *(places.reshape(len(tables), -1), addresses(keys, I64)),
+        *(places.reshape(len(tables), -1), np.array(stamps, np.int64), addresses(keys, I64)),
         *(addresses(known_keys, I64), addresses(known_rows, U32)),
         *(address(rows) + 4 * split_offsets(sizes)[:-1], *counts, np.array(sizes, np.int64)),
     ]
