@@ -24,11 +24,11 @@ from sok_lite.engine import lookup
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.optimizers.rule import apply_rule
-from sok_lite.engine.pooling import combine, combine_grad
 from sok_lite.engine.segments import group, unique
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update import Update, apply_updates
 from tests.support.parts import Part, batch_of
+from tests.support.pooled import combine, combine_grad
 
 
 class Step:

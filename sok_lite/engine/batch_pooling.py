@@ -10,8 +10,8 @@ from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch, SpreadTable
 from sok_lite.engine.pooling import coefficients_of, combining, combining_weight_grad
 from sok_lite.engine.pooling_context import PoolingContext
-from sok_lite.engine.room import Pieces, Room, places_of
-from sok_lite.engine.segments import Groups, Terms, cut, group, segment_sums
+from sok_lite.engine.room import Pieces, Room
+from sok_lite.engine.segments import Terms, cut, group, segment_sums
 from sok_lite.engine.sent_gradients import send_sums
 from sok_lite.engine.sent_keys import SentKeys
 
@@ -100,21 +100,6 @@ def gradients_at_owners(
         sums = segment_sums(backend, group(backend, pooling.inverse, *items), terms)
         terms = [Terms(rows) for rows in send_sums(backend, tables, pooling.route, sums)]
     return terms, weight_grads
-
-
-def sums_of(
-    backend: Backend, groups: Groups, terms: Sequence[Terms], room: Room | None
-) -> list[Array]:
-    """Returns the sums of the groups of each part, (k, dim) float32.
-
-    Args:
-      room: gives the memory of all of them; None: the backend.
-    """
-    sizes = np.diff(groups.starts).tolist()
-    shapes = [(n, each.source.shape[1]) for n, each in zip(sizes, terms, strict=True)]
-    sums = Pieces(backend, places_of(shapes), room)[:]
-    pairs = zip(terms, sums, strict=True)
-    return segment_sums(backend, groups, [each._replace(out=out) for each, out in pairs])
 
 
 def _weight_grads(

@@ -20,13 +20,13 @@ from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.backward_context import BackwardContext
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.batch_pooling import gradients_at_owners, pool_returned, sums_of
+from sok_lite.engine.batch_pooling import gradients_at_owners, pool_returned
 from sok_lite.engine.exchange import Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all
 from sok_lite.engine.owner_lookup import OwnerLookup
 from sok_lite.engine.pooling_context import PoolingContext
 from sok_lite.engine.room import Pieces, Room
-from sok_lite.engine.segments import Distinct, cut, dedup, group
+from sok_lite.engine.segments import Distinct, cut, dedup, group, segment_sums
 from sok_lite.engine.sent_keys import send
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.lookups import WrongSplitsError
@@ -128,7 +128,7 @@ def backward(
     terms, weight_grads = gradients_at_owners(backend, parts, out_grads, context.pooling)
     owned = deduplicated(backend, context)
     groups = group(backend, owned.distinct.inverse, owned.begin, owned.distinct.starts)
-    sums = sums_of(backend, groups, terms, room)
+    sums = segment_sums(backend, groups, terms, room)
     are_complete = (context.num_absent == 0).tolist()
     facts = (context.generations.tolist(), are_complete, context.stamps.tolist())
     known = map(KnownRows, owned.keys, owned.rows, *facts)

@@ -1,8 +1,9 @@
 """Pooling of looked-up rows over the ids of a ragged row, and the gradients of it.
 
-combine goes from unique rows (u, dim) to one row per ragged row (batch, dim); combine_grad goes
-back and sums over duplicates. Sums are taken in a fixed order, so a run repeats bit for bit, on any
-number of threads. They go in pieces of 32 items, so that a long sum is as exact as a short one.
+`combining` goes from unique rows (u, dim) to one row per ragged row (batch, dim). The way back is
+`coefficients_of`, and sums over duplicates. Sums are taken in a fixed order, so a run repeats bit
+for bit, on any number of threads. They go in pieces of 32 items, so that a long sum is as exact as
+a short one.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import F32, I64, Part
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.segments import checked_labels, checked_rows, cut, result_rows, segment_sum
+from sok_lite.engine.segments import checked_labels, checked_rows, cut
 
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/pooling.cuh
 _SPELLINGS = {
@@ -43,42 +44,6 @@ def normalise_combiner(combiner: object) -> str:
     )
 
 
-def combine(
-    backend: Backend,
-    source: Array,
-    inverse: Array,
-    row_splits: Array,
-    weights: Array | None,
-    combiner: str,
-    out: Array | None = None,
-) -> Array:
-    """Pools rows: `out[b]` sums `weights[j] * source[inverse[j]]` over the items j of row b.
-
-    The sum is divided by 1 ("sum"), by the sum of the weights ("mean") or by the root of the sum of
-    their squares ("sqrtn").
-
-    Args:
-      backend: where the arrays live.
-      source: (u, dim) float32, float16, uint16 bits of bfloat16, or float64, which is rounded to
-        float32.
-      inverse: (n,) int32, each in [0, u).
-      row_splits: (batch + 1,) int64, from 0 to n, ascending. That is not checked: a GPU would wait.
-      weights: (n,) float32; None: all 1.
-      combiner: any spelling `normalise_combiner` takes.
-      out: (batch, dim) float32, C-contiguous, to write into; None: a new array.
-
-    Returns:
-      (batch, dim) float32. A row with no items, or whose divisor is 0, is zeros.
-
-    Raises:
-      ValueError: an unknown combiner, or shapes that do not fit.
-      TypeError: a dtype.
-    """
-    out, action = combining(backend, source, inverse, row_splits, weights, combiner, out)
-    action()
-    return out
-
-
 def combining(
     backend: Backend,
     source: Array,
@@ -89,58 +54,35 @@ def combining(
     out: Array | None = None,
     first: int = 0,
 ) -> tuple[Array, Action]:
-    """Prepares `combine`; returns what it will give, and the action.
+    """Prepares to pool rows: `out[b]` sums `weights[j] * source[inverse[j]]` over the items j of b.
 
-    Args:
-      first: `inverse` is numbered from here on, each in [first, first + u).
-      The others, Raises: as of `combine`.
-    """
-    code = COMBINERS[normalise_combiner(combiner)]
-    source, suffix = _kernel_source(backend, source)
-    inverse, row_splits, weights = _checked_items(backend, inverse, row_splits, weights)
-    batch, dim = len(row_splits) - 1, source.shape[1]
-    out = result_rows(backend, out, (batch, dim))
-    items = (inverse, first, row_splits, weights, code)
-    return out, backend.prepared(f"combine_{suffix}", batch, source, dim, *items, out, batch)
-
-
-def combine_grad(
-    backend: Backend,
-    out_grads: Array,
-    inverse: Array,
-    row_splits: Array,
-    weights: Array | None,
-    combiner: str,
-    num_unique: int,
-    out: Array | None = None,
-) -> Array:
-    """Returns the gradient of `combine` by its source, summed over duplicates.
+    The sum is divided by 1 ("sum"), by the sum of the weights ("mean") or by the root of the sum of
+    their squares ("sqrtn").
 
     Args:
       backend: where the arrays live.
-      out_grads: (batch, dim) float32.
-      inverse, row_splits, weights, combiner: as `combine` had them.
-      num_unique: u.
-      out: (u, dim) float32, C-contiguous, to write into; None: a new array.
+      source: (u, dim) float32, float16, uint16 bits of bfloat16, or float64, which is rounded to
+        float32.
+      inverse: (n,) int32, each in [first, first + u).
+      row_splits: (batch + 1,) int64, from 0 to n, ascending. That is not checked: a GPU would wait.
+      weights: (n,) float32; None: all 1.
+      combiner: any spelling `normalise_combiner` takes.
+      out: (batch, dim) float32, C-contiguous, to write into; None: a new array.
 
     Returns:
-      (u, dim) float32; the items of a row are summed in ascending order.
+      ((batch, dim) float32, the action). A row with no items, or whose divisor is 0, is zeros.
 
     Raises:
       ValueError: an unknown combiner, or shapes that do not fit.
       TypeError: a dtype.
     """
-    name = normalise_combiner(combiner)
-    out_grads = checked_rows(backend, "out_grads", out_grads)
+    code = COMBINERS[normalise_combiner(combiner)]
+    source, suffix = _kernel_source(backend, source)
     inverse, row_splits, weights = _checked_items(backend, inverse, row_splits, weights)
-    batch = len(row_splits) - 1
-    if len(out_grads) != batch:
-        raise ValueError(f"`out_grads` must have {batch} rows. Received: shape {out_grads.shape}.")
-    (item_rows,), (coefficients,), actions = coefficients_of(
-        backend, [row_splits], [(weights, name)], [len(inverse)]
-    )
-    publish(actions)
-    return segment_sum(backend, out_grads, inverse, num_unique, out, item_rows, coefficients)
+    batch, dim = len(row_splits) - 1, source.shape[1]
+    out = _result_rows(backend, out, (batch, dim))
+    items = (inverse, first, row_splits, weights, code)
+    return out, backend.prepared(f"combine_{suffix}", batch, source, dim, *items, out, batch)
 
 
 def coefficients_of(
@@ -188,34 +130,6 @@ def coefficients_of(
     return index, coefficients, backend.joined_columns("combine_items", num_rows, columns, arrays)
 
 
-def combine_weight_grad(
-    backend: Backend,
-    out_grads: Array,
-    source: Array,
-    inverse: Array | None,
-    row_splits: Array,
-    weights: Array,
-    combiner: str,
-) -> Array:
-    """Returns the gradient of `combine` by its weights, (n,) float32.
-
-    Args:
-      backend: where the arrays live.
-      out_grads: (batch, dim) float32.
-      source, inverse, row_splits, weights, combiner: as `combine` had them; without an inverse
-        item j is source[j].
-
-    Raises:
-      ValueError: an unknown combiner, or shapes that do not fit.
-      TypeError: a dtype.
-    """
-    weight_grads, action = combining_weight_grad(
-        backend, out_grads, source, inverse, row_splits, weights, combiner
-    )
-    action()
-    return weight_grads
-
-
 def combining_weight_grad(
     backend: Backend,
     out_grads: Array,
@@ -226,11 +140,15 @@ def combining_weight_grad(
     combiner: str,
     first: int = 0,
 ) -> tuple[Array, Action]:
-    """Prepares `combine_weight_grad`; returns what it will give, and the action.
+    """Prepares the gradient of `combining` by its weights.
 
     Args:
-      first: `inverse` is numbered from here on; 0 without one.
-      The others, Raises: as of `combine_weight_grad`.
+      out_grads: (batch, dim) float32.
+      inverse: None: item j is source[j], and `first` 0.
+      The others, Raises: as of `combining`.
+
+    Returns:
+      ((n,) float32, the action).
     """
     code = COMBINERS[normalise_combiner(combiner)]
     out_grads = checked_rows(backend, "out_grads", out_grads)
@@ -271,6 +189,22 @@ def wrong_splits(
     ]
     publish(backend.joined("splits_count_wrong", parts))
     return count
+
+
+def _result_rows(backend: Backend, out: Array | None, shape: tuple[int, int]) -> Array:
+    """Returns `out`, or a new array if it is None, for float32 rows.
+
+    Raises:
+      ValueError: it is no C-contiguous float32 array of this shape.
+    """
+    if out is None:
+        return backend.xp.empty(shape, dtype=np.float32)
+    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise ValueError(
+            f"`out` must be a C-contiguous float32 array of shape {shape}. "
+            f"Received: {out.dtype}, shape {out.shape}, strides {out.strides}."
+        )
+    return out
 
 
 def _kernel_source(backend: Backend, source: Array) -> tuple[Array, str]:

@@ -17,6 +17,7 @@ from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.hashing import seed_of_process
+from sok_lite.engine.room import Pieces, Room, places_of
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
 # First occurrences are counted in blocks of so many items, or larger ones where there would be too
@@ -95,13 +96,11 @@ class Terms(NamedTuple):
       source: (m, dim) float32, C-contiguous.
       rows: (items of the table,) int32, each in [0, m); None: item i adds source[i].
       weights: (items of the table,) float32, only with `rows`; None: all 1.
-      out: (groups of the table, dim) float32, C-contiguous, to write into; None: a new array.
     """
 
     source: Array
     rows: Array | None = None
     weights: Array | None = None
-    out: Array | None = None
 
 
 def dedup(
@@ -200,7 +199,9 @@ def group(
     return Groups(offsets, order, labels, begin, starts)
 
 
-def segment_sums(backend: Backend, groups: Groups, terms: Sequence[Terms]) -> list[Array]:
+def segment_sums(
+    backend: Backend, groups: Groups, terms: Sequence[Terms], room: Room | None = None
+) -> list[Array]:
     """Sums the rows of each group, in ascending order of its items. It waits for nothing.
 
     Sums go in pieces of 32 items: a long sum is as exact as a short one and held by no single
@@ -209,26 +210,27 @@ def segment_sums(backend: Backend, groups: Groups, terms: Sequence[Terms]) -> li
     Args:
       groups: of T tables.
       terms: what each table sums.
+      room: gives the memory of all sums; None: the backend.
 
     Returns:
       One (groups of the table, dim) float32 array for each table; a group without items is zeros.
 
     Raises:
-      ValueError: without `rows` other than one row an item, or weights; an `out` of another
-        shape or dtype.
+      ValueError: without `rows` other than one row an item, or weights.
     """
     num_items, num_groups = np.diff(groups.begin), np.diff(groups.starts)
-    outs = []
-    sizes = zip(terms, num_items.tolist(), num_groups.tolist(), strict=True)
-    for t, ((source, index, weights, out), items, its_groups) in enumerate(sizes):
+    for t, ((source, index, weights), items) in enumerate(
+        zip(terms, num_items.tolist(), strict=True)
+    ):
         if index is None and (weights is not None or len(source) != items):
             raise ValueError(
                 f"Without `rows` a table sums one row for each of its {items} items, without "
                 f"weights. Received: table {t} with {len(source)} rows"
                 f"{'' if weights is None else ' and weights'}. Give `rows`."
             )
-        outs.append(result_rows(backend, out, (its_groups, source.shape[1])))
-    sources, rows, weights = zip(*[term[:3] for term in terms], strict=True) if terms else ((),) * 3
+    sources, rows, weights = zip(*terms, strict=True) if terms else ((),) * 3
+    shapes = [(n, source.shape[1]) for n, source in zip(num_groups.tolist(), sources, strict=True)]
+    outs = Pieces(backend, places_of(shapes), room)[:]
     dims = np.array([source.shape[1] for source in sources], np.int64)
     # Rounded up: each table's pieces begin where four columns can be moved at a time.
     pieces = split_offsets(-(-(num_items // _PIECE) * dims // 4) * 4)
@@ -255,19 +257,14 @@ def segment_sum(
     rows: Array,
     inverse: Array,
     num_unique: int,
-    out: Array | None = None,
-    index: Array | None = None,
-    weights: Array | None = None,
 ) -> Array:
     """Sums `rows[j]` over the items j with `inverse[j] == u`, in ascending order, for every u.
 
     Args:
       backend: where the arrays live.
-      rows: (n, dim) float32; (m, dim) with an index.
+      rows: (n, dim) float32.
       inverse: (n,) int32, each in [0, num_unique).
       num_unique: u.
-      out: (u, dim) float32, C-contiguous, to write into; None: a new array.
-      index, weights: `rows` and `weights` of `Terms`.
 
     Returns:
       (u, dim) float32; a row that no item belongs to is zeros.
@@ -278,29 +275,13 @@ def segment_sum(
     """
     rows = checked_rows(backend, "rows", rows)
     inverse = checked_labels(backend, inverse)
-    if index is None and len(rows) != len(inverse):
+    if len(rows) != len(inverse):
         raise ValueError(
             "`rows` and `inverse` must be equally long. "
             f"Received: rows {rows.shape}, inverse {inverse.shape}."
         )
     groups = group(backend, inverse, (0, len(inverse)), (0, num_unique))
-    return segment_sums(backend, groups, [Terms(rows, index, weights, out)])[0]
-
-
-def result_rows(backend: Backend, out: Array | None, shape: tuple[int, int]) -> Array:
-    """Returns `out`, or a new array if it is None, for float32 rows.
-
-    Raises:
-      ValueError: it is no C-contiguous float32 array of this shape.
-    """
-    if out is None:
-        return backend.xp.empty(shape, dtype=np.float32)
-    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise ValueError(
-            f"`out` must be a C-contiguous float32 array of shape {shape}. "
-            f"Received: {out.dtype}, shape {out.shape}, strides {out.strides}."
-        )
-    return out
+    return segment_sums(backend, groups, [Terms(rows)])[0]
 
 
 def checked_rows(backend: Backend, name: str, array: Array) -> Array:

@@ -20,13 +20,13 @@ from sok_lite.backend.publish import publish
 from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.batch_pooling import gradients_at_owners, pool, pool_returned, sums_of
+from sok_lite.engine.batch_pooling import gradients_at_owners, pool, pool_returned
 from sok_lite.engine.exchange import Check, Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
 from sok_lite.engine.pooling_context import PoolingContext, pack_pooling, unpack_pooling
 from sok_lite.engine.room import Pieces, Room
-from sok_lite.engine.segments import cut, dedup, gathering, group
+from sok_lite.engine.segments import cut, dedup, gathering, group, segment_sums
 from sok_lite.engine.sent_keys import SentKeys, send, wrong_splits_of
 from sok_lite.engine.static_table import StaticTable
 
@@ -151,7 +151,7 @@ def backward(
     starts = split_offsets(context.num_places)
     labels = context.number + _repeated(backend, starts[:-1].astype(np.int32), np.diff(begin))
     groups = group(backend, labels, begin, starts)
-    return sums_of(backend, groups, terms, room), weight_grads
+    return segment_sums(backend, groups, terms, room), weight_grads
 
 
 # ---- what a graph carries from one half to the other ---------------------------------------------

@@ -266,13 +266,17 @@ def test_many_tables_are_the_same_for_any_number_of_threads(backend, threads):
 def test_sums_go_into_memory_that_is_given(backend):
     inverse, begin, starts, terms, expected = many_tables([40, 0, 70], 3, dims=(4, 3))
     groups = group(backend, backend.from_host(inverse), begin, starts)
-    outs = [backend.xp.full(sums.shape, np.nan, np.float32) for sums in expected]
-    given = [Terms(*on(backend, *term[:3]), out) for term, out in zip(terms, outs, strict=True)]
-    assert all(a is b for a, b in zip(segment_sums(backend, groups, given), outs, strict=True))
-    for out, sums in zip(outs, expected, strict=True):
-        np.testing.assert_array_equal(backend.to_host(out), sums)
-    with pytest.raises(ValueError, match="`out` must be a C-contiguous float32 array of shape"):
-        segment_sums(backend, groups, [given[0], given[1], given[2]._replace(out=outs[1])])
+    given, memory = [Terms(*on(backend, *term)) for term in terms], []
+
+    def room(size):
+        memory.append(backend.xp.full(size, np.nan, np.float32))
+        return memory[0]
+
+    for sums, wanted in zip(segment_sums(backend, groups, given, room), expected, strict=True):
+        np.testing.assert_array_equal(backend.to_host(sums), wanted)
+        start = (backend.address(sums) - backend.address(memory[0])) // 4
+        assert 0 <= start <= memory[0].size - sums.size
+    assert len(memory) == 1
     for wrong in (given[0]._replace(source=given[0].source[1:]), given[2]._replace(rows=None)):
         with pytest.raises(ValueError, match="Without `rows` a table sums one row for each of its"):
             segment_sums(backend, groups, [wrong, *given[1:]])

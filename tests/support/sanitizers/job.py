@@ -17,13 +17,14 @@ from sok_lite.engine import optimizers
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import RowMessage
 from sok_lite.engine.optimizers.rule import apply_rule
-from sok_lite.engine.pooling import combine, combine_grad, wrong_splits
+from sok_lite.engine.pooling import wrong_splits
 from sok_lite.engine.segments import Missing, Terms, dedup, group, segment_sum, segment_sums, unique
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv_index import STRATEGIES
 from tests.support.eviction_facts import Watched
 from tests.support.helpers import first_row, new_table, run_threads
 from tests.support.parts import Part, forward_parts
+from tests.support.pooled import combine, combine_grad
 from tests.support.reference import DictTable
 
 THREADS = 4

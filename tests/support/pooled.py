@@ -1,0 +1,33 @@
+"""Pooling and its gradients of one part of a batch, called one by one."""
+
+from sok_lite.engine.pooling import coefficients_of, combining, combining_weight_grad
+from sok_lite.engine.segments import Terms, group, segment_sums
+
+
+def combine(backend, source, inverse, row_splits, weights, combiner, out=None):
+    """Pools rows, (batch, dim) float32; see `combining`."""
+    out, action = combining(backend, source, inverse, row_splits, weights, combiner, out)
+    action()
+    return out
+
+
+def combine_grad(backend, out_grads, inverse, row_splits, weights, combiner, num_unique, room=None):
+    """Returns the gradient of `combine` by its source, (num_unique, dim) float32."""
+    contiguous = backend.xp.ascontiguousarray
+    inverse, row_splits = contiguous(inverse), contiguous(row_splits)
+    weighting, num_items = [(weights, combiner)], [len(inverse)]
+    index, coefficients, actions = coefficients_of(backend, [row_splits], weighting, num_items)
+    for action in actions:
+        action()
+    groups = group(backend, inverse, (0, len(inverse)), (0, num_unique))
+    terms = [Terms(contiguous(out_grads), index[0], coefficients[0])]
+    return segment_sums(backend, groups, terms, room)[0]
+
+
+def combine_weight_grad(backend, out_grads, source, inverse, row_splits, weights, combiner):
+    """Returns the gradient of `combine` by its weights, (n,) float32."""
+    result, action = combining_weight_grad(
+        backend, out_grads, source, inverse, row_splits, weights, combiner
+    )
+    action()
+    return result
