@@ -121,9 +121,10 @@ def round_trip(comm, tables, silent=None, backend=None, repack=False):
             backend.to_host(keys), np.array([key for _, key in pairs], np.int64)
         )
     if repack:
-        packed = route.pack()
-        assert packed.dtype == np.int64
-        route = Route.unpack(packed, backend, comm)
+        numbers = route.numbers
+        assert numbers.dtype == np.int64
+        assert len(numbers) == Route.num_numbers(comm.size, len(tables))
+        route = Route.of(backend, comm, numbers, route.order)
 
     served = [
         stacked([row_of(k, i, t.dim, t.row_dtype) for _, k in pairs], t.dim, t.row_dtype)
