@@ -42,9 +42,11 @@ def look_up(
         if True not in are_static:
             return _looked_up(comm, arguments, policy, what)
         # Before any table changes: they raise where there is no such row.
-        of_static = iter(static_lookup.look_up(comm, arguments, what))
+        static = static_lookup.look_up(comm, arguments, what)
         growing = [argument for argument in arguments if not argument.spec.is_static]
-        of_growing = iter(_looked_up(comm, growing, policy, what) if growing else [])
+        with tf.control_dependencies([] if tf.executing_eagerly() else static):
+            others = _looked_up(comm, growing, policy, what) if growing else []
+        of_static, of_growing = iter(static), iter(others)
         return [next(of_static if is_static else of_growing) for is_static in are_static]
 
     def plain(served: Any, *tensors: tf.Tensor) -> list[tf.Tensor]:

@@ -53,6 +53,7 @@ class TableSpec(NamedTuple):
     Holds no tensor: TensorFlow keeps host calls for ever, and a tensor would keep its graph.
 
     Attributes:
+      number: of the table among those of the call.
       variable: a reference to it; see `type_spec.alive`.
       name, dim, key_type, dtype: of the variable.
       owner: name of its rule which rank owns a key.
@@ -67,6 +68,7 @@ class TableSpec(NamedTuple):
       batch: static number of rows, or None.
     """
 
+    number: int
     variable: "weakref.ref[TableVariable | StaticVariable]"
     name: str
     dim: int
@@ -206,7 +208,7 @@ def splits_of_dense(
 
 # The last ones are kept: most calls of a program have batches of one size, and on a GPU the splits
 # of each call would be copied there.
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)
 def _splits_of_shapes(
     backend: Backend, sizes_and_widths: Sequence[tuple[int, int]]
 ) -> tuple[Array, list[int]]:
@@ -265,10 +267,11 @@ def _weights_of(
     tables: Sequence[TableSpec], pieces: Sequence[Array], sizes: Sequence[int]
 ) -> list[Array | None]:
     """Returns the weights of tables that have any, as many as there are keys."""
-    for number, (spec, weights, size) in enumerate(zip(tables, pieces, sizes, strict=True)):
+    for spec, weights, size in zip(tables, pieces, sizes, strict=True):
         if spec.has_weights and len(weights) != size:
             raise ValueError(
-                f"sp_weights[{number}] must have one weight for each key of sp_ids[{number}]. "
+                f"sp_weights[{spec.number}] must have one weight for each key of "
+                f"sp_ids[{spec.number}]. "
                 f"Received: {len(weights)} weights and {size} keys."
             )
     return [
@@ -283,8 +286,9 @@ def _check_weight_rows(
     numbers = [i for i, spec in enumerate(tables) if spec.weights_are_ragged is not None]
     for i, theirs in zip(numbers, of_weights, strict=True):
         if splits[i].shape != theirs.shape or bool((splits[i] != theirs).any()):
+            number = tables[i].number
             raise ValueError(
-                f"The rows of sp_weights[{i}] must be as long as those of sp_ids[{i}]. "
+                f"The rows of sp_weights[{number}] must be as long as those of sp_ids[{number}]. "
                 "Received: rows of other lengths."
             )
 
@@ -336,6 +340,7 @@ def _argument(
         elif weight_rows.width is not None:
             weight_rows = Rows(_splits_of_dense(weights))
     spec = TableSpec(
+        number,
         weakref.ref(variable),
         variable.name,
         variable.dimension,

@@ -32,6 +32,7 @@ class StaticHost(PooledHost):
     ) -> None:
         super().__init__(comm, tables, what)
         self._of_call = of_call
+        self._tag_of_call = self._tag(of_call)
 
     def locate(self, *tensors: tf.Tensor) -> list[Any]:
         """Takes what `items_of` does, and sends the keys where there are several ranks.
@@ -41,7 +42,7 @@ class StaticHost(PooledHost):
           one after the other int64, where they lie, and int32, which of its table's rows each key
           has; on several ranks what `forward` takes of the keys that were sent].
         """
-        backend, comm, tag = self.backend, self.comm, self._tag(self._of_call)
+        backend, comm, tag = self.backend, self.comm, self._tag_of_call
         with shared_failure(comm):
             of_call = [alive(spec.variable).table for spec in self._of_call]
         agree(comm, tag, of_call, [spec.combiner for spec in self._of_call])

@@ -53,7 +53,7 @@ class Batch(NamedTuple):
 
     @property
     def combiners(self) -> Sequence[str]:
-        """As of `Part`."""
+        """Of each part."""
         return self.layout.combiners
 
     @property
@@ -86,8 +86,8 @@ class Batch(NamedTuple):
         num_keys, ends = self.sizes[number], (int(splits[0]), int(splits[-1]))
         if ends != (0, num_keys) or bool((splits[1:] < splits[:-1]).any()):
             raise ValueError(
-                f"`row_splits` of table {number} must rise from 0 to the number of its keys, "
-                f"{num_keys}. Received: {ends[0]} to {ends[1]}"
+                f"`row_splits` of table {self.tables[number].name!r} must rise from 0 to the "
+                f"number of its keys, {num_keys}. Received: {ends[0]} to {ends[1]}"
                 f"{' with a fall between them' if ends == (0, num_keys) else ''}."
             )
 

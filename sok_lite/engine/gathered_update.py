@@ -103,7 +103,7 @@ def _apply(
     updates = merged(updates)
     if not updates:
         return
-    by_row = ready(updates)
+    by_row = ready(updates, marks=False)  # the step may raise, and then all is as it was
     if place is not None:
         refuse_foreign_keys(updates, by_row, place)
     if on_nonfinite == "error":

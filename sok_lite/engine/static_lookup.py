@@ -125,7 +125,8 @@ def forward(
             asked = cut(number, sent.route.num_received)
             rows_of_keys = _rows_of_keys(backend, rows, asked, [True] * len(rows))
             returned = return_rows(sent.route, cast(list[Array], rows_of_keys))
-        pooled, pooling = pool_returned(backend, batch, sent, returned, room)
+            # The others may come to the keys of the tables of the call that grow.
+            pooled, pooling = pool_returned(backend, batch, sent, returned, room)
     num_places = np.array([len(each) for each in rows], np.int64)
     return pooled, StaticContext(pooling, num_places, number)
 

@@ -71,7 +71,8 @@ def apply_updates(
       place: this rank among several, whose keys are refused; None: there are no others.
 
     Raises:
-      ForeignKeysError: see `refuse_foreign_keys`. Nothing has changed.
+      ForeignKeysError: see `refuse_foreign_keys`. Nothing has changed. Here and below that is but
+        for keys which are not those of the last gradient: they may count as seen by the last lookup.
       NonFiniteGradientError: there are such rows and `on_nonfinite` is "error".
       ValueError, TypeError: an update does not fit its table. Nothing has changed in either case.
       MemoryError: there is none for states or new keys. No row has changed and no key was inserted.
@@ -121,7 +122,7 @@ def _apply(
     taken = [steps[id(update.rule)] for update in updates]
     if not updates:
         return
-    updates_by_row = ready(updates)
+    updates_by_row = ready(updates, marks=not check_only)
     if place is not None:
         refuse_foreign_keys(updates, updates_by_row, place)
     if on_nonfinite == "error":

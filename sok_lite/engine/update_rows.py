@@ -73,38 +73,50 @@ class Ready(NamedTuple):
         return self.num_absent > 0 and self.table.inserts_for_updates
 
 
-def ready(updates: Sequence[Update]) -> list[Ready]:
-    """Returns updates of different tables with distinct keys and their row numbers."""
+def ready(updates: Sequence[Update], marks: bool = True) -> list[Ready]:
+    """Returns updates of different tables with distinct keys and their row numbers.
+
+    Args:
+      marks: whether keys that are looked for may count as seen by the last lookup at once, though
+        the step may fail yet; else only `marking` lets them.
+    """
     updates = list(updates)
     backend = updates[0].table.backend
     rows: list[Array] = [None] * len(updates)
     are_seen = [False] * len(updates)
+    # Looked at once for each update: another thread may make a gradient of its table meanwhile.
+    known = [_known(update) for update in updates]
     doubtful = [i for i, update in enumerate(updates) if not update.of_gradient]
     # Most likely these are the keys of the last gradient as well.
-    likely = [i for i in doubtful if _known(updates[i]) is not None]
+    likely = [i for i in doubtful if known[i] is not None]
     is_any_absent = False
     if likely:
         counts = backend.xp.zeros(len(likely) + 1, np.int64)
         num_others, num_absent = counts[:-1], counts[-1:]
-        found = _recalled([updates[i] for i in likely], num_others, num_absent)
+        asked = [updates[i] for i in likely]
+        found = _recalled(asked, [known[i] for i in likely], num_others, num_absent)
         *counted, absent = _read(backend, counts)
         is_any_absent = absent > 0
         for i, its_rows, others in zip(likely, found, counted, strict=True):
             if others == 0:
-                rows[i], are_seen[i] = its_rows, _was_last(updates[i])
+                rows[i], are_seen[i] = its_rows, _is_last(updates[i], known[i])
     doubtful = [i for i in doubtful if rows[i] is None]
     for i, update in zip(doubtful, summed([updates[i] for i in doubtful]), strict=True):
-        updates[i] = update
+        updates[i], known[i] = update, _known(update)
     unknown = [i for i, its_rows in enumerate(rows) if its_rows is None]
-    asked = [updates[i] for i in unknown]
-    if not all(map(_have_rows, asked)):
+    asked, of_gradients = [updates[i] for i in unknown], [known[i] for i in unknown]
+    stamps = [0] * len(asked)
+    if marks:
+        pairs = zip(asked, of_gradients, strict=True)
+        stamps = [each.table.clock.now if _is_last(each, its) else 0 for each, its in pairs]
+    if not all(map(_have_rows, asked, of_gradients)):
         total = backend.xp.zeros(1, np.int64)
-        found = _recalled(asked, num_absent=total, marks=True)
+        found = _recalled(asked, of_gradients, num_absent=total, stamps=stamps)
         is_any_absent |= _read(backend, total)[0] > 0
     else:
-        found = _recalled(asked, marks=True)
-    for i, its_rows in zip(unknown, found, strict=True):
-        rows[i], are_seen[i] = its_rows, _was_last(updates[i])
+        found = _recalled(asked, of_gradients, stamps=stamps)
+    for i, its_rows, stamp in zip(unknown, found, stamps, strict=True):
+        rows[i], are_seen[i] = its_rows, stamp > 0
     num_absent_of = _num_absent(updates) if is_any_absent else [0] * len(updates)
     return [
         Ready(update.table, update.keys, its_rows, update.grads, absent, is_seen)
@@ -132,10 +144,9 @@ def marking(updates: Sequence[Ready]) -> list[Action]:
     return joined_launches(parts)
 
 
-def _was_last(update: Update) -> bool:
-    """Whether the last lookup of a table was that of its last gradient."""
-    known, table = _known(update), update.table
-    return known is not None and known.stamp == table.clock.now
+def _is_last(update: Update, known: KnownRows | None) -> bool:
+    """Whether the last lookup of a table was that of a gradient of it."""
+    return known is not None and known.stamp == update.table.clock.now
 
 
 def _known(update: Update) -> KnownRows | None:
@@ -146,29 +157,30 @@ def _known(update: Update) -> KnownRows | None:
     return known if known.keys.size == update.keys.size else None
 
 
-def _have_rows(update: Update) -> bool:
+def _have_rows(update: Update, known: KnownRows | None) -> bool:
     """Whether all keys of an update are taken to have a row without asking the device."""
     if update.table.backend.name == "cpu":
         return False  # what it counts is there at once
-    known = _known(update)
     return update.of_gradient and known is not None and known.is_complete
 
 
 def _recalled(
     updates: Sequence[Update],
+    known: Sequence[KnownRows | None],
     num_others: Array | None = None,
     num_absent: Array | None = None,
-    marks: bool = False,
+    stamps: Sequence[int] | None = None,
 ) -> list[Array]:
     """Returns the row numbers of keys, by one launch.
 
     Args:
-      num_others: (len(updates),) int64, grows by the keys of each that are not those of the last
-        gradient; None: not wanted.
+      known: what is known of the keys of each.
+      num_others: (len(updates),) int64, grows by the keys of each that are not those known; None:
+        not wanted.
       num_absent: (len(updates),) int64, grows by the keys of each that have no row, or (1,) by
         those of all; None: not wanted.
-      marks: whether all keys count as seen by the last lookup afterwards, where that was the one of
-        the last gradient. Where a step fails after it, some count so that it has not changed.
+      stamps: of each, the number of the lookup by which keys count as seen that are not known; 0,
+        or None for all: none do.
 
     Returns:
       (n,) uint32 for each update; absent for a key without a row.
@@ -176,14 +188,12 @@ def _recalled(
     if not updates:
         return []
     tables, sizes = [update.table for update in updates], [len(update.keys) for update in updates]
-    backend, known = tables[0].backend, [_known(update) for update in updates]
+    backend = tables[0].backend
     rows = backend.xp.empty(sum(sizes), np.uint32)
     keys = [update.keys for update in updates]
     known_keys = [None if each is None else each.keys for each in known]
     known_rows = [None if each is None else each.rows for each in known]
     places = np.concatenate([table.index.place_words() for table in tables])
-    # The keys of the last lookup have its number already.
-    stamps = [update.table.clock.now if marks and _was_last(update) else 0 for update in updates]
     addresses, address = backend.addresses, backend.address
     counts: list[Words] = []
     for count in (num_others, num_absent):
@@ -192,7 +202,11 @@ def _recalled(
         else:
             counts.append(address(count) + 8 * np.arange(len(count)))
     columns = [
-        *(places.reshape(len(tables), -1), np.array(stamps, np.int64), addresses(keys, I64)),
+        *(
+            places.reshape(len(tables), -1),
+            0 if stamps is None else np.array(stamps, np.int64),
+            addresses(keys, I64),
+        ),
         *(addresses(known_keys, I64), addresses(known_rows, U32)),
         *(address(rows) + 4 * split_offsets(sizes)[:-1], *counts, np.array(sizes, np.int64)),
     ]
@@ -206,7 +220,7 @@ def _num_absent(updates: Sequence[Update]) -> list[int]:
     """Returns how many keys of each update have no row. It waits."""
     backend = updates[0].table.backend
     counts = backend.xp.zeros(len(updates), np.int64)
-    _recalled(updates, num_absent=counts)
+    _recalled(updates, [_known(update) for update in updates], num_absent=counts)
     return _read(backend, counts)
 
 

@@ -196,7 +196,7 @@ def test_wrong_splits_of_one_rank_fail_the_lookup_on_all_ranks(
     """They are found by a kernel and known before a key is sent: no table has changed."""
 
     def program(comm):
-        tables = [new_table(backend, 2 + i) for i in range(3)]
+        tables = [new_table(backend, 2 + i, name=f"t{i}") for i in range(3)]
         parts = [
             Part(table, *on(backend, np.arange(n), np.array([0, n])), None, "sum")
             for table, n in zip(tables, (3, 0, 3), strict=True)
@@ -207,7 +207,7 @@ def test_wrong_splits_of_one_rank_fail_the_lookup_on_all_ranks(
         if comm.rank == 1:
             wrong[number] = parts[number]._replace(row_splits=backend.from_host(np.array(splits)))
             error = ValueError
-        message = f"table {number} must rise from 0 to the number of its keys, 3. .*{text}"
+        message = f"table 't{number}' must rise from 0 to the number of its keys, 3. .*{text}"
         with pytest.raises(error, match=message):
             forward_parts(backend, comm, wrong)
         assert [table.size for table in tables] == [0, 0, 0]

@@ -177,6 +177,14 @@ def test_a_row_that_there_is_not_is_told_to_all_ranks(comm):
     with pytest.raises(Exception, match="'few' must be from 0 to 36: it has 37 rows. Received: 37"):
         sok.lookup_sparse([growing, static], [ids, ids])
     assert growing.table.size == 0
+    with tf.Graph().as_default():  # of a session, which runs what it has to in any order
+        tables = [sok.DynamicVariable(2, name="other"), sok.Variable(rows_of(0), name="few")]
+        outs = sok.lookup_sparse(tables, [to_ragged([[row]])] * 2)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            with pytest.raises(Exception, match="'few' must be from 0 to 36"):
+                session.run(outs[0])
+        assert tables[0].table.size == 0
     # The next call goes on.
     ids = tf.ragged.constant([[NUM_ROWS - 1]], dtype=tf.int64)
     np.testing.assert_array_equal(sok.lookup_sparse(static, ids), rows_of(0)[-1:])
