@@ -71,8 +71,8 @@ def apply_updates(
       place: this rank among several, whose keys are refused; None: there are no others.
 
     Raises:
-      ForeignKeysError: see `refuse_foreign_keys`. Nothing has changed. Here and below that is but
-        for keys which are not those of the last gradient: they may count as seen by the last lookup.
+      ForeignKeysError: see `refuse_foreign_keys`. Nothing has changed. Here and below, keys which
+        are not those of the last gradient may count as seen by the last lookup.
       NonFiniteGradientError: there are such rows and `on_nonfinite` is "error".
       ValueError, TypeError: an update does not fit its table. Nothing has changed in either case.
       MemoryError: there is none for states or new keys. No row has changed and no key was inserted.
