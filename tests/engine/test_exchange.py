@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, SingleCommunicator, run_ranks
 from sok_lite.comm.threads import ThreadsCommunicator
+from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.exchange import (
     Route,
-    check_equal_on_all_ranks,
     return_rows,
     send_grads,
     send_keys,
