@@ -35,9 +35,9 @@ def integer_keys(keys: Any, whose: str, expected: str) -> tf.Tensor:
     keys = without_keras(keys)
     if is_keras_tensor(keys):
         raise TypeError(
-            f"{whose} cannot be a KerasTensor: a model that is made of layers takes tables as "
-            "layers, sok_lite.keras.Table and sok_lite.keras.Embeddings. In a model of your own, "
-            "look up in its `call`."
+            f"{whose} cannot be a KerasTensor: in a functional model, use tables as layers, "
+            "sok_lite.keras.Table and sok_lite.keras.Embeddings. In a subclassed model, look up in "
+            "its `call`."
         )
     if isinstance(keys, (list, tuple)) and not tf.executing_eagerly():
         keys = _stacked(keys, whose)
@@ -51,7 +51,7 @@ def integer_keys(keys: Any, whose: str, expected: str) -> tf.Tensor:
         name = dtype.name if isinstance(dtype, (tf.DType, np.dtype)) else type(keys).__name__
         advice = "Cast them first if they really are keys."
         if dtype == tf.string:
-            advice = "sok_lite.hash_strings makes keys of strings."
+            advice = "Turn strings into keys with sok_lite.hash_strings."
         raise TypeError(f"{whose} must be integers ({expected}). Received: {name}. {advice}")
     return keys
 
@@ -100,7 +100,10 @@ def checked_rows(variable: Any, keys: tf.Tensor, values: Any, what: str) -> tf.T
         )
     expected = f"(n, {variable.dimension}), one row for each of the n keys"
     if keys.shape.rank is not None and keys.shape.rank != 1:
-        raise ValueError(f"{what}: `indices` must have shape (n,). Received: shape {keys.shape}.")
+        raise ValueError(
+            f"{what}: `indices` must have shape (n,). Received: shape {keys.shape}. Use "
+            "tf.reshape(indices, [-1])."
+        )
     if not values.shape.is_compatible_with([keys.shape[0] if keys.shape.rank else None, None]):
         raise ValueError(
             f"{what}: `values` must have shape {expected}. Received: indices of shape "
@@ -119,7 +122,7 @@ def checked_scores(name: str, scores: Any) -> tf.Tensor:
     scores = tf.convert_to_tensor(scores)
     if not scores.dtype.is_integer:
         raise TypeError(
-            f"Scores of {name!r} must be integers. Received: dtype {scores.dtype.name}."
+            f"Scores of {name!r} must be integers. Received: dtype {scores.dtype.name}. Cast them."
         )
     return scores
 
@@ -153,4 +156,6 @@ def check_cutoff(cutoff: float | None) -> None:
     if isinstance(cutoff, bool) or not isinstance(cutoff, numbers.Real):
         raise TypeError(f"`cutoff` must be a number or None. Received: cutoff={cutoff!r}.")
     if not cutoff > 0:
-        raise ValueError(f"`cutoff` must be above 0. Received: cutoff={cutoff}. Leave it out.")
+        raise ValueError(
+            f"`cutoff` must be above 0. Received: cutoff={cutoff}. Leave it out to export all rows."
+        )

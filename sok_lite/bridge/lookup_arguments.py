@@ -235,7 +235,8 @@ def items_of(tables: Sequence[TableSpec], tensors: Sequence[Any], backend: Backe
     of_numbers = list(itertools.islice(stream, len(are_ragged)))
     if 0 in [n for n, is_ragged in zip(of_numbers, are_ragged, strict=True) if is_ragged]:
         raise ValueError(
-            "Row splits must have shape (batch + 1,). Received: row splits of length 0."
+            "Row splits must have shape (batch + 1,). Received: row splits of length 0. Those of "
+            "no rows are [0]."
         )
     all_weights: list[Array | None] = [None] * len(tables)
     if weights:
@@ -313,8 +314,9 @@ def _check_variable(param: Any, num_ranks: int) -> None:
         )
     if param.table.is_remote:
         raise NotImplementedError(
-            f"Table {param.table.name!r} cannot be looked up over all ranks: its rows are in the "
-            "process of none. Each rank looks up its keys by itself, since all have the same rows."
+            f"Table {param.table.name!r} cannot be looked up over all ranks: its rows are in a "
+            "store outside of their processes, which all of them share. Each rank looks up its "
+            "own keys, by tf.nn.embedding_lookup or de.embedding_lookup."
         )
     if param.owner_rank >= num_ranks:
         raise RuntimeError(
@@ -369,7 +371,9 @@ def _holds_all(key_type: tf.DType, dtype: tf.DType) -> bool:
 def _checked_weights(number: int, weights: Any, keys: tf.Tensor) -> tuple[tf.Tensor, Rows]:
     values, rows, _ = _taken_apart(f"sp_weights[{number}]", weights)
     if not (values.dtype.is_floating or values.dtype.is_integer):
-        raise TypeError(f"sp_weights[{number}] must be float32. Received: {values.dtype.name}.")
+        raise TypeError(
+            f"sp_weights[{number}] must be float32, or cast to it. Received: {values.dtype.name}."
+        )
     if not values.shape.is_compatible_with(keys.shape):
         raise ValueError(
             f"sp_weights[{number}] must have one weight for each key of sp_ids[{number}]. "
@@ -404,8 +408,8 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]
         values, splits = argument.values, argument.row_splits
         if isinstance(values, tf.RaggedTensor) or values.shape.rank not in (1, None):
             raise ValueError(
-                f"{name} must have rank 2 with one ragged dimension. "
-                f"Received: a RaggedTensor of shape {argument.shape}."
+                f"{name} must have rank 2 with one ragged dimension. Received: a RaggedTensor of "
+                f"shape {argument.shape}. Join its outer dimensions by merge_dims(0, -2)."
             )
         length = None
         if splits.shape.rank is not None:
@@ -415,7 +419,8 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]
     if isinstance(argument, tf.SparseTensor):
         if argument.shape.rank not in (2, None):
             raise ValueError(
-                f"{name} must have rank 2. Received: a SparseTensor of shape {argument.shape}."
+                f"{name} must have rank 2. Received: a SparseTensor of shape {argument.shape}. Use "
+                "tf.sparse.reshape."
             )
         batch = None
         if argument.shape.rank is not None:
@@ -424,8 +429,9 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]
     if argument.shape.rank not in (1, 2):
         raise ValueError(
             f"{name} must be a ragged, sparse or dense tensor of shape (batch, k), or (batch,) "
-            f"with one to a row. Received: shape {argument.shape}. Use tf.reshape, or set its "
-            "shape. A list has an entry for each table: give one table's ids as an array."
+            f"with one to a row. Received: shape {argument.shape}. Use tf.reshape, or "
+            "tf.ensure_shape where the shape is unknown. A list has an entry for each table: pass "
+            "the ids of a single table as an array."
         )
     batch, width = (argument.shape.as_list() + [1])[:2]
     values = argument if argument.shape.rank == 1 else tf.reshape(argument, [-1])

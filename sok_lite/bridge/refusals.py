@@ -34,7 +34,7 @@ def refuse_step(name: str, kind: str) -> None:
         if frame is not None and frame.f_code.co_name in _STEPS:
             raise NotImplementedError(
                 f"The optimizer cannot update {name!r} by itself: it is a {kind}, whose rows are "
-                "known by key. Wrap it: sok_lite.OptimizerWrapper(optimizer).apply_gradients(...)."
+                "found by key. Wrap it: sok_lite.OptimizerWrapper(optimizer).apply_gradients(...)."
             )
         frame = frame.f_back if frame is not None else None
 
@@ -90,8 +90,8 @@ class RefusesDense(RefusesCopies):
 
     def _refuse(self, method: str, instead: str) -> NoReturn:
         raise NotImplementedError(
-            f"{method}() is not supported: {self.name!r} is a {self.kind}, whose rows are known by "
-            f"key and have no place in a dense tensor. {instead}"
+            f"{method}() is not supported: {self.name!r} is a {self.kind}, whose rows are found by "
+            f"key: it has no dense tensor. {instead}"
         )
 
     def _refuse_dense(self, method: str) -> NoReturn:
@@ -131,7 +131,7 @@ class RefusesDense(RefusesCopies):
         if is_called_from(SAVER):
             raise NotImplementedError(
                 f"A tf.compat.v1.train.Saver cannot save {self.name!r}: it is a {self.kind}, whose "
-                "rows are known by key and have no place in a dense tensor. Save it with "
+                "rows are found by key: it has no dense tensor. Save it with "
                 "tf.train.Checkpoint(table=variable), in a session with "
                 "tf.compat.v1.train.Checkpoint, and give the saver the other variables."
             )
@@ -143,9 +143,9 @@ class RefusesDense(RefusesCopies):
         if is_called_from(CUSTOM_GRADIENT):
             raise NotImplementedError(
                 f"{self.name!r} is looked up in a function that tf.custom_gradient, "
-                "tf.recompute_grad or keras.RematScope wraps: they read every variable of it as a "
-                "dense tensor, and a table has none. Look the rows up before, outside of it, and "
-                "give them to the function or layer."
+                "tf.recompute_grad or keras.RematScope wraps: they read every variable that the "
+                "function uses as a dense tensor, and a table has none. Look the rows up before "
+                "you call the function or layer, and pass them to it."
             )
         self._refuse_dense("convert_to_tensor")
 
@@ -231,7 +231,7 @@ class RefusesDense(RefusesCopies):
         self._refuse_write("_strided_slice_assign")
 
     def set_shape(self, shape: Any) -> NoReturn:
-        self._refuse("set_shape", "Its shape is [None, dimension].")
+        self._refuse("set_shape", "Its shape is [None, dimension]: leave the call out.")
 
     def to_proto(self, export_scope: Any = None) -> NoReturn:
         self._refuse_copy("to_proto")

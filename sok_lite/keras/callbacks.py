@@ -73,8 +73,8 @@ def check_fit(model: Any, package: Any, callbacks: Sequence[Any], tables: Sequen
             check_path(package.__name__, method, callback.filepath, tables)
         elif isinstance(callback, orbax):
             raise NotImplementedError(
-                f"OrbaxCheckpoint would leave the keys of {names_of(tables)} out: it saves a tree "
-                "of dense values. Use ModelCheckpoint with a path that ends in .keras or "
+                f"OrbaxCheckpoint saves dense values alone, and would lose the keys of "
+                f"{names_of(tables)}. Use ModelCheckpoint with a path that ends in .keras or "
                 ".weights.h5."
             )
 

@@ -119,8 +119,8 @@ def mask_of(feature: Feature, ids: Any, package: Any) -> Any:
 def _taken(feature: Feature, ids: Any, weights: Any) -> _Taken:
     if weights is not None and feature.combiner is None:
         raise ValueError(
-            f"Weights of ids need a combiner, which table {feature.table.name!r} is looked up "
-            "without. Give the feature one of " + ", ".join(COMBINERS) + "."
+            f"Weights of ids need a combiner. Received: weights for table {feature.table.name!r}, "
+            "whose feature has none. Give it one of " + ", ".join(COMBINERS) + "."
         )
     if isinstance(ids, tf.SparseTensor):
         return _of_sparse(feature, ids, weights)
@@ -135,8 +135,8 @@ def _of_sparse(feature: Feature, ids: tf.SparseTensor, weights: Any) -> _Taken:
     if feature.combiner is None:
         raise ValueError(
             f"Sparse ids need a combiner. Received: a SparseTensor for table "
-            f"{feature.table.name!r}, which is looked up without. Give the feature one of "
-            f"{', '.join(COMBINERS)}, or the ids as a tensor or RaggedTensor."
+            f"{feature.table.name!r}, whose feature has none. Give it one of "
+            f"{', '.join(COMBINERS)}, or pass the ids as a dense tensor or RaggedTensor."
         )
     if feature.mask_value is not None:
         is_id = _is_id(feature, ids.values)
@@ -153,7 +153,7 @@ def _of_ragged(feature: Feature, ids: tf.RaggedTensor, weights: Any) -> _Taken:
         return flat._replace(given_back=lambda rows: whole.with_flat_values(flat.given_back(rows)))
     if ids.flat_values.shape.rank != 1:
         raise ValueError(
-            "Ragged ids must be ragged in their last dimension for a combiner. Received: ids of "
+            "With a combiner, ragged ids must be ragged in their last dimension. Received: ids of "
             f"shape {ids.shape} for table {feature.table.name!r}. Use tf.RaggedTensor.from_tensor."
         )
     if feature.mask_value is not None:
@@ -226,15 +226,15 @@ def _keys(feature: Feature, flat: tf.Tensor) -> tf.Tensor:
         if flat.dtype.is_floating:
             raise TypeError(
                 f"The ids of table {table.name!r} must be {table.key_dtype_name}. Received: "
-                f"{flat.dtype.name}. Where they were integers, a model that was made without "
-                "keras.Input has made floats of them: begin a Sequential with keras.Input(shape, "
+                f"{flat.dtype.name}. Keras casts the inputs of a model without keras.Input to "
+                "floats: if your ids are integers, begin a Sequential with keras.Input(shape, "
                 f"dtype={table.key_dtype_name!r})."
             )
         return flat
     if flat.dtype != tf.string:
         raise TypeError(
-            f"The ids of table {table.name!r} must be texts, as it was made with key_type=str. "
-            f"Received: {flat.dtype.name}."
+            f"The ids of table {table.name!r} must be texts: it was made with key_type=str. "
+            f"Received: {flat.dtype.name}. Pass texts, or make the table with another key_type."
         )
     return keys_of_texts(flat)
 

@@ -36,7 +36,7 @@ class EmbeddingsPart:
         tables = list({id(each.table): each.table for each in listed}.values())
         if len({table.name for table in tables}) < len(tables):
             raise ValueError(
-                "The tables of a layer must have different names, as their rows begin by them. "
+                "The tables of a layer must have different names, which seed their initial rows. "
                 f"Received: {', '.join(repr(table.name) for table in tables)}. Give features that "
                 "share a table the same Table."
             )
@@ -115,8 +115,8 @@ class EmbeddingsPart:
                 return list(inputs)
             got = f"{len(inputs)} of them" if isinstance(inputs, (list, tuple)) else type(inputs)
             raise ValueError(
-                f"`{what}` of {self.name!r} must be a list of {len(self._of.features)}, one of "
-                f"each feature. Received: {got}."
+                f"`{what}` of {self.name!r} must be a list with one entry for each feature, "
+                f"{len(self._of.features)} in all. Received: {got}."
             )
         if not isinstance(inputs, Mapping):
             raise ValueError(
@@ -190,8 +190,8 @@ class EmbeddingPart(EmbeddingsPart):
             feature = Feature(table, combiner, mask_value)
         elif combiner is not None or mask_value is not None:
             raise ValueError(
-                "A Feature says itself how it is combined and masked. Received: combiner="
-                f"{combiner!r}, mask_value={mask_value!r} beside one."
+                "A Feature has a combiner and a mask_value of its own: set them there. Received: a "
+                f"Feature with combiner={combiner!r}, mask_value={mask_value!r} beside it."
             )
         super().__init__([feature], name, trainable, dtype)
 

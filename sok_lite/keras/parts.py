@@ -57,7 +57,7 @@ def equal_steps(batches: tf.data.Dataset) -> tf.data.Dataset:
     counts = allgather(np.array([count], np.int64)).numpy().tolist()
     if min(counts) <= 0:
         raise ValueError(
-            "Every rank must have a batch, and an end of them. Received: "
+            "Every rank must have a batch, and finitely many. Received: "
             f"{counts} batches, by rank ({tf.data.INFINITE_CARDINALITY}: endless). Give each rank "
             "some of the data; for endless batches give fit() steps_per_epoch."
         )

@@ -55,10 +55,10 @@ class RankChecksPart:
         all_steps = allgather(np.array([-1 if steps is None else steps], np.int64)).numpy().tolist()
         if len(set(all_steps)) > 1:
             raise RanksDifferError(
-                "All ranks must have as many steps in an epoch, for each step is one of all ranks. "
+                "All ranks must have as many steps in an epoch: each step needs every rank. "
                 f"Received: {all_steps} steps, by rank (-1: unknown). Give fit() "
-                "sok_lite.keras.shard(batches) of what all ranks have, equal_steps(batches) "
-                "of its own, or steps_per_epoch."
+                "sok_lite.keras.shard(batches) if all ranks have the same batches, "
+                "sok_lite.keras.equal_steps(batches) if each has its own, or steps_per_epoch."
             )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -188,8 +188,8 @@ def _check_equal(model: Any) -> None:
         return
     raise RanksDifferError(
         f"The dense weights of {model.name!r} must be equal on all ranks before training. "
-        "Received: others on another rank, or none yet. Give fit() sok_lite.keras.AllRanks() as "
-        "its first callback."
+        "Received: different ones on another rank, or weights that are not built yet. Give fit() "
+        "sok_lite.keras.AllRanks() as its first callback."
     )
 
 
@@ -198,8 +198,8 @@ def _check_trained(model: Any) -> None:
     if other_ranks() is not None and not _are_equal(model.trainable_weights):
         raise RanksDifferError(
             f"The dense weights of {model.name!r} are no longer equal on all ranks: its train_step "
-            "has changed some by gradients of each rank's own. Keep each optimizer in an attribute "
-            "of the model, and do not change it after compile(); fit() averages their gradients."
+            "applied gradients that were not averaged over ranks. Keep each optimizer in an "
+            "attribute of the model, and do not change it after compile(): fit() averages theirs."
         )
 
 
@@ -211,8 +211,9 @@ def _check_alike(model: Any, dense: list[Any]) -> None:
         here = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds)
         raise RanksDifferError(
             "All ranks must have the same model and optimizer. Received: dense weights and "
-            f"optimizer variables of other shapes on another rank of {model.name!r}, "
-            f"{facts[:, 0].tolist()} of them by rank. Here: {here}."
+            f"optimizer variables of {model.name!r} that differ in number or shape, "
+            f"{facts[:, 0].tolist()} of them by rank. On this rank: {here}. Make the same model "
+            "and optimizer on every rank."
         )
 
 

@@ -178,8 +178,8 @@ class TablePart:
 
     def __getitem__(self, key: Any) -> NoReturn:
         raise TypeError(
-            f"Table {self.name!r} has no rows by number or slice. Received: table[{key!r}]. Call "
-            "it: table(tf.constant([key])) gives the rows of keys, table.export() all."
+            f"Table {self.name!r} cannot be indexed. Received: table[{key!r}]. Call it: "
+            "table(tf.constant([key])) gives the rows of keys, table.export() gives all."
         )
 
     def __call__(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
@@ -306,8 +306,8 @@ class TablePart:
             if keras_guard.is_cloning():
                 raise NotImplementedError(
                     f"clone_model() does not know that several layers share table {self.name!r}: "
-                    "each would have one of its own. Use "
-                    "type(model).from_config(model.get_config()), which does."
+                    "it would give each a table of its own. Use "
+                    "type(model).from_config(model.get_config()), which keeps it shared."
                 )
             # Keras itself, where it says so, says it not of models within a model.
             config[_SHARED] = self._number
@@ -333,9 +333,9 @@ class TablePart:
             if says_what_is_shared(cls.package):  # Keras is loading, and knows what it has made
                 return cls._made_of(config)
             raise NotImplementedError(
-                f"Several layers share table {config['name']!r}, and a single one of them cannot "
-                "be made of its config. Make the model, by type(model).from_config(config) or "
-                "model_from_json, or give layers of your own the same Table."
+                f"Several layers share table {config['name']!r}, and one of them cannot be made of "
+                "its config alone. Make the whole model, by type(model).from_config(config) or "
+                "model_from_json, or give the layers that you make the same Table."
             )
         if number not in made:
             made[number] = cls._made_of(config)
@@ -359,8 +359,9 @@ class TablePart:
         else:
             if not keras_weights.do_all_ranks_save():
                 raise NotImplementedError(
-                    f"{self.name!r} has its rows on {comm.size} ranks; this would save those of "
-                    "one. Have every rank call model.save(path) or model.save_weights(path)."
+                    f"The rows of {self.name!r} are on {comm.size} ranks, and this would save "
+                    "those of one. Have every rank call model.save(path), or "
+                    "model.save_weights(path)."
                 )
             arrays: dict[str, Any] = {}
             stored.write_tensors(arrays, self.variable.saved_tensors())
@@ -409,8 +410,8 @@ def _check_names_differ(name: str, inputs: tuple[Any, ...]) -> None:
         origin = getattr(history, "operation", getattr(history, "layer", None))
         if origin is not None and origin.name == name:
             raise ValueError(
-                f"The table and its keras.Input have one name, {name!r}, and Keras wants those of "
-                f'a model to differ. Name the input, or the table: sk.Table("{name}_table", ...).'
+                f"The table and its keras.Input have the same name, {name!r}, but names in a model "
+                f'must differ. Rename one, for example the table: sk.Table("{name}_table", ...).'
             )
 
 

@@ -641,7 +641,7 @@ BAD_CALLS = {
     "text weights": (
         lambda v: sok.lookup_sparse(v, IDS, IDS.with_values(tf.constant(["a", "b", "c"]))),
         TypeError,
-        "sp_weights\\[0\\] must be float32. Received: string",
+        "sp_weights\\[0\\] must be float32, or cast to it. Received: string",
     ),
     "too few weights": (
         lambda v: sok.lookup_sparse(v, IDS, tf.ragged.constant([[1.0], [2.0]])),

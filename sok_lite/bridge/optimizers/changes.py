@@ -38,9 +38,9 @@ def changes_of(optimizer: Any, family: Family) -> Changes:
     """
     if getattr(optimizer, "_agg_helper", None) is not None:
         raise NotImplementedError(
-            "backward_passes_per_step of hvd.DistributedOptimizer does not work with tables: dense "
-            "variables would take one step in several of theirs. Leave it out and use larger "
-            "batches."
+            "backward_passes_per_step of hvd.DistributedOptimizer does not work with tables: these "
+            "would be updated in every pass, dense variables in one of several. Leave it out and "
+            "use larger batches."
         )
     unscale = _number(optimizer, "loss_scale_factor")
     value, norm, global_norm = (
@@ -60,7 +60,7 @@ def changes_of(optimizer: Any, family: Family) -> Changes:
     if global_norm == 0:
         raise NotImplementedError(
             f"global_clipnorm={global_norm} of {type(optimizer).__name__} would make every "
-            "gradient 0. Set it to None, or train nothing."
+            "gradient 0. Set it to None."
         )
     return Changes(unscale, value, norm, global_norm)
 

@@ -38,8 +38,8 @@ class CannotStepError(NotImplementedError):
 
     def __init__(self, optimizer: Any, reason: str) -> None:
         super().__init__(
-            f"Rows have no update rule for {type(optimizer).__name__}, and its step cannot be "
-            f"taken on them: {reason}"
+            f"{type(optimizer).__name__} cannot train tables. There is no update rule for it, and "
+            f"its own step cannot be taken on rows: {reason}"
         )
 
 

@@ -59,7 +59,7 @@ def gradients_of(
     if other_ranks() is not None and is_horovods(inner_of(optimizer)):
         raise NotImplementedError(
             f"{type(optimizer).__name__} of hvd.DistributedOptimizer averages gradients over ranks "
-            "while it computes them, and those of tables must not be. Take them from "
+            "while it computes them, but those of tables must not be averaged. Take them from "
             "hvd.DistributedGradientTape with tape.register_local_source(table) for each table, "
             "and call apply_gradients."
         )
@@ -68,7 +68,7 @@ def gradients_of(
     if not callable(loss) and tape is None:
         raise ValueError(
             "A loss that is a tensor needs the `tape` that recorded it. Received: tape=None. Give "
-            "the tape, or the loss as a function of nothing."
+            "the tape, or the loss as a function without arguments."
         )
     tape = tf.GradientTape() if tape is None else tape
     if callable(loss):

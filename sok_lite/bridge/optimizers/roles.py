@@ -151,8 +151,8 @@ def _check_that_all_goes_on(
     if not _are_close(at_once, two_steps(2)) and _are_close(at_once, two_steps(1)):
         raise CannotStepError(
             optimizer,
-            "what it has from one step for the next is not all in variables among its attributes, "
-            "and would begin anew each time. Let the optimizer have variables for it.",
+            "some of what it keeps from one step for the next is in no variable among its "
+            "attributes, and would be lost after each step. Keep it in variables.",
         )
 
 
@@ -196,8 +196,8 @@ def _names_of_others(
         if _sizes(variable) not in shapes:
             raise CannotStepError(
                 optimizer,
-                f"its variable in {attribute!r} has another size with other rows, but not one row "
-                "for each. Let it have the shape of the variable, or (rows, anything).",
+                f"the size of its variable in {attribute!r} depends on the number of rows, but it "
+                "has not one row for each. Give it the shape of the variable, or (rows, anything).",
             )
         number, seen[attribute] = seen[attribute], seen[attribute] + 1
         grows = more_counts[attribute] - all_counts[attribute]
@@ -252,8 +252,8 @@ def _settings_that_stay(
         names = ", ".join(repr(name) for name, _ in late)
         raise CannotStepError(
             optimizer,
-            f"it makes variables ({names}) while it takes the step, so that they would begin anew "
-            "each time. Let it make them where it is built.",
+            f"it makes variables ({names}) while it takes the step, so that they would be made "
+            "anew in each step. Make them in build().",
         )
     after = dict(settings_in(copy))
     # What a class gives all its optimizers becomes an attribute of one with its first change.
@@ -264,8 +264,8 @@ def _settings_that_stay(
         if isinstance(before[name], (int, float)) and not isinstance(before[name], bool):
             raise CannotStepError(
                 optimizer,
-                f"its attribute {name!r} changes with the step and is no variable, so that it "
-                "would begin anew each time. Let the optimizer have a variable for it.",
+                f"its attribute {name!r} changes in a step and is no variable, so that the change "
+                "would be lost. Keep it in a variable.",
             )
     return frozenset(before.keys() - changed)
 
@@ -332,13 +332,13 @@ def _initial_value(optimizer: Any, name: str, variable: Any) -> float:
     values = np.asarray(tf.convert_to_tensor(variable))
     if values.dtype.kind == "f" and values.dtype.itemsize > 4:
         raise CannotStepError(
-            optimizer, f"its state {name!r} is {values.dtype}, and states of rows are float32."
+            optimizer, f"its state {name!r} is {values.dtype}. Keep states of rows in float32."
         )
     first = values.reshape(-1)[0]
     if (values != first).any():
         raise CannotStepError(
             optimizer,
-            f"its state {name!r} does not begin with one number for all rows, and new rows come "
-            "at any time.",
+            f"its state {name!r} does not begin with the same number in all rows, and new rows "
+            "come at any time. Let it begin with one number.",
         )
     return float(first)

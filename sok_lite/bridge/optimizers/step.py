@@ -227,9 +227,9 @@ def separated(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tu
         elif grad is not None:
             raise TypeError(
                 f"The gradient of {variable.name!r} must be a tf.IndexedSlices of keys and rows. "
-                f"Received: {type(grad).__name__}. TensorFlow makes a dense gradient of that of a "
-                "lookup that is in a loop (tf.while_loop, tf.map_fn, `for` over a tensor) where "
-                f"the gradient leaves the loop. {OUT_OF_A_LOOP}"
+                f"Received: {type(grad).__name__}. If a lookup is in a loop (tf.while_loop, "
+                "tf.map_fn, `for` over a tensor) and its gradient is taken outside, TensorFlow "
+                f"makes a dense one of it. {OUT_OF_A_LOOP}"
             )
     return pairs, dense
 
