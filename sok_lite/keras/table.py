@@ -87,6 +87,11 @@ class TablePart:
         dtype: Any = None,
         **options: Any,
     ) -> None:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"`name` must be a string. Received: name={name!r}. A table has a name and a "
+                'dimension, and no size: Table("item", 16).'
+            )
         for argument, number, least in (("dim", dim, 1), ("seed", seed, None)):
             if not is_integer(number):
                 raise TypeError(

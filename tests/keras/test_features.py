@@ -290,6 +290,8 @@ def test_first_mistakes_with_a_table_teach(keras, sk):
     table = sk.Table("user", 4)
     with pytest.raises(TypeError, match=r"cannot be indexed.*table\[3\].*table\(tf.constant"):
         table[3]
+    with pytest.raises(TypeError, match="name=100000. A table has a name and a dimension, and no"):
+        sk.Table(100_000, 16)  # as a keras.layers.Embedding
     with pytest.raises(TypeError, match=r"^Table\.__init__\(\) missing .* 'dim'"):
         sk.Table("item")
     with pytest.raises(ValueError, match=r'same name, \'user\'.*sk.Table\("user_table"'):
