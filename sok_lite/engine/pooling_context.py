@@ -100,7 +100,7 @@ def unpack_pooling(
     told, (order, row_splits, inverse, *arrays) = unpack_arrays(
         backend, comm.size, packed, own + of_route, 3 + num_arrays + num_parts, at_hand
     )
-    numbers = told[:own].reshape(-1, num_parts)
+    numbers = told[:own].reshape(2 + num_numbers, num_parts)
     if comm.size == 1:
         route = Route.alone(backend, comm, numbers[0])
     else:

@@ -19,8 +19,9 @@ from tests.support.fault_facts import every_pair, every_place
 from tests.support.helpers import sized
 from tests.support.own_process import run_limited
 
-# Kinds of tables that are tried at every line of an operation: one of each index, and none where
-# another operation does all that it does. Of all other kinds most lines are left out.
+# Kinds of tables that are tried at every other line of an operation, by far most of which are those
+# of others as well: one of each index, and none where another operation does all that it does. Of
+# all other kinds most lines are left out.
 _AT_EVERY_LINE = {
     name: [kind for kind in case.kinds if kind in ("hbm", "kLru")] or case.kinds[:1]
     for name, case in CASES.items()
@@ -66,9 +67,9 @@ _STEPS = {
 @pytest.mark.parametrize(("name", "kind"), ALL)
 def test_an_exception_at_any_line(new_bench, name, kind):
     bench = new_bench(kind)
-    step = _STEPS.get(name, 1) * sized(bench.backend, 1, 12)
+    step = _STEPS.get(name, 1) * sized(bench.backend, 2, 24)
     if kind not in _AT_EVERY_LINE[name]:
-        step *= sized(bench.backend, 8, 2)
+        step *= sized(bench.backend, 4, 2)
     every_place(bench, name, step=step)
 
 
@@ -79,7 +80,7 @@ def test_an_exception_at_any_line(new_bench, name, kind):
 @pytest.mark.parametrize("places", ["instructions", "lines of backends too"])
 def test_an_exception_at_even_more_places(new_bench, name, kind, places):
     is_fine, bench = places == "instructions", new_bench(kind)
-    step = sized(bench.backend, 160, 800)
+    step = sized(bench.backend, 320, 1600)
     every_place(bench, name, step=step, everywhere=not is_fine, opcodes=is_fine)
 
 
@@ -91,7 +92,8 @@ PAIRS = ("lookup_mixed", "insert_or_assign", "erase_many", "evict", "promote", "
     [(name, kind) for name in PAIRS for kind in CASES[name].kinds],
 )
 def test_a_second_exception_while_the_first_unwinds(new_bench, name, kind):
-    every_pair(new_bench(kind), name, step=25)
+    bench = new_bench(kind)
+    every_pair(bench, name, step=sized(bench.backend, 25, 75))
 
 
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])

@@ -157,6 +157,17 @@ def test_a_packed_context_has_no_copy_of_what_is_at_hand(backend, size):
         assert saved == num_splits + (num_keys if size == 1 else 0)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_context_of_a_call_of_no_tables_is_packed(backend, size):
+    def program(comm):
+        outputs, context = forward_parts(backend, comm, [])
+        packed = backward_context.pack(backend, context)
+        unpacked = backward_context.unpack(backend, comm, packed, 0)
+        assert len(outputs) == 0 and lookup.backward(backend, [], [], unpacked) == []
+
+    run_ranks(size, program)
+
+
 def test_a_batch_of_nothing_takes_part(backend):
     data = batches(2, batch=5)
     nothing = [([], [], np.zeros((0, dim), np.float32)) for dim in (4, 3)]

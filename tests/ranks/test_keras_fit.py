@@ -411,7 +411,7 @@ def test_other_models_on_ranks_are_told(comm, keras, sk):
             hidden = layer(hidden)
         model = keras.Model(ids, keras.layers.Dense(1)(hidden))
         model.compile("sgd", "mse")
-        with pytest.raises(ValueError, match="the same model and optimizer.*by rank. Here: float"):
+        with pytest.raises(ValueError, match="the same model and optimizer.*On this rank: float"):
             model.fit(batches(), verbose=0, callbacks=[sk.AllRanks()])
 
 

@@ -49,15 +49,15 @@ def at(place, number):
 
 def end_in_lookups(place):
     # Of the rank that owns the keys.
-    from sok_lite.engine import asked_keys
+    from sok_lite.engine import owner_lookup
 
-    find = asked_keys.look_up_request
+    find = owner_lookup.look_up_request
 
     def look_up(*args, **kwargs):
         at(place, turn)
         return find(*args, **kwargs)
 
-    asked_keys.look_up_request = look_up
+    owner_lookup.look_up_request = look_up
 
 """
 
@@ -68,6 +68,7 @@ from sok_lite.comm import make_communicator
 from sok_lite.engine import lookup
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
+from tests.support.parts import Part, forward_parts
 
 comm = make_communicator(sys.argv[1])
 backend = get_backend("cpu")
