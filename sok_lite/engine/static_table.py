@@ -31,11 +31,7 @@ class StaticTable:
     is_static = True
     is_remote = False
     keeps_every_key = True
-    sees_updates = False
     rounds_gradients = False
-    filter_ratio = 1.0
-    # Row numbers never become stale.
-    generation = 0
     # Nothing is drawn: the rows are there.
     seed = 0
     initializer = None

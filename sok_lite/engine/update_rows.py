@@ -117,7 +117,7 @@ def ready(updates: Sequence[Update], marks: bool = True) -> list[Ready]:
         found = _recalled(asked, of_gradients, stamps=stamps)
     for i, its_rows, stamp in zip(unknown, found, stamps, strict=True):
         rows[i], are_seen[i] = its_rows, stamp > 0
-    num_absent_of = _num_absent(updates) if is_any_absent else [0] * len(updates)
+    num_absent_of = _num_absent(updates, known) if is_any_absent else [0] * len(updates)
     return [
         Ready(update.table, update.keys, its_rows, update.grads, absent, is_seen)
         for update, its_rows, absent, is_seen in zip(
@@ -216,11 +216,11 @@ def _recalled(
     return cut(rows, sizes)
 
 
-def _num_absent(updates: Sequence[Update]) -> list[int]:
+def _num_absent(updates: Sequence[Update], known: Sequence[KnownRows | None]) -> list[int]:
     """Returns how many keys of each update have no row. It waits."""
     backend = updates[0].table.backend
     counts = backend.xp.zeros(len(updates), np.int64)
-    _recalled(updates, [_known(update) for update in updates], num_absent=counts)
+    _recalled(updates, known, num_absent=counts)
     return _read(backend, counts)
 
 
